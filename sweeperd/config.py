@@ -1,0 +1,346 @@
+"""Settings: a TOML file and the environment, to typed and validated values."""
+
+import base64
+import binascii
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+import redis.connection
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretBytes,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from sweeperd.errors import ConfigError
+
+#: Names the configuration file where `--config` does not.
+CONFIG_VARIABLE = "SWEEPERD_CONFIG"
+#: Where a configuration file is looked for when nothing names one.
+CONFIG_PLACES = (Path("config.toml"), Path("/etc/sweeperd/config.toml"))
+#: `SWEEPERD_SWEEP__BATCH_SIZE` overrides `sweep.batch_size`.
+ENVIRONMENT_PREFIX = "SWEEPERD_"
+
+_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
+#: Headers that a request has anyway; the ones that an endpoint adds must not replace them.
+_OWN_HEADERS = re.compile(r"webhook-.*|x-cycles-.*|traceparent|user-agent|content-type|content-length|host", re.IGNORECASE)
+
+
+def _duration(value: object) -> object:
+    if isinstance(value, timedelta):
+        return value
+    if not isinstance(value, str) or not (match := _DURATION.fullmatch(value)):
+        raise ValueError('a duration is text such as "250ms", "5s", "10m", "72h" or "30d"')
+    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+def _positive(value: timedelta) -> timedelta:
+    if value <= timedelta(0):
+        raise ValueError("must be longer than nothing")
+    return value
+
+
+def _redis_url(value: SecretStr) -> SecretStr:
+    url = value.get_secret_value()
+    try:
+        redis.connection.parse_url(url)
+        urlsplit(url).port  # noqa: B018 - raises where it is no number
+    except ValueError:
+        raise ValueError("not a URL of Redis: redis://, rediss:// or unix:// and what redis-py takes in one") from None
+    return value
+
+
+def _http_url(value: SecretStr) -> SecretStr:
+    try:
+        parts = urlsplit(value.get_secret_value())
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("not a URL with http:// or https:// and a host")
+    return value
+
+
+def _signing_key(value: object, info: ValidationInfo) -> object:
+    """The bytes of a secret; it may stand in a file or in the environment. `whsec_` is base64 (Standard Webhooks 1.0)."""
+    if not isinstance(value, str):
+        raise ValueError("a secret is text")  # noqa: TRY004 - pydantic takes ValueError
+    if value.startswith("file:"):
+        try:
+            value = Path(value.removeprefix("file:")).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ValueError(f"the file cannot be read: {reason}") from None
+    elif value.startswith("env:"):
+        variable = value.removeprefix("env:")
+        environment: Mapping[str, str] = (info.context or {}).get("environment", os.environ)
+        if variable not in environment:
+            raise ValueError(f"the environment has no variable {variable}")
+        value = environment[variable]
+    if not value:
+        raise ValueError("a secret cannot be empty")
+    if not value.startswith("whsec_"):
+        return value.encode()
+    try:
+        key = base64.b64decode(value.removeprefix("whsec_"), validate=True)
+    except binascii.Error:
+        raise ValueError("what follows whsec_ is not base64") from None
+    if not key:
+        raise ValueError("a secret cannot be empty")
+    return key
+
+
+def _host_and_port(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError('must be "host:port", or "" to turn HTTP off')
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+Duration = Annotated[timedelta, BeforeValidator(_duration)]
+PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
+RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
+HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
+SigningKey = Annotated[SecretBytes, BeforeValidator(_signing_key)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True)
+
+
+class RedisSettings(_Section):
+    """How to reach Redis."""
+
+    url: RedisUrl = SecretStr("redis://127.0.0.1:6379/0")
+    connect_timeout: PositiveDuration = timedelta(seconds=5)
+    socket_timeout: PositiveDuration = timedelta(seconds=5)
+
+
+class KeysSettings(_Section):
+    """What the names of the keys begin with."""
+
+    prefix: str = ""
+
+
+class SweepSettings(_Section):
+    """How often, how much and how long to sweep."""
+
+    interval: PositiveDuration = timedelta(seconds=5)
+    grace: Duration = timedelta(0)
+    batch_size: int = Field(default=1000, ge=1, le=10_000)
+    pipeline_depth: int = Field(default=50, ge=1, le=1000)
+    time_budget: PositiveDuration = timedelta(seconds=30)
+    audit_retention: PositiveDuration = timedelta(days=30)
+
+
+class EventsSettings(_Section):
+    """The event stream."""
+
+    retention: PositiveDuration = timedelta(days=30)
+
+
+class EndpointSettings(_Section):
+    """One webhook receiver."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    url: HttpUrl
+    secrets: list[SigningKey] = []
+    tenants: list[str] | None = None
+    headers: dict[str, SecretStr] = {}
+
+    @field_validator("headers")
+    @classmethod
+    def _headers_are_free(cls, headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for name, value in headers.items():
+            if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
+                raise ValueError(f"{name!r} is not the name of a header")
+            if _OWN_HEADERS.fullmatch(name):
+                raise ValueError(f"{name} is set by sweeperd itself")
+            if not re.fullmatch(r"[\t\x20-\x7e\x80-\xff]*", value.get_secret_value()):
+                raise ValueError(f"the value of {name} cannot stand in a header")
+        return headers
+
+
+class WebhooksSettings(_Section):
+    """Delivery of the events."""
+
+    concurrency: int = Field(default=16, ge=1, le=1024)
+    timeout: PositiveDuration = timedelta(seconds=10)
+    connect_timeout: PositiveDuration = timedelta(seconds=5)
+    attempts: int = Field(default=3, ge=1, le=100)
+    backoff_initial: PositiveDuration = timedelta(seconds=1)
+    backoff_max: PositiveDuration = timedelta(seconds=30)
+    redelivery_initial: PositiveDuration = timedelta(seconds=30)
+    redelivery_max: PositiveDuration = timedelta(hours=1)
+    max_age: PositiveDuration = timedelta(hours=72)
+    endpoints: list[EndpointSettings] = []
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.backoff_max < self.backoff_initial:
+            raise ValueError("backoff_max is shorter than backoff_initial")
+        if self.redelivery_max < self.redelivery_initial:
+            raise ValueError("redelivery_max is shorter than redelivery_initial")
+        names = [endpoint.name for endpoint in self.endpoints]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two endpoints are named {min(twice)}")
+        if len(names) > self.concurrency:
+            # Each endpoint has senders of its own, so that a slow one delays nobody else.
+            raise ValueError(f"concurrency must be at least the number of endpoints, {len(names)}")
+        return self
+
+
+class HttpSettings(_Section):
+    """Where metrics and health are served."""
+
+    listen: str = "127.0.0.1:9464"
+
+    @field_validator("listen")
+    @classmethod
+    def _has_host_and_port(cls, listen: str) -> str:
+        if listen:
+            _host_and_port(listen)
+        return listen
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Host and port, or None where HTTP is off."""
+        return _host_and_port(self.listen) if self.listen else None
+
+
+class MetricsSettings(_Section):
+    """What the metrics carry."""
+
+    tenant_label: bool = True
+
+
+class LogSettings(_Section):
+    """The log."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "text", "json"] = "auto"
+
+
+class Settings(_Section):
+    """All settings. `load` makes one."""
+
+    redis: RedisSettings = RedisSettings()
+    keys: KeysSettings = KeysSettings()
+    sweep: SweepSettings = SweepSettings()
+    events: EventsSettings = EventsSettings()
+    webhooks: WebhooksSettings = WebhooksSettings()
+    http: HttpSettings = HttpSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    log: LogSettings = LogSettings()
+    shutdown_grace: PositiveDuration = timedelta(seconds=25)
+
+
+def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
+    """
+    Read the file at `path` (else the one that SWEEPERD_CONFIG names, else the first of the usual places that exists,
+    else none) and put the environment's overrides on top. Raises ConfigError.
+    """
+    path = _find(path, environment)
+    data = _read(path) if path else {}
+    context = {"environment": environment}
+    try:
+        # A file has types, so it is held to them; what comes from the environment is text.
+        settings = Settings.model_validate(data, strict=True, context=context)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, str(path))) from None
+    overrides = _overrides(environment)
+    if not overrides:
+        return settings
+    try:
+        return Settings.model_validate(_merge(data, overrides), context=context)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, "environment")) from None
+
+
+def _find(path: Path | None, environment: Mapping[str, str]) -> Path | None:
+    if path is None and environment.get(CONFIG_VARIABLE):
+        path = Path(environment[CONFIG_VARIABLE])
+    if path is not None:
+        return path
+    return next((place for place in CONFIG_PLACES if place.exists()), None)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from None
+
+
+def _overrides(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The environment's overrides, nested as the settings are."""
+    found: dict[str, Any] = {}
+    for name, text in environment.items():
+        if not name.startswith(ENVIRONMENT_PREFIX) or name == CONFIG_VARIABLE:
+            continue
+        key = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+        if len(key) == 1 and key[0] not in Settings.model_fields:
+            continue  # Kubernetes puts SWEEPERD_SERVICE_HOST and the like next to a service of that name
+        value: Any = text
+        if key == ["webhooks", "endpoints"]:
+            try:
+                value = json.loads(text)
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"environment: {name}: is not JSON: {error}") from None
+        place = found
+        for part in key[:-1]:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"environment: {name}: {part} has a value already")
+        place[key[-1]] = value
+    return found
+
+
+def _merge(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(data)
+    for key, value in overrides.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _explain(error: ValidationError, source: str) -> str:
+    return "\n".join(f"{source}: {_key(detail, source)}: {_problem(detail)}" for detail in error.errors())
+
+
+def _key(detail: ErrorDetails, source: str) -> str:
+    if source == "environment":
+        # What an override breaks is named as the variable; a list's items have no variable of their own.
+        parts = [part for part in detail["loc"] if isinstance(part, str)]
+        return ENVIRONMENT_PREFIX + "__".join(parts).upper() if parts else "settings"
+    key = ""
+    for part in detail["loc"]:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return key.removeprefix(".") or "settings"
+
+
+def _problem(detail: ErrorDetails) -> str:
+    if detail["type"] == "extra_forbidden":
+        return "unknown key"
+    return detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")

@@ -1,0 +1,193 @@
+-- Decides one index entry and acts on the decision, atomically. The only place where an expiry is decided.
+--
+-- KEYS[1] -> reservation:res_<id>  HASH    the reservation
+-- KEYS[2] -> reservation:ttl       ZSET    bare id -> expires_at, ms on this server's clock
+-- KEYS[3] -> sweeperd:events       STREAM  one entry for each expiry
+-- KEYS[4] -> sweeperd:quarantine   ZSET    bare id -> ms when it was set aside
+--
+-- ARGV[1] -> the bare reservation id
+-- ARGV[2] -> what comes before <scope>:<unit> in the name of a budget (a HASH). Which budgets there are is known only
+--            once the reservation has been read, so they cannot be KEYS; they share its prefix, and so its cluster slot.
+-- ARGV[3] -> grace in ms for a reservation that has no grace_ms of its own
+-- ARGV[4] -> how long the expired reservation stays readable, ms
+-- ARGV[5] -> trace id for the event
+-- Anything more is ignored, a client's idea of the time above all: now is this server's TIME.
+--
+-- Returns {outcome, ...}:
+--   {'not_found'}  {'not_due'}  {'in_grace'}
+--   {'skipped', state}
+--   {'quarantined', reason, tenant}
+--   {'expired', tenant, ms since deadline + grace, scopes without a budget as a JSON array}
+--
+-- Redis does not roll a script back, so every check comes before the first write, and after it nothing may fail: a
+-- script that gave back scope 1 and then stumbled over scope 2 would give back scope 1 again on every sweep.
+--
+-- The first write is always a ZREM. At maxmemory with noeviction, Redis refuses a script's writes that need memory
+-- until the script has made one that needs none.
+--
+-- This runs once for each expiry while all other clients wait, so it is written for few commands and few allocations:
+-- no helper is defined that everyday numbers do not need, text is formatted with %d (redis.call would print a number
+-- with 17 digits of floating point, at several times the cost), and replies are reused as tables.
+
+-- Up to 15 digits, a sum of two numbers is exact in a double.
+local PLAIN, PLAIN_DIGITS = '^[1-9]%d*$', 15
+local INT64_MAX = '9223372036854775807'
+local find = string.find
+
+local function set_aside(reason, now, tenant)
+  redis.call('ZCARD', KEYS[4]) -- where the key is of another type, fail here, before the first write
+  redis.call('ZREM', KEYS[2], ARGV[1])
+  redis.call('ZADD', KEYS[4], now, ARGV[1])
+  if reason ~= 'WRONG_TYPE' then
+    redis.call('HSET', KEYS[1], 'quarantined_at', now, 'quarantine_reason', reason)
+  end
+  return {'quarantined', reason, tenant or ''}
+end
+
+-- Milliseconds from plain decimal text; nil where it is none, or where a double would round it.
+local function milliseconds(text)
+  if text == '0' or find(text, PLAIN) then
+    local value = tonumber(text)
+    if value < 9007199254740992 or text == '9007199254740992' then
+      return value
+    end
+  end
+end
+
+-- Moves amount from reserved to remaining in exact arithmetic. Returns both as text, or as third value the
+-- reason why it cannot be done.
+local function move_exactly(reserved, remaining, amount)
+  -- @include int64
+  local amount_high, amount_low = int64_parse(amount)
+  local reserved_high, reserved_low = int64_parse(reserved)
+  local remaining_high, remaining_low = int64_parse(remaining)
+  if not reserved_high or not remaining_high then
+    return nil, nil, 'INVALID_BUDGET'
+  end
+  reserved_high, reserved_low = int64_normal(reserved_high - amount_high, reserved_low - amount_low)
+  if reserved_high < 0 then
+    return nil, nil, 'RESERVED_UNDERFLOW'
+  end
+  remaining = int64_text(int64_normal(remaining_high + amount_high, remaining_low + amount_low))
+  if not remaining then
+    return nil, nil, 'BUDGET_OVERFLOW'
+  end
+  return int64_text(reserved_high, reserved_low), remaining
+end
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now_text = string.format('%d', now)
+
+local row = redis.pcall('HMGET', KEYS[1], 'state', 'expires_at', 'grace_ms', 'estimate_amount', 'estimate_unit',
+  'budgeted_scopes', 'tenant', 'scope_path', 'created_at', 'extension_count')
+if row.err then
+  if find(row.err, 'WRONGTYPE', 1, true) then
+    return set_aside('WRONG_TYPE', now_text)
+  end
+  return row
+end
+local state, expires_text, amount, unit, scopes_text, tenant = row[1], row[2], row[4], row[5], row[6], row[7]
+
+if state ~= 'ACTIVE' then
+  if state == 'COMMITTED' or state == 'RELEASED' or state == 'EXPIRED' then
+    redis.call('ZREM', KEYS[2], ARGV[1])
+    return {'skipped', state}
+  end
+  if not state and redis.call('EXISTS', KEYS[1]) == 0 then
+    redis.call('ZREM', KEYS[2], ARGV[1])
+    return {'not_found'}
+  end
+  return set_aside('INVALID_STATE', now_text, tenant)
+end
+
+local grace_text = row[3] or ARGV[3]
+local expires_at, grace = expires_text and milliseconds(expires_text), milliseconds(grace_text)
+if not expires_at or not grace then
+  return set_aside('INVALID_EXPIRY', now_text, tenant)
+end
+if now <= expires_at then
+  redis.call('ZREM', KEYS[2], ARGV[1])
+  redis.call('ZADD', KEYS[2], expires_text, ARGV[1])
+  return {'not_due'}
+end
+if now <= expires_at + grace then
+  return {'in_grace'}
+end
+
+if not amount or not (amount == '0' or find(amount, PLAIN)) or not unit or unit == ''
+  or #amount > 19 or (#amount == 19 and amount > INT64_MAX) then
+  return set_aside('INVALID_ESTIMATE', now_text, tenant)
+end
+
+if not scopes_text then
+  scopes_text = redis.call('HGET', KEYS[1], 'affected_scopes')
+  if not scopes_text then
+    return set_aside('MISSING_SCOPES', now_text, tenant)
+  end
+end
+local decoded, scopes = pcall(cjson.decode, scopes_text)
+if not decoded or type(scopes) ~= 'table' or #scopes == 0 or not find(scopes_text, '^%s*%[') then
+  return set_aside('MALFORMED_SCOPES', now_text, tenant)
+end
+local small_amount = #amount <= PLAIN_DIGITS and tonumber(amount)
+local budgets = {} -- key -> {reserved, remaining} as they are to become, or false where there is no such budget
+local missing
+for i = 1, #scopes do
+  local scope = scopes[i]
+  if type(scope) ~= 'string' or scope == '' then
+    return set_aside('MALFORMED_SCOPES', now_text, tenant)
+  end
+  local key = ARGV[2] .. scope .. ':' .. unit
+  local budget = budgets[key] -- a scope that is named twice is released twice
+  if budget == nil then
+    budget = redis.pcall('HMGET', key, 'reserved', 'remaining')
+    if budget.err then
+      if find(budget.err, 'WRONGTYPE', 1, true) then
+        return set_aside('INVALID_BUDGET', now_text, tenant)
+      end
+      return budget
+    end
+    if not budget[1] and not budget[2] and redis.call('EXISTS', key) == 0 then
+      budget = false
+      missing = missing or {}
+      missing[#missing + 1] = scope
+    end
+    budgets[key] = budget
+  end
+  if budget then
+    local reserved, remaining = budget[1], budget[2]
+    if not reserved or not remaining then
+      return set_aside('INVALID_BUDGET', now_text, tenant)
+    end
+    if small_amount and #reserved <= PLAIN_DIGITS and #remaining <= PLAIN_DIGITS
+      and find(reserved, PLAIN) and find(remaining, PLAIN) then
+      reserved = reserved - small_amount
+      if reserved < 0 then
+        return set_aside('RESERVED_UNDERFLOW', now_text, tenant)
+      end
+      budget[1], budget[2] = string.format('%d', reserved), string.format('%d', remaining + small_amount)
+    else
+      local problem
+      budget[1], budget[2], problem = move_exactly(reserved, remaining, amount)
+      if problem then
+        return set_aside(problem, now_text, tenant)
+      end
+    end
+  end
+end
+local missing_text = missing and cjson.encode(missing) or '[]'
+redis.call('XLEN', KEYS[3]) -- where the key is of another type, fail here, before the first write
+
+redis.call('ZREM', KEYS[2], ARGV[1])
+for key, budget in pairs(budgets) do
+  if budget then
+    redis.call('HSET', key, 'reserved', budget[1], 'remaining', budget[2])
+  end
+end
+redis.call('HSET', KEYS[1], 'state', 'EXPIRED', 'expired_at', now_text)
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+redis.call('XADD', KEYS[3], '*', 'id', ARGV[1], 'tenant', tenant or '', 'scope', row[8] or '', 'unit', unit,
+  'amount', amount, 'created_at', row[9] or '', 'expires_at', expires_text, 'expired_at', now_text,
+  'grace_ms', grace_text, 'extensions', row[10] or '', 'missing', missing_text, 'trace_id', ARGV[5])
+return {'expired', tenant or '', now - expires_at - grace, missing_text}

@@ -1,0 +1,178 @@
+"""One Redis with its key prefix: the connection, the names of the keys, the server's clock."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthorizationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    TryAgainError,
+)
+from redis.retry import Retry
+
+from sweeperd.config import RedisSettings
+from sweeperd.errors import RedisUnavailable
+
+#: A reply of one of these kinds is about the server, not about the command that it answers.
+SERVER_TROUBLE = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    AuthorizationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    NoPermissionError,
+    ReadOnlyError,
+    TryAgainError,
+)
+
+
+class Keys:
+    """Every key name, built from the prefix; no other module holds one."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix.encode()
+
+    def reservation(self, reservation_id: bytes) -> bytes:
+        """HASH: one reservation. The index holds the bare id, the name of the hash carries `res_`."""
+        return self.prefix + b"reservation:res_" + reservation_id
+
+    @property
+    def reservation_index(self) -> bytes:
+        """ZSET: bare reservation id -> expires_at, ms."""
+        return self.prefix + b"reservation:ttl"
+
+    @property
+    def budget_stem(self) -> bytes:
+        """What comes before `<scope>:<unit>` in the name of a budget's HASH."""
+        return self.prefix + b"budget:"
+
+    @property
+    def events(self) -> bytes:
+        """STREAM: one entry for each expiry; the outbox."""
+        return self.prefix + b"sweeperd:events"
+
+    @property
+    def dead_letters(self) -> bytes:
+        """STREAM: deliveries that were given up on."""
+        return self.prefix + b"sweeperd:dead-letters"
+
+    @property
+    def quarantine(self) -> bytes:
+        """ZSET: bare id -> ms when it was set aside."""
+        return self.prefix + b"sweeperd:quarantine"
+
+    @property
+    def endpoints(self) -> bytes:
+        """HASH: endpoint name -> what all replicas must know of it, JSON."""
+        return self.prefix + b"sweeperd:endpoints"
+
+    def lease(self, job: str) -> bytes:
+        """STRING: the token of the process that does this job now."""
+        return self.prefix + b"sweeperd:lease:" + job.encode()
+
+
+class Clock:
+    """
+    Redis's clock, read between readings: the last TIME plus what the monotonic clock has counted since. The host's
+    idea of the time takes no part in it.
+    """
+
+    def __init__(self) -> None:
+        self._offset_ms: float | None = None
+
+    def set(self, now_ms: int) -> None:
+        """Take a reading of the server's TIME, in ms."""
+        self._offset_ms = now_ms - time.monotonic() * 1000
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch. Raises RuntimeError before the first reading."""
+        if self._offset_ms is None:
+            raise RuntimeError("the server's clock has not been read yet")
+        return int(self._offset_ms + time.monotonic() * 1000)
+
+
+class Shard:
+    """
+    One Redis: its client, its keys, its clock.
+
+    The client neither retries nor waits: the next tick is the retry, and a command that was sent twice in silence would
+    make the counts lie.
+    """
+
+    def __init__(self, settings: RedisSettings, prefix: str = "", name: str = "default") -> None:
+        self.name = name
+        self.keys = Keys(prefix)
+        self.clock = Clock()
+        url = settings.url.get_secret_value()
+        self.address = _without_credentials(url)
+        self.client: redis.Redis = redis.Redis.from_url(
+            url,
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=settings.socket_timeout.total_seconds(),
+            socket_connect_timeout=settings.connect_timeout.total_seconds(),
+            client_name="sweeperd",
+        )
+
+    def read_clock(self) -> int:
+        """The server's TIME in ms since the epoch; also sets `clock` by it. Raises redis.RedisError."""
+        seconds, micros = cast(tuple[int, int], self.client.time())
+        now = seconds * 1000 + micros // 1000
+        self.clock.set(now)
+        return now
+
+    @contextlib.contextmanager
+    def reaching(self) -> Iterator[None]:
+        """Turn the trouble that a Redis can be in into RedisUnavailable; what is a bug stays what it is."""
+        try:
+            yield
+        except redis.RedisError as error:
+            if not is_server_trouble(error):
+                raise
+            self.forget_connections_if_demoted(error)
+            raise RedisUnavailable(f"{self.address}: {describe(error)}") from error
+
+    def forget_connections_if_demoted(self, error: Any) -> None:
+        """
+        READONLY means that this server was a primary and is a replica now. The connection is healthy and would go on
+        failing for ever, so it is dropped, and the next one asks again who the primary is.
+        """
+        if "READONLY" in str(error) or isinstance(error, ReadOnlyError):
+            self.client.connection_pool.disconnect(inuse_connections=False)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.client.close()
+
+
+def is_server_trouble(error: Any) -> bool:
+    """Whether this error is about the server as a whole. Redis 6.2 wraps what a script ran into: `ERR ... -READONLY`."""
+    return isinstance(error, SERVER_TROUBLE) or (
+        isinstance(error, redis.ResponseError) and any(code in str(error) for code in ("READONLY", "MASTERDOWN"))
+    )
+
+
+def is_full(error: Any) -> bool:
+    """Whether Redis refused the command because it is at maxmemory."""
+    return isinstance(error, OutOfMemoryError) or (isinstance(error, redis.ResponseError) and "OOM" in str(error))
+
+
+def describe(error: BaseException) -> str:
+    """One line about an error of Redis."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _without_credentials(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

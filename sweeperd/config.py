@@ -40,7 +40,7 @@ ENVIRONMENT_PREFIX = "SWEEPERD_"
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
 #: Headers that a request has anyway; the ones that an endpoint adds must not replace them.
-_OWN_HEADERS = re.compile(r"webhook-.*|x-cycles-.*|traceparent|user-agent|content-type|content-length|host", re.IGNORECASE)
+_OWN_HEADERS = re.compile(r"webhook-.*|x-cycles-.*|traceparent|user-agent|content-(type|length)|host", re.IGNORECASE)
 
 
 def _duration(value: object) -> object:
@@ -60,7 +60,7 @@ def _positive(value: timedelta) -> timedelta:
 def _redis_url(value: SecretStr) -> SecretStr:
     url = value.get_secret_value()
     try:
-        redis.connection.parse_url(url)
+        redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
         urlsplit(url).port  # noqa: B018 - raises where it is no number
     except ValueError:
         raise ValueError("not a URL of Redis: redis://, rediss:// or unix:// and what redis-py takes in one") from None
@@ -79,7 +79,7 @@ def _http_url(value: SecretStr) -> SecretStr:
 
 
 def _signing_key(value: object, info: ValidationInfo) -> object:
-    """The bytes of a secret; it may stand in a file or in the environment. `whsec_` is base64 (Standard Webhooks 1.0)."""
+    """The bytes of a secret, which may stand in a file or in the environment. `whsec_`: base64 (Standard Webhooks)."""
     if not isinstance(value, str):
         raise ValueError("a secret is text")  # noqa: TRY004 - pydantic takes ValueError
     if value.startswith("file:"):

@@ -1,4 +1,4 @@
-"""A Redis of one's own, for the demo and the tests: a free port on loopback, a temporary directory, gone when closed."""
+"""A Redis of one's own for the demo and the tests, on a free port and in a temporary directory, gone when closed."""
 
 import contextlib
 import importlib.util

@@ -62,5 +62,5 @@ class Script:
     def _send(self, client: "redis.Redis", calls: Sequence[Call]) -> list[Any]:
         pipeline = client.pipeline(transaction=False)
         for call in calls:
-            pipeline.execute_command("EVALSHA", self.sha, len(call.keys), *call.keys, *call.args)
+            pipeline.evalsha(self.sha, len(call.keys), *call.keys, *call.args)
         return list(pipeline.execute(raise_on_error=False))

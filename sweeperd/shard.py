@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import redis
@@ -127,7 +127,7 @@ class Shard:
 
     def read_clock(self) -> int:
         """The server's TIME in ms since the epoch; also sets `clock` by it. Raises redis.RedisError."""
-        seconds, micros = cast(tuple[int, int], self.client.time())
+        seconds, micros = self.client.time()
         now = seconds * 1000 + micros // 1000
         self.clock.set(now)
         return now
@@ -157,7 +157,7 @@ class Shard:
 
 
 def is_server_trouble(error: Any) -> bool:
-    """Whether this error is about the server as a whole. Redis 6.2 wraps what a script ran into: `ERR ... -READONLY`."""
+    """Whether this error is about the server as a whole. Redis 6.2 wraps what a script meets: `ERR ... -READONLY`."""
     return isinstance(error, SERVER_TROUBLE) or (
         isinstance(error, redis.ResponseError) and any(code in str(error) for code in ("READONLY", "MASTERDOWN"))
     )

@@ -1,0 +1,47 @@
+"""When to stop asking a receiver that does not answer, and when to ask again."""
+
+import time
+from collections.abc import Callable
+
+#: So many failed hand-overs in a row open the circuit.
+FAILURES_TO_OPEN = 5
+
+
+def growing_wait(initial: float, longest: float, times: int) -> float:
+    """Seconds to wait after so many failures: nothing, `initial`, twice that, ... up to `longest`."""
+    if times <= 0:
+        return 0.0
+    return min(longest, initial * 2.0 ** min(times - 1, 60))
+
+
+class Circuit:
+    """Closed: events flow. Open: nothing is sent until the wait is over; then one probe decides."""
+
+    def __init__(self, initial: float, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._initial = initial
+        self._longest = longest
+        self._clock = clock
+        self._failures = 0
+        self._open_until = 0.0
+
+    @property
+    def open(self) -> bool:
+        """Whether events are held back."""
+        return self._failures >= FAILURES_TO_OPEN
+
+    @property
+    def probe_due(self) -> bool:
+        """Whether it is time for the probe."""
+        return self.open and self._clock() >= self._open_until
+
+    def succeeded(self) -> None:
+        """A hand-over succeeded: the circuit is closed."""
+        self._failures = 0
+
+    def failed(self) -> bool:
+        """A hand-over failed. Returns whether that opened the circuit."""
+        self._failures += 1
+        if self.open:
+            probes = self._failures - FAILURES_TO_OPEN + 1
+            self._open_until = self._clock() + growing_wait(self._initial, self._longest, probes)
+        return self._failures == FAILURES_TO_OPEN

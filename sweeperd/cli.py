@@ -1,0 +1,176 @@
+"""The command line: options in, exit codes and text out."""
+
+import contextlib
+import json
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Literal, Never
+
+import click
+
+from sweeperd import __version__, logs
+from sweeperd.config import CONFIG_VARIABLE, Settings, load
+from sweeperd.errors import ConfigError, RedisUnavailable
+from sweeperd.once import OnceReport, Progress, Stage, run_once
+from sweeperd.sweep import Outcome
+
+
+class Exit(IntEnum):
+    """The exit codes."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    UNDELIVERED = 3
+
+
+@dataclass(frozen=True)
+class _Options:
+    config_file: Path | None
+    log_level: Literal["debug", "info", "warning", "error"] | None
+    log_format: Literal["text", "json"] | None
+
+    def settings(self, default_level: str | None = None) -> Settings:
+        """Load the settings and set the log up. Ends the process where they cannot be used."""
+        try:
+            settings = load(self.config_file)
+        except ConfigError as error:
+            _fail(str(error), Exit.USAGE)
+        logs.configure(self.log_level or default_level or settings.log.level, self.log_format or settings.log.format)
+        return settings
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config",
+    "config_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"Settings, TOML.  [default: ${CONFIG_VARIABLE}, else ./config.toml, else /etc/sweeperd/config.toml]",
+)
+@click.option("--once", is_flag=True, help="Drain what is due, deliver what is in the stream, and end: for cron.")
+@click.option("--json", "as_json", is_flag=True, help="With --once: print the result as one JSON object.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Overrides log.level.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="Overrides log.format.")
+@click.version_option(__version__, prog_name="sweeperd")
+@click.pass_context
+def main(
+    context: click.Context,
+    config_file: Path | None,
+    once: bool,
+    as_json: bool,
+    log_level: Literal["debug", "info", "warning", "error"] | None,
+    log_format: Literal["text", "json"] | None,
+) -> None:
+    """
+    Expire overdue reservations in Redis exactly once, and never lose the event.
+
+    Without a subcommand and without --once this is the daemon.
+
+    Exit codes: 0 done, 1 failed, 2 bad option or configuration, 3 swept but events wait for delivery.
+    """
+    context.obj = options = _Options(config_file, log_level, log_format)
+    if as_json and not once:
+        raise click.UsageError("--json goes with --once")
+    if context.invoked_subcommand is not None:
+        if once:
+            raise click.UsageError("--once takes no subcommand")
+        return
+    context.exit(_once(options, as_json) if once else _daemon(options))
+
+
+@main.command()
+def demo() -> None:
+    """Show the whole main job on a Redis of its own: no server, no configuration, half a minute at most."""
+    from sweeperd.demo import run_demo  # noqa: PLC0415 - what only the demo needs is imported only for it
+
+    sys.exit(run_demo(click.echo))
+
+
+def _daemon(options: _Options) -> int:
+    from sweeperd.daemon import Daemon  # noqa: PLC0415 - --once starts without the scheduler and the HTTP server
+
+    settings = options.settings()
+    try:
+        daemon = Daemon(settings)
+    except OSError as error:
+        _fail(f"cannot listen on {settings.http.listen}: {error.strerror or error}", Exit.FAILED)
+    daemon.run()
+    return Exit.DONE
+
+
+def _once(options: _Options, as_json: bool) -> int:
+    show = sys.stderr.isatty() and not as_json
+    # A progress bar and a line for each expiry do not go together.
+    settings = options.settings(default_level="warning" if show else None)
+    try:
+        with _stop_on_signals() as stop, _progress(show) as progress:
+            report = run_once(settings, stop, progress)
+    except RedisUnavailable as error:
+        _fail(f"redis is not available: {error}", Exit.FAILED)
+    except Exception as error:
+        logging.getLogger(__name__).exception("the run failed")
+        _fail(f"the run failed: {type(error).__name__}", Exit.FAILED)
+    if as_json:
+        click.echo(json.dumps(report.as_dict()))
+    elif sys.stdout.isatty():
+        click.echo(_summary(report))
+    return report.exit_code
+
+
+def _fail(problem: str, code: Exit) -> Never:
+    for line in problem.splitlines():
+        click.echo(f"sweeperd: {line}", err=True)
+    sys.exit(code)
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[threading.Event]:
+    """The first SIGTERM or SIGINT sets the event, the second ends the process at once."""
+    stop = threading.Event()
+
+    def on_signal(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stop.set()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _progress(show: bool) -> Iterator[Progress]:
+    if not show:
+        yield lambda *_: None
+        return
+    with contextlib.ExitStack() as bars:
+        open_bars = {}
+
+        def progress(stage: Stage, done: int, total: int) -> None:
+            if total == 0:
+                return
+            if stage not in open_bars:
+                bars.close()
+                bar = click.progressbar(length=total, label=stage.value.capitalize(), show_pos=True, file=sys.stderr)
+                open_bars[stage] = bars.enter_context(bar)
+            bar = open_bars[stage]
+            bar.update(min(done, total) - bar.pos)
+
+        yield progress
+
+
+def _summary(report: OnceReport) -> str:
+    counts, delivery = report.counts, report.delivery
+    parts = [f"{counts[outcome]} {outcome.value.replace('_', ' ')}" for outcome in Outcome if counts[outcome]]
+    swept = f"{counts.total()} entries in {report.duration_seconds:.1f} s: {', '.join(parts) or 'nothing was due'}"
+    sent = f"{delivery.delivered} webhooks delivered, {delivery.undelivered} waiting, {delivery.dead_lettered} given up"
+    return f"{swept}\n{sent}"

@@ -1,0 +1,80 @@
+"""A background duty of the daemon: what it does, how often, and whether it is being done."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Protocol
+
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.interval import IntervalTrigger
+
+log = logging.getLogger(__name__)
+
+
+class _Job(Protocol):
+    def modify(self, *, next_run_time: datetime) -> object: ...
+
+
+class Duty:
+    """
+    Runs `work` at once and then every `interval` seconds, never twice at a time. Whatever it raises is logged, and the
+    next time comes all the same. `longest` is how many seconds one run may take before it counts as stuck.
+    """
+
+    def __init__(self, name: str, work: Callable[[], None], interval: float, longest: float) -> None:
+        self.name = name
+        self._work = work
+        self._interval = interval
+        self._longest = longest
+        self._idle = threading.Event()
+        self._idle.set()
+        #: When it last began or ended, monotonic.
+        self._changed_at = time.monotonic()
+        self._job: _Job | None = None
+
+    def schedule(self, scheduler: BackgroundScheduler) -> None:
+        """Hand it to the scheduler."""
+        self._changed_at = time.monotonic()
+        self._job = scheduler.add_job(
+            self._run,
+            IntervalTrigger(seconds=self._interval, timezone=UTC),
+            name=self.name,
+            next_run_time=datetime.now(UTC),
+            max_instances=1,
+            coalesce=True,
+            misfire_grace_time=None,
+        )
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it takes too long, or has not begun when it should have."""
+        silent_for = time.monotonic() - self._changed_at
+        return silent_for > (3 * self._interval + 5 if self._idle.is_set() else self._longest)
+
+    def catch_up(self) -> None:
+        """
+        Run now if the last time is longer ago than the interval. The scheduler goes by the host's clock, and when that
+        is set back by an hour, it would sit still for an hour.
+        """
+        late = time.monotonic() - self._changed_at > self._interval + 1
+        if late and self._idle.is_set() and self._job is not None:
+            log.warning("the host's clock was set back; running at once", extra={"duty": self.name})
+            self._changed_at = time.monotonic()
+            self._job.modify(next_run_time=datetime.now(UTC))
+
+    def join(self, deadline: float) -> bool:
+        """Wait until `deadline` (monotonic) for the run that is under way. Returns whether it has ended."""
+        return self._idle.wait(max(0.0, deadline - time.monotonic()))
+
+    def _run(self) -> None:
+        self._idle.clear()
+        self._changed_at = time.monotonic()
+        try:
+            self._work()
+        except Exception:
+            log.exception("a duty failed", extra={"duty": self.name})
+        finally:
+            self._changed_at = time.monotonic()
+            self._idle.set()

@@ -1,0 +1,61 @@
+"""What all replicas must know of an endpoint: that it is paused, or that it asked for quiet."""
+
+import json
+from dataclasses import asdict, dataclass
+
+import redis
+
+from sweeperd.shard import Shard, is_full
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointState:
+    """Times are ms on Redis's clock."""
+
+    #: Since when nothing is sent until an operator resumes it, and why.
+    paused_at: int | None = None
+    reason: str = ""
+    #: Until when nothing is sent, because the receiver said so.
+    quiet_until: int = 0
+
+    @property
+    def paused(self) -> bool:
+        """Nothing is sent until an operator resumes the endpoint; its events wait."""
+        return self.paused_at is not None
+
+
+class EndpointBoard:
+    """`sweeperd:endpoints`. An endpoint that is not on it is open; to resume one is to take it off."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._client = shard.client
+        self._key = shard.keys.endpoints
+        self._clock = shard.clock
+
+    def read(self, endpoint: str) -> EndpointState:
+        """Raises redis.RedisError."""
+        entry = self._client.hget(self._key, endpoint)
+        if not isinstance(entry, bytes):
+            return EndpointState()
+        try:
+            return EndpointState(**json.loads(entry))
+        except (ValueError, TypeError):
+            # Somebody wrote here by hand. To send to a receiver that must be left alone is worse than to wait.
+            return EndpointState(paused_at=0, reason=f"{self._key.decode()} holds what cannot be read")
+
+    def pause(self, endpoint: str, reason: str) -> EndpointState:
+        """Stop sending to an endpoint, on all replicas. Raises redis.RedisError."""
+        return self._write(endpoint, EndpointState(paused_at=self._clock.now_ms(), reason=reason))
+
+    def quiet(self, endpoint: str, seconds: float) -> EndpointState:
+        """Send nothing for so long, on all replicas. Raises redis.RedisError."""
+        return self._write(endpoint, EndpointState(quiet_until=self._clock.now_ms() + int(seconds * 1000)))
+
+    def _write(self, endpoint: str, state: EndpointState) -> EndpointState:
+        try:
+            self._client.hset(self._key, endpoint, json.dumps(asdict(state)))
+        except redis.ResponseError as error:
+            if not is_full(error):
+                raise
+            # A full Redis takes no note of it. The process that was told knows, the others will be told themselves.
+        return state

@@ -1,0 +1,103 @@
+"""Every metric, declared once. A counter goes up where its effect is known to have happened."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
+from sweeperd import __version__
+
+#: Seconds. A sweep of an idle shard takes a millisecond, a drain as long as its time budget.
+SWEEP_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
+#: Seconds. Up to the interval when all is well, hours after an outage.
+LAG_BUCKETS = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600, 14400, 86400)
+#: Seconds. One request.
+WEBHOOK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Metrics:
+    """The metrics of one process, in a registry of their own."""
+
+    def __init__(self, *, tenant_label: bool = True) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._tenant_label = tenant_label
+        ProcessCollector(registry=registry)
+        self.sweeps = Counter("sweeperd_sweeps_total", "Sweeps by result", ["shard", "result"], registry=registry)
+        self.sweep_duration = Histogram(
+            "sweeperd_sweep_duration_seconds",
+            "How long a sweep took",
+            ["shard"],
+            buckets=SWEEP_BUCKETS,
+            registry=registry,
+        )
+        self.candidates = Counter(
+            "sweeperd_candidates_total", "Index entries decided, by outcome", ["shard", "outcome"], registry=registry
+        )
+        self._expired = Counter(
+            "sweeperd_expired_total", "Reservations expired", ["tenant"] if tenant_label else [], registry=registry
+        )
+        self.expiry_lag = Histogram(
+            "sweeperd_expiry_lag_seconds",
+            "From deadline and grace to the expiry",
+            ["shard"],
+            buckets=LAG_BUCKETS,
+            registry=registry,
+        )
+        self.due_entries = Gauge(
+            "sweeperd_due_entries", "Index entries whose deadline has passed", ["shard"], registry=registry
+        )
+        self.oldest_due = Gauge(
+            "sweeperd_oldest_due_seconds", "How long ago the oldest deadline passed", ["shard"], registry=registry
+        )
+        self.quarantined_entries = Gauge(
+            "sweeperd_quarantined_entries", "Entries set aside for an operator", ["shard"], registry=registry
+        )
+        self.missing_budgets = Counter(
+            "sweeperd_missing_budgets_total", "Scopes without a budget at expiry", ["shard"], registry=registry
+        )
+        self.webhook_attempts = Counter(
+            "sweeperd_webhook_attempts_total", "Webhook requests by result", ["endpoint", "result"], registry=registry
+        )
+        self.webhook_duration = Histogram(
+            "sweeperd_webhook_duration_seconds",
+            "How long a webhook request took",
+            ["endpoint"],
+            buckets=WEBHOOK_BUCKETS,
+            registry=registry,
+        )
+        self.webhook_pending = Gauge(
+            "sweeperd_webhook_pending_events", "Events not acknowledged yet", ["endpoint"], registry=registry
+        )
+        self.webhook_oldest_pending = Gauge(
+            "sweeperd_webhook_oldest_pending_seconds",
+            "Age of the oldest event not acknowledged yet",
+            ["endpoint"],
+            registry=registry,
+        )
+        self.webhook_dead_letters = Counter(
+            "sweeperd_webhook_dead_letters_total", "Deliveries given up on", ["endpoint"], registry=registry
+        )
+        self.redis_up = Gauge(
+            "sweeperd_redis_up", "Whether Redis answers and can be written", ["shard"], registry=registry
+        )
+        build_info = Gauge("sweeperd_build_info", "The running version", ["version"], registry=registry)
+        build_info.labels(__version__).set(1)
+
+    def expired(self, tenant: str) -> None:
+        """Count one expiry, for its tenant where tenants are told apart."""
+        (self._expired.labels(tenant) if self._tenant_label else self._expired).inc()
+
+    def announce_shard(self, shard: str, outcomes: list[str]) -> None:
+        """Show a shard's series at 0 from the start, so that a rate over them sees the first event."""
+        for result in ("ok", "error", "standby"):
+            self.sweeps.labels(shard, result)
+        for outcome in outcomes:
+            self.candidates.labels(shard, outcome)
+        self.sweep_duration.labels(shard)
+        self.expiry_lag.labels(shard)
+        self.missing_budgets.labels(shard)
+        self.redis_up.labels(shard)
+
+    def announce_endpoint(self, endpoint: str) -> None:
+        """Show an endpoint's series at 0 from the start."""
+        for result in ("delivered", "rejected", "failed"):
+            self.webhook_attempts.labels(endpoint, result)
+        self.webhook_duration.labels(endpoint)
+        self.webhook_dead_letters.labels(endpoint)

@@ -1,0 +1,112 @@
+"""Reservations, the first kind of thing that is swept: how the script is called, what it answers, what is told."""
+
+import contextlib
+import hashlib
+import json
+from typing import Any
+
+from sweeperd.config import SweepSettings
+from sweeperd.lua import Call, Script
+from sweeperd.shard import Keys
+from sweeperd.sweep import Decision, Kind, Outcome
+from sweeperd.text import rfc3339, shown
+from sweeperd.webhook import Message
+
+EVENT_TYPE = "reservation.expired"
+
+
+def reservations(keys: Keys, settings: SweepSettings) -> Kind:
+    """Reservations, as `sweep.Sweeper` takes them."""
+    grace_ms = int(settings.grace.total_seconds() * 1000)
+    retention_ms = int(settings.audit_retention.total_seconds() * 1000)
+    index, events, quarantine, budget_stem = keys.reservation_index, keys.events, keys.quarantine, keys.budget_stem
+
+    def call(entry: bytes, trace_id: str) -> Call:
+        return Call(
+            [keys.reservation(entry), index, events, quarantine],
+            [entry, budget_stem, grace_ms, retention_ms, trace_id],
+        )
+
+    return Kind("reservations", index, quarantine, Script("expire"), call, _decision)
+
+
+def _decision(entry: bytes, reply: Any) -> Decision:
+    """What expire.lua's reply says; the shapes are told at the top of the script."""
+    outcome = Outcome(reply[0].decode())
+    if outcome is Outcome.EXPIRED:
+        _, tenant, lag_ms, missing = reply
+        scopes = () if missing == b"[]" else tuple(json.loads(shown(missing)))
+        return Decision(entry, outcome, tenant=tenant, lag_ms=lag_ms, missing=scopes)
+    if outcome is Outcome.QUARANTINED:
+        return Decision(entry, outcome, reply[1].decode(), tenant=reply[2])
+    if outcome is Outcome.SKIPPED:
+        return Decision(entry, outcome, reply[1].decode())
+    return Decision(entry, outcome)
+
+
+def message(prefix: bytes, fields: dict[bytes, bytes]) -> Message:
+    """
+    The webhook of one entry of the event stream. A field that the entry does not have, or has in a form that cannot be
+    told, is left out.
+    """
+    event_id = _event_id(prefix, fields)
+    tenant, scope = fields.get(b"tenant", b""), _text(fields, b"scope")
+    created_at, expires_at = _whole(fields, b"created_at"), _whole(fields, b"expires_at")
+    expired_at = _time(fields, b"expired_at")
+    trace_id = shown(fields.get(b"trace_id", b""))
+    data = {
+        "reservation_id": _text(fields, b"id"),
+        "scope": scope,
+        "unit": _text(fields, b"unit"),
+        "estimated_amount": _whole(fields, b"amount"),
+        "created_at": _time(fields, b"created_at"),
+        "expires_at": _time(fields, b"expires_at"),
+        "expired_at": expired_at,
+        "ttl_ms": None if created_at is None or expires_at is None else expires_at - created_at,
+        "grace_ms": _whole(fields, b"grace_ms"),
+        "extensions_used": _whole(fields, b"extensions"),
+        "missing_budgets": json.loads(shown(fields.get(b"missing", b"[]"))),
+    }
+    body = {
+        "event_id": event_id,
+        "event_type": EVENT_TYPE,
+        "category": "reservation",
+        "timestamp": expired_at,
+        "tenant_id": _text(fields, b"tenant"),
+        "scope": scope,
+        "actor": {"type": "system"},
+        "source": "sweeperd",
+        "data": {key: value for key, value in data.items() if value is not None},
+        "trace_id": trace_id or None,
+    }
+    known = {key: value for key, value in body.items() if value is not None}
+    return Message(event_id, EVENT_TYPE, trace_id, tenant, json.dumps(known, separators=(",", ":")).encode())
+
+
+def _event_id(prefix: bytes, fields: dict[bytes, bytes]) -> str:
+    """
+    The same for every attempt, endpoint and replica, because it is made of nothing but the reservation and its expiry.
+    An id that is used again later expires at another time, and so has another event.
+    """
+    parts = (prefix, fields.get(b"tenant", b""), fields.get(b"id", b""), fields.get(b"expired_at", b""))
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(4, "big") + part)
+    return "evt_" + digest.hexdigest()[:32]
+
+
+def _text(fields: dict[bytes, bytes], name: bytes) -> str | None:
+    return shown(fields[name]) if fields.get(name) else None
+
+
+def _whole(fields: dict[bytes, bytes], name: bytes) -> int | None:
+    text = fields.get(name, b"")
+    return int(text) if text.isdigit() and len(text) <= 19 else None
+
+
+def _time(fields: dict[bytes, bytes], name: bytes) -> str | None:
+    milliseconds = _whole(fields, name)
+    if milliseconds is not None:
+        with contextlib.suppress(OverflowError, ValueError):
+            return rfc3339(milliseconds)
+    return None

@@ -1,0 +1,26 @@
+-- Gives up on a delivery: acknowledges it and keeps the event as a dead letter, in one step and only once.
+--
+-- KEYS[1] -> sweeperd:events        STREAM
+-- KEYS[2] -> sweeperd:dead-letters  STREAM  what was given up on: event, endpoint, reason, attempts, then the event's fields
+--
+-- ARGV[1] -> the endpoint, which is the name of its consumer group
+-- ARGV[2] -> the stream id of the event
+-- ARGV[3] -> why
+-- ARGV[4] -> how many times it was handed over
+--
+-- Returns 1, or 0 where it is not pending any more: delivered, or buried by another replica.
+--
+-- XACK comes first. It needs no memory, so it is taken at maxmemory too, and after it XADD is.
+
+redis.call('XLEN', KEYS[2]) -- where the key is of another type, fail here, before the first write
+local found = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])
+if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then
+  return 0
+end
+local letter = {'event', ARGV[2], 'endpoint', ARGV[1], 'reason', ARGV[3], 'attempts', ARGV[4]}
+local fields = found[1] and found[1][2] or {}
+for i = 1, #fields do
+  letter[#letter + 1] = fields[i]
+end
+redis.call('XADD', KEYS[2], '*', unpack(letter))
+return 1

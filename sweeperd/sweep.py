@@ -1,0 +1,202 @@
+"""One tick over one shard: page through the index, have the script decide each entry, report."""
+
+import enum
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from sweeperd.config import SweepSettings
+from sweeperd.lua import Call, Script
+from sweeperd.shard import Shard, describe, is_server_trouble
+
+
+class Outcome(enum.StrEnum):
+    """What became of one index entry."""
+
+    EXPIRED = "expired"
+    SKIPPED = "skipped"
+    IN_GRACE = "in_grace"
+    NOT_DUE = "not_due"
+    NOT_FOUND = "not_found"
+    QUARANTINED = "quarantined"
+    ERROR = "error"
+
+    @property
+    def stays(self) -> bool:
+        """Whether the entry is still where it was in the index."""
+        return self in (Outcome.IN_GRACE, Outcome.ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the script decided for one entry."""
+
+    id: bytes
+    outcome: Outcome
+    #: The state of what was skipped, the reason of a quarantine, the text of an error.
+    detail: str = ""
+    tenant: bytes = b""
+    #: From the moment when it could be expired to the moment when it was, ms.
+    lag_ms: int = 0
+    #: What should have been given back to, and does not exist.
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is swept. The sweep knows ids, an index and a script; everything else about them is in here."""
+
+    name: str
+    index: bytes
+    quarantine: bytes
+    script: Script
+    #: (id, trace id) to a run of the script.
+    call: Callable[[bytes, str], Call]
+    #: (id, the script's reply) to what it decided.
+    decision: Callable[[bytes, Any], Decision]
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """One tick in numbers."""
+
+    trace_id: str
+    counts: Mapping[Outcome, int]
+    #: False where the tick stopped before the end of what was due.
+    complete: bool
+    duration_seconds: float
+
+    @property
+    def candidates(self) -> int:
+        """How many entries were decided."""
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """What is logically gone and still resident, and what was set aside."""
+
+    due: int
+    oldest_due_seconds: float
+    quarantined: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """Where paging goes on: at this score, past this many entries of that score, which stay in the index."""
+
+    score: bytes = b"-inf"
+    passed: int = 0
+
+    def after(self, score: bytes, *, stays: bool) -> "_Position":
+        passed = self.passed if score == self.score else 0
+        return _Position(score, passed + stays)
+
+    def behind(self, entries: Sequence[tuple[bytes, bytes]]) -> "_Position":
+        position = self
+        for _, score in entries:
+            position = position.after(score, stays=True)
+        return position
+
+
+class Sweeper:
+    """
+    Sweeps one kind of thing on one shard.
+
+    `observe` gets the decisions of each slice as soon as they are known. `stop` ends a tick after its current slice.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        kind: Kind,
+        settings: SweepSettings,
+        observe: Callable[[Sequence[Decision], str], None],
+        stop: threading.Event,
+    ) -> None:
+        self._shard = shard
+        self._kind = kind
+        self._batch_size = settings.batch_size
+        self._slice_length = settings.pipeline_depth
+        self._time_budget = settings.time_budget.total_seconds()
+        self._observe = observe
+        self._stop = stop
+        self._page = Script("page")
+        self._resume = _Position()
+
+    def tick(self) -> SweepReport:
+        """
+        Decide every entry that is due by the server's clock at the start of the tick, each once, until the end, the
+        time budget or `stop`. The next tick takes up where one that was cut short stopped. Memory holds one batch.
+
+        Raises RedisUnavailable. The tick after that goes on behind the slice that failed: should that slice be what
+        Redis chokes on, it must not keep the entries behind it from being looked at.
+        """
+        started = time.monotonic()
+        trace_id = secrets.token_hex(16)
+        counts: Counter[Outcome] = Counter()
+        position, self._resume = self._resume, _Position()
+
+        def report(*, complete: bool) -> SweepReport:
+            return SweepReport(trace_id, counts, complete, time.monotonic() - started)
+
+        with self._shard.reaching():
+            until = self._shard.read_clock()
+            while True:
+                batch = self._read_page(until, position)
+                for entries in _slices(batch, self._slice_length):
+                    if self._stop.is_set() or time.monotonic() - started > self._time_budget:
+                        self._resume = position
+                        return report(complete=False)
+                    try:
+                        decisions = self._decide([entry for entry, _ in entries], trace_id)
+                    except redis.RedisError:
+                        self._resume = position.behind(entries)
+                        raise
+                    for (_, score), decision in zip(entries, decisions, strict=True):
+                        position = position.after(score, stays=decision.outcome.stays)
+                        counts[decision.outcome] += 1
+                    self._observe(decisions, trace_id)
+                if len(batch) < self._batch_size:
+                    return report(complete=True)
+
+    def backlog(self) -> Backlog:
+        """How much is due now, how long the oldest has been, how much is set aside. Raises RedisUnavailable."""
+        with self._shard.reaching():
+            now = self._shard.read_clock()
+            pipeline = self._shard.client.pipeline(transaction=False)
+            pipeline.zcount(self._kind.index, "-inf", now)
+            pipeline.zrange(self._kind.index, 0, 0, withscores=True)
+            pipeline.zcard(self._kind.quarantine)
+            due, oldest, quarantined = pipeline.execute()
+        age = (now - oldest[0][1]) / 1000 if due else 0.0
+        return Backlog(due, age, quarantined)
+
+    def _read_page(self, until: int, position: _Position) -> list[tuple[bytes, bytes]]:
+        """The next entries, id and score."""
+        call = Call([self._kind.index], [until, position.score, position.passed, self._batch_size])
+        flat: list[bytes] = self._page.run(self._shard.client, call)
+        return list(zip(flat[::2], flat[1::2], strict=True))
+
+    def _decide(self, ids: Sequence[bytes], trace_id: str) -> list[Decision]:
+        calls = [self._kind.call(entry, trace_id) for entry in ids]
+        replies = self._kind.script.run_many(self._shard.client, calls)
+        return [self._decision(entry, reply) for entry, reply in zip(ids, replies, strict=True)]
+
+    def _decision(self, entry: bytes, reply: Any) -> Decision:
+        if not isinstance(reply, Exception):
+            return self._kind.decision(entry, reply)
+        if is_server_trouble(reply):
+            raise reply
+        return Decision(entry, Outcome.ERROR, describe(reply))
+
+
+def _slices(batch: Sequence[tuple[bytes, bytes]], length: int) -> Iterator[Sequence[tuple[bytes, bytes]]]:
+    for start in range(0, len(batch), length):
+        yield batch[start : start + length]

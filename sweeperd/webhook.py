@@ -1,0 +1,259 @@
+"""One event, one endpoint: the signed request, its quick retries, the verdict."""
+
+import base64
+import email.utils
+import hashlib
+import hmac
+import http.cookiejar
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import requests
+import requests.adapters
+import tenacity
+import urllib3.exceptions
+from tenacity.wait import wait_base
+
+from sweeperd import __version__
+from sweeperd.config import EndpointSettings, WebhooksSettings
+from sweeperd.shard import Clock
+
+#: How much of a response is read, bytes. Reading it to its end keeps the connection; nothing in it is looked at.
+RESPONSE_LIMIT = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One event, ready to be sent: `body` is what is signed."""
+
+    event_id: str
+    event_type: str
+    trace_id: str
+    tenant: bytes
+    body: bytes
+
+    def __repr__(self) -> str:
+        # The body is signed, and signed bodies are in no log.
+        return f"Message({self.event_id})"
+
+
+class Result(StrEnum):
+    """What came of a request, as it is counted."""
+
+    DELIVERED = "delivered"
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of a request, or of the last one of a hand-over."""
+
+    result: Result
+    #: The status, or why there was none. Never a URL, which may hold a password.
+    reason: str
+    status: int | None = None
+    #: What `Retry-After` asked for, seconds.
+    retry_after: float | None = None
+    seconds: float = 0.0
+
+    @property
+    def delivered(self) -> bool:
+        """The receiver has it."""
+        return self.result is Result.DELIVERED
+
+    @property
+    def gone(self) -> bool:
+        """The receiver says that it is no more, and wants nothing more."""
+        return self.status == 410
+
+
+class Webhook:
+    """
+    One endpoint: its connections and its secrets.
+
+    `observe` gets the verdict of each single request. `stop` ends the waits between retries. Threads may share it.
+    """
+
+    def __init__(
+        self,
+        endpoint: EndpointSettings,
+        settings: WebhooksSettings,
+        clock: Clock,
+        connections: int,
+        observe: Callable[[Verdict], None],
+        stop: threading.Event,
+    ) -> None:
+        self._url = endpoint.url.get_secret_value()
+        self._keys = [secret.get_secret_value() for secret in endpoint.secrets]
+        self._headers = {name: value.get_secret_value() for name, value in endpoint.headers.items()}
+        self._timeouts = (settings.connect_timeout.total_seconds(), settings.timeout.total_seconds())
+        self._attempts = settings.attempts
+        self._longest_wait = settings.backoff_max.total_seconds()
+        self._wait = _Wait(settings.backoff_initial.total_seconds(), self._longest_wait)
+        self._clock = clock
+        self._observe = observe
+        self._stop = stop
+        self._session = requests.Session()
+        adapter = requests.adapters.HTTPAdapter(pool_connections=1, pool_maxsize=connections, max_retries=0)
+        self._session.mount("https://", adapter)
+        self._session.mount("http://", adapter)
+        # A receiver's cookies are none of our business, and threads share the session.
+        self._session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
+        # Proxies and certificate bundles from the environment, looked up once and not for each request.
+        self._transport = self._session.merge_environment_settings(self._url, {}, stream=True, verify=None, cert=None)
+
+    def hand_over(self, message: Message, attempts: int | None = None) -> Verdict:
+        """
+        Send, and send again a few times where it fails and may yet succeed. Returns the verdict of the last request; a
+        `Retry-After` that is longer than the longest back-off ends the hand-over.
+        """
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(attempts or self._attempts) | tenacity.stop_when_event_set(self._stop),
+            wait=self._wait,
+            retry=tenacity.retry_if_result(self._worth_a_retry),
+            retry_error_callback=_last_verdict,
+            sleep=tenacity.sleep_using_event(self._stop),
+        )
+        verdict: Verdict = retrying(self._request, message)
+        return verdict
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._session.close()
+
+    def headers(self, message: Message, timestamp: int) -> dict[str, str]:
+        """Every header of the request. `timestamp` is the time of the attempt, seconds since the epoch."""
+        headers = self._headers | {
+            "Content-Type": "application/json",
+            "User-Agent": f"sweeperd/{__version__}",
+            "webhook-id": message.event_id,
+            "webhook-timestamp": str(timestamp),
+            "X-Cycles-Event-Id": message.event_id,
+            "X-Cycles-Event-Type": message.event_type,
+            "X-Cycles-Trace-Id": message.trace_id,
+            "traceparent": f"00-{message.trace_id}-{secrets.token_hex(8)}-01",
+        }
+        if self._keys:
+            signed = f"{message.event_id}.{timestamp}.".encode() + message.body
+            headers["webhook-signature"] = " ".join(
+                "v1," + base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode() for key in self._keys
+            )
+            headers["X-Cycles-Signature"] = "sha256=" + hmac.digest(self._keys[0], message.body, hashlib.sha256).hex()
+        return headers
+
+    def _worth_a_retry(self, verdict: Verdict) -> bool:
+        if verdict.delivered or verdict.gone:
+            return False
+        return verdict.retry_after is None or verdict.retry_after <= self._longest_wait
+
+    def _request(self, message: Message) -> Verdict:
+        # The receiver checks the timestamp against its own clock; Redis's is the only one that this system vouches for.
+        headers = self.headers(message, self._clock.now_ms() // 1000)
+        started = time.monotonic()
+        try:
+            request = self._session.prepare_request(
+                requests.Request("POST", self._url, headers=headers, data=message.body, auth=_url_auth(self._url))
+            )
+            response = self._session.send(request, timeout=self._timeouts, allow_redirects=False, **self._transport)
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            verdict = Verdict(Result.FAILED, _why(error), seconds=time.monotonic() - started)
+        else:
+            _read_some(response, deadline=started + sum(self._timeouts))
+            verdict = self._judge(response, time.monotonic() - started)
+        self._observe(verdict)
+        return verdict
+
+    def _judge(self, response: requests.Response, seconds: float) -> Verdict:
+        status = response.status_code
+        if 200 <= status < 300:
+            return Verdict(Result.DELIVERED, f"HTTP {status}", status, seconds=seconds)
+        result = Result.REJECTED if 300 <= status < 500 else Result.FAILED
+        return Verdict(result, f"HTTP {status}", status, self._retry_after(response), seconds)
+
+    def _retry_after(self, response: requests.Response) -> float | None:
+        """`Retry-After` in seconds: a number, or a date that is measured by the response's own (RFC 9110, 10.2.3)."""
+        asked = response.headers.get("Retry-After", "").strip()
+        if asked.isascii() and asked.isdigit():
+            return float(asked[:9])
+        until = email.utils.parsedate_tz(asked)
+        if until is None:
+            return None
+        sent = email.utils.parsedate_tz(response.headers.get("Date", ""))
+        now = email.utils.mktime_tz(sent) if sent else self._clock.now_ms() / 1000
+        return max(0.0, email.utils.mktime_tz(until) - now)
+
+
+class _Wait(wait_base):
+    """Exponential back-off with full jitter, or longer where the receiver asked for longer."""
+
+    def __init__(self, initial: float, longest: float) -> None:
+        self._backoff = tenacity.wait_random_exponential(multiplier=initial, max=longest)
+
+    def __call__(self, retry_state: tenacity.RetryCallState) -> float:
+        return max(self._backoff(retry_state), _last_verdict(retry_state).retry_after or 0.0)
+
+
+def _last_verdict(retry_state: tenacity.RetryCallState) -> Verdict:
+    if retry_state.outcome is None:
+        raise RuntimeError("there was no attempt")
+    verdict: Verdict = retry_state.outcome.result()
+    return verdict
+
+
+def _url_auth(url: str) -> Callable[[requests.PreparedRequest], requests.PreparedRequest] | tuple[str, str]:
+    """
+    User and password of the URL. Else something that adds nothing: with no `auth` at all, requests would look into
+    ~/.netrc and overwrite an endpoint's own Authorization header with what it finds there.
+    """
+    user, password = requests.utils.get_auth_from_url(url)
+    return (user, password) if user or password else lambda request: request
+
+
+def _read_some(response: requests.Response, deadline: float) -> None:
+    """Read a response up to the limit or the deadline, and let go of it. The verdict does not depend on how it ends."""
+    left = RESPONSE_LIMIT
+    try:
+        while left > 0 and time.monotonic() < deadline:
+            chunk = response.raw.read1(left, decode_content=False)
+            if not chunk:
+                break
+            left -= len(chunk)
+    except (urllib3.exceptions.HTTPError, OSError, ValueError):
+        pass
+    finally:
+        response.close()
+
+
+def _why(error: BaseException) -> str:
+    """Why there was no answer, in words that hold neither URL nor credentials."""
+    if isinstance(error, requests.exceptions.InvalidSchema | requests.exceptions.InvalidURL):
+        return "the URL cannot be used"
+    for inner in _chain(error):
+        match inner:
+            case ssl.SSLError():
+                return f"TLS: {getattr(inner, 'verify_message', None) or inner.reason or type(inner).__name__}"
+            case socket.gaierror() | urllib3.exceptions.NameResolutionError():
+                return "the host's name cannot be resolved"
+            case urllib3.exceptions.ConnectTimeoutError() | requests.ConnectTimeout():
+                return "no connection in time"
+            case urllib3.exceptions.ReadTimeoutError() | requests.ReadTimeout() | TimeoutError():
+                return "no answer in time"
+            case OSError(strerror=str(words)) if words:
+                return words
+    return "the connection broke" if isinstance(error, requests.ConnectionError) else type(error).__name__
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and what it wraps: requests and urllib3 carry it as reason, as first argument, or as cause."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        inner = getattr(seen, "reason", None) or (seen.args[0] if seen.args else None)
+        seen = inner if isinstance(inner, BaseException) else seen.__cause__ or seen.__context__

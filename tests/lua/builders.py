@@ -1,0 +1,201 @@
+"""A small world of reservations and budgets on a real server, and what the whole of it looks like."""
+
+import copy
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+
+from sweeperd.lua import Call, Script
+from sweeperd.shard import Keys
+
+Value = bytes | str | int
+
+RID = b"r1"
+INT64_MAX = 2**63 - 1
+INT64_MIN = -(2**63)
+
+#: The default deadline, and a frozen clock's time. Neither is near the real time, so a real clock can't pass for NOW.
+DEADLINE = 1_700_000_000_000
+NOW = 2_500_000_000_123
+FAR_FUTURE = 9_000_000_000_000
+
+RETENTION = 30 * 86_400_000
+TRACE = b"0123456789abcdef0123456789abcdef"
+SCOPES = ("tenant:acme", "tenant:acme/workspace:prod")
+
+#: The entry of a snapshot that names the keys which have a TTL.
+VOLATILE = b"(keys with a TTL)"
+
+Snapshot = dict[bytes, Any]
+
+
+def json_bytes(*scopes: str | bytes) -> bytes:
+    """The scopes as a JSON array, their bytes as they are."""
+    return b"[" + b",".join(b'"' + (s if isinstance(s, bytes) else s.encode()) + b'"' for s in scopes) + b"]"
+
+
+def scopes_of(json_array: bytes) -> list[bytes]:
+    """The strings in a JSON array, in bytes; they need not be UTF-8."""
+    text: list[str] = json.loads(json_array.decode("utf-8", "surrogateescape"))
+    return [scope.encode("utf-8", "surrogateescape") for scope in text]
+
+
+@functools.cache
+def frozen(at: int) -> Script:
+    """The script with its one reading of TIME replaced by a fixed one, for edges that a moving clock can't hit."""
+    script = Script("expire")
+    # The last 999 microseconds of the millisecond: rounding up would be seen.
+    reading = f"({{'{at // 1000}', '{at % 1000 * 1000 + 999}'}})"
+    script.source, count = re.subn(r"\b[\w.]*call\('TIME'\)", reading, script.source)
+    assert count == 1, "the script reads TIME in one place"
+    script.sha = hashlib.sha1(script.source.encode(), usedforsecurity=False).hexdigest()
+    return script
+
+
+class World:
+    """Writes what the reservation service writes, runs the script, and reads back everything."""
+
+    def __init__(self, client: "redis.Redis", prefix: str = "") -> None:
+        self.client: Any = client
+        self.keys = Keys(prefix)
+        self.script = Script("expire")
+
+    def now(self) -> int:
+        """Redis's clock, ms."""
+        seconds, micros = self.client.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def budget_key(self, scope: str | bytes, unit: str | bytes = "TOKENS") -> bytes:
+        parts = [part if isinstance(part, bytes) else part.encode() for part in (scope, unit)]
+        return self.keys.budget_stem + b":".join(parts)
+
+    def reservation(self, rid: bytes = RID, *, indexed: bool = True, **fields: Value | None) -> bytes:
+        """An overdue reservation of 100 TOKENS. A field given as None is left out. Returns its key."""
+        default: dict[str, Value | None] = {
+            "reservation_id": rid,
+            "tenant": "acme",
+            "state": "ACTIVE",
+            "estimate_amount": "100",
+            "estimate_unit": "TOKENS",
+            "scope_path": SCOPES[-1],
+            "affected_scopes": json_bytes(*SCOPES, "tenant:acme/no:budget"),
+            "budgeted_scopes": json_bytes(*SCOPES),
+            "created_at": DEADLINE - 60_000,
+            "expires_at": DEADLINE,
+            "grace_ms": "5000",
+            "extension_count": "2",
+            "metadata_json": '{"left": "alone"}',
+        }
+        key = self.keys.reservation(rid)
+        present = {name: value for name, value in (default | fields).items() if value is not None}
+        if present:
+            self.client.hset(key, mapping=present)
+        if indexed:
+            self.index(rid)
+        return key
+
+    def index(self, rid: bytes = RID, score: int = DEADLINE) -> None:
+        self.client.zadd(self.keys.reservation_index, {rid: score})
+
+    def budget(
+        self,
+        scope: str | bytes,
+        unit: str | bytes = "TOKENS",
+        *,
+        reserved: Value | None = 1000,
+        remaining: Value | None = 5000,
+    ) -> bytes:
+        """A budget; a field given as None is left out. Returns its key."""
+        key = self.budget_key(scope, unit)
+        fields: dict[str, Value | None] = {
+            "allocated": "10000",
+            "remaining": remaining,
+            "reserved": reserved,
+            "spent": "4000",
+            "debt": "7",
+            "overdraft_limit": "0",
+            "is_over_limit": "false",
+            "status": "ACTIVE",
+        }
+        self.client.hset(key, mapping={name: value for name, value in fields.items() if value is not None})
+        return key
+
+    def amounts(self, scope: str | bytes, unit: str | bytes = "TOKENS") -> tuple[bytes, bytes]:
+        """What the budget holds: reserved, remaining."""
+        reserved, remaining = self.client.hmget(self.budget_key(scope, unit), "reserved", "remaining")
+        return reserved, remaining
+
+    def call(
+        self, rid: bytes = RID, *, grace: int = 0, retention: int = RETENTION, extra: Sequence[Value] = ()
+    ) -> Call:
+        keys = self.keys
+        return Call(
+            keys=[keys.reservation(rid), keys.reservation_index, keys.events, keys.quarantine],
+            args=[rid, keys.budget_stem, grace, retention, TRACE, *extra],
+        )
+
+    def expire(self, rid: bytes = RID, *, at: int | None = None, **call: Any) -> list[Any]:
+        """Run the script once; on a clock frozen at `at` where that is given."""
+        script = self.script if at is None else frozen(at)
+        reply: list[Any] = script.run(self.client, self.call(rid, **call))
+        return reply
+
+    def events(self) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        entries: list[tuple[bytes, dict[bytes, bytes]]] = self.client.xrange(self.keys.events)
+        return entries
+
+    def snapshot(self) -> Snapshot:
+        """The content of every key of the database, under the prefix or not, and which of them have a TTL."""
+        client = self.client
+        readers = {
+            b"string": client.get,
+            b"hash": client.hgetall,
+            b"zset": lambda key: dict(client.zrange(key, 0, -1, withscores=True)),
+            b"set": client.smembers,
+            b"list": lambda key: client.lrange(key, 0, -1),
+            b"stream": client.xrange,
+        }
+        names = list(client.scan_iter(count=1000))
+        content = {name: readers[client.type(name)](name) for name in names}
+        return content | {VOLATILE: {name for name in names if client.pttl(name) >= 0}}
+
+    def without_index_entry(self, before: Snapshot, rid: bytes = RID) -> Snapshot:
+        """What `before` is to become where the index entry goes and nothing else happens."""
+        after = copy.deepcopy(before)
+        del after[self.keys.reservation_index][rid]
+        return after
+
+    def check_quarantined(self, reason: bytes, rid: bytes = RID) -> None:
+        """Run at NOW: the entry is set aside, its hash is marked, and nothing else has changed anywhere."""
+        before = self.snapshot()
+        key, marked = self.keys.reservation(rid), reason != b"WRONG_TYPE"
+        tenant = before[key].get(b"tenant", b"") if marked else b""
+        assert self.expire(rid, at=NOW) == [b"quarantined", reason, tenant]
+        after = self.without_index_entry(before, rid)
+        after.setdefault(self.keys.quarantine, {})[rid] = NOW
+        if marked:
+            after[key] |= {b"quarantined_at": b"%d" % NOW, b"quarantine_reason": reason}
+        assert self.snapshot() == after
+
+
+def seed_bystanders(world: World) -> World:
+    """An entry of each kind that no call is about."""
+    world.reservation(b"bystander", budgeted_scopes='["tenant:bystander"]')
+    world.budget("tenant:bystander")
+    world.budget(SCOPES[0], "USD")
+    world.client.zadd(world.keys.quarantine, {b"earlier": 1})
+    return world
+
+
+def seed(world: World) -> World:
+    """An overdue reservation RID whose two budgets exist, among bystanders."""
+    seed_bystanders(world)
+    world.reservation(RID)
+    for scope in SCOPES:
+        world.budget(scope)
+    return world

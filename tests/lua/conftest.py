@@ -1,0 +1,20 @@
+"""The world that each test of the script starts from."""
+
+import pytest
+import redis
+
+pytest.register_assert_rewrite("tests.lua.builders")  # its checks are to say what differs
+
+from tests.lua.builders import World, seed, seed_bystanders  # noqa: E402
+
+
+@pytest.fixture
+def bystanders(client: redis.Redis) -> World:
+    """Entries that no test names: whatever a call does, they stay as they are."""
+    return seed_bystanders(World(client))
+
+
+@pytest.fixture
+def world(client: redis.Redis) -> World:
+    """An overdue reservation RID whose two budgets exist, among bystanders."""
+    return seed(World(client))

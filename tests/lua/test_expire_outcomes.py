@@ -1,0 +1,220 @@
+"""Each outcome of expire.lua: the reply, what it changes, and that it changes nothing else."""
+
+import pytest
+
+from tests.lua.builders import (
+    DEADLINE,
+    FAR_FUTURE,
+    NOW,
+    RETENTION,
+    RID,
+    SCOPES,
+    TRACE,
+    VOLATILE,
+    Value,
+    World,
+    json_bytes,
+    scopes_of,
+)
+
+FINAL_STATES = ["COMMITTED", "RELEASED", "EXPIRED"]
+
+
+def test_not_found_removes_the_index_entry_alone(world: World) -> None:
+    world.client.delete(world.keys.reservation(RID))
+    before = world.snapshot()
+    assert world.expire() == [b"not_found"]
+    assert world.snapshot() == world.without_index_entry(before)
+
+
+def test_not_found_does_not_read_the_hash_under_the_bare_id(world: World) -> None:
+    world.client.rename(world.keys.reservation(RID), b"reservation:" + RID)
+    before = world.snapshot()
+    assert world.expire() == [b"not_found"]
+    assert world.snapshot() == world.without_index_entry(before)
+
+
+@pytest.mark.parametrize("state", FINAL_STATES)
+def test_skipped_removes_the_index_entry_alone(world: World, state: str) -> None:
+    world.reservation(state=state)
+    before = world.snapshot()
+    assert world.expire() == [b"skipped", state.encode()]
+    assert world.snapshot() == world.without_index_entry(before)
+
+
+@pytest.mark.parametrize("state", [None, *FINAL_STATES])
+def test_what_is_gone_or_final_and_not_in_the_index_changes_nothing(world: World, state: str | None) -> None:
+    world.reservation(state=state)
+    if state is None:
+        world.client.delete(world.keys.reservation(RID))
+    world.client.zrem(world.keys.reservation_index, RID)
+    before = world.snapshot()
+    assert world.expire()[0] == (b"skipped" if state else b"not_found")
+    assert world.snapshot() == before
+
+
+def test_not_due_moves_the_index_entry_to_the_hash_s_deadline(world: World) -> None:
+    world.reservation(expires_at=FAR_FUTURE)
+    before = world.snapshot()
+    assert before[world.keys.reservation_index][RID] == DEADLINE
+    assert world.expire() == [b"not_due"]
+    before[world.keys.reservation_index][RID] = FAR_FUTURE
+    assert world.snapshot() == before
+
+
+def test_in_grace_changes_nothing(world: World) -> None:
+    world.reservation(grace_ms=FAR_FUTURE)
+    before = world.snapshot()
+    assert world.expire() == [b"in_grace"]
+    assert world.snapshot() == before
+
+
+def test_quarantined_on_the_real_clock(world: World) -> None:
+    # The frozen clock shows which time is written; this shows that it is Redis's.
+    world.reservation(state="LIMBO")
+    earliest = world.now()
+    assert world.expire() == [b"quarantined", b"INVALID_STATE", b"acme"]
+    latest = world.now()
+    score = world.client.zscore(world.keys.quarantine, RID)
+    assert earliest <= score <= latest
+    assert int(world.client.hget(world.keys.reservation(RID), "quarantined_at")) == score
+
+
+def test_expired_changes_the_hash_its_budgets_the_index_and_the_stream_alone(world: World) -> None:
+    before = world.snapshot()
+    reply = world.expire(at=NOW)
+    assert reply == [b"expired", b"acme", NOW - DEADLINE - 5000, b"[]"]
+    after = world.without_index_entry(before)
+    for scope in SCOPES:
+        after[world.budget_key(scope)] |= {b"reserved": b"900", b"remaining": b"5100"}
+    key = world.keys.reservation(RID)
+    after[key] |= {b"state": b"EXPIRED", b"expired_at": b"%d" % NOW}
+    after[VOLATILE] = {key}
+    after[world.keys.events] = world.events()
+    assert world.snapshot() == after
+    assert len(world.events()) == 1
+
+
+def test_expired_on_the_real_clock(world: World) -> None:
+    earliest = world.now()
+    outcome, _, lag, _ = world.expire()
+    latest = world.now()
+    assert outcome == b"expired"
+    expired_at = int(world.client.hget(world.keys.reservation(RID), "expired_at"))
+    assert earliest <= expired_at <= latest
+    assert lag == expired_at - DEADLINE - 5000
+    ((stream_id, event),) = world.events()
+    assert int(event[b"expired_at"]) == expired_at
+    # Redis takes the id from its clock as of the same call.
+    assert earliest - 1 <= int(stream_id.partition(b"-")[0]) <= latest
+
+
+def test_event_fields(world: World) -> None:
+    world.expire(at=NOW, grace=77)
+    ((_, event),) = world.events()
+    assert event == {
+        b"id": RID,
+        b"tenant": b"acme",
+        b"scope": SCOPES[-1].encode(),
+        b"unit": b"TOKENS",
+        b"amount": b"100",
+        b"created_at": b"%d" % (DEADLINE - 60_000),
+        b"expires_at": b"%d" % DEADLINE,
+        b"expired_at": b"%d" % NOW,
+        b"grace_ms": b"5000",
+        b"extensions": b"2",
+        b"missing": b"[]",
+        b"trace_id": TRACE,
+    }
+
+
+def test_event_of_a_reservation_with_the_required_fields_only(world: World) -> None:
+    world.client.delete(world.keys.reservation(RID))
+    optional = ("tenant", "scope_path", "created_at", "grace_ms", "extension_count", "reservation_id", "metadata_json")
+    world.reservation(**dict.fromkeys(optional))
+    assert world.expire(grace=77)[:2] == [b"expired", b""]
+    ((_, event),) = world.events()
+    assert [event[name] for name in (b"id", b"tenant", b"scope", b"created_at", b"extensions")] == [RID, *[b""] * 4]
+    assert event[b"grace_ms"] == b"77"
+
+
+def test_a_second_call_changes_nothing(world: World) -> None:
+    world.expire()
+    after_first = world.snapshot()
+    for indexed in (False, True):
+        if indexed:
+            world.index()
+        assert world.expire() == [b"skipped", b"EXPIRED"]
+        assert world.snapshot() == after_first
+
+
+@pytest.mark.parametrize("retention", [60_000, RETENTION, 10 * 365 * 86_400_000])
+@pytest.mark.parametrize("had_a_ttl", [False, True])
+def test_the_expired_hash_gets_the_audit_retention(world: World, retention: int, had_a_ttl: bool) -> None:
+    key = world.keys.reservation(RID)
+    if had_a_ttl:
+        world.client.pexpire(key, 3_600_000)
+    earliest = world.now()
+    world.expire(retention=retention)
+    elapsed_at_most = world.now() - earliest + 2
+    assert retention - elapsed_at_most <= world.client.pttl(key) <= retention
+
+
+@pytest.mark.parametrize(
+    ("fields", "released"),
+    [
+        ({"budgeted_scopes": json_bytes("b"), "affected_scopes": json_bytes("a")}, {"b"}),
+        ({"budgeted_scopes": json_bytes("b"), "affected_scopes": "not-json"}, {"b"}),
+        ({"budgeted_scopes": json_bytes("b"), "affected_scopes": None}, {"b"}),
+        ({"budgeted_scopes": None, "affected_scopes": json_bytes("a", "b")}, {"a", "b"}),
+    ],
+)
+def test_affected_scopes_count_where_budgeted_scopes_is_missing(
+    bystanders: World, fields: dict[str, Value | None], released: set[str]
+) -> None:
+    world = bystanders
+    for scope in ("a", "b"):
+        world.budget(scope)
+    world.reservation(**fields)
+    assert world.expire()[0] == b"expired"
+    for scope in ("a", "b"):
+        assert world.amounts(scope) == ((b"900", b"5100") if scope in released else (b"1000", b"5000"))
+
+
+@pytest.mark.parametrize(
+    ("gone", "named"),
+    [([SCOPES[0]], SCOPES[:1]), ([SCOPES[1]], SCOPES[1:]), (SCOPES, SCOPES)],
+    ids=["first", "last", "both"],
+)
+def test_a_deleted_budget_is_named_and_not_invented(world: World, gone: list[str], named: tuple[str, ...]) -> None:
+    world.budget("third")
+    world.reservation(budgeted_scopes=json_bytes(SCOPES[0], "third", SCOPES[1]))
+    world.client.delete(*map(world.budget_key, gone))
+    outcome, _, _, missing = world.expire()
+    assert outcome == b"expired"
+    assert scopes_of(missing) == [scope.encode() for scope in named]
+    ((_, event),) = world.events()
+    assert event[b"missing"] == missing
+    for scope in (*SCOPES, "third"):
+        assert world.client.exists(world.budget_key(scope)) == (scope not in gone)
+        assert world.amounts(scope) == ((None, None) if scope in gone else (b"900", b"5100"))
+    assert world.client.hget(world.keys.reservation(RID), "state") == b"EXPIRED"
+
+
+def test_a_missing_scope_named_twice_is_listed_once(world: World) -> None:
+    world.reservation(budgeted_scopes=json_bytes("gone", SCOPES[0], "gone"))
+    assert scopes_of(world.expire()[3]) == [b"gone"]
+
+
+def test_the_budget_of_another_unit_is_left_alone(world: World) -> None:
+    # The bystanders hold a budget of the first scope in USD.
+    world.reservation(estimate_unit="USD")
+    assert scopes_of(world.expire()[3]) == [SCOPES[1].encode()]
+    assert world.amounts(SCOPES[0], "USD") == (b"900", b"5100")
+    assert world.amounts(SCOPES[0]) == (b"1000", b"5000")
+
+
+def test_a_flushed_script_cache_is_refilled(world: World) -> None:
+    world.client.script_flush()
+    assert world.expire()[0] == b"expired"
+    assert world.amounts(SCOPES[0]) == (b"900", b"5100")

@@ -27,14 +27,14 @@ from sweeperd.errors import RedisUnavailable
 SERVER_TROUBLE = (
     redis.ConnectionError,
     redis.TimeoutError,
-    AuthorizationError,
     BusyLoadingError,
     ClusterDownError,
     MasterDownError,
-    NoPermissionError,
     ReadOnlyError,
     TryAgainError,
 )
+#: The user's rights do not suffice. Rights may end at some keys, so one entry that is refused says nothing of others.
+REFUSED = (AuthorizationError, NoPermissionError)
 
 
 class Keys:
@@ -138,7 +138,7 @@ class Shard:
         try:
             yield
         except redis.RedisError as error:
-            if not is_server_trouble(error):
+            if not is_server_trouble(error) and not isinstance(error, REFUSED):
                 raise
             self.forget_connections_if_demoted(error)
             raise RedisUnavailable(f"{self.address}: {describe(error)}") from error

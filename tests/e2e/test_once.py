@@ -1,0 +1,159 @@
+"""`sweeperd --once`: what it prints, what it leaves, how it ends."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import redis
+
+from sweeperd.embedded import Server, free_port
+from tests.receiver import Answer, Receiver
+from tests.world import budget, command, environment, eventually, once, reserve
+
+KEYS = {
+    "candidates",
+    "expired",
+    "skipped",
+    "in_grace",
+    "not_due",
+    "not_found",
+    "quarantined",
+    "errors",
+    "delivered",
+    "undelivered",
+    "dead_lettered",
+    "duration_seconds",
+}
+
+
+def test_nothing_to_do(server: Server) -> None:
+    done = once(environment(server.url))
+    assert done.code == 0
+    assert set(done.report) == KEYS
+    assert not any(value for name, value in done.report.items() if name != "duration_seconds")
+    assert done.errors == ""
+
+
+def test_grace_is_respected(server: Server, client: redis.Redis) -> None:
+    reserve(client, ["in-grace"], overdue_by=-60_000, grace=120_000)
+    reserve(client, ["over"], overdue_by=1, grace=120_000)
+    done = once(environment(server.url))
+    assert (done.report["in_grace"], done.report["expired"]) == (1, 1)
+    assert client.hget("reservation:res_in-grace", "state") == b"ACTIVE"
+    assert client.hget("reservation:res_over", "state") == b"EXPIRED"
+    assert budget(client) == (5, 5)
+
+
+def test_default_grace_is_for_those_without_their_own(server: Server, client: redis.Redis) -> None:
+    reserve(client, ["own", "none"], overdue_by=1000)
+    client.hdel("reservation:res_none", "grace_ms")
+    done = once(environment(server.url, sweep__grace="1h"))
+    assert (done.report["in_grace"], done.report["expired"]) == (1, 1)
+
+
+def test_5000_in_grace_and_1200_that_error_do_not_hide_one_that_is_overdue(server: Server, client: redis.Redis) -> None:
+    reserve(client, [f"grace-{n}" for n in range(5000)], overdue_by=-3_600_000, grace=7_200_000)
+    # The user may not touch these: the script call errors, the entry stays.
+    reserve(client, [f"broken-{n}" for n in range(1200)], overdue_by=2_000_000)
+    client.acl_setuser(
+        "limited",
+        enabled=True,
+        nopass=True,
+        categories=["+@all"],
+        keys=["reservation:res_grace-*", "reservation:res_last", "reservation:ttl", "budget:*", "sweeperd:*"],
+    )
+    reserve(client, ["last"], overdue_by=60_000)
+    try:
+        limited = server.url.replace("redis://", "redis://limited:any@")
+        done = once(environment(limited))
+    finally:
+        client.acl_deluser("limited")
+    assert done.report["errors"] == 1200
+    assert done.report["in_grace"] == 5000
+    assert done.report["expired"] == 1
+    assert done.code == 1
+    assert client.hget("reservation:res_last", "state") == b"EXPIRED"
+
+
+def test_redis_is_not_there() -> None:
+    done = once(environment(f"redis://127.0.0.1:{free_port()}/0"))
+    assert done.code == 1
+    assert done.report == {}
+    assert len(done.errors.splitlines()) == 1
+    assert "redis is not available" in done.errors
+    assert "127.0.0.1" in done.errors
+
+
+def test_events_that_wait_are_exit_code_3_and_the_next_run_delivers_them(server: Server, client: redis.Redis) -> None:
+    with Receiver(lambda *_: Answer(500)) as receiver:
+        env = environment(
+            server.url,
+            endpoints=[{"name": "hook", "url": receiver.url}],
+            webhooks__attempts=1,
+            webhooks__redelivery_initial="100ms",
+        )
+        once(env)  # the endpoint exists from here on
+        reserve(client, ["a", "b"])
+        done = once(env)
+        assert done.code == 3
+        assert (done.report["expired"], done.report["delivered"], done.report["undelivered"]) == (2, 0, 2)
+
+        receiver.behaviour = lambda *_: Answer(204)
+
+        def delivered() -> bool:
+            return once(env).code == 0
+
+        eventually(delivered)
+    assert client.xpending("sweeperd:events", "hook")["pending"] == 0
+
+
+def test_a_signal_ends_it_after_the_slice_and_says_that_it_was_not_all(server: Server, client: redis.Redis) -> None:
+    reserve(client, [str(number) for number in range(20_000)])
+    process = subprocess.Popen(
+        command("--once", "--json", "--log-level", "error"),
+        env=environment(server.url, sweep__pipeline_depth=10),
+        stdout=subprocess.PIPE,
+    )
+    eventually(lambda: client.xlen("sweeperd:events"))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 1
+    expired = client.xlen("sweeperd:events")
+    assert 0 < expired < 20_000
+    assert client.zcard("reservation:ttl") == 20_000 - expired
+    assert budget(client) == (5 * (20_000 - expired), 5 * expired)
+
+
+def test_progress_and_summary_on_a_terminal(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    reserve(client, [str(number) for number in range(300)])
+    typescript = tmp_path / "typescript"
+    started = time.monotonic()
+    subprocess.run(
+        ["script", "-qec", " ".join(command("--once")), str(typescript)],
+        env=environment(server.url) | {"TERM": "xterm"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        check=True,
+        timeout=30,
+    )
+    shown = typescript.read_text()
+    assert "Sweeping" in shown
+    assert "300 entries in" in shown
+    assert "300 expired" in shown
+    assert '"candidates"' not in shown
+    assert time.monotonic() - started < 30
+
+
+def test_the_books_are_in_the_log(server: Server, client: redis.Redis) -> None:
+    reserve(client, ["seen"])
+    client.hset("reservation:res_odd", "state", "BROKEN")
+    client.zadd("reservation:ttl", {"odd": 1, "orphan": 2})
+    log = subprocess.run(command("--once"), env=environment(server.url), capture_output=True, text=True).stderr
+    lines = {line["reservation_id"]: line for line in map(json.loads, log.splitlines()) if "reservation_id" in line}
+    assert lines["seen"]["outcome"] == "expired"
+    assert lines["seen"]["tenant"] == "acme"
+    assert len(lines["seen"]["trace_id"]) == 32
+    assert lines["odd"]["outcome"] == "quarantined"
+    assert lines["odd"]["reason"] == "INVALID_STATE"
+    assert lines["orphan"]["outcome"] == "not_found"

@@ -241,6 +241,8 @@ def _why(error: BaseException) -> str:
                 return f"TLS: {getattr(inner, 'verify_message', None) or inner.reason or type(inner).__name__}"
             case socket.gaierror() | urllib3.exceptions.NameResolutionError():
                 return "the host's name cannot be resolved"
+            case urllib3.exceptions.NewConnectionError():
+                continue  # what it wraps says why; urllib3 takes it for a kind of time-out
             case urllib3.exceptions.ConnectTimeoutError() | requests.ConnectTimeout():
                 return "no connection in time"
             case urllib3.exceptions.ReadTimeoutError() | requests.ReadTimeout() | TimeoutError():

@@ -1,0 +1,280 @@
+"""Receivers that misbehave: what the contract says happens, and the other endpoint is not delayed."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from pathlib import Path
+
+import pytest
+import redis
+
+from sweeperd.embedded import Server, free_port
+from tests.receiver import Answer, Behaviour, Receiver, Request
+from tests.world import Daemon, daemon, environment, eventually, once, reserve
+
+#: Quick enough for a test, slow enough to tell the two layers of retries apart.
+QUICK = {
+    "sweep__interval": "200ms",
+    "webhooks__timeout": "1s",
+    "webhooks__connect_timeout": "1s",
+    "webhooks__attempts": 2,
+    "webhooks__backoff_initial": "20ms",
+    "webhooks__backoff_max": "1s",
+    "webhooks__redelivery_initial": "400ms",
+    "webhooks__redelivery_max": "2s",
+}
+IDS = [f"r{number}" for number in range(20)]
+
+
+@contextmanager
+def sweeping(
+    server: Server, directory: Path, odd: str, good: Receiver, **settings: object
+) -> Iterator[Daemon]:
+    """A daemon with an endpoint `odd` at that URL and an endpoint `good`; both groups are there."""
+    endpoints = [{"name": "odd", "url": odd}, {"name": "good", "url": good.url}]
+    env = environment(server.url, endpoints=endpoints, **(QUICK | settings))
+    with daemon(env, directory) as running:
+        eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
+        yield running
+
+
+def pending(client: redis.Redis, group: str = "odd") -> int:
+    """How many events the group holds unacknowledged; those not taken yet do not count."""
+    return int(client.xpending("sweeperd:events", group)["pending"])
+
+
+def all_of(requests: list[Request]) -> bool:
+    return len({request.event_id for request in requests}) >= len(IDS)
+
+
+def test_500_then_200(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    with (
+        Receiver(lambda _, before: Answer(500 if before < 3 else 200)) as odd,
+        Receiver() as good,
+        sweeping(server, tmp_path, odd.url, good) as running,
+    ):
+        reserve(client, IDS[:3])
+        odd.wait_for(lambda requests: len(requests) == 12)
+        eventually(lambda: running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result="delivered") == 3)
+        assert running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result="failed") == 9
+        assert running.metric("sweeperd_webhook_attempts_total", endpoint="good", result="delivered") == 3
+        assert running.metric("sweeperd_webhook_duration_seconds_count", endpoint="odd") == 12
+        eventually(lambda: pending(client) == 0)
+        # Two quick requests, the wait of a redelivery, two more.
+        times = [request.at for request in odd.requests if request.event_id == odd.requests[0].event_id]
+        assert times[2] - times[1] >= 0.4
+        assert len(odd.event_ids) == 3
+
+
+MISBEHAVIOURS: dict[str, tuple[Behaviour, str]] = {
+    "hangs": (lambda *_: Answer(delay=30), "failed"),
+    "hangs up": (lambda *_: Answer(hang_up=True), "failed"),
+    "500": (lambda *_: Answer(500), "failed"),
+    "404": (lambda *_: Answer(404), "rejected"),
+    "redirect": (lambda *_: Answer(302, {"Location": "http://127.0.0.1:1/elsewhere"}), "rejected"),
+}
+
+
+@pytest.mark.parametrize("name", MISBEHAVIOURS)
+def test_it_fails_and_nobody_else_waits(name: str, server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    behaviour, result = MISBEHAVIOURS[name]
+    with (
+        Receiver(behaviour) as odd,
+        Receiver() as good,
+        sweeping(server, tmp_path, odd.url, good) as running,
+    ):
+        reserve(client, IDS)
+        swept = time.monotonic()
+        good.wait_for(all_of, limit=5)
+        assert time.monotonic() - swept < 5
+        eventually(lambda: running.logged("the endpoint fails; its events wait"))
+        assert running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result=result) > 0
+        assert running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result="delivered") == 0
+        assert running.metric("sweeperd_webhook_attempts_total", endpoint="good", result="delivered") == len(IDS)
+        # Once it behaves, it gets all of them.
+        odd.behaviour = lambda *_: Answer(200)
+        odd.wait_for(all_of)
+        eventually(lambda: pending(client) == 0)
+        assert running.metric("sweeperd_webhook_dead_letters_total", endpoint="odd") == 0
+
+
+def test_a_refused_connection(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}/"
+    with Receiver() as good, sweeping(server, tmp_path, nowhere, good) as running:
+        reserve(client, IDS)
+        good.wait_for(all_of, limit=5)
+        line = eventually(lambda: running.logged("not delivered"))[0]
+        assert line["reason"] == "Connection refused"
+        assert running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result="failed") > 0
+
+
+def test_an_endless_answer_is_read_up_to_a_limit(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    with (
+        Receiver(lambda *_: Answer(200, endless=True)) as odd,
+        Receiver() as good,
+        sweeping(server, tmp_path, odd.url, good) as running,
+    ):
+        reserve(client, IDS[:4])
+        eventually(lambda: running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result="delivered") == 4)
+        assert len(odd.requests) == 4
+        assert len(good.requests) == 4
+
+
+def test_the_circuit_holds_events_back_until_a_probe_succeeds(
+    server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    with (
+        Receiver(lambda *_: Answer(503)) as odd,
+        Receiver() as good,
+        sweeping(server, tmp_path, odd.url, good, webhooks__concurrency=2) as running,
+    ):
+        reserve(client, [f"many-{number}" for number in range(200)])
+        eventually(lambda: running.logged("the endpoint fails; its events wait"))
+        good.wait_for(lambda requests: len(requests) == 200)
+        # Five failures, what was in hand with them, and a few probes: not one request for each of the 200.
+        assert len(odd.event_ids) < 20
+        waiting = client.xinfo_groups("sweeperd:events")
+        assert {group["name"]: group["pending"] for group in waiting}[b"odd"] < 20
+        odd.behaviour = lambda *_: Answer(200)
+        odd.wait_for(lambda requests: len({request.event_id for request in requests}) == 200)
+        eventually(lambda: running.logged("the endpoint answers again"))
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_retry_after_is_honoured(form: str, server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    def behaviour(request: Request, before: int) -> Answer:
+        asked = "2" if form == "seconds" else formatdate(time.time() + 3, usegmt=True)
+        return Answer(429, {"Retry-After": asked}) if first and request == first[0] else Answer(200)
+
+    first: list[Request] = []
+
+    def remembering(request: Request, before: int) -> Answer:
+        if not first:
+            first.append(request)
+        return behaviour(request, before)
+
+    with (
+        Receiver(remembering) as odd,
+        Receiver() as good,
+        # Longer than the longest back-off: the whole endpoint is left alone.
+        sweeping(server, tmp_path, odd.url, good, webhooks__concurrency=2) as running,
+    ):
+        reserve(client, ["one"])
+        odd.wait_for(lambda requests: len(requests) == 1)
+        reserve(client, ["two", "three"])
+        good.wait_for(lambda requests: len(requests) == 3, limit=1.9)
+        requests = odd.wait_for(lambda requests: len({request.event_id for request in requests}) == 3)
+        waited = requests[1].at - requests[0].at
+        assert waited >= 1.9
+        assert running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result="rejected") == 1
+        eventually(lambda: pending(client) == 0)
+
+
+def test_410_pauses_the_endpoint_until_it_is_resumed(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    with (
+        Receiver(lambda *_: Answer(410)) as odd,
+        Receiver() as good,
+        sweeping(server, tmp_path, odd.url, good, webhooks__concurrency=2) as running,
+    ):
+        reserve(client, ["one"])
+        eventually(lambda: client.hexists("sweeperd:endpoints", "odd"))
+        assert len(odd.requests) == 1
+        assert running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result="rejected") == 1
+        odd.behaviour = lambda *_: Answer(200)
+        reserve(client, ["two", "three"])
+        good.wait_for(lambda requests: len(requests) == 3)
+        assert len(odd.requests) == 1
+        assert running.logged("the endpoint is gone and is paused until it is resumed")
+
+        assert running.terminate() == 0
+        done = once(environment(server.url, endpoints=[{"name": "odd", "url": odd.url}]))
+        assert (done.code, done.report["delivered"], done.report["undelivered"]) == (3, 0, 3)
+        assert len(odd.requests) == 1
+
+        client.hdel("sweeperd:endpoints", "odd")
+        done = once(environment(server.url, endpoints=[{"name": "odd", "url": odd.url}], **QUICK))
+        assert (done.code, done.report["delivered"]) == (0, 3)
+        assert len(odd.event_ids) == 3
+
+
+def test_what_is_older_than_max_age_becomes_a_dead_letter(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    with (
+        Receiver(lambda *_: Answer(500)) as odd,
+        Receiver() as good,
+        sweeping(server, tmp_path, odd.url, good, webhooks__max_age="2s", webhooks__concurrency=2) as running,
+    ):
+        reserve(client, IDS)
+        eventually(lambda: client.xlen("sweeperd:dead-letters") == len(IDS))
+        eventually(lambda: running.metric("sweeperd_webhook_dead_letters_total", endpoint="odd") == len(IDS))
+        assert pending(client) == 0
+        letters = [fields for _, fields in client.xrange("sweeperd:dead-letters")]
+        assert {fields[b"endpoint"] for fields in letters} == {b"odd"}
+        assert {fields[b"reason"] for fields in letters} == {b"HTTP 500"}
+        assert {fields[b"id"].decode() for fields in letters} == set(IDS)
+        # Those that waited behind the open circuit were never handed over, and say so.
+        attempts = [int(fields[b"attempts"]) for fields in letters]
+        assert min(attempts) == 0
+        assert max(attempts) > 0
+        assert running.metric("sweeperd_webhook_dead_letters_total", endpoint="good") == 0
+
+
+def test_tenants_that_were_not_asked_for_are_acknowledged_without_a_request(
+    server: Server, client: redis.Redis
+) -> None:
+    with Receiver() as receiver:
+        env = environment(server.url, endpoints=[{"name": "hook", "url": receiver.url, "tenants": ["acme"]}])
+        once(env)
+        reserve(client, ["a", "b"], tenant="acme")
+        reserve(client, ["c"], tenant="globex")
+        done = once(env)
+        assert (done.code, done.report["expired"], done.report["delivered"]) == (0, 3, 2)
+        assert {request.event["tenant_id"] for request in receiver.requests} == {"acme"}
+    assert pending(client, "hook") == 0
+
+
+def test_a_new_endpoint_gets_the_events_from_then_on(server: Server, client: redis.Redis) -> None:
+    with Receiver() as receiver:
+        reserve(client, ["before"])
+        once(environment(server.url))
+        reserve(client, ["after"])
+        once(environment(server.url, endpoints=[{"name": "hook", "url": receiver.url}]))
+        assert [request.event["data"]["reservation_id"] for request in receiver.requests] == ["after"]
+
+
+def test_the_waits_grow_over_restarts(server: Server, client: redis.Redis) -> None:
+    with Receiver(lambda *_: Answer(500)) as receiver:
+        settings = QUICK | {"webhooks__attempts": 1, "webhooks__redelivery_initial": "300ms"}
+        env = environment(server.url, endpoints=[{"name": "hook", "url": receiver.url}], **settings)
+        once(env)
+        reserve(client, ["one"])
+
+        def handed_over(times: int) -> bool:
+            once(env)
+            return len(receiver.requests) >= times
+
+        for times in (1, 2, 3, 4):
+            eventually(lambda times=times: handed_over(times))
+        gaps = [later.at - earlier.at for earlier, later in zip(receiver.requests, receiver.requests[1:], strict=False)]
+        assert gaps[0] >= 0.3
+        assert gaps[1] >= 0.6
+        assert gaps[2] >= 1.2
+        assert client.xpending_range("sweeperd:events", "hook", "-", "+", 1)[0]["times_delivered"] == 4
+
+
+def test_connections_are_reused_and_requests_run_at_once(server: Server, client: redis.Redis) -> None:
+    at_once = {"now": 0, "most": 0}
+
+    def behaviour(*_: object) -> Answer:
+        at_once["now"] += 1
+        at_once["most"] = max(at_once["most"], at_once["now"])
+        time.sleep(0.02)
+        at_once["now"] -= 1
+        return Answer()
+
+    with Receiver(behaviour) as receiver:
+        env = environment(server.url, endpoints=[{"name": "hook", "url": receiver.url}], webhooks__concurrency=8)
+        once(env)
+        reserve(client, [str(number) for number in range(100)])
+        assert once(env).report["delivered"] == 100
+    assert 4 <= at_once["most"] <= 8

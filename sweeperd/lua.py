@@ -49,18 +49,19 @@ class Script:
         Run each call, pipelined in one round trip. Returns the replies in order; what a single call raised stands in
         its place. Raises redis.RedisError where the connection as a whole fails: what was done by then is unknown.
         """
-        replies = self._send(client, calls)
+        replies = _send(client, "EVALSHA", self.sha, calls)
         unknown = [position for position, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
-            # The server did not run these (restart, fail-over, SCRIPT FLUSH), so running them now runs them once.
-            client.script_load(self.source)
-            again = self._send(client, [calls[position] for position in unknown])
+            # The server did not run these (restart, fail-over, SCRIPT FLUSH), so running them now runs them once. EVAL
+            # loads the script and cannot be told again that it is unknown, however often the cache is flushed.
+            again = _send(client, "EVAL", self.source, [calls[position] for position in unknown])
             for position, reply in zip(unknown, again, strict=True):
                 replies[position] = reply
         return replies
 
-    def _send(self, client: "redis.Redis", calls: Sequence[Call]) -> list[Any]:
-        pipeline = client.pipeline(transaction=False)
-        for call in calls:
-            pipeline.evalsha(self.sha, len(call.keys), *call.keys, *call.args)
-        return list(pipeline.execute(raise_on_error=False))
+
+def _send(client: "redis.Redis", command: str, script: str, calls: Sequence[Call]) -> list[Any]:
+    pipeline = client.pipeline(transaction=False)
+    for call in calls:
+        pipeline.execute_command(command, script, len(call.keys), *call.keys, *call.args)  # type: ignore[no-untyped-call]
+    return list(pipeline.execute(raise_on_error=False))

@@ -58,7 +58,7 @@ def reserve(
     }
     stem = prefix.encode()
     for start in range(0, len(ids), 1000):
-        pipeline = client.pipeline(transaction=False)
+        pipeline = client.pipeline()  # atomic: a sweeper may be at work
         for entry in ids[start : start + 1000]:
             bare = entry.encode() if isinstance(entry, str) else entry
             pipeline.hset(stem + b"reservation:res_" + bare, mapping={"reservation_id": bare, **row})

@@ -1,11 +1,12 @@
 """A small world of reservations and budgets on a real server, and what the whole of it looks like."""
 
+import contextlib
 import copy
 import functools
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import redis
@@ -64,6 +65,14 @@ class World:
         self.client: Any = client
         self.keys = Keys(prefix)
         self.script = Script("expire")
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator["World"]:
+        """The same world, written in one round trip when the block ends."""
+        world = copy.copy(self)
+        world.client = self.client.pipeline(transaction=False)
+        yield world
+        world.client.execute()
 
     def now(self) -> int:
         """Redis's clock, ms."""
@@ -127,8 +136,17 @@ class World:
 
     def amounts(self, scope: str | bytes, unit: str | bytes = "TOKENS") -> tuple[bytes, bytes]:
         """What the budget holds: reserved, remaining."""
-        reserved, remaining = self.client.hmget(self.budget_key(scope, unit), "reserved", "remaining")
-        return reserved, remaining
+        (amounts,) = self.amounts_of([scope], unit).values()
+        return amounts
+
+    def amounts_of(
+        self, scopes: Iterable[str | bytes], unit: str | bytes = "TOKENS"
+    ) -> dict[str | bytes, tuple[bytes, bytes]]:
+        """What each budget holds: reserved, remaining."""
+        scopes, pipeline = list(scopes), self.client.pipeline(transaction=False)
+        for scope in scopes:
+            pipeline.hmget(self.budget_key(scope, unit), "reserved", "remaining")
+        return dict(zip(scopes, map(tuple, pipeline.execute()), strict=True))
 
     def call(
         self, rid: bytes = RID, *, grace: int = 0, retention: int = RETENTION, extra: Sequence[Value] = ()
@@ -151,18 +169,27 @@ class World:
 
     def snapshot(self) -> Snapshot:
         """The content of every key of the database, under the prefix or not, and which of them have a TTL."""
-        client = self.client
+        names = self.client.keys("*")
+        pipeline = self.client.pipeline(transaction=False)
+        for name in names:
+            pipeline.type(name).pttl(name)
+        told = pipeline.execute()
+        types, ttls = told[::2], told[1::2]
         readers = {
-            b"string": client.get,
-            b"hash": client.hgetall,
-            b"zset": lambda key: dict(client.zrange(key, 0, -1, withscores=True)),
-            b"set": client.smembers,
-            b"list": lambda key: client.lrange(key, 0, -1),
-            b"stream": client.xrange,
+            b"string": pipeline.get,
+            b"hash": pipeline.hgetall,
+            b"zset": lambda name: pipeline.zrange(name, 0, -1, withscores=True),
+            b"set": pipeline.smembers,
+            b"list": lambda name: pipeline.lrange(name, 0, -1),
+            b"stream": pipeline.xrange,
         }
-        names = list(client.scan_iter(count=1000))
-        content = {name: readers[client.type(name)](name) for name in names}
-        return content | {VOLATILE: {name for name in names if client.pttl(name) >= 0}}
+        for name, kind in zip(names, types, strict=True):
+            readers[kind](name)
+        content: Snapshot = dict(zip(names, pipeline.execute(), strict=True))
+        for name, kind in zip(names, types, strict=True):
+            if kind == b"zset":
+                content[name] = dict(content[name])
+        return content | {VOLATILE: {name for name, ttl in zip(names, ttls, strict=True) if ttl >= 0}}
 
     def without_index_entry(self, before: Snapshot, rid: bytes = RID) -> Snapshot:
         """What `before` is to become where the index entry goes and nothing else happens."""
@@ -185,17 +212,19 @@ class World:
 
 def seed_bystanders(world: World) -> World:
     """An entry of each kind that no call is about."""
-    world.reservation(b"bystander", budgeted_scopes='["tenant:bystander"]')
-    world.budget("tenant:bystander")
-    world.budget(SCOPES[0], "USD")
-    world.client.zadd(world.keys.quarantine, {b"earlier": 1})
+    with world.batch() as batch:
+        batch.reservation(b"bystander", budgeted_scopes='["tenant:bystander"]')
+        batch.budget("tenant:bystander")
+        batch.budget(SCOPES[0], "USD")
+        batch.client.zadd(batch.keys.quarantine, {b"earlier": 1})
     return world
 
 
 def seed(world: World) -> World:
     """An overdue reservation RID whose two budgets exist, among bystanders."""
     seed_bystanders(world)
-    world.reservation(RID)
-    for scope in SCOPES:
-        world.budget(scope)
+    with world.batch() as batch:
+        batch.reservation(RID)
+        for scope in SCOPES:
+            batch.budget(scope)
     return world

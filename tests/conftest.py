@@ -26,7 +26,7 @@ def session_server(redis_binary: Binary) -> Iterator[Server]:
 
 @pytest.fixture
 def server(session_server: Server) -> Server:
-    """A running server with nothing in it, shared by the session's tests: leave it running and its settings as found."""
+    """A running server with nothing in it, shared by the tests: leave it running and its settings as found."""
     with redis.Redis.from_url(session_server.url) as client:
         client.flushall()
         client.script_flush()

@@ -122,7 +122,7 @@ class Once:
 
 def once(env: Mapping[str, str], *, limit: float = 120.0) -> Once:
     """Run the installed `sweeperd --once --json` to its end."""
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: PLW1510 - how it ends is what the tests look at
         command("--once", "--json", "--log-level", "warning"), env=env, capture_output=True, text=True, timeout=limit
     )
     return Once(done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr)

@@ -1,7 +1,7 @@
 -- Gives up on a delivery: acknowledges it and keeps the event as a dead letter, in one step and only once.
 --
 -- KEYS[1] -> sweeperd:events        STREAM
--- KEYS[2] -> sweeperd:dead-letters  STREAM  what was given up on: event, endpoint, reason, attempts, then the event's fields
+-- KEYS[2] -> sweeperd:dead-letters  STREAM  what was given up on: event, endpoint, reason, attempts, the event's fields
 --
 -- ARGV[1] -> the endpoint, which is the name of its consumer group
 -- ARGV[2] -> the stream id of the event

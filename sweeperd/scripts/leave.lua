@@ -1,5 +1,5 @@
--- Removes a consumer that holds nothing. One that still holds events stays until they are taken over: to remove it would
--- drop them from the group, and they would never be delivered.
+-- Removes a consumer that holds nothing. One that still holds events stays until they are taken over: to remove it
+-- would drop them from the group, and they would never be delivered.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 -- ARGV[1] -> the group;  ARGV[2] -> the consumer

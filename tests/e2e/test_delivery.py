@@ -28,9 +28,7 @@ IDS = [f"r{number}" for number in range(20)]
 
 
 @contextmanager
-def sweeping(
-    server: Server, directory: Path, odd: str, good: Receiver, **settings: object
-) -> Iterator[Daemon]:
+def sweeping(server: Server, directory: Path, odd: str, good: Receiver, **settings: object) -> Iterator[Daemon]:
     """A daemon with an endpoint `odd` at that URL and an endpoint `good`; both groups are there."""
     endpoints = [{"name": "odd", "url": odd}, {"name": "good", "url": good.url}]
     env = environment(server.url, endpoints=endpoints, **(QUICK | settings))

@@ -1,8 +1,10 @@
 """`sweeperd demo`: it ends well by itself on each kind of Redis, and it notices books that do not balance."""
 
+import base64
 import contextlib
 import importlib
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -12,12 +14,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import requests
 
-from sweeperd.demo_ledger import Book
-from sweeperd.demo_screen import Evidence, Screen
+from sweeperd.demo.ledger import Book
+from sweeperd.demo.screen import Evidence, Screen
 from sweeperd.embedded import binaries
 from tests.world import command
 
@@ -141,6 +145,28 @@ def test_a_missing_package_is_one_clear_line(tmp_path: Path) -> None:
     done = run([sys.executable, "-c", hidden], tmp_path)
     assert done.code == 1
     assert done.text == "sweeperd: the demo needs the package standardwebhooks: pip install 'sweeperd[demo]'\n"
+
+
+def test_the_receiver_takes_only_what_verifies() -> None:
+    pytest.importorskip("standardwebhooks")
+    from standardwebhooks import Webhook  # noqa: PLC0415 - it comes with an extra
+
+    from sweeperd.demo.receiver import Receiver  # noqa: PLC0415
+
+    secret = "whsec_" + base64.b64encode(b"k" * 24).decode()
+    body, now, heard = json.dumps({"data": {"reservation_id": "one"}}), datetime.now(UTC), list[str]()
+    headers = {
+        "webhook-id": "evt_1",
+        "webhook-timestamp": str(int(now.timestamp())),
+        "webhook-signature": Webhook(secret).sign("evt_1", now, body),
+    }
+    with Receiver(secret, heard.append) as receiver:
+        assert requests.post(receiver.url, body, headers=headers, timeout=5).status_code == 200
+        assert requests.post(receiver.url, body + " ", headers=headers, timeout=5).status_code == 400
+        assert requests.post(receiver.url, body, timeout=5).status_code == 400
+    assert heard == ["one"]
+    assert receiver.verified == {"one": 1}
+    assert receiver.refused == 2
 
 
 # ---- the books

@@ -149,7 +149,8 @@ def test_the_books_are_in_the_log(server: Server, client: redis.Redis) -> None:
     reserve(client, ["seen"])
     client.hset("reservation:res_odd", "state", "BROKEN")
     client.zadd("reservation:ttl", {"odd": 1, "orphan": 2})
-    log = subprocess.run(command("--once"), env=environment(server.url), capture_output=True, text=True).stderr
+    run = subprocess.run(command("--once"), env=environment(server.url), capture_output=True, text=True, check=True)
+    log = run.stderr
     lines = {line["reservation_id"]: line for line in map(json.loads, log.splitlines()) if "reservation_id" in line}
     assert lines["seen"]["outcome"] == "expired"
     assert lines["seen"]["tenant"] == "acme"

@@ -1,0 +1,208 @@
+"""The demo: tenants who reserve budget and forget it, the real daemon, and a receiver that verifies its webhooks."""
+
+import base64
+import contextlib
+import logging
+import os
+import queue
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+import click
+import redis
+
+from sweeperd import __version__
+from sweeperd.config import Settings
+from sweeperd.daemon import Daemon
+from sweeperd.demo.ledger import Ledger
+from sweeperd.demo.screen import Evidence, Screen
+from sweeperd.demo.story import BUDGETS, DUE, EXPIRED, WEBHOOK, News, Play, unit
+from sweeperd.embedded import any_redis
+from sweeperd.logs import TextFormatter
+from sweeperd.shard import Shard
+from sweeperd.sweep import Outcome
+
+#: When the demo gives up, seconds: early enough that all is cleaned up within half a minute.
+LIMIT = 22.0
+#: How long to watch that nothing comes twice, seconds.
+WATCH = 1.0
+#: Between two looks at what has happened, seconds.
+LOOK = 0.05
+
+
+class DaemonLog(logging.Handler):
+    """Takes the daemon's log off the screen: its decisions become news, its warnings and errors are kept."""
+
+    def __init__(self, news: "queue.SimpleQueue[News]") -> None:
+        super().__init__()
+        self.setFormatter(TextFormatter())
+        self._news = news
+        self.warnings: list[str] = []
+        self.errors: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by the daemon's threads."""
+        about = vars(record)
+        match about.get("outcome"):
+            case Outcome.IN_GRACE:
+                self._news.put(News(DUE, about["reservation_id"]))
+            case Outcome.EXPIRED:
+                self._news.put(News(EXPIRED, about["reservation_id"], about["lag_ms"]))
+            case _ if record.levelno >= logging.ERROR:
+                self.errors.append(self.format(record))
+            case _ if record.levelno >= logging.WARNING:
+                self.warnings.append(self.format(record))
+
+    def __enter__(self) -> "DaemonLog":
+        root, ours = logging.getLogger(), logging.getLogger("sweeperd")
+        self._before = root.handlers[:], ours.level
+        root.handlers[:] = [self]
+        ours.setLevel(logging.DEBUG)  # what is in grace is told at this level
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().handlers[:], level = self._before
+        logging.getLogger("sweeperd").setLevel(level)
+
+
+class Interrupt:
+    """Remembers the signal that asked for the end, so that all that was started can be stopped in good order."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        self.number = 0
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a signal; returns whether there was one."""
+        return self._asked.wait(seconds)
+
+    def __enter__(self) -> "Interrupt":
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._on_signal) for number in signals}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self.number = number
+        self._asked.set()
+
+
+def run_demo(echo: Callable[[str], None]) -> int:
+    """Run it to its end, within half a minute. Returns the exit code: 0 where all books balance."""
+    screen = Screen(echo)
+    try:
+        from sweeperd.demo.receiver import Receiver  # noqa: PLC0415 - what it imports comes with the extra
+    except ModuleNotFoundError as error:
+        return _fail(screen, f"the demo needs the package {error.name}: pip install 'sweeperd[demo]'")
+    _introduce(screen)
+    secret = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
+    news: queue.SimpleQueue[News] = queue.SimpleQueue()
+    with Interrupt() as interrupt, contextlib.ExitStack() as stack:
+        try:
+            server, url = stack.enter_context(any_redis())
+        except RuntimeError as error:
+            return _fail(screen, str(error))
+        receiver = stack.enter_context(Receiver(secret, lambda name: news.put(News(WEBHOOK, name))))
+        log = stack.enter_context(DaemonLog(news))
+        stack.enter_context(_no_proxy())
+        settings = _settings(url, receiver.url, secret)
+        shard = stack.enter_context(contextlib.closing(Shard(settings.redis)))
+        ledger = Ledger(shard)
+        screen.fact("runs on", f"{server}, for this demo only")
+        screen.fact(
+            "sweeperd", f"{__version__}, the real daemon, sweeping every {settings.sweep.interval.total_seconds()} s"
+        )
+        screen.fact("receiver", f"{receiver.url}, verifying with standardwebhooks")
+        screen.title("What happens")
+        try:
+            for scope, amount in BUDGETS.items():
+                ledger.allocate(scope, unit(scope), amount)
+            play = Play(screen, ledger, news)
+
+            def settled() -> bool:
+                return play.expiring <= receiver.verified.keys() and not ledger.indexed()
+
+            problems = _perform(Daemon(settings), play, settled, interrupt, screen)
+            books = [ledger.book(scope, unit(scope)) for scope in BUDGETS]
+            states = ledger.states([*play.expected])
+            left = ledger.indexed()
+        except redis.RedisError as error:
+            # A Ctrl-C in the terminal goes to the redis-server too, so that is no failure.
+            if not interrupt.number:
+                return _fail(screen, f"the demo's Redis fails: {error}")
+    if interrupt.number:
+        echo("\nInterrupted. The daemon has stopped; the demo's Redis and its data are gone.")
+        return 128 + interrupt.number
+    evidence = Evidence(
+        books, play.charged, play.expected, states, receiver.verified, receiver.refused, left, [*problems, *log.errors]
+    )
+    return screen.conclude(evidence, log.warnings, play.longest_lag_ms)
+
+
+def _perform(
+    daemon: Daemon, play: Play, settled: Callable[[], bool], interrupt: Interrupt, screen: Screen
+) -> list[str]:
+    """Run the daemon until the play is over and nothing has come twice. Returns what went wrong."""
+    problems = []
+    over_at: float | None = None
+    daemon.start()
+    try:
+        while not interrupt.wait(LOOK):
+            if screen.seconds > LIMIT:
+                problems.append(f"it was not over after {LIMIT:.0f} s")
+                break
+            if play.step() and settled():
+                over_at = over_at or screen.seconds
+                if screen.seconds > over_at + WATCH:
+                    break
+    finally:
+        if not daemon.stop():
+            problems.append("the daemon did not stop in time")
+    return problems
+
+
+def _settings(redis_url: str, receiver_url: str, secret: str) -> Settings:
+    return Settings.model_validate(
+        {
+            # Longer than the daemon's blocking reads, short enough for LIMIT.
+            "redis": {"url": redis_url, "connect_timeout": "2s", "socket_timeout": "2s"},
+            "sweep": {"interval": "500ms"},
+            "webhooks": {"endpoints": [{"name": "demo", "url": receiver_url, "secrets": [secret]}]},
+            "http": {"listen": ""},
+            "shutdown_grace": "3s",
+        }
+    )
+
+
+@contextlib.contextmanager
+def _no_proxy() -> Iterator[None]:
+    """A proxy from the environment cannot reach a receiver on loopback."""
+    before = os.environ.get("no_proxy")
+    os.environ["no_proxy"] = "127.0.0.1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["no_proxy"]
+        else:
+            os.environ["no_proxy"] = before
+
+
+def _introduce(screen: Screen) -> None:
+    screen.title("sweeperd: what was reserved and then forgotten comes back, exactly once")
+    screen.echo(
+        "\n  Three tenants reserve budget before they work. Some commit what they used,"
+        "\n  some release it. Most crash, and what they hold would stay locked for ever:"
+        "\n  sweeperd gives it back when deadline and grace are over, and a signed webhook"
+        "\n  says so.\n"
+    )
+
+
+def _fail(screen: Screen, problem: str) -> int:
+    screen.echo(click.style(f"sweeperd: {problem}", fg="red"))
+    return 1

@@ -1,0 +1,157 @@
+"""The screen of the demo: lines as things happen, then the check of the books."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from sweeperd.demo.ledger import Book
+
+#: What happens, and how it looks.
+STYLES: dict[str, dict[str, Any]] = {
+    "reserved": {"fg": "cyan"},
+    "committed": {"fg": "blue"},
+    "released": {"fg": "blue"},
+    "too late": {"fg": "red"},
+    "due": {"fg": "yellow"},
+    "expired": {"fg": "red", "bold": True},
+    "budget back": {"fg": "green", "bold": True},
+    "webhook": {"fg": "magenta"},
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the demo came to, and what it should have come to."""
+
+    books: Sequence[Book]
+    #: Scope to what the commits have charged there.
+    charged: Mapping[str, int]
+    #: Reservation to the state that it should be in, and to the one that it is in.
+    expected: Mapping[str, str]
+    states: Mapping[str, str]
+    #: Reservation to how many verified webhooks told of it.
+    verified: Mapping[str, int]
+    refused: int = 0
+    indexed: int = 0
+    #: What else went wrong: it took too long, or the daemon logged an error.
+    trouble: Sequence[str] = ()
+
+    def fault(self, book: Book) -> str:
+        """What is wrong with a budget, now that all is over; empty where nothing is."""
+        charged = self.charged.get(book.scope, 0)
+        if not book.balanced:
+            total = book.remaining + book.reserved + book.spent
+            return f"{book.scope}: {book.allocated:,} allocated, but remaining + reserved + spent is {total:,}"
+        if book.reserved:
+            return f"{book.scope}: {book.reserved:,} reserved, though every reservation should have ended"
+        return "" if book.spent == charged else f"{book.scope}: {book.spent:,} spent, but {charged:,} were charged"
+
+    @property
+    def faults(self) -> list[str]:
+        """All that is wrong."""
+        return [*self.budget_faults(), *self.state_faults(), *self.webhook_faults(), *self.trouble]
+
+    def budget_faults(self) -> list[str]:
+        """Budgets that do not balance."""
+        return [fault for fault in map(self.fault, self.books) if fault]
+
+    def state_faults(self) -> list[str]:
+        """Reservations that are not in the state that they should be in, or still in the index."""
+        left = [f"{self.indexed} reservations are still in the index"] if self.indexed else []
+        return left + [
+            f"{name} is {self.states.get(name)}, and should be {state}"
+            for name, state in self.expected.items()
+            if self.states.get(name) != state
+        ]
+
+    def webhook_faults(self) -> list[str]:
+        """Webhooks that are missing, or that should not have come."""
+        refused = [f"{self.refused} webhooks had a signature that did not verify"] if self.refused else []
+        counts = {
+            name: (self.verified.get(name, 0), int(self.expected.get(name) == "EXPIRED"))
+            for name in {**self.expected, **self.verified}
+        }
+        return refused + [
+            f"{name}: {count} webhooks verified, and there should be {due}"
+            for name, (count, due) in counts.items()
+            if count != due
+        ]
+
+
+class Screen:
+    """Writes what happens, line by line, with the seconds since the start."""
+
+    def __init__(self, echo: Callable[[str], None]) -> None:
+        self.echo = echo
+        self._started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been going on."""
+        return time.monotonic() - self._started
+
+    def title(self, text: str) -> None:
+        """What comes next."""
+        self.echo("\n" + click.style(text, bold=True))
+
+    def fact(self, label: str, text: str) -> None:
+        """Something that holds all the time."""
+        self.echo(f"  {click.style(f'{label:<10}', bold=True)}{text}")
+
+    def line(self, label: str, name: str, text: str, change: str = "") -> None:
+        """Something that has happened just now."""
+        what = click.style(f"{label:<12}", **STYLES[label])
+        self.echo(f"{self.seconds:5.1f}s  {what}{name:<11}{text:<27}{change}".rstrip())
+
+    def conclude(self, evidence: Evidence, warnings: Sequence[str], longest_lag_ms: int) -> int:
+        """The books, what they prove, and the exit code."""
+        self._table(evidence)
+        self.title("In all")
+        counts = Counter(evidence.expected.values())
+        settled = f"{counts['COMMITTED']} committed, {counts['RELEASED']} released, {counts['EXPIRED']} expired"
+        self._verdict(
+            f"{len(evidence.books)} budgets balance, and nothing is reserved any more", evidence.budget_faults()
+        )
+        self._verdict(f"{len(evidence.expected)} reservations: {settled}; the index is empty", evidence.state_faults())
+        self._verdict(
+            f"{counts['EXPIRED']} verified webhooks: exactly one for each expiry, none for the others",
+            evidence.webhook_faults(),
+        )
+        self._verdict(
+            f"no errors; all came back within {longest_lag_ms / 1000:.2f} s of the end of their grace", evidence.trouble
+        )
+        for warning in warnings:
+            self.echo(click.style(f"  the daemon's log: {warning}", dim=True))
+        if evidence.faults:
+            self._end("red", "The books do not balance.")
+            return 1
+        self._end(
+            "green", f"All books balance. {counts['EXPIRED']} forgotten reservations came back, each exactly once."
+        )
+        return 0
+
+    def _table(self, evidence: Evidence) -> None:
+        self.title("The books: allocated = remaining + reserved + spent")
+        head = f"  {'budget':<21}{'unit':<8}{'allocated':>9}{'remaining':>11}{'reserved':>10}{'spent':>8}"
+        self.echo(click.style(head, dim=True))
+        for book in evidence.books:
+            *above, name = book.scope.split("/")
+            numbers = f"{book.allocated:>9,}{book.remaining:>11,}{book.reserved:>10,}{book.spent:>8,}"
+            self.echo(f"  {'  ' * len(above) + name:<21}{book.unit:<8}{numbers}   {_mark(not evidence.fault(book))}")
+
+    def _verdict(self, good: str, faults: Sequence[str]) -> None:
+        if not faults:
+            self.echo(f"  {_mark(True)}    {good}")
+        for fault in faults:
+            self.echo(f"  {_mark(False)} {fault}")
+
+    def _end(self, colour: str, text: str) -> None:
+        self.echo("\n" + click.style(text, fg=colour, bold=True))
+
+
+def _mark(good: bool) -> str:
+    return click.style("ok", fg="green", bold=True) if good else click.style("WRONG", fg="red", bold=True)

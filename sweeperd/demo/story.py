@@ -1,0 +1,200 @@
+"""The demo's story: who reserves what, who comes back in time, and what happens to the rest."""
+
+import contextlib
+import functools
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sweeperd.demo.ledger import Ledger, TooLate, levels
+from sweeperd.demo.screen import Screen
+
+#: Between two reservations, seconds.
+STEP = 0.12
+
+#: What each budget begins with.
+BUDGETS = {
+    "tenant:acme": 10_000,
+    "tenant:acme/workspace:prod": 8_000,
+    "tenant:acme/workspace:prod/agent:writer": 5_000,
+    "tenant:acme/workspace:prod/agent:coder": 5_000,
+    "tenant:globex": 6_000,
+    "tenant:globex/workspace:search": 6_000,
+    "tenant:initech": 9_000,
+    "tenant:initech/workspace:billing": 9_000,
+}
+UNITS = {"acme": "TOKENS", "globex": "TOKENS", "initech": "CENTS"}
+
+
+def unit(scope: str) -> str:
+    """What a budget is counted in."""
+    return UNITS[scope.partition("/")[0].removeprefix("tenant:")]
+
+
+WRITER, CODER = "tenant:acme/workspace:prod/agent:writer", "tenant:acme/workspace:prod/agent:coder"
+SEARCH, BILLING = "tenant:globex/workspace:search", "tenant:initech/workspace:billing"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One reservation and what becomes of it; times are in seconds."""
+
+    name: str
+    scope: str
+    amount: int
+    ttl: float
+    grace: float
+    #: How long after the reservation its owner comes back; None: never.
+    after: float | None = None
+    #: What the owner commits then; None: it releases.
+    used: int | None = None
+
+    @property
+    def tenant(self) -> str:
+        """The tenant's name."""
+        return self.scope.partition("/")[0].removeprefix("tenant:")
+
+    @property
+    def unit(self) -> str:
+        """The unit of its budgets."""
+        return unit(self.scope)
+
+
+#: One is made every STEP seconds.
+PLANS = (
+    Plan("acme-1", WRITER, 800, 4.0, 1.0, after=1.2, used=620),
+    Plan("globex-1", SEARCH, 500, 1.2, 1.0),
+    Plan("initech-1", BILLING, 900, 1.5, 1.0),
+    Plan("acme-2", CODER, 600, 1.5, 1.5),
+    Plan("globex-2", SEARCH, 400, 4.0, 1.0, after=1.5),
+    Plan("initech-2", BILLING, 750, 1.2, 2.0, after=2.6, used=510),
+    Plan("acme-3", WRITER, 450, 2.0, 1.5),
+    Plan("globex-3", SEARCH, 700, 3.0, 1.0),
+    Plan("initech-3", BILLING, 1200, 3.2, 1.0),
+    Plan("acme-4", CODER, 300, 5.0, 1.0, after=2.2, used=275),
+    Plan("globex-4", SEARCH, 350, 3.0, 1.5),
+    Plan("initech-4", BILLING, 640, 3.8, 1.0),
+    Plan("acme-5", WRITER, 700, 3.6, 1.5),
+    Plan("globex-5", SEARCH, 900, 5.0, 1.0, after=2.8, used=415),
+    Plan("initech-5", BILLING, 980, 4.3, 1.0),
+    Plan("acme-6", CODER, 550, 4.2, 1.5),
+    Plan("globex-6", SEARCH, 250, 5.0, 1.0),
+    Plan("initech-6", BILLING, 860, 5.0, 1.0, after=3.2),
+    Plan("acme-7", WRITER, 400, 4.8, 1.5),
+    Plan("globex-7", SEARCH, 620, 5.0, 1.5),
+    Plan("initech-7", BILLING, 330, 5.7, 1.0),
+    Plan("acme-8", CODER, 500, 5.5, 1.5),
+    Plan("globex-8", SEARCH, 480, 6.0, 1.2),
+)
+DUE, EXPIRED, WEBHOOK = "due", "expired", "webhook"
+
+
+@dataclass(frozen=True)
+class News:
+    """Something that the daemon or the receiver told of a reservation."""
+
+    kind: str
+    name: str
+    lag_ms: int = 0
+
+
+class Play:
+    """Carries the plans out on time, and shows that and what the daemon and the receiver tell, as it happens."""
+
+    def __init__(self, screen: Screen, ledger: Ledger, news: "queue.SimpleQueue[News]") -> None:
+        self._screen = screen
+        self._ledger = ledger
+        self._news = news
+        #: What each tenant has left, as the screen last showed it.
+        self._left = {tenant: BUDGETS[f"tenant:{tenant}"] for tenant in UNITS}
+        #: When the grace of each reservation ends, monotonic.
+        self._ends: dict[str, float] = {}
+        #: Webhooks that were faster than the log line about their expiry.
+        self._early: list[News] = []
+        self._told: set[tuple[str, str]] = set()
+        self.plans = {plan.name: plan for plan in PLANS}
+        self.expected = dict.fromkeys(self.plans, "EXPIRED")
+        self.charged: Counter[str] = Counter()
+        self.longest_lag_ms = 0
+        deeds: list[tuple[float, Callable[[], None]]] = []
+        for number, plan in enumerate(PLANS):
+            deeds.append((number * STEP, functools.partial(self._reserve, plan)))
+            if plan.after is not None:
+                deeds.append((number * STEP + plan.after, functools.partial(self._return, plan)))
+        self._deeds = sorted(deeds, key=lambda deed: deed[0])
+        self._started = time.monotonic()
+
+    @property
+    def expiring(self) -> set[str]:
+        """The reservations that expire: nobody comes back for them."""
+        return {name for name, state in self.expected.items() if state == "EXPIRED"}
+
+    def step(self) -> bool:
+        """Do what is to be done by now, show what has happened. Returns whether there is nothing left to do."""
+        while self._deeds and self._deeds[0][0] <= time.monotonic() - self._started:
+            self._deeds.pop(0)[1]()
+        self._tell()
+        return not self._deeds
+
+    def _reserve(self, plan: Plan) -> None:
+        ttl_ms, grace_ms = int(plan.ttl * 1000), int(plan.grace * 1000)
+        self._ledger.reserve(plan.name, plan.scope, plan.unit, plan.amount, ttl_ms, grace_ms)
+        self._ends[plan.name] = time.monotonic() + plan.ttl + plan.grace
+        text = f"{plan.amount:,} {plan.unit} for {plan.ttl} s"
+        self._screen.line("reserved", plan.name, text, self._change(plan.tenant, -plan.amount))
+
+    def _return(self, plan: Plan) -> None:
+        used = plan.used or 0
+        late = plan.after is not None and plan.after > plan.ttl
+        try:
+            if plan.used is None:
+                self._ledger.release(plan.name)
+            else:
+                self._ledger.commit(plan.name, used)
+        except TooLate:
+            # On a busy machine the owner itself may be slow. It expires like the others then.
+            self._screen.line("too late", plan.name, "its owner is back, but the grace is over")
+            return
+        change = self._change(plan.tenant, plan.amount - used)
+        if plan.used is None:
+            self.expected[plan.name] = "RELEASED"
+            self._screen.line("released", plan.name, "not needed", change)
+        else:
+            self.expected[plan.name] = "COMMITTED"
+            self.charged.update(dict.fromkeys(levels(plan.scope), used))
+            text = f"{'in grace: ' if late else ''}used {used:,} of {plan.amount:,}"
+            self._screen.line("committed", plan.name, text, change)
+
+    def _change(self, tenant: str, change: int) -> str:
+        before = self._left[tenant]
+        self._left[tenant] += change
+        return f"{tenant} {before:,} -> {self._left[tenant]:,}"
+
+    def _tell(self) -> None:
+        news, self._early = self._early, []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                news.append(self._news.get_nowait())
+        for item in news:
+            if item.kind == DUE and (DUE, item.name) not in self._told:
+                self._told.add((DUE, item.name))
+                grace = max(0.0, self._ends[item.name] - time.monotonic())
+                self._screen.line(DUE, item.name, f"deadline passed; in grace for {grace:.1f} s")
+        expired = [item for item in news if item.kind == EXPIRED]
+        for item in expired:
+            self._told.add((EXPIRED, item.name))
+            self.longest_lag_ms = max(self.longest_lag_ms, item.lag_ms)
+            self._screen.line(EXPIRED, item.name, "its owner never came back")
+        for tenant in sorted({self.plans[item.name].tenant for item in expired}):
+            remaining = self._ledger.book(f"tenant:{tenant}", UNITS[tenant]).remaining
+            if back := remaining - self._left[tenant]:
+                text = f"{back:+,} {UNITS[tenant]} on each level"
+                self._screen.line("budget back", tenant, text, self._change(tenant, back))
+        for item in news:
+            if item.kind == WEBHOOK:
+                if (EXPIRED, item.name) in self._told:
+                    self._screen.line(WEBHOOK, item.name, "received, signature verified")
+                else:
+                    self._early.append(item)

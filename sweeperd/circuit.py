@@ -1,5 +1,6 @@
 """When to stop asking a receiver that does not answer, and when to ask again."""
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -23,6 +24,7 @@ class Circuit:
         self._clock = clock
         self._failures = 0
         self._open_until = 0.0
+        self._lock = threading.Lock()
 
     @property
     def open(self) -> bool:
@@ -36,12 +38,19 @@ class Circuit:
 
     def succeeded(self) -> None:
         """A hand-over succeeded: the circuit is closed."""
-        self._failures = 0
+        with self._lock:
+            self._failures = 0
 
-    def failed(self) -> bool:
-        """A hand-over failed. Returns whether that opened the circuit."""
-        self._failures += 1
-        if self.open:
-            probes = self._failures - FAILURES_TO_OPEN + 1
-            self._open_until = self._clock() + growing_wait(self._initial, self._longest, probes)
-        return self._failures == FAILURES_TO_OPEN
+    def failed(self, *, probe: bool = False) -> bool:
+        """
+        A hand-over failed. Returns whether that opened the circuit. While it is open only the probe counts: what was
+        under way when it opened says nothing new.
+        """
+        with self._lock:
+            if self.open and not probe:
+                return False
+            self._failures += 1
+            if self.open:
+                probes = self._failures - FAILURES_TO_OPEN + 1
+                self._open_until = self._clock() + growing_wait(self._initial, self._longest, probes)
+            return self._failures == FAILURES_TO_OPEN

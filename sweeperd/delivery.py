@@ -77,6 +77,8 @@ class EndpointDelivery:
         self._encode = encode
         self._metrics = metrics
         self._stop = stop
+        # The answer to a read that waits has to come before the socket gives up.
+        self._block_ms = int(min(BLOCK, shard.socket_timeout / 2) * 1000)
         self._capacity = 2 * senders
         self._sender_count = senders
         self._queue: queue.SimpleQueue[tuple[Entry, bool] | None] = queue.SimpleQueue()
@@ -185,7 +187,7 @@ class EndpointDelivery:
         entries = self._take_again(free) if look else []
         if len(entries) < free:
             # Never block while there is something to hand out.
-            block_ms = int(BLOCK * 1000) if block and not entries else 0
+            block_ms = self._block_ms if block and not entries else 0
             entries += self._stream.read(self.name, free - len(entries), block_ms)
         else:
             self._look_at = now  # there is more
@@ -301,7 +303,7 @@ class EndpointDelivery:
         if verdict.gone:
             self._state = self._board.pause(self.name, "the receiver answered 410")
             log.error("the endpoint is gone and is paused until it is resumed", extra={"endpoint": self.name})
-        elif self.circuit.failed():
+        elif self.circuit.failed(probe=probe):
             log.error("the endpoint fails; its events wait", extra={"endpoint": self.name, "reason": verdict.reason})
         if verdict.retry_after and not verdict.gone:
             self._state = self._board.quiet(self.name, min(verdict.retry_after, self._max_age_ms / 1000))

@@ -25,12 +25,12 @@ class Lease:
 
     def acquire(self) -> bool:
         """
-        Take the lease. True too where Redis is full and refuses it: the sweep is what frees memory, so it goes on
-        without. Raises redis.RedisError.
+        Take the lease, or keep the one that could not be released. True too where Redis is full and refuses it: the
+        sweep is what frees memory, so it goes on without. Raises redis.RedisError.
         """
         self._renew_at = time.monotonic() + TTL / 3
         try:
-            return bool(self._client.set(self._key, self._token, nx=True, px=int(TTL * 1000)))
+            return bool(self._client.set(self._key, self._token, nx=True, px=int(TTL * 1000))) or self._extend()
         except redis.ResponseError as error:
             if is_full(error):
                 return True
@@ -40,8 +40,11 @@ class Lease:
         """Make it last, once a third of its time has gone; call it as often as you like. Raises redis.RedisError."""
         if time.monotonic() >= self._renew_at:
             self._renew_at = time.monotonic() + TTL / 3
-            self._renew.run(self._client, Call([self._key], [self._token, int(TTL * 1000)]))
+            self._extend()
 
     def release(self) -> None:
         """Let go of it, where it is still held. Raises redis.RedisError."""
         self._release.run(self._client, Call([self._key], [self._token]))
+
+    def _extend(self) -> bool:
+        return bool(self._renew.run(self._client, Call([self._key], [self._token, int(TTL * 1000)])))

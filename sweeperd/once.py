@@ -2,6 +2,7 @@
 
 import enum
 import functools
+import logging
 import threading
 import time
 from collections import Counter
@@ -15,6 +16,8 @@ from sweeperd.metrics import Metrics
 from sweeperd.reservation import message, reservations
 from sweeperd.shard import Shard
 from sweeperd.sweep import Decision, Outcome, Sweeper
+
+log = logging.getLogger(__name__)
 
 
 class Stage(enum.StrEnum):
@@ -70,9 +73,11 @@ def run_once(settings: Settings, stop: threading.Event, progress: Progress = lam
         delivery = Delivery(settings, shard, functools.partial(message, shard.keys.prefix), metrics, stop)
         delivery.prepare()
         counts, complete = _sweep(settings, shard, metrics, stop, progress)
-        _deliver(delivery, stop, progress)
+        _deliver(delivery, progress)
         delivery.maintain()
-        return OnceReport(counts, complete, delivery.report(), time.monotonic() - started)
+        report = OnceReport(counts, complete, delivery.report(), time.monotonic() - started)
+        log.info("run ended", extra=report.as_dict())
+        return report
     finally:
         shard.close()
 
@@ -98,13 +103,10 @@ def _sweep(
     return counts, complete
 
 
-def _deliver(delivery: Delivery, stop: threading.Event, progress: Progress) -> None:
+def _deliver(delivery: Delivery, progress: Progress) -> None:
     waiting = delivery.report().undelivered
     delivery.start(until_idle=True)
     while not delivery.join(time.monotonic() + 0.2):
         done = sum(endpoint.counts().total() for endpoint in delivery.endpoints)
         progress(Stage.DELIVERING, done, waiting)
-        if stop.is_set():
-            break
-    delivery.join()
     progress(Stage.DELIVERING, waiting, waiting)

@@ -114,13 +114,14 @@ class Shard:
         self.name = name
         self.keys = Keys(prefix)
         self.clock = Clock()
+        self.socket_timeout = settings.socket_timeout.total_seconds()
         url = settings.url.get_secret_value()
         self.address = _without_credentials(url)
         self.client: redis.Redis = redis.Redis.from_url(
             url,
             protocol=2,
             retry=Retry(NoBackoff(), 0),
-            socket_timeout=settings.socket_timeout.total_seconds(),
+            socket_timeout=self.socket_timeout,
             socket_connect_timeout=settings.connect_timeout.total_seconds(),
             client_name="sweeperd",
         )

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -53,6 +54,7 @@ class Receiver:
     def __init__(self, behaviour: Behaviour = lambda *_: Answer()) -> None:
         self.behaviour = behaviour
         self._requests: list[Request] = []
+        self._seen: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._server = _Server(("127.0.0.1", 0), self._handler())
@@ -96,10 +98,15 @@ class Receiver:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+                length = int(self.headers["Content-Length"])
+                body = self.rfile.read(length)
+                if len(body) < length:
+                    self.close_connection = True
+                    return  # the sender died over it
                 request = Request(self.path, dict(self.headers), body, time.monotonic())
                 with receiver._changed:
-                    before = sum(other.event_id == request.event_id for other in receiver._requests)
+                    before = receiver._seen[request.event_id]
+                    receiver._seen[request.event_id] += 1
                     receiver._requests.append(request)
                     receiver._changed.notify_all()
                 answer = receiver.behaviour(request, before)

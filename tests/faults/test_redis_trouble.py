@@ -112,14 +112,22 @@ def test_a_primary_that_became_a_replica_is_not_written_to(own_server: Server, t
 
 
 def test_redis_is_paused_for_longer_than_the_time_out(own_server: Server, tmp_path: Path) -> None:
-    env = environment(own_server.url, sweep__interval="100ms", redis__socket_timeout="500ms")
-    with connect(own_server) as client, daemon(env, tmp_path) as running:
-        eventually(lambda: running.get("/readyz")[0] == 200)
-        reserve(client, [str(number) for number in range(1000)])
-        client.client_pause(2000)
-        eventually(lambda: running.metric("sweeperd_sweeps_total", result="error") >= 1)
-        eventually(lambda: client.xlen("sweeperd:events") == 1000)
-        assert budget(client) == (0, 5000)
+    with Receiver() as receiver, connect(own_server) as client:
+        env = environment(
+            own_server.url,
+            sweep__interval="100ms",
+            redis__socket_timeout="500ms",
+            endpoints=[{"name": "hook", "url": receiver.url}],
+        )
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: running.get("/readyz")[0] == 200)
+            eventually(lambda: len(running.logged("delivery waits for redis")) == 0)
+            reserve(client, [str(number) for number in range(1000)])
+            client.client_pause(2000)
+            eventually(lambda: running.metric("sweeperd_sweeps_total", result="error") >= 1)
+            eventually(lambda: client.xlen("sweeperd:events") == 1000)
+            assert budget(client) == (0, 5000)
+            receiver.wait_for(lambda requests: len({request.event_id for request in requests}) == 1000, limit=40)
 
 
 def test_everything_is_flushed_under_it(server: Server, client: redis.Redis, tmp_path: Path) -> None:

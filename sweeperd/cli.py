@@ -85,7 +85,7 @@ def main(
     context.exit(_once(options, as_json) if once else _daemon(options))
 
 
-@main.command()
+@main.command(short_help="Show the whole main job, live, on a Redis of its own.")
 def demo() -> None:
     """Show the whole main job on a Redis of its own: no server, no configuration, half a minute at most."""
     from sweeperd.demo import run_demo  # noqa: PLC0415 - what only the demo needs is imported only for it

@@ -134,7 +134,8 @@ class Daemon:
     def __init__(self, env: Mapping[str, str], log: Path, wrapper: Sequence[str] = ()) -> None:
         self._log = log
         with log.open("ab") as output:
-            self.process = subprocess.Popen([*wrapper, *command()], env=env, stderr=output)
+            # A group of its own, so that what a wrapper starts ends with it.
+            self.process = subprocess.Popen([*wrapper, *command()], env=env, stderr=output, start_new_session=True)
         self._port = eventually(lambda: self._fatal() or self.logged("started"))[0]["http_port"]
 
     def lines(self) -> list[dict[str, Any]]:
@@ -168,7 +169,7 @@ class Daemon:
         return self.process.wait(limit)
 
     def kill(self) -> None:
-        self.process.kill()
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def _fatal(self) -> None:

@@ -6,8 +6,8 @@
 -- KEYS[4] -> sweeperd:quarantine   ZSET    bare id -> ms when it was set aside
 --
 -- ARGV[1] -> the bare reservation id
--- ARGV[2] -> what comes before <scope>:<unit> in the name of a budget (a HASH). Which budgets there are is known only
---            once the reservation has been read, so they cannot be KEYS; they share its prefix, and so its cluster slot.
+-- ARGV[2] -> what comes before <scope>:<unit> in the name of a budget (a HASH). Which budgets there are is known
+--            only once the reservation has been read, so they cannot be KEYS; they share its prefix, and so its slot.
 -- ARGV[3] -> grace in ms for a reservation that has no grace_ms of its own
 -- ARGV[4] -> how long the expired reservation stays readable, ms
 -- ARGV[5] -> trace id for the event
@@ -20,26 +20,29 @@
 --   {'expired', tenant, ms since deadline + grace, scopes without a budget as a JSON array}
 --
 -- Redis does not roll a script back, so every check comes before the first write, and after it nothing may fail: a
--- script that gave back scope 1 and then stumbled over scope 2 would give back scope 1 again on every sweep.
+-- script that gave back scope 1 and then stumbled over scope 2 would give back scope 1 again on every sweep. The one
+-- write that no check can vouch for is XADD (the stream's last id may be the greatest there is), so it is tried while
+-- there is nothing to undo but the first write.
 --
 -- The first write is always a ZREM. At maxmemory with noeviction, Redis refuses a script's writes that need memory
 -- until the script has made one that needs none.
 --
 -- This runs once for each expiry while all other clients wait, so it is written for few commands and few allocations:
--- no helper is defined that everyday numbers do not need, text is formatted with %d (redis.call would print a number
--- with 17 digits of floating point, at several times the cost), and replies are reused as tables.
+-- no helper is defined that everyday numbers do not need, functions that are called often are locals, text is formatted
+-- with %d (redis.call would print a number with 17 digits of floating point, at several times the cost), and tables
+-- that have served are used again.
 
 -- Up to 15 digits, a sum of two numbers is exact in a double.
 local PLAIN, PLAIN_DIGITS = '^[1-9]%d*$', 15
 local INT64_MAX = '9223372036854775807'
-local find = string.find
+local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format
 
 local function set_aside(reason, now, tenant)
-  redis.call('ZCARD', KEYS[4]) -- where the key is of another type, fail here, before the first write
-  redis.call('ZREM', KEYS[2], ARGV[1])
-  redis.call('ZADD', KEYS[4], now, ARGV[1])
+  call('ZCARD', KEYS[4]) -- where the key is of another type, fail here, before the first write
+  call('ZREM', KEYS[2], ARGV[1])
+  call('ZADD', KEYS[4], now, ARGV[1])
   if reason ~= 'WRONG_TYPE' then
-    redis.call('HSET', KEYS[1], 'quarantined_at', now, 'quarantine_reason', reason)
+    call('HSET', KEYS[1], 'quarantined_at', now, 'quarantine_reason', reason)
   end
   return {'quarantined', reason, tenant or ''}
 end
@@ -47,7 +50,7 @@ end
 -- Milliseconds from plain decimal text; nil where it is none, or where a double would round it.
 local function milliseconds(text)
   if text == '0' or find(text, PLAIN) then
-    local value = tonumber(text)
+    local value = text + 0
     if value < 9007199254740992 or text == '9007199254740992' then
       return value
     end
@@ -75,13 +78,13 @@ local function move_exactly(reserved, remaining, amount)
   return int64_text(reserved_high, reserved_low), remaining
 end
 
-local time = redis.call('TIME')
+local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local now_text = string.format('%d', now)
+local now_text = format('%d', now)
 
-local row = redis.pcall('HMGET', KEYS[1], 'state', 'expires_at', 'grace_ms', 'estimate_amount', 'estimate_unit',
+local row = attempt('HMGET', KEYS[1], 'state', 'expires_at', 'grace_ms', 'estimate_amount', 'estimate_unit',
   'budgeted_scopes', 'tenant', 'scope_path', 'created_at', 'extension_count')
-if row.err then
+if not row[1] and row.err then
   if find(row.err, 'WRONGTYPE', 1, true) then
     return set_aside('WRONG_TYPE', now_text)
   end
@@ -91,11 +94,11 @@ local state, expires_text, amount, unit, scopes_text, tenant = row[1], row[2], r
 
 if state ~= 'ACTIVE' then
   if state == 'COMMITTED' or state == 'RELEASED' or state == 'EXPIRED' then
-    redis.call('ZREM', KEYS[2], ARGV[1])
+    call('ZREM', KEYS[2], ARGV[1])
     return {'skipped', state}
   end
-  if not state and redis.call('EXISTS', KEYS[1]) == 0 then
-    redis.call('ZREM', KEYS[2], ARGV[1])
+  if not state and call('EXISTS', KEYS[1]) == 0 then
+    call('ZREM', KEYS[2], ARGV[1])
     return {'not_found'}
   end
   return set_aside('INVALID_STATE', now_text, tenant)
@@ -107,8 +110,8 @@ if not expires_at or not grace then
   return set_aside('INVALID_EXPIRY', now_text, tenant)
 end
 if now <= expires_at then
-  redis.call('ZREM', KEYS[2], ARGV[1])
-  redis.call('ZADD', KEYS[2], expires_text, ARGV[1])
+  call('ZREM', KEYS[2], ARGV[1])
+  call('ZADD', KEYS[2], expires_text, ARGV[1])
   return {'not_due'}
 end
 if now <= expires_at + grace then
@@ -121,34 +124,38 @@ if not amount or not (amount == '0' or find(amount, PLAIN)) or not unit or unit 
 end
 
 if not scopes_text then
-  scopes_text = redis.call('HGET', KEYS[1], 'affected_scopes')
+  scopes_text = call('HGET', KEYS[1], 'affected_scopes')
   if not scopes_text then
     return set_aside('MISSING_SCOPES', now_text, tenant)
   end
 end
+-- cjson stops at a NUL byte without a word; an object has no length.
 local decoded, scopes = pcall(cjson.decode, scopes_text)
-if not decoded or type(scopes) ~= 'table' or #scopes == 0 or not find(scopes_text, '^%s*%[') then
+if not decoded or type(scopes) ~= 'table' or #scopes == 0 or find(scopes_text, '\0', 1, true) then
   return set_aside('MALFORMED_SCOPES', now_text, tenant)
 end
-local small_amount = #amount <= PLAIN_DIGITS and tonumber(amount)
+local small_amount = #amount <= PLAIN_DIGITS and amount + 0
 local budgets = {} -- key -> {reserved, remaining} as they are to become, or false where there is no such budget
 local missing
+local stem, suffix = ARGV[2], ':' .. unit
+-- Turns scopes, in place, into the names of their budgets.
 for i = 1, #scopes do
   local scope = scopes[i]
   if type(scope) ~= 'string' or scope == '' then
     return set_aside('MALFORMED_SCOPES', now_text, tenant)
   end
-  local key = ARGV[2] .. scope .. ':' .. unit
+  local key = stem .. scope .. suffix
+  scopes[i] = key
   local budget = budgets[key] -- a scope that is named twice is released twice
   if budget == nil then
-    budget = redis.pcall('HMGET', key, 'reserved', 'remaining')
-    if budget.err then
+    budget = attempt('HMGET', key, 'reserved', 'remaining')
+    if not budget[1] and budget.err then
       if find(budget.err, 'WRONGTYPE', 1, true) then
         return set_aside('INVALID_BUDGET', now_text, tenant)
       end
       return budget
     end
-    if not budget[1] and not budget[2] and redis.call('EXISTS', key) == 0 then
+    if not budget[1] and not budget[2] and call('EXISTS', key) == 0 then
       budget = false
       missing = missing or {}
       missing[#missing + 1] = scope
@@ -161,12 +168,12 @@ for i = 1, #scopes do
       return set_aside('INVALID_BUDGET', now_text, tenant)
     end
     if small_amount and #reserved <= PLAIN_DIGITS and #remaining <= PLAIN_DIGITS
-      and find(reserved, PLAIN) and find(remaining, PLAIN) then
+      and find(reserved, PLAIN) and (find(remaining, PLAIN) or remaining == '0') then
       reserved = reserved - small_amount
       if reserved < 0 then
         return set_aside('RESERVED_UNDERFLOW', now_text, tenant)
       end
-      budget[1], budget[2] = string.format('%d', reserved), string.format('%d', remaining + small_amount)
+      budget[1], budget[2] = format('%d', reserved), format('%d', remaining + small_amount)
     else
       local problem
       budget[1], budget[2], problem = move_exactly(reserved, remaining, amount)
@@ -177,17 +184,24 @@ for i = 1, #scopes do
   end
 end
 local missing_text = missing and cjson.encode(missing) or '[]'
-redis.call('XLEN', KEYS[3]) -- where the key is of another type, fail here, before the first write
 
-redis.call('ZREM', KEYS[2], ARGV[1])
-for key, budget in pairs(budgets) do
+local indexed = call('ZREM', KEYS[2], ARGV[1])
+local added = attempt('XADD', KEYS[3], '*', 'id', ARGV[1], 'tenant', tenant or '', 'scope', row[8] or '',
+  'unit', unit, 'amount', amount, 'created_at', row[9] or '', 'expires_at', expires_text, 'expired_at', now_text,
+  'grace_ms', grace_text, 'extensions', row[10] or '', 'missing', missing_text, 'trace_id', ARGV[5])
+if type(added) == 'table' then -- an error; the id of the entry is text
+  if indexed == 1 then
+    call('ZADD', KEYS[2], expires_text, ARGV[1])
+  end
+  return added
+end
+for i = 1, #scopes do
+  local key = scopes[i]
+  local budget = budgets[key]
   if budget then
-    redis.call('HSET', key, 'reserved', budget[1], 'remaining', budget[2])
+    call('HSET', key, 'reserved', budget[1], 'remaining', budget[2])
   end
 end
-redis.call('HSET', KEYS[1], 'state', 'EXPIRED', 'expired_at', now_text)
-redis.call('PEXPIRE', KEYS[1], ARGV[4])
-redis.call('XADD', KEYS[3], '*', 'id', ARGV[1], 'tenant', tenant or '', 'scope', row[8] or '', 'unit', unit,
-  'amount', amount, 'created_at', row[9] or '', 'expires_at', expires_text, 'expired_at', now_text,
-  'grace_ms', grace_text, 'extensions', row[10] or '', 'missing', missing_text, 'trace_id', ARGV[5])
+call('HSET', KEYS[1], 'state', 'EXPIRED', 'expired_at', now_text)
+call('PEXPIRE', KEYS[1], ARGV[4])
 return {'expired', tenant or '', now - expires_at - grace, missing_text}

@@ -60,9 +60,10 @@ def _positive(value: timedelta) -> timedelta:
 def _redis_url(value: SecretStr) -> SecretStr:
     url = value.get_secret_value()
     try:
-        redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
         urlsplit(url).port  # noqa: B018 - raises where it is no number
-    except ValueError:
+        # Makes a connection without opening it, and so looks at every option in the URL.
+        redis.ConnectionPool.from_url(url).make_connection()
+    except (ValueError, TypeError):
         raise ValueError("not a URL of Redis: redis://, rediss:// or unix:// and what redis-py takes in one") from None
     return value
 

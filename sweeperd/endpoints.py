@@ -1,16 +1,15 @@
 """What all replicas must know of an endpoint: that it is paused, or that it asked for quiet."""
 
-import json
-from dataclasses import asdict, dataclass
-
+import pydantic
 import redis
 
 from sweeperd.shard import Shard, is_full
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointState:
+class EndpointState(pydantic.BaseModel):
     """Times are ms on Redis's clock."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
     #: Since when nothing is sent until an operator resumes it, and why.
     paused_at: int | None = None
@@ -38,8 +37,8 @@ class EndpointBoard:
         if not isinstance(entry, bytes):
             return EndpointState()
         try:
-            return EndpointState(**json.loads(entry))
-        except (ValueError, TypeError):
+            return EndpointState.model_validate_json(entry)
+        except ValueError:
             # Somebody wrote here by hand. To send to a receiver that must be left alone is worse than to wait.
             return EndpointState(paused_at=0, reason=f"{self._key.decode()} holds what cannot be read")
 
@@ -53,7 +52,7 @@ class EndpointBoard:
 
     def _write(self, endpoint: str, state: EndpointState) -> EndpointState:
         try:
-            self._client.hset(self._key, endpoint, json.dumps(asdict(state)))
+            self._client.hset(self._key, endpoint, state.model_dump_json())
         except redis.ResponseError as error:
             if not is_full(error):
                 raise

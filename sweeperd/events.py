@@ -119,20 +119,24 @@ class EventStream:
     def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> list[Entry]:
         """
         Take these for another hand-over, except those that another replica has taken meanwhile: a claim ends their idle
-        time. An event that is not in the stream any more comes without fields.
+        time. An event that is not in the stream any more comes without fields, and is not claimed: Redis 7 would forget
+        that it is pending.
         """
         if not wanted:
             return []
-        ids: list[Any] = [pending.id for pending in wanted]
+        look = self._client.pipeline(transaction=False)
+        for pending in wanted:
+            look.xrange(self._key, pending.id, pending.id)
+        there = [pending for pending, found in zip(wanted, look.execute(), strict=True) if found]
+        gone = [Entry(pending.id, pending.deliveries, {}) for pending in wanted if pending not in there]
+        if not there:
+            return gone
+        ids: list[Any] = [pending.id for pending in there]
         reply = self._client.xclaim(self._key, group, self._consumer, min_idle_ms, ids)
         claimed = {entry: fields for entry, fields in cast(list[tuple[bytes, dict[bytes, bytes]]], reply) if entry}
-        entries = []
-        for pending in wanted:
-            if pending.id in claimed:
-                entries.append(Entry(pending.id, pending.deliveries + 1, claimed[pending.id]))
-            elif not self._client.xrange(self._key, pending.id, pending.id):
-                entries.append(Entry(pending.id, pending.deliveries, {}))
-        return entries
+        return gone + [
+            Entry(pending.id, pending.deliveries + 1, claimed[pending.id]) for pending in there if pending.id in claimed
+        ]
 
     def keep(self, group: str, ids: Iterable[bytes]) -> None:
         """Say that these are in hand, so that nobody takes them over."""

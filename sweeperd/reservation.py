@@ -9,7 +9,7 @@ from sweeperd.config import SweepSettings
 from sweeperd.lua import Call, Script
 from sweeperd.shard import Keys
 from sweeperd.sweep import Decision, Kind, Outcome
-from sweeperd.text import rfc3339, shown
+from sweeperd.text import rfc3339, shown, shown_list
 from sweeperd.webhook import Message
 
 EVENT_TYPE = "reservation.expired"
@@ -35,8 +35,7 @@ def _decision(entry: bytes, reply: Any) -> Decision:
     outcome = Outcome(reply[0].decode())
     if outcome is Outcome.EXPIRED:
         _, tenant, lag_ms, missing = reply
-        scopes = () if missing == b"[]" else tuple(json.loads(shown(missing)))
-        return Decision(entry, outcome, tenant=tenant, lag_ms=lag_ms, missing=scopes)
+        return Decision(entry, outcome, tenant=tenant, lag_ms=lag_ms, missing=shown_list(missing))
     if outcome is Outcome.QUARANTINED:
         return Decision(entry, outcome, reply[1].decode(), tenant=reply[2])
     if outcome is Outcome.SKIPPED:
@@ -65,7 +64,7 @@ def message(prefix: bytes, fields: dict[bytes, bytes]) -> Message:
         "ttl_ms": None if created_at is None or expires_at is None else expires_at - created_at,
         "grace_ms": _whole(fields, b"grace_ms"),
         "extensions_used": _whole(fields, b"extensions"),
-        "missing_budgets": json.loads(shown(fields.get(b"missing", b"[]"))),
+        "missing_budgets": _list(fields, b"missing"),
     }
     body = {
         "event_id": event_id,
@@ -97,6 +96,12 @@ def _event_id(prefix: bytes, fields: dict[bytes, bytes]) -> str:
 
 def _text(fields: dict[bytes, bytes], name: bytes) -> str | None:
     return shown(fields[name]) if fields.get(name) else None
+
+
+def _list(fields: dict[bytes, bytes], name: bytes) -> tuple[str, ...] | None:
+    with contextlib.suppress(ValueError):
+        return shown_list(fields.get(name, b"[]"))
+    return None
 
 
 def _whole(fields: dict[bytes, bytes], name: bytes) -> int | None:

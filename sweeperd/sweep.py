@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import redis
-
 from sweeperd.config import SweepSettings
 from sweeperd.lua import Call, Script
 from sweeperd.shard import Shard, describe, is_server_trouble
@@ -154,15 +152,12 @@ class Sweeper:
                     if self._stop.is_set() or time.monotonic() - started > self._time_budget:
                         self._resume = position
                         return report(complete=False)
-                    try:
-                        decisions = self._decide([entry for entry, _ in entries], trace_id)
-                    except redis.RedisError:
-                        self._resume = position.behind(entries)
-                        raise
+                    self._resume = position.behind(entries)
+                    decisions = self._decide([entry for entry, _ in entries], trace_id)
+                    self._resume = _Position()
                     for (_, score), decision in zip(entries, decisions, strict=True):
                         position = position.after(score, stays=decision.outcome.stays)
                         counts[decision.outcome] += 1
-                    self._observe(decisions, trace_id)
                 if len(batch) < self._batch_size:
                     return report(complete=True)
 
@@ -187,14 +182,22 @@ class Sweeper:
     def _decide(self, ids: Sequence[bytes], trace_id: str) -> list[Decision]:
         calls = [self._kind.call(entry, trace_id) for entry in ids]
         replies = self._kind.script.run_many(self._shard.client, calls)
-        return [self._decision(entry, reply) for entry, reply in zip(ids, replies, strict=True)]
+        decisions, trouble = [], None
+        for entry, reply in zip(ids, replies, strict=True):
+            if isinstance(reply, Exception) and is_server_trouble(reply):
+                trouble = reply
+            else:
+                decisions.append(self._decision(entry, reply))
+        # Before the slice fails as a whole: what was decided in it has happened.
+        self._observe(decisions, trace_id)
+        if trouble is not None:
+            raise trouble
+        return decisions
 
     def _decision(self, entry: bytes, reply: Any) -> Decision:
-        if not isinstance(reply, Exception):
-            return self._kind.decision(entry, reply)
-        if is_server_trouble(reply):
-            raise reply
-        return Decision(entry, Outcome.ERROR, describe(reply))
+        if isinstance(reply, Exception):
+            return Decision(entry, Outcome.ERROR, describe(reply))
+        return self._kind.decision(entry, reply)
 
 
 def _slices(batch: Sequence[tuple[bytes, bytes]], length: int) -> Iterator[Sequence[tuple[bytes, bytes]]]:

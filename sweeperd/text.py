@@ -1,11 +1,20 @@
 """Bytes from Redis as text for people."""
 
+import json
 from datetime import UTC, datetime
 
 
 def shown(value: bytes) -> str:
     """As UTF-8; what is not UTF-8 is shown escaped (`\\xff`)."""
     return value.decode("utf-8", "backslashreplace")
+
+
+def shown_list(value: bytes) -> tuple[str, ...]:
+    """A JSON array of strings, each as `shown` shows it. Raises ValueError where it is none."""
+    items = json.loads(value.decode("utf-8", "surrogateescape"))
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise ValueError("not an array of strings")
+    return tuple(shown(item.encode("utf-8", "surrogateescape")) for item in items)
 
 
 def rfc3339(milliseconds: int) -> str:

@@ -100,7 +100,7 @@ class Webhook:
         self._clock = clock
         self._observe = observe
         self._stop = stop
-        self._session = requests.Session()
+        self._session = _Session()
         adapter = requests.adapters.HTTPAdapter(pool_connections=1, pool_maxsize=connections, max_retries=0)
         self._session.mount("https://", adapter)
         self._session.mount("http://", adapter)
@@ -121,7 +121,15 @@ class Webhook:
             retry_error_callback=_last_verdict,
             sleep=tenacity.sleep_using_event(self._stop),
         )
-        verdict: Verdict = retrying(self._request, message)
+        verdict = None
+        for attempt in retrying:
+            if verdict is not None and self._stop.is_set():
+                break  # the stop came while it waited
+            with attempt:
+                verdict = self._request(message)
+            attempt.retry_state.set_result(verdict)
+        if verdict is None:
+            raise RuntimeError("there was no attempt")
         return verdict
 
     def close(self) -> None:
@@ -137,9 +145,10 @@ class Webhook:
             "webhook-timestamp": str(timestamp),
             "X-Cycles-Event-Id": message.event_id,
             "X-Cycles-Event-Type": message.event_type,
-            "X-Cycles-Trace-Id": message.trace_id,
-            "traceparent": f"00-{message.trace_id}-{secrets.token_hex(8)}-01",
         }
+        if message.trace_id:
+            headers["X-Cycles-Trace-Id"] = message.trace_id
+            headers["traceparent"] = f"00-{message.trace_id}-{secrets.token_hex(8)}-01"
         if self._keys:
             signed = f"{message.event_id}.{timestamp}.".encode() + message.body
             headers["webhook-signature"] = " ".join(
@@ -182,12 +191,27 @@ class Webhook:
         asked = response.headers.get("Retry-After", "").strip()
         if asked.isascii() and asked.isdigit():
             return float(asked[:9])
-        until = email.utils.parsedate_tz(asked)
+        until = _http_date(asked)
         if until is None:
             return None
-        sent = email.utils.parsedate_tz(response.headers.get("Date", ""))
-        now = email.utils.mktime_tz(sent) if sent else self._clock.now_ms() / 1000
-        return max(0.0, email.utils.mktime_tz(until) - now)
+        sent = _http_date(response.headers.get("Date", ""))
+        return max(0.0, until - (self._clock.now_ms() / 1000 if sent is None else sent))
+
+
+def _http_date(text: str) -> float | None:
+    """Seconds since the epoch."""
+    parsed = email.utils.parsedate_tz(text)
+    try:
+        return None if parsed is None else email.utils.mktime_tz(parsed)
+    except (ValueError, OverflowError):
+        return None
+
+
+class _Session(requests.Session):
+    """Follows no redirect, and does not even look where one leads: requests would read the whole body first."""
+
+    def get_redirect_target(self, _response: requests.Response) -> None:
+        return None
 
 
 class _Wait(wait_base):

@@ -1,0 +1,199 @@
+"""What is told of the sweep: each outcome in exactly its counters and its log line."""
+
+import logging
+from collections import Counter
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from sweeperd.audit import Audit
+from sweeperd.metrics import Metrics
+from sweeperd.sweep import Backlog, Decision, Outcome, SweepReport
+
+TRACE = "0123456789abcdef0123456789abcdef"
+
+Samples = dict[tuple[str, tuple[str, ...]], float]
+
+
+def samples(registry: CollectorRegistry) -> Samples:
+    """Every sample of ours by name and label values, buckets aside; what is 0 is left out."""
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name.startswith("sweeperd_") and not sample.name.endswith("_bucket") and sample.value
+    }
+
+
+class Told:
+    """An audit, what its metrics went up by, and its log lines."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture, *, tenant_label: bool = True) -> None:
+        caplog.set_level(logging.DEBUG)
+        self.metrics = Metrics(tenant_label=tenant_label)
+        self.audit = Audit(self.metrics, "s1")
+        self._caplog = caplog
+        self._before = samples(self.metrics.registry)
+
+    def decided(self, *decisions: Decision) -> Samples:
+        self.audit.decided(decisions, TRACE)
+        return self.changes()
+
+    def changes(self) -> Samples:
+        now = samples(self.metrics.registry)
+        return {key: value - self._before.get(key, 0) for key, value in now.items() if value != self._before.get(key)}
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """The only log line, its extras included."""
+        (record,) = self._caplog.records
+        extras = {key: value for key, value in vars(record).items() if key not in vars(logging.makeLogRecord({}))}
+        return extras | {"message": record.getMessage(), "level": record.levelname}
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Told:
+    return Told(caplog)
+
+
+@pytest.mark.parametrize(
+    ("decision", "level", "extras"),
+    [
+        (Decision(b"r1", Outcome.SKIPPED, "COMMITTED"), "INFO", {"state": "COMMITTED"}),
+        (Decision(b"r1", Outcome.IN_GRACE), "DEBUG", {}),
+        (Decision(b"r1", Outcome.NOT_DUE), "INFO", {}),
+        (Decision(b"r1", Outcome.NOT_FOUND), "INFO", {}),
+        (
+            Decision(b"r1", Outcome.QUARANTINED, "INVALID_STATE", tenant=b"acme"),
+            "WARNING",
+            {"reason": "INVALID_STATE", "tenant": "acme"},
+        ),
+        (Decision(b"r1", Outcome.ERROR, "NOPERM no"), "ERROR", {"error": "NOPERM no"}),
+    ],
+    ids=lambda value: value.outcome if isinstance(value, Decision) else "",
+)
+def test_an_outcome_counts_once_and_is_logged(
+    decision: Decision, level: str, extras: dict[str, Any], told: Told
+) -> None:
+    assert told.decided(decision) == {("sweeperd_candidates_total", ("s1", decision.outcome)): 1}
+    assert told.line == extras | {
+        "message": decision.outcome.replace("_", " "),
+        "level": level,
+        "shard": "s1",
+        "outcome": decision.outcome,
+        "reservation_id": "r1",
+        "trace_id": TRACE,
+    }
+
+
+def test_expired(told: Told) -> None:
+    changes = told.decided(Decision(b"r\xff1", Outcome.EXPIRED, tenant=b"acme", lag_ms=1500))
+    assert changes == {
+        ("sweeperd_candidates_total", ("s1", "expired")): 1,
+        ("sweeperd_expired_total", ("acme",)): 1,
+        ("sweeperd_expiry_lag_seconds_count", ("s1",)): 1,
+        ("sweeperd_expiry_lag_seconds_sum", ("s1",)): 1.5,
+    }
+    assert told.line == {
+        "message": "expired",
+        "level": "INFO",
+        "shard": "s1",
+        "outcome": "expired",
+        "reservation_id": "r\\xff1",
+        "tenant": "acme",
+        "lag_ms": 1500,
+        "trace_id": TRACE,
+    }
+
+
+def test_missing_budgets(told: Told) -> None:
+    changes = told.decided(Decision(b"r1", Outcome.EXPIRED, tenant=b"acme", missing=("a", "b")))
+    assert changes[("sweeperd_missing_budgets_total", ("s1",))] == 2
+    assert (told.line["level"], told.line["missing_budgets"]) == ("WARNING", ["a", "b"])
+
+
+def test_a_slice(told: Told) -> None:
+    outcomes = [outcome for number, outcome in enumerate(Outcome, 1) for _ in range(number)]
+    changes = told.decided(*(Decision(b"x", outcome) for outcome in outcomes))
+    counted = {labels[1]: value for (name, labels), value in changes.items() if name == "sweeperd_candidates_total"}
+    assert counted == Counter(outcomes)
+
+
+@pytest.mark.parametrize(("tenant", "label"), [(b"", ""), (b"\xff", "\\xff"), (b'a"b\n', 'a"b\n')])
+def test_any_tenant(tenant: bytes, label: str, told: Told) -> None:
+    assert told.decided(Decision(b"x", Outcome.EXPIRED, tenant=tenant))[("sweeperd_expired_total", (label,))] == 1
+
+
+def test_without_a_tenant_label(caplog: pytest.LogCaptureFixture) -> None:
+    told = Told(caplog, tenant_label=False)
+    changes = told.decided(*(Decision(b"x", Outcome.EXPIRED, tenant=tenant) for tenant in (b"acme", b"globex")))
+    assert changes[("sweeperd_expired_total", ())] == 2
+    assert "acme" not in str(changes)
+
+
+def report(**counts: int) -> SweepReport:
+    return SweepReport(TRACE, {Outcome(name): count for name, count in counts.items()}, True, 0.25)
+
+
+def test_a_tick(told: Told) -> None:
+    told.audit.ticked(report(expired=2, in_grace=1, error=0))
+    assert told.changes() == {
+        ("sweeperd_sweeps_total", ("s1", "ok")): 1,
+        ("sweeperd_sweep_duration_seconds_count", ("s1",)): 1,
+        ("sweeperd_sweep_duration_seconds_sum", ("s1",)): 0.25,
+        ("sweeperd_redis_up", ("s1",)): 1,
+    }
+    expected = {"message": "swept", "shard": "s1", "trace_id": TRACE, "seconds": 0.25, "expired": 2, "in_grace": 1}
+    assert told.line == expected | {"level": "INFO"}
+
+
+def test_a_tick_without_anything_is_not_worth_a_line(told: Told, caplog: pytest.LogCaptureFixture) -> None:
+    told.audit.ticked(report())
+    assert told.changes()[("sweeperd_sweeps_total", ("s1", "ok"))] == 1
+    assert caplog.records == []
+
+
+def test_standby(told: Told) -> None:
+    told.audit.stood_by()
+    assert told.changes() == {("sweeperd_sweeps_total", ("s1", "standby")): 1, ("sweeperd_redis_up", ("s1",)): 1}
+
+
+def test_redis_goes_away_and_comes_back(told: Told) -> None:
+    told.audit.ticked(report())
+    told.audit.failed(RuntimeError("gone"), redis_down=True)
+    changes = told.changes()
+    assert changes[("sweeperd_sweeps_total", ("s1", "error"))] == 1
+    assert ("sweeperd_redis_up", ("s1",)) not in changes
+    assert (told.line["level"], told.line["error"]) == ("ERROR", "gone")
+    told.audit.stood_by()
+    assert told.changes()[("sweeperd_redis_up", ("s1",))] == 1
+
+
+def test_a_fault_is_told_with_its_traceback(told: Told, caplog: pytest.LogCaptureFixture) -> None:
+    told.audit.ticked(report())
+    told.audit.failed(RuntimeError("a bug"), redis_down=False)
+    changes = told.changes()
+    assert changes[("sweeperd_sweeps_total", ("s1", "error"))] == 1
+    assert changes[("sweeperd_redis_up", ("s1",))] == 1, "redis is not to blame"
+    (record,) = caplog.records
+    assert record.exc_info
+    assert str(record.exc_info[1]) == "a bug"
+
+
+def test_backlog(told: Told) -> None:
+    told.audit.measured(Backlog(due=7, oldest_due_seconds=1.5, quarantined=3))
+    assert told.changes() == {
+        ("sweeperd_due_entries", ("s1",)): 7,
+        ("sweeperd_oldest_due_seconds", ("s1",)): 1.5,
+        ("sweeperd_quarantined_entries", ("s1",)): 3,
+    }
+    told.audit.measured(Backlog(due=0, oldest_due_seconds=0.0, quarantined=0))
+    assert told.changes() == {}
+
+
+def test_what_nobody_listens_to_is_not_logged(told: Told, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    changes = told.decided(Decision(b"x", Outcome.EXPIRED), Decision(b"x", Outcome.SKIPPED, "COMMITTED"))
+    assert changes[("sweeperd_candidates_total", ("s1", "expired"))] == 1
+    assert caplog.records == []

@@ -1,0 +1,114 @@
+"""The command line: options, exit codes, and what goes to which output."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sweeperd import __version__
+from sweeperd.cli import main
+from sweeperd.embedded import free_port
+
+pytestmark = pytest.mark.usefixtures("bare_environment", "log_restored")
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command in a directory without any configuration."""
+    monkeypatch.chdir(tmp_path)
+
+    def invoked(*arguments: str, **environment: str) -> Result:
+        return CliRunner().invoke(main, arguments, env=environment)
+
+    return invoked
+
+
+def test_version(run: Run) -> None:
+    result = run("--version")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == f"sweeperd, version {__version__}\n"
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help(option: str, run: Run) -> None:
+    result = run(option)
+    assert (result.exit_code, result.stderr) == (0, "")
+    for told in ("--config", "--once", "--json", "--log-level", "--log-format", "--version", "demo", "Exit codes: 0"):
+        assert told in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--twice"], "No such option"),
+        (["--json"], "--json goes with --once"),
+        (["--json", "demo"], "--json goes with --once"),
+        (["--once", "demo"], "--once takes no subcommand"),
+        (["nonsense"], "No such command"),
+        (["--log-level", "loud"], "is not one of"),
+        (["--log-format", "xml"], "is not one of"),
+        (["--config"], "requires an argument"),
+        (["--config", "."], "is a directory"),
+    ],
+)
+def test_bad_options(arguments: list[str], problem: str, run: Run) -> None:
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert problem in result.stderr
+
+
+MODES = pytest.mark.parametrize("mode", [[], ["--once"], ["--once", "--json"]], ids=" ".join)
+
+
+@MODES
+def test_bad_configuration_has_a_line_for_each_problem(mode: list[str], run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text("colour = 1\n[sweep]\nbatch_size = 0\ninterval = '5'\n")
+    result = run("--config", str(path), *mode)
+    assert (result.exit_code, result.stdout) == (2, "")
+    lines = result.stderr.splitlines()
+    for key in ("colour", "sweep.batch_size", "sweep.interval"):
+        assert [line for line in lines if line.startswith(f"sweeperd: {path}: {key}: ") and not line.endswith(": ")]
+    assert len(lines) == 3
+
+
+@MODES
+def test_a_file_that_is_not_there(mode: list[str], run: Run) -> None:
+    result = run("--config", "gone.toml", *mode)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "sweeperd: gone.toml: cannot be read: No such file or directory\n"
+
+
+@MODES
+def test_a_bad_variable(mode: list[str], run: Run) -> None:
+    result = run(*mode, SWEEPERD_SWEEP__BATCHSIZE="5")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "sweeperd: environment: SWEEPERD_SWEEP__BATCHSIZE: unknown key\n"
+
+
+def test_the_file_in_the_working_directory_is_found(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("colour = 1")
+    assert run("--once").stderr == "sweeperd: config.toml: colour: unknown key\n"
+    (tmp_path / "named.toml").write_text("size = 1")
+    assert run("--once", SWEEPERD_CONFIG="named.toml").stderr == "sweeperd: named.toml: size: unknown key\n"
+
+
+@pytest.mark.parametrize("mode", [["--once"], ["--once", "--json"]], ids=" ".join)
+def test_redis_is_not_there(mode: list[str], run: Run) -> None:
+    result = run(*mode, SWEEPERD_REDIS__URL=f"redis://:hush@127.0.0.1:{free_port()}/0")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("sweeperd: redis is not available: redis://127.0.0.1:")
+    assert result.stderr.count("\n") == 1
+    assert "hush" not in result.stderr
+
+
+def test_the_port_is_taken(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = run(SWEEPERD_HTTP__LISTEN=address)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"sweeperd: cannot listen on {address}: Address already in use\n"

@@ -1,0 +1,458 @@
+"""Settings: the defaults, every way to be wrong, the environment, and secrets that stay secret."""
+
+import base64
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, SecretBytes, SecretStr
+
+from sweeperd import config as config_module
+from sweeperd.config import Settings, load
+from sweeperd.errors import ConfigError
+from tests.unit.conftest import Load
+
+#: The contract's section 8.
+DEFAULTS = {
+    "redis.url": "redis://127.0.0.1:6379/0",
+    "redis.connect_timeout": timedelta(seconds=5),
+    "redis.socket_timeout": timedelta(seconds=5),
+    "keys.prefix": "",
+    "sweep.interval": timedelta(seconds=5),
+    "sweep.grace": timedelta(0),
+    "sweep.batch_size": 1000,
+    "sweep.pipeline_depth": 50,
+    "sweep.time_budget": timedelta(seconds=30),
+    "sweep.audit_retention": timedelta(days=30),
+    "events.retention": timedelta(days=30),
+    "webhooks.concurrency": 16,
+    "webhooks.timeout": timedelta(seconds=10),
+    "webhooks.connect_timeout": timedelta(seconds=5),
+    "webhooks.attempts": 3,
+    "webhooks.backoff_initial": timedelta(seconds=1),
+    "webhooks.backoff_max": timedelta(seconds=30),
+    "webhooks.redelivery_initial": timedelta(seconds=30),
+    "webhooks.redelivery_max": timedelta(hours=1),
+    "webhooks.max_age": timedelta(hours=72),
+    "webhooks.endpoints": [],
+    "http.listen": "127.0.0.1:9464",
+    "metrics.tenant_label": True,
+    "log.level": "info",
+    "log.format": "auto",
+    "shutdown_grace": timedelta(seconds=25),
+}
+
+ENDPOINT = '[[webhooks.endpoints]]\nname = "billing"\nurl = "https://billing.example.com/hook"\n'
+
+
+def flat(section: BaseModel, stem: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key with its value; secrets as they are."""
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from flat(value, f"{stem}{name}.")
+        else:
+            yield stem + name, value.get_secret_value() if isinstance(value, SecretStr) else value
+
+
+def problems(error: pytest.ExceptionInfo[ConfigError]) -> list[str]:
+    return str(error.value).splitlines()
+
+
+def test_defaults(config: Load) -> None:
+    settings = config("")
+    assert dict(flat(settings)) == DEFAULTS
+    assert settings.http.address == ("127.0.0.1", 9464)
+
+
+def test_no_file_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_module, "CONFIG_PLACES", (tmp_path / "nowhere.toml",))
+    assert load(None, {}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "duration"),
+    [
+        ("250ms", timedelta(milliseconds=250)),
+        ("5s", timedelta(seconds=5)),
+        ("10m", timedelta(minutes=10)),
+        ("72h", timedelta(hours=72)),
+        ("30d", timedelta(days=30)),
+    ],
+)
+def test_units(text: str, duration: timedelta, config: Load) -> None:
+    assert config(f'[events]\nretention = "{text}"').events.retention == duration
+
+
+def test_an_endpoint(config: Load) -> None:
+    settings = config(ENDPOINT + 'tenants = ["acme", "globex"]\nsecrets = ["s3"]\nheaders = {"X-Team" = "ops"}')
+    (endpoint,) = settings.webhooks.endpoints
+    assert (endpoint.name, endpoint.tenants) == ("billing", ["acme", "globex"])
+    assert endpoint.url.get_secret_value() == "https://billing.example.com/hook"
+    assert [secret.get_secret_value() for secret in endpoint.secrets] == [b"s3"]
+    assert {name: value.get_secret_value() for name, value in endpoint.headers.items()} == {"X-Team": "ops"}
+
+
+def test_an_endpoint_with_name_and_url_alone(config: Load) -> None:
+    (endpoint,) = config(ENDPOINT).webhooks.endpoints
+    assert (endpoint.secrets, endpoint.tenants, endpoint.headers) == ([], None, {})
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [("", None), ("0.0.0.0:80", ("0.0.0.0", 80)), ("[::1]:9464", ("::1", 9464)), (":0", ("", 0))],
+)
+def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> None:
+    assert config(f'[http]\nlisten = "{listen}"').http.address == address
+
+
+DURATION = "a duration is text such as"
+NO_REDIS_URL = "not a URL of Redis"
+NO_HTTP_URL = "not a URL with http:// or https:// and a host"
+
+
+@pytest.mark.parametrize(
+    ("toml", "key", "problem"),
+    [
+        ("colour = 1", "colour", "unknown key"),
+        ("[sweeep]\ninterval = '5s'", "sweeep", "unknown key"),
+        ("[sweep]\nbatchsize = 5", "sweep.batchsize", "unknown key"),
+        (ENDPOINT + "secret = 'x'", "webhooks.endpoints[0].secret", "unknown key"),
+        ("[sweep]\nbatch_size = '1000'", "sweep.batch_size", "valid integer"),
+        ("[sweep]\nbatch_size = true", "sweep.batch_size", "valid integer"),
+        ("[sweep]\nbatch_size = 10.5", "sweep.batch_size", "valid integer"),
+        ("[sweep]\nbatch_size = 0", "sweep.batch_size", "greater than or equal to 1"),
+        ("[sweep]\nbatch_size = -1", "sweep.batch_size", "greater than or equal to 1"),
+        ("[sweep]\npipeline_depth = 0", "sweep.pipeline_depth", "greater than or equal to 1"),
+        ("[sweep]\ninterval = 5", "sweep.interval", DURATION),
+        ("[sweep]\ninterval = '5'", "sweep.interval", DURATION),
+        ("[sweep]\ninterval = '5 s'", "sweep.interval", DURATION),
+        ("[sweep]\ninterval = '5w'", "sweep.interval", DURATION),
+        ("[sweep]\ninterval = '0.5s'", "sweep.interval", DURATION),
+        ("[sweep]\ninterval = ''", "sweep.interval", DURATION),
+        ("[sweep]\ninterval = '-5s'", "sweep.interval", DURATION),
+        ("[sweep]\ninterval = '0s'", "sweep.interval", "must be longer than nothing"),
+        ("[sweep]\naudit_retention = '9999999999d'", "sweep.audit_retention", DURATION),
+        ("sweep = 5", "sweep", "valid dictionary"),
+        ("[keys]\nprefix = 5", "keys.prefix", "valid string"),
+        ("[metrics]\ntenant_label = 'yes'", "metrics.tenant_label", "valid boolean"),
+        ("[metrics]\ntenant_label = 1", "metrics.tenant_label", "valid boolean"),
+        ("[log]\nlevel = 'loud'", "log.level", "must be 'debug', 'info', 'warning' or 'error'"),
+        ("[log]\nformat = 'xml'", "log.format", "must be 'auto', 'text' or 'json'"),
+        ("[http]\nlisten = '9464'", "http.listen", 'must be "host:port"'),
+        ("[http]\nlisten = 'localhost:http'", "http.listen", 'must be "host:port"'),
+        ("[http]\nlisten = 'localhost:65536'", "http.listen", 'must be "host:port"'),
+        ("[redis]\nurl = ''", "redis.url", NO_REDIS_URL),
+        ("[redis]\nurl = 'http://127.0.0.1'", "redis.url", NO_REDIS_URL),
+        ("[redis]\nurl = '127.0.0.1:6379'", "redis.url", NO_REDIS_URL),
+        ("[redis]\nurl = 'redis://127.0.0.1:six/0'", "redis.url", NO_REDIS_URL),
+        ("[redis]\nurl = 'redis://127.0.0.1:66000/0'", "redis.url", NO_REDIS_URL),
+        ("[redis]\nurl = 'redis://127.0.0.1/0?socket_timeout=long'", "redis.url", NO_REDIS_URL),
+        ("[redis]\nurl = 'redis://127.0.0.1/0?colour=1'", "redis.url", NO_REDIS_URL),
+        ("[redis]\nurl = 5", "redis.url", "valid string"),
+        ("[webhooks]\nconcurrency = 0", "webhooks.concurrency", "greater than or equal to 1"),
+        ("[webhooks]\nattempts = 0", "webhooks.attempts", "greater than or equal to 1"),
+        ("[webhooks]\nbackoff_initial = '5s'\nbackoff_max = '4s'", "webhooks", "backoff_max is shorter than"),
+        ("[webhooks]\nredelivery_initial = '2h'", "webhooks", "redelivery_max is shorter than redelivery_initial"),
+        ("[webhooks]\nendpoints = 'billing'", "webhooks.endpoints", "valid list"),
+        (ENDPOINT + ENDPOINT, "webhooks", "two endpoints are named billing"),
+        (
+            "[webhooks]\nconcurrency = 1\n" + ENDPOINT + ENDPOINT.replace("billing", "audit"),
+            "webhooks",
+            "concurrency must be at least the number of endpoints, 2",
+        ),
+        (ENDPOINT.replace('"billing"', '"bill ing"'), "webhooks.endpoints[0].name", "should match pattern"),
+        (ENDPOINT.replace('"billing"', '""'), "webhooks.endpoints[0].name", "should match pattern"),
+        (ENDPOINT.replace("name", "nom"), "webhooks.endpoints[0].name", "Field required"),
+        (ENDPOINT.replace("https:", "ftp:"), "webhooks.endpoints[0].url", NO_HTTP_URL),
+        (ENDPOINT.replace("https://billing.example.com", ""), "webhooks.endpoints[0].url", NO_HTTP_URL),
+        (ENDPOINT.replace("billing.example.com", ""), "webhooks.endpoints[0].url", NO_HTTP_URL),
+        (ENDPOINT.replace("example.com", "example.com:0"), "webhooks.endpoints[0].url", NO_HTTP_URL),
+        (ENDPOINT.replace("example.com", "example.com:x"), "webhooks.endpoints[0].url", NO_HTTP_URL),
+        (ENDPOINT + "tenants = 'acme'", "webhooks.endpoints[0].tenants", "valid list"),
+        (ENDPOINT + "secrets = 'x'", "webhooks.endpoints[0].secrets", "valid list"),
+        (ENDPOINT + "secrets = ['a', 5]", "webhooks.endpoints[0].secrets[1]", "a secret is text"),
+        (ENDPOINT + "headers = {'X Y' = ''}", "webhooks.endpoints[0].headers", "'X Y' is not the name of a header"),
+        (ENDPOINT + 'headers = {"X-Y" = "a\\nb"}', "webhooks.endpoints[0].headers", "X-Y cannot stand in a header"),
+    ],
+)
+def test_an_error_names_file_key_and_what_is_wrong(
+    toml: str, key: str, problem: str, config: Load, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(toml)
+    prefix = f"{tmp_path / 'config.toml'}: {key}: "
+    assert [line for line in problems(error) if line.startswith(prefix) and problem in line], str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["webhook-id", "Webhook-Signature", "X-Cycles-Signature", "Traceparent", "user-agent", "content-type", "Host"],
+)
+def test_headers_of_sweeperd_are_reserved(name: str, config: Load) -> None:
+    with pytest.raises(ConfigError, match=rf"webhooks\.endpoints\[0\]\.headers: {name} is set by sweeperd itself"):
+        config(ENDPOINT + f'headers = {{"{name}" = "x"}}')
+
+
+def test_every_problem_has_its_line(config: Load, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        config("colour = 1\n[sweep]\nbatch_size = 0\ninterval = 5")
+    starts = {line.removeprefix(f"{tmp_path / 'config.toml'}: ").partition(":")[0] for line in problems(error)}
+    assert starts == {"colour", "sweep.batch_size", "sweep.interval"}
+    assert len(problems(error)) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"[sweep\n", "is not TOML: "), (b"a = 1\na = 2", "is not TOML: "), (b'[keys]\nprefix = "\xff"', "is not UTF-8")],
+)
+def test_a_file_that_cannot_be_parsed(content: bytes, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as error:
+        load(path, {})
+    assert str(error.value).startswith(f"{path}: {problem}")
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read: No such file"):
+        load(tmp_path / "missing.toml", {})
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load(tmp_path, {})
+
+
+# ---- where the file is looked for
+
+
+def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    system = tmp_path / "etc.toml"
+    assert (Path("config.toml"), Path("/etc/sweeperd/config.toml")) == config_module.CONFIG_PLACES
+    monkeypatch.setattr(config_module, "CONFIG_PLACES", (Path("config.toml"), system))
+    named, given = tmp_path / "named.toml", tmp_path / "given.toml"
+
+    def found(path: Path | None = None, **environment: str) -> str:
+        return load(path, environment).keys.prefix
+
+    assert found() == ""
+    system.write_text("keys.prefix = 'system'")
+    assert found() == "system"
+    (tmp_path / "config.toml").write_text("keys.prefix = 'here'")
+    assert found() == "here"
+    named.write_text("keys.prefix = 'named'")
+    assert found(SWEEPERD_CONFIG=str(named)) == "named"
+    assert found(SWEEPERD_CONFIG="") == "here"
+    given.write_text("keys.prefix = 'given'")
+    assert found(given, SWEEPERD_CONFIG=str(named)) == "given"
+
+
+def test_a_file_that_is_named_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(ConfigError, match=r"gone\.toml: cannot be read"):
+        load(None, {"SWEEPERD_CONFIG": "gone.toml"})
+
+
+# ---- the environment
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "key", "value"),
+    [
+        ("SWEEPERD_REDIS__URL", "rediss://cache:6380/3", "redis.url", "rediss://cache:6380/3"),
+        ("SWEEPERD_REDIS__URL", "unix:///run/redis.sock", "redis.url", "unix:///run/redis.sock"),
+        ("SWEEPERD_KEYS__PREFIX", "{tenant-a}:", "keys.prefix", "{tenant-a}:"),
+        ("SWEEPERD_SWEEP__BATCH_SIZE", "7", "sweep.batch_size", 7),
+        ("SWEEPERD_SWEEP__INTERVAL", "250ms", "sweep.interval", timedelta(milliseconds=250)),
+        ("SWEEPERD_SHUTDOWN_GRACE", "3s", "shutdown_grace", timedelta(seconds=3)),
+        ("SWEEPERD_METRICS__TENANT_LABEL", "false", "metrics.tenant_label", False),
+        ("SWEEPERD_METRICS__TENANT_LABEL", "0", "metrics.tenant_label", False),
+        ("SWEEPERD_METRICS__TENANT_LABEL", "true", "metrics.tenant_label", True),
+        ("SWEEPERD_HTTP__LISTEN", "", "http.listen", ""),
+        ("SWEEPERD_LOG__FORMAT", "json", "log.format", "json"),
+    ],
+)
+def test_environment(variable: str, text: str, key: str, value: object, config: Load) -> None:
+    assert dict(flat(config("", {variable: text}))) == DEFAULTS | {key: value}
+
+
+def test_every_key_can_be_overridden(config: Load) -> None:
+    others = {str: "text", int: "9", timedelta: "9s", bool: "false"}
+    special = {
+        "redis.url": "redis://other:1/2",
+        "webhooks.redelivery_max": "2h",
+        "http.listen": "other:1",
+        "log.level": "error",
+        "log.format": "text",
+    }
+    for key, value in DEFAULTS.items():
+        if key == "webhooks.endpoints":
+            continue
+        variable = "SWEEPERD_" + key.replace(".", "__").upper()
+        changed = dict(flat(config("", {variable: special.get(key) or others[type(value)]})))
+        assert {name for name in changed if changed[name] != DEFAULTS[name]} == {key}
+
+
+def test_endpoints_from_the_environment(config: Load) -> None:
+    endpoints = [{"name": "audit", "url": "http://audit/", "secrets": ["env:AUDIT_SECRET"], "tenants": ["acme"]}]
+    environment = {"SWEEPERD_WEBHOOKS__ENDPOINTS": json.dumps(endpoints), "AUDIT_SECRET": "s3"}
+    (endpoint,) = config(ENDPOINT, environment).webhooks.endpoints
+    assert (endpoint.name, endpoint.tenants) == ("audit", ["acme"])
+    assert endpoint.secrets[0].get_secret_value() == b"s3"
+
+
+def test_environment_goes_before_the_file(config: Load) -> None:
+    toml = "[sweep]\nbatch_size = 5\npipeline_depth = 6"
+    sweep = config(toml, {"SWEEPERD_SWEEP__BATCH_SIZE": "7"}).sweep
+    assert (sweep.batch_size, sweep.pipeline_depth) == (7, 6)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "named", "problem"),
+    [
+        ("SWEEPERD_SWEEP__BATCHSIZE", "5", "SWEEPERD_SWEEP__BATCHSIZE", "unknown key"),
+        ("SWEEPERD_SWEEEP__INTERVAL", "5s", "SWEEPERD_SWEEEP", "unknown key"),
+        ("SWEEPERD_SWEEP__BATCH_SIZE", "many", "SWEEPERD_SWEEP__BATCH_SIZE", "valid integer"),
+        ("SWEEPERD_SWEEP__BATCH_SIZE", "0", "SWEEPERD_SWEEP__BATCH_SIZE", "greater than or equal to 1"),
+        ("SWEEPERD_SWEEP__BATCH_SIZE__X", "0", "SWEEPERD_SWEEP__BATCH_SIZE", "valid integer"),
+        ("SWEEPERD_SWEEP__INTERVAL", "5", "SWEEPERD_SWEEP__INTERVAL", DURATION),
+        ("SWEEPERD_METRICS__TENANT_LABEL", "maybe", "SWEEPERD_METRICS__TENANT_LABEL", "valid boolean"),
+        ("SWEEPERD_REDIS__URL", "http://x", "SWEEPERD_REDIS__URL", NO_REDIS_URL),
+        ("SWEEPERD_WEBHOOKS__ENDPOINTS", "[{", "SWEEPERD_WEBHOOKS__ENDPOINTS", "is not JSON"),
+        ("SWEEPERD_WEBHOOKS__ENDPOINTS", '{"name": "x"}', "SWEEPERD_WEBHOOKS__ENDPOINTS", "valid list"),
+        ("SWEEPERD_WEBHOOKS__ENDPOINTS", '[{"name": "x"}]', "SWEEPERD_WEBHOOKS__ENDPOINTS", "Field required"),
+    ],
+)
+def test_an_error_in_the_environment_names_the_variable(
+    variable: str, text: str, named: str, problem: str, config: Load
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        config("", {variable: text})
+    (line,) = problems(error)
+    assert line.startswith(f"environment: {named}")
+    assert problem in line
+
+
+def test_a_section_and_a_key_of_it(config: Load) -> None:
+    with pytest.raises(ConfigError, match=r"^environment: SWEEPERD_SWEEP"):
+        config("", {"SWEEPERD_SWEEP": "5", "SWEEPERD_SWEEP__INTERVAL": "5s"})
+
+
+def test_variables_of_a_cluster_are_ignored(config: Load) -> None:
+    environment = {
+        "SWEEPERD_SERVICE_HOST": "10.0.0.1",
+        "SWEEPERD_PORT": "tcp://10.0.0.1:9464",
+        "SWEEPERD_PORT_9464_TCP_ADDR": "10.0.0.1",
+        "SWEEP__BATCH_SIZE": "5",
+    }
+    assert config("", environment) == Settings()
+
+
+# ---- secrets
+
+
+def secret(config: Load, value: str, environment: dict[str, str] | None = None) -> bytes:
+    settings = config(ENDPOINT + f"secrets = ['{value}']", environment)
+    only: SecretBytes
+    (only,) = settings.webhooks.endpoints[0].secrets
+    return only.get_secret_value()
+
+
+KEY = bytes(range(200, 232))
+WHSEC = "whsec_" + base64.b64encode(KEY).decode()
+
+
+def test_forms_of_a_secret(config: Load, tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("from a file\n")
+    (tmp_path / "whsec").write_text(WHSEC + "\n")
+    assert secret(config, "plain text") == b"plain text"
+    assert secret(config, "schlüssel") == "schlüssel".encode()
+    assert secret(config, WHSEC) == KEY
+    assert secret(config, f"file:{tmp_path / 'plain'}") == b"from a file"
+    assert secret(config, f"file:{tmp_path / 'whsec'}") == KEY
+    assert secret(config, "env:HOOK", {"HOOK": "from the environment"}) == b"from the environment"
+    assert secret(config, "env:HOOK", {"HOOK": WHSEC}) == KEY
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("", "a secret cannot be empty"),
+        ("whsec_", "a secret cannot be empty"),
+        ("whsec_not base64!", "what follows whsec_ is not base64"),
+        ("whsec_abc", "what follows whsec_ is not base64"),
+        ("file:/nowhere/at/all", "the file cannot be read: No such file or directory"),
+        ("file:{tmp}/empty", "a secret cannot be empty"),
+        ("file:{tmp}/binary", "the file cannot be read: it is not UTF-8"),
+        ("env:MISSING", "the environment has no variable MISSING"),
+        ("env:EMPTY", "a secret cannot be empty"),
+    ],
+)
+def test_a_secret_that_is_none(value: str, problem: str, config: Load, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "binary").write_bytes(b"\xff")
+    with pytest.raises(ConfigError) as error:
+        secret(config, value.replace("{tmp}", str(tmp_path)), {"EMPTY": ""})
+    assert problems(error) == [f"{tmp_path / 'config.toml'}: webhooks.endpoints[0].secrets[0]: {problem}"]
+
+
+HUSH = "hush-hush"
+SECRETIVE = f"""
+[redis]
+url = "redis://user:{HUSH}@cache/0"
+[[webhooks.endpoints]]
+name = "billing"
+url = "https://user:{HUSH}@billing.example.com/{HUSH}"
+secrets = ["{HUSH}"]
+headers = {{ Authorization = "Bearer {HUSH}" }}
+"""
+
+
+def test_repr_tells_no_secret(config: Load) -> None:
+    settings = config(SECRETIVE)
+    (endpoint,) = settings.webhooks.endpoints
+    assert endpoint.headers["Authorization"].get_secret_value() == f"Bearer {HUSH}"
+    for shown in (settings, settings.redis, settings.webhooks, endpoint):
+        assert HUSH not in f"{shown!r} {shown!s} {shown.model_dump()} {shown.model_dump_json()}"
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        SECRETIVE + "colour = 1",
+        SECRETIVE.replace("redis://", "nonsense://"),
+        SECRETIVE.replace("https://", "nonsense://"),
+        SECRETIVE.replace("cache/0", "cache:x/0"),
+        SECRETIVE.replace(f'secrets = ["{HUSH}"]', f'secrets = ["whsec_{HUSH}"]'),
+        SECRETIVE.replace(f'secrets = ["{HUSH}"]', f'secrets = "{HUSH}"'),
+        SECRETIVE.replace(f'"Bearer {HUSH}"', f'"{HUSH}\\n"'),
+        SECRETIVE.replace(f'"Bearer {HUSH}"', f'["{HUSH}"]'),
+        SECRETIVE.replace("Authorization", "User-Agent"),
+        SECRETIVE.replace('["', '"'),
+        SECRETIVE + SECRETIVE.partition("cache/0")[2][2:],
+        SECRETIVE.replace("[redis]", "[sweep]\nbatch_size = 0\n[redis]"),
+    ],
+)
+def test_errors_tell_no_secret(toml: str, config: Load) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(toml)
+    assert HUSH not in str(error.value)
+    assert HUSH not in repr(error.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("SWEEPERD_REDIS__URL", f"nonsense://:{HUSH}@cache"),
+        ("SWEEPERD_WEBHOOKS__ENDPOINTS", f'[{{"name": "x", "url": "nonsense://:{HUSH}@host/"}}]'),
+        ("SWEEPERD_WEBHOOKS__ENDPOINTS", f'[{{"name": "x", "url": "http://:{HUSH}@host/", "secrets": "{HUSH}"}}]'),
+        ("SWEEPERD_WEBHOOKS__ENDPOINTS", f'[{{"secrets": {HUSH}}}]'),
+    ],
+)
+def test_errors_in_the_environment_tell_no_secret(variable: str, text: str, config: Load) -> None:
+    with pytest.raises(ConfigError) as error:
+        config("", {variable: text})
+    assert HUSH not in str(error.value)

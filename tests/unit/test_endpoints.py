@@ -1,0 +1,100 @@
+"""What all replicas know of an endpoint."""
+
+import json
+
+import pytest
+import redis
+
+from sweeperd.endpoints import EndpointBoard, EndpointState
+from sweeperd.shard import Shard
+from tests.unit.conftest import full
+from tests.world import server_time
+
+KEY = "sweeperd:endpoints"
+
+
+@pytest.fixture
+def board(shard: Shard) -> EndpointBoard:
+    return EndpointBoard(shard)
+
+
+def test_an_endpoint_that_is_not_on_it_is_open(board: EndpointBoard) -> None:
+    state = board.read("billing")
+    assert state == EndpointState()
+    assert not state.paused
+    assert state.quiet_until == 0
+
+
+def test_pause(board: EndpointBoard, shard: Shard, client: redis.Redis) -> None:
+    before = server_time(client)
+    told = board.pause("billing", "the receiver answered 410")
+    state = EndpointBoard(shard).read("billing")  # another replica
+    assert state == told
+    assert state.paused
+    assert state.reason == "the receiver answered 410"
+    assert state.paused_at is not None
+    assert before - 5 <= state.paused_at <= server_time(client) + 5
+    assert not board.read("audit").paused
+    note = json.loads(client.hget(KEY, "billing") or "")
+    assert (note["paused_at"], note["reason"]) == (state.paused_at, "the receiver answered 410")
+
+
+def test_an_operator_resumes_it(board: EndpointBoard, client: redis.Redis) -> None:
+    board.pause("billing", "")
+    board.pause("audit", "")
+    client.hdel(KEY, "billing")
+    assert not board.read("billing").paused
+    assert board.read("audit").paused
+
+
+def test_quiet(board: EndpointBoard, client: redis.Redis) -> None:
+    told = board.quiet("billing", 90.5)
+    state = board.read("billing")
+    assert state == told
+    assert not state.paused
+    assert state.quiet_until == pytest.approx(server_time(client) + 90_500, abs=2000)
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        b"",
+        b"nonsense",
+        b"\xff",
+        b"[]",
+        b"[1, 2]",
+        b"5",
+        b"null",
+        b'"paused"',
+        b'{"colour": 1}',
+        b'{"quiet_until": "soon"}',
+        b'{"quiet_until": null}',
+    ],
+)
+def test_what_cannot_be_read_pauses_it(note: bytes, board: EndpointBoard, client: redis.Redis) -> None:
+    """To send to a receiver that must be left alone is worse than to wait."""
+    client.hset(KEY, "billing", note)
+    state = board.read("billing")
+    assert state.paused
+    assert KEY in state.reason
+
+
+def test_a_note_by_hand(board: EndpointBoard, client: redis.Redis) -> None:
+    client.hset(KEY, "billing", '{"paused_at": 1, "reason": "moving house"}')
+    assert board.read("billing") == EndpointState(paused_at=1, reason="moving house")
+
+
+def test_a_full_redis_takes_no_note(own_shard: Shard) -> None:
+    board = EndpointBoard(own_shard)
+    with full(own_shard):
+        assert board.pause("billing", "gone").paused, "but the process that was told knows"
+        assert board.quiet("billing", 5).quiet_until > 0
+    assert board.read("billing") == EndpointState()
+
+
+def test_any_other_refusal_is_raised(board: EndpointBoard, client: redis.Redis) -> None:
+    client.set(KEY, "x")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        board.pause("billing", "gone")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        board.read("billing")

@@ -1,0 +1,135 @@
+"""The log's two forms."""
+
+import json
+import logging
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from sweeperd import logs
+
+pytestmark = pytest.mark.usefixtures("log_restored")
+
+log = logging.getLogger("sweeperd.test")
+
+
+def written(capsys: pytest.CaptureFixture[str]) -> str:
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+def parsed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    text = written(capsys)
+    assert text.count("\n") == 1
+    told: dict[str, Any] = json.loads(text)
+    return told
+
+
+def test_a_json_line_has_the_extras(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "json")
+    log.warning("not %s", "delivered", extra={"endpoint": "billing", "hand_overs": 3, "scopes": ["a b"]})
+    line = parsed(capsys)
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", line.pop("timestamp"))
+    assert line == {
+        "level": "WARNING",
+        "logger": "sweeperd.test",
+        "message": "not delivered",
+        "endpoint": "billing",
+        "hand_overs": 3,
+        "scopes": ["a b"],
+    }
+
+
+def test_a_json_line_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "json")
+    try:
+        raise RuntimeError("two\nlines")
+    except RuntimeError:
+        log.exception("it\nfailed", extra={"reservation_id": 'a\n"b"\u2028'})
+    line = parsed(capsys)
+    assert (line["message"], line["reservation_id"]) == ("it\nfailed", 'a\n"b"\u2028')
+    assert "Traceback" in line["exc_info"]
+    assert "RuntimeError: two\nlines" in line["exc_info"]
+
+
+def test_text(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "text")
+    log.warning("not delivered", extra={"endpoint": "billing", "reason": "HTTP 500", "hand_overs": 3})
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d WARNING not delivered  endpoint=billing reason='HTTP 500' hand_overs=3\n", written(capsys)
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        ("plain", "plain"),
+        (5, "5"),
+        ("", "''"),
+        ("two words", "'two words'"),
+        ("a\nforged=1", "'a\\nforged=1'"),
+        ("a\x1b[2J", "'a\\x1b[2J'"),
+        ("a=b", "'a=b'"),
+        ("it's", '"it\'s"'),
+        ('"', "'\"'"),
+        ("größe", "größe"),
+        (["x"], "\"['x']\""),
+    ],
+)
+def test_text_quotes_what_could_mislead(value: object, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "text")
+    log.info("expired", extra={"reservation_id": value, "outcome": "expired"})
+    assert written(capsys).endswith(f" INFO    expired  reservation_id={word} outcome=expired\n")
+
+
+def test_text_without_extras(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "text")
+    log.info("started")
+    assert written(capsys).endswith(" INFO    started\n")
+
+
+def test_text_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "text")
+    try:
+        raise RuntimeError("out of luck")
+    except RuntimeError:
+        log.exception("it failed", extra={"duty": "sweep"})
+    first, *rest = written(capsys).splitlines()
+    assert first.endswith("ERROR   it failed  duty=sweep")
+    assert rest[0].startswith("Traceback")
+    assert rest[-1] == "RuntimeError: out of luck"
+
+
+def test_levels(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("warning", "text")
+    log.info("quiet")
+    log.warning("loud")
+    assert "quiet" not in (text := written(capsys))
+    assert "loud" in text
+
+
+@pytest.mark.parametrize("name", ["apscheduler.scheduler", "urllib3.connectionpool"])
+def test_libraries_that_chatter_are_quiet(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("debug", "json")
+    logging.getLogger(name).warning("chatter")
+    assert written(capsys) == ""
+    logging.getLogger(name).error("trouble")
+    assert parsed(capsys)["message"] == "trouble"
+
+
+@pytest.mark.parametrize(("terminal", "first"), [(False, "{"), (True, "")])
+def test_auto(terminal: bool, first: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    logs.configure("info", "auto")
+    log.info("started")
+    assert written(capsys).startswith("{") is bool(first)
+
+
+def test_configured_twice_it_writes_once(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "text")
+    logs.configure("info", "json")
+    log.info("started")
+    assert parsed(capsys)["message"] == "started"

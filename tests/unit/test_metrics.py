@@ -1,0 +1,112 @@
+"""The exposed metrics are those of the contract, with their labels and types, and nothing else."""
+
+from collections import defaultdict
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sweeperd import __version__
+from sweeperd.metrics import Metrics
+from sweeperd.sweep import Outcome
+
+#: The contract's section 9.
+CONTRACT: dict[str, tuple[str, set[str]]] = {
+    "sweeperd_sweeps_total": ("counter", {"shard", "result"}),
+    "sweeperd_sweep_duration_seconds": ("histogram", {"shard"}),
+    "sweeperd_candidates_total": ("counter", {"shard", "outcome"}),
+    "sweeperd_expired_total": ("counter", {"tenant"}),
+    "sweeperd_expiry_lag_seconds": ("histogram", {"shard"}),
+    "sweeperd_due_entries": ("gauge", {"shard"}),
+    "sweeperd_oldest_due_seconds": ("gauge", {"shard"}),
+    "sweeperd_quarantined_entries": ("gauge", {"shard"}),
+    "sweeperd_missing_budgets_total": ("counter", {"shard"}),
+    "sweeperd_webhook_attempts_total": ("counter", {"endpoint", "result"}),
+    "sweeperd_webhook_duration_seconds": ("histogram", {"endpoint"}),
+    "sweeperd_webhook_pending_events": ("gauge", {"endpoint"}),
+    "sweeperd_webhook_oldest_pending_seconds": ("gauge", {"endpoint"}),
+    "sweeperd_webhook_dead_letters_total": ("counter", {"endpoint"}),
+    "sweeperd_redis_up": ("gauge", {"shard"}),
+    "sweeperd_build_info": ("gauge", {"version"}),
+}
+
+
+def exposed(metrics: Metrics) -> str:
+    return generate_latest(metrics.registry).decode()
+
+
+def filled(*, tenant_label: bool = True) -> Metrics:
+    """Metrics with a sample of each."""
+    metrics = Metrics(tenant_label=tenant_label)
+    metrics.announce_shard("s1", list(Outcome))
+    metrics.announce_endpoint("billing")
+    metrics.expired("acme")
+    for gauge in (metrics.due_entries, metrics.oldest_due, metrics.quarantined_entries):
+        gauge.labels("s1").set(1)
+    for gauge in (metrics.webhook_pending, metrics.webhook_oldest_pending):
+        gauge.labels("billing").set(1)
+    return metrics
+
+
+def found(metrics: Metrics) -> dict[str, tuple[str, set[str]]]:
+    """Every metric but the process's, with its type and its labels; fails on a sample that its type does not have."""
+    told = {}
+    for family in text_string_to_metric_families(exposed(metrics)):
+        if family.name.startswith("process_"):
+            continue
+        name = family.name + ("_total" if family.type == "counter" else "")
+        ends = ("_bucket", "_sum", "_count") if family.type == "histogram" else ("",)
+        assert {sample.name for sample in family.samples} == {name + end for end in ends}
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        told[name] = (family.type, labels)
+    return told
+
+
+def test_names_types_and_labels() -> None:
+    assert found(filled()) == CONTRACT
+
+
+def test_the_tenant_label_can_be_turned_off() -> None:
+    assert found(filled(tenant_label=False)) == CONTRACT | {"sweeperd_expired_total": ("counter", set())}
+
+
+def test_no_created_series_and_a_help_for_each() -> None:
+    text = exposed(filled())
+    assert "_created" not in text
+    assert not [line for line in text.splitlines() if line.startswith("# HELP") and len(line.split()) < 4]
+
+
+def test_the_process_is_told_of() -> None:
+    assert "process_resident_memory_bytes" in exposed(Metrics())
+
+
+def test_series_are_there_before_anything_happens() -> None:
+    """A rate over a counter that begins with its first event does not see that event."""
+    metrics = Metrics()
+    metrics.announce_shard("s1", list(Outcome))
+    metrics.announce_endpoint("billing")
+    values: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for family in metrics.registry.collect():
+        for sample in family.samples:
+            if sample.name.startswith("sweeperd_") and sample.name.endswith("_total") and sample.value == 0:
+                values[sample.name].append(tuple(sample.labels.values()))
+    assert {name: sorted(labels) for name, labels in values.items()} == {
+        "sweeperd_sweeps_total": [("s1", "error"), ("s1", "ok"), ("s1", "standby")],
+        "sweeperd_candidates_total": sorted(("s1", outcome) for outcome in Outcome),
+        "sweeperd_missing_budgets_total": [("s1",)],
+        "sweeperd_webhook_attempts_total": [("billing", "delivered"), ("billing", "failed"), ("billing", "rejected")],
+        "sweeperd_webhook_dead_letters_total": [("billing",)],
+    }
+
+
+def test_the_version() -> None:
+    assert f'sweeperd_build_info{{version="{__version__}"}} 1.0' in exposed(Metrics())
+
+
+@pytest.mark.parametrize("tenant", ["", "a b", 'a"b', "a\nb", "a\\xff", "größe"])
+def test_any_tenant_can_be_exposed(tenant: str) -> None:
+    metrics = Metrics()
+    metrics.expired(tenant)
+    families = {family.name: family for family in text_string_to_metric_families(exposed(metrics))}
+    (sample,) = families["sweeperd_expired"].samples
+    assert (sample.labels, sample.value) == ({"tenant": tenant}, 1.0)

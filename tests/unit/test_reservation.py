@@ -1,0 +1,229 @@
+"""Reservations: what the script is told, what is made of its answers, and the event that a receiver gets."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from sweeperd.config import SweepSettings
+from sweeperd.reservation import _decision, message, reservations
+from sweeperd.shard import Keys
+from sweeperd.sweep import Decision, Outcome
+from sweeperd.webhook import Message
+
+TRACE = "0123456789abcdef0123456789abcdef"
+EVENT = {
+    b"id": b"r1",
+    b"tenant": b"acme",
+    b"scope": b"tenant:acme/workspace:prod",
+    b"unit": b"TOKENS",
+    b"amount": b"500",
+    b"created_at": b"1700000000123",
+    b"expires_at": b"1700000060123",
+    b"expired_at": b"1700000065456",
+    b"grace_ms": b"5000",
+    b"extensions": b"2",
+    b"missing": b"[]",
+    b"trace_id": TRACE.encode(),
+}
+
+
+def body(prefix: bytes = b"", without: bytes = b"", **fields: bytes) -> dict[str, Any]:
+    """The event's JSON, with these fields changed and that one missing."""
+    changed = EVENT | {name.encode(): value for name, value in fields.items()}
+    changed.pop(without, None)
+    parsed: dict[str, Any] = json.loads(message(prefix, changed).body)
+    return parsed
+
+
+def event_id(prefix: bytes = b"", **fields: bytes) -> str:
+    found: str = body(prefix, **fields)["event_id"]
+    return found
+
+
+# ---- the event
+
+
+def test_the_body() -> None:
+    told = message(b"", EVENT)
+    assert json.loads(told.body) == {
+        "event_id": told.event_id,
+        "event_type": "reservation.expired",
+        "category": "reservation",
+        "timestamp": "2023-11-14T22:14:25.456Z",
+        "tenant_id": "acme",
+        "scope": "tenant:acme/workspace:prod",
+        "actor": {"type": "system"},
+        "source": "sweeperd",
+        "data": {
+            "reservation_id": "r1",
+            "scope": "tenant:acme/workspace:prod",
+            "unit": "TOKENS",
+            "estimated_amount": 500,
+            "created_at": "2023-11-14T22:13:20.123Z",
+            "expires_at": "2023-11-14T22:14:20.123Z",
+            "expired_at": "2023-11-14T22:14:25.456Z",
+            "ttl_ms": 60000,
+            "grace_ms": 5000,
+            "extensions_used": 2,
+            "missing_budgets": [],
+        },
+        "trace_id": TRACE,
+    }
+    assert told == Message(told.event_id, "reservation.expired", TRACE, b"acme", told.body)
+
+
+#: Field of the stream -> keys of the body that need it, `data`'s with a dot before.
+NEEDED = {
+    b"id": {".reservation_id"},
+    b"tenant": {"tenant_id"},
+    b"scope": {"scope", ".scope"},
+    b"unit": {".unit"},
+    b"amount": {".estimated_amount"},
+    b"created_at": {".created_at", ".ttl_ms"},
+    b"expires_at": {".expires_at", ".ttl_ms"},
+    b"expired_at": {"timestamp", ".expired_at"},
+    b"grace_ms": {".grace_ms"},
+    b"extensions": {".extensions_used"},
+    b"missing": set(),
+    b"trace_id": {"trace_id"},
+}
+
+
+def keys(event: dict[str, Any]) -> set[str]:
+    return set(event) | {f".{key}" for key in event["data"]}
+
+
+@pytest.mark.parametrize("field", NEEDED, ids=bytes.decode)
+def test_what_is_unknown_is_left_out(field: bytes) -> None:
+    for event in (body(without=field), *([] if field == b"missing" else [body(**{field.decode(): b""})])):
+        assert keys(event) == keys(body()) - NEEDED[field]
+        assert None not in (*event.values(), *event["data"].values())
+
+
+@pytest.mark.parametrize("field", ["amount", "created_at", "expires_at", "expired_at", "grace_ms", "extensions"])
+@pytest.mark.parametrize("value", [b"many", b"-1", b"1.5", b" 1", "²".encode(), b"1" * 20, b"\xff"])
+def test_a_number_that_is_none_is_left_out(field: str, value: bytes) -> None:
+    assert keys(body(**{field: value})) == keys(body()) - NEEDED[field.encode()]
+
+
+@pytest.mark.parametrize("value", [b"nonsense", b"[", b"\xff"])
+def test_missing_budgets_that_cannot_be_told_are_left_out(value: bytes) -> None:
+    assert keys(body(missing=value)) == keys(body()) - {".missing_budgets"}
+
+
+def test_a_moment_beyond_the_calendar_is_left_out() -> None:
+    event = body(expires_at=b"9007199254740992")
+    assert keys(event) == keys(body()) - {".expires_at"}
+    assert event["data"]["ttl_ms"] == 9007199254740992 - 1700000000123
+
+
+def test_nothing_is_known() -> None:
+    event = json.loads(message(b"", {}).body)
+    assert set(event) == {"event_id", "event_type", "category", "actor", "source", "data"}
+
+
+@pytest.mark.parametrize("amount", [0, 2**53 + 1, 2**63 - 1])
+def test_amounts_are_exact(amount: int) -> None:
+    raw = message(b"", EVENT | {b"amount": str(amount).encode()}).body
+    assert f'"estimated_amount":{amount},'.encode() in raw
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (b"a b:c\nd", "a b:c\nd"),
+        ("réservé".encode(), "réservé"),
+        (b"\xff\xfe-1", "\\xff\\xfe-1"),
+        (b'"quoted"\\', '"quoted"\\'),
+        (b"\x00", "\x00"),
+    ],
+)
+def test_any_bytes_are_shown(value: bytes, shown: str) -> None:
+    event = body(id=value, tenant=value, scope=value, unit=value)
+    data = event["data"]
+    told = data["reservation_id"], event["tenant_id"], event["scope"], data["scope"], data["unit"]
+    assert told == (shown,) * 5
+    assert message(b"", EVENT | {b"tenant": value}).tenant == value
+
+
+def test_missing_budgets() -> None:
+    assert body(missing=b'["tenant:acme","a\\"b"]')["data"]["missing_budgets"] == ["tenant:acme", 'a"b']
+
+
+def test_missing_budgets_that_are_not_utf8() -> None:
+    """The script copies a scope's bytes into its JSON as they are."""
+    assert body(missing=b'["tenant:\xff","ok"]')["data"]["missing_budgets"] == ["tenant:\\xff", "ok"]
+
+
+def test_event_id() -> None:
+    assert event_id() == event_id()
+    assert event_id().startswith("evt_")
+    assert event_id() == event_id(trace_id=b"ffff", amount=b"1", missing=b'["x"]'), "only the expiry counts"
+    others = [
+        event_id(),
+        event_id(b"{tenant-a}:"),
+        event_id(expired_at=b"1700000065457"),
+        event_id(tenant=b"globex"),
+        event_id(id=b"r2"),
+        event_id(tenant=b"acmer", id=b"1"),
+        event_id(b"a", tenant=b"cme"),
+        event_id(id=b"\xff"),
+        event_id(id=b"\\xff"),
+    ]
+    assert len(set(others)) == len(others)
+
+
+# ---- the script's answers
+
+
+@pytest.mark.parametrize(
+    ("reply", "decision"),
+    [
+        ([b"not_found"], Decision(b"r1", Outcome.NOT_FOUND)),
+        ([b"not_due"], Decision(b"r1", Outcome.NOT_DUE)),
+        ([b"in_grace"], Decision(b"r1", Outcome.IN_GRACE)),
+        ([b"skipped", b"COMMITTED"], Decision(b"r1", Outcome.SKIPPED, "COMMITTED")),
+        (
+            [b"quarantined", b"INVALID_STATE", b"acme"],
+            Decision(b"r1", Outcome.QUARANTINED, "INVALID_STATE", tenant=b"acme"),
+        ),
+        ([b"quarantined", b"WRONG_TYPE", b""], Decision(b"r1", Outcome.QUARANTINED, "WRONG_TYPE")),
+        ([b"expired", b"acme", 17, b"[]"], Decision(b"r1", Outcome.EXPIRED, tenant=b"acme", lag_ms=17)),
+        (
+            [b"expired", b"", 1, b'["a","b\\/c"]'],
+            Decision(b"r1", Outcome.EXPIRED, lag_ms=1, missing=("a", "b/c")),
+        ),
+        (
+            [b"expired", b"\xff", 1, b'["\xff"]'],
+            Decision(b"r1", Outcome.EXPIRED, tenant=b"\xff", lag_ms=1, missing=("\\xff",)),
+        ),
+    ],
+)
+def test_decision(reply: list[Any], decision: Decision) -> None:
+    assert _decision(b"r1", reply) == decision
+
+
+def test_an_answer_of_another_script_is_a_fault() -> None:
+    with pytest.raises(ValueError, match="vanished"):
+        _decision(b"r1", [b"vanished"])
+
+
+def test_what_the_script_is_told() -> None:
+    settings = SweepSettings.model_validate({"grace": "2s", "audit_retention": "1d"})
+    kind = reservations(Keys("{p}:"), settings)
+    call = kind.call(b"\xff 1", TRACE)
+    assert call.keys == [
+        b"{p}:reservation:res_\xff 1",
+        b"{p}:reservation:ttl",
+        b"{p}:sweeperd:events",
+        b"{p}:sweeperd:quarantine",
+    ]
+    assert call.args == [b"\xff 1", b"{p}:budget:", 2000, 86_400_000, TRACE]
+    assert (kind.index, kind.quarantine) == (b"{p}:reservation:ttl", b"{p}:sweeperd:quarantine")
+
+
+def test_times_are_utc() -> None:
+    told = body()["data"]["created_at"]
+    assert datetime.fromisoformat(told) == datetime.fromtimestamp(1700000000.123, UTC)

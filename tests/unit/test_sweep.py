@@ -1,0 +1,298 @@
+"""Paging: every due entry is decided once for each pass, whatever stays, fails or comes in between."""
+
+import random
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import SweepSettings
+from sweeperd.errors import RedisUnavailable
+from sweeperd.lua import Call, Script
+from sweeperd.shard import Shard
+from sweeperd.sweep import Decision, Kind, Outcome, Sweeper
+from tests.world import server_time
+
+#: What becomes of an entry is told by how its id begins; each run is written down in the journal.
+FATES = """
+local fate = string.match(ARGV[1], '^%a+')
+redis.call('RPUSH', KEYS[2], ARGV[1])
+if fate == 'go' then
+  redis.call('ZREM', KEYS[1], ARGV[1])
+  return {'expired'}
+elseif fate == 'later' then
+  redis.call('ZADD', KEYS[1], ARGV[2] + 1000000, ARGV[1])
+  return {'not_due'}
+elseif fate == 'again' then
+  local time = redis.call('TIME')
+  redis.call('ZREM', KEYS[1], ARGV[1])
+  redis.call('ZADD', KEYS[1], time[1] * 1000 + math.floor(time[2] / 1000) + 1, ARGV[1] .. '+')
+  return {'expired'}
+elseif fate == 'fail' then
+  return redis.error_reply('ERR no luck')
+elseif fate == 'trouble' then
+  return redis.error_reply('READONLY this is a replica')
+end
+return {'in_grace'}
+"""
+INDEX, JOURNAL, QUARANTINE = b"index", b"journal", b"quarantine"
+
+
+@dataclass
+class World:
+    """An index whose entries have their fate in their name, and sweepers over it."""
+
+    shard: Shard
+    now: int
+    observed: list[Decision] = field(default_factory=list)
+    trace_ids: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+    #: What happens after each slice.
+    then: Callable[[], None] = lambda: None
+
+    def fill(self, entries: dict[str, int]) -> None:
+        """Put entries into the index, by how many ms ago they were due."""
+        if entries:
+            self.shard.client.zadd(INDEX, {name: self.now - overdue for name, overdue in entries.items()})
+
+    def sweeper(self, batch_size: int, pipeline_depth: int, time_budget: str = "60s") -> Sweeper:
+        settings = {"batch_size": batch_size, "pipeline_depth": pipeline_depth, "time_budget": time_budget}
+        kind = Kind(
+            "fates",
+            INDEX,
+            QUARANTINE,
+            Script("fates", FATES),
+            lambda entry, _: Call([INDEX, JOURNAL], [entry, self.now]),
+            lambda entry, reply: Decision(entry, Outcome(reply[0].decode())),
+        )
+        return Sweeper(self.shard, kind, SweepSettings.model_validate(settings), self._observe, self.stop)
+
+    def _observe(self, decisions: Sequence[Decision], trace_id: str) -> None:
+        self.observed += decisions
+        self.trace_ids.append(trace_id)
+        self.then()
+
+    def journal(self) -> list[str]:
+        """Which entries the script has run for since the last look, in order."""
+        with self.shard.client.pipeline() as pipeline:
+            names: list[Any] = pipeline.lrange(JOURNAL.decode(), 0, -1).delete(JOURNAL).execute()[0]
+        return [name.decode() for name in names]
+
+    def index(self) -> set[str]:
+        return {name.decode() for name in self.shard.client.zrange(INDEX, 0, -1)}
+
+
+@pytest.fixture
+def world(shard: Shard) -> Iterator[World]:
+    return World(shard, server_time(shard.client))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_each_due_entry_is_decided_once(seed: int, world: World) -> None:
+    chance = random.Random(seed)
+    fates = chance.choices(
+        ["go", "stay", "fail", "later"], [*chance.choices([0, 1, 5], k=3), 1], k=chance.randrange(90)
+    )
+    spread = chance.choice([1, 2, 5, 1000])
+    due = {f"{fate}-{chance.getrandbits(30)}-{n}": chance.randrange(spread) for n, fate in enumerate(fates)}
+    ahead = {f"{fate}-ahead": -60_000 for fate in ("go", "stay", "fail", "later")}
+    world.fill(due | ahead)
+    batch_size, depth = chance.randint(1, 12), chance.randint(1, 6)
+    sweeper = world.sweeper(batch_size, depth)
+
+    report = sweeper.tick()
+    by_fate = Counter(name.partition("-")[0] for name in due)
+    assert sorted(world.journal()) == sorted(due)
+    assert report.complete
+    assert report.candidates == len(due)
+    outcomes = {"go": Outcome.EXPIRED, "stay": Outcome.IN_GRACE, "fail": Outcome.ERROR, "later": Outcome.NOT_DUE}
+    assert {outcome: count for outcome, count in report.counts.items() if count} == {
+        outcomes[fate]: count for fate, count in by_fate.items()
+    }
+    assert sorted(decision.id.decode() for decision in world.observed) == sorted(due)
+
+    # What stays is decided once more by the next tick.
+    assert sweeper.tick().complete
+    assert sorted(world.journal()) == sorted(name for name in due if name.startswith(("stay", "fail")))
+
+
+def test_more_than_a_batch_of_one_score_that_all_stay(world: World) -> None:
+    entries = {f"stay-{number}": 1000 for number in range(25)}
+    world.fill(entries | {"go-behind": 999})
+    sweeper = world.sweeper(4, 3)
+    for _ in range(2):
+        assert sweeper.tick().complete
+    assert sorted(world.journal()) == sorted([*entries, *entries, "go-behind"])
+
+
+def test_any_score_is_paged_past(world: World, client: redis.Redis) -> None:
+    scores = ["-inf", "-5", "0", "1e-300", "0.1", "1.5", "1700000000000.5", "1700000000001"]
+    client.zadd(INDEX, {f"{fate}-{n}-{score}": score for score in scores for n in range(3) for fate in ("stay", "go")})
+    names = sorted(world.index())
+    assert world.sweeper(2, 2).tick().complete
+    assert sorted(world.journal()) == names
+
+
+def test_the_oldest_come_first(world: World) -> None:
+    world.fill({"go-c": 10, "stay-b": 20, "go-a": 30})
+    world.sweeper(2, 2).tick()
+    assert world.journal() == ["go-a", "stay-b", "go-c"]
+
+
+def test_a_batch_is_sent_in_slices(world: World) -> None:
+    world.fill({f"go-{number}": 1 for number in range(10)})
+    seen = []
+    world.then = lambda: seen.append(len(world.observed))
+    world.sweeper(7, 3).tick()
+    assert seen == [3, 6, 7, 10]
+
+
+def test_entries_that_come_due_meanwhile_are_the_next_ticks(world: World) -> None:
+    """Each of these puts another behind: a tick that went after them would never end."""
+    world.fill({f"again-{number}": 1 for number in range(3)})
+    sweeper = world.sweeper(2, 1, "2s")
+    report = sweeper.tick()
+    assert report.complete
+    assert report.candidates == 3
+    time.sleep(0.005)
+    assert sweeper.tick().candidates == 3
+
+
+def test_one_entry_that_fails_stops_no_other(world: World) -> None:
+    world.fill({"go-1": 5, "fail-2": 4, "go-3": 3})
+    report = world.sweeper(10, 10).tick()
+    assert report.complete
+    assert dict(report.counts) == {Outcome.EXPIRED: 2, Outcome.ERROR: 1}
+    (failed,) = [decision for decision in world.observed if decision.outcome is Outcome.ERROR]
+    assert failed.id == b"fail-2"
+    assert "no luck" in failed.detail
+    assert "\n" not in failed.detail
+    assert world.index() == {"fail-2"}
+
+
+def test_a_tick_that_ran_out_of_time_is_taken_up_where_it_stopped(world: World) -> None:
+    entries = {f"{'go' if number % 3 else 'stay'}-{number}": 9 - number // 5 for number in range(25)}
+    world.fill(entries)
+    world.then = lambda: time.sleep(0.11)  # each slice uses the budget up
+    sweeper = world.sweeper(10, 4, "100ms")
+    decided = []
+    for tick in range(10):
+        report = sweeper.tick()
+        slice_ = world.journal()
+        assert 0 < len(slice_) <= 4
+        assert report.candidates == len(slice_)
+        decided += slice_
+        if report.complete:
+            break
+        assert len(decided) < len(entries), f"tick {tick} has looked at all and does not know it"
+    assert decided == sorted(decided, key=lambda name: -entries[name])
+    assert sorted(decided) == sorted(entries)
+    world.then = lambda: None
+    assert sweeper.tick().complete
+    assert sorted(world.journal()) == sorted(name for name in entries if name.startswith("stay"))
+
+
+def test_stop_ends_the_tick_after_the_slice(world: World) -> None:
+    entries = {f"stay-{number}": 1 for number in range(10)}
+    world.fill(entries)
+    world.then = world.stop.set
+    sweeper = world.sweeper(6, 3)
+    report = sweeper.tick()
+    assert not report.complete
+    assert report.candidates == 3
+    first = world.journal()
+    assert len(first) == 3
+    world.then = lambda: None
+    assert sweeper.tick().candidates == 0, "it is told to stop"
+    world.stop.clear()
+    assert sweeper.tick().complete
+    assert sorted(first + world.journal()) == sorted(entries)
+
+
+def test_a_slice_that_the_server_chokes_on_is_passed_over_by_the_next_tick(world: World) -> None:
+    world.fill({"trouble-1": 9, "trouble-2": 9} | {f"go-{number}": 8 for number in range(5)})
+    sweeper = world.sweeper(4, 2)
+    with pytest.raises(RedisUnavailable, match=r"READONLY|replica"):
+        sweeper.tick()
+    assert world.journal() == ["trouble-1", "trouble-2"]
+    report = sweeper.tick()
+    assert report.complete
+    assert report.candidates == 5
+    assert world.index() == {"trouble-1", "trouble-2"}
+    world.journal()
+    with pytest.raises(RedisUnavailable):
+        sweeper.tick()
+    assert world.journal() == ["trouble-1", "trouble-2"], "it is not forgotten, either"
+
+
+def test_nothing_starves_behind_trouble_in_a_mixed_slice(world: World) -> None:
+    entries = {"go-1": 9, "stay-2": 9, "trouble-3": 9, "go-4": 9} | {f"go-{number}": 8 for number in range(5, 12)}
+    world.fill(entries)
+    sweeper = world.sweeper(5, 4)
+    for _ in range(4):
+        try:
+            sweeper.tick()
+        except RedisUnavailable:
+            continue
+    assert world.index() == {"stay-2", "trouble-3"}
+
+
+def test_what_was_decided_before_the_trouble_is_told(world: World) -> None:
+    """A fail-over in the middle of a slice: the expiries before it are known to have happened."""
+    world.fill({"go-1": 9, "stay-2": 8, "trouble-3": 7, "trouble-4": 6})
+    with pytest.raises(RedisUnavailable):
+        world.sweeper(10, 10).tick()
+    assert [decision.id for decision in world.observed] == [b"go-1", b"stay-2"]
+
+
+def test_a_tick_has_a_trace_id_of_its_own(world: World) -> None:
+    world.fill({f"stay-{number}": 1 for number in range(4)})
+    sweeper = world.sweeper(2, 2)
+    reports = [sweeper.tick(), sweeper.tick()]
+    assert world.trace_ids == [report.trace_id for report in reports for _ in range(2)]
+    assert reports[0].trace_id != reports[1].trace_id
+    assert all(re.fullmatch("[0-9a-f]{32}", report.trace_id) for report in reports)
+
+
+def test_the_script_cache_is_flushed_between_slices(world: World) -> None:
+    entries = {f"{fate}-{number}": 1 for number in range(6) for fate in ("go", "stay")}
+    world.fill(entries)
+    world.then = lambda: world.shard.client.script_flush() and None
+    assert world.sweeper(5, 3).tick().complete
+    assert sorted(world.journal()) == sorted(entries)
+
+
+def test_an_idle_index(world: World) -> None:
+    report = world.sweeper(5, 5).tick()
+    assert (report.complete, report.candidates) == (True, 0)
+    assert report.duration_seconds > 0
+    assert world.observed == []
+
+
+def test_redis_is_down(own_shard: Shard, own_server: Any) -> None:
+    sweeper = World(own_shard, 0).sweeper(5, 5)
+    own_server.kill()
+    with pytest.raises(RedisUnavailable, match=r"127\.0\.0\.1"):
+        sweeper.tick()
+    with pytest.raises(RedisUnavailable):
+        sweeper.backlog()
+    own_server.start()
+    assert sweeper.tick().complete
+
+
+def test_backlog(world: World, client: redis.Redis) -> None:
+    sweeper = world.sweeper(5, 5)
+    world.fill({"go-ahead": -60_000})
+    backlog = sweeper.backlog()
+    assert (backlog.due, backlog.oldest_due_seconds, backlog.quarantined) == (0, 0.0, 0)
+    world.fill({"go-1": 90_000, "go-2": 0})
+    client.zadd(QUARANTINE, {"x": 1, "y": 2, "z": 3})
+    backlog = sweeper.backlog()
+    assert (backlog.due, backlog.quarantined) == (2, 3)
+    assert 90 <= backlog.oldest_due_seconds < 100

@@ -1,0 +1,33 @@
+"""Bytes and moments as text."""
+
+import pytest
+
+from sweeperd.text import rfc3339, shown
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(b"", ""), (b"plain", "plain"), ("größe".encode(), "größe"), (b"a\xffb", "a\\xffb"), (b"\xe2\x82", "\\xe2\\x82")],
+)
+def test_shown(value: bytes, text: str) -> None:
+    assert shown(value) == text
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (0, "1970-01-01T00:00:00.000Z"),
+        (1, "1970-01-01T00:00:00.001Z"),
+        (1_795_507_205_999, "2026-11-24T08:00:05.999Z"),
+        (1_709_164_800_000, "2024-02-29T00:00:00.000Z"),
+        (253_402_300_799_999, "9999-12-31T23:59:59.999Z"),
+    ],
+)
+def test_rfc3339(milliseconds: int, text: str) -> None:
+    assert rfc3339(milliseconds) == text
+
+
+@pytest.mark.parametrize("milliseconds", [253_402_300_800_000, 2**53, 2**63 - 1])
+def test_beyond_the_calendar(milliseconds: int) -> None:
+    with pytest.raises((OverflowError, ValueError)):
+        rfc3339(milliseconds)

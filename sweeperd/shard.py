@@ -57,6 +57,14 @@ class Keys:
         """What comes before `<scope>:<unit>` in the name of a budget's HASH."""
         return self.prefix + b"budget:"
 
+    def budget(self, scope: bytes, unit: bytes) -> bytes:
+        """HASH: one budget."""
+        return self.budget_stem + scope + b":" + unit
+
+    def idempotency(self, tenant: bytes, operation: str, key: bytes) -> bytes:
+        """STRING: what the ledger answered to this operation under this idempotency key."""
+        return self.prefix + b"idem:" + tenant + b":" + operation.encode() + b":" + key
+
     @property
     def events(self) -> bytes:
         """STREAM: one entry for each expiry; the outbox."""

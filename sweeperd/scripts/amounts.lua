@@ -1,0 +1,57 @@
+-- Arithmetic on amounts as the budgets hold them: decimal text of an int64 goes in, and comes out.
+--
+-- All text that is reckoned with was checked by is_int64. Up to 15 digits a double is exact, and quicker than limbs.
+
+local amounts = {}
+do
+  -- @include int64
+  local DIGITS = 15
+
+  function amounts.is_int64(text)
+    return text and int64_parse(text) and true or false
+  end
+
+  -- Whether it is an int64 and not below 0.
+  function amounts.is_amount(text)
+    return amounts.is_int64(text) and string.sub(text, 1, 1) ~= '-'
+  end
+
+  function amounts.less(a, b)
+    if #a <= DIGITS and #b <= DIGITS then
+      return tonumber(a) < tonumber(b)
+    end
+    local a_high, a_low = int64_parse(a)
+    local b_high, b_low = int64_parse(b)
+    return a_high < b_high or (a_high == b_high and a_low < b_low)
+  end
+
+  -- a + b; nil where that is above int64. Below it cannot be: at most one of the two is negative.
+  function amounts.add(a, b)
+    if #a <= DIGITS and #b <= DIGITS then
+      return string.format('%d', a + b)
+    end
+    local a_high, a_low = int64_parse(a)
+    local b_high, b_low = int64_parse(b)
+    return int64_text(int64_normal(a_high + b_high, a_low + b_low))
+  end
+
+  -- a - b, where neither is negative: that is always an int64.
+  function amounts.subtract(a, b)
+    if #a <= DIGITS and #b <= DIGITS then
+      return string.format('%d', a - b)
+    end
+    local a_high, a_low = int64_parse(a)
+    local b_high, b_low = int64_parse(b)
+    return int64_text(int64_normal(a_high - b_high, a_low - b_low))
+  end
+
+  -- The whole part of a / parts, where a is not negative. Exact: the remainder is below parts, a count of scopes.
+  function amounts.share(a, parts)
+    if parts == 1 then
+      return a
+    end
+    local high, low = int64_parse(a)
+    local quotient = math.floor(high / parts)
+    return int64_text(quotient, math.floor(((high - quotient * parts) * LIMB + low) / parts))
+  end
+end

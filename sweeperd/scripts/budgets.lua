@@ -1,0 +1,119 @@
+-- Budgets as a script finds them, and as it is to leave them. Needs amounts.lua.
+--
+-- For each budget, after every script: allocated = remaining + reserved + spent - debt.
+
+local budgets = {}
+do
+  local function budget_of(key, scope)
+    local row = redis.pcall('HMGET', key, 'allocated', 'remaining', 'reserved', 'spent', 'debt', 'overdraft_limit',
+      'is_over_limit', 'status')
+    if row.err then
+      if string.find(row.err, 'WRONGTYPE', 1, true) then
+        return nil, {'refused', 'INVALID_BUDGET', scope}
+      end
+      return nil, row
+    end
+    if not row[1] and redis.call('EXISTS', key) == 0 then
+      return false
+    end
+    -- Only remaining may be below 0: another service may book a deficit there.
+    if not (amounts.is_amount(row[1]) and amounts.is_int64(row[2]) and amounts.is_amount(row[3])
+      and amounts.is_amount(row[4]) and amounts.is_amount(row[5]) and amounts.is_amount(row[6])) then
+      return nil, {'refused', 'INVALID_BUDGET', scope}
+    end
+    return {key = key, scope = scope, times = 0, allocated = row[1], remaining = row[2], reserved = row[3],
+      spent = row[4], debt = row[5], overdraft_limit = row[6], over = row[7] == 'true' or row[7] == '1',
+      status = row[8] or ''}
+  end
+
+  -- The budgets under these keys, one key for each scope. Returns two arrays and the scopes that have no budget: one
+  -- has an entry for each mention (a scope that is named twice is charged twice, as the sweep releases it twice), the
+  -- other has each budget once, with the number of its mentions in `times`. Or nil and the reply, where a budget
+  -- cannot be reckoned with.
+  function budgets.read(keys, scopes)
+    local known, mentions, each, missing = {}, {}, {}, {}
+    for i = 1, #scopes do
+      local key = keys[i]
+      local budget = known[key]
+      if budget == nil then
+        local problem
+        budget, problem = budget_of(key, scopes[i])
+        if problem then
+          return nil, problem
+        end
+        known[key] = budget
+        if budget then
+          each[#each + 1] = budget
+        else
+          missing[#missing + 1] = scopes[i]
+        end
+      end
+      if budget then
+        budget.times = budget.times + 1
+        mentions[#mentions + 1] = budget
+      end
+    end
+    return mentions, each, missing
+  end
+
+  -- The refusal of the first budget whose status allows no new spending; nil where all do.
+  function budgets.closed_to_spending(each)
+    for i = 1, #each do
+      local status = each[i].status
+      if status == 'FROZEN' or status == 'CLOSED' then
+        return {'refused', 'BUDGET_' .. status, each[i].scope}
+      elseif status ~= 'ACTIVE' then
+        return {'refused', 'INVALID_BUDGET', each[i].scope}
+      end
+    end
+  end
+
+  -- Adds to a field. Returns the refusal where the sum leaves int64.
+  function budgets.add(budget, field, amount)
+    local sum = amounts.add(budget[field], amount)
+    if not sum then
+      return {'refused', 'AMOUNT_OVERFLOW', budget.scope}
+    end
+    budget[field] = sum
+  end
+
+  -- Takes amount out of what each mention has reserved, and gives back of it to remaining. Returns the refusal of the
+  -- first that cannot.
+  function budgets.unreserve(mentions, amount, back)
+    for i = 1, #mentions do
+      local budget = mentions[i]
+      if amounts.less(budget.reserved, amount) then
+        return {'refused', 'RESERVED_UNDERFLOW', budget.scope}
+      end
+      budget.reserved = amounts.subtract(budget.reserved, amount)
+      local refusal = budgets.add(budget, 'remaining', back)
+      if refusal then
+        return refusal
+      end
+    end
+  end
+
+  -- HSET comes first in every script that writes: a full Redis refuses it, and so the whole script, while nothing is
+  -- written yet. After the first write nothing is refused.
+  function budgets.write(each)
+    for i = 1, #each do
+      local budget = each[i]
+      redis.call('HSET', budget.key, 'remaining', budget.remaining, 'reserved', budget.reserved,
+        'spent', budget.spent, 'debt', budget.debt)
+      if budget.marked then
+        redis.call('HSET', budget.key, 'is_over_limit', 'true')
+      end
+    end
+  end
+
+  -- What an answer tells of each budget. (cjson writes an empty table as {}.)
+  function budgets.balances(each)
+    local balances = {}
+    for i = 1, #each do
+      local budget = each[i]
+      balances[i] = {budget.scope, budget.allocated, budget.remaining, budget.reserved, budget.spent, budget.debt,
+        budget.overdraft_limit, budget.over or budget.marked or false, budget.status}
+    end
+    return balances
+  end
+end

@@ -1,0 +1,25 @@
+-- This server's clock, and the whole numbers that tell times, durations and counts. No script takes the time from
+-- whoever calls it.
+
+local clock = {}
+do
+  local MAX = 9007199254740992 -- 2^53: up to here a double holds every whole number
+  local time = redis.call('TIME')
+  clock.now = time[1] * 1000 + math.floor(time[2] / 1000)
+  clock.now_text = string.format('%d', clock.now)
+
+  -- The number in plain decimal text; nil where there is none, or where a double would round it.
+  function clock.whole(text)
+    if text and (text == '0' or string.find(text, '^[1-9]%d*$')) then
+      local value = tonumber(text)
+      if value < MAX or text == '9007199254740992' then
+        return value
+      end
+    end
+  end
+
+  -- Whether from + duration + grace is a time that the sweep can read. Differences, because a sum might be rounded.
+  function clock.reaches(from, duration, grace)
+    return duration <= MAX - from and grace <= MAX - from - duration
+  end
+end

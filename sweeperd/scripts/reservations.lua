@@ -1,0 +1,127 @@
+-- A reservation as commit, release and extend need it. Needs clock.lua, amounts.lua, budgets.lua and idempotency.lua.
+-- These scripts begin with the same keys and arguments:
+--
+-- KEYS[1] -> reservation:res_<id>        HASH    the reservation
+-- KEYS[2] -> reservation:ttl             ZSET    bare id -> expires_at, ms on this server's clock
+-- KEYS[3] -> idem:<tenant>:<op>:<key>    STRING  what was answered under this idempotency key
+--
+-- ARGV[1] -> the hash of the request
+-- ARGV[2] -> the bare reservation id
+-- ARGV[3] -> the tenant who asks
+-- ARGV[4] -> the idempotency key
+-- ARGV[5] -> what comes before <scope>:<unit> in the name of a budget (a HASH). Which budgets there are is known
+--            only once the reservation has been read, so they cannot be KEYS; they share its prefix, and so its slot.
+-- ARGV[6] -> grace in ms for a reservation that has no grace_ms of its own
+-- ARGV[7] -> how long a reservation that has ended stays readable, ms
+
+local reservations = {}
+do
+  local function invalid(reason)
+    return nil, {'refused', 'INVALID_RESERVATION', reason}
+  end
+
+  -- The strings of a JSON array; nil where it is not a non-empty one of non-empty strings.
+  local function decode_scopes(text)
+    -- cjson stops at a NUL byte without a word; an object has no length.
+    local decoded, scopes = pcall(cjson.decode, text)
+    if not decoded or type(scopes) ~= 'table' or #scopes == 0 or string.find(text, '\0', 1, true) then
+      return nil
+    end
+    for i = 1, #scopes do
+      if type(scopes[i]) ~= 'string' or scopes[i] == '' then
+        return nil
+      end
+    end
+    return scopes
+  end
+
+  -- The tenant's reservation where it can still be changed: up to the deadline, and where in_grace is set up to the
+  -- end of its grace, both included. At now > expires_at + grace the sweep may expire it, so from then on it counts
+  -- as expired, whether the sweep has come by or not.
+  local function read(in_grace)
+    local row = redis.pcall('HMGET', KEYS[1], 'state', 'tenant', 'expires_at', 'grace_ms', 'estimate_amount',
+      'estimate_unit', 'budgeted_scopes', 'affected_scopes', 'created_at', 'overage_policy', 'extension_count',
+      'max_extensions', 'idempotency_key')
+    if row.err then
+      if string.find(row.err, 'WRONGTYPE', 1, true) then
+        return invalid('WRONG_TYPE')
+      end
+      return nil, row
+    end
+    local state, amount, unit = row[1], row[5], row[6]
+    -- A reservation of another tenant is one that this tenant does not have.
+    if row[2] ~= ARGV[3] then
+      return nil, {'refused', 'RESERVATION_NOT_FOUND', ''}
+    end
+    if state == 'COMMITTED' or state == 'RELEASED' then
+      return nil, {'refused', 'RESERVATION_FINALIZED', state}
+    end
+    if state == 'EXPIRED' then
+      return nil, {'refused', 'RESERVATION_EXPIRED', ''}
+    end
+    if state ~= 'ACTIVE' then
+      return invalid('INVALID_STATE')
+    end
+    local expires_at, grace = clock.whole(row[3]), clock.whole(row[4] or ARGV[6])
+    if not expires_at or not grace then
+      return invalid('INVALID_EXPIRY')
+    end
+    if clock.now > expires_at + (in_grace and grace or 0) then
+      return nil, {'refused', 'RESERVATION_EXPIRED', ''}
+    end
+    if not amounts.is_amount(amount) or not unit or unit == '' then
+      return invalid('INVALID_ESTIMATE')
+    end
+    local scopes_text = row[7] or row[8]
+    if not scopes_text then
+      return invalid('MISSING_SCOPES')
+    end
+    local scopes = decode_scopes(scopes_text)
+    if not scopes then
+      return invalid('MALFORMED_SCOPES')
+    end
+    return {expires_at = expires_at, grace = grace, amount = amount, unit = unit, scopes = scopes,
+      created_at = clock.whole(row[9]) or clock.now, overage_policy = row[10], extension_count = row[11],
+      max_extensions = row[12], idempotency_key = row[13]}
+  end
+
+  -- What all three begin with: the reservation, its budgets as budgets.read returns them, and the checks of what is
+  -- going to be written. Or nil and the reply.
+  function reservations.open(in_grace)
+    local replayed = idempotency.replay(KEYS[3], ARGV[1])
+    if replayed then
+      return nil, replayed
+    end
+    redis.call('ZCARD', KEYS[2]) -- where the key is of another type, fail here, before the first write
+    local reservation, problem = read(in_grace)
+    if problem then
+      return nil, problem
+    end
+    local keys = {}
+    for i = 1, #reservation.scopes do
+      keys[i] = ARGV[5] .. reservation.scopes[i] .. ':' .. reservation.unit
+    end
+    local mentions, each, missing = budgets.read(keys, reservation.scopes)
+    if not mentions then
+      return nil, each
+    end
+    reservation.mentions, reservation.each, reservation.missing = mentions, each, missing
+    return reservation
+  end
+
+  -- Ends the reservation: these fields are set, the index entry goes, and the hash stays for an audit.
+  function reservations.finish(...)
+    redis.call('HSET', KEYS[1], ...)
+    redis.call('ZREM', KEYS[2], ARGV[2])
+    redis.call('PEXPIRE', KEYS[1], ARGV[7])
+  end
+
+  -- Records the answer for as long as the reservation was to live. Returns the reply.
+  function reservations.answer(reservation, answer)
+    answer.unit = reservation.unit
+    answer.balances = budgets.balances(reservation.each)
+    answer.missing = reservation.missing
+    local lifetime = reservation.expires_at + reservation.grace - reservation.created_at
+    return idempotency.record(KEYS[3], ARGV[1], answer, lifetime)
+  end
+end

@@ -36,8 +36,8 @@ redis.call('ZADD', KEYS[2], expires_text, ARGV[2])
 -- The record of its reserve lasts as long as it does: a late retry must not make a second reservation.
 if reservation.idempotency_key then
   local record = ARGV[9] .. reservation.idempotency_key
-  local ttl, rest = redis.call('PTTL', record), reservation.expires_at + reservation.grace - clock.now
-  if ttl >= 0 and ttl < rest then
+  local rest = reservation.expires_at + reservation.grace - clock.now
+  if redis.call('PTTL', record) < rest then
     redis.call('PEXPIRE', record, string.format('%d', rest))
   end
 end

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -23,12 +24,12 @@ def book(server: Server) -> Iterator[Book]:
         yield ready
 
 
-def balance(scope: str, remaining: int, reserved: int = 0, spent: int = 0, **other: object) -> Balance:
+def balance(scope: str, remaining: int, reserved: int = 0, spent: int = 0, **other: Any) -> Balance:
     fields = {"allocated": 1000, "debt": 0, "overdraft_limit": 0, "is_over_limit": False, "status": "ACTIVE"} | other
-    return Balance(scope=scope.encode(), unit=b"TOKENS", remaining=remaining, reserved=reserved, spent=spent, **fields)  # type: ignore[arg-type]
+    return Balance(scope.encode(), b"TOKENS", remaining=remaining, reserved=reserved, spent=spent, **fields)
 
 
-def both(remaining: int, reserved: int = 0, spent: int = 0, **other: object) -> tuple[Balance, ...]:
+def both(remaining: int, reserved: int = 0, spent: int = 0, **other: Any) -> tuple[Balance, ...]:
     return tuple(balance(scope, remaining, reserved, spent, **other) for scope in SCOPES)
 
 
@@ -178,6 +179,14 @@ def test_commit_into_debt(book: Book) -> None:
     assert book.row(rid)[b"debt_incurred"] == b"100"
 
 
+@pytest.mark.parametrize("scopes", [["less", "more"], ["more", "less"], ["less", "more", "less"]])
+def test_the_greatest_debt_is_told(book: Book, scopes: list[str]) -> None:
+    book.open("less", allocated=150, overdraft_limit=1000)
+    book.open("more", allocated=10, overdraft_limit=1000)
+    done = book.event(100, scopes, overage_policy=OVERDRAFT)
+    assert done.debt_incurred == 90
+
+
 def test_debt_goes_up_to_the_overdraft_limit(book: Book) -> None:
     book.open("deep", allocated=10, overdraft_limit=5)
     assert book.event(12, ["deep"], overage_policy=OVERDRAFT).debt_incurred == 2
@@ -285,6 +294,15 @@ def test_shares_of_a_scope_that_is_named_often(book: Book) -> None:
     share, rest = divmod(2**63 - 1, 7)
     done = book.event(2**63 - 1, ["big"] * 7, overage_policy=IF_AVAILABLE)
     assert (done.charged, done.balances[0].remaining) == (share, rest)
+
+
+def test_without_budgeted_scopes_the_affected_ones_count(book: Book) -> None:
+    for end in (book.commit, book.release, book.extend):
+        rid = book.reserve(100, [*SCOPES, "no:budget"]).reservation_id
+        book.client.hdel(book.keys.reservation(rid), "budgeted_scopes")
+        done = end(rid)
+        assert [balance.scope.decode() for balance in done.balances] == [*SCOPES]
+        assert done.missing == (b"no:budget",)
 
 
 def test_the_balances_are_in_the_order_of_the_scopes(book: Book) -> None:

@@ -2,12 +2,18 @@
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import redis
 
 from sweeperd.embedded import Binary, Server, binaries
 
 BINARIES = binaries()
+
+# What an example does takes as long as Redis and its clock take. In CI each run tries the same examples.
+hypothesis.settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("thorough", max_examples=1000, deadline=None, database=None)
+hypothesis.settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session", params=BINARIES or [None], ids=str)

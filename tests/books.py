@@ -1,0 +1,205 @@
+"""
+What must hold for ledger and sweeper together, whatever was done by whom: checked on everything that is in a Redis.
+
+`read` takes a picture of a server on which nobody writes; each check looks at one property and raises Broken.
+"""
+
+import enum
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from sweeperd.shard import Keys
+
+Row = Mapping[bytes, bytes]
+
+#: State -> the field that says when it was reached.
+ENDINGS = {b"COMMITTED": b"committed_at", b"RELEASED": b"released_at", b"EXPIRED": b"expired_at"}
+
+
+class Property(enum.StrEnum):
+    """What must hold."""
+
+    NOT_NEGATIVE = "remaining and reserved are never below 0"
+    BALANCED = "allocated = remaining + reserved + spent - debt"
+    HELD = "reserved is what ACTIVE reservations hold"
+    EXPLAINED = "no key that nothing explains"
+    ONE_TO_ONE = "idempotency keys and what was done match one to one"
+    ONE_ENDING = "no reservation has two endings"
+    INDEXED = "every ACTIVE hash is in the index, every index entry has its hash"
+    TOLD_ONCE = "exactly one event for each EXPIRED, none for others"
+    ENDED = "after TTL, grace and a sweep nothing is ACTIVE"
+
+
+class Broken(AssertionError):
+    """A property does not hold."""
+
+    def __init__(self, broken: Property, detail: object) -> None:
+        super().__init__(f"{broken.value}: {detail}")
+        self.property = broken
+
+
+@dataclass(frozen=True)
+class Books:
+    """Everything in a Redis, sorted by what it is."""
+
+    keys: Keys
+    budgets: Mapping[bytes, Row]
+    #: By bare id.
+    reservations: Mapping[bytes, Row]
+    #: By key: the answer that it keeps.
+    records: Mapping[bytes, Mapping[str, Any]]
+    #: Bare id -> score.
+    index: Mapping[bytes, float]
+    #: The reservation of each event, in order.
+    told: tuple[bytes, ...]
+    #: Keys that are none of these and none of sweeperd's own.
+    strangers: frozenset[bytes]
+
+    def of(self, operation: str) -> dict[bytes, Mapping[str, Any]]:
+        """The records of one operation of the ledger."""
+        part = f":{operation}:".encode()
+        return {key: answer for key, answer in self.records.items() if part in key}
+
+
+def read(client: redis.Redis, prefix: str = "") -> Books:
+    """Read all of it."""
+    keys = Keys(prefix)
+    budgets, reservations, records, strangers = {}, {}, {}, set()
+    own = {keys.reservation_index, keys.events, keys.dead_letters, keys.quarantine, keys.endpoints, keys.lease("sweep")}
+    for key in client.scan_iter(count=1000):
+        if key.startswith(keys.budget_stem):
+            budgets[key] = client.hgetall(key)
+        elif key.startswith(keys.reservation(b"")):
+            reservations[key.removeprefix(keys.reservation(b""))] = client.hgetall(key)
+        elif key.startswith(keys.prefix + b"idem:"):
+            records[key] = json.loads(client.get(key).partition(b"\n")[2])
+        elif key not in own:
+            strangers.add(key)
+    return Books(
+        keys,
+        budgets,
+        reservations,
+        records,
+        dict(client.zrange(keys.reservation_index, 0, -1, withscores=True)),
+        tuple(fields[b"id"] for _, fields in client.xrange(keys.events)),
+        frozenset(strangers),
+    )
+
+
+def _not_negative(books: Books) -> object:
+    return [
+        (key, row)
+        for key, row in books.budgets.items()
+        if int(row.get(b"remaining", 0)) < 0 or int(row.get(b"reserved", 0)) < 0
+    ]
+
+
+def _balanced(books: Books) -> object:
+    def number(row: Row, name: bytes) -> int:
+        return int(row.get(name, 0))
+
+    return [
+        (key, row)
+        for key, row in books.budgets.items()
+        if number(row, b"allocated")
+        != number(row, b"remaining") + number(row, b"reserved") + number(row, b"spent") - number(row, b"debt")
+    ]
+
+
+def _held(books: Books) -> object:
+    held: Counter[bytes] = Counter()
+    for row in books.reservations.values():
+        if row[b"state"] == b"ACTIVE":
+            for scope in json.loads(row[b"budgeted_scopes"]):
+                held[books.keys.budget(scope.encode(), row[b"estimate_unit"])] += int(row[b"estimate_amount"])
+    return [
+        (key, int(row.get(b"reserved", 0)), held[key])
+        for key, row in books.budgets.items()
+        if int(row.get(b"reserved", 0)) != held[key]
+    ]
+
+
+def _explained(books: Books) -> object:
+    # A reservation that is no whole one came about by a write under a wrong name, or after the end of its time.
+    headless = {key for key, row in books.reservations.items() if row.get(b"reservation_id") != key}
+    # A budget that nobody opened has no allocation.
+    invented = {key for key, row in books.budgets.items() if b"allocated" not in row}
+    return books.strangers | headless | invented
+
+
+def _one_to_one(books: Books) -> object:
+    reserved = {answer["reservation_id"].encode(): key for key, answer in books.of("reserve").items()}
+    asked = {
+        entry: books.keys.idempotency(row[b"tenant"], "reserve", row[b"idempotency_key"])
+        for entry, row in books.reservations.items()
+    }
+    if len(books.of("reserve")) != len(reserved) or reserved != asked:
+        return "reserve", reserved, asked
+    for operation, state, field in (
+        ("commit", b"COMMITTED", b"committed_idempotency_key"),
+        ("release", b"RELEASED", b"released_idempotency_key"),
+    ):
+        ended = Counter(
+            books.keys.idempotency(row[b"tenant"], operation, row[field])
+            for row in books.reservations.values()
+            if row[b"state"] == state
+        )
+        if ended != Counter(books.of(operation).keys()):
+            return operation, ended, books.of(operation)
+    extensions = sum(int(row[b"extension_count"]) for row in books.reservations.values())
+    if extensions != len(books.of("extend")):
+        return "extend", extensions, books.of("extend")
+    return None
+
+
+def _one_ending(books: Books) -> object:
+    ended = []
+    for entry, row in books.reservations.items():
+        endings = [state for state, field in ENDINGS.items() if field in row]
+        expected = [row[b"state"]] if row[b"state"] in ENDINGS else []
+        if endings != expected:
+            ended.append((entry, row[b"state"], endings))
+    return ended
+
+
+def _indexed(books: Books) -> object:
+    deadlines = {
+        entry: float(row[b"expires_at"]) for entry, row in books.reservations.items() if row[b"state"] == b"ACTIVE"
+    }
+    return None if deadlines == dict(books.index) else (deadlines, books.index)
+
+
+def _told_once(books: Books) -> object:
+    expired = Counter(entry for entry, row in books.reservations.items() if row[b"state"] == b"EXPIRED")
+    return None if Counter(books.told) == expired else (Counter(books.told), expired)
+
+
+def _ended(books: Books) -> object:
+    return [entry for entry, row in books.reservations.items() if row[b"state"] == b"ACTIVE"]
+
+
+_CHECKS: Mapping[Property, Callable[[Books], object]] = {
+    Property.NOT_NEGATIVE: _not_negative,
+    Property.BALANCED: _balanced,
+    Property.HELD: _held,
+    Property.EXPLAINED: _explained,
+    Property.ONE_TO_ONE: _one_to_one,
+    Property.ONE_ENDING: _one_ending,
+    Property.INDEXED: _indexed,
+    Property.TOLD_ONCE: _told_once,
+    Property.ENDED: _ended,
+}
+#: What holds at any time at which nobody is writing.
+ALWAYS = frozenset(Property) - {Property.ENDED}
+
+
+def check(books: Books, properties: Iterable[Property] = ALWAYS) -> None:
+    """Raises Broken for the first of these properties that does not hold."""
+    for wanted in Property:
+        if wanted in properties and (found := _CHECKS[wanted](books)):
+            raise Broken(wanted, found)

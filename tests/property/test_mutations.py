@@ -1,0 +1,114 @@
+"""Tests of the tests: with a script that is broken on purpose, the property that it breaks is seen to be broken."""
+
+from collections.abc import Sequence
+from contextlib import closing
+
+import pytest
+import redis
+from hypothesis import HealthCheck, Phase, given, settings
+
+from sweeperd import lua
+from sweeperd.embedded import Server
+from tests.books import Broken, Property
+from tests.property.play import Step, World, run, steps
+
+#: Name -> what is broken by it, a text that stands in a script or in what it includes, and what stands there instead.
+MUTATIONS = {
+    "reserve without enough": (
+        Property.NOT_NEGATIVE,
+        "if amounts.less(budget.remaining, amount) then",
+        "if false then",
+    ),
+    "expire gives back too much": (
+        Property.BALANCED,
+        "format('%d', remaining + small_amount)",
+        "format('%d', remaining + small_amount + 1)",
+    ),
+    "expire gives back without letting go": (
+        Property.HELD,
+        "call('HSET', key, 'reserved', budget[1], 'remaining', budget[2])",
+        "call('HSET', key, 'remaining', budget[2])",
+    ),
+    "a change reaches the first budget alone": (
+        Property.HELD,
+        "function budgets.write(each)",
+        "function budgets.write(each) each = {each[1]}",
+    ),
+    "an ending under the bare id": (
+        Property.EXPLAINED,
+        "redis.call('HSET', KEYS[1], ...)",
+        "redis.call('HSET', 'reservation:' .. ARGV[2], ...)",
+    ),
+    "an answer is not kept": (
+        Property.ONE_TO_ONE,
+        "redis.call('SET', key, request_hash",
+        "redis.call('SET', key .. 'x', request_hash",
+    ),
+    "an answer is kept and not given again": (
+        Property.ONE_TO_ONE,
+        "local record = redis.call('GET', key)",
+        "local record = false",
+    ),
+    "an ending does not look at the state": (
+        Property.ONE_ENDING,
+        "local state, amount, unit = row[1], row[5], row[6]",
+        "local state, amount, unit = row[1] and 'ACTIVE', row[5], row[6]",
+    ),
+    "extend leaves the index alone": (
+        Property.INDEXED,
+        "redis.call('HSET', KEYS[1], 'expires_at', expires_text, 'extension_count', count_text)\n"
+        "redis.call('ZADD', KEYS[2], expires_text, ARGV[2])",
+        "redis.call('HSET', KEYS[1], 'expires_at', expires_text, 'extension_count', count_text)",
+    ),
+    "an ending leaves the index alone": (
+        Property.INDEXED,
+        "redis.call('ZREM', KEYS[2], ARGV[2])",
+        "",
+    ),
+    "expire tells of somebody else": (Property.TOLD_ONCE, "'*', 'id', ARGV[1]", "'*', 'id', 'nobody'"),
+    "expire tells of nobody": (
+        Property.TOLD_ONCE,
+        "if type(added) == 'table' then",
+        "call('XDEL', KEYS[3], added)\nif type(added) == 'table' then",
+    ),
+    "grace does not end": (Property.ENDED, "if now <= expires_at + grace then", "if true then"),
+}
+
+
+def mutate(monkeypatch: pytest.MonkeyPatch, text: str, instead: str) -> list[str]:
+    """Scripts that are loaded from now on have the other text. Returns where it was replaced, as that goes on."""
+    original, hit = lua.source, []
+
+    def source(name: str) -> str:
+        whole = original(name)
+        if text in whole:
+            hit.append(name)
+        return whole.replace(text, instead)
+
+    monkeypatch.setattr(lua, "source", source)
+    return hit
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_mutation_is_caught(
+    mutation: str, client: redis.Redis, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, text, instead = MUTATIONS[mutation]
+    hit = mutate(monkeypatch, text, instead)
+
+    @given(traffic=steps)
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], phases=[Phase.generate], max_examples=300)
+    def traffic_with_it(traffic: Sequence[Step]) -> None:
+        with closing(World(client, server)) as world:
+            if not hit:
+                pytest.fail("the text stands in no script any more")
+            run(world, traffic)
+            world.conclude({broken})
+
+    with pytest.raises(Broken) as caught:
+        traffic_with_it()
+    assert caught.value.property is broken
+
+
+def test_each_property_has_its_mutation() -> None:
+    assert {broken for broken, _, _ in MUTATIONS.values()} == set(Property)

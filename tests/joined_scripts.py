@@ -1,17 +1,16 @@
 """Write every script as the server gets it, with what it includes, into a directory: for the Lua linter."""
 
-import importlib.resources
+import re
 import sys
+from importlib import resources
 from pathlib import Path
 
 from sweeperd.lua import source
 
-#: Text that other scripts include; a script of its own it is not.
-INCLUDES = {"int64"}
-
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    for file in importlib.resources.files("sweeperd").joinpath("scripts").iterdir():
-        name = Path(file.name).stem
-        if name not in INCLUDES:
-            (target / file.name).write_text(source(name))
+    files = {Path(file.name).stem: file.read_text() for file in resources.files("sweeperd.scripts").iterdir()}
+    # Text that another includes is no script of its own.
+    included = {name for text in files.values() for name in re.findall(r"-- @include (\w+)", text)}
+    for name in files.keys() - included:
+        (target / f"{name}.lua").write_text(source(name))

@@ -11,13 +11,21 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
+from sweeperd.config import RedisSettings
+from sweeperd.ledger import Ledger
+from sweeperd.lua import Call, Script
+from sweeperd.shard import Keys, Shard
+
 SCOPES = ("tenant:acme", "tenant:acme/workspace:prod")
+#: How long a reservation lives before its deadline.
+TTL_MS = 60_000
 
 
 def server_time(client: redis.Redis) -> int:
@@ -38,39 +46,65 @@ def reserve(
     prefix: str = "",
 ) -> None:
     """
-    Write ACTIVE reservations whose deadline and grace passed `overdue_by` ms ago (negative: are yet to come), as a
-    budget service does, and hold `amount` of each scope's budget for each.
+    Have the ledger make reservations whose deadline and grace passed `overdue_by` ms ago (negative: are yet to come),
+    each holding `amount` of budget that is there for it in each scope.
     """
-    now = server_time(client)
-    expires_at = now - overdue_by - grace
-    row = {
-        "tenant": tenant,
-        "state": "ACTIVE",
-        "estimate_amount": amount,
-        "estimate_unit": "TOKENS",
-        "scope_path": scopes[-1],
-        "affected_scopes": json.dumps(scopes),
-        "budgeted_scopes": json.dumps(scopes),
-        "created_at": expires_at - 60_000,
-        "expires_at": expires_at,
-        "grace_ms": grace,
-        "extension_count": 0,
-    }
-    stem = prefix.encode()
-    for start in range(0, len(ids), 1000):
+    keys = Keys(prefix)
+    bare = [entry.encode() if isinstance(entry, str) else entry for entry in ids]
+    for start in range(0, len(bare), 1000):
+        part = bare[start : start + 1000]
+        _fund(client, keys, scopes, amount * len(part))
+        calls = _reserve_calls(part, prefix, tenant, scopes, amount, grace)
+        refused = [reply for reply in Script("reserve").run_many(client, calls) if reply[0] != b"ok"]
+        assert not refused, refused[0]
+        expires_at = server_time(client) - overdue_by - grace
         pipeline = client.pipeline()  # atomic: a sweeper may be at work
-        for entry in ids[start : start + 1000]:
-            bare = entry.encode() if isinstance(entry, str) else entry
-            pipeline.hset(stem + b"reservation:res_" + bare, mapping={"reservation_id": bare, **row})
-            pipeline.zadd(stem + b"reservation:ttl", {bare: expires_at})
-        for scope in scopes:
-            budget = f"{prefix}budget:{scope}:TOKENS"
-            held = amount * len(ids[start : start + 1000])
-            pipeline.hincrby(budget, "reserved", held)
-            pipeline.hincrby(budget, "allocated", held)
-            pipeline.hincrby(budget, "remaining", 0)
-            pipeline.hincrby(budget, "spent", 0)
+        for entry in part:
+            times = {"created_at": expires_at - TTL_MS, "expires_at": expires_at}
+            pipeline.hset(keys.reservation(entry), mapping=times)
+            pipeline.zadd(keys.reservation_index, {entry: expires_at})
         pipeline.execute()
+
+
+def _fund(client: redis.Redis, keys: Keys, scopes: Sequence[str], amount: int) -> None:
+    """Open the budgets that are not there, and put `amount` into each."""
+    pipeline = client.pipeline()
+    for scope in scopes:
+        key = keys.budget(scope.encode(), b"TOKENS")
+        for field in ("spent", "reserved", "debt", "overdraft_limit"):
+            pipeline.hsetnx(key, field, 0)
+        pipeline.hset(key, mapping={"status": "ACTIVE", "is_over_limit": "false"})
+        pipeline.hincrby(key, "allocated", amount)
+        pipeline.hincrby(key, "remaining", amount)
+    pipeline.execute()
+
+
+def _reserve_calls(
+    ids: Sequence[bytes], prefix: str, tenant: str, scopes: Sequence[str], amount: int, grace: int
+) -> list[Call]:
+    """The calls of the ledger's script that `Ledger.reserve` makes one by one, to be sent in one go."""
+
+    class Collector(Script):
+        calls: ClassVar[list[Call]] = []
+
+        def run(self, _client: redis.Redis, call: Call) -> list[bytes]:
+            self.calls.append(call)
+            return [b"ok", b'{"reservation_id":"","unit":"","created_at":0,"expires_at":0,"balances":[],"missing":[]}']
+
+    waiting = iter(ids)
+    ledger = Ledger(Shard(RedisSettings(), prefix), new_id=lambda: next(waiting))
+    ledger.scripts["reserve"] = Collector("reserve")
+    for entry in ids:
+        ledger.reserve(
+            tenant,
+            scopes,
+            "TOKENS",
+            amount,
+            ttl=timedelta(milliseconds=TTL_MS),
+            grace=timedelta(milliseconds=grace),
+            idempotency_key=entry,
+        )
+    return Collector.calls
 
 
 def budget(client: redis.Redis, scope: str = SCOPES[0], prefix: str = "") -> tuple[int, int]:

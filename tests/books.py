@@ -69,22 +69,27 @@ class Books:
 def read(client: redis.Redis, prefix: str = "") -> Books:
     """Read all of it."""
     keys = Keys(prefix)
-    budgets, reservations, records, strangers = {}, {}, {}, set()
     own = {keys.reservation_index, keys.events, keys.dead_letters, keys.quarantine, keys.endpoints, keys.lease("sweep")}
-    for key in client.scan_iter(count=1000):
-        if key.startswith(keys.budget_stem):
-            budgets[key] = client.hgetall(key)
-        elif key.startswith(keys.reservation(b"")):
-            reservations[key.removeprefix(keys.reservation(b""))] = client.hgetall(key)
-        elif key.startswith(keys.prefix + b"idem:"):
-            records[key] = json.loads(client.get(key).partition(b"\n")[2])
-        elif key not in own:
-            strangers.add(key)
+    stem = keys.reservation(b"")
+    strangers = set(client.scan_iter(count=1000)) - own
+
+    def take(prefix: bytes, command: str) -> dict[bytes, Any]:
+        """All keys that begin like this, with what the command gives."""
+        mine = [key for key in strangers if key.startswith(prefix)]
+        strangers.difference_update(mine)
+        pipeline = client.pipeline(transaction=False)
+        for key in mine:
+            pipeline.execute_command(command, key)
+        return dict(zip(mine, pipeline.execute(), strict=True))
+
+    budgets = take(keys.budget_stem, "HGETALL")
+    reservations = take(stem, "HGETALL")
+    records = take(keys.prefix + b"idem:", "GET")
     return Books(
         keys,
         budgets,
-        reservations,
-        records,
+        {key.removeprefix(stem): row for key, row in reservations.items()},
+        {key: json.loads(record.partition(b"\n")[2]) for key, record in records.items()},
         dict(client.zrange(keys.reservation_index, 0, -1, withscores=True)),
         tuple(fields[b"id"] for _, fields in client.xrange(keys.events)),
         frozenset(strangers),

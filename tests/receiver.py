@@ -72,6 +72,12 @@ class Receiver:
             return list(self._requests)
 
     @property
+    def distinct(self) -> int:
+        """How many events came at least once."""
+        with self._changed:
+            return len(self._seen)
+
+    @property
     def event_ids(self) -> set[str]:
         return {request.event_id for request in self.requests}
 

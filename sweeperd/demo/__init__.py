@@ -8,7 +8,8 @@ import queue
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import click
 import redis
@@ -16,10 +17,11 @@ import redis
 from sweeperd import __version__
 from sweeperd.config import Settings
 from sweeperd.daemon import Daemon
-from sweeperd.demo.ledger import Ledger
 from sweeperd.demo.screen import Evidence, Screen
-from sweeperd.demo.story import BUDGETS, DUE, EXPIRED, WEBHOOK, News, Play, unit
+from sweeperd.demo.story import BUDGETS, DUE, EXPIRED, PLANS, WEBHOOK, News, Play, unit
 from sweeperd.embedded import any_redis
+from sweeperd.errors import RedisUnavailable
+from sweeperd.ledger import Ledger
 from sweeperd.logs import TextFormatter
 from sweeperd.shard import Shard
 from sweeperd.sweep import Outcome
@@ -112,7 +114,8 @@ def run_demo(echo: Callable[[str], None]) -> int:
         stack.enter_context(_no_proxy())
         settings = _settings(url, receiver.url, secret)
         shard = stack.enter_context(contextlib.closing(Shard(settings.redis)))
-        ledger = Ledger(shard)
+        names = iter([plan.name.encode() for plan in PLANS])  # readable, unlike uuids
+        ledger = Ledger(shard, new_id=lambda: next(names))
         screen.fact("runs on", f"{server}, for this demo only")
         screen.fact(
             "sweeperd", f"{__version__}, the real daemon, sweeping every {settings.sweep.interval.total_seconds()} s"
@@ -121,17 +124,17 @@ def run_demo(echo: Callable[[str], None]) -> int:
         screen.title("What happens")
         try:
             for scope, amount in BUDGETS.items():
-                ledger.allocate(scope, unit(scope), amount)
+                ledger.open_budget(scope, unit(scope), amount)
             play = Play(screen, ledger, news)
 
             def settled() -> bool:
-                return play.expiring <= receiver.verified.keys() and not ledger.indexed()
+                return play.expiring <= receiver.verified.keys() and not _indexed(shard)
 
             problems = _perform(Daemon(settings), play, settled, interrupt, screen)
-            books = [ledger.book(scope, unit(scope)) for scope in BUDGETS]
-            states = ledger.states([*play.expected])
-            left = ledger.indexed()
-        except redis.RedisError as error:
+            books = [ledger.budget(scope, unit(scope)) for scope in BUDGETS]
+            states = _states(shard, play.expected)
+            left = _indexed(shard)
+        except (redis.RedisError, RedisUnavailable) as error:
             # A Ctrl-C in the terminal goes to the redis-server too, so that is no failure.
             if not interrupt.number:
                 return _fail(screen, f"the demo's Redis fails: {error}")
@@ -164,6 +167,17 @@ def _perform(
         if not daemon.stop():
             problems.append("the daemon did not stop in time")
     return problems
+
+
+def _states(shard: Shard, names: Iterable[str]) -> dict[str, str]:
+    """The state of each reservation. Raises redis.RedisError."""
+    states: dict[str, Any] = {name: shard.client.hget(shard.keys.reservation(name.encode()), "state") for name in names}
+    return {name: (state or b"(gone)").decode() for name, state in states.items()}
+
+
+def _indexed(shard: Shard) -> int:
+    """How many reservations are in the index. Raises redis.RedisError."""
+    return int(shard.client.zcard(shard.keys.reservation_index))
 
 
 def _settings(redis_url: str, receiver_url: str, secret: str) -> Settings:

@@ -8,11 +8,13 @@ from typing import Any
 
 import click
 
-from sweeperd.demo.ledger import Book
+from sweeperd.ledger import Balance
+from sweeperd.text import shown
 
 #: What happens, and how it looks.
 STYLES: dict[str, dict[str, Any]] = {
     "reserved": {"fg": "cyan"},
+    "extended": {"fg": "cyan"},
     "committed": {"fg": "blue"},
     "released": {"fg": "blue"},
     "too late": {"fg": "red"},
@@ -27,7 +29,7 @@ STYLES: dict[str, dict[str, Any]] = {
 class Evidence:
     """What the demo came to, and what it should have come to."""
 
-    books: Sequence[Book]
+    books: Sequence[Balance]
     #: Scope to what the commits have charged there.
     charged: Mapping[str, int]
     #: Reservation to the state that it should be in, and to the one that it is in.
@@ -40,15 +42,15 @@ class Evidence:
     #: What else went wrong: it took too long, or the daemon logged an error.
     trouble: Sequence[str] = ()
 
-    def fault(self, book: Book) -> str:
-        """What is wrong with a budget, now that all is over; empty where nothing is."""
-        charged = self.charged.get(book.scope, 0)
-        if not book.balanced:
-            total = book.remaining + book.reserved + book.spent
-            return f"{book.scope}: {book.allocated:,} allocated, but remaining + reserved + spent is {total:,}"
+    def fault(self, book: Balance) -> str:
+        """What is wrong with a budget, now that all is over; empty where nothing is. The demo makes no debt."""
+        scope, total = shown(book.scope), book.remaining + book.reserved + book.spent
+        charged = self.charged.get(scope, 0)
+        if book.allocated != total:
+            return f"{scope}: {book.allocated:,} allocated, but remaining + reserved + spent is {total:,}"
         if book.reserved:
-            return f"{book.scope}: {book.reserved:,} reserved, though every reservation should have ended"
-        return "" if book.spent == charged else f"{book.scope}: {book.spent:,} spent, but {charged:,} were charged"
+            return f"{scope}: {book.reserved:,} reserved, though every reservation should have ended"
+        return "" if book.spent == charged else f"{scope}: {book.spent:,} spent, but {charged:,} were charged"
 
     @property
     def faults(self) -> list[str]:
@@ -139,9 +141,11 @@ class Screen:
         head = f"  {'budget':<21}{'unit':<8}{'allocated':>9}{'remaining':>11}{'reserved':>10}{'spent':>8}"
         self.echo(click.style(head, dim=True))
         for book in evidence.books:
-            *above, name = book.scope.split("/")
+            *above, name = shown(book.scope).split("/")
             numbers = f"{book.allocated:>9,}{book.remaining:>11,}{book.reserved:>10,}{book.spent:>8,}"
-            self.echo(f"  {'  ' * len(above) + name:<21}{book.unit:<8}{numbers}   {_mark(not evidence.fault(book))}")
+            self.echo(
+                f"  {'  ' * len(above) + name:<21}{shown(book.unit):<8}{numbers}   {_mark(not evidence.fault(book))}"
+            )
 
     def _verdict(self, good: str, faults: Sequence[str]) -> None:
         if not faults:

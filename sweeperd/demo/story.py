@@ -7,9 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
-from sweeperd.demo.ledger import Ledger, TooLate, levels
 from sweeperd.demo.screen import Screen
+from sweeperd.ledger import Ledger, ReservationExpired
 
 #: Between two reservations, seconds.
 STEP = 0.12
@@ -33,6 +34,12 @@ def unit(scope: str) -> str:
     return UNITS[scope.partition("/")[0].removeprefix("tenant:")]
 
 
+def levels(scope: str) -> list[str]:
+    """`tenant:a/team:b` is held in `tenant:a` and in `tenant:a/team:b`."""
+    parts = scope.split("/")
+    return ["/".join(parts[: end + 1]) for end in range(len(parts))]
+
+
 WRITER, CODER = "tenant:acme/workspace:prod/agent:writer", "tenant:acme/workspace:prod/agent:coder"
 SEARCH, BILLING = "tenant:globex/workspace:search", "tenant:initech/workspace:billing"
 
@@ -50,6 +57,8 @@ class Plan:
     after: float | None = None
     #: What the owner commits then; None: it releases.
     used: int | None = None
+    #: How long after the reservation its owner asks for more time, and for how much; None: it does not ask.
+    longer: tuple[float, float] | None = None
 
     @property
     def tenant(self) -> str:
@@ -73,7 +82,8 @@ PLANS = (
     Plan("acme-3", WRITER, 450, 2.0, 1.5),
     Plan("globex-3", SEARCH, 700, 3.0, 1.0),
     Plan("initech-3", BILLING, 1200, 3.2, 1.0),
-    Plan("acme-4", CODER, 300, 5.0, 1.0, after=2.2, used=275),
+    # Without the extension it would have come back before its owner does.
+    Plan("acme-4", CODER, 300, 2.0, 1.0, after=4.0, used=275, longer=(1.0, 3.0)),
     Plan("globex-4", SEARCH, 350, 3.0, 1.5),
     Plan("initech-4", BILLING, 640, 3.8, 1.0),
     Plan("acme-5", WRITER, 700, 3.6, 1.5),
@@ -121,6 +131,9 @@ class Play:
         deeds: list[tuple[float, Callable[[], None]]] = []
         for number, plan in enumerate(PLANS):
             deeds.append((number * STEP, functools.partial(self._reserve, plan)))
+            if plan.longer is not None:
+                after, by = plan.longer
+                deeds.append((number * STEP + after, functools.partial(self._extend, plan, by)))
             if plan.after is not None:
                 deeds.append((number * STEP + plan.after, functools.partial(self._return, plan)))
         self._deeds = sorted(deeds, key=lambda deed: deed[0])
@@ -139,21 +152,37 @@ class Play:
         return not self._deeds
 
     def _reserve(self, plan: Plan) -> None:
-        ttl_ms, grace_ms = int(plan.ttl * 1000), int(plan.grace * 1000)
-        self._ledger.reserve(plan.name, plan.scope, plan.unit, plan.amount, ttl_ms, grace_ms)
+        self._ledger.reserve(
+            plan.tenant,
+            levels(plan.scope),
+            plan.unit,
+            plan.amount,
+            ttl=timedelta(seconds=plan.ttl),
+            grace=timedelta(seconds=plan.grace),
+            idempotency_key=plan.name,
+        )
         self._ends[plan.name] = time.monotonic() + plan.ttl + plan.grace
         text = f"{plan.amount:,} {plan.unit} for {plan.ttl} s"
         self._screen.line("reserved", plan.name, text, self._change(plan.tenant, -plan.amount))
 
+    def _extend(self, plan: Plan, by: float) -> None:
+        try:
+            self._ledger.extend(plan.tenant, plan.name, timedelta(seconds=by), idempotency_key=plan.name)
+        except ReservationExpired:
+            self._screen.line("too late", plan.name, "it asks for more time after the deadline")
+            return
+        self._ends[plan.name] += by
+        self._screen.line("extended", plan.name, f"by {by} s: still at work")
+
     def _return(self, plan: Plan) -> None:
         used = plan.used or 0
-        late = plan.after is not None and plan.after > plan.ttl
+        late = plan.longer is None and plan.after is not None and plan.after > plan.ttl
         try:
             if plan.used is None:
-                self._ledger.release(plan.name)
+                self._ledger.release(plan.tenant, plan.name, idempotency_key=plan.name)
             else:
-                self._ledger.commit(plan.name, used)
-        except TooLate:
+                self._ledger.commit(plan.tenant, plan.name, used, idempotency_key=plan.name)
+        except ReservationExpired:
             # On a busy machine the owner itself may be slow. It expires like the others then.
             self._screen.line("too late", plan.name, "its owner is back, but the grace is over")
             return
@@ -188,7 +217,7 @@ class Play:
             self.longest_lag_ms = max(self.longest_lag_ms, item.lag_ms)
             self._screen.line(EXPIRED, item.name, "its owner never came back")
         for tenant in sorted({self.plans[item.name].tenant for item in expired}):
-            remaining = self._ledger.book(f"tenant:{tenant}", UNITS[tenant]).remaining
+            remaining = self._ledger.budget(f"tenant:{tenant}", UNITS[tenant]).remaining
             if back := remaining - self._left[tenant]:
                 text = f"{back:+,} {UNITS[tenant]} on each level"
                 self._screen.line("budget back", tenant, text, self._change(tenant, back))

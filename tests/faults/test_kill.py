@@ -10,7 +10,7 @@ import redis
 from sweeperd.embedded import Server
 from tests.books import Property, check, read
 from tests.receiver import Receiver
-from tests.world import budget, command, environment, eventually, once, reserve
+from tests.world import IN_HAND, budget, command, environment, eventually, once, reserve
 
 TOTAL, KILLS = 20_000, 50
 
@@ -51,8 +51,8 @@ def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> 
         told = {request.event["data"]["reservation_id"].encode() for request in receiver.requests}
         assert told == set(ids)
         assert len(receiver.event_ids) == TOTAL
-        # At most what was in hand at each kill is told twice: what 16 connections had, and the next for each.
-        assert len(receiver.requests) - TOTAL <= KILLS * 32
+        # At most what was in hand at each kill is told twice.
+        assert len(receiver.requests) - TOTAL <= KILLS * IN_HAND
         assert client.xpending("sweeperd:events", "hook")["pending"] == 0
         assert client.zcard("reservation:ttl") == 0
         assert budget(client) == (0, 5 * TOTAL)

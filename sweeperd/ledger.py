@@ -312,7 +312,8 @@ class Ledger:
         amounts = _amount("allocated", allocated), _amount("overdraft_limit", overdraft_limit)
         if not self._run("open_budget", [self._keys.budget(*budget)], [*budget, *amounts]):
             raise BudgetExists(budget[0])
-        return Balance(*budget, allocated, allocated, 0, 0, 0, overdraft_limit, is_over_limit=False, status="ACTIVE")
+        whole, limit = map(int, amounts)
+        return Balance(*budget, whole, whole, 0, 0, 0, limit, is_over_limit=False, status="ACTIVE")
 
     def budget(self, scope: Name, unit: Name) -> Balance:
         """Read a budget. Raises NoBudget, InvalidBudget."""

@@ -63,7 +63,8 @@ class Keys:
 
     def idempotency(self, tenant: bytes, operation: str, key: bytes) -> bytes:
         """STRING: what the ledger answered to this operation under this idempotency key."""
-        return self.prefix + b"idem:" + tenant + b":" + operation.encode() + b":" + key
+        # Tenants and keys may hold colons. With the tenant's length told, no two of them run into one name.
+        return self.prefix + b"idem:%b:%d:%b:%b" % (operation.encode(), len(tenant), tenant, key)
 
     @property
     def events(self) -> bytes:

@@ -62,8 +62,8 @@ class Books:
 
     def of(self, operation: str) -> dict[bytes, Mapping[str, Any]]:
         """The records of one operation of the ledger."""
-        part = f":{operation}:".encode()
-        return {key: answer for key, answer in self.records.items() if part in key}
+        stem = self.keys.prefix + f"idem:{operation}:".encode()
+        return {key: answer for key, answer in self.records.items() if key.startswith(stem)}
 
 
 def read(client: redis.Redis, prefix: str = "") -> Books:

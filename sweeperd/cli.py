@@ -16,7 +16,7 @@ import click
 
 from sweeperd import __version__, logs
 from sweeperd.config import CONFIG_VARIABLE, Settings, load
-from sweeperd.errors import ConfigError, RedisUnavailable
+from sweeperd.errors import ConfigError
 from sweeperd.once import OnceReport, Progress, Stage, run_once
 from sweeperd.sweep import Outcome
 
@@ -112,11 +112,13 @@ def _once(options: _Options, as_json: bool) -> int:
     try:
         with _stop_on_signals() as stop, _progress(show) as progress:
             report = run_once(settings, stop, progress)
-    except RedisUnavailable as error:
-        _fail(f"redis is not available: {error}", Exit.FAILED)
     except Exception as error:
         logging.getLogger(__name__).exception("the run failed")
         _fail(f"the run failed: {type(error).__name__}", Exit.FAILED)
+    for failure in report.failures:
+        click.echo(f"sweeperd: {failure}", err=True)
+    if not report.any_done:
+        return Exit.FAILED
     if as_json:
         click.echo(json.dumps(report.as_dict()))
     elif sys.stdout.isatty():
@@ -163,6 +165,7 @@ def _progress(show: bool) -> Iterator[Progress]:
                 bar = click.progressbar(length=total, label=stage.value.capitalize(), show_pos=True, file=sys.stderr)
                 open_bars[stage] = bars.enter_context(bar)
             bar = open_bars[stage]
+            bar.length = total  # more shards come in
             bar.update(min(done, total) - bar.pos)
 
         yield progress

@@ -37,6 +37,14 @@ CONFIG_PLACES = (Path("config.toml"), Path("/etc/sweeperd/config.toml"))
 #: `SWEEPERD_SWEEP__BATCH_SIZE` overrides `sweep.batch_size`.
 ENVIRONMENT_PREFIX = "SWEEPERD_"
 
+#: What makes sense for `sweep.lease_ttl`.
+MIN_LEASE_TTL, MAX_LEASE_TTL = timedelta(seconds=1), timedelta(minutes=10)
+
+#: The name of the only shard, where there is no list of them.
+DEFAULT_SHARD = "default"
+#: The settings that are lists: in the environment they are JSON.
+JSON_KEYS = (["shards"], ["webhooks", "endpoints"])
+
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
 #: Headers that a request has anyway; the ones that an endpoint adds must not replace them.
@@ -54,6 +62,13 @@ def _duration(value: object) -> object:
 def _positive(value: timedelta) -> timedelta:
     if value <= timedelta(0):
         raise ValueError("must be longer than nothing")
+    return value
+
+
+def _lease_ttl(value: timedelta) -> timedelta:
+    if not MIN_LEASE_TTL <= value <= MAX_LEASE_TTL:
+        # Shorter, a renewal that is a moment late loses it; longer, one that died keeps all others from the work.
+        raise ValueError('must be from "1s" to "10m"')
     return value
 
 
@@ -117,6 +132,9 @@ def _host_and_port(listen: str) -> tuple[str, int]:
 
 Duration = Annotated[timedelta, BeforeValidator(_duration)]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
+#: Stands in metrics, in log lines and in the names of consumer groups.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+LeaseTtl = Annotated[Duration, AfterValidator(_lease_ttl)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
 SigningKey = Annotated[SecretBytes, BeforeValidator(_signing_key)]
@@ -140,6 +158,14 @@ class KeysSettings(_Section):
     prefix: str = ""
 
 
+class ShardSettings(_Section):
+    """One of several shards."""
+
+    name: Name
+    url: RedisUrl
+    prefix: str = ""
+
+
 class SweepSettings(_Section):
     """How often, how much and how long to sweep."""
 
@@ -148,6 +174,7 @@ class SweepSettings(_Section):
     batch_size: int = Field(default=1000, ge=1, le=10_000)
     pipeline_depth: int = Field(default=50, ge=1, le=1000)
     time_budget: PositiveDuration = timedelta(seconds=30)
+    lease_ttl: LeaseTtl = timedelta(seconds=15)
     audit_retention: PositiveDuration = timedelta(days=30)
 
 
@@ -160,7 +187,7 @@ class EventsSettings(_Section):
 class EndpointSettings(_Section):
     """One webhook receiver."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: Name
     url: HttpUrl
     secrets: list[SigningKey] = []
     tenants: list[str] | None = None
@@ -244,6 +271,7 @@ class Settings(_Section):
 
     redis: RedisSettings = RedisSettings()
     keys: KeysSettings = KeysSettings()
+    shards: list[ShardSettings] = []
     sweep: SweepSettings = SweepSettings()
     events: EventsSettings = EventsSettings()
     webhooks: WebhooksSettings = WebhooksSettings()
@@ -251,6 +279,38 @@ class Settings(_Section):
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     shutdown_grace: PositiveDuration = timedelta(seconds=25)
+
+    @property
+    def all_shards(self) -> list[ShardSettings]:
+        """The shards; the only one, where there is no list of them, is named DEFAULT_SHARD."""
+        return self.shards or [ShardSettings(name=DEFAULT_SHARD, url=self.redis.url, prefix=self.keys.prefix)]
+
+    @model_validator(mode="after")
+    def _shards_fit_together(self) -> Self:
+        if not self.shards:
+            return self
+        alone = [
+            key
+            for key, section, field in (("redis.url", self.redis, "url"), ("keys.prefix", self.keys, "prefix"))
+            if field in section.model_fields_set
+        ]
+        if alone:
+            raise ValueError(f"{' and '.join(alone)} and [[shards]] cannot both be set: name every Redis in [[shards]]")
+        names = [shard.name for shard in self.shards]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two shards are named {min(twice)}")
+        places: dict[tuple[str, str], str] = {}
+        for shard in self.shards:
+            other = places.setdefault((shard.url.get_secret_value(), shard.prefix), shard.name)
+            if other != shard.name:
+                raise ValueError(f"the shards {other} and {shard.name} have the same url and prefix")
+        needed = len(self.shards) * len(self.webhooks.endpoints)
+        if needed > self.webhooks.concurrency:
+            # Each endpoint has senders of its own on each shard, so that nothing there delays another shard.
+            raise ValueError(
+                f"webhooks.concurrency must be at least the number of shards times the number of endpoints, {needed}"
+            )
+        return self
 
 
 def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -304,7 +364,7 @@ def _overrides(environment: Mapping[str, str]) -> dict[str, Any]:
         if len(key) == 1 and key[0] not in Settings.model_fields:
             continue  # Kubernetes puts SWEEPERD_SERVICE_HOST and the like next to a service of that name
         value: Any = text
-        if key == ["webhooks", "endpoints"]:
+        if key in JSON_KEYS:
             try:
                 value = json.loads(text)
             except json.JSONDecodeError as error:

@@ -1,63 +1,42 @@
-"""The daemon: its duties, its delivery, its HTTP port and its signals, started and stopped in order."""
+"""The daemon: a keeper for each shard, the scheduler, the HTTP port and the signals, started and stopped in order."""
 
-import contextlib
-import functools
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC
 
-import redis
-from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.executors.pool import ThreadPoolExecutor as SchedulerPool
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from sweeperd import __version__
-from sweeperd.audit import Audit
 from sweeperd.config import Settings
-from sweeperd.delivery import Delivery
-from sweeperd.duty import Duty
-from sweeperd.errors import RedisUnavailable
-from sweeperd.lease import Lease
+from sweeperd.delivery import shares
+from sweeperd.keeper import Keeper
 from sweeperd.metrics import Metrics
-from sweeperd.reservation import message, reservations
-from sweeperd.shard import Shard
-from sweeperd.sweep import Decision, Sweeper
+from sweeperd.shard import open_shards
 from sweeperd.web import Web
 
 log = logging.getLogger(__name__)
 
-#: Between two rounds of trimming and measuring, seconds.
-MAINTENANCE_INTERVAL = 15.0
-
 
 class Daemon:
-    """Everything that runs, over one shard. Raises OSError where the HTTP address is taken."""
+    """Everything that runs, over all shards. Raises OSError where the HTTP address is taken."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stop = threading.Event()
         self.metrics = Metrics(tenant_label=settings.metrics.tenant_label)
-        self._shard = Shard(settings.redis, settings.keys.prefix)
-        kind = reservations(self._shard.keys, settings.sweep)
-        self._audit = Audit(self.metrics, self._shard.name)
-        self._lease = Lease(self._shard, "sweep")
-        self._sweeper = Sweeper(self._shard, kind, settings.sweep, self._decided, self._stop)
-        encode = functools.partial(message, self._shard.keys.prefix)
-        self._delivery = Delivery(settings, self._shard, encode, self.metrics, self._stop)
-        interval = settings.sweep.interval.total_seconds()
-        patience = 60 + 4 * settings.redis.socket_timeout.total_seconds()
-        self._duties = [
-            Duty("sweep", self._sweep, interval, settings.sweep.time_budget.total_seconds() + patience),
-            Duty("maintenance", self._maintain, min(MAINTENANCE_INTERVAL, 3 * interval), patience),
+        shards = open_shards(settings)
+        self._keepers = [
+            Keeper(settings, shard, self.metrics, self._stop, concurrency)
+            for shard, concurrency in zip(shards, shares(settings.webhooks.concurrency, len(shards)), strict=True)
         ]
-        self._scheduler = BackgroundScheduler(
-            timezone=UTC, executors={"default": ThreadPoolExecutor(len(self._duties))}
-        )
-        #: Why the daemon is not ready; empty when it is.
-        self._not_ready = "no sweep yet"
+        self._duties = [duty for keeper in self._keepers for duty in keeper.duties]
+        # A thread for each duty, so that none waits for another's shard.
+        self._scheduler = BackgroundScheduler(timezone=UTC, executors={"default": SchedulerPool(len(self._duties))})
         address = settings.http.address
         self.web = Web(address, self.metrics, self._health, self._readiness) if address else None
 
@@ -66,17 +45,15 @@ class Daemon:
         if self.web:
             self.web.start()
         self._scheduler.start()
-        for duty in self._duties:
-            duty.schedule(self._scheduler)
-        self._delivery.start()
+        for keeper in self._keepers:
+            keeper.start(self._scheduler)
         log.info(
             "started",
             extra={
                 "version": __version__,
-                "redis": self._shard.address,
-                "prefix": self._settings.keys.prefix,
+                "shards": {keeper.name: keeper.address for keeper in self._keepers},
                 "interval_seconds": self._settings.sweep.interval.total_seconds(),
-                "endpoints": [endpoint.name for endpoint in self._delivery.endpoints],
+                "endpoints": [endpoint.name for endpoint in self._settings.webhooks.endpoints],
                 "http_port": self.web.port if self.web else None,
             },
         )
@@ -89,12 +66,12 @@ class Daemon:
         """
         deadline = time.monotonic() + self._settings.shutdown_grace.total_seconds()
         self._stop.set()
-        ended = all([duty.join(deadline) for duty in self._duties])
+        # All at once: a shard that does not answer takes none of the others' time.
+        with ThreadPoolExecutor(len(self._keepers), thread_name_prefix="end") as pool:
+            ended = all(list(pool.map(lambda keeper: keeper.end(deadline), self._keepers)))
         self._scheduler.shutdown(wait=False)
-        ended = self._delivery.join(deadline) and ended
         if self.web:
             self.web.close()
-        self._shard.close()
         log.info("stopped" if ended else "stopped, with work still in flight; it will be done again")
         return ended
 
@@ -118,54 +95,17 @@ class Daemon:
             logging.shutdown()
             os._exit(0)
 
-    # ---- duties
+    def _health(self) -> tuple[bool, str]:
+        problems = [problem for keeper in self._keepers for problem in keeper.health]
+        return not problems, ", ".join(problems) or "ok"
 
-    def _sweep(self) -> None:
+    def _readiness(self) -> tuple[bool, str]:
+        """
+        Ready once each shard has been tried, and as long as one can be swept. All replicas see the same dead Redis, so
+        were one enough to be unready, it would stop a roll-out and take the metrics of all others away.
+        """
         if self._stop.is_set():
-            return
-        try:
-            self._delivery.prepare()
-            with self._shard.reaching():
-                acquired = self._lease.acquire()
-            if acquired:
-                try:
-                    report = self._sweeper.tick()
-                finally:
-                    self._release()
-                self._audit.ticked(report)
-            else:
-                self._audit.stood_by()
-            self._audit.measured(self._sweeper.backlog())
-            self._not_ready = ""
-        except RedisUnavailable as error:
-            self._not_ready = str(error)
-            self._audit.failed(error, redis_down=True)
-        except Exception as error:
-            self._not_ready = f"the sweep fails: {type(error).__name__}"
-            self._audit.failed(error, redis_down=False)
-
-    def _decided(self, decisions: Sequence[Decision], trace_id: str) -> None:
-        self._audit.decided(decisions, trace_id)
-        self._lease.renew()
-
-    def _release(self) -> None:
-        # A lease that cannot be given back runs out by itself.
-        with contextlib.suppress(redis.RedisError):
-            self._lease.release()
-
-    def _maintain(self) -> None:
-        try:
-            self._delivery.maintain()
-        except RedisUnavailable as error:
-            log.warning("maintenance waits for redis", extra={"error": str(error)})
-
-    # ---- health
-
-    def _health(self) -> str:
-        problems = [f"{duty.name} is stuck" for duty in self._duties if duty.stuck]
-        if not self._stop.is_set() and not self._delivery.complete:
-            problems.append("a delivery thread has died")
-        return ", ".join(problems)
-
-    def _readiness(self) -> str:
-        return "stopping" if self._stop.is_set() else self._not_ready
+            return False, "stopping"
+        troubles = [f"{keeper.name}: {keeper.trouble}" for keeper in self._keepers if keeper.trouble]
+        ready = all(keeper.tried for keeper in self._keepers) and len(troubles) < len(self._keepers)
+        return ready, "\n".join(["ok"] * ready + troubles)

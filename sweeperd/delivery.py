@@ -32,10 +32,16 @@ class DeliveryReport:
 
 
 class Delivery:
-    """All endpoints of one process."""
+    """All endpoints of one process and one shard. `concurrency`: how many requests they may have in flight together."""
 
     def __init__(
-        self, settings: Settings, shard: Shard, encode: Encode, metrics: Metrics, stop: threading.Event
+        self,
+        settings: Settings,
+        shard: Shard,
+        encode: Encode,
+        metrics: Metrics,
+        stop: threading.Event,
+        concurrency: int,
     ) -> None:
         webhooks = settings.webhooks
         self._shard = shard
@@ -46,7 +52,6 @@ class Delivery:
         self._stream = EventStream(shard, consumer=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
         self._ready = False
         #: The connections are shared out, so that a receiver that hangs keeps no other from its own.
-        shares = _shares(webhooks.concurrency, len(webhooks.endpoints))
         self.endpoints = [
             EndpointWorker(
                 endpoint,
@@ -59,7 +64,7 @@ class Delivery:
                 metrics,
                 stop,
             )
-            for endpoint, senders in zip(webhooks.endpoints, shares, strict=True)
+            for endpoint, senders in zip(webhooks.endpoints, shares(concurrency, len(webhooks.endpoints)), strict=True)
         ]
         for endpoint in self.endpoints:
             metrics.announce_endpoint(endpoint.name)
@@ -73,7 +78,7 @@ class Delivery:
             with self._shard.reaching():
                 self._ready = all([self._stream.ensure_group(endpoint.name) for endpoint in self.endpoints])
             if not self._ready:
-                log.warning("redis is full; the endpoints' groups are made later")
+                log.warning("redis is full; the endpoints' groups are made later", extra={"shard": self._shard.name})
 
     def start(self, *, until_idle: bool = False) -> None:
         """Start every endpoint's threads."""
@@ -95,7 +100,7 @@ class Delivery:
                     for endpoint in self.endpoints:
                         self._stream.leave(endpoint.name)
             except (RedisUnavailable, redis.RedisError) as error:
-                log.info("the consumer stays behind", extra={"error": str(error)})
+                log.info("the consumer stays behind", extra={"shard": self._shard.name, "error": str(error)})
         return ended
 
     @property
@@ -109,8 +114,7 @@ class Delivery:
             self._stream.trim((endpoint.name for endpoint in self.endpoints), self._retention_ms, self._max_age_ms)
             for endpoint in self.endpoints:
                 backlog = self._stream.backlog(endpoint.name)
-                self._metrics.webhook_pending.labels(endpoint.name).set(backlog.events)
-                self._metrics.webhook_oldest_pending.labels(endpoint.name).set(backlog.oldest_seconds)
+                self._metrics.waiting(self._shard.name, endpoint.name, backlog.events, backlog.oldest_seconds)
                 self._stream.remove_silent_consumers(endpoint.name)
 
     def report(self) -> DeliveryReport:
@@ -132,6 +136,6 @@ class Delivery:
         return observe
 
 
-def _shares(total: int, parts: int) -> list[int]:
+def shares(total: int, parts: int) -> list[int]:
     """`total` shared out as evenly as it goes."""
     return [total // parts + (number < total % parts) for number in range(parts)] if parts else []

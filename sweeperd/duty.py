@@ -13,14 +13,19 @@ from apscheduler.triggers.interval import IntervalTrigger
 log = logging.getLogger(__name__)
 
 
+#: The part of the interval by which runs are spread, so that replicas don't march in step.
+JITTER = 0.1
+
+
 class _Job(Protocol):
     def modify(self, *, next_run_time: datetime) -> object: ...
 
 
 class Duty:
     """
-    Runs `work` at once and then every `interval` seconds, never twice at a time. Whatever it raises is logged, and the
-    next time comes all the same. `longest` is how many seconds one run may take before it counts as stuck.
+    Runs `work` at once and then every `interval` seconds or a little sooner, never twice at a time. Whatever it raises
+    is logged, and the next time comes all the same. `longest` is how many seconds one run may take before it counts as
+    stuck.
     """
 
     def __init__(self, name: str, work: Callable[[], None], interval: float, longest: float) -> None:
@@ -39,7 +44,8 @@ class Duty:
         self._changed_at = time.monotonic()
         self._job = scheduler.add_job(
             self._run,
-            IntervalTrigger(seconds=self._interval, timezone=UTC),
+            # The scheduler only ever adds its jitter, and a run must not come later than the interval says.
+            IntervalTrigger(seconds=self._interval * (1 - JITTER), jitter=self._interval * JITTER, timezone=UTC),
             name=self.name,
             next_run_time=datetime.now(UTC),
             max_instances=1,

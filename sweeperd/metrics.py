@@ -1,5 +1,7 @@
 """Every metric, declared once. A counter goes up where its effect is known to have happened."""
 
+import threading
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -28,6 +30,9 @@ class Metrics:
     def __init__(self, *, tenant_label: bool = True) -> None:
         self.registry = registry = CollectorRegistry()
         self._tenant_label = tenant_label
+        self._lock = threading.Lock()
+        #: Endpoint -> shard -> events not acknowledged yet, age of the oldest.
+        self._waiting: dict[str, dict[str, tuple[int, float]]] = {}
         ProcessCollector(registry=registry)
         self.sweeps = Counter("sweeperd_sweeps_total", "Sweeps by result", ["shard", "result"], registry=registry)
         self.sweep_duration = Histogram(
@@ -62,6 +67,9 @@ class Metrics:
         self.missing_budgets = Counter(
             "sweeperd_missing_budgets_total", "Scopes without a budget at expiry", ["shard"], registry=registry
         )
+        self.leases_lost = Counter(
+            "sweeperd_leases_lost_total", "Leases that were gone before their sweep ended", ["shard"], registry=registry
+        )
         self.webhook_attempts = Counter(
             "sweeperd_webhook_attempts_total", "Webhook requests by result", ["endpoint", "result"], registry=registry
         )
@@ -94,6 +102,17 @@ class Metrics:
         """Count one expiry, for its tenant where tenants are told apart."""
         (self._expired.labels(tenant) if self._tenant_label else self._expired).inc()
 
+    def waiting(self, shard: str, endpoint: str, events: int, oldest_seconds: float) -> None:
+        """
+        What waits for an endpoint on one shard. Its gauges show the sum and the oldest of all shards; one that cannot
+        be measured now counts as it was last seen.
+        """
+        with self._lock:
+            on_shards = self._waiting.setdefault(endpoint, {})
+            on_shards[shard] = events, oldest_seconds
+            self.webhook_pending.labels(endpoint).set(sum(count for count, _ in on_shards.values()))
+            self.webhook_oldest_pending.labels(endpoint).set(max(oldest for _, oldest in on_shards.values()))
+
     def announce_shard(self, shard: str, outcomes: list[str]) -> None:
         """Show a shard's series at 0 from the start, so that a rate over them sees the first event."""
         for result in ("ok", "error", "standby"):
@@ -103,6 +122,7 @@ class Metrics:
         self.sweep_duration.labels(shard)
         self.expiry_lag.labels(shard)
         self.missing_budgets.labels(shard)
+        self.leases_lost.labels(shard)
         self.redis_up.labels(shard)
 
     def announce_endpoint(self, endpoint: str) -> None:

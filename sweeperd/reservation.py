@@ -43,12 +43,12 @@ def _decision(entry: bytes, reply: Any) -> Decision:
     return Decision(entry, outcome)
 
 
-def message(prefix: bytes, fields: dict[bytes, bytes]) -> Message:
+def message(origin: bytes, fields: dict[bytes, bytes]) -> Message:
     """
-    The webhook of one entry of the event stream. A field that the entry does not have, or has in a form that cannot be
-    told, is left out.
+    The webhook of one entry of the event stream of the shard with this `origin`. A field that the entry does not have,
+    or has in a form that cannot be told, is left out.
     """
-    event_id = _event_id(prefix, fields)
+    event_id = _event_id(origin, fields)
     tenant, scope = fields.get(b"tenant", b""), _text(fields, b"scope")
     created_at, expires_at = _whole(fields, b"created_at"), _whole(fields, b"expires_at")
     expired_at = _time(fields, b"expired_at")
@@ -82,12 +82,12 @@ def message(prefix: bytes, fields: dict[bytes, bytes]) -> Message:
     return Message(event_id, EVENT_TYPE, trace_id, tenant, json.dumps(known, separators=(",", ":")).encode())
 
 
-def _event_id(prefix: bytes, fields: dict[bytes, bytes]) -> str:
+def _event_id(origin: bytes, fields: dict[bytes, bytes]) -> str:
     """
     The same for every attempt, endpoint and replica, because it is made of nothing but the reservation and its expiry.
     An id that is used again later expires at another time, and so has another event.
     """
-    parts = (prefix, fields.get(b"tenant", b""), fields.get(b"id", b""), fields.get(b"expired_at", b""))
+    parts = (origin, fields.get(b"tenant", b""), fields.get(b"id", b""), fields.get(b"expired_at", b""))
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(4, "big") + part)

@@ -20,7 +20,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from sweeperd.config import RedisSettings
+from sweeperd.config import DEFAULT_SHARD, RedisSettings, Settings
 from sweeperd.errors import RedisUnavailable
 
 #: A reply of one of these kinds is about the server, not about the command that it answers.
@@ -119,7 +119,7 @@ class Shard:
     make the counts lie.
     """
 
-    def __init__(self, settings: RedisSettings, prefix: str = "", name: str = "default") -> None:
+    def __init__(self, settings: RedisSettings, prefix: str = "", name: str = DEFAULT_SHARD) -> None:
         self.name = name
         self.keys = Keys(prefix)
         self.clock = Clock()
@@ -134,6 +134,14 @@ class Shard:
             socket_connect_timeout=settings.connect_timeout.total_seconds(),
             client_name="sweeperd",
         )
+
+    @property
+    def origin(self) -> bytes:
+        """
+        What tells its reservations from those of the same id on other shards: it is part of each event's id. The
+        default shard's name is no part of it, so that the first of several shards can go on as before under that name.
+        """
+        return self.keys.prefix if self.name == DEFAULT_SHARD else self.name.encode() + b"\0" + self.keys.prefix
 
     def read_clock(self) -> int:
         """The server's TIME in ms since the epoch; also sets `clock` by it. Raises redis.RedisError."""
@@ -164,6 +172,14 @@ class Shard:
     def close(self) -> None:
         """Close every connection."""
         self.client.close()
+
+
+def open_shards(settings: Settings) -> list[Shard]:
+    """All shards of these settings; nothing connects before it is used."""
+    return [
+        Shard(settings.redis.model_copy(update={"url": shard.url}), shard.prefix, shard.name)
+        for shard in settings.all_shards
+    ]
 
 
 def is_server_trouble(error: Any) -> bool:

@@ -128,10 +128,11 @@ class Sweeper:
         self._page = Script("page")
         self._resume = _Position()
 
-    def tick(self) -> SweepReport:
+    def tick(self, give_way: Callable[[], bool] = lambda: False) -> SweepReport:
         """
         Decide every entry that is due by the server's clock at the start of the tick, each once, until the end, the
-        time budget or `stop`. The next tick takes up where one that was cut short stopped. Memory holds one batch.
+        time budget or `stop`, or until it is to `give_way` to another replica. The next tick takes up where one that
+        was cut short stopped. Memory holds one batch.
 
         Raises RedisUnavailable. The tick after that goes on behind the slice that failed: should that slice be what
         Redis chokes on, it must not keep the entries behind it from being looked at.
@@ -149,7 +150,7 @@ class Sweeper:
             while True:
                 batch = self._read_page(until, position)
                 for entries in _slices(batch, self._slice_length):
-                    if self._stop.is_set() or time.monotonic() - started > self._time_budget:
+                    if self._stop.is_set() or give_way() or time.monotonic() - started > self._time_budget:
                         self._resume = position
                         return report(complete=False)
                     self._resume = position.behind(entries)

@@ -11,8 +11,8 @@ from prometheus_client import make_wsgi_app
 
 from sweeperd.metrics import Metrics
 
-#: Nothing where all is well, else what is wrong.
-Check = Callable[[], str]
+#: Whether all is well, and what is to be told of it.
+Check = Callable[[], tuple[bool, str]]
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
@@ -68,9 +68,8 @@ class Web:
             metrics: Iterable[bytes] = self._metrics_app(environ, start_response)
             return metrics
         if check := self._checks.get(path):
-            problem = check()
-            status = "503 Service Unavailable" if problem else "200 OK"
-            return _answer(start_response, status, (problem or "ok") + "\n")
+            well, text = check()
+            return _answer(start_response, "200 OK" if well else "503 Service Unavailable", text + "\n")
         return _answer(start_response, "404 Not Found", "there is /metrics, /healthz and /readyz\n")
 
 

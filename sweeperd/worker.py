@@ -35,7 +35,7 @@ Encode = Callable[[dict[bytes, bytes]], Message]
 
 class EndpointWorker:
     """
-    Delivers to one endpoint.
+    Delivers the events of one shard to one endpoint.
 
     What is in hand (queued or being sent) is at most twice the number of senders, so memory does not grow with the
     backlog. An event leaves the group when the receiver has answered 2xx, or when it is too old; all else puts it back.
@@ -54,6 +54,8 @@ class EndpointWorker:
         stop: threading.Event,
     ) -> None:
         self.name = endpoint.name
+        #: What every log line carries.
+        self._about: dict[str, object] = {"shard": shard.name, "endpoint": endpoint.name}
         self.circuit = Circuit(settings.redelivery_initial.total_seconds(), settings.redelivery_max.total_seconds())
         self._tenants = None if endpoint.tenants is None else {tenant.encode() for tenant in endpoint.tenants}
         self._wait_initial = settings.redelivery_initial.total_seconds()
@@ -86,12 +88,13 @@ class EndpointWorker:
 
     def start(self, *, until_idle: bool = False) -> None:
         """Start the threads. `until_idle`: they end by themselves when nothing is left that can be handed over now."""
+        thread_name = f"{self._shard.name}-{self.name}"
         self._threads = [
-            threading.Thread(target=self._send_queued, name=f"send-{self.name}-{number}", daemon=True)
+            threading.Thread(target=self._send_queued, name=f"send-{thread_name}-{number}", daemon=True)
             for number in range(1, self._sender_count + 1)
         ]
         self._threads.append(
-            threading.Thread(target=self._read, args=(until_idle,), name=f"deliver-{self.name}", daemon=True)
+            threading.Thread(target=self._read, args=(until_idle,), name=f"deliver-{thread_name}", daemon=True)
         )
         for thread in self._threads:
             thread.start()
@@ -143,7 +146,7 @@ class EndpointWorker:
                                 return
                             self._stop.wait(0.2)
                 except RedisUnavailable as error:
-                    log.warning("delivery waits for redis", extra={"endpoint": self.name, "error": str(error)})
+                    log.warning("delivery waits for redis", extra=self._about | {"error": str(error)})
                     if until_idle:
                         return
                     self._stop.wait(RECOVERY_PAUSE)
@@ -151,7 +154,7 @@ class EndpointWorker:
                     if isinstance(error, redis.ResponseError) and "NOGROUP" in str(error):
                         self._make_group_again()
                         continue
-                    log.exception("delivery failed", extra={"endpoint": self.name})
+                    log.exception("delivery failed", extra=self._about)
                     if until_idle:
                         return
                     self._stop.wait(RECOVERY_PAUSE)
@@ -225,13 +228,13 @@ class EndpointWorker:
 
     def _make_group_again(self) -> None:
         """The group is gone (a fail-over, a flush), or could not be made before: make it where it was."""
-        log.warning("the endpoint's group is not there and is made", extra={"endpoint": self.name})
+        log.warning("the endpoint's group is not there and is made", extra=self._about)
         try:
             with self._shard.reaching():
                 if self._stream.ensure_group(self.name):
                     return
         except (RedisUnavailable, redis.RedisError) as error:
-            log.warning("the group could not be made", extra={"endpoint": self.name, "error": str(error)})
+            log.warning("the group could not be made", extra=self._about | {"error": str(error)})
         self._stop.wait(RECOVERY_PAUSE)
 
     def _hand_out(self, entries: Sequence[Entry], *, probe: bool = False) -> bool:
@@ -266,9 +269,9 @@ class EndpointWorker:
                     self._send(entry, probe)
             except RedisUnavailable as error:
                 # The event stays pending; whoever finds it silent takes it over.
-                log.warning("an event is left pending", extra={"endpoint": self.name, "error": str(error)})
+                log.warning("an event is left pending", extra=self._about | {"error": str(error)})
             except Exception:
-                about = {"endpoint": self.name, "stream_id": entry.id.decode()}
+                about = self._about | {"stream_id": entry.id.decode()}
                 log.exception("an event could not be sent", extra=about)
                 self._put_back(entry)
             finally:
@@ -283,7 +286,7 @@ class EndpointWorker:
             return
         message = self._encode(entry.fields)
         verdict = self._webhook.hand_over(message, attempts=1 if probe else None)
-        about = {"endpoint": self.name, "event_id": message.event_id, "trace_id": message.trace_id}
+        about = self._about | {"event_id": message.event_id, "trace_id": message.trace_id}
         if verdict.delivered:
             if self.circuit.open:
                 log.warning("the endpoint answers again", extra=about)
@@ -296,9 +299,9 @@ class EndpointWorker:
         log.warning("not delivered", extra=about | {"reason": verdict.reason, "hand_overs": entry.deliveries})
         if verdict.gone:
             self._state = self._board.pause(self.name, "the receiver answered 410")
-            log.error("the endpoint is gone and is paused until it is resumed", extra={"endpoint": self.name})
+            log.error("the endpoint is gone and is paused until it is resumed", extra=self._about)
         elif self.circuit.failed(probe=probe):
-            log.error("the endpoint fails; its events wait", extra={"endpoint": self.name, "reason": verdict.reason})
+            log.error("the endpoint fails; its events wait", extra=self._about | {"reason": verdict.reason})
         if verdict.retry_after and not verdict.gone:
             self._state = self._board.quiet(self.name, min(verdict.retry_after, self._max_age_ms / 1000))
         if not verdict.gone and self._age_ms(entry) > self._max_age_ms:
@@ -315,7 +318,7 @@ class EndpointWorker:
                 else:
                     self._stream.park(self.name, entry)
         except (RedisUnavailable, redis.RedisError):
-            log.warning("an event is left pending", extra={"endpoint": self.name})
+            log.warning("an event is left pending", extra=self._about)
 
     # ---- giving up
 
@@ -328,8 +331,8 @@ class EndpointWorker:
             self._metrics.webhook_dead_letters.labels(self.name).inc()
             log.error(
                 "given up: the event is a dead letter",
-                extra={
-                    "endpoint": self.name,
+                extra=self._about
+                | {
                     "stream_id": entry.id.decode(),
                     "reason": reason,
                     "hand_overs": entry.deliveries,

@@ -78,6 +78,12 @@ class Receiver:
             return len(self._seen)
 
     @property
+    def seen(self) -> Counter[str]:
+        """How many times each event came, those of requests that were cleared included."""
+        with self._changed:
+            return Counter(self._seen)
+
+    @property
     def event_ids(self) -> set[str]:
         return {request.event_id for request in self.requests}
 

@@ -127,10 +127,10 @@ def eventually(condition: Callable[[], Any], limit: float = 20.0) -> Any:
         time.sleep(0.02)
 
 
-def environment(url: str, **settings: object) -> dict[str, str]:
+def environment(url: str = "", **settings: object) -> dict[str, str]:
     """
     The environment of a sweeperd on this Redis. Settings are named as in the environment: `sweep__interval="100ms"`;
-    `endpoints` is the list of endpoints.
+    `endpoints` is the list of endpoints, `shards` that of shards, which then stand in the place of the URL.
     """
     ours = {
         name: value
@@ -140,6 +140,9 @@ def environment(url: str, **settings: object) -> dict[str, str]:
     ours |= {"SWEEPERD_REDIS__URL": url, "SWEEPERD_HTTP__LISTEN": "127.0.0.1:0"}
     if "endpoints" in settings:
         ours["SWEEPERD_WEBHOOKS__ENDPOINTS"] = json.dumps(settings.pop("endpoints"))
+    if "shards" in settings:
+        del ours["SWEEPERD_REDIS__URL"]
+        ours["SWEEPERD_SHARDS"] = json.dumps(settings.pop("shards"))
     return ours | {f"SWEEPERD_{name.upper()}": str(value) for name, value in settings.items()}
 
 

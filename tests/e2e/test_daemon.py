@@ -19,6 +19,7 @@ METRICS = {
     "sweeperd_oldest_due_seconds",
     "sweeperd_quarantined_entries",
     "sweeperd_missing_budgets",
+    "sweeperd_leases_lost",
     "sweeperd_webhook_attempts",
     "sweeperd_webhook_duration_seconds",
     "sweeperd_webhook_pending_events",

@@ -24,6 +24,7 @@ def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> 
             endpoints=[{"name": "hook", "url": receiver.url}],
             webhooks__redelivery_initial="100ms",
             sweep__pipeline_depth=10,
+            sweep__lease_ttl="1s",  # so long does each run wait for the one before it that was killed
         )
         once(env)
         reserve(client, [f"id {number}" for number in range(TOTAL)])

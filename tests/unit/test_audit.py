@@ -159,6 +159,12 @@ def test_standby(told: Told) -> None:
     assert told.changes() == {("sweeperd_sweeps_total", ("s1", "standby")): 1, ("sweeperd_redis_up", ("s1",)): 1}
 
 
+def test_a_lease_that_was_lost(told: Told) -> None:
+    told.audit.lost_lease()
+    assert told.changes() == {("sweeperd_leases_lost_total", ("s1",)): 1}
+    assert (told.line["level"], told.line["shard"]) == ("WARNING", "s1")
+
+
 def test_redis_goes_away_and_comes_back(told: Told) -> None:
     told.audit.ticked(report())
     told.audit.failed(RuntimeError("gone"), redis_down=True)

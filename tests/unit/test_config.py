@@ -13,6 +13,7 @@ from pydantic import BaseModel, SecretBytes, SecretStr
 from sweeperd import config as config_module
 from sweeperd.config import Settings, load
 from sweeperd.errors import ConfigError
+from sweeperd.shard import open_shards
 from tests.unit.conftest import Load
 
 #: The contract's section 8.
@@ -21,11 +22,13 @@ DEFAULTS = {
     "redis.connect_timeout": timedelta(seconds=5),
     "redis.socket_timeout": timedelta(seconds=5),
     "keys.prefix": "",
+    "shards": [],
     "sweep.interval": timedelta(seconds=5),
     "sweep.grace": timedelta(0),
     "sweep.batch_size": 1000,
     "sweep.pipeline_depth": 50,
     "sweep.time_budget": timedelta(seconds=30),
+    "sweep.lease_ttl": timedelta(seconds=15),
     "sweep.audit_retention": timedelta(days=30),
     "events.retention": timedelta(days=30),
     "webhooks.concurrency": 16,
@@ -136,6 +139,10 @@ NO_HTTP_URL = "not a URL with http:// or https:// and a host"
         ("[sweep]\ninterval = '-5s'", "sweep.interval", DURATION),
         ("[sweep]\ninterval = '0s'", "sweep.interval", "must be longer than nothing"),
         ("[sweep]\naudit_retention = '9999999999d'", "sweep.audit_retention", DURATION),
+        ("[sweep]\nlease_ttl = 15", "sweep.lease_ttl", DURATION),
+        ("[sweep]\nlease_ttl = '0s'", "sweep.lease_ttl", 'must be from "1s" to "10m"'),
+        ("[sweep]\nlease_ttl = '999ms'", "sweep.lease_ttl", 'must be from "1s" to "10m"'),
+        ("[sweep]\nlease_ttl = '11m'", "sweep.lease_ttl", 'must be from "1s" to "10m"'),
         ("sweep = 5", "sweep", "valid dictionary"),
         ("[keys]\nprefix = 5", "keys.prefix", "valid string"),
         ("[metrics]\ntenant_label = 'yes'", "metrics.tenant_label", "valid boolean"),
@@ -289,7 +296,7 @@ def test_every_key_can_be_overridden(config: Load) -> None:
         "log.format": "text",
     }
     for key, value in DEFAULTS.items():
-        if key == "webhooks.endpoints":
+        if isinstance(value, list):
             continue
         variable = "SWEEPERD_" + key.replace(".", "__").upper()
         changed = dict(flat(config("", {variable: special.get(key) or others[type(value)]})))
@@ -302,6 +309,96 @@ def test_endpoints_from_the_environment(config: Load) -> None:
     (endpoint,) = config(ENDPOINT, environment).webhooks.endpoints
     assert (endpoint.name, endpoint.tenants) == ("audit", ["acme"])
     assert endpoint.secrets[0].get_secret_value() == b"s3"
+
+
+# ---- shards
+
+SHARDS = """
+[[shards]]
+name = "eu"
+url = "redis://eu/0"
+[[shards]]
+name = "us"
+url = "rediss://us:6380/1"
+prefix = "{us}:"
+"""
+
+
+def test_without_a_list_there_is_one_shard(config: Load) -> None:
+    (shard,) = config("[redis]\nurl = 'redis://cache/3'\n[keys]\nprefix = 'x:'").all_shards
+    assert (shard.name, shard.url.get_secret_value(), shard.prefix) == ("default", "redis://cache/3", "x:")
+
+
+def test_many_shards(config: Load) -> None:
+    settings = config(SHARDS + "[redis]\nsocket_timeout = '3s'")
+    told = [(shard.name, shard.url.get_secret_value(), shard.prefix) for shard in settings.all_shards]
+    assert told == [("eu", "redis://eu/0", ""), ("us", "rediss://us:6380/1", "{us}:")]
+    shards = open_shards(settings)
+    assert [(shard.name, shard.address, shard.keys.prefix) for shard in shards] == [
+        ("eu", "redis://eu/0", b""),
+        ("us", "rediss://us:6380/1", b"{us}:"),
+    ]
+    assert {shard.socket_timeout for shard in shards} == {3.0}, "the time-outs are for all of them"
+
+
+def test_the_same_redis_with_another_prefix_is_another_shard(config: Load) -> None:
+    shards = [{"name": name, "url": "redis://one/0", "prefix": name} for name in ("a", "b")]
+    assert len(config("", {"SWEEPERD_SHARDS": json.dumps(shards)}).all_shards) == 2
+
+
+def test_an_event_is_known_by_its_shard(config: Load) -> None:
+    """The same reservation id may be in use on two of them."""
+    eu, us = open_shards(config(SHARDS))
+    (alone,) = open_shards(config(""))
+    (renamed, _) = open_shards(config(SHARDS.replace('"eu"', '"default"')))
+    assert len({eu.origin, us.origin, alone.origin}) == 3
+    assert renamed.origin == alone.origin, "the first of several can go on as before"
+
+
+@pytest.mark.parametrize(
+    ("toml", "key", "problem"),
+    [
+        ("[redis]\nurl = 'redis://x'\n" + SHARDS, "settings", "redis.url and [[shards]] cannot both be set"),
+        ("[keys]\nprefix = ''\n" + SHARDS, "settings", "keys.prefix and [[shards]] cannot both be set"),
+        (SHARDS.replace('"us"', '"eu"'), "settings", "two shards are named eu"),
+        (SHARDS.replace('"us"', '"u s"'), "shards[1].name", "should match pattern"),
+        (SHARDS.replace('name = "us"', ""), "shards[1].name", "Field required"),
+        (SHARDS.replace('url = "redis://eu/0"', ""), "shards[0].url", "Field required"),
+        (SHARDS.replace("redis://eu", "http://eu"), "shards[0].url", NO_REDIS_URL),
+        (SHARDS + "timeout = '5s'", "shards[1].timeout", "unknown key"),
+        (
+            SHARDS.replace("rediss://us:6380/1", "redis://eu/0").replace("{us}:", ""),
+            "settings",
+            "the shards eu and us have the same url and prefix",
+        ),
+        (
+            SHARDS + "[webhooks]\nconcurrency = 3\n" + ENDPOINT + ENDPOINT.replace("billing", "audit"),
+            "settings",
+            "webhooks.concurrency must be at least the number of shards times the number of endpoints, 4",
+        ),
+    ],
+)
+def test_shards_that_cannot_be(toml: str, key: str, problem: str, config: Load, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(toml)
+    assert [line for line in problems(error) if line.startswith(f"{tmp_path / 'config.toml'}: {key}: ")]
+    assert problem in str(error.value)
+
+
+def test_concurrency_suffices_for_one_of_each(config: Load) -> None:
+    toml = SHARDS + "[webhooks]\nconcurrency = 4\n" + ENDPOINT + ENDPOINT.replace("billing", "audit")
+    assert config(toml).webhooks.concurrency == 4
+
+
+def test_shards_from_the_environment(config: Load) -> None:
+    shards = [{"name": "asia", "url": "redis://asia"}, {"name": "africa", "url": "redis://africa", "prefix": "p:"}]
+    settings = config(SHARDS, {"SWEEPERD_SHARDS": json.dumps(shards)})
+    assert [(shard.name, shard.prefix) for shard in settings.all_shards] == [("asia", ""), ("africa", "p:")]
+
+
+def test_one_redis_in_the_environment_and_shards_in_the_file(config: Load) -> None:
+    with pytest.raises(ConfigError, match=r"^environment: settings: redis\.url and \[\[shards\]\] cannot both be set"):
+        config(SHARDS, {"SWEEPERD_REDIS__URL": "redis://other"})
 
 
 def test_environment_goes_before_the_file(config: Load) -> None:
@@ -321,6 +418,9 @@ def test_environment_goes_before_the_file(config: Load) -> None:
         ("SWEEPERD_SWEEP__INTERVAL", "5", "SWEEPERD_SWEEP__INTERVAL", DURATION),
         ("SWEEPERD_METRICS__TENANT_LABEL", "maybe", "SWEEPERD_METRICS__TENANT_LABEL", "valid boolean"),
         ("SWEEPERD_REDIS__URL", "http://x", "SWEEPERD_REDIS__URL", NO_REDIS_URL),
+        ("SWEEPERD_SHARDS", "eu", "SWEEPERD_SHARDS", "is not JSON"),
+        ("SWEEPERD_SHARDS", '{"name": "x"}', "SWEEPERD_SHARDS", "valid list"),
+        ("SWEEPERD_SHARDS", '[{"name": "x"}]', "SWEEPERD_SHARDS", "Field required"),
         ("SWEEPERD_WEBHOOKS__ENDPOINTS", "[{", "SWEEPERD_WEBHOOKS__ENDPOINTS", "is not JSON"),
         ("SWEEPERD_WEBHOOKS__ENDPOINTS", '{"name": "x"}', "SWEEPERD_WEBHOOKS__ENDPOINTS", "valid list"),
         ("SWEEPERD_WEBHOOKS__ENDPOINTS", '[{"name": "x"}]', "SWEEPERD_WEBHOOKS__ENDPOINTS", "Field required"),
@@ -426,6 +526,9 @@ def test_repr_tells_no_secret(config: Load) -> None:
         SECRETIVE.replace("redis://", "nonsense://"),
         SECRETIVE.replace("https://", "nonsense://"),
         SECRETIVE.replace("cache/0", "cache:x/0"),
+        SECRETIVE.replace("[redis]", "[[shards]]\nname = 'x'") + f"[[shards]]\nname = 'x'\nurl = 'redis://:{HUSH}@b'",
+        SECRETIVE.replace("[redis]", "[[shards]]").replace("redis://", "nonsense://"),
+        SECRETIVE + f"[[shards]]\nname = 'x'\nurl = 'redis://:{HUSH}@cache'",
         SECRETIVE.replace(f'secrets = ["{HUSH}"]', f'secrets = ["whsec_{HUSH}"]'),
         SECRETIVE.replace(f'secrets = ["{HUSH}"]', f'secrets = "{HUSH}"'),
         SECRETIVE.replace(f'"Bearer {HUSH}"', f'"{HUSH}\\n"'),
@@ -447,6 +550,8 @@ def test_errors_tell_no_secret(toml: str, config: Load) -> None:
     ("variable", "text"),
     [
         ("SWEEPERD_REDIS__URL", f"nonsense://:{HUSH}@cache"),
+        ("SWEEPERD_SHARDS", f'[{{"name": "x", "url": "nonsense://:{HUSH}@cache"}}]'),
+        ("SWEEPERD_SHARDS", f'[{{"url": {HUSH}}}]'),
         ("SWEEPERD_WEBHOOKS__ENDPOINTS", f'[{{"name": "x", "url": "nonsense://:{HUSH}@host/"}}]'),
         ("SWEEPERD_WEBHOOKS__ENDPOINTS", f'[{{"name": "x", "url": "http://:{HUSH}@host/", "secrets": "{HUSH}"}}]'),
         ("SWEEPERD_WEBHOOKS__ENDPOINTS", f'[{{"secrets": {HUSH}}}]'),

@@ -5,13 +5,17 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from pydantic import BaseModel
 
-from sweeperd.config import EndpointSettings, Settings, load
+from sweeperd.config import EndpointSettings, Settings, ShardSettings, load
+from sweeperd.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
 #: A key, or a table's name; `#` without a blank is an example that is turned off.
 KEY = re.compile(r"#?(\w+) = ")
+#: What the items of lists are.
+LISTS: dict[object, type[BaseModel]] = {list[EndpointSettings]: EndpointSettings, list[ShardSettings]: ShardSettings}
 TABLE = re.compile(r"#?\[+([\w.]+)\]+")
 
 
@@ -33,8 +37,8 @@ def keys_in_the_code(model: type[BaseModel], stem: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from keys_in_the_code(field.annotation, f"{stem}{name}.")
-        elif field.annotation == list[EndpointSettings]:
-            yield from keys_in_the_code(EndpointSettings, f"{stem}{name}.")
+        elif items := LISTS.get(field.annotation):
+            yield from keys_in_the_code(items, f"{stem}{name}.")
         else:
             yield stem + name
 
@@ -46,7 +50,8 @@ def test_every_key_is_there_once() -> None:
 def test_every_value_is_the_default() -> None:
     assert load(EXAMPLE, {}) == Settings()
     off = {key for key, number in keys_in_the_file() if lines()[number].startswith("#")}
-    assert off == set(keys_in_the_code(EndpointSettings, "webhooks.endpoints.")), "all else is turned on"
+    examples = {*keys_in_the_code(EndpointSettings, "webhooks.endpoints."), *keys_in_the_code(ShardSettings, "shards.")}
+    assert off == examples, "all else is turned on"
 
 
 def test_every_key_says_when_to_change_it() -> None:
@@ -54,12 +59,35 @@ def test_every_key_says_when_to_change_it() -> None:
         assert re.match(r"# .*\.$", lines()[number - 1]), f"the line above {key} is no comment"
 
 
+def turned_on(table: str) -> str:
+    """The file with the example of this table turned on."""
+    on = False
+    text = []
+    for line in lines():
+        if found := TABLE.fullmatch(line):
+            on = found[1] == table
+        text.append(re.sub(r"^#(?! |$)", "", line) if on else line)
+    return "\n".join(text)
+
+
 def test_the_example_of_an_endpoint_loads(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    path.write_text(re.sub(r"^#(?! |$)", "", EXAMPLE.read_text(encoding="utf-8"), flags=re.MULTILINE), encoding="utf-8")
+    path.write_text(turned_on("webhooks.endpoints"), encoding="utf-8")
     settings = load(path, {"BILLING_WEBHOOK_SECRET": "whsec_c2VjcmV0"})
     (endpoint,) = settings.webhooks.endpoints
     assert endpoint.model_fields_set == set(EndpointSettings.model_fields)
     assert endpoint.secrets[0].get_secret_value() == b"secret"
     rest = settings.model_copy(update={"webhooks": settings.webhooks.model_copy(update={"endpoints": []})})
     assert rest == Settings()
+
+
+def test_the_example_of_a_shard_loads_without_the_keys_that_it_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(turned_on("shards"), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"redis\.url and keys\.prefix and \[\[shards\]\]"):
+        load(path, {})
+    path.write_text(re.sub(r'(?m)^(url|prefix) = ("redis://127.*|"")$', "", turned_on("shards")), encoding="utf-8")
+    settings = load(path, {})
+    (shard,) = settings.shards
+    assert shard.model_fields_set == set(ShardSettings.model_fields)
+    assert settings.model_copy(update={"shards": []}) == Settings()

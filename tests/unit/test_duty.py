@@ -84,6 +84,15 @@ def test_it_runs_one_at_a_time(schedule: Schedule) -> None:
     assert work.most_at_once == 1
 
 
+def test_replicas_do_not_march_in_step_and_none_is_late(schedule: Schedule, scheduler: BackgroundScheduler) -> None:
+    schedule(lambda: None, 3600)
+    (job,) = scheduler.get_jobs()
+    last = datetime.now(UTC)
+    waits = [(job.trigger.get_next_fire_time(last, last) - last).total_seconds() for _ in range(200)]
+    assert 0.9 * 3600 <= min(waits) < 0.92 * 3600
+    assert 0.98 * 3600 < max(waits) <= 3600
+
+
 def test_it_survives_what_its_work_raises(schedule: Schedule, caplog: pytest.LogCaptureFixture) -> None:
     runs = []
 

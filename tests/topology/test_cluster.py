@@ -79,7 +79,8 @@ def test_the_slot_moves_and_then_its_primary_is_killed(tmp_path: Path) -> None:
                 assert len(lost) < 100
 
 
-def test_a_slot_on_the_move_is_one_redis() -> None:
+@pytest.mark.parametrize("budgets_first", [False, True])
+def test_a_slot_on_the_move_is_one_redis(budgets_first: bool) -> None:
     """Commands on one key follow it, scripts on several wait, and nothing runs twice or in the wrong place."""
     with cluster() as running:
         source, target = running.owner(PREFIX), running.other_primary(PREFIX)
@@ -99,7 +100,8 @@ def test_a_slot_on_the_move_is_one_redis() -> None:
 
         stream = EventStream(shard, "us", Replication(1, 1.0))
         cautious = EventStream(shard, "us", Replication(2, 0.05))
-        for steps, step in enumerate(moved_step_by_step(running, PREFIX, target), 1):
+        moved = moved_step_by_step(running, PREFIX, target, budgets_first=budgets_first)
+        for steps, step in enumerate(moved, 1):
             shard.read_clock()
             assert shard.client.incr(f"{PREFIX}count") == steps
             pipeline = shard.client.pipeline(transaction=False)
@@ -113,10 +115,10 @@ def test_a_slot_on_the_move_is_one_redis() -> None:
             assert stream.confirmed("hook", [taken]), "WAIT asks the node that the event is on"
             assert not cautious.confirmed("hook", [taken]), "each primary has one replica"
             if step.startswith("all"):
-                waits = "EVALSHA: it waits until its slot has moved"
+                waits = "it waits until its slot has moved|access a non local key in a cluster node"
                 with pytest.raises(RedisUnavailable, match=waits), shard.reaching():
                     expire.run(shard.client, call(b"one"))
-            if step == "all but budgets":
+            if step == "all but budgets" and not budgets_first:
                 # Why it waits. Asked, the target runs the script, and takes the budget that is yet to come for closed.
                 with running.client(target) as there:
                     asking = there.pipeline(transaction=False)

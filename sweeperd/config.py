@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-import redis.connection
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -28,6 +27,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from sweeperd import address
 from sweeperd.errors import ConfigError
 
 #: Names the configuration file where `--config` does not.
@@ -73,13 +73,7 @@ def _lease_ttl(value: timedelta) -> timedelta:
 
 
 def _redis_url(value: SecretStr) -> SecretStr:
-    url = value.get_secret_value()
-    try:
-        urlsplit(url).port  # noqa: B018 - raises where it is no number
-        # Makes a connection without opening it, and so looks at every option in the URL.
-        redis.ConnectionPool.from_url(url).make_connection()
-    except (ValueError, TypeError):
-        raise ValueError("not a URL of Redis: redis://, rediss:// or unix:// and what redis-py takes in one") from None
+    address.parse(value.get_secret_value())
     return value
 
 
@@ -152,6 +146,15 @@ class RedisSettings(_Section):
     socket_timeout: PositiveDuration = timedelta(seconds=5)
 
 
+def check_prefix(url: RedisUrl, prefix: str) -> None:
+    """Raises ValueError where the scripts could not run, because their keys would be spread over a Cluster."""
+    topology = address.parse(url.get_secret_value()).topology
+    if topology is address.Topology.CLUSTER and not address.hash_tag(prefix):
+        raise ValueError(
+            'needs a hash tag, such as "{tenant-a}:", so that all keys lie in one slot of the cluster that its url names'
+        )
+
+
 class KeysSettings(_Section):
     """What the names of the keys begin with."""
 
@@ -182,6 +185,8 @@ class EventsSettings(_Section):
     """The event stream."""
 
     retention: PositiveDuration = timedelta(days=30)
+    wait_replicas: int = Field(default=0, ge=0, le=100)
+    wait_timeout: PositiveDuration = timedelta(seconds=1)
 
 
 class EndpointSettings(_Section):
@@ -327,12 +332,19 @@ def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) 
     except ValidationError as error:
         raise ConfigError(_explain(error, str(path))) from None
     overrides = _overrides(environment)
-    if not overrides:
-        return settings
-    try:
-        return Settings.model_validate(_merge(data, overrides), context=context)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, "environment")) from None
+    if overrides:
+        try:
+            settings = Settings.model_validate(_merge(data, overrides), context=context)
+        except ValidationError as error:
+            raise ConfigError(_explain(error, "environment")) from None
+    for number, shard in enumerate(settings.all_shards):
+        try:
+            # Only now: one of the two may come from the file and the other from the environment.
+            check_prefix(shard.url, shard.prefix)
+        except ValueError as error:
+            key = f"shards[{number}].prefix" if settings.shards else "keys.prefix"
+            raise ConfigError(f"{path or 'environment'}: {key}: {error}") from None
+    return settings
 
 
 def _find(path: Path | None, environment: Mapping[str, str]) -> Path | None:

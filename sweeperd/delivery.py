@@ -13,7 +13,7 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.events import EventStream
+from sweeperd.events import EventStream, Replication
 from sweeperd.metrics import Metrics
 from sweeperd.shard import Shard
 from sweeperd.webhook import Verdict, Webhook
@@ -49,7 +49,9 @@ class Delivery:
         self._stop = stop
         self._retention_ms = int(settings.events.retention.total_seconds() * 1000)
         self._max_age_ms = int(webhooks.max_age.total_seconds() * 1000)
-        self._stream = EventStream(shard, consumer=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
+        consumer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        replication = Replication(settings.events.wait_replicas, settings.events.wait_timeout.total_seconds())
+        self._stream = EventStream(shard, consumer, replication)
         self._ready = False
         #: The connections are shared out, so that a receiver that hangs keeps no other from its own.
         self.endpoints = [

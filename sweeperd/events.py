@@ -66,11 +66,20 @@ class GroupBacklog:
     oldest_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """How many replicas must have an expiry before anybody is told of it, and how long they may take."""
+
+    replicas: int = 0
+    timeout_seconds: float = 1.0
+
+
 class EventStream:
     """The event stream of one shard. Every method raises redis.RedisError."""
 
-    def __init__(self, shard: Shard, consumer: str) -> None:
+    def __init__(self, shard: Shard, consumer: str, replication: Replication | None = None) -> None:
         self._shard = shard
+        self._replication = replication or Replication()
         self._client = shard.client
         self._key = shard.keys.events
         self._dead_letters = shard.keys.dead_letters
@@ -137,6 +146,25 @@ class EventStream:
         return gone + [
             Entry(pending.id, pending.deliveries + 1, claimed[pending.id]) for pending in there if pending.id in claimed
         ]
+
+    def confirmed(self, group: str, entries: Sequence[Entry]) -> bool:
+        """
+        Whether so many replicas as are asked for have these events, and with them the expiries that they tell of. Waits
+        for them; true at once where none are asked for.
+        """
+        wanted = self._replication.replicas
+        ids: list[Any] = [entry.id for entry in entries if entry.fields]
+        if not wanted or not ids:
+            return True
+        # The answer has to come before the socket gives up.
+        timeout = min(self._replication.timeout_seconds, self._shard.socket_timeout / 2)
+        pipeline = self._client.pipeline(transaction=False)
+        # WAIT speaks of what its own connection wrote. The expiries were written by others, but replicas take all
+        # writes in one order: who has this one has those. XREADGROUP does not do, it may have begun long before.
+        pipeline.xclaim(self._key, group, self._consumer, 0, ids, idle=0, justid=True)
+        pipeline.wait(wanted, int(timeout * 1000))
+        _, having = pipeline.execute()
+        return int(having) >= wanted
 
     def keep(self, group: str, ids: Iterable[bytes]) -> None:
         """Say that these are in hand, so that nobody takes them over."""

@@ -4,10 +4,8 @@ import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import redis
-from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthorizationError,
     BusyLoadingError,
@@ -18,9 +16,10 @@ from redis.exceptions import (
     ReadOnlyError,
     TryAgainError,
 )
-from redis.retry import Retry
 
+from sweeperd import address
 from sweeperd.config import DEFAULT_SHARD, RedisSettings, Settings
+from sweeperd.connect import connect
 from sweeperd.errors import RedisUnavailable
 
 #: A reply of one of these kinds is about the server, not about the command that it answers.
@@ -32,6 +31,16 @@ SERVER_TROUBLE = (
     MasterDownError,
     ReadOnlyError,
     TryAgainError,
+)
+#: The same, where redis-py has no class for it, or where the server wraps what a script met in another error: it became
+#: a replica, lost its primary or too many replicas, or has given away the slot, or a part of it, to another node.
+_TROUBLE_CODES = (
+    "READONLY",
+    "MASTERDOWN",
+    "NOREPLICAS",
+    "UNBLOCKED",
+    "access a non local key in a cluster node",
+    "while the cluster is down",
 )
 #: The user's rights do not suffice. Rights may end at some keys, so one entry that is refused says nothing of others.
 REFUSED = (AuthorizationError, NoPermissionError)
@@ -125,14 +134,14 @@ class Shard:
         self.clock = Clock()
         self.socket_timeout = settings.socket_timeout.total_seconds()
         url = settings.url.get_secret_value()
-        self.address = _without_credentials(url)
-        self.client: redis.Redis = redis.Redis.from_url(
+        place = address.parse(url)
+        self.address = place.shown
+        self.client: redis.Redis = connect(
+            place,
             url,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
+            prefix,
+            connect_timeout=settings.connect_timeout.total_seconds(),
             socket_timeout=self.socket_timeout,
-            socket_connect_timeout=settings.connect_timeout.total_seconds(),
-            client_name="sweeperd",
         )
 
     @property
@@ -185,7 +194,7 @@ def open_shards(settings: Settings) -> list[Shard]:
 def is_server_trouble(error: Any) -> bool:
     """Whether this error is about the server as a whole. Redis 6.2 wraps what a script meets: `ERR ... -READONLY`."""
     return isinstance(error, SERVER_TROUBLE) or (
-        isinstance(error, redis.ResponseError) and any(code in str(error) for code in ("READONLY", "MASTERDOWN"))
+        isinstance(error, redis.ResponseError) and any(code in str(error) for code in _TROUBLE_CODES)
     )
 
 
@@ -197,8 +206,3 @@ def is_full(error: Any) -> bool:
 def describe(error: BaseException) -> str:
     """One line about an error of Redis."""
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _without_credentials(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

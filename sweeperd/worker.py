@@ -238,7 +238,17 @@ class EndpointWorker:
         self._stop.wait(RECOVERY_PAUSE)
 
     def _hand_out(self, entries: Sequence[Entry], *, probe: bool = False) -> bool:
-        """Queue for the senders; what this endpoint did not ask for is acknowledged here, what is no more is buried."""
+        """
+        Queue for the senders; what this endpoint did not ask for is acknowledged here, what is no more is buried.
+
+        Where replicas are asked for, nothing is handed out that they do not have: it is put back, not counted as handed
+        over, and taken again soon. Raises RedisUnavailable then.
+        """
+        if not self._stream.confirmed(self.name, entries):
+            for entry in entries:
+                if entry.fields:
+                    self._stream.give_back(self.name, entry)
+            raise RedisUnavailable(f"{self._shard.address}: too few replicas have confirmed {len(entries)} events")
         others = [entry.id for entry in entries if entry.fields and not self._wants(entry)]
         self._stream.acknowledge(self.name, others)
         for entry in entries:

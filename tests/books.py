@@ -55,10 +55,15 @@ class Books:
     records: Mapping[bytes, Mapping[str, Any]]
     #: Bare id -> score.
     index: Mapping[bytes, float]
-    #: The reservation of each event, in order.
-    told: tuple[bytes, ...]
+    #: The events, in order.
+    events: tuple[Row, ...]
     #: Keys that are none of these and none of sweeperd's own.
     strangers: frozenset[bytes]
+
+    @property
+    def told(self) -> tuple[bytes, ...]:
+        """The reservation of each event, in order."""
+        return tuple(fields[b"id"] for fields in self.events)
 
     def of(self, operation: str) -> dict[bytes, Mapping[str, Any]]:
         """The records of one operation of the ledger."""
@@ -91,7 +96,7 @@ def read(client: redis.Redis, prefix: str = "") -> Books:
         {key.removeprefix(stem): row for key, row in reservations.items()},
         {key: json.loads(record.partition(b"\n")[2]) for key, record in records.items()},
         dict(client.zrange(keys.reservation_index, 0, -1, withscores=True)),
-        tuple(fields[b"id"] for _, fields in client.xrange(keys.events)),
+        tuple(fields for _, fields in client.xrange(keys.events)),
         frozenset(strangers),
     )
 

@@ -31,6 +31,8 @@ DEFAULTS = {
     "sweep.lease_ttl": timedelta(seconds=15),
     "sweep.audit_retention": timedelta(days=30),
     "events.retention": timedelta(days=30),
+    "events.wait_replicas": 0,
+    "events.wait_timeout": timedelta(seconds=1),
     "webhooks.concurrency": 16,
     "webhooks.timeout": timedelta(seconds=10),
     "webhooks.connect_timeout": timedelta(seconds=5),

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from sweeperd import events as events_module
-from sweeperd.events import PAGE, PARKED, TAKE_OVER_AFTER, Entry, EventStream, Pending
+from sweeperd.events import PAGE, PARKED, TAKE_OVER_AFTER, Entry, EventStream, Pending, Replication
 from sweeperd.shard import Shard
 from tests.unit.conftest import full
 from tests.world import eventually, server_time
@@ -578,3 +578,31 @@ def test_remove_silent_consumers(
     eventually(lambda: removed.append(stream.remove_silent_consumers(GROUP)) or sum(removed) == 2)
     assert consumers(client) == {b"us", b"them", PARKED}
     assert held(client) == {entry.id: (b"them", 1)}
+
+
+def test_nobody_is_waited_for_unless_asked(stream: EventStream, client: redis.Redis) -> None:
+    entries = taken(stream, client, 3)
+    client.config_resetstat()
+    assert stream.confirmed(GROUP, entries)
+    assert "cmdstat_wait" not in client.info("commandstats")
+
+
+def test_replicas_that_are_not_there_confirm_nothing(shard: Shard, client: redis.Redis) -> None:
+    stream = EventStream(shard, "us", Replication(replicas=1, timeout_seconds=0.1))
+    entries = taken(stream, client, 3)
+    started = time.monotonic()
+    assert not stream.confirmed(GROUP, entries)
+    assert 0.1 <= time.monotonic() - started < shard.socket_timeout
+    assert held(client) == {entry.id: (b"us", 1) for entry in entries}, "to ask is no hand-over"
+    assert stream.confirmed(GROUP, []), "nothing to confirm"
+    gone = Entry(b"1-1", 1, {})
+    assert stream.confirmed(GROUP, [gone]), "what is no more has nothing to confirm"
+
+
+def test_the_wait_ends_before_the_socket_gives_up(shard: Shard, client: redis.Redis) -> None:
+    stream = EventStream(shard, "us", Replication(replicas=1, timeout_seconds=3600))
+    entries = taken(stream, client)
+    shard.socket_timeout = 0.2
+    started = time.monotonic()
+    assert not stream.confirmed(GROUP, entries)
+    assert time.monotonic() - started < 1

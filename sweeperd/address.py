@@ -1,0 +1,135 @@
+"""The URL of a Redis: one server, a primary that Sentinel knows, or the part of a Cluster that holds a prefix."""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+from urllib.parse import unquote
+
+import redis.connection
+
+#: What a URL of Redis looks like.
+FORMS = (
+    "not a URL of Redis: redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, redis+cluster:// or "
+    "rediss+cluster:// and what redis-py takes in one"
+)
+SENTINEL_FORM = "redis+sentinel://user:password@host1:26379,host2:26379/service/db"
+CLUSTER_FORM = "redis+cluster://user:password@host1:6379,host2:6379"
+
+_SENTINEL_PORT, _REDIS_PORT = 26379, 6379
+_SENTINEL_CREDENTIALS = ("sentinel_username", "sentinel_password")
+_URL = re.compile(r"(rediss?)\+(sentinel|cluster)://([^/?#]*)(/[^?#]*)?(?:\?([^#]*))?")
+_NODE = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?")
+
+Node = tuple[str, int]
+
+
+class Topology(StrEnum):
+    """Who knows where the data is."""
+
+    SINGLE = "single"
+    SENTINEL = "sentinel"
+    CLUSTER = "cluster"
+
+
+@dataclass(frozen=True)
+class Address:
+    """What a URL says. Nothing that is secret is in its `repr` or in `shown`."""
+
+    topology: Topology
+    #: The URL without user, password and options, for people to read.
+    shown: str
+    #: Who is asked where the data is; empty for a single server.
+    nodes: tuple[Node, ...] = ()
+    #: What Sentinel calls the primary and its replicas.
+    service: str = ""
+    tls: bool = False
+    #: For the connections to Redis, as redis-py names them.
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    #: For the connections to the sentinels.
+    sentinel_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+def parse(url: str) -> Address:
+    """Read a URL. Raises ValueError with a text that shows nothing of it: any part may be a password gone astray."""
+    found = _URL.fullmatch(url)
+    if not found:
+        return _single(url)
+    scheme, kind, authority, path, query = found.groups(default="")
+    credentials, _, hosts = authority.rpartition("@")
+    topology = Topology(kind)
+    nodes = _nodes(hosts, _SENTINEL_PORT if topology is Topology.SENTINEL else _REDIS_PORT)
+    shown = f"{scheme}+{kind}://{hosts}{path.rstrip('/')}"
+    # redis-py knows how to read options and credentials, so it is given a URL of the kind that it takes.
+    plain = f"{scheme}://{credentials}{'@' if credentials else ''}host?{query}"
+    options = _options(plain, _SENTINEL_CREDENTIALS if topology is Topology.SENTINEL else ())
+    if topology is Topology.SENTINEL:
+        return _sentinel(nodes, path, options, shown, tls=scheme == "rediss")
+    return _cluster(nodes, path, options, shown, tls=scheme == "rediss")
+
+
+def hash_tag(prefix: str) -> bool:
+    """Whether all keys with this prefix lie in one slot of a Cluster, whatever follows it."""
+    _, brace, rest = prefix.partition("{")
+    # Redis looks at the first brace only, and at what is between it and the next one that closes.
+    return bool(brace) and rest.find("}") > 0
+
+
+def _single(url: str) -> Address:
+    options = _options(url)
+    scheme, _, rest = url.partition("://")
+    authority, slash, path = re.split(r"[?#]", rest)[0].partition("/")
+    shown = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
+    return Address(Topology.SINGLE, shown, tls=scheme == "rediss", options=options)
+
+
+def _sentinel(nodes: tuple[Node, ...], path: str, options: dict[str, Any], shown: str, *, tls: bool) -> Address:
+    service, _, database = path.removeprefix("/").removesuffix("/").partition("/")
+    if not service:
+        raise ValueError(f"names no service that the sentinels know: {SENTINEL_FORM}")
+    if database and not (database.isascii() and database.isdigit()):
+        raise ValueError(f"what follows the service is no number of a database: {SENTINEL_FORM}")
+    if database:
+        options["db"] = int(database)
+    ours = {name: value for name, value in options.items() if name.startswith(("socket_", "ssl_"))}
+    for name in _SENTINEL_CREDENTIALS:
+        if value := options.pop(name, None):
+            ours[name.removeprefix("sentinel_")] = value
+    return Address(Topology.SENTINEL, shown, nodes, unquote(service), tls, options, ours)
+
+
+def _cluster(nodes: tuple[Node, ...], path: str, options: dict[str, Any], shown: str, *, tls: bool) -> Address:
+    if path not in ("", "/", "/0") or options.get("db"):
+        raise ValueError(f"a cluster has no database but 0: {CLUSTER_FORM}")
+    return Address(Topology.CLUSTER, shown, nodes, "", tls, options)
+
+
+def _nodes(hosts: str, default_port: int) -> tuple[Node, ...]:
+    nodes = []
+    for part in hosts.split(","):
+        found = _NODE.fullmatch(part)
+        if not found:
+            raise ValueError("its hosts are not host, host:port or [IPv6]:port, separated by commas")
+        port = int(found[2] or default_port)
+        if not 0 < port < 65536:
+            raise ValueError("a port is a number from 1 to 65535")
+        nodes.append((unquote(found[1]).removeprefix("[").removesuffix("]"), port))
+    return tuple(nodes)
+
+
+def _options(url: str, further: Collection[str] = ()) -> dict[str, Any]:
+    """
+    User, password and options in a URL that redis-py takes, each looked at; `further` are taken as they are. Raises
+    ValueError.
+    """
+    try:
+        options: dict[str, Any] = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
+        # Makes a connection without opening it, and so looks at every option.
+        known = {name: value for name, value in options.items() if name not in further}
+        redis.ConnectionPool(**known).make_connection()
+    except (ValueError, TypeError):
+        raise ValueError(FORMS) from None
+    for name in ("host", "port", "connection_class"):
+        options.pop(name, None)
+    return options

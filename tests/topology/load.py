@@ -1,0 +1,83 @@
+"""Clients of the ledger that go on reserving while servers die, and the account of what their webhooks told."""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+import redis
+
+from sweeperd.config import RedisSettings
+from sweeperd.errors import RedisUnavailable
+from sweeperd.ledger import Ledger
+from sweeperd.reservation import message
+from sweeperd.shard import Shard
+from tests.books import Books
+from tests.receiver import Receiver
+
+SCOPE = "tenant:load"
+
+
+class Load:
+    """One client that reserves, one after the other, what nobody will ever commit."""
+
+    def __init__(self, url: str, prefix: str = "") -> None:
+        settings = {"url": url, "socket_timeout": "1s", "connect_timeout": "1s"}
+        self._shard = Shard(RedisSettings.model_validate(settings), prefix)
+        self._ledger = Ledger(self._shard)
+        self._ledger.open_budget(SCOPE, "TOKENS", 10**9)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        #: Reservations that it was told it has, and how many answers it did not get.
+        self.told: set[bytes] = set()
+        self.failed = 0
+
+    def _run(self) -> None:
+        for number in itertools.count():
+            if self._stop.wait(0.01):
+                return
+            try:
+                ttl, grace, key = timedelta(seconds=1), timedelta(0), str(number)
+                held = self._ledger.reserve("load", [SCOPE], "TOKENS", 3, ttl=ttl, grace=grace, idempotency_key=key)
+            except (RedisUnavailable, redis.RedisError):
+                self.failed += 1
+            else:
+                self.told.add(held.reservation_id)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator["Load"]:
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._shard.close()
+
+
+def delivered(client: redis.Redis, prefix: str = "", group: str = "hook") -> bool:
+    """Whether the group has taken and acknowledged all there is."""
+    (info,) = client.xinfo_groups(f"{prefix}sweeperd:events")
+    last = client.xinfo_stream(f"{prefix}sweeperd:events")["last-generated-id"]
+    return bool(info["pending"] == 0 and info["last-delivered-id"] == last)
+
+
+def account(receiver: Receiver, books: Books) -> int:
+    """
+    Every event of the stream was delivered. A webhook whose event is not in the stream told of an expiry that a
+    fail-over undid: its reservation was swept again, and told again, or was itself lost. Returns how many these are.
+    """
+    kept = {message(books.keys.prefix, fields).event_id for fields in books.events}
+    told = {request.event_id for request in receiver.requests}
+    assert kept <= told, "an event that is in the stream was not delivered"
+    undone = {
+        request.event["data"]["reservation_id"].encode()
+        for request in receiver.requests
+        if request.event_id not in kept
+    }
+    assert undone & books.reservations.keys() <= set(books.told), "swept again, and not told again"
+    return len(told - kept)

@@ -1,0 +1,104 @@
+"""A primary with replicas and sentinels: it dies under load, with and without writes that it had not replicated."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.books import Property, check, read
+from tests.receiver import Receiver
+from tests.topology.load import Load, account, delivered
+from tests.topology.servers import PASSWORD, SENTINEL_PASSWORD, sentinels
+from tests.world import SCOPES, budget, daemon, environment, eventually, reserve
+
+TOTAL = 2000
+FAST = {
+    "sweep__interval": "100ms",
+    "sweep__pipeline_depth": 5,
+    "redis__socket_timeout": "1s",
+    "redis__connect_timeout": "1s",
+}
+
+
+def test_the_primary_is_killed_under_load(tmp_path: Path) -> None:
+    with sentinels() as running, Receiver() as receiver:
+        with running.client() as client:
+            reserve(client, [f"old {number}" for number in range(TOTAL)])
+            assert client.wait(2, 5000) == 2
+        env = environment(running.url, endpoints=[{"name": "hook", "url": receiver.url}], **FAST)
+        with Load(running.url).running() as load, daemon(env, tmp_path) as swept:
+            with running.client() as client:
+                eventually(lambda: client.xlen("sweeperd:events") > 200)
+            assert running.primary is running.servers[0]
+            running.fail_over()
+            after = len(load.told)
+            with running.client() as client:
+                eventually(lambda: len(load.told) > after + 50, limit=30)
+                load.stop()
+                eventually(lambda: client.zcard("reservation:ttl") == 0, limit=30)
+                eventually(lambda: delivered(client), limit=30)
+                assert swept.get("/readyz")[0] == 200
+                assert swept.metric("sweeperd_sweeps_total", result="error") >= 1
+                assert swept.metric("sweeperd_candidates_total", outcome="error") == 0
+                assert swept.terminate() == 0
+                books = read(client)
+                check(books, set(Property))
+                assert budget(client) == (0, 5 * TOTAL)
+                assert sum(entry.startswith(b"old ") for entry in books.reservations) == TOTAL
+                undone = account(receiver, books)
+                lost = load.told - books.reservations.keys()
+                print(f"{len(books.reservations)} left, {load.failed} failed, {len(lost)} lost, {undone} undone")
+                # What goes to waste in a fail-over is what was on its way: a moment's worth.
+                assert len(lost) < 100
+        log = "".join(path.read_text() for path in tmp_path.glob("*.log"))
+        assert "/reservations/0" in log
+        for secret in (PASSWORD, SENTINEL_PASSWORD, "p%2Fss", "s3ntinel"):
+            assert secret not in log
+
+
+@pytest.mark.parametrize("wait_replicas", [0, 1])
+def test_what_the_primary_had_not_replicated_is_swept_again_in_one_piece(wait_replicas: int, tmp_path: Path) -> None:
+    """Once without a wait: the webhooks are out, and come again. Once with: they come after the fail-over only."""
+    total = 200
+    with sentinels() as running, Receiver() as receiver:
+        env = environment(
+            running.url,
+            endpoints=[{"name": "hook", "url": receiver.url}],
+            events__wait_replicas=wait_replicas,
+            events__wait_timeout="200ms",
+            **FAST,
+        )
+        with daemon(env, tmp_path) as swept:
+            eventually(lambda: swept.get("/readyz")[0] == 200)
+            with running.client() as client:
+                # Due only when nothing reaches the replicas any more.
+                reserve(client, [f"{number}" for number in range(total)], overdue_by=-2000)
+                assert client.wait(2, 5000) == 2
+                running.cut_replication()
+                eventually(lambda: client.xlen("sweeperd:events") == total)
+                assert budget(client) == (0, 5 * total)
+                if wait_replicas:
+                    eventually(lambda: len(swept.logged("delivery waits for redis")) >= 2)
+                    assert "too few replicas have confirmed" in swept.logged("delivery waits for redis")[-1]["error"]
+                    assert receiver.requests == []
+                    held = client.xpending_range("sweeperd:events", "hook", "-", "+", 1000)
+                    assert {row["times_delivered"] for row in held} <= {0, 1}, (
+                        "a hand-over that was none is not counted"
+                    )
+                else:
+                    receiver.wait_for(lambda requests: len(requests) == total)
+            running.fail_over()
+            expected = total if wait_replicas else 2 * total
+            with running.client() as client:
+                eventually(lambda: client.xlen("sweeperd:events") == total, limit=30)
+                receiver.wait_for(
+                    lambda requests: len({request.event_id for request in requests}) == expected, limit=30
+                )
+                eventually(lambda: delivered(client), limit=30)
+                assert swept.terminate() == 0
+                books = read(client)
+                check(books, set(Property))
+                assert [budget(client, scope) for scope in SCOPES] == [(0, 5 * total)] * len(SCOPES)
+        times = Counter(request.event["data"]["reservation_id"] for request in receiver.requests)
+        assert set(times.values()) == {expected // total}
+        assert account(receiver, books) == expected - total

@@ -1,10 +1,8 @@
-"""The daemon: its duties, its delivery, its HTTP port and its signals, started and stopped in order."""
+"""The daemon: its duties and its delivery, started and stopped in order."""
 
 import contextlib
 import functools
 import logging
-import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -14,7 +12,6 @@ import redis
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from sweeperd import __version__
 from sweeperd.audit import Audit
 from sweeperd.config import Settings
 from sweeperd.delivery import Delivery
@@ -25,7 +22,6 @@ from sweeperd.metrics import Metrics
 from sweeperd.reservation import message, reservations
 from sweeperd.shard import Shard
 from sweeperd.sweep import Decision, Sweeper
-from sweeperd.web import Web
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +30,12 @@ MAINTENANCE_INTERVAL = 15.0
 
 
 class Daemon:
-    """Everything that runs, over one shard. Raises OSError where the HTTP address is taken."""
+    """Everything that works, over one shard, with settings that do not change."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics | None = None) -> None:
         self._settings = settings
         self._stop = threading.Event()
-        self.metrics = Metrics(tenant_label=settings.metrics.tenant_label)
+        self.metrics = metrics or Metrics(tenant_label=settings.metrics.tenant_label)
         self._shard = Shard(settings.redis, settings.keys.prefix)
         kind = reservations(self._shard.keys, settings.sweep)
         self._audit = Audit(self.metrics, self._shard.name)
@@ -58,65 +54,55 @@ class Daemon:
         )
         #: Why the daemon is not ready; empty when it is.
         self._not_ready = "no sweep yet"
-        address = settings.http.address
-        self.web = Web(address, self.metrics, self._health, self._readiness) if address else None
 
     def start(self) -> None:
         """Start all threads."""
-        if self.web:
-            self.web.start()
         self._scheduler.start()
         for duty in self._duties:
             duty.schedule(self._scheduler)
         self._delivery.start()
-        log.info(
-            "started",
-            extra={
-                "version": __version__,
-                "redis": self._shard.address,
-                "prefix": self._settings.keys.prefix,
-                "interval_seconds": self._settings.sweep.interval.total_seconds(),
-                "endpoints": [endpoint.name for endpoint in self._delivery.endpoints],
-                "http_port": self.web.port if self.web else None,
-            },
-        )
 
-    def stop(self) -> bool:
-        """
-        Take no more work, finish the current slice and what is in flight, and end every thread, within
-        `shutdown_grace`. Returns whether they all ended. Nothing is lost where they did not: what was not acknowledged
-        is delivered by another replica or later.
-        """
-        deadline = time.monotonic() + self._settings.shutdown_grace.total_seconds()
+    def about(self) -> dict[str, object]:
+        """What it works on, for the log."""
+        return {
+            "redis": self._shard.address,
+            "prefix": self._settings.keys.prefix,
+            "interval_seconds": self._settings.sweep.interval.total_seconds(),
+            "endpoints": [endpoint.name for endpoint in self._delivery.endpoints],
+        }
+
+    def catch_up(self) -> None:
+        """Call it every second or so: what the scheduler has forgotten runs at once."""
+        for duty in self._duties:
+            duty.catch_up()
+
+    def retire(self, seconds: float) -> bool:
+        """Take no more work; wait so long for the current slice. Returns whether it has ended."""
         self._stop.set()
-        ended = all([duty.join(deadline) for duty in self._duties])
-        self._scheduler.shutdown(wait=False)
+        deadline = time.monotonic() + seconds
+        return all([duty.join(deadline) for duty in self._duties])
+
+    def finish(self, deadline: float) -> bool:
+        """
+        Take no more work, finish the current slice and what is in flight, and end every thread, until `deadline`
+        (monotonic). Returns whether they all ended. Nothing is lost where they did not: what was not acknowledged is
+        delivered by another replica or later.
+        """
+        ended = self.retire(max(0.0, deadline - time.monotonic()))
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
         ended = self._delivery.join(deadline) and ended
-        if self.web:
-            self.web.close()
         self._shard.close()
-        log.info("stopped" if ended else "stopped, with work still in flight; it will be done again")
         return ended
 
-    def run(self) -> None:
-        """Start, serve until SIGTERM or SIGINT, stop. A second signal ends the process at once."""
+    def stop(self, deadline: float | None = None) -> bool:
+        """`finish`, by default within `shutdown_grace`."""
+        return self.finish(deadline or time.monotonic() + self._settings.shutdown_grace.total_seconds())
 
-        def on_signal(number: int, _frame: object) -> None:
-            for name in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(name, signal.SIG_DFL)
-            self._stop.set()
-            log.info("stopping", extra={"signal": signal.Signals(number).name})
-
-        for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, on_signal)
-        self.start()
-        while not self._stop.wait(1):
-            for duty in self._duties:
-                duty.catch_up()
-        if not self.stop():
-            # Threads that hang in a request would keep the interpreter from ending.
-            logging.shutdown()
-            os._exit(0)
+    def succeed(self, before: "Daemon") -> None:
+        """Take over from a daemon that has retired: what it knows of Redis is still so, what it showed is not."""
+        self._not_ready = before._not_ready
+        self._delivery.succeed(before._delivery)
 
     # ---- duties
 
@@ -154,6 +140,8 @@ class Daemon:
             self._lease.release()
 
     def _maintain(self) -> None:
+        if self._stop.is_set():
+            return
         try:
             self._delivery.maintain()
         except RedisUnavailable as error:
@@ -161,11 +149,13 @@ class Daemon:
 
     # ---- health
 
-    def _health(self) -> str:
+    def health(self) -> str:
+        """What is wrong with the process; nothing where all is well."""
         problems = [f"{duty.name} is stuck" for duty in self._duties if duty.stuck]
         if not self._stop.is_set() and not self._delivery.complete:
             problems.append("a delivery thread has died")
         return ", ".join(problems)
 
-    def _readiness(self) -> str:
-        return "stopping" if self._stop.is_set() else self._not_ready
+    def readiness(self) -> str:
+        """Why it is not ready; nothing where it is."""
+        return self._not_ready

@@ -75,6 +75,13 @@ class Delivery:
             if not self._ready:
                 log.warning("redis is full; the endpoints' groups are made later")
 
+    def succeed(self, before: "Delivery") -> None:
+        """Take over from one that takes no more events: where its groups are to be, and the gauges of its endpoints."""
+        if (before._shard.address, before._shard.keys.prefix) == (self._shard.address, self._shard.keys.prefix):
+            self._stream.positions.update(before._stream.positions)
+        for name in {endpoint.name for endpoint in before.endpoints} - {endpoint.name for endpoint in self.endpoints}:
+            self._metrics.forget_endpoint(name)
+
     def start(self, *, until_idle: bool = False) -> None:
         """Start every endpoint's threads."""
         for endpoint in self.endpoints:

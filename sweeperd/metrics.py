@@ -1,5 +1,7 @@
 """Every metric, declared once. A counter goes up where its effect is known to have happened."""
 
+import contextlib
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -23,12 +25,23 @@ WEBHOOK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class Metrics:
-    """The metrics of one process, in a registry of their own."""
+    """
+    The metrics of one process, in a registry of their own. Not `lasting`: of a run that ends, without what only a
+    process that stays has to tell.
+    """
 
-    def __init__(self, *, tenant_label: bool = True) -> None:
+    def __init__(self, *, tenant_label: bool = True, lasting: bool = True) -> None:
         self.registry = registry = CollectorRegistry()
         self._tenant_label = tenant_label
-        ProcessCollector(registry=registry)
+        #: By result; SIGHUP asks for one.
+        self.reloads = Counter(
+            "sweeperd_reloads_total", "Reloads of the settings", ["result"], registry=registry if lasting else None
+        )
+        for result in ("ok", "refused"):
+            self.reloads.labels(result)
+        if lasting:
+            # node_exporter has series of these names itself, and takes no file that has them too.
+            ProcessCollector(registry=registry)
         self.sweeps = Counter("sweeperd_sweeps_total", "Sweeps by result", ["shard", "result"], registry=registry)
         self.sweep_duration = Histogram(
             "sweeperd_sweep_duration_seconds",
@@ -111,3 +124,9 @@ class Metrics:
             self.webhook_attempts.labels(endpoint, result)
         self.webhook_duration.labels(endpoint)
         self.webhook_dead_letters.labels(endpoint)
+
+    def forget_endpoint(self, endpoint: str) -> None:
+        """An endpoint that is configured no more has nothing that waits; its counters stay where they are."""
+        for gauge in (self.webhook_pending, self.webhook_oldest_pending):
+            with contextlib.suppress(KeyError):  # not measured yet
+                gauge.remove(endpoint)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sweeperd.audit import Audit
 from sweeperd.config import Settings
 from sweeperd.delivery import Delivery, DeliveryReport
+from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.reservation import message, reservations
 from sweeperd.shard import Shard
@@ -61,31 +62,40 @@ class OnceReport:
         }
 
 
-def run_once(settings: Settings, stop: threading.Event, progress: Progress = lambda *_: None) -> OnceReport:
+def run_once(
+    settings: Settings,
+    stop: threading.Event,
+    progress: Progress = lambda *_: None,
+    metrics: Metrics | None = None,
+) -> OnceReport:
     """
     Sweep until the end of what is due now, then deliver until nothing is left that can be handed over now. `stop` ends
     it early. Raises RedisUnavailable.
     """
     started = time.monotonic()
-    metrics = Metrics(tenant_label=settings.metrics.tenant_label)
+    metrics = metrics or Metrics(tenant_label=settings.metrics.tenant_label)
     shard = Shard(settings.redis, settings.keys.prefix)
+    audit = Audit(metrics, shard.name)
     try:
         delivery = Delivery(settings, shard, functools.partial(message, shard.keys.prefix), metrics, stop)
         delivery.prepare()
-        counts, complete = _sweep(settings, shard, metrics, stop, progress)
+        counts, complete = _sweep(settings, shard, audit, stop, progress)
         _deliver(delivery, progress)
         delivery.maintain()
         report = OnceReport(counts, complete, delivery.report(), time.monotonic() - started)
         log.info("run ended", extra=report.as_dict())
+    except Exception as error:
+        audit.failed(error, redis_down=isinstance(error, RedisUnavailable), told=True)
+        raise
+    else:
         return report
     finally:
         shard.close()
 
 
 def _sweep(
-    settings: Settings, shard: Shard, metrics: Metrics, stop: threading.Event, progress: Progress
+    settings: Settings, shard: Shard, audit: Audit, stop: threading.Event, progress: Progress
 ) -> tuple[Counter[Outcome], bool]:
-    audit = Audit(metrics, shard.name)
     counts: Counter[Outcome] = Counter()
 
     def observe(decisions: Sequence[Decision], trace_id: str) -> None:
@@ -100,6 +110,7 @@ def _sweep(
         report = sweeper.tick()
         audit.ticked(report)
         complete = report.complete
+    audit.measured(sweeper.backlog())
     return counts, complete
 
 

@@ -79,22 +79,30 @@ def _http_url(value: SecretStr) -> SecretStr:
     return value
 
 
-def _signing_key(value: object, info: ValidationInfo) -> object:
-    """The bytes of a secret, which may stand in a file or in the environment. `whsec_`: base64 (Standard Webhooks)."""
+def _fetched(value: object, info: ValidationInfo) -> object:
+    """What is secret may stand in a file (`file:PATH`) or in the environment (`env:NAME`)."""
     if not isinstance(value, str):
-        raise ValueError("a secret is text")  # noqa: TRY004 - pydantic takes ValueError
+        return value
     if value.startswith("file:"):
         try:
-            value = Path(value.removeprefix("file:")).read_text(encoding="utf-8").strip()
+            return Path(value.removeprefix("file:")).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ValueError(f"the file cannot be read: {reason}") from None
-    elif value.startswith("env:"):
+    if value.startswith("env:"):
         variable = value.removeprefix("env:")
         environment: Mapping[str, str] = (info.context or {}).get("environment", os.environ)
         if variable not in environment:
             raise ValueError(f"the environment has no variable {variable}")
-        value = environment[variable]
+        return environment[variable]
+    return value
+
+
+def _signing_key(value: object, info: ValidationInfo) -> object:
+    """The bytes of a secret. `whsec_`: base64 (Standard Webhooks)."""
+    value = _fetched(value, info)
+    if not isinstance(value, str):
+        raise ValueError("a secret is text")  # noqa: TRY004 - pydantic takes ValueError
     if not value:
         raise ValueError("a secret cannot be empty")
     if not value.startswith("whsec_"):
@@ -117,7 +125,7 @@ def _host_and_port(listen: str) -> tuple[str, int]:
 
 Duration = Annotated[timedelta, BeforeValidator(_duration)]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
-RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
+RedisUrl = Annotated[SecretStr, BeforeValidator(_fetched), AfterValidator(_redis_url)]
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
 SigningKey = Annotated[SecretBytes, BeforeValidator(_signing_key)]
 

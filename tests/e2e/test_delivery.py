@@ -32,7 +32,7 @@ IDS = [f"r{number}" for number in range(20)]
 def sweeping(
     server: Server, directory: Path, odd: str, good: Receiver, url: str | None = None, **settings: object
 ) -> Iterator[Daemon]:
-    """A daemon with an endpoint `odd` at that URL and an endpoint `good`; both groups are there. `url`: of the server."""
+    """A daemon with an endpoint `odd` at that URL and an endpoint `good`; both groups are there."""
     endpoints = [{"name": "odd", "url": odd}, {"name": "good", "url": good.url}]
     env = environment(url or server.url, endpoints=endpoints, **(QUICK | settings))
     with daemon(env, directory) as running:

@@ -62,11 +62,14 @@ class Audit:
         self._metrics.leases_lost.labels(self._shard).inc()
         log.warning("the lease was lost during a sweep; nothing else is", extra={"shard": self._shard})
 
-    def failed(self, error: Exception, *, redis_down: bool) -> None:
-        """A tick that did not end well."""
+    def failed(self, error: Exception, *, redis_down: bool, told: bool = False) -> None:
+        """A tick that did not end well. `told`: somebody else says so."""
         self._metrics.sweeps.labels(self._shard, "error").inc()
         if redis_down:
             self._metrics.redis_up.labels(self._shard).set(0)
+        if told:
+            return
+        if redis_down:
             log.error("sweep failed, the next tick tries again", extra={"shard": self._shard, "error": str(error)})
         else:
             log.error("sweep failed", extra={"shard": self._shard}, exc_info=error)

@@ -88,22 +88,30 @@ def _http_url(value: SecretStr) -> SecretStr:
     return value
 
 
-def _signing_key(value: object, info: ValidationInfo) -> object:
-    """The bytes of a secret, which may stand in a file or in the environment. `whsec_`: base64 (Standard Webhooks)."""
+def _fetched(value: object, info: ValidationInfo) -> object:
+    """What is secret may stand in a file (`file:PATH`) or in the environment (`env:NAME`)."""
     if not isinstance(value, str):
-        raise ValueError("a secret is text")  # noqa: TRY004 - pydantic takes ValueError
+        return value
     if value.startswith("file:"):
         try:
-            value = Path(value.removeprefix("file:")).read_text(encoding="utf-8").strip()
+            return Path(value.removeprefix("file:")).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ValueError(f"the file cannot be read: {reason}") from None
-    elif value.startswith("env:"):
+    if value.startswith("env:"):
         variable = value.removeprefix("env:")
         environment: Mapping[str, str] = (info.context or {}).get("environment", os.environ)
         if variable not in environment:
             raise ValueError(f"the environment has no variable {variable}")
-        value = environment[variable]
+        return environment[variable]
+    return value
+
+
+def _signing_key(value: object, info: ValidationInfo) -> object:
+    """The bytes of a secret. `whsec_`: base64 (Standard Webhooks)."""
+    value = _fetched(value, info)
+    if not isinstance(value, str):
+        raise ValueError("a secret is text")  # noqa: TRY004 - pydantic takes ValueError
     if not value:
         raise ValueError("a secret cannot be empty")
     if not value.startswith("whsec_"):
@@ -129,7 +137,7 @@ PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 #: Stands in metrics, in log lines and in the names of consumer groups.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 LeaseTtl = Annotated[Duration, AfterValidator(_lease_ttl)]
-RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
+RedisUrl = Annotated[SecretStr, BeforeValidator(_fetched), AfterValidator(_redis_url)]
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
 SigningKey = Annotated[SecretBytes, BeforeValidator(_signing_key)]
 
@@ -151,7 +159,7 @@ def check_prefix(url: RedisUrl, prefix: str) -> None:
     topology = address.parse(url.get_secret_value()).topology
     if topology is address.Topology.CLUSTER and not address.hash_tag(prefix):
         raise ValueError(
-            'needs a hash tag, such as "{tenant-a}:", so that all keys lie in one slot of the cluster that its url names'
+            'needs a hash tag, such as "{tenant-a}:", so that all keys lie in one slot of the cluster that the url names'
         )
 
 

@@ -82,6 +82,10 @@ class Delivery:
             if not self._ready:
                 log.warning("redis is full; the endpoints' groups are made later", extra={"shard": self._shard.name})
 
+    def succeed(self, before: "Delivery") -> None:
+        """Take over from one on the same shard that takes no more events: where its groups are to be."""
+        self._stream.positions.update(before._stream.positions)
+
     def start(self, *, until_idle: bool = False) -> None:
         """Start every endpoint's threads."""
         for endpoint in self.endpoints:

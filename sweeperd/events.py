@@ -88,7 +88,7 @@ class EventStream:
         self._bury = Script("bury")
         self._leave = Script("leave")
         #: Where each group is, or is to be made: the last event that it has been given.
-        self._positions: dict[str, bytes] = {}
+        self.positions: dict[str, bytes] = {}
 
     def ensure_group(self, group: str) -> bool:
         """
@@ -99,9 +99,9 @@ class EventStream:
         """
         info = self._groups().get(group.encode())
         if info is not None:
-            self._positions[group] = info["last-delivered-id"]
+            self.positions[group] = info["last-delivered-id"]
             return True
-        return self._make_group(group, self._positions.setdefault(group, self._last_id()))
+        return self._make_group(group, self.positions.setdefault(group, self._last_id()))
 
     def read(self, group: str, count: int, block_ms: int = 0) -> list[Entry]:
         """Take events that nobody has taken, waiting up to `block_ms` for one (0: not at all)."""
@@ -109,7 +109,7 @@ class EventStream:
         reply = self._client.xreadgroup(group, self._consumer_name, {self._key: ">"}, count=count, block=block)
         entries = [Entry(entry, 1, fields) for entry, fields in _first_stream(reply)]
         if entries:
-            self._positions[group] = entries[-1].id
+            self.positions[group] = entries[-1].id
         return entries
 
     def pending(self, group: str, min_idle_ms: int) -> Iterator[Pending]:
@@ -229,7 +229,7 @@ class EventStream:
             keep_from = min(keep_from, first if name.decode() in wanted else max(first, _id(now - max_age_ms)))
         for unmade in wanted - {name.decode() for name in groups}:
             # Not made yet, because Redis was full: it is to have everything from here on.
-            keep_from = min(keep_from, _parsed(self._positions.get(unmade, _START)))
+            keep_from = min(keep_from, _parsed(self.positions.get(unmade, _START)))
         return int(self._client.xtrim(self._key, minid=f"{keep_from[0]}-{keep_from[1]}", approximate=True))
 
     def leave(self, group: str, consumer: bytes | None = None) -> bool:

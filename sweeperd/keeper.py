@@ -55,6 +55,16 @@ class Keeper:
         return self._shard.address
 
     @property
+    def place(self) -> tuple[str, str, bytes]:
+        """What makes it the same shard after a reload: its name, where it is, its prefix."""
+        return self.name, self.address, self._shard.keys.prefix
+
+    def succeed(self, before: "Keeper") -> None:
+        """Take over from one that has retired: what it knows of Redis is still so."""
+        self.tried, self.trouble = before.tried, before.trouble
+        self._delivery.succeed(before._delivery)
+
+    @property
     def health(self) -> list[str]:
         """What is wrong with its threads."""
         problems = [f"the {duty.name} is stuck" for duty in self.duties if duty.stuck]
@@ -99,6 +109,8 @@ class Keeper:
         self.tried = True
 
     def _maintain(self) -> None:
+        if self._stop.is_set():
+            return
         try:
             self._delivery.maintain()
         except RedisUnavailable as error:

@@ -1,5 +1,6 @@
 """Every metric, declared once. A counter goes up where its effect is known to have happened."""
 
+import contextlib
 import threading
 
 from prometheus_client import (
@@ -25,15 +26,26 @@ WEBHOOK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class Metrics:
-    """The metrics of one process, in a registry of their own."""
+    """
+    The metrics of one process, in a registry of their own. Not `lasting`: of a run that ends, without what only a
+    process that stays has to tell.
+    """
 
-    def __init__(self, *, tenant_label: bool = True) -> None:
+    def __init__(self, *, tenant_label: bool = True, lasting: bool = True) -> None:
         self.registry = registry = CollectorRegistry()
         self._tenant_label = tenant_label
         self._lock = threading.Lock()
         #: Endpoint -> shard -> events not acknowledged yet, age of the oldest.
         self._waiting: dict[str, dict[str, tuple[int, float]]] = {}
-        ProcessCollector(registry=registry)
+        #: By result; SIGHUP asks for one.
+        self.reloads = Counter(
+            "sweeperd_reloads_total", "Reloads of the settings", ["result"], registry=registry if lasting else None
+        )
+        for result in ("ok", "refused"):
+            self.reloads.labels(result)
+        if lasting:
+            # node_exporter has series of these names itself, and takes no file that has them too.
+            ProcessCollector(registry=registry)
         self.sweeps = Counter("sweeperd_sweeps_total", "Sweeps by result", ["shard", "result"], registry=registry)
         self.sweep_duration = Histogram(
             "sweeperd_sweep_duration_seconds",
@@ -110,8 +122,11 @@ class Metrics:
         with self._lock:
             on_shards = self._waiting.setdefault(endpoint, {})
             on_shards[shard] = events, oldest_seconds
-            self.webhook_pending.labels(endpoint).set(sum(count for count, _ in on_shards.values()))
-            self.webhook_oldest_pending.labels(endpoint).set(max(oldest for _, oldest in on_shards.values()))
+            self._show_waiting(endpoint, on_shards)
+
+    def _show_waiting(self, endpoint: str, on_shards: dict[str, tuple[int, float]]) -> None:
+        self.webhook_pending.labels(endpoint).set(sum(count for count, _ in on_shards.values()))
+        self.webhook_oldest_pending.labels(endpoint).set(max((oldest for _, oldest in on_shards.values()), default=0))
 
     def announce_shard(self, shard: str, outcomes: list[str]) -> None:
         """Show a shard's series at 0 from the start, so that a rate over them sees the first event."""
@@ -131,3 +146,20 @@ class Metrics:
             self.webhook_attempts.labels(endpoint, result)
         self.webhook_duration.labels(endpoint)
         self.webhook_dead_letters.labels(endpoint)
+
+    def forget_endpoint(self, endpoint: str) -> None:
+        """An endpoint that is configured no more has nothing that waits; its counters stay where they are."""
+        with self._lock:
+            if self._waiting.pop(endpoint, None) is not None:
+                self.webhook_pending.remove(endpoint)
+                self.webhook_oldest_pending.remove(endpoint)
+
+    def forget_shard(self, shard: str) -> None:
+        """The same for a shard."""
+        for gauge in (self.due_entries, self.oldest_due, self.quarantined_entries, self.redis_up):
+            with contextlib.suppress(KeyError):  # not measured yet
+                gauge.remove(shard)
+        with self._lock:
+            for endpoint, on_shards in self._waiting.items():
+                if on_shards.pop(shard, None) is not None:
+                    self._show_waiting(endpoint, on_shards)

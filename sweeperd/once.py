@@ -71,13 +71,18 @@ class OnceReport:
         }
 
 
-def run_once(settings: Settings, stop: threading.Event, progress: Progress = lambda *_: None) -> OnceReport:
+def run_once(
+    settings: Settings,
+    stop: threading.Event,
+    progress: Progress = lambda *_: None,
+    metrics: Metrics | None = None,
+) -> OnceReport:
     """
     On every shard: sweep until the end of what is due now, then deliver until nothing is left that can be handed over
     now. `stop` ends it early. A shard that fails keeps no other from its end.
     """
     started = time.monotonic()
-    metrics = Metrics(tenant_label=settings.metrics.tenant_label)
+    metrics = metrics or Metrics(tenant_label=settings.metrics.tenant_label)
     shards = open_shards(settings)
     told = _Progress(progress, [shard.name for shard in shards])
     runs = [
@@ -137,8 +142,10 @@ class _Run:
             self._delivery.maintain()
             self.delivery = self._delivery.report()
         except RedisUnavailable as error:
+            self._audit.failed(error, redis_down=True, told=True)
             self.failure = f"redis is not available: {error}"
         except Exception as error:
+            self._audit.failed(error, redis_down=False, told=True)
             log.exception("the run failed", extra={"shard": self.name})
             self.failure = f"the run failed: {type(error).__name__}"
         finally:
@@ -191,6 +198,7 @@ class _Run:
             report = sweeper.tick()
             self._audit.ticked(report)
             self.complete = report.complete
+        self._audit.measured(sweeper.backlog())
 
     def _deliver(self) -> None:
         waiting = self._delivery.report().undelivered

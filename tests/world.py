@@ -203,6 +203,10 @@ class Daemon:
                     return sample.value
         return 0.0
 
+    def reload(self) -> None:
+        """SIGHUP."""
+        self.process.send_signal(signal.SIGHUP)
+
     def terminate(self, limit: float = 20.0) -> int:
         """SIGTERM; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)

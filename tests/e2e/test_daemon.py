@@ -26,6 +26,7 @@ METRICS = {
     "sweeperd_webhook_oldest_pending_seconds",
     "sweeperd_webhook_dead_letters",
     "sweeperd_redis_up",
+    "sweeperd_reloads",
     "sweeperd_build_info",
 }
 

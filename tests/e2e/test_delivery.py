@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from email.utils import formatdate
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from sweeperd.embedded import Server, free_port
+from tests.acl import limited
 from tests.receiver import Answer, Behaviour, Receiver, Request
 from tests.world import Daemon, daemon, environment, eventually, once, reserve
 
@@ -28,10 +29,12 @@ IDS = [f"r{number}" for number in range(20)]
 
 
 @contextmanager
-def sweeping(server: Server, directory: Path, odd: str, good: Receiver, **settings: object) -> Iterator[Daemon]:
+def sweeping(
+    server: Server, directory: Path, odd: str, good: Receiver, url: str | None = None, **settings: object
+) -> Iterator[Daemon]:
     """A daemon with an endpoint `odd` at that URL and an endpoint `good`; both groups are there."""
     endpoints = [{"name": "odd", "url": odd}, {"name": "good", "url": good.url}]
-    env = environment(server.url, endpoints=endpoints, **(QUICK | settings))
+    env = environment(url or server.url, endpoints=endpoints, **(QUICK | settings))
     with daemon(env, directory) as running:
         eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
         yield running
@@ -46,11 +49,13 @@ def all_of(requests: list[Request]) -> bool:
     return len({request.event_id for request in requests}) >= len(IDS)
 
 
-def test_500_then_200(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rights", ["any rights", "least rights"])
+def test_500_then_200(server: Server, client: redis.Redis, tmp_path: Path, rights: str) -> None:
     with (
+        limited(server, client) if rights == "least rights" else nullcontext(server.url) as url,
         Receiver(lambda _, before: Answer(500 if before < 3 else 200)) as odd,
         Receiver() as good,
-        sweeping(server, tmp_path, odd.url, good) as running,
+        sweeping(server, tmp_path, odd.url, good, url) as running,
     ):
         reserve(client, IDS[:3])
         odd.wait_for(lambda requests: len(requests) == 12)

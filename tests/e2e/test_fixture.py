@@ -1,5 +1,6 @@
 """Real reservations, swept by the installed command: counts, ledger, events and webhooks are exactly as expected."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import redis
 from standardwebhooks import Webhook
 
 from sweeperd.embedded import Server
+from tests.acl import limited
 from tests.fixture.load import load
 from tests.fixture.verify import differences
 from tests.receiver import Receiver, Request
@@ -42,12 +44,23 @@ DATA = {
 }
 
 
+@pytest.fixture(params=["any rights", "least rights"])
+def rights(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.mark.parametrize("prefix", ["", "{tenant-a}:"], ids=["no prefix", "prefix"])
-def test_the_fixture_is_swept_exactly(server: Server, client: redis.Redis, prefix: str) -> None:
+def test_the_fixture_is_swept_exactly(server: Server, client: redis.Redis, prefix: str, rights: str) -> None:
+    user = limited(server, client, prefix) if rights == "least rights" else contextlib.nullcontext(server.url)
+    with user as url:
+        _swept_exactly(server, url, client, prefix)
+
+
+def _swept_exactly(server: Server, url: str, client: redis.Redis, prefix: str) -> None:
     load(client, prefix)
     with Receiver() as receiver, redis.Redis.from_url(server.url, decode_responses=True) as text_client:
         env = environment(
-            server.url,
+            url,
             keys__prefix=prefix,
             endpoints=[{"name": "billing", "url": receiver.url, "secrets": [SECRET]}],
         )

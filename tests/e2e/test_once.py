@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import redis
+from prometheus_client.parser import text_string_to_metric_families
 
 from sweeperd.embedded import Server, free_port
 from tests.receiver import Answer, Receiver
@@ -155,3 +156,63 @@ def test_the_books_are_in_the_log(server: Server, client: redis.Redis) -> None:
     assert lines["odd"]["outcome"] == "quarantined"
     assert lines["odd"]["reason"] == "INVALID_STATE"
     assert lines["orphan"]["outcome"] == "not_found"
+
+
+def run_with_metrics(env: dict[str, str], path: Path, code: int) -> dict[str, float]:
+    """One run with --metrics-file; every sample that it has left there, by name and labels."""
+    arguments = ("--once", "--log-level", "error", "--metrics-file", str(path))
+    done = subprocess.run(command(*arguments), env=env, stderr=subprocess.DEVNULL, timeout=60, check=False)
+    assert done.returncode == code
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name], "no temporary file stays"
+    return {
+        f"{sample.name}{sorted(sample.labels.values())}": sample.value
+        for family in text_string_to_metric_families(path.read_text())
+        for sample in family.samples
+    }
+
+
+def test_the_metrics_of_a_run_are_left_for_node_exporter(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    path = tmp_path / "textfile" / "sweeperd.prom"
+    path.parent.mkdir()
+    with Receiver() as receiver:
+        env = environment(server.url, endpoints=[{"name": "hook", "url": receiver.url}])
+        run_with_metrics(env, path, 0)
+        reserve(client, ["one", "two"])
+        reserve(client, ["grace"], overdue_by=-60_000, grace=120_000)
+        inode = path.stat().st_ino
+        samples = run_with_metrics(env, path, 0)
+    assert path.stat().st_ino != inode, "another file has taken its place"
+    assert samples["sweeperd_candidates_total['default', 'expired']"] == 2
+    assert samples["sweeperd_candidates_total['default', 'in_grace']"] == 1
+    assert samples["sweeperd_expired_total['acme']"] == 2
+    assert samples["sweeperd_sweeps_total['default', 'ok']"] == 1
+    assert samples["sweeperd_webhook_attempts_total['delivered', 'hook']"] == 2
+    assert samples["sweeperd_webhook_pending_events['hook']"] == 0
+    assert samples["sweeperd_due_entries['default']"] == 1, "what is left when it has ended"
+    assert samples["sweeperd_redis_up['default']"] == 1
+    # node_exporter has these itself, and refuses a file that has them too.
+    assert not any(name.startswith(("process_", "python_")) for name in samples)
+
+
+def test_a_run_that_fails_leaves_metrics_that_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "textfile" / "sweeperd.prom"
+    path.parent.mkdir()
+    samples = run_with_metrics(environment(f"redis://127.0.0.1:{free_port()}/0"), path, 1)
+    assert samples["sweeperd_redis_up['default']"] == 0
+    assert samples["sweeperd_sweeps_total['default', 'error']"] == 1
+
+
+def test_a_place_for_metrics_that_is_not_there_is_told_before_the_run(
+    server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    reserve(client, ["one"])
+    run = subprocess.run(
+        command("--once", "--metrics-file", str(tmp_path / "x" / "a.prom")),
+        env=environment(server.url),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert "nothing can be written in" in run.stderr
+    assert client.xlen("sweeperd:events") == 0

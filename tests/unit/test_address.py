@@ -109,7 +109,7 @@ def test_a_cluster_needs_a_hash_tag(prefix: str, one_slot: bool, config: Load) -
     if one_slot:
         assert config(toml).keys.prefix == prefix
         return
-    with pytest.raises(ConfigError, match=r"keys\.prefix: needs a hash tag.*redis\.url") as refused:
+    with pytest.raises(ConfigError, match=r"keys\.prefix: needs a hash tag") as refused:
         config(toml)
     assert "sesame" not in str(refused.value)
 

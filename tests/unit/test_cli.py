@@ -37,7 +37,17 @@ def test_version(run: Run) -> None:
 def test_help(option: str, run: Run) -> None:
     result = run(option)
     assert (result.exit_code, result.stderr) == (0, "")
-    for told in ("--config", "--once", "--json", "--log-level", "--log-format", "--version", "demo", "Exit codes: 0"):
+    for told in (
+        "--config",
+        "--once",
+        "--json",
+        "--log-level",
+        "--log-format",
+        "--metrics-file",
+        "--version",
+        "demo",
+        "Exit codes: 0",
+    ):
         assert told in result.stdout
 
 
@@ -47,6 +57,8 @@ def test_help(option: str, run: Run) -> None:
         (["--twice"], "No such option"),
         (["--json"], "--json goes with --once"),
         (["--json", "demo"], "--json goes with --once"),
+        (["--metrics-file", "a.prom"], "--metrics-file goes with --once"),
+        (["--once", "--metrics-file", "nowhere/a.prom"], "nothing can be written in nowhere"),
         (["--once", "demo"], "--once takes no subcommand"),
         (["nonsense"], "No such command"),
         (["--log-level", "loud"], "is not one of"),

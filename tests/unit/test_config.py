@@ -563,3 +563,19 @@ def test_errors_in_the_environment_tell_no_secret(variable: str, text: str, conf
     with pytest.raises(ConfigError) as error:
         config("", {variable: text})
     assert HUSH not in str(error.value)
+
+
+def test_the_url_of_redis_may_stand_in_a_file_or_in_the_environment(config: Load, tmp_path: Path) -> None:
+    url = "redis://sweeperd:hunter2@redis:6379/0"
+    (tmp_path / "url").write_text(url + "\n")
+    settings = config(f'redis.url = "file:{tmp_path}/url"')
+    assert settings.redis.url.get_secret_value() == url
+    assert "hunter2" not in repr(settings)
+    assert config("", {"SWEEPERD_REDIS__URL": f"file:{tmp_path}/url"}).redis.url.get_secret_value() == url
+    assert config('redis.url = "env:REDIS"', {"REDIS": url}).redis.url.get_secret_value() == url
+    with pytest.raises(ConfigError, match=r"redis\.url: the file cannot be read: No such file"):
+        config('redis.url = "file:/nowhere/url"')
+    (tmp_path / "url").write_text("hunter2")
+    with pytest.raises(ConfigError, match=r"redis\.url: not a URL of Redis") as caught:
+        config(f'redis.url = "file:{tmp_path}/url"')
+    assert "hunter2" not in str(caught.value)

@@ -29,6 +29,8 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_webhook_dead_letters_total": ("counter", {"endpoint"}),
     "sweeperd_redis_up": ("gauge", {"shard"}),
     "sweeperd_build_info": ("gauge", {"version"}),
+    # Not in section 9; the reload came later.
+    "sweeperd_reloads_total": ("counter", {"result"}),
 }
 
 
@@ -98,6 +100,7 @@ def test_series_are_there_before_anything_happens() -> None:
         "sweeperd_leases_lost_total": [("s1",)],
         "sweeperd_webhook_attempts_total": [("billing", "delivered"), ("billing", "failed"), ("billing", "rejected")],
         "sweeperd_webhook_dead_letters_total": [("billing",)],
+        "sweeperd_reloads_total": [("ok",), ("refused",)],
     }
 
 
@@ -114,6 +117,36 @@ def test_what_waits_is_the_sum_and_the_oldest_of_all_shards() -> None:
     text = exposed(metrics)
     assert 'sweeperd_webhook_pending_events{endpoint="billing"} 3.0' in text
     assert 'sweeperd_webhook_oldest_pending_seconds{endpoint="billing"} 7.5' in text
+
+
+def test_a_run_that_ends_tells_nothing_that_node_exporter_tells_itself() -> None:
+    names = {family.name for family in Metrics(lasting=False).registry.collect()}
+    assert names
+    assert all(name.startswith("sweeperd_") for name in names)
+    assert "sweeperd_reloads" not in names
+
+
+def test_a_shard_that_is_forgotten_has_nothing_that_waits() -> None:
+    metrics = Metrics()
+    for shard in ("eu", "us"):
+        metrics.redis_up.labels(shard).set(1)
+        metrics.waiting(shard, "billing", 3, 7.5)
+    metrics.forget_shard("us")
+    metrics.forget_shard("never seen")
+    text = exposed(metrics)
+    assert 'sweeperd_webhook_pending_events{endpoint="billing"} 3.0' in text
+    assert 'sweeperd_redis_up{shard="eu"} 1.0' in text
+    assert 'shard="us"' not in text
+
+
+def test_an_endpoint_that_is_forgotten_has_nothing_that_waits() -> None:
+    metrics = filled()
+    metrics.forget_endpoint("billing")
+    metrics.forget_endpoint("never measured")
+    text = exposed(metrics)
+    assert 'sweeperd_webhook_pending_events{endpoint="billing"}' not in text
+    assert 'sweeperd_webhook_oldest_pending_seconds{endpoint="billing"}' not in text
+    assert 'sweeperd_webhook_attempts_total{endpoint="billing",result="failed"} 0.0' in text
 
 
 def test_the_version() -> None:

@@ -1,0 +1,97 @@
+"""What the files of the deployments say of sweeperd is so: options, settings, limits, paths."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sweeperd import __version__
+from sweeperd.cli import main
+from sweeperd.config import Settings
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def values(unit: str, name: str) -> list[str]:
+    text = (DEPLOY / "systemd" / unit).read_text()
+    return re.findall(rf"^{name}=(.*)$", text, re.MULTILINE)
+
+
+def seconds(text: str) -> float:
+    return float(text.removesuffix("s"))
+
+
+def test_the_limits_of_the_unit_leave_room_for_the_grace() -> None:
+    grace = Settings().shutdown_grace.total_seconds()
+    assert seconds(values("sweeperd.service", "TimeoutStopSec")[0]) > grace
+    assert seconds(values("sweeperd.service", "WatchdogSec")[0]) > grace
+    assert values("sweeperd.service", "Type") == ["notify"]
+    assert values("sweeperd.service", "RestartPreventExitStatus") == ["2"]
+    assert values("sweeperd-once.service", "SuccessExitStatus") == ["3"]
+
+
+@pytest.mark.parametrize("unit", ["sweeperd.service", "sweeperd-once.service"])
+def test_each_credential_is_used_under_its_own_name(unit: str) -> None:
+    (credential,) = (value.split(":")[0] for value in values(unit, "LoadCredential"))
+    assert values(unit, "Environment") == [f"SWEEPERD_REDIS__URL=file:/run/credentials/{unit}/{credential}"]
+    assert values(unit, "DynamicUser") == ["yes"]
+
+
+@pytest.mark.parametrize("unit", ["sweeperd.service", "sweeperd-once.service"])
+def test_the_options_are_understood(unit: str) -> None:
+    command, *arguments = shlex.split(values(unit, "ExecStart")[0])
+    assert command == "/opt/sweeperd/bin/sweeperd"
+    assert CliRunner().invoke(main, [*arguments, "--version"]).exit_code == 0
+
+
+# ---- the container file
+
+INSTRUCTION = re.compile(r"^([A-Z]+)\s+(.*)$")
+
+
+def instructions() -> list[tuple[str, str]]:
+    text = (DEPLOY / "container" / "Containerfile").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    found = [INSTRUCTION.match(line) for line in lines]
+    assert all(found)
+    return [(match[1], match[2]) for match in found if match]
+
+
+def test_the_image_is_built_in_one_stage_and_runs_in_another() -> None:
+    bases = [value.split()[0] for name, value in instructions() if name == "FROM"]
+    assert len(bases) == 2
+    assert len(set(bases)) == 1, "what was built for one Python runs on the same"
+    assert all(re.fullmatch(r"python:3\.\d+\.\d+-alpine3\.\d+", base) for base in bases), "pinned, and small"
+    minor = int(bases[0].split(".")[1])
+    assert f"Programming Language :: Python :: 3.{minor}" in (DEPLOY.parent / "pyproject.toml").read_text()
+
+
+def test_the_final_stage_has_no_build_tools_and_no_root() -> None:
+    last = [position for position, (name, _) in enumerate(instructions()) if name == "FROM"][-1]
+    final = instructions()[last:]
+    runs = [value for name, value in final if name == "RUN"]
+    assert runs == ["pip uninstall --yes --root-user-action=ignore pip"]
+    assert [value for name, value in final if name == "COPY"] == ["--from=build /opt/sweeperd /opt/sweeperd"]
+    (user,) = (value for name, value in final if name == "USER")
+    assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", user), "a number, so that it can be seen not to be root"
+    assert [value for name, value in final if name == "ENTRYPOINT"] == ['["sweeperd"]'], "signals reach it"
+    assert not [name for name, _ in instructions() if name == "ADD"]
+    assert not any("apk add" in value for name, value in instructions() if name == "RUN")
+
+
+def test_what_the_build_copies_is_there_and_enough() -> None:
+    root = DEPLOY.parent
+    copied = [part for name, value in instructions() if name == "COPY" for part in value.split()[:-1]]
+    ours = [part for part in copied if not part.startswith("-") and part != "/opt/sweeperd"]
+    assert all((root / part).exists() for part in ours)
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    assert {project["readme"], *project["license-files"], "pyproject.toml", "sweeperd"} <= set(ours)
+
+
+def test_the_build_command_is_the_readme_s_and_names_this_version() -> None:
+    command = f"podman build -f deploy/container/Containerfile -t sweeperd:{__version__} ."
+    assert command in (DEPLOY / "container" / "Containerfile").read_text()
+    assert command in (DEPLOY.parent / "README.md").read_text()

@@ -1,0 +1,164 @@
+"""deploy/redis/sweeperd.acl: all that sweeperd does works under it, nothing in it is too much, all else is refused."""
+
+import re
+from pathlib import Path
+
+import pytest
+import redis
+
+from sweeperd.embedded import Binary, Server
+from tests.acl import ACL, PASSWORD, limited, rules
+from tests.receiver import Answer, Receiver
+from tests.world import budget, daemon, environment, eventually, once, reserve
+
+#: How Redis 6.2 and 7 say no, to a client and to a script; DEBUG is refused to all before that.
+REFUSED = r"(?i)no permissions|can't (run this command|access at least one)|ACL failure|DEBUG command not allowed"
+#: Granted for what no test of this file has: a URL with the number of a database.
+SPARE = {"select"}
+
+
+def granted() -> set[str]:
+    return {rule[1:].split("|")[0] for rule in rules() if rule.startswith("+")}
+
+
+def used(client: redis.Redis) -> set[str]:
+    """Every command that the server has run since its statistics were reset, those in scripts too."""
+    names = client.info("commandstats")
+    return {name.removeprefix("cmdstat_").split("|")[0] for name in names}
+
+
+def test_redis_takes_it_as_its_acl_file(redis_binary: Binary, tmp_path: Path) -> None:
+    path = tmp_path / "users.acl"
+    path.write_text("user default on nopass ~* &* +@all\n" + ACL.read_text())
+    with Server(redis_binary, ["--aclfile", str(path)]) as server, redis.Redis.from_url(server.url) as client:
+        assert client.acl_users() == ["default", "sweeperd"]
+        # Without a password that somebody has set, nobody gets in.
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(port=server.port, username="sweeperd", password="").ping()
+        client.execute_command("ACL", "SETUSER", "sweeperd", f">{PASSWORD}")
+        client.execute_command("ACL", "SAVE")
+        assert PASSWORD not in path.read_text()
+        assert once(environment(server.url.replace("redis://", f"redis://sweeperd:{PASSWORD}@"))).code == 0
+
+
+@pytest.mark.parametrize("prefix", ["", "{tenant-a}:"], ids=["no prefix", "prefix"])
+def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Server, tmp_path: Path, prefix: str) -> None:
+    with connected(own_server) as client, limited(own_server, client, prefix) as url:
+        with Receiver() as good, Receiver(lambda *_: Answer(500)) as bad, Receiver(lambda *_: Answer(410)) as gone:
+            env = environment(
+                url,
+                keys__prefix=prefix,
+                sweep__interval="100ms",
+                webhooks__attempts=1,
+                webhooks__redelivery_initial="100ms",
+                webhooks__redelivery_max="100ms",
+                webhooks__max_age="1s",
+                events__retention="1s",
+                endpoints=[
+                    {"name": "good", "url": good.url},
+                    {"name": "bad", "url": bad.url},
+                    {"name": "gone", "url": gone.url},
+                ],
+            )
+            commands: set[str] = set()
+            client.config_resetstat()
+            with daemon(env, tmp_path) as running:
+                eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
+                commands |= used(client)
+                reserve(client, ["one", "two", "no budget"], prefix=prefix)
+                client.hset(f"{prefix}reservation:res_odd", "state", "BROKEN")
+                client.zadd(f"{prefix}reservation:ttl", {"odd": 1, "orphan": 2})
+                client.delete(f"{prefix}budget:tenant:acme:TOKENS")
+                # From here on the statistics hold what sweeperd does, and the looks of this test.
+                client.script_flush()
+                client.config_resetstat()
+                for outcome, count in (("quarantined", 1), ("not_found", 1), ("expired", 3)):
+                    eventually(lambda o=outcome, c=count: running.metric("sweeperd_candidates_total", outcome=o) == c)
+                good.wait_for(lambda requests: len(requests) == 3)
+                gone.wait_for(lambda requests: len(requests) >= 1)
+                eventually(lambda: running.metric("sweeperd_webhook_dead_letters_total", endpoint="bad") == 3)
+                eventually(lambda: running.logged("the endpoint is gone and is paused until it is resumed"))
+                assert running.metric("sweeperd_sweeps_total", result="error") == 0
+                assert running.terminate() == 0
+            assert client.xlen(f"{prefix}sweeperd:dead-letters") == 3
+            assert client.hget(f"{prefix}sweeperd:endpoints", "gone")
+            again = once(env)
+            assert again.code in (0, 3), again.errors
+            commands |= used(client)
+        looks = {"acl", "config", "info", "script", "hello", "auth", "ping"}
+        assert commands - looks - {"client"} <= granted() | {"hgetall"}, "what is used is granted"
+        assert granted() - commands == SPARE, "what is granted is used"
+
+
+def connected(server: Server) -> redis.Redis:
+    return redis.Redis.from_url(server.url, protocol=2)
+
+
+def test_the_database_may_be_numbered(own_server: Server) -> None:
+    with connected(own_server) as client, limited(own_server, client) as url:
+        with redis.Redis.from_url(own_server.url.removesuffix("/0") + "/3", protocol=2) as third:
+            reserve(third, ["one"])
+            done = once(environment(url.removesuffix("/0") + "/3"))
+            assert (done.code, done.report["expired"], budget(third)) == (0, 1, (0, 5))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "FLUSHALL",
+        "FLUSHDB",
+        "KEYS *",
+        "SCAN 0",
+        "CONFIG GET maxmemory",
+        "CONFIG SET maxmemory 1",
+        "ACL LIST",
+        "ACL WHOAMI",
+        "SHUTDOWN NOSAVE",
+        "DEBUG SLEEP 0",
+        "MONITOR",
+        "CLIENT LIST",
+        "CLIENT KILL ID 1",
+        "SCRIPT FLUSH",
+        "INFO",
+        "REPLICAOF NO ONE",
+        "PUBLISH channel text",
+        "SUBSCRIBE channel",
+        "UNLINK reservation:ttl",
+        "RENAME sweeperd:events other",
+        "EXPIRE reservation:res_one 1",
+        "HGETALL reservation:res_one",
+        "HDEL sweeperd:endpoints gone",
+        "XDEL sweeperd:events 1-1",
+        "XGROUP DESTROY sweeperd:events billing",
+        "XGROUP SETID sweeperd:events billing 0",
+        # Commands that it has, on keys that are not its own.
+        "GET other",
+        "SET other text",
+        "DEL other",
+        "HGET user:1 password",
+        "HMGET idem:reserve:4:acme:job reply",
+        "SET sweeperd:lease:other token",
+        "ZADD reservation:other 1 a",
+        "XADD sweeperd:other * a b",
+        "EVALSHA 0000000000000000000000000000000000000000 1 other",
+        "EVAL redis.call('FLUSHALL') 0",
+        "EVAL return(redis.call('GET','other')) 0",
+        "EVAL return(redis.call('KEYS','*')) 0",
+    ],
+)
+def test_all_else_is_refused(server: Server, client: redis.Redis, command: str) -> None:
+    client.set("other", "secret")
+    client.execute_command("ACL", "SETUSER", "sweeperd", "reset", f">{PASSWORD}", *rules())
+    try:
+        with redis.Redis(port=server.port, username="sweeperd", password=PASSWORD) as user:
+            with pytest.raises(redis.ResponseError, match=REFUSED):
+                user.execute_command(*command.split())
+        assert client.get("other") == b"secret"
+    finally:
+        client.acl_deluser("sweeperd")
+
+
+def test_it_is_one_line_of_plain_rules() -> None:
+    """Redis takes no comment in such a file, and a rule such as `+@write` would grant what nobody has looked at."""
+    assert len(ACL.read_text().splitlines()) == 1
+    assert all(re.fullmatch(r"on|resetchannels|-@all|~[\w:*-]+|\+[a-z]+(\|[a-z]+)?", rule) for rule in rules())

@@ -1,0 +1,241 @@
+"""The daemon as a service, in real processes: new settings at SIGHUP, and what the service manager is told."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis
+
+from sweeperd.embedded import Server, free_port
+from sweeperd.events import PARKED
+from tests.manager import manager
+from tests.receiver import Answer, Receiver
+from tests.world import Daemon, daemon, environment, eventually, reserve
+
+
+def reloads(running: Daemon, result: str) -> float:
+    return running.metric("sweeperd_reloads_total", result=result)
+
+
+def write(path: Path, *endpoints: str, interval: str = "100ms", rest: str = "") -> None:
+    """A configuration with endpoints of these URLs, named a, b, c."""
+    blocks = [
+        f'[[webhooks.endpoints]]\nname = "{name}"\nurl = "{url}"' for name, url in zip("abc", endpoints, strict=False)
+    ]
+    path.write_text("\n".join([f'[sweep]\ninterval = "{interval}"', *blocks, rest]))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    directory = tmp_path / "config"
+    directory.mkdir()
+    return directory / "config.toml"
+
+
+@pytest.fixture
+def env(server: Server, config: Path) -> dict[str, str]:
+    return environment(server.url) | {"SWEEPERD_CONFIG": str(config)}
+
+
+def test_a_shorter_interval_takes_effect_and_the_counters_stay(
+    env: dict[str, str], client: redis.Redis, config: Path, tmp_path: Path
+) -> None:
+    write(config, interval="1h")
+    reserve(client, ["one"])
+    with daemon(env, tmp_path) as running:
+        assert [reloads(running, result) for result in ("ok", "refused")] == [0, 0]
+        assert "sweeperd_reloads_total" in running.get("/metrics")[1]
+        eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok") == 1)
+        write(config, interval="100ms")
+        running.reload()
+        eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok") >= 4)
+        assert reloads(running, "ok") == 1
+        assert running.metric("sweeperd_expired_total", tenant="acme") == 1
+        assert running.logged("reloaded")[0]["interval_seconds"] == 0.1
+        assert running.get("/readyz") == running.get("/healthz") == (200, "ok\n")
+        assert running.terminate() == 0
+        assert running.logged("stopped")
+
+
+def test_an_endpoint_comes_and_another_goes_while_a_receiver_hangs(
+    env: dict[str, str], client: redis.Redis, config: Path, tmp_path: Path
+) -> None:
+    with Receiver(lambda *_: Answer(delay=3)) as slow, Receiver() as quick:
+        write(config, slow.url)
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
+            reserve(client, ["one"])
+            slow.wait_for(lambda requests: len(requests) == 1)
+            eventually(lambda: running.metric("sweeperd_webhook_pending_events", endpoint="a") == 1)
+            before = running.metric("sweeperd_sweeps_total", result="ok")
+            config.write_text(f'[sweep]\ninterval="100ms"\n[[webhooks.endpoints]]\nname="b"\nurl="{quick.url}"')
+            started = time.monotonic()
+            running.reload()
+            eventually(lambda: reloads(running, "ok") == 1)
+            assert time.monotonic() - started < 2.5, "nobody waits for the request in flight"
+            eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok") > before)
+            reserve(client, ["two"])
+            quick.wait_for(lambda requests: len(requests) == 1)
+            # What was in flight is finished by those who sent it, and acknowledged.
+            eventually(lambda: running.metric("sweeperd_webhook_attempts_total", endpoint="a", result="delivered") == 1)
+            # The second event may have been taken too, and put back without a try: nobody asks for it there any more.
+            eventually(lambda: all(row["times_delivered"] == 0 for row in _pending(client)))
+            page = running.get("/metrics")[1]
+            assert 'sweeperd_webhook_pending_events{endpoint="b"}' in page
+            assert 'sweeperd_webhook_pending_events{endpoint="a"}' not in page
+            assert running.terminate() == 0
+        assert (len(slow.requests), len(quick.requests)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[sweep\n", "is not TOML"),
+        ("[sweep]\nintervall = '5s'\n", "sweep.intervall: unknown key"),
+        ("[sweep]\ninterval = 5\nbatch_size = 0\n", "sweep.batch_size: must be"),
+        ("[http]\nlisten = '127.0.0.1:1x'\n", "http.listen"),
+        (None, "cannot be read"),
+    ],
+    ids=["not TOML", "unknown key", "two wrong values", "wrong address", "gone"],
+)
+def test_a_broken_file_is_refused_with_the_text_that_the_start_has(
+    env: dict[str, str], config: Path, tmp_path: Path, text: str | None, problem: str
+) -> None:
+    write(config)
+    with daemon(env, tmp_path) as running:
+        eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok") >= 1)
+        if text is None:
+            config.unlink()
+        else:
+            config.write_text(text)
+        running.reload()
+        eventually(lambda: reloads(running, "refused") == 1)
+        (line,) = running.logged("the new settings are refused, the old ones stay")
+        assert problem in line["error"]
+        sweeps = running.metric("sweeperd_sweeps_total", result="ok")
+        eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok") >= sweeps + 3)
+        assert (reloads(running, "ok"), reloads(running, "refused")) == (0, 1)
+
+        log = tmp_path / "start.log"
+        with pytest.raises(AssertionError, match="it ended with 2"):
+            Daemon(env, log)
+        assert log.read_text().splitlines() == [f"sweeperd: {part}" for part in line["error"].splitlines()]
+
+
+def test_a_storm_of_signals_ends_with_the_last_file(
+    env: dict[str, str], client: redis.Redis, config: Path, tmp_path: Path
+) -> None:
+    with Receiver() as receiver:
+        write(config, receiver.url, interval="200ms")
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
+            for number in range(1, 31):
+                reserve(client, [str(number)])
+                write(config, receiver.url, interval=f"{200 - number}ms")
+                running.reload()
+            receiver.wait_for(lambda requests: len(requests) == 30)
+            eventually(lambda: _interval(running) == 0.17)
+            assert reloads(running, "refused") == 0
+            assert 1 <= reloads(running, "ok") <= 30
+            assert running.metric("sweeperd_webhook_attempts_total", endpoint="a", result="delivered") == 30
+            assert running.metric("sweeperd_sweeps_total", result="error") == 0
+            eventually(lambda: running.get("/readyz")[0] == 200)
+            # Those that were replaced have taken themselves out of the group.
+            eventually(lambda: len(_consumers(client)) <= 1)
+            assert running.terminate() == 0
+        assert sorted(request.event["data"]["reservation_id"] for request in receiver.requests) == sorted(
+            str(number) for number in range(1, 31)
+        )
+
+
+def _pending(client: redis.Redis) -> list[dict[str, Any]]:
+    return cast(list[dict[str, Any]], client.xpending_range("sweeperd:events", "a", "-", "+", 10))
+
+
+def _consumers(client: redis.Redis) -> list[bytes]:
+    names = [row["name"] for row in client.xinfo_consumers("sweeperd:events", "a")]
+    return [name for name in names if name != PARKED]
+
+
+def _interval(running: Daemon) -> float | None:
+    lines = running.logged("reloaded")
+    return lines[-1]["interval_seconds"] if lines else None
+
+
+def test_the_http_port_moves_where_it_can(env: dict[str, str], config: Path, tmp_path: Path) -> None:
+    del env["SWEEPERD_HTTP__LISTEN"]
+    first, second, taken = free_port(), free_port(), Receiver()
+    with taken:
+        write(config, rest=f'[http]\nlisten = "127.0.0.1:{first}"')
+        with daemon(env, tmp_path) as running:
+            address = taken.url.removeprefix("http://").split("/")[0]
+            write(config, rest=f'[http]\nlisten = "{address}"')
+            running.reload()
+            eventually(lambda: reloads(running, "refused") == 1)
+            (line,) = running.logged("the new settings are refused, the old ones stay")
+            assert line["error"] == f"cannot listen on {address}: Address already in use"
+            write(config, rest=f'[http]\nlisten = "127.0.0.1:{second}"')
+            running.reload()
+            eventually(lambda: running.logged("reloaded"))
+            running._port = second
+            assert (reloads(running, "ok"), reloads(running, "refused")) == (1, 1)
+            assert running.terminate() == 0
+
+
+def test_what_needs_a_restart_is_said(env: dict[str, str], config: Path, tmp_path: Path) -> None:
+    write(config)
+    with daemon(env, tmp_path) as running:
+        write(config, rest="[metrics]\ntenant_label = false\n[log]\nlevel = 'warning'")
+        running.reload()
+        eventually(lambda: reloads(running, "ok") == 1)
+        assert running.logged("metrics.tenant_label takes effect with the next start")
+        # The level has taken effect.
+        assert not running.logged("reloaded")
+        # A file that says the same as before is no reason to stop anything.
+        running.reload()
+        eventually(lambda: reloads(running, "ok") == 2)
+        assert running.terminate() == 0
+
+
+@pytest.mark.parametrize("abstract", [False, True], ids=["path", "abstract"])
+def test_the_service_manager_is_told(env: dict[str, str], config: Path, tmp_path: Path, abstract: bool) -> None:
+    write(config)
+    with manager(tmp_path, abstract=abstract) as heard:
+        env |= {"NOTIFY_SOCKET": heard.address, "WATCHDOG_USEC": "400000"}
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: heard.said("READY") == ["1"])
+            eventually(lambda: len(heard.said("WATCHDOG")) >= 3)
+            eventually(lambda: heard.said("STATUS")[-1] == "Sweeping every 0.1 s, delivering to 0 endpoints")
+            write(config, "http://127.0.0.1:1/", interval="2s")
+            running.reload()
+            eventually(lambda: heard.said("READY") == ["1", "1"])
+            eventually(lambda: heard.said("STATUS")[-1] == "Sweeping every 2 s, delivering to 1 endpoint")
+            config.write_text("broken")
+            running.reload()
+            eventually(lambda: heard.said("READY") == ["1"] * 3)
+            assert len(heard.said("RELOADING")) == 2
+            fed = len(heard.said("WATCHDOG"))
+            eventually(lambda: len(heard.said("WATCHDOG")) > fed)
+            assert running.terminate() == 0
+        kinds = [next(iter(message)) for message in heard.listen()]
+        assert kinds[0] == "READY"
+        assert kinds[-1] == "STOPPING"
+        assert [kind for kind in kinds if kind in ("READY", "RELOADING")] == ["READY", *["RELOADING", "READY"] * 2]
+        assert json.dumps(heard.heard).count("MONOTONIC_USEC") == 2
+
+
+def test_a_daemon_that_cannot_reach_redis_is_alive_and_says_what_is_wrong(config: Path, tmp_path: Path) -> None:
+    write(config)
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    with manager(tmp_path) as heard:
+        env = environment(url) | {"NOTIFY_SOCKET": heard.address, "WATCHDOG_USEC": "400000"}
+        with daemon(env | {"SWEEPERD_CONFIG": str(config)}, tmp_path) as running:
+            eventually(lambda: any(text.startswith(f"Not ready: {url}") for text in heard.said("STATUS")))
+            # To restart it would not bring Redis back.
+            fed = len(heard.said("WATCHDOG"))
+            eventually(lambda: len(heard.said("WATCHDOG")) > fed)
+            running.process.send_signal(signal.SIGTERM)
+            assert running.process.wait(20) == 0

@@ -179,8 +179,8 @@ def test_one_entry_that_fails_stops_no_other(world: World) -> None:
 def test_a_tick_that_ran_out_of_time_is_taken_up_where_it_stopped(world: World) -> None:
     entries = {f"{'go' if number % 3 else 'stay'}-{number}": 9 - number // 5 for number in range(25)}
     world.fill(entries)
-    world.then = lambda: time.sleep(0.11)  # each slice uses the budget up
-    sweeper = world.sweeper(10, 4, "100ms")
+    world.then = lambda: time.sleep(0.002)  # each slice uses the budget up
+    sweeper = world.sweeper(10, 4, "1ms")
     decided = []
     for tick in range(10):
         report = sweeper.tick()

@@ -159,7 +159,7 @@ def check_prefix(url: RedisUrl, prefix: str) -> None:
     topology = address.parse(url.get_secret_value()).topology
     if topology is address.Topology.CLUSTER and not address.hash_tag(prefix):
         raise ValueError(
-            'needs a hash tag, such as "{tenant-a}:", so that all keys lie in one slot of the cluster that the url names'
+            'needs a hash tag, such as "{tenant-a}:", so that all keys lie in one slot of the cluster behind the url'
         )
 
 

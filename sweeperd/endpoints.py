@@ -1,5 +1,7 @@
 """What all replicas must know of an endpoint: that it is paused, or that it asked for quiet."""
 
+import threading
+
 import pydantic
 import redis
 
@@ -58,3 +60,38 @@ class EndpointBoard:
                 raise
             # A full Redis takes no note of it. The process that was told knows, the others will be told themselves.
         return state
+
+
+class EndpointWatch:
+    """
+    What this process knows of one endpoint. Its reader looks at the board while its senders are told things by the
+    receiver: what they are told is newer than what is being read at that moment.
+    """
+
+    def __init__(self, board: EndpointBoard, endpoint: str) -> None:
+        self.state = EndpointState()
+        self._board = board
+        self._endpoint = endpoint
+        self._lock = threading.Lock()
+        self._times_told = 0
+
+    def look(self) -> None:
+        """Take what the board says now. Raises redis.RedisError."""
+        before = self._times_told
+        state = self._board.read(self._endpoint)
+        with self._lock:
+            if self._times_told == before:
+                self.state = state
+
+    def pause(self, reason: str) -> None:
+        """As the board's; known here at once. Raises redis.RedisError."""
+        self._take(self._board.pause(self._endpoint, reason))
+
+    def quiet(self, seconds: float) -> None:
+        """As the board's; known here at once. Raises redis.RedisError."""
+        self._take(self._board.quiet(self._endpoint, seconds))
+
+    def _take(self, state: EndpointState) -> None:
+        with self._lock:
+            self._times_told += 1
+            self.state = state

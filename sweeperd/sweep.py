@@ -150,7 +150,9 @@ class Sweeper:
             while True:
                 batch = self._read_page(until, position)
                 for entries in _slices(batch, self._slice_length):
-                    if self._stop.is_set() or give_way() or time.monotonic() - started > self._time_budget:
+                    # At least one slice, or a budget that is too short for a slow server would end every tick at once.
+                    spent = counts and time.monotonic() - started > self._time_budget
+                    if self._stop.is_set() or give_way() or spent:
                         self._resume = position
                         return report(complete=False)
                     self._resume = position.behind(entries)

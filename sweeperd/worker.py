@@ -13,7 +13,7 @@ import redis
 
 from sweeperd.circuit import Circuit, growing_wait
 from sweeperd.config import EndpointSettings, WebhooksSettings
-from sweeperd.endpoints import EndpointBoard, EndpointState
+from sweeperd.endpoints import EndpointBoard, EndpointWatch
 from sweeperd.errors import RedisUnavailable
 from sweeperd.events import PARKED, TAKE_OVER_AFTER, Entry, EventStream, Pending
 from sweeperd.metrics import Metrics
@@ -63,7 +63,7 @@ class EndpointWorker:
         self._max_age_ms = int(settings.max_age.total_seconds() * 1000)
         self._shard = shard
         self._stream = stream
-        self._board = EndpointBoard(shard)
+        self._watch = EndpointWatch(EndpointBoard(shard), endpoint.name)
         self._webhook = webhook
         self._encode = encode
         self._metrics = metrics
@@ -77,7 +77,6 @@ class EndpointWorker:
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._counts: Counter[str] = Counter()
-        self._state = EndpointState()
         self._last_reason = ""
         #: Between two looks at the endpoint's state and at what is to be handed over again, seconds.
         self._pause = min(LOOK_AGAIN, self._wait_initial / 4)
@@ -172,8 +171,8 @@ class EndpointWorker:
         if look:
             self._look_at = now + self._pause
             self._shard.read_clock()
-            self._state = self._board.read(self.name)
-        if self._state.paused or self._is_quiet():
+            self._watch.look()
+        if self._left_alone():
             return self._rest(block)
         if self.circuit.open:
             return self._bury_old() or self._probe() or self._rest(block)
@@ -265,7 +264,7 @@ class EndpointWorker:
 
     def _waits_for_others(self) -> bool:
         """Whether another process has, or had when it died, events in hand."""
-        if self._state.paused or self.circuit.open or self._is_quiet():
+        if self._left_alone() or self.circuit.open:
             return False
         return any(pending.owner != PARKED for pending in self._stream.pending(self.name, 0))
 
@@ -291,7 +290,7 @@ class EndpointWorker:
 
     def _send(self, entry: Entry, probe: bool) -> None:
         held_back = self.circuit.open and not probe
-        if self._stop.is_set() or held_back or self._state.paused or self._is_quiet():
+        if self._stop.is_set() or held_back or self._left_alone():
             self._stream.give_back(self.name, entry)
             return
         message = self._encode(entry.fields)
@@ -308,12 +307,12 @@ class EndpointWorker:
         self._last_reason = verdict.reason
         log.warning("not delivered", extra=about | {"reason": verdict.reason, "hand_overs": entry.deliveries})
         if verdict.gone:
-            self._state = self._board.pause(self.name, "the receiver answered 410")
+            self._watch.pause("the receiver answered 410")
             log.error("the endpoint is gone and is paused until it is resumed", extra=self._about)
         elif self.circuit.failed(probe=probe):
             log.error("the endpoint fails; its events wait", extra=self._about | {"reason": verdict.reason})
         if verdict.retry_after and not verdict.gone:
-            self._state = self._board.quiet(self.name, min(verdict.retry_after, self._max_age_ms / 1000))
+            self._watch.quiet(min(verdict.retry_after, self._max_age_ms / 1000))
         if not verdict.gone and self._age_ms(entry) > self._max_age_ms:
             self._bury(entry, verdict.reason)
         else:
@@ -367,5 +366,6 @@ class EndpointWorker:
                 self._bury(handed_over, self._last_reason or "the endpoint does not answer")
         return bool(old)
 
-    def _is_quiet(self) -> bool:
-        return self._state.quiet_until > self._shard.clock.now_ms()
+    def _left_alone(self) -> bool:
+        state = self._watch.state
+        return state.paused or state.quiet_until > self._shard.clock.now_ms()

@@ -1,11 +1,12 @@
 """What all replicas know of an endpoint."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 import redis
 
-from sweeperd.endpoints import EndpointBoard, EndpointState
+from sweeperd.endpoints import EndpointBoard, EndpointState, EndpointWatch
 from sweeperd.shard import Shard
 from tests.unit.conftest import full
 from tests.world import server_time
@@ -98,3 +99,31 @@ def test_any_other_refusal_is_raised(board: EndpointBoard, client: redis.Redis) 
         board.pause("billing", "gone")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         board.read("billing")
+
+
+@pytest.mark.parametrize("tell", [lambda watch: watch.quiet(60), lambda watch: watch.pause("gone")])
+def test_what_a_sender_is_told_outlives_a_look_that_began_before(
+    tell: Callable[[EndpointWatch], None], board: EndpointBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, read = EndpointWatch(board, "billing"), board.read
+
+    def overtaken(endpoint: str) -> EndpointState:
+        state = read(endpoint)
+        tell(watch)
+        return state
+
+    monkeypatch.setattr(board, "read", overtaken)
+    watch.look()
+    assert watch.state != EndpointState()
+    monkeypatch.undo()
+    watch.look()
+    assert watch.state == board.read("billing") != EndpointState()
+
+
+def test_a_watch_sees_that_an_endpoint_was_resumed(board: EndpointBoard, client: redis.Redis) -> None:
+    watch = EndpointWatch(board, "billing")
+    watch.pause("gone")
+    assert watch.state.paused
+    client.hdel(KEY, "billing")
+    watch.look()
+    assert watch.state == EndpointState()

@@ -46,8 +46,7 @@ def filled(*, tenant_label: bool = True) -> Metrics:
     metrics.expired("acme")
     for gauge in (metrics.due_entries, metrics.oldest_due, metrics.quarantined_entries):
         gauge.labels("s1").set(1)
-    for gauge in (metrics.webhook_pending, metrics.webhook_oldest_pending):
-        gauge.labels("billing").set(1)
+    metrics.waiting("s1", "billing", 1, 1)
     return metrics
 
 

@@ -7,10 +7,18 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.daemon import Daemon
+from sweeperd.delivery import Delivery
 from sweeperd.embedded import Server
+from sweeperd.keeper import Keeper
 from sweeperd.notify import Notifier
 from sweeperd.service import Service
 from tests.manager import manager
+
+
+def keeper(daemon: Daemon) -> Keeper:
+    """The one of its one shard."""
+    (sole,) = daemon._keepers
+    return sole
 
 
 def test_the_watchdog_is_fed_only_while_all_is_well(
@@ -21,20 +29,21 @@ def test_the_watchdog_is_fed_only_while_all_is_well(
         # A limit that has always passed: every call that may feed does.
         notifier = Notifier({"NOTIFY_SOCKET": heard.address, "WATCHDOG_USEC": "1"})
         service = Service(settings, lambda: settings, lambda _: None, notifier)
-        (duty, *_) = service._daemon._duties
-        monkeypatch.setattr(type(service._daemon._delivery), "complete", True)
+        sole = keeper(service._daemon)
+        duty, _ = sole.duties
+        monkeypatch.setattr(Delivery, "complete", True)
         service._look()
-        assert (heard.said("WATCHDOG"), heard.said("STATUS")) == (["1"], ["Not ready: no sweep yet"])
+        assert (heard.said("WATCHDOG"), heard.said("STATUS")) == (["1"], ["Not ready: default: no sweep yet"])
 
         monkeypatch.setattr(duty, "_changed_at", duty._changed_at - 3600)
         service._look()
         service._look()
         assert heard.said("WATCHDOG") == ["1"]
-        assert heard.said("STATUS")[-1] == "Not well: sweep is stuck"
+        assert heard.said("STATUS")[-1] == "Not well: the sweep of default is stuck"
 
         monkeypatch.undo()
-        monkeypatch.setattr(type(service._daemon._delivery), "complete", True)
-        service._daemon._not_ready = ""
+        monkeypatch.setattr(Delivery, "complete", True)
+        sole.tried, sole.trouble = True, ""
         service._look()
         assert heard.said("WATCHDOG") == ["1", "1"]
         assert heard.said("STATUS")[-1] == "Sweeping every 5 s, delivering to 0 endpoints"
@@ -58,14 +67,14 @@ def test_a_group_that_could_not_be_made_is_made_where_it_was_to_be_after_a_reloa
         first = client.xadd("sweeperd:events", {"id": "before"})
         client.config_set("maxmemory", 1)
         before = Daemon(settings("5s"))
-        before._delivery.prepare()
+        keeper(before)._delivery.prepare()
         client.config_set("maxmemory", 0)
         client.xadd("sweeperd:events", {"id": "since"})
         elsewhere, after = Daemon(settings("5s", "other:")), Daemon(settings("1s"))
         for daemon in (elsewhere, after):
             daemon.succeed(before)
-            daemon._delivery.prepare()
+            keeper(daemon)._delivery.prepare()
         assert client.xinfo_groups("sweeperd:events")[0]["last-delivered-id"] == first
         assert client.xinfo_groups("other:sweeperd:events")[0]["last-delivered-id"] == b"0-0"
         for daemon in (before, elsewhere, after):
-            daemon._shard.close()
+            keeper(daemon)._shard.close()

@@ -13,8 +13,9 @@ from tests.world import budget, daemon, environment, eventually, once, reserve
 
 #: How Redis 6.2 and 7 say no, to a client and to a script; DEBUG is refused to all before that.
 REFUSED = r"(?i)no permissions|can't (run this command|access at least one)|ACL failure|DEBUG command not allowed"
-#: Granted for what no test of this file has: a URL with the number of a database.
-SPARE = {"select"}
+#: Granted for what no test of this file has: a database number in the URL, `events.wait_replicas`, a Cluster. The
+#: last two are tested under these rights in tests/topology.
+SPARE = {"select", "wait", "cluster", "asking"}
 
 
 def granted() -> set[str]:
@@ -65,6 +66,9 @@ def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Serve
             with daemon(env, tmp_path) as running:
                 eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
                 commands |= used(client)
+                # Nothing is swept until the statistics have been reset.
+                lease = f"{prefix}sweeperd:lease:sweep"
+                eventually(lambda: client.set(lease, "the test's", nx=True))
                 reserve(client, ["one", "two", "no budget"], prefix=prefix)
                 client.hset(f"{prefix}reservation:res_odd", "state", "BROKEN")
                 client.zadd(f"{prefix}reservation:ttl", {"odd": 1, "orphan": 2})
@@ -72,6 +76,7 @@ def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Serve
                 # From here on the statistics hold what sweeperd does, and the looks of this test.
                 client.script_flush()
                 client.config_resetstat()
+                client.unlink(lease)
                 for outcome, count in (("quarantined", 1), ("not_found", 1), ("expired", 3)):
                     eventually(lambda o=outcome, c=count: running.metric("sweeperd_candidates_total", outcome=o) == c)
                 good.wait_for(lambda requests: len(requests) == 3)
@@ -85,7 +90,7 @@ def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Serve
             again = once(env)
             assert again.code in (0, 3), again.errors
             commands |= used(client)
-        looks = {"acl", "config", "info", "script", "hello", "auth", "ping"}
+        looks = {"acl", "config", "info", "script", "hello", "auth", "ping", "unlink"}
         assert commands - looks - {"client"} <= granted() | {"hgetall"}, "what is used is granted"
         assert granted() - commands == SPARE, "what is granted is used"
 

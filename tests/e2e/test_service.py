@@ -233,7 +233,7 @@ def test_a_daemon_that_cannot_reach_redis_is_alive_and_says_what_is_wrong(config
     with manager(tmp_path) as heard:
         env = environment(url) | {"NOTIFY_SOCKET": heard.address, "WATCHDOG_USEC": "400000"}
         with daemon(env | {"SWEEPERD_CONFIG": str(config)}, tmp_path) as running:
-            eventually(lambda: any(text.startswith(f"Not ready: {url}") for text in heard.said("STATUS")))
+            eventually(lambda: any(text.startswith(f"Not ready: default: {url}") for text in heard.said("STATUS")))
             # To restart it would not bring Redis back.
             fed = len(heard.said("WATCHDOG"))
             eventually(lambda: len(heard.said("WATCHDOG")) > fed)

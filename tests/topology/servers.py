@@ -14,6 +14,7 @@ import redis
 from redis.crc import key_slot
 
 from sweeperd.embedded import Binary, Server, binaries, free_port
+from tests import acl
 from tests.world import eventually
 
 SERVICE = "reservations"
@@ -42,6 +43,7 @@ class SentinelProcess:
         config.write_text(
             f"port {self.port}\nbind 127.0.0.1\ndir {self._directory.name}\nlogfile sentinel.log\n"
             f'requirepass "{SENTINEL_PASSWORD}"\n'
+            f'user sweeperd on ">{SENTINEL_PASSWORD}" -@all +client|setname +sentinel|masters\n'
             f"sentinel monitor {SERVICE} 127.0.0.1 {primary_port} {quorum}\n"
             f'sentinel auth-pass {SERVICE} "{PASSWORD}"\n'
             f"sentinel down-after-milliseconds {SERVICE} {PATIENT_MS}\n"
@@ -83,10 +85,11 @@ class Sentinels:
     servers: list[Server]
     sentinels: list[SentinelProcess]
 
-    @property
-    def url(self) -> str:
+    def url(self, user: str = "sweeperd") -> str:
+        """The user: the one that deploy/redis/sweeperd.acl makes; `default` may do everything."""
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
-        return f"redis+sentinel://:p%2Fss%3Aw%40rd@{hosts}/{SERVICE}/0?sentinel_password=s3ntinel%25"
+        asks = f"sentinel_username={user}&sentinel_password=s3ntinel%25"
+        return f"redis+sentinel://{user}:p%2Fss%3Aw%40rd@{hosts}/{SERVICE}/0?{asks}"
 
     @property
     def primary(self) -> Server:
@@ -136,6 +139,7 @@ def sentinels() -> Iterator[Sentinels]:
         running = Sentinels(servers, [])
         for server in servers:
             with redis.Redis(port=server.port) as client:
+                client.execute_command("ACL", "SETUSER", "sweeperd", f">{PASSWORD}", *acl.rules())
                 client.config_set("masterauth", PASSWORD)
                 client.config_set("requirepass", PASSWORD)
         for server in servers[1:]:
@@ -160,8 +164,20 @@ class Cluster:
     servers: list[Server]
 
     @property
+    def hosts(self) -> str:
+        return ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
+
+    @property
     def url(self) -> str:
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
+        """For a user who may do everything."""
+        return f"redis+cluster://{self.hosts}"
+
+    def limited_url(self, prefix: str) -> str:
+        """For the user that deploy/redis/sweeperd.acl makes."""
+        for server in self.servers:
+            with self.client(server) as client:
+                client.execute_command("ACL", "SETUSER", "sweeperd", f">{acl.PASSWORD}", *acl.rules(prefix))
+        return f"redis+cluster://sweeperd:{acl.PASSWORD}@{self.hosts}"
 
     def client(self, server: Server) -> redis.Redis:
         return redis.Redis(port=server.port, protocol=2, socket_timeout=5)

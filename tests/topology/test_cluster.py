@@ -1,5 +1,6 @@
 """A Cluster: the slot of a shard moves away under it, and its primary is killed."""
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_the_slot_moves_and_then_its_primary_is_killed(tmp_path: Path) -> None:
             # So that each key that a script names is there, and can move before the budgets.
             client.zadd(f"{PREFIX}sweeperd:quarantine", {"an old one": 1})
         env = environment(
-            running.url,
+            running.limited_url(PREFIX),
             keys__prefix=PREFIX,
             sweep__interval="100ms",
             sweep__pipeline_depth=5,
@@ -92,7 +93,7 @@ def test_a_slot_on_the_move_is_one_redis(budgets_first: bool) -> None:
             for number in range(100):
                 client.xadd(EVENTS, {"id": f"{number}"})
         shard = Shard(RedisSettings.model_validate({"url": running.url}), PREFIX)
-        keys, expire, lease = shard.keys, Script("expire"), Lease(shard, "sweep")
+        keys, expire, lease = shard.keys, Script("expire"), Lease(shard, "sweep", timedelta(seconds=15))
 
         def call(entry: bytes) -> Call:
             named = [keys.reservation(entry), keys.reservation_index, keys.events, keys.quarantine]

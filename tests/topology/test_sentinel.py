@@ -25,8 +25,8 @@ def test_the_primary_is_killed_under_load(tmp_path: Path) -> None:
         with running.client() as client:
             reserve(client, [f"old {number}" for number in range(TOTAL)])
             assert client.wait(2, 5000) == 2
-        env = environment(running.url, endpoints=[{"name": "hook", "url": receiver.url}], **FAST)
-        with Load(running.url).running() as load, daemon(env, tmp_path) as swept:
+        env = environment(running.url(), endpoints=[{"name": "hook", "url": receiver.url}], **FAST)
+        with Load(running.url("default")).running() as load, daemon(env, tmp_path) as swept:
             with running.client() as client:
                 eventually(lambda: client.xlen("sweeperd:events") > 200)
             assert running.primary is running.servers[0]
@@ -62,7 +62,7 @@ def test_what_the_primary_had_not_replicated_is_swept_again_in_one_piece(wait_re
     total = 200
     with sentinels() as running, Receiver() as receiver:
         env = environment(
-            running.url,
+            running.url(),
             endpoints=[{"name": "hook", "url": receiver.url}],
             events__wait_replicas=wait_replicas,
             events__wait_timeout="200ms",

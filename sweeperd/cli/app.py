@@ -1,6 +1,7 @@
-"""The command line: options in, exit codes and text out."""
+"""The command itself: the daemon, `--once`, and which subcommands there are."""
 
 import contextlib
+import importlib
 import json
 import logging
 import os
@@ -8,57 +9,45 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
-from typing import Literal, Never
+from typing import Any, Literal
 
 import click
 from prometheus_client import write_to_textfile
 
-from sweeperd import __version__, logs
-from sweeperd.config import CONFIG_VARIABLE, Settings, load
-from sweeperd.errors import ConfigError
+from sweeperd import __version__
+from sweeperd.cli.options import Exit, Options, fail
+from sweeperd.config import CONFIG_VARIABLE
+from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.notify import Notifier
 from sweeperd.once import OnceReport, Progress, Stage, run_once
 from sweeperd.sweep import Outcome
 
-
-class Exit(IntEnum):
-    """The exit codes."""
-
-    DONE = 0
-    FAILED = 1
-    USAGE = 2
-    UNDELIVERED = 3
+#: Subcommand -> its module beside this one. It is imported once it is asked for: the daemon and cron pay for none.
+_COMMANDS = {"demo": "demo"}
 
 
-@dataclass(frozen=True)
-class _Options:
-    config_file: Path | None
-    log_level: Literal["debug", "info", "warning", "error"] | None
-    log_format: Literal["text", "json"] | None
+class _Commands(click.Group):
+    """The subcommands. Redis being away is one line on each of them."""
 
-    def settings(self, default_level: str | None = None) -> Settings:
-        """Load the settings and set the log up. Ends the process where they cannot be used."""
+    def list_commands(self, _context: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, _context: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"sweeperd.cli.{_COMMANDS[name]}").command
+        return command
+
+    def invoke(self, context: click.Context) -> Any:
         try:
-            settings = self.load()
-        except ConfigError as error:
-            _fail(str(error), Exit.USAGE)
-        self.apply_log(settings, default_level)
-        return settings
-
-    def load(self) -> Settings:
-        """The settings as they are now. Raises ConfigError."""
-        return load(self.config_file)
-
-    def apply_log(self, settings: Settings, default_level: str | None = None) -> None:
-        """Set the log up."""
-        logs.configure(self.log_level or default_level or settings.log.level, self.log_format or settings.log.format)
+            return super().invoke(context)
+        except RedisUnavailable as error:
+            fail(f"redis is not available: {error}", Exit.FAILED)
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--config",
     "config_file",
@@ -67,7 +56,7 @@ class _Options:
     help=f"Settings, TOML.  [default: ${CONFIG_VARIABLE}, else ./config.toml, else /etc/sweeperd/config.toml]",
 )
 @click.option("--once", is_flag=True, help="Drain what is due, deliver what is in the stream, and end: for cron.")
-@click.option("--json", "as_json", is_flag=True, help="With --once: print the result as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="With --once and the subcommands: print the result as JSON.")
 @click.option(
     "--metrics-file",
     metavar="FILE",
@@ -94,8 +83,8 @@ def main(
 
     Exit codes: 0 done, 1 failed, 2 bad option or configuration, 3 swept but events wait for delivery.
     """
-    context.obj = options = _Options(config_file, log_level, log_format)
-    if as_json and not once:
+    context.obj = options = Options(config_file, log_level, log_format, as_json)
+    if as_json and not once and context.invoked_subcommand in (None, "demo"):
         raise click.UsageError("--json goes with --once")
     if metrics_file is not None:
         if not once:
@@ -109,27 +98,19 @@ def main(
     context.exit(_once(options, as_json, metrics_file) if once else _daemon(options))
 
 
-@main.command(short_help="Show the whole main job, live, on a Redis of its own.")
-def demo() -> None:
-    """Show the whole main job on a Redis of its own: no server, no configuration, half a minute at most."""
-    from sweeperd.demo import run_demo  # noqa: PLC0415 - what only the demo needs is imported only for it
-
-    sys.exit(run_demo(click.echo))
-
-
-def _daemon(options: _Options) -> int:
+def _daemon(options: Options) -> int:
     from sweeperd.service import Service  # noqa: PLC0415 - --once starts without the scheduler and the HTTP server
 
     settings = options.settings()
     try:
         service = Service(settings, options.load, options.apply_log, Notifier())
     except OSError as error:
-        _fail(f"cannot listen on {settings.http.listen}: {error.strerror or error}", Exit.FAILED)
+        fail(f"cannot listen on {settings.http.listen}: {error.strerror or error}", Exit.FAILED)
     service.run()
     return Exit.DONE
 
 
-def _once(options: _Options, as_json: bool, metrics_file: Path | None) -> int:
+def _once(options: Options, as_json: bool, metrics_file: Path | None) -> int:
     show = sys.stderr.isatty() and not as_json
     # A progress bar and a line for each expiry do not go together.
     settings = options.settings(default_level="warning" if show else None)
@@ -139,7 +120,7 @@ def _once(options: _Options, as_json: bool, metrics_file: Path | None) -> int:
             report = run_once(settings, stop, progress, metrics)
     except Exception as error:
         logging.getLogger(__name__).exception("the run failed")
-        _fail(f"the run failed: {type(error).__name__}", Exit.FAILED)
+        fail(f"the run failed: {type(error).__name__}", Exit.FAILED)
     for failure in report.failures:
         click.echo(f"sweeperd: {failure}", err=True)
     if not report.any_done:
@@ -149,12 +130,6 @@ def _once(options: _Options, as_json: bool, metrics_file: Path | None) -> int:
     elif sys.stdout.isatty():
         click.echo(_summary(report))
     return report.exit_code
-
-
-def _fail(problem: str, code: Exit) -> Never:
-    for line in problem.splitlines():
-        click.echo(f"sweeperd: {line}", err=True)
-    sys.exit(code)
 
 
 @contextlib.contextmanager
@@ -168,7 +143,7 @@ def _metrics_written(metrics: Metrics, path: Path | None) -> Iterator[None]:
                 # To a file beside it that takes its place when it is complete.
                 write_to_textfile(str(path), metrics.registry)
             except OSError as error:
-                _fail(f"the metrics cannot be written to {path}: {error.strerror or error}", Exit.FAILED)
+                fail(f"the metrics cannot be written to {path}: {error.strerror or error}", Exit.FAILED)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,92 @@
+"""What all commands share: the global options, the exit codes, the shards that a command is about."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Literal, Never
+
+import click
+
+from sweeperd import logs
+from sweeperd.config import Settings, load
+from sweeperd.errors import ConfigError
+from sweeperd.shard import Shard, open_shards
+
+
+class Exit(IntEnum):
+    """The exit codes."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    UNDELIVERED = 3
+
+
+@dataclass(frozen=True)
+class Options:
+    """What stood before the subcommand."""
+
+    config_file: Path | None
+    log_level: Literal["debug", "info", "warning", "error"] | None
+    log_format: Literal["text", "json"] | None
+    as_json: bool = False
+
+    def settings(self, default_level: str | None = None) -> Settings:
+        """Load the settings and set the log up. Ends the process where they cannot be used."""
+        try:
+            settings = self.load()
+        except ConfigError as error:
+            fail(str(error), Exit.USAGE)
+        self.apply_log(settings, default_level)
+        return settings
+
+    def load(self) -> Settings:
+        """The settings as they are now. Raises ConfigError."""
+        return load(self.config_file)
+
+    def apply_log(self, settings: Settings, default_level: str | None = None) -> None:
+        """Set the log up."""
+        logs.configure(self.log_level or default_level or settings.log.level, self.log_format or settings.log.format)
+
+    @contextlib.contextmanager
+    def shards(self, only: str | None = None) -> Iterator[tuple[Settings, list[Shard]]]:
+        """
+        The settings and all shards, or the one of that name, closed at the end. For an operator's command: its log
+        tells errors only. Ends the process where there is no such shard.
+        """
+        settings = self.settings(default_level="error")
+        shards = open_shards(settings)
+        try:
+            known = [shard.name for shard in shards]
+            if only is not None and only not in known:
+                fail(f"there is no shard {only!r} in the configuration, only {', '.join(known)}", Exit.USAGE)
+            yield settings, [shard for shard in shards if only in (None, shard.name)]
+        finally:
+            for shard in shards:
+                shard.close()
+
+
+def fail(problem: str, code: Exit) -> Never:
+    """Say it on standard error and end the process."""
+    for line in problem.splitlines():
+        click.echo(f"sweeperd: {line}", err=True)
+    sys.exit(code)
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+#: `--json`, as `as_json`; where the option stood before the subcommand, it counts as well.
+json_option: Decorator = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    callback=lambda context, _parameter, value: value or context.find_object(Options).as_json,
+    help="Print JSON.",
+)
+#: `--shard NAME`, as `shard`.
+shard_option: Decorator = click.option("--shard", metavar="NAME", help="Only this shard.  [default: all]")
+#: `--yes`, as `yes`.
+yes_option: Decorator = click.option("--yes", is_flag=True, help="Do not ask.")

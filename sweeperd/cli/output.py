@@ -1,0 +1,93 @@
+"""What the subcommands print: tables and colours on a terminal, tab-separated lines elsewhere, JSON where asked for."""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+#: The longest that one cell of a table on a terminal may be, characters.
+CELL = 60
+# What a terminal would obey or cannot show: controls, and what turns the direction of writing or ends a line.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+
+
+def printable(value: object) -> str:
+    """As text that any terminal shows and none obeys: what it would obey is escaped (`\\x1b`)."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), str(value))
+
+
+def shortened(text: str, limit: int = CELL) -> str:
+    """Its beginning and its end, where it is longer."""
+    return text if len(text) <= limit else f"{text[: limit - 8]}…{text[-7:]}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value with a style of rich, such as `red`; the style shows on a terminal only."""
+
+    value: object
+    style: str = ""
+
+
+class Output:
+    """Where one command prints. `as_json`: nothing but JSON goes to standard output."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        #: Whether tables, colours and questions make sense.
+        self.terminal = sys.stdout.isatty() and not as_json
+        self.console = Console(highlight=False, markup=False, emoji=False)
+
+    def json(self, value: Any) -> None:
+        """One JSON document, on one line."""
+        click.echo(json.dumps(value))
+
+    def say(self, text: str, style: str = "") -> None:
+        """One line for people; nothing with `--json`."""
+        if self.terminal:
+            self.console.print(Text(printable(text), style=style), soft_wrap=True)
+        elif not self.as_json:
+            click.echo(printable(text))
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
+        """Rows of values or `Cell`s. Not on a terminal: a line of tab-separated values for each, names first, whole."""
+        if self.terminal:
+            self.console.print(table(columns, rows, title))
+            return
+        click.echo("\t".join(columns))
+        for row in rows:
+            click.echo("\t".join(printable(_value(cell)) for cell in row))
+
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Go on only where somebody says yes. Raises click.UsageError where there is nobody to ask."""
+        if yes:
+            return
+        if self.as_json or not sys.stdin.isatty():
+            raise click.UsageError(f"{question} There is nobody to ask here; say it with --yes")
+        if not click.confirm(printable(question), err=True):
+            click.echo("nothing was changed", err=True)
+            raise click.exceptions.Exit(1)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> Table:
+    """The same as a table of rich, for who shows it live."""
+    made = Table(title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(
+            *(Text(shortened(printable(_value(cell))), cell.style if isinstance(cell, Cell) else "") for cell in row)
+        )
+    return made
+
+
+def _value(cell: object) -> object:
+    value = cell.value if isinstance(cell, Cell) else cell
+    return "" if value is None else value

@@ -1,0 +1,58 @@
+"""What the subcommands print, and to whom."""
+
+import json
+
+import click
+import pytest
+
+from sweeperd.cli.output import Cell, Output, printable, shortened, table
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("größe 数", "größe 数"),
+        ("a\x1b[31mb", "a\\x1b[31mb"),
+        ("a\nb\tc\rd\x00", "a\\nb\\tc\\rd\\x00"),
+        ("a\u202eb\u2028c\u0085", "a\\u202eb\\u2028c\\x85"),
+        (17, "17"),
+    ],
+)
+def test_nothing_that_a_terminal_would_obey_is_printed(text: object, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_a_long_name_shows_both_its_ends() -> None:
+    assert shortened("a" * 9_000 + "the end") == "a" * 52 + "…the end"
+    assert len(shortened("a" * 10_000)) == 60
+    assert shortened("short") == "short"
+
+
+def test_elsewhere_than_on_a_terminal_a_table_is_tab_separated_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 10_000
+    Output(as_json=False).table(["tenant", "amount"], [["a\tb", Cell(5, "red")], [long, None]])
+    assert capsys.readouterr().out == f"tenant\tamount\na\\tb\t5\n{long}\t\n"
+
+
+def test_json_is_the_only_thing_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output(as_json=True)
+    output.say("for people")
+    output.json({"tenant": "a\x1b"})
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"tenant": "a\x1b"}
+    assert "\x1b" not in out
+
+
+def test_markup_in_a_cell_is_text() -> None:
+    (column,) = table(["tenant"], [["[bold]acme[/bold]"]]).columns
+    assert [str(cell) for cell in column.cells] == ["[bold]acme[/bold]"]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_where_nobody_can_be_asked_a_change_needs_yes(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    output = Output(as_json=as_json)
+    output.confirm("Drop all?", yes=True)
+    with pytest.raises(click.UsageError, match="--yes"):
+        output.confirm("Drop all?", yes=False)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.text import Text
 
 from sweeperd.cli.options import Exit, Options, json_option, shard_option
@@ -16,10 +17,8 @@ from sweeperd.config import Settings
 from sweeperd.operator.status import EndpointStatus, ShardStatus, read_all
 from sweeperd.shard import Shard
 
-_SHARDS = (
-    *("shard", "due", "in grace", "overdue", "oldest overdue", "quarantined", "dead letters"),
-    *("last tick", "by", "took", "sweeping now", "expired", "a second"),
-)
+_SHARDS = ("shard", "due", "in grace", "overdue", "oldest overdue", "quarantined", "dead letters")
+_SWEEP = ("shard", "last tick", "by", "took", "expired", "a second", "sweeping now")
 _ENDPOINTS = ("shard", "endpoint", "state", "pending", "oldest", "dead letters", "about")
 _STYLES = {"open": "green", "quiet": "yellow", "failing": "red", "paused": "red", "unknown": "dim"}
 
@@ -79,21 +78,29 @@ def _watch(output: Output, readings: Iterator[list[ShardStatus]]) -> None:
             screen.update(_picture(statuses), refresh=True)
 
 
+def _tables(statuses: Sequence[ShardStatus]) -> list[tuple[Sequence[str], list[Sequence[object]]]]:
+    """The columns and rows of what there is to show."""
+    tables = [
+        (_SHARDS, list(map(_shard_row, statuses))),
+        (_SWEEP, list(map(_sweep_row, statuses))),
+        (_ENDPOINTS, _endpoint_rows(statuses)),
+    ]
+    return [(columns, rows) for columns, rows in tables if rows]
+
+
 def _picture(statuses: Sequence[ShardStatus]) -> RenderableType:
-    parts: list[RenderableType] = [table(_SHARDS, map(_shard_row, statuses))]
-    if rows := _endpoint_rows(statuses):
-        parts += [Text(), table(_ENDPOINTS, rows)]
-    return Group(*parts, *(Text(printable(line), "red") for line in _troubles(statuses)))
+    tables = [Padding(table(columns, rows), (0, 0, 1, 0)) for columns, rows in _tables(statuses)]
+    return Group(*tables, *(Text(printable(line), "red") for line in _troubles(statuses)))
 
 
 def _show(output: Output, statuses: Sequence[ShardStatus]) -> None:
     if output.as_json:
         output.json({"shards": [_as_dict(status) for status in statuses]})
         return
-    output.table(_SHARDS, map(_shard_row, statuses))
-    if rows := _endpoint_rows(statuses):
-        output.say("")
-        output.table(_ENDPOINTS, rows)
+    for number, (columns, rows) in enumerate(_tables(statuses)):
+        if number:
+            output.say("")
+        output.table(columns, rows)
     for line in _troubles(statuses):
         click.echo(f"sweeperd: {printable(line)}", err=True)
 
@@ -101,7 +108,7 @@ def _show(output: Output, statuses: Sequence[ShardStatus]) -> None:
 def _shard_row(status: ShardStatus) -> Sequence[object]:
     if not status.reachable:
         return status.name, Cell("down", "bold red"), *[None] * (len(_SHARDS) - 2)
-    due, tick = status.due, status.tick
+    due = status.due
     about = "" if due.exact else "~"
     return (
         status.name,
@@ -111,13 +118,15 @@ def _shard_row(status: ShardStatus) -> Sequence[object]:
         Cell(span(due.oldest_overdue_seconds), "yellow") if due.overdue else None,
         Cell(status.quarantined, "red" if status.quarantined else ""),
         Cell(status.dead_letters, "red" if status.dead_letters else ""),
-        None if status.tick_age_seconds is None else f"{span(status.tick_age_seconds)} ago",
-        tick and tick.by,
-        tick and f"{tick.seconds:.3f} s{'' if tick.complete else ', cut short'}",
-        status.sweeping,
-        tick and tick.expired,
-        None if status.rate is None else f"{status.rate:.1f}",
     )
+
+
+def _sweep_row(status: ShardStatus) -> Sequence[object]:
+    tick, age, rate = status.tick, status.tick_age_seconds, status.rate
+    if tick is None or age is None or rate is None:
+        return status.name, Cell("never" if status.reachable else None, "yellow"), *[None] * 4, status.sweeping
+    took = f"{tick.seconds:.3f} s{'' if tick.complete else ', cut short'}"
+    return status.name, f"{span(age)} ago", tick.by, took, tick.expired, f"{rate:.1f}", status.sweeping
 
 
 def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:

@@ -1,8 +1,12 @@
 """`sweeperd quarantine`: list, requeue, dismiss."""
 
+import contextlib
 import itertools
 import json
+import os
+import pty
 import re
+import subprocess
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +26,7 @@ from tests.books import ALWAYS, check, read
 from tests.lua.builders import DEADLINE, NOW, RID, World
 from tests.operator.conftest import HOSTILE, Sweeperd, only_printable
 from tests.unit.conftest import full
-from tests.world import budget, eventually, reserve
+from tests.world import budget, command, environment, eventually, reserve
 
 Damage = Callable[[World], object]
 
@@ -386,6 +390,38 @@ def test_nothing_is_changed_without_a_yes(verb: str, sweeperd: Sweeperd, client:
         assert (ran.code, ran.out) == (2, "")
         assert "--yes" in ran.err
     assert client.zcard("sweeperd:quarantine") == 1
+
+
+def test_on_a_terminal_it_asks(server: Server, client: redis.Redis) -> None:
+    (rid,) = broken(client, 1)
+
+    def answered(answer: bytes) -> tuple[int, bytes]:
+        leader, follower = pty.openpty()
+        asked = subprocess.Popen(
+            command("quarantine", "dismiss", "--all"),
+            env=environment(server.url) | {"TERM": "xterm"},
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+        )
+        os.close(follower)
+        seen = b""
+        with contextlib.suppress(OSError):  # that is how the other side's end shows
+            while part := os.read(leader, 4096):
+                seen += part
+                if seen.endswith(b"[y/N]: "):
+                    os.write(leader, answer)
+        os.close(leader)
+        return asked.wait(20), seen
+
+    code, seen = answered(b"n\n")
+    assert (code, b"nothing was changed" in seen) == (1, True)
+    assert client.zcard("sweeperd:quarantine") == 1
+    code, seen = answered(b"y\n")
+    assert (code, b"dismissed 1 entry" in seen) == (0, True)
+    assert b"Take 1 entry off the list?" in seen
+    assert client.zcard("sweeperd:quarantine") == 0
+    assert client.exists(f"reservation:res_{rid}")
 
 
 @pytest.mark.parametrize(

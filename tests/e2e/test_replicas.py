@@ -65,7 +65,9 @@ def test_a_lease_that_is_lost_in_the_middle_of_a_sweep(
 
 def test_a_lease_is_kept_for_as_long_as_the_sweep_lasts(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     """The sweep outlasts the lease's TTL several times over."""
-    env = environment(server.url, sweep__interval="100ms", sweep__lease_ttl="1s", sweep__pipeline_depth=1)
+    env = environment(
+        server.url, sweep__interval="100ms", sweep__lease_ttl="1s", sweep__pipeline_depth=1, sweep__time_budget="10m"
+    )
     reserve(client, [str(number) for number in range(5000)])
     with daemon(env, tmp_path) as running:
         token = eventually(lambda: client.get(LEASE))

@@ -1,6 +1,7 @@
 """What is told of the sweep: each decision as a log line and in the counters, each tick in the metrics."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 from sweeperd.metrics import Metrics
@@ -9,12 +10,11 @@ from sweeperd.text import shown
 
 log = logging.getLogger(__name__)
 
-#: What changes nothing is told at debug level, what needs a person at warning or error.
-_LEVELS = {
-    Outcome.IN_GRACE: logging.DEBUG,
-    Outcome.QUARANTINED: logging.WARNING,
-    Outcome.ERROR: logging.ERROR,
-}
+#: The most entries that one line tells of: log shippers cut lines, many at 16 KiB.
+LINE = 50
+
+#: What needs a person.
+_ALARMING = {Outcome.QUARANTINED: logging.WARNING, Outcome.ERROR: logging.ERROR}
 _DETAIL = {Outcome.SKIPPED: "state", Outcome.QUARANTINED: "reason", Outcome.ERROR: "error"}
 
 
@@ -27,17 +27,36 @@ class Audit:
         metrics.announce_shard(shard, list(Outcome))
 
     def decided(self, decisions: Sequence[Decision], trace_id: str) -> None:
-        """A slice of decisions."""
+        """
+        A slice of decisions. What went as usual shares a line with others of its outcome: after an outage there are
+        thousands a second of them. What needs a person has a line of its own.
+        """
         metrics, shard = self._metrics, self._shard
+        usual: dict[Outcome, list[Decision]] = {}
+        tenants: Counter[str] = Counter()
+        for outcome, count in Counter(decision.outcome for decision in decisions).items():
+            metrics.candidates.labels(shard, outcome).inc(count)
+        observe_lag = metrics.expiry_lag.labels(shard).observe
         for decision in decisions:
-            outcome = decision.outcome
-            metrics.candidates.labels(shard, outcome).inc()
-            if outcome is Outcome.EXPIRED:
-                metrics.expired(shown(decision.tenant))
-                metrics.expiry_lag.labels(shard).observe(decision.lag_ms / 1000)
+            if decision.outcome is Outcome.EXPIRED:
+                tenants[shown(decision.tenant)] += 1
+                observe_lag(decision.lag_ms / 1000)
             if decision.missing:
                 metrics.missing_budgets.labels(shard).inc(len(decision.missing))
-            self._log(decision, trace_id)
+            level = logging.WARNING if decision.missing else _ALARMING.get(decision.outcome)
+            if level is None:
+                usual.setdefault(decision.outcome, []).append(decision)
+            else:
+                self._log(decision.outcome, trace_id, level, _told(decision))
+        for tenant, count in tenants.items():
+            metrics.expired(tenant, count)
+        for outcome, alike in usual.items():
+            # What changes nothing is told at debug level.
+            level = logging.DEBUG if outcome is Outcome.IN_GRACE else logging.INFO
+            if log.isEnabledFor(level):
+                for start in range(0, len(alike), LINE):
+                    told = [_told(decision) for decision in alike[start : start + LINE]]
+                    self._log(outcome, trace_id, level, {"reservations": told})
 
     def ticked(self, report: SweepReport) -> None:
         """A tick that ended well."""
@@ -80,24 +99,20 @@ class Audit:
         self._metrics.oldest_due.labels(self._shard).set(backlog.oldest_due_seconds)
         self._metrics.quarantined_entries.labels(self._shard).set(backlog.quarantined)
 
-    def _log(self, decision: Decision, trace_id: str) -> None:
-        level = _LEVELS.get(decision.outcome, logging.INFO)
-        if decision.missing:
-            level = logging.WARNING
-        if not log.isEnabledFor(level):
-            return
-        about: dict[str, object] = {
-            "shard": self._shard,
-            "outcome": decision.outcome.value,
-            "reservation_id": shown(decision.id),
-            "trace_id": trace_id,
-        }
-        if decision.tenant:
-            about["tenant"] = shown(decision.tenant)
-        if decision.detail:
-            about[_DETAIL[decision.outcome]] = decision.detail
-        if decision.outcome is Outcome.EXPIRED:
-            about["lag_ms"] = decision.lag_ms
-        if decision.missing:
-            about["missing_budgets"] = list(decision.missing)
-        log.log(level, decision.outcome.value.replace("_", " "), extra=about)
+    def _log(self, outcome: Outcome, trace_id: str, level: int, about: dict[str, object]) -> None:
+        common: dict[str, object] = {"shard": self._shard, "outcome": outcome.value, "trace_id": trace_id}
+        log.log(level, outcome.value.replace("_", " "), extra=common | about)
+
+
+def _told(decision: Decision) -> dict[str, object]:
+    """What a line says of one entry."""
+    about: dict[str, object] = {"reservation_id": shown(decision.id)}
+    if decision.tenant:
+        about["tenant"] = shown(decision.tenant)
+    if decision.detail:
+        about[_DETAIL[decision.outcome]] = decision.detail
+    if decision.outcome is Outcome.EXPIRED:
+        about["lag_ms"] = decision.lag_ms
+    if decision.missing:
+        about["missing_budgets"] = list(decision.missing)
+    return about

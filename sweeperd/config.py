@@ -187,6 +187,7 @@ class SweepSettings(_Section):
     time_budget: PositiveDuration = timedelta(seconds=30)
     lease_ttl: LeaseTtl = timedelta(seconds=15)
     audit_retention: PositiveDuration = timedelta(days=30)
+    audit_spread: float = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
 
 
 class EventsSettings(_Section):

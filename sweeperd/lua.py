@@ -1,15 +1,19 @@
 """Loads the Lua scripts and runs them; a script cache that was flushed is refilled without anybody noticing."""
 
+import contextlib
 import functools
 import hashlib
 import importlib.resources
 import re
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 from redis.exceptions import NoScriptError
+
+from sweeperd.cluster import ClusterClient
 
 _INCLUDE = re.compile(r"^[ ]*-- @include (\w+)\n", re.MULTILINE)
 
@@ -49,7 +53,19 @@ class Script:
         Run each call, pipelined in one round trip. Returns the replies in order; what a single call raised stands in
         its place. Raises redis.RedisError where the connection as a whole fails: what was done by then is unknown.
         """
-        replies = _send(client, "EVALSHA", self.sha, calls)
+        return self._run_unknown(client, calls, _send(client, "EVALSHA", self.sha, calls))
+
+    @contextlib.contextmanager
+    def stream(self, client: "redis.Redis") -> Iterator["Stream"]:
+        """Runs of it on a connection of their own, sent before the replies to earlier ones were read."""
+        stream = Stream(self, client)
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+    def _run_unknown(self, client: "redis.Redis", calls: Sequence[Call], replies: list[Any]) -> list[Any]:
+        """Run what the server did not know."""
         unknown = [position for position, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
             # The server did not run these (restart, fail-over, SCRIPT FLUSH), so running them now runs them once. EVAL
@@ -58,6 +74,60 @@ class Script:
             for position, reply in zip(unknown, again, strict=True):
                 replies[position] = reply
         return replies
+
+
+class Stream:
+    """
+    Runs of one script, first in, first out. Redis works on what was sent while we work on its last replies, so that
+    neither waits for the other. In a Cluster, where a command may have to go elsewhere, nothing is sent ahead.
+    """
+
+    def __init__(self, script: Script, client: "redis.Redis") -> None:
+        self._script = script
+        self._client = client
+        self._sent: deque[Sequence[Call]] = deque()
+        self._connection: Any = None
+
+    def send(self, calls: Sequence[Call]) -> None:
+        """Send these. Raises redis.RedisError where the connection fails."""
+        self._sent.append(calls)
+        if isinstance(self._client, ClusterClient):
+            return
+        if self._connection is None:
+            self._connection = self._client.connection_pool.get_connection()
+        sha = self._script.sha
+        packed = self._connection.pack_commands(
+            [("EVALSHA", sha, len(call.keys), *call.keys, *call.args) for call in calls]
+        )
+        self._connection.send_packed_command(packed)
+
+    def receive(self) -> list[Any]:
+        """
+        The replies to the first that were sent and not received yet, as `run_many` gives them. Raises redis.RedisError
+        where the connection fails: what was done of these, and of those behind them, is unknown.
+        """
+        calls = self._sent.popleft()
+        if self._connection is None:
+            return self._script.run_many(self._client, calls)
+        replies = [self._reply() for _ in calls]
+        return self._script._run_unknown(self._client, calls, replies)
+
+    def close(self) -> None:
+        """Give the connection back; one with replies on the way is of no use to anybody."""
+        if self._connection is not None:
+            if self._sent:
+                self._connection.disconnect()
+            self._client.connection_pool.release(self._connection)
+            self._connection = None
+
+    def _reply(self) -> Any:
+        try:
+            return self._connection.read_response()
+        except redis.ResponseError as error:
+            return error
+        except BaseException:
+            self._connection.disconnect()
+            raise
 
 
 def _send(client: "redis.Redis", command: str, script: str, calls: Sequence[Call]) -> list[Any]:

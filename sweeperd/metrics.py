@@ -110,9 +110,9 @@ class Metrics:
         build_info = Gauge("sweeperd_build_info", "The running version", ["version"], registry=registry)
         build_info.labels(__version__).set(1)
 
-    def expired(self, tenant: str) -> None:
-        """Count one expiry, for its tenant where tenants are told apart."""
-        (self._expired.labels(tenant) if self._tenant_label else self._expired).inc()
+    def expired(self, tenant: str, count: int = 1) -> None:
+        """Count expiries, for their tenant where tenants are told apart."""
+        (self._expired.labels(tenant) if self._tenant_label else self._expired).inc(count)
 
     def waiting(self, shard: str, endpoint: str, events: int, oldest_seconds: float) -> None:
         """

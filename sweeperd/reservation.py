@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import random
 from typing import Any
 
 from sweeperd.config import SweepSettings
@@ -19,12 +20,14 @@ def reservations(keys: Keys, settings: SweepSettings) -> Kind:
     """Reservations, as `sweep.Sweeper` takes them."""
     grace_ms = int(settings.grace.total_seconds() * 1000)
     retention_ms = int(settings.audit_retention.total_seconds() * 1000)
+    # What was expired together must not all end together: Redis would have to free it within the same moment.
+    shortest_ms = max(1, retention_ms - int(retention_ms * settings.audit_spread))
     index, events, quarantine, budget_stem = keys.reservation_index, keys.events, keys.quarantine, keys.budget_stem
 
     def call(entry: bytes, trace_id: str) -> Call:
         return Call(
             [keys.reservation(entry), index, events, quarantine],
-            [entry, budget_stem, grace_ms, retention_ms, trace_id],
+            [entry, budget_stem, grace_ms, random.randint(shortest_ms, retention_ms), trace_id],  # noqa: S311
         )
 
     return Kind("reservations", index, quarantine, Script("expire"), call, _decision)

@@ -4,13 +4,13 @@ import enum
 import secrets
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sweeperd.config import SweepSettings
-from sweeperd.lua import Call, Script
+from sweeperd.lua import Call, Script, Stream
 from sweeperd.shard import Shard, describe, is_server_trouble
 
 
@@ -105,6 +105,21 @@ class Position:
         return position
 
 
+@dataclass
+class _Tick:
+    """How far a tick is."""
+
+    stream: Stream
+    trace_id: str
+    position: Position
+    counts: Counter[Outcome] = field(default_factory=Counter)
+    #: The slices, ids and scores, whose replies have not been read.
+    sent: deque[Sequence[tuple[bytes, bytes]]] = field(default_factory=deque)
+
+    def report(self, started: float, *, complete: bool) -> SweepReport:
+        return SweepReport(self.trace_id, self.counts, complete, time.monotonic() - started)
+
+
 class Sweeper:
     """
     Sweeps one kind of thing on one shard.
@@ -123,7 +138,9 @@ class Sweeper:
         self._shard = shard
         self._kind = kind
         self._batch_size = settings.batch_size
-        self._slice_length = settings.pipeline_depth
+        # So many calls are on their way at once, in two halves: while Redis runs one, we read and write the other.
+        self._ahead = min(2, settings.pipeline_depth)
+        self._slice_length = settings.pipeline_depth // self._ahead
         self._time_budget = settings.time_budget.total_seconds()
         self._observe = observe
         self._stop = stop
@@ -140,31 +157,26 @@ class Sweeper:
         Redis chokes on, it must not keep the entries behind it from being looked at.
         """
         started = time.monotonic()
-        trace_id = secrets.token_hex(16)
-        counts: Counter[Outcome] = Counter()
-        position, self._resume = self._resume, Position()
-
-        def report(*, complete: bool) -> SweepReport:
-            return SweepReport(trace_id, counts, complete, time.monotonic() - started)
-
-        with self._shard.reaching():
+        with self._shard.reaching(), self._kind.script.stream(self._shard.client) as stream:
+            tick = _Tick(stream, secrets.token_hex(16), self._resume)
+            self._resume = Position()
             until = self._shard.read_clock()
-            while True:
-                batch = self._read_page(until, position)
+            complete = False
+            while not complete:
+                batch = self._read_page(until, tick.position)
                 for entries in _slices(batch, self._slice_length):
                     # At least one slice, or a budget that is too short for a slow server would end every tick at once.
-                    spent = counts and time.monotonic() - started > self._time_budget
+                    spent = tick.counts and time.monotonic() - started > self._time_budget
                     if self._stop.is_set() or give_way() or spent:
-                        self._resume = position
-                        return report(complete=False)
-                    self._resume = position.behind(entries)
-                    decisions = self._decide([entry for entry, _ in entries], trace_id)
-                    self._resume = Position()
-                    for (_, score), decision in zip(entries, decisions, strict=True):
-                        position = position.after(score, stays=decision.outcome.stays)
-                        counts[decision.outcome] += 1
-                if len(batch) < self._batch_size:
-                    return report(complete=True)
+                        self._settle(tick, 0)
+                        self._resume = tick.position
+                        return tick.report(started, complete=False)
+                    stream.send([self._kind.call(entry, tick.trace_id) for entry, _ in entries])
+                    tick.sent.append(entries)
+                    self._settle(tick, self._ahead - 1)
+                self._settle(tick, 0)
+                complete = len(batch) < self._batch_size
+        return tick.report(started, complete=True)
 
     def backlog(self) -> Backlog:
         """How much is due now, how long the oldest has been, how much is set aside. Raises RedisUnavailable."""
@@ -184,20 +196,31 @@ class Sweeper:
         flat: list[bytes] = self._page.run(self._shard.client, call)
         return list(zip(flat[::2], flat[1::2], strict=True))
 
-    def _decide(self, ids: Sequence[bytes], trace_id: str) -> list[Decision]:
-        calls = [self._kind.call(entry, trace_id) for entry in ids]
-        replies = self._kind.script.run_many(self._shard.client, calls)
-        decisions, trouble = [], None
-        for entry, reply in zip(ids, replies, strict=True):
-            if isinstance(reply, Exception) and is_server_trouble(reply):
-                trouble = reply
-            else:
-                decisions.append(self._decision(entry, reply))
-        # Before the slice fails as a whole: what was decided in it has happened.
-        self._observe(decisions, trace_id)
+    def _settle(self, tick: "_Tick", most: int) -> None:
+        """
+        Take in the replies to the oldest slices until no more than `most` are on their way. Where the server is in
+        trouble, what it did of those behind is taken in as well, before that is raised.
+        """
+        trouble = None
+        while len(tick.sent) > (most if trouble is None else 0):
+            entries = tick.sent.popleft()
+            if trouble is None:
+                self._resume = tick.position.behind(entries)
+            decisions = []
+            for (entry, _), reply in zip(entries, tick.stream.receive(), strict=True):
+                if isinstance(reply, Exception) and is_server_trouble(reply):
+                    trouble = reply
+                else:
+                    decisions.append(self._decision(entry, reply))
+            # Before the slice fails as a whole: what was decided in it has happened.
+            self._observe(decisions, tick.trace_id)
+            tick.counts.update(decision.outcome for decision in decisions)
+            if trouble is None:
+                for (_, score), decision in zip(entries, decisions, strict=True):
+                    tick.position = tick.position.after(score, stays=decision.outcome.stays)
+                self._resume = Position()
         if trouble is not None:
             raise trouble
-        return decisions
 
     def _decision(self, entry: bytes, reply: Any) -> Decision:
         if isinstance(reply, Exception):

@@ -8,7 +8,7 @@ import redis
 from hypothesis import HealthCheck, Phase, given, settings
 
 from sweeperd import lua
-from sweeperd.embedded import Server
+from sweeperd.embedded import Server, binaries
 from tests.books import Broken, Property
 from tests.property.play import Step, World, run, steps
 
@@ -89,6 +89,8 @@ def mutate(monkeypatch: pytest.MonkeyPatch, text: str, instead: str) -> list[str
     return hit
 
 
+# One Redis will do: this is about what the properties would notice.
+@pytest.mark.parametrize("redis_binary", binaries()[:1] or [None], indirect=True, ids=str)
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_mutation_is_caught(
     mutation: str, client: redis.Redis, server: Server, monkeypatch: pytest.MonkeyPatch

@@ -47,9 +47,17 @@ class Told:
     @property
     def line(self) -> dict[str, Any]:
         """The only log line, its extras included."""
-        (record,) = self._caplog.records
-        extras = {key: value for key, value in vars(record).items() if key not in vars(logging.makeLogRecord({}))}
-        return extras | {"message": record.getMessage(), "level": record.levelname}
+        (line,) = self.lines
+        return line
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        standard = vars(logging.makeLogRecord({}))
+        return [
+            {key: value for key, value in vars(record).items() if key not in standard}
+            | {"message": record.getMessage(), "level": record.levelname}
+            for record in self._caplog.records
+        ]
 
 
 @pytest.fixture
@@ -60,16 +68,20 @@ def told(caplog: pytest.LogCaptureFixture) -> Told:
 @pytest.mark.parametrize(
     ("decision", "level", "extras"),
     [
-        (Decision(b"r1", Outcome.SKIPPED, "COMMITTED"), "INFO", {"state": "COMMITTED"}),
-        (Decision(b"r1", Outcome.IN_GRACE), "DEBUG", {}),
-        (Decision(b"r1", Outcome.NOT_DUE), "INFO", {}),
-        (Decision(b"r1", Outcome.NOT_FOUND), "INFO", {}),
+        (
+            Decision(b"r1", Outcome.SKIPPED, "COMMITTED"),
+            "INFO",
+            {"reservations": [{"reservation_id": "r1", "state": "COMMITTED"}]},
+        ),
+        (Decision(b"r1", Outcome.IN_GRACE), "DEBUG", {"reservations": [{"reservation_id": "r1"}]}),
+        (Decision(b"r1", Outcome.NOT_DUE), "INFO", {"reservations": [{"reservation_id": "r1"}]}),
+        (Decision(b"r1", Outcome.NOT_FOUND), "INFO", {"reservations": [{"reservation_id": "r1"}]}),
         (
             Decision(b"r1", Outcome.QUARANTINED, "INVALID_STATE", tenant=b"acme"),
             "WARNING",
-            {"reason": "INVALID_STATE", "tenant": "acme"},
+            {"reservation_id": "r1", "reason": "INVALID_STATE", "tenant": "acme"},
         ),
-        (Decision(b"r1", Outcome.ERROR, "NOPERM no"), "ERROR", {"error": "NOPERM no"}),
+        (Decision(b"r1", Outcome.ERROR, "NOPERM no"), "ERROR", {"reservation_id": "r1", "error": "NOPERM no"}),
     ],
     ids=lambda value: value.outcome if isinstance(value, Decision) else "",
 )
@@ -82,9 +94,15 @@ def test_an_outcome_counts_once_and_is_logged(
         "level": level,
         "shard": "s1",
         "outcome": decision.outcome,
-        "reservation_id": "r1",
         "trace_id": TRACE,
     }
+
+
+def test_what_went_as_usual_shares_a_line(told: Told) -> None:
+    told.decided(*(Decision(b"%d" % number, Outcome.NOT_FOUND) for number in range(120)))
+    lines = [line["reservations"] for line in told.lines]
+    assert [len(entries) for entries in lines] == [50, 50, 20], "a line that is too long is cut on its way"
+    assert [entry["reservation_id"] for entries in lines for entry in entries] == [str(n) for n in range(120)]
 
 
 def test_expired(told: Told) -> None:
@@ -100,9 +118,7 @@ def test_expired(told: Told) -> None:
         "level": "INFO",
         "shard": "s1",
         "outcome": "expired",
-        "reservation_id": "r\\xff1",
-        "tenant": "acme",
-        "lag_ms": 1500,
+        "reservations": [{"reservation_id": "r\\xff1", "tenant": "acme", "lag_ms": 1500}],
         "trace_id": TRACE,
     }
 

@@ -30,6 +30,7 @@ DEFAULTS = {
     "sweep.time_budget": timedelta(seconds=30),
     "sweep.lease_ttl": timedelta(seconds=15),
     "sweep.audit_retention": timedelta(days=30),
+    "sweep.audit_spread": 0.01,
     "events.retention": timedelta(days=30),
     "events.wait_replicas": 0,
     "events.wait_timeout": timedelta(seconds=1),
@@ -140,6 +141,9 @@ NO_HTTP_URL = "not a URL with http:// or https:// and a host"
         ("[sweep]\ninterval = ''", "sweep.interval", DURATION),
         ("[sweep]\ninterval = '-5s'", "sweep.interval", DURATION),
         ("[sweep]\ninterval = '0s'", "sweep.interval", "must be longer than nothing"),
+        ("[sweep]\naudit_spread = -0.1", "sweep.audit_spread", "greater than or equal to 0"),
+        ("[sweep]\naudit_spread = 1.1", "sweep.audit_spread", "less than or equal to 1"),
+        ("[sweep]\naudit_spread = nan", "sweep.audit_spread", "finite number"),
         ("[sweep]\naudit_retention = '9999999999d'", "sweep.audit_retention", DURATION),
         ("[sweep]\nlease_ttl = 15", "sweep.lease_ttl", DURATION),
         ("[sweep]\nlease_ttl = '0s'", "sweep.lease_ttl", 'must be from "1s" to "10m"'),
@@ -289,7 +293,7 @@ def test_environment(variable: str, text: str, key: str, value: object, config: 
 
 
 def test_every_key_can_be_overridden(config: Load) -> None:
-    others = {str: "text", int: "9", timedelta: "9s", bool: "false"}
+    others = {str: "text", int: "9", float: "0.9", timedelta: "9s", bool: "false"}
     special = {
         "redis.url": "redis://other:1/2",
         "webhooks.redelivery_max": "2h",

@@ -211,7 +211,7 @@ def test_an_answer_of_another_script_is_a_fault() -> None:
 
 
 def test_what_the_script_is_told() -> None:
-    settings = SweepSettings.model_validate({"grace": "2s", "audit_retention": "1d"})
+    settings = SweepSettings.model_validate({"grace": "2s", "audit_retention": "1d", "audit_spread": 0})
     kind = reservations(Keys("{p}:"), settings)
     call = kind.call(b"\xff 1", TRACE)
     assert call.keys == [
@@ -222,6 +222,18 @@ def test_what_the_script_is_told() -> None:
     ]
     assert call.args == [b"\xff 1", b"{p}:budget:", 2000, 86_400_000, TRACE]
     assert (kind.index, kind.quarantine) == (b"{p}:reservation:ttl", b"{p}:sweeperd:quarantine")
+
+
+@pytest.mark.parametrize(("spread", "least"), [(0.01, 99_000), (0.5, 50_000), (1, 1)])
+def test_audit_trails_that_begin_together_do_not_end_together(spread: float, least: int) -> None:
+    settings = SweepSettings.model_validate({"audit_retention": "100s", "audit_spread": spread})
+    kind = reservations(Keys(), settings)
+    lasting = sorted(int(kind.call(b"r", TRACE).args[3]) for _ in range(10_000))
+    width = 100_000 - least
+    assert least <= lasting[0]
+    assert lasting[-1] <= 100_000, "never longer than the retention"
+    tenths = [sum(1 for ms in lasting if ms < least + width * part / 10) for part in range(1, 10)]
+    assert all(abs(count - 1000 * part) < 300 for part, count in enumerate(tenths, 1)), "evenly"
 
 
 def test_times_are_utc() -> None:

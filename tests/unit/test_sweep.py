@@ -14,7 +14,7 @@ import redis
 
 from sweeperd.config import SweepSettings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.lua import Call, Script
+from sweeperd.lua import Call, Script, Stream
 from sweeperd.shard import Shard
 from sweeperd.sweep import Decision, Kind, Outcome, Sweeper
 from tests.world import eventually, server_time
@@ -149,8 +149,25 @@ def test_a_batch_is_sent_in_slices(world: World) -> None:
     world.fill({f"go-{number}": 1 for number in range(10)})
     seen = []
     world.then = lambda: seen.append(len(world.observed))
-    world.sweeper(7, 3).tick()
+    world.sweeper(7, 6).tick()
     assert seen == [3, 6, 7, 10]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5, 6])
+def test_no_more_calls_than_a_slice_are_on_their_way(depth: int, world: World) -> None:
+    world.fill({f"go-{number}": 1 for number in range(20)})
+    sent: list[int] = []
+    original = Stream.send
+
+    def send(stream: Stream, calls: Sequence[Call]) -> None:
+        sent.append(len(calls))
+        assert sum(sent) - len(world.observed) <= depth
+        original(stream, calls)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stream, "send", send)
+        assert world.sweeper(20, depth).tick().candidates == 20
+    assert max(sent) == max(1, depth // 2), "the other half is sent before the replies to this one are read"
 
 
 def test_entries_that_come_due_meanwhile_are_the_next_ticks(world: World) -> None:
@@ -202,12 +219,12 @@ def test_stop_ends_the_tick_after_the_slice(world: World) -> None:
     entries = {f"stay-{number}": 1 for number in range(10)}
     world.fill(entries)
     world.then = world.stop.set
-    sweeper = world.sweeper(6, 3)
+    sweeper = world.sweeper(10, 6)
     report = sweeper.tick()
     assert not report.complete
-    assert report.candidates == 3
+    assert report.candidates == 6, "the half behind it was on its way"
     first = world.journal()
-    assert len(first) == 3
+    assert len(first) == 6
     world.then = lambda: None
     assert sweeper.tick().candidates == 0, "it is told to stop"
     world.stop.clear()
@@ -229,13 +246,14 @@ def test_it_gives_way_after_the_slice(world: World) -> None:
 
 def test_a_slice_that_the_server_chokes_on_is_passed_over_by_the_next_tick(world: World) -> None:
     world.fill({"trouble-1": 9, "trouble-2": 9} | {f"go-{number}": 8 for number in range(5)})
-    sweeper = world.sweeper(4, 2)
+    sweeper = world.sweeper(4, 4)
     with pytest.raises(RedisUnavailable, match=r"READONLY|replica"):
         sweeper.tick()
-    assert world.journal() == ["trouble-1", "trouble-2"]
+    assert world.journal() == ["trouble-1", "trouble-2", "go-0", "go-1"]
+    assert [decision.id for decision in world.observed] == [b"go-0", b"go-1"], "what was on its way is told of"
     report = sweeper.tick()
     assert report.complete
-    assert report.candidates == 5
+    assert report.candidates == 3
     assert world.index() == {"trouble-1", "trouble-2"}
     world.journal()
     with pytest.raises(RedisUnavailable):
@@ -265,7 +283,7 @@ def test_what_was_decided_before_the_trouble_is_told(world: World) -> None:
 
 def test_a_tick_has_a_trace_id_of_its_own(world: World) -> None:
     world.fill({f"stay-{number}": 1 for number in range(4)})
-    sweeper = world.sweeper(2, 2)
+    sweeper = world.sweeper(2, 4)
     reports = [sweeper.tick(), sweeper.tick()]
     assert world.trace_ids == [report.trace_id for report in reports for _ in range(2)]
     assert reports[0].trace_id != reports[1].trace_id

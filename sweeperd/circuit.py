@@ -32,6 +32,16 @@ class Circuit:
         return self._failures >= FAILURES_TO_OPEN
 
     @property
+    def failures(self) -> int:
+        """How many hand-overs failed in a row; while it is open only probes count."""
+        return self._failures
+
+    @property
+    def wait(self) -> float:
+        """Seconds until the probe is due; 0 where it is, or where there is nothing to probe."""
+        return max(0.0, self._open_until - self._clock()) if self.open else 0.0
+
+    @property
     def probe_due(self) -> bool:
         """Whether it is time for the probe."""
         return self.open and self._clock() >= self._open_until

@@ -1,9 +1,7 @@
 """Event stream times endpoints: a worker for each endpoint, and what the stream needs beside them."""
 
 import logging
-import os
 import secrets
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from sweeperd.config import Settings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.events import EventStream, Replication
 from sweeperd.metrics import Metrics
+from sweeperd.process import process_name
 from sweeperd.shard import Shard
 from sweeperd.webhook import Verdict, Webhook
 from sweeperd.worker import Encode, EndpointWorker
@@ -49,7 +48,7 @@ class Delivery:
         self._stop = stop
         self._retention_ms = int(settings.events.retention.total_seconds() * 1000)
         self._max_age_ms = int(webhooks.max_age.total_seconds() * 1000)
-        consumer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        consumer = f"{process_name()}-{secrets.token_hex(4)}"
         replication = Replication(settings.events.wait_replicas, settings.events.wait_timeout.total_seconds())
         self._stream = EventStream(shard, consumer, replication)
         self._ready = False

@@ -5,7 +5,12 @@ import threading
 import pydantic
 import redis
 
-from sweeperd.shard import Shard, is_full
+from sweeperd.circuit import Circuit
+from sweeperd.process import process_name
+from sweeperd.shard import Shard, is_full, is_server_trouble
+
+#: How long after its time a probe may be known to have failed, ms: what was told of the circuit holds for so long.
+PROBE_PATIENCE_MS = 60_000
 
 
 class EndpointState(pydantic.BaseModel):
@@ -60,6 +65,56 @@ class EndpointBoard:
                 raise
             # A full Redis takes no note of it. The process that was told knows, the others will be told themselves.
         return state
+
+
+class CircuitState(pydantic.BaseModel):
+    """A circuit as the process whose it is told of it. Times are ms on Redis's clock."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
+
+    #: When its next probe is due; 0: it is closed.
+    probe_at: int = 0
+    #: How many hand-overs have failed in a row, and why the last one did.
+    failures: int = 0
+    reason: str = ""
+    #: Host and process id.
+    by: str = ""
+
+    def open(self, now_ms: int) -> bool:
+        """Whether it is open now. What was told by a process that has died since is not believed for ever."""
+        return self.probe_at > 0 and now_ms < self.probe_at + PROBE_PATIENCE_MS
+
+
+class CircuitBoard:
+    """
+    `sweeperd:circuits`: what operators may know of circuits. Each process has circuits of its own and goes by nothing
+    that stands here. It is told of when one opens, when a probe fails and when one closes.
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        self._client = shard.client
+        self._key = shard.keys.circuits
+        self._clock = shard.clock
+
+    def read(self, endpoint: str) -> CircuitState:
+        """Raises redis.RedisError."""
+        entry = self._client.hget(self._key, endpoint)
+        try:
+            return CircuitState.model_validate_json(entry) if isinstance(entry, bytes) else CircuitState()
+        except ValueError:
+            return CircuitState()
+
+    def tell(self, endpoint: str, circuit: Circuit, reason: str = "") -> None:
+        """Where Redis refuses it (full, no rights), nothing but this is missing. Raises redis.RedisError."""
+        state = CircuitState()
+        if circuit.open:
+            probe_at = self._clock.now_ms() + int(circuit.wait * 1000)
+            state = CircuitState(probe_at=probe_at, failures=circuit.failures, reason=reason, by=process_name())
+        try:
+            self._client.hset(self._key, endpoint, state.model_dump_json())
+        except redis.ResponseError as error:
+            if is_server_trouble(error):
+                raise
 
 
 class EndpointWatch:

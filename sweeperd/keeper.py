@@ -3,6 +3,7 @@
 import functools
 import logging
 import threading
+from collections.abc import Sequence
 
 from apscheduler.schedulers.background import BackgroundScheduler
 
@@ -15,7 +16,8 @@ from sweeperd.lease import Lease
 from sweeperd.metrics import Metrics
 from sweeperd.reservation import message, reservations
 from sweeperd.shard import Shard
-from sweeperd.sweep import Sweeper
+from sweeperd.sweep import Decision, Sweeper
+from sweeperd.ticks import TickBoard
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +37,8 @@ class Keeper:
         self._audit = Audit(metrics, shard.name)
         self._lease = Lease(shard, "sweep", settings.sweep.lease_ttl, self._audit.lost_lease)
         kind = reservations(shard.keys, settings.sweep)
-        self._sweeper = Sweeper(shard, kind, settings.sweep, self._audit.decided, stop)
+        self._ticks = TickBoard(shard)
+        self._sweeper = Sweeper(shard, kind, settings.sweep, self._decided, stop)
         encode = functools.partial(message, shard.origin)
         self._delivery = Delivery(settings, shard, encode, metrics, stop, concurrency)
         interval = settings.sweep.interval.total_seconds()
@@ -85,6 +88,10 @@ class Keeper:
         self._shard.close()
         return ended
 
+    def _decided(self, decisions: Sequence[Decision], trace_id: str) -> None:
+        self._audit.decided(decisions, trace_id)
+        self._ticks.decided(decisions)
+
     def _sweep(self) -> None:
         if self._stop.is_set():
             return
@@ -96,6 +103,7 @@ class Keeper:
                 with self._lease.kept() as lost:
                     report = self._sweeper.tick(lost.is_set)
                 self._audit.ticked(report)
+                self._ticks.note(report)
             else:
                 self._audit.stood_by()
             self._audit.measured(self._sweeper.backlog())

@@ -1,6 +1,7 @@
 """A lease: which of several replicas does a job now. It saves work; correctness never rests on it."""
 
 import contextlib
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -9,10 +10,20 @@ from datetime import timedelta
 import redis
 
 from sweeperd.lua import Call, Script
+from sweeperd.process import process_name
 from sweeperd.shard import Shard, is_full
+from sweeperd.text import shown
 
+#: What follows the process's name in a token: 16 hex digits.
+_UNIQUE = re.compile("-[0-9a-f]{16}$")
 #: How long to wait at the end of the job for a renewal that is under way, seconds. It does no harm if it lasts longer.
 LAST_RENEWAL = 1.0
+
+
+def holder(shard: Shard, job: str) -> str:
+    """Which process does the job just now; empty where none does. Raises redis.RedisError."""
+    token = shard.client.get(shard.keys.lease(job))
+    return _UNIQUE.sub("", shown(token)) if isinstance(token, bytes) else ""
 
 
 class Lease:
@@ -30,7 +41,8 @@ class Lease:
         self._key = shard.keys.lease(job)
         self._ttl = ttl.total_seconds()
         self._on_lost = on_lost
-        self._token = secrets.token_hex(8)
+        # Operators read it: it says who holds the lease.
+        self._token = f"{process_name()}-{secrets.token_hex(8)}"
         self._renew = Script("lease_renew")
         self._release = Script("lease_release")
         self._owned = False

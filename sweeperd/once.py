@@ -19,6 +19,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.reservation import message, reservations
 from sweeperd.shard import Shard, open_shards
 from sweeperd.sweep import Decision, Outcome, Sweeper
+from sweeperd.ticks import TickBoard
 
 log = logging.getLogger(__name__)
 
@@ -186,8 +187,11 @@ class _Run:
         return False
 
     def _drain(self) -> None:
+        ticks = TickBoard(self._shard)
+
         def observe(decisions: Sequence[Decision], trace_id: str) -> None:
             self._audit.decided(decisions, trace_id)
+            ticks.decided(decisions)
             self.counts.update(decision.outcome for decision in decisions)
             self._told(self.name, Stage.SWEEPING, self.counts.total(), due)
 
@@ -197,6 +201,7 @@ class _Run:
         while not self.complete and not self._stop.is_set():
             report = sweeper.tick()
             self._audit.ticked(report)
+            ticks.note(report)
             self.complete = report.complete
         self._audit.measured(sweeper.backlog())
 

@@ -95,6 +95,16 @@ class Keys:
         """HASH: endpoint name -> what all replicas must know of it, JSON."""
         return self.prefix + b"sweeperd:endpoints"
 
+    @property
+    def circuits(self) -> bytes:
+        """HASH: endpoint name -> what the process whose circuit is open says of it, JSON."""
+        return self.prefix + b"sweeperd:circuits"
+
+    @property
+    def ticks(self) -> bytes:
+        """HASH: the last tick, by whom, and how much has expired in all."""
+        return self.prefix + b"sweeperd:ticks"
+
     def lease(self, job: str) -> bytes:
         """STRING: the token of the process that does this job now."""
         return self.prefix + b"sweeperd:lease:" + job.encode()

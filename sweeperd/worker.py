@@ -13,7 +13,7 @@ import redis
 
 from sweeperd.circuit import Circuit, growing_wait
 from sweeperd.config import EndpointSettings, WebhooksSettings
-from sweeperd.endpoints import EndpointBoard, EndpointWatch
+from sweeperd.endpoints import CircuitBoard, EndpointBoard, EndpointWatch
 from sweeperd.errors import RedisUnavailable
 from sweeperd.events import PARKED, TAKE_OVER_AFTER, Entry, EventStream, Pending
 from sweeperd.metrics import Metrics
@@ -64,6 +64,7 @@ class EndpointWorker:
         self._shard = shard
         self._stream = stream
         self._watch = EndpointWatch(EndpointBoard(shard), endpoint.name)
+        self._circuits = CircuitBoard(shard)
         self._webhook = webhook
         self._encode = encode
         self._metrics = metrics
@@ -297,19 +298,22 @@ class EndpointWorker:
         verdict = self._webhook.hand_over(message, attempts=1 if probe else None)
         about = self._about | {"event_id": message.event_id, "trace_id": message.trace_id}
         if verdict.delivered:
-            if self.circuit.open:
-                log.warning("the endpoint answers again", extra=about)
+            was_open = self.circuit.open
             self.circuit.succeeded()
             self._stream.acknowledge(self.name, [entry.id])
             self._count("delivered")
+            if was_open:
+                log.warning("the endpoint answers again", extra=about)
+                self._circuits.tell(self.name, self.circuit)
             log.debug("delivered", extra=about | {"status": verdict.status, "seconds": round(verdict.seconds, 3)})
             return
         self._last_reason = verdict.reason
         log.warning("not delivered", extra=about | {"reason": verdict.reason, "hand_overs": entry.deliveries})
+        opened = not verdict.gone and self.circuit.failed(probe=probe)
         if verdict.gone:
             self._watch.pause("the receiver answered 410")
             log.error("the endpoint is gone and is paused until it is resumed", extra=self._about)
-        elif self.circuit.failed(probe=probe):
+        elif opened:
             log.error("the endpoint fails; its events wait", extra=self._about | {"reason": verdict.reason})
         if verdict.retry_after and not verdict.gone:
             self._watch.quiet(min(verdict.retry_after, self._max_age_ms / 1000))
@@ -317,6 +321,8 @@ class EndpointWorker:
             self._bury(entry, verdict.reason)
         else:
             self._stream.park(self.name, entry)
+        if opened or probe:
+            self._circuits.tell(self.name, self.circuit, verdict.reason)
 
     def _put_back(self, entry: Entry) -> None:
         """After a fault of ours: the circuit knows nothing of it, the event waits like any other."""

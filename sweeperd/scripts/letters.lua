@@ -1,0 +1,30 @@
+-- Counts a page of dead letters by endpoint; the letters themselves stay where they are.
+--
+-- KEYS[1] -> sweeperd:dead-letters  STREAM
+--
+-- ARGV[1] -> where to begin: an id, `(` before it where it has been counted
+-- ARGV[2] -> how many at most
+--
+-- Returns {the last id, endpoint, count, endpoint, count, ...}; {} where there is none.
+
+local letters = redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])
+if #letters == 0 then
+  return {}
+end
+local counts = {}
+for i = 1, #letters do
+  local fields = letters[i][2]
+  for j = 1, #fields, 2 do
+    if fields[j] == 'endpoint' then
+      local endpoint = fields[j + 1]
+      counts[endpoint] = (counts[endpoint] or 0) + 1
+      break
+    end
+  end
+end
+local reply = {letters[#letters][1]}
+for endpoint, count in pairs(counts) do
+  reply[#reply + 1] = endpoint
+  reply[#reply + 1] = count
+end
+return reply

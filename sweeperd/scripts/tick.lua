@@ -1,0 +1,34 @@
+-- Notes that a tick has ended, for operators: who swept last and when, and how much has expired in all.
+--
+-- KEYS[1] -> sweeperd:ticks  HASH  the last tick, the running total, and what the total was a minute or two before
+--
+-- ARGV[1] -> when it ended, ms on this server's clock
+-- ARGV[2] -> by whom
+-- ARGV[3] -> how long it took, seconds
+-- ARGV[4] -> 1, or 0 where it stopped before the end of what was due
+-- ARGV[5] -> how many entries have expired since this process's last note
+--
+-- Returns the total.
+--
+-- DEL is the first write: it needs no memory, so a full Redis takes it, and after it the HSET. The hash never grows.
+
+local MINUTE = 60000
+local row = redis.call('HMGET', KEYS[1], 'expired', 'mark_at', 'mark_expired', 'earlier_at', 'earlier_expired')
+local at, before = tonumber(ARGV[1]), tonumber(row[1]) or 0
+local total = before + ARGV[5]
+local mark_at, mark_expired = tonumber(row[2]), tonumber(row[3])
+local earlier_at, earlier_expired = tonumber(row[4]), tonumber(row[5])
+if not (mark_at and mark_expired and earlier_at and earlier_expired) or at < mark_at then
+  -- The first note, or the server's clock was set back.
+  mark_at, mark_expired, earlier_at, earlier_expired = at, total, at, total
+elseif at - mark_at >= MINUTE then
+  earlier_at, earlier_expired, mark_at, mark_expired = mark_at, mark_expired, at, total
+end
+local function text(number)
+  return string.format('%.0f', number)
+end
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'at', ARGV[1], 'by', ARGV[2], 'seconds', ARGV[3], 'complete', ARGV[4],
+  'expired', text(total), 'mark_at', text(mark_at), 'mark_expired', text(mark_expired),
+  'earlier_at', text(earlier_at), 'earlier_expired', text(earlier_expired))
+return text(total)

@@ -86,17 +86,19 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True)
-class _Position:
-    """Where paging goes on: at this score, past this many entries of that score, which stay in the index."""
+class Position:
+    """Where paging through a sorted set goes on: at this score, past this many entries of that score, which stay."""
 
     score: bytes = b"-inf"
     passed: int = 0
 
-    def after(self, score: bytes, *, stays: bool) -> "_Position":
+    def after(self, score: bytes, *, stays: bool) -> "Position":
+        """Behind an entry of this score, which stays where it is or does not."""
         passed = self.passed if score == self.score else 0
-        return _Position(score, passed + stays)
+        return Position(score, passed + stays)
 
-    def behind(self, entries: Sequence[tuple[bytes, bytes]]) -> "_Position":
+    def behind(self, entries: Sequence[tuple[bytes, bytes]]) -> "Position":
+        """Behind all of these, which stay."""
         position = self
         for _, score in entries:
             position = position.after(score, stays=True)
@@ -126,7 +128,7 @@ class Sweeper:
         self._observe = observe
         self._stop = stop
         self._page = Script("page")
-        self._resume = _Position()
+        self._resume = Position()
 
     def tick(self, give_way: Callable[[], bool] = lambda: False) -> SweepReport:
         """
@@ -140,7 +142,7 @@ class Sweeper:
         started = time.monotonic()
         trace_id = secrets.token_hex(16)
         counts: Counter[Outcome] = Counter()
-        position, self._resume = self._resume, _Position()
+        position, self._resume = self._resume, Position()
 
         def report(*, complete: bool) -> SweepReport:
             return SweepReport(trace_id, counts, complete, time.monotonic() - started)
@@ -157,7 +159,7 @@ class Sweeper:
                         return report(complete=False)
                     self._resume = position.behind(entries)
                     decisions = self._decide([entry for entry, _ in entries], trace_id)
-                    self._resume = _Position()
+                    self._resume = Position()
                     for (_, score), decision in zip(entries, decisions, strict=True):
                         position = position.after(score, stays=decision.outcome.stays)
                         counts[decision.outcome] += 1
@@ -176,7 +178,7 @@ class Sweeper:
         age = (now - oldest[0][1]) / 1000 if due else 0.0
         return Backlog(due, age, quarantined)
 
-    def _read_page(self, until: int, position: _Position) -> list[tuple[bytes, bytes]]:
+    def _read_page(self, until: int, position: Position) -> list[tuple[bytes, bytes]]:
         """The next entries, id and score."""
         call = Call([self._kind.index], [until, position.score, position.passed, self._batch_size])
         flat: list[bytes] = self._page.run(self._shard.client, call)

@@ -9,12 +9,17 @@ def shown(value: bytes) -> str:
     return value.decode("utf-8", "backslashreplace")
 
 
-def shown_list(value: bytes) -> tuple[str, ...]:
-    """A JSON array of strings, each as `shown` shows it. Raises ValueError where it is none."""
+def strings(value: bytes) -> tuple[bytes, ...]:
+    """The strings of a JSON array, in bytes. Raises ValueError where it is none."""
     items = json.loads(value.decode("utf-8", "surrogateescape"))
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise ValueError("not an array of strings")
-    return tuple(shown(item.encode("utf-8", "surrogateescape")) for item in items)
+    return tuple(item.encode("utf-8", "surrogateescape") for item in items)
+
+
+def shown_list(value: bytes) -> tuple[str, ...]:
+    """A JSON array of strings, each as `shown` shows it. Raises ValueError where it is none."""
+    return tuple(shown(item) for item in strings(value))
 
 
 def rfc3339(milliseconds: int) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import redis
 
@@ -47,9 +47,9 @@ def scopes_of(json_array: bytes) -> list[bytes]:
 
 
 @functools.cache
-def frozen(at: int) -> Script:
+def frozen(at: int, name: str = "expire") -> Script:
     """The script with its one reading of TIME replaced by a fixed one, for edges that a moving clock can't hit."""
-    script = Script("expire")
+    script = Script(name)
     # The last 999 microseconds of the millisecond: rounding up would be seen.
     reading = f"({{'{at // 1000}', '{at % 1000 * 1000 + 999}'}})"
     script.source, count = re.subn(r"\b[\w.]*call\('TIME'\)", reading, script.source)
@@ -61,10 +61,13 @@ def frozen(at: int) -> Script:
 class World:
     """Writes what the reservation service writes, runs the script, and reads back everything."""
 
-    def __init__(self, client: "redis.Redis", prefix: str = "") -> None:
+    def __init__(self, client: "redis.Redis", prefix: str = "", *, rivals: bool = False) -> None:
+        #: Others run the script at the same time, so that what explain.lua says need not hold any more.
+        self.rivals = rivals
         self.client: Any = client
         self.keys = Keys(prefix)
         self.script = Script("expire")
+        self.explaining = Script("explain")
 
     @contextlib.contextmanager
     def batch(self) -> Iterator["World"]:
@@ -158,9 +161,22 @@ class World:
         )
 
     def expire(self, rid: bytes = RID, *, at: int | None = None, **call: Any) -> list[Any]:
-        """Run the script once; on a clock frozen at `at` where that is given."""
-        script = self.script if at is None else frozen(at)
-        reply: list[Any] = script.run(self.client, self.call(rid, **call))
+        """
+        Run the script once; on a clock frozen at `at` where that is given. What explain.lua says that it will do comes
+        first, so each test of the script is one of that too: it says what happens, and changes nothing.
+        """
+        if self.rivals:
+            return cast(list[Any], self.script.run(self.client, self.call(rid, **call)))
+        script, explaining = (self.script, self.explaining) if at is None else (frozen(at), frozen(at, "explain"))
+        (told,) = explaining.run_many(self.client, [self.call(rid, **call)])
+        try:
+            reply: list[Any] = script.run(self.client, self.call(rid, **call))
+        except redis.ResponseError:
+            assert isinstance(told, redis.ResponseError), told
+            raise
+        assert not isinstance(told, Exception), told
+        same = 2 if at is None and reply[0] == b"expired" else len(reply)  # then comes how late it is
+        assert told[0][:same] == reply[:same]
         return reply
 
     def events(self) -> list[tuple[bytes, dict[bytes, bytes]]]:

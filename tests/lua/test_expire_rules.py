@@ -307,7 +307,7 @@ def test_rivals_release_each_entry_once(server: Server, world: World) -> None:
 
     def sweep() -> list[bytes]:
         with redis.Redis.from_url(server.url, protocol=2) as connection:
-            rival = World(connection)
+            rival = World(connection, rivals=True)
             together.wait(timeout=10)
             return [rival.expire(rid)[0] for rid in ids]
 

@@ -1,0 +1,199 @@
+"""`sweeperd show`."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
+from sweeperd.cli.output import Cell, Output, printable, shortened, span
+from sweeperd.cli.shards import tolerated
+from sweeperd.config import Settings
+from sweeperd.operator.ids import candidates
+from sweeperd.operator.inspect import EventDelivery, Fate, Inspection, inspect
+from sweeperd.operator.reasons import REASONS
+from sweeperd.shard import Shard
+from sweeperd.sweep import Outcome
+from sweeperd.text import rfc3339, shown
+
+Row = tuple[str, object, object]
+
+_FATES = {Fate.PENDING: "yellow", Fate.NOT_TAKEN: "yellow", Fate.DEAD_LETTER: "red", Fate.ACKNOWLEDGED: "green"}
+_WHY = {
+    Outcome.IN_GRACE: "the deadline has passed, its grace has not: a late commit is still accepted",
+    Outcome.NOT_DUE: "its deadline is yet to come; the index would be set to it",
+    Outcome.NOT_FOUND: "there is no such reservation; the index entry would go",
+}
+
+
+@click.command("show", short_help="Everything about one reservation, and what a sweep would do with it.")
+@click.argument("reservation", metavar="ID")
+@shard_option
+@json_option
+@click.pass_obj
+def command(options: Options, reservation: str, shard: str | None, as_json: bool) -> None:
+    r"""
+    Everything about one reservation: its hash, where it stands in index and quarantine, the budgets of its scopes, its
+    event and who got it, and what a sweep would decide now and why. Nothing is changed.
+
+    ID is the bare id, as it is or as logs and tables show it (\xff). Exit code 1 where no shard knows it.
+    """
+    output = Output(as_json=as_json)
+    found: list[tuple[Shard, Inspection]] = []
+    troubles: list[str] = []
+    with options.shards(shard) as (settings, shards):
+        for each in shards:
+            with tolerated(each, troubles):
+                inspection = _inspect(settings, each, reservation)
+                found += [(each, inspection)] if inspection else []
+    if as_json and found:
+        output.json({"shards": [_as_dict(each, inspection) for each, inspection in found]})
+    elif found:
+        _show(output, found)
+    if not found and not troubles:
+        fail(f"there is no reservation {shortened(printable(reservation))}", Exit.FAILED)
+    if troubles:
+        fail("\n".join(troubles), Exit.FAILED)
+
+
+def _inspect(settings: Settings, shard: Shard, text: str) -> Inspection | None:
+    for reservation in candidates(text):
+        if inspection := inspect(settings, shard, reservation):
+            return inspection
+    return None
+
+
+def _show(output: Output, found: list[tuple[Shard, Inspection]]) -> None:
+    rows = [row for shard, inspection in found for row in _rows(shard, inspection)]
+    if not output.terminal:
+        output.table(("section", "name", "value"), rows)
+        return
+    sections: dict[str, list[Row]] = {}
+    for row in rows:
+        sections.setdefault(row[0], []).append(row)
+    for section, of_section in sections.items():
+        output.table((section, ""), [row[1:] for row in of_section])
+        output.say("")
+
+
+def _rows(shard: Shard, inspection: Inspection) -> Iterator[Row]:
+    about = f"reservation on {shard.name}"
+    yield about, "id", shown(inspection.id)
+    yield about, "key", shown(shard.keys.reservation(inspection.id))
+    if inspection.type != "hash":
+        yield about, "type", Cell(inspection.type, "red")
+    for name, value in inspection.fields.items():
+        yield about, shown(name), _value(name, value)
+    if inspection.ttl_ms is not None:
+        yield about, "(goes away in)", span(inspection.ttl_ms / 1000)
+    yield about, "(in the index)", "no" if inspection.score is None else _time(inspection.score)
+    if inspection.quarantined_at is not None:
+        yield about, "(in quarantine since)", Cell(_time(inspection.quarantined_at), "red")
+    for scope, budget in inspection.budgets.items():
+        yield f"budgets on {shard.name}", shown(scope), _budget(budget)
+    yield from _event(f"event on {shard.name}", inspection)
+    decision, sweep = inspection.explanation.decision, f"a sweep of {shard.name} now"
+    yield sweep, "would answer", Cell(decision.outcome.value, "bold")
+    yield sweep, "because", _why(inspection)
+    if inspection.score is None:
+        yield sweep, "but", "it is not in the index, so none comes to it"
+    for write in inspection.explanation.writes:
+        yield sweep, "would write", " ".join(map(shown, write))
+
+
+def _event(section: str, inspection: Inspection) -> Iterator[Row]:
+    if inspection.event is None:
+        if b"expired_at" in inspection.fields:
+            yield section, "(none)", "not in the stream, or not any more"
+        return
+    yield section, "webhook-id", inspection.event.webhook_id
+    yield section, "stream id", shown(inspection.event.id)
+    for name, value in inspection.event.fields.items():
+        yield section, shown(name), _value(name, value)
+    for delivery in inspection.event.deliveries:
+        yield (
+            section.replace("event", "deliveries"),
+            delivery.endpoint,
+            Cell(_delivery(delivery), _FATES.get(delivery.fate, "")),
+        )
+
+
+def _delivery(delivery: EventDelivery) -> str:
+    if delivery.fate is Fate.PENDING:
+        place = f"in hand of {delivery.owner}" if delivery.owner else "waiting for its next hand-over"
+        return f"pending, {place}, {delivery.hand_overs} hand-overs, {span(delivery.idle_seconds)} ago"
+    if delivery.fate is Fate.DEAD_LETTER:
+        return f"dead letter after {delivery.hand_overs} hand-overs: {delivery.reason}"
+    return delivery.fate.value
+
+
+def _why(inspection: Inspection) -> str:
+    decision = inspection.explanation.decision
+    if decision.outcome is Outcome.EXPIRED:
+        missing = f"; there is no budget for {', '.join(decision.missing)}" if decision.missing else ""
+        return f"deadline and grace passed {span(decision.lag_ms / 1000)} ago{missing}"
+    if decision.outcome is Outcome.QUARANTINED:
+        return f"{decision.detail}: {REASONS.get(decision.detail, '')}"
+    if decision.outcome is Outcome.SKIPPED:
+        return f"it is {decision.detail} already; the index entry would go"
+    return _WHY.get(decision.outcome, decision.detail)
+
+
+def _budget(budget: dict[bytes, bytes] | str | None) -> object:
+    if budget is None:
+        return Cell("there is none", "yellow")
+    if isinstance(budget, str):
+        return Cell(f"not a hash but a {budget}", "red")
+    told_first = (b"reserved", b"remaining", b"spent", b"debt", b"allocated")
+    first = {name: budget[name] for name in told_first if name in budget}
+    return " ".join(f"{shown(name)}={shown(value)}" for name, value in (first | budget).items())
+
+
+def _value(name: bytes, value: bytes) -> str:
+    """Times as people read them too."""
+    if name.endswith(b"_at") and value.isdigit() and len(value) <= 16:
+        return f"{shown(value)} ({_time(int(value))})"
+    return shown(value)
+
+
+def _time(milliseconds: float) -> str:
+    with contextlib.suppress(OverflowError, ValueError, OSError):
+        return rfc3339(int(milliseconds))
+    return str(milliseconds)
+
+
+def _as_dict(shard: Shard, inspection: Inspection) -> dict[str, Any]:
+    event, decision = inspection.event, inspection.explanation.decision
+    return {
+        "shard": shard.name,
+        "id": shown(inspection.id),
+        "key": shown(shard.keys.reservation(inspection.id)),
+        "type": inspection.type,
+        "fields": _texts(inspection.fields),
+        "ttl_ms": inspection.ttl_ms,
+        "score": inspection.score,
+        "quarantined_at": inspection.quarantined_at,
+        "budgets": {
+            shown(scope): _texts(budget) if isinstance(budget, dict) else budget
+            for scope, budget in inspection.budgets.items()
+        },
+        "event": event
+        and {
+            "webhook_id": event.webhook_id,
+            "stream_id": shown(event.id),
+            "fields": _texts(event.fields),
+            "deliveries": [dataclasses.asdict(delivery) for delivery in event.deliveries],
+        },
+        "sweep": {
+            "outcome": decision.outcome,
+            "detail": decision.detail,
+            "why": _why(inspection),
+            "writes": [list(map(shown, write)) for write in inspection.explanation.writes],
+        },
+    }
+
+
+def _texts(fields: dict[bytes, bytes]) -> dict[str, str]:
+    return {shown(name): shown(value) for name, value in fields.items()}

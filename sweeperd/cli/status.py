@@ -1,0 +1,169 @@
+"""`sweeperd status`."""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.text import Text
+
+from sweeperd.cli.options import Exit, Options, json_option, shard_option
+from sweeperd.cli.output import Cell, Output, printable, span, table
+from sweeperd.config import Settings
+from sweeperd.operator.status import EndpointStatus, ShardStatus, read_all
+from sweeperd.shard import Shard
+
+_SHARDS = ("shard", "due", "in grace", "overdue", "oldest overdue", "quarantined", "dead letters")
+_SWEEP = ("shard", "last tick", "by", "took", "expired", "a second", "sweeping now")
+_ENDPOINTS = ("shard", "endpoint", "state", "pending", "oldest", "dead letters", "about")
+_STYLES = {"open": "green", "quiet": "yellow", "failing": "red", "paused": "red", "unknown": "dim"}
+
+
+@click.command("status", short_help="Are we keeping up, is anyone not getting their events?")
+@click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C; with --json a line each time.")
+@click.option(
+    "--interval",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0.1, max=3600),
+    default=2.0,
+    show_default=True,
+    help="With --watch: how often.",
+)
+@shard_option
+@json_option
+@click.pass_obj
+def command(options: Options, watch: bool, interval: float, shard: str | None, as_json: bool) -> None:
+    """
+    What is due, overdue and set aside on each shard, who swept last, and what each endpoint waits for.
+
+    due: the deadline has passed, by the index. in grace: a late commit is still accepted, so the sweep leaves it.
+    overdue: all others, which the next tick takes. Where more than 200 entries are due, the last two are estimates from
+    200 of them, marked with ~. a second: over the last minute or two.
+
+    Exit code 1 where a shard cannot be reached.
+    """
+    output = Output(as_json=as_json)
+    reachable = True
+    with options.shards(shard) as (settings, shards):
+        readings = _readings(settings, shards, interval if watch else None)
+        try:
+            if watch and output.terminal:
+                _watch(output, readings)
+            else:
+                for statuses in readings:
+                    _show(output, statuses)
+                    reachable = all(status.reachable for status in statuses)
+        except KeyboardInterrupt:
+            reachable = True  # that is how a watch ends
+    if not reachable:
+        raise click.exceptions.Exit(Exit.FAILED)
+
+
+def _readings(settings: Settings, shards: Sequence[Shard], interval: float | None) -> Iterator[list[ShardStatus]]:
+    while True:
+        began = time.monotonic()
+        yield read_all(settings, shards)
+        if interval is None:
+            return
+        time.sleep(max(0.0, interval - (time.monotonic() - began)))
+
+
+def _watch(output: Output, readings: Iterator[list[ShardStatus]]) -> None:
+    with Live(console=output.console, auto_refresh=False, screen=True) as screen:
+        for statuses in readings:
+            screen.update(_picture(statuses), refresh=True)
+
+
+def _tables(statuses: Sequence[ShardStatus]) -> list[tuple[Sequence[str], list[Sequence[object]]]]:
+    """The columns and rows of what there is to show."""
+    tables = [
+        (_SHARDS, list(map(_shard_row, statuses))),
+        (_SWEEP, list(map(_sweep_row, statuses))),
+        (_ENDPOINTS, _endpoint_rows(statuses)),
+    ]
+    return [(columns, rows) for columns, rows in tables if rows]
+
+
+def _picture(statuses: Sequence[ShardStatus]) -> RenderableType:
+    tables = [Padding(table(columns, rows), (0, 0, 1, 0)) for columns, rows in _tables(statuses)]
+    return Group(*tables, *(Text(printable(line), "red") for line in _troubles(statuses)))
+
+
+def _show(output: Output, statuses: Sequence[ShardStatus]) -> None:
+    if output.as_json:
+        output.json({"shards": [_as_dict(status) for status in statuses]})
+        return
+    for number, (columns, rows) in enumerate(_tables(statuses)):
+        if number:
+            output.say("")
+        output.table(columns, rows)
+    for line in _troubles(statuses):
+        click.echo(f"sweeperd: {printable(line)}", err=True)
+
+
+def _shard_row(status: ShardStatus) -> Sequence[object]:
+    if not status.reachable:
+        return status.name, Cell("down", "bold red"), *[None] * (len(_SHARDS) - 2)
+    due = status.due
+    about = "" if due.exact else "~"
+    return (
+        status.name,
+        due.entries,
+        f"{about}{due.in_grace}",
+        Cell(f"{about}{due.overdue}", "yellow" if due.overdue else ""),
+        Cell(span(due.oldest_overdue_seconds), "yellow") if due.overdue else None,
+        Cell(status.quarantined, "red" if status.quarantined else ""),
+        Cell(status.dead_letters, "red" if status.dead_letters else ""),
+    )
+
+
+def _sweep_row(status: ShardStatus) -> Sequence[object]:
+    tick, age, rate = status.tick, status.tick_age_seconds, status.rate
+    if tick is None or age is None or rate is None:
+        return status.name, Cell("never" if status.reachable else None, "yellow"), *[None] * 4, status.sweeping
+    took = f"{tick.seconds:.3f} s{'' if tick.complete else ', cut short'}"
+    return status.name, f"{span(age)} ago", tick.by, took, tick.expired, f"{rate:.1f}", status.sweeping
+
+
+def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:
+    return [
+        (
+            status.name,
+            endpoint.name,
+            Cell(endpoint.state, _STYLES[endpoint.state]),
+            endpoint.pending,
+            span(endpoint.oldest_pending_seconds) if endpoint.pending else None,
+            Cell(endpoint.dead_letters, "red" if endpoint.dead_letters else ""),
+            _about(status, endpoint),
+        )
+        for status in statuses
+        for endpoint in status.endpoints
+    ]
+
+
+def _about(status: ShardStatus, endpoint: EndpointStatus) -> str:
+    if endpoint.state == "unknown":
+        return "not in the configuration"
+    if endpoint.paused_at_ms is not None:
+        return f"{endpoint.paused_reason}, {span((status.now_ms - endpoint.paused_at_ms) / 1000)} ago"
+    if endpoint.circuit_open:
+        return f"{endpoint.failures} failures in a row: {endpoint.failure}"
+    return f"asked for quiet for {span(endpoint.quiet_seconds)}" if endpoint.quiet_seconds else ""
+
+
+def _troubles(statuses: Sequence[ShardStatus]) -> list[str]:
+    return [f"shard {status.name}: {status.address}: {status.error}" for status in statuses if not status.reachable]
+
+
+def _as_dict(status: ShardStatus) -> dict[str, Any]:
+    if not status.reachable:
+        return {"name": status.name, "address": status.address, "reachable": False, "error": status.error}
+    shown = dataclasses.asdict(status)
+    del shown["error"]
+    shown["endpoints"] = [dataclasses.asdict(endpoint) | {"state": endpoint.state} for endpoint in status.endpoints]
+    derived = {"reachable": True, "tick_age_seconds": status.tick_age_seconds, "rate": status.rate}
+    return shown | derived

@@ -21,7 +21,7 @@ needs_prometheus = pytest.mark.skipif(not shutil.which("prometheus"), reason="pr
 class Prometheus:
     """Scrapes this target each `interval` while the `with` block lasts, and evaluates these rules as often."""
 
-    def __init__(self, target: str, directory: Path, rules: str, interval: str = "500ms") -> None:
+    def __init__(self, target: str, directory: Path, rules: str, interval: str = "200ms") -> None:
         self._url = f"http://127.0.0.1:{free_port()}"
         self._directory = directory
         (directory / "rules.yaml").write_text(rules)

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import threading
 
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -13,6 +14,7 @@ from sweeperd.duty import Duty
 from sweeperd.errors import RedisUnavailable
 from sweeperd.lease import Lease
 from sweeperd.metrics import Metrics
+from sweeperd.patrol import Patrol
 from sweeperd.reservation import message, reservations
 from sweeperd.shard import Shard
 from sweeperd.sweep import Sweeper
@@ -44,6 +46,14 @@ class Keeper:
             Duty(f"sweep of {self.name}", self._sweep, interval, settings.sweep.time_budget.total_seconds() + patience),
             Duty(f"maintenance of {self.name}", self._maintain, min(MAINTENANCE_INTERVAL, 3 * interval), patience),
         ]
+        self._patrol: Patrol | None = None
+        if settings.reconcile.interval:
+            self._patrol = Patrol(settings, shard, metrics, stop)
+            # A walk may take a day and is ended by a stop within a moment, so it is never stuck.
+            every = self._patrol.look_every
+            self.duties.append(Duty(f"reconcile of {self.name}", self._reconcile, every, math.inf))
+        else:
+            metrics.forget_reconcile(shard.name)
         #: Whether a sweep was tried yet.
         self.tried = False
         #: Why this shard cannot be swept now; empty where it can.
@@ -115,3 +125,10 @@ class Keeper:
             self._delivery.maintain()
         except RedisUnavailable as error:
             log.warning("maintenance waits for redis", extra={"shard": self.name, "error": str(error)})
+
+    def _reconcile(self) -> None:
+        assert self._patrol  # noqa: S101 - for the type checker
+        try:
+            self._patrol.look()
+        except RedisUnavailable as error:
+            log.warning("reconcile waits for redis", extra={"shard": self.name, "error": str(error)})

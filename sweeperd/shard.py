@@ -95,6 +95,11 @@ class Keys:
         """HASH: endpoint name -> what all replicas must know of it, JSON."""
         return self.prefix + b"sweeperd:endpoints"
 
+    @property
+    def reconcile(self) -> bytes:
+        """HASH: `last`: when the daemon's last walk ended and what it counted, `report`: all that it told; JSON."""
+        return self.prefix + b"sweeperd:reconcile"
+
     def lease(self, job: str) -> bytes:
         """STRING: the token of the process that does this job now."""
         return self.prefix + b"sweeperd:lease:" + job.encode()

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
+import redis
 
 from sweeperd.cli.options import Exit, Options, json_option, shard_option, yes_option
 from sweeperd.cli.output import Cell, Output
 from sweeperd.errors import RedisUnavailable
 from sweeperd.operator.reconcile import FINDINGS, Fault, Progress, ReconcileReport, Stage, kinds, reconcile
+from sweeperd.shard import describe
 from sweeperd.text import shown
 
 #: Keys a second. Ten times what the daemon does: somebody is waiting.
@@ -50,14 +52,15 @@ def command(options: Options, repair: bool, rate: int, limit: int, shard: str | 
                     reports[each.name] = reconcile(
                         each, settings.sweep, rate, repair=repair, limit=limit, progress=progress
                     )
-                except RedisUnavailable as error:
-                    failures[each.name] = str(error)
+                except (RedisUnavailable, redis.RedisError) as error:
+                    # An index that is no sorted set, for one: the other shards are walked all the same.
+                    failures[each.name] = describe(error)
     if as_json:
         output.json(_document(reports, failures, repair=repair))
     else:
         _show(output, reports)
     for name, problem in failures.items():
-        click.echo(f"sweeperd: shard {name}: redis is not available: {problem}", err=True)
+        click.echo(f"sweeperd: shard {name}: it could not be walked: {problem}", err=True)
     sys.exit(Exit.FAILED if failures or any(report.remaining for report in reports.values()) else Exit.DONE)
 
 

@@ -15,6 +15,7 @@ over, the slot of a Cluster moved): a cursor of SCAN means nothing to another on
 """
 
 import enum
+import json
 import re
 import threading
 import time
@@ -143,6 +144,10 @@ class ReconcileReport:
             "started_at": self.started_at,
             "duration_seconds": round(self.duration_seconds, 3),
         }
+
+    def as_json(self) -> str:
+        """The same as text."""
+        return json.dumps(self.as_dict())
 
 
 class Stage(enum.StrEnum):

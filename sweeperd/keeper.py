@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import threading
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from sweeperd.lease import Lease
 from sweeperd.lookout import Lookout
 from sweeperd.metrics import Metrics
 from sweeperd.operator.status import read_status
+from sweeperd.patrol import Patrol
 from sweeperd.reservation import message, reservations
 from sweeperd.shard import Shard
 from sweeperd.sweep import Decision, Sweeper
@@ -52,6 +54,14 @@ class Keeper:
             Duty(f"sweep of {self.name}", self._sweep, interval, settings.sweep.time_budget.total_seconds() + patience),
             Duty(f"maintenance of {self.name}", self._maintain, min(MAINTENANCE_INTERVAL, 3 * interval), patience),
         ]
+        self._patrol: Patrol | None = None
+        if settings.reconcile.interval:
+            self._patrol = Patrol(settings, shard, metrics, stop)
+            # A walk may take a day and is ended by a stop within a moment, so it is never stuck.
+            every = self._patrol.look_every
+            self._vital.append(Duty(f"reconcile of {self.name}", self._reconcile, every, math.inf))
+        else:
+            metrics.forget_reconcile(shard.name)
         #: In a thread of its own, so that nothing waits for what is only to be shown.
         self.duties = [
             *self._vital,
@@ -138,3 +148,10 @@ class Keeper:
     def _look(self) -> None:
         if not self._stop.is_set():
             self.lookout.look()
+
+    def _reconcile(self) -> None:
+        assert self._patrol  # noqa: S101 - for the type checker
+        try:
+            self._patrol.look()
+        except RedisUnavailable as error:
+            log.warning("reconcile waits for redis", extra={"shard": self.name, "error": str(error)})

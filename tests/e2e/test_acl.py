@@ -55,6 +55,7 @@ def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Serve
                 webhooks__redelivery_max="100ms",
                 webhooks__max_age="1s",
                 events__retention="1s",
+                reconcile__interval="1s",
                 endpoints=[
                     {"name": "good", "url": good.url},
                     {"name": "bad", "url": bad.url},
@@ -83,6 +84,9 @@ def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Serve
                 gone.wait_for(lambda requests: len(requests) >= 1)
                 eventually(lambda: running.metric("sweeperd_webhook_dead_letters_total", endpoint="bad") == 3)
                 eventually(lambda: running.logged("the endpoint is gone and is paused until it is resumed"))
+                walks = running.metric("sweeperd_reconcile_runs_total", result="ok")
+                eventually(lambda: running.metric("sweeperd_reconcile_runs_total", result="ok") > walks)
+                assert running.metric("sweeperd_reconcile_runs_total", result="error") == 0
                 assert running.metric("sweeperd_sweeps_total", result="error") == 0
                 assert running.terminate() == 0
             assert client.xlen(f"{prefix}sweeperd:dead-letters") == 3
@@ -113,7 +117,6 @@ def test_the_database_may_be_numbered(own_server: Server) -> None:
         "FLUSHALL",
         "FLUSHDB",
         "KEYS *",
-        "SCAN 0",
         "CONFIG GET maxmemory",
         "CONFIG SET maxmemory 1",
         "ACL LIST",
@@ -124,7 +127,8 @@ def test_the_database_may_be_numbered(own_server: Server) -> None:
         "CLIENT LIST",
         "CLIENT KILL ID 1",
         "SCRIPT FLUSH",
-        "INFO",
+        "ZSCAN other 0",
+        "HGET sweeperd:other report",
         "REPLICAOF NO ONE",
         "PUBLISH channel text",
         "SUBSCRIBE channel",

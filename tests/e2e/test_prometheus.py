@@ -43,6 +43,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         env = environment(
             server.url,
             sweep__interval="100ms",
+            reconcile__interval="1s",
             webhooks__attempts=1,
             webhooks__redelivery_initial="200ms",
             webhooks__redelivery_max="200ms",

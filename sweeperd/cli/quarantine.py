@@ -109,7 +109,7 @@ def requeue(
     change = _Change(Output(as_json=as_json), "requeued", "Put {} back into the index?", Quarantine.requeue)
     change.run(options, shard, _selection(ids, reason, everything), yes=yes)
     change.tell()
-    _end(change.troubles, ok=change.all_done)
+    change.end()
 
 
 @command.command("dismiss")
@@ -138,7 +138,7 @@ def dismiss(
     change = _Change(Output(as_json=as_json), "dismissed", question, Quarantine.dismiss)
     change.run(options, shard, _selection(ids, reason, everything), yes=yes)
     change.tell(locked=True)
-    _end(change.troubles, ok=change.all_done)
+    change.end()
 
 
 @dataclass(frozen=True)
@@ -213,11 +213,6 @@ class _Change:
     #: Unit to what the entries that were done hold in each of their scopes.
     held: Counter[str] = field(default_factory=Counter)
 
-    @property
-    def all_done(self) -> bool:
-        """Whether every entry that was asked for was changed."""
-        return not self.stay
-
     def run(self, options: Options, only: str | None, selection: _Selection, *, yes: bool) -> None:
         """Find them, ask, act. Ends the process where nobody says yes."""
         with options.shards(only) as (settings, shards):
@@ -237,7 +232,7 @@ class _Change:
         held = dict(self.held.most_common(UNITS))
         if self.output.as_json:
             stays = [{"shard": shard, "id": id_, "reason": reason} for shard, id_, reason in self.stays]
-            answer = {self.verb: self.done, "stay": self.stay, "stays": stays, "troubles": list(self.troubles)}
+            answer = {self.verb: self.done, "stay": self.stay, "stays": stays}
             self.output.json(answer | ({"locked": held} if locked else {}))
             return
         self.output.say(f"{self.verb} {_entries(self.done)}")
@@ -245,11 +240,13 @@ class _Change:
             sums = ", ".join(f"{amount} {unit}" for unit, amount in held.items())
             self.output.say(f"still locked in each of their scopes: {sums}")
         if self.stays:
-            stay = f"{_entries(self.stay)} not {self.verb}"
-            if self.stay > len(self.stays):
-                stay += f", the first {len(self.stays)} of them"
-            self.output.say(f"{stay}:")
-            self.output.table(("shard", "id", "reason", ""), [(*row, REASONS.get(row[2], "")) for row in self.stays])
+            self.output.table(("shard", "id", "stays", ""), [(*row, REASONS.get(row[2], "")) for row in self.stays])
+
+    def end(self) -> None:
+        """The exit code, and a line for each trouble. Ends the process where there is one."""
+        if self.stay:
+            self.troubles.append(f"{_entries(self.stay)} not {self.verb}")
+        _end(self.troubles)
 
     def _plan(
         self, settings: Settings, shards: Sequence[Shard], selection: _Selection
@@ -304,9 +301,6 @@ def _entries(count: int) -> str:
     return "1 entry" if count == 1 else f"{count} entries"
 
 
-def _end(troubles: Sequence[str], *, ok: bool = True) -> None:
-    """The exit code, and a line for each trouble."""
+def _end(troubles: Sequence[str]) -> None:
     if troubles:
         fail("\n".join(troubles), Exit.FAILED)
-    if not ok:
-        raise click.exceptions.Exit(Exit.FAILED)

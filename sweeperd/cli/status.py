@@ -1,6 +1,7 @@
 """`sweeperd status`."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
-from sweeperd.cli.options import Exit, Options, json_option, shard_option
+from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
 from sweeperd.cli.output import Cell, Output, printable, span, table
 from sweeperd.config import Settings
 from sweeperd.operator.status import EndpointStatus, ShardStatus, read_all
@@ -23,6 +24,12 @@ _ENDPOINTS = ("shard", "endpoint", "state", "pending", "oldest", "dead letters",
 _STYLES = {"open": "green", "quiet": "yellow", "failing": "red", "paused": "red", "unknown": "dim"}
 
 
+def _finite(_context: click.Context, _parameter: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter("not a number of seconds")
+    return value
+
+
 @click.command("status", short_help="Are we keeping up, is anyone not getting their events?")
 @click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C; with --json a line each time.")
 @click.option(
@@ -31,6 +38,7 @@ _STYLES = {"open": "green", "quiet": "yellow", "failing": "red", "paused": "red"
     type=click.FloatRange(min=0.1, max=3600),
     default=2.0,
     show_default=True,
+    callback=_finite,
     help="With --watch: how often.",
 )
 @shard_option
@@ -47,7 +55,7 @@ def command(options: Options, watch: bool, interval: float, shard: str | None, a
     Exit code 1 where a shard cannot be reached.
     """
     output = Output(as_json=as_json)
-    reachable = True
+    troubles: list[str] = []
     with options.shards(shard) as (settings, shards):
         readings = _readings(settings, shards, interval if watch else None)
         try:
@@ -56,11 +64,11 @@ def command(options: Options, watch: bool, interval: float, shard: str | None, a
             else:
                 for statuses in readings:
                     _show(output, statuses)
-                    reachable = all(status.reachable for status in statuses)
+                    troubles = _troubles(statuses)
         except KeyboardInterrupt:
-            reachable = True  # that is how a watch ends
-    if not reachable:
-        raise click.exceptions.Exit(Exit.FAILED)
+            return  # that is how a watch ends
+    if troubles:
+        fail("\n".join(map(printable, troubles)), Exit.FAILED)
 
 
 def _readings(settings: Settings, shards: Sequence[Shard], interval: float | None) -> Iterator[list[ShardStatus]]:
@@ -101,8 +109,6 @@ def _show(output: Output, statuses: Sequence[ShardStatus]) -> None:
         if number:
             output.say("")
         output.table(columns, rows)
-    for line in _troubles(statuses):
-        click.echo(f"sweeperd: {printable(line)}", err=True)
 
 
 def _shard_row(status: ShardStatus) -> Sequence[object]:

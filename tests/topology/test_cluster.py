@@ -15,6 +15,7 @@ from tests.books import Property, check, read
 from tests.receiver import Receiver
 from tests.topology.load import Load, account, delivered
 from tests.topology.servers import cluster, moved_step_by_step
+from tests.topology.walk import walk
 from tests.world import budget, daemon, environment, eventually, reserve, server_time
 
 PREFIX = "{tenant-a}:"
@@ -23,6 +24,7 @@ EVENTS, INDEX = f"{PREFIX}sweeperd:events", f"{PREFIX}reservation:ttl"
 
 def test_the_slot_moves_and_then_its_primary_is_killed(tmp_path: Path) -> None:
     with cluster() as running, Receiver() as receiver:
+        walk(running)
         source, target = running.owner(PREFIX), running.other_primary(PREFIX)
         with running.client(source) as client:
             for late in range(6):

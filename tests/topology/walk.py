@@ -1,0 +1,52 @@
+"""What operators ask and repair, where a shard is a slot of a Cluster."""
+
+import threading
+
+from sweeperd.config import Settings
+from sweeperd.events import EventStream
+from sweeperd.operator.inspect import Fate, inspect
+from sweeperd.operator.quarantine import Quarantine, Wanted
+from sweeperd.operator.status import read_status
+from sweeperd.reservation import reservations
+from sweeperd.shard import Shard
+from sweeperd.sweep import Outcome, Sweeper
+from sweeperd.ticks import TickBoard
+from tests.topology.servers import Cluster
+from tests.world import reserve
+
+PREFIX = "{an operator's}:"
+
+
+def walk(running: Cluster) -> None:
+    """Two reservations in a slot of their own: one expires, one is set aside and repaired. Nothing is left of them."""
+    endpoints = [{"name": "billing", "url": "http://127.0.0.1:9/"}]
+    settings = Settings.model_validate({"redis": {"url": running.url}, "webhooks": {"endpoints": endpoints}})
+    shard = Shard(settings.redis, PREFIX)
+    board, stream = TickBoard(shard), EventStream(shard, "us")
+    kind = reservations(shard.keys, settings.sweep)
+    sweeper = Sweeper(shard, kind, settings.sweep, lambda decisions, _: board.decided(decisions), threading.Event())
+    with running.client(running.owner(PREFIX)) as client:
+        reserve(client, ["a", "b"], prefix=PREFIX)
+        client.hset(f"{PREFIX}reservation:res_b", "state", "LIMBO")
+        stream.ensure_group("billing")
+        board.note(sweeper.tick())
+        client.hset(f"{PREFIX}reservation:res_b", "state", "ACTIVE")
+    status = read_status(settings, shard)
+    assert (status.error, status.quarantined, status.due.entries) == ("", 1, 0)
+    assert status.tick is not None
+    assert (status.tick.expired, status.endpoints[0].pending) == (1, 1)
+    found = inspect(settings, shard, b"a")
+    assert found is not None
+    assert found.event is not None
+    assert [(one.endpoint, one.fate) for one in found.event.deliveries] == [("billing", Fate.NOT_TAKEN)]
+    ((done,),) = Quarantine(shard, settings.sweep).requeue(Wanted())
+    assert (done.entry.id, done.problem) == (b"b", "")
+    assert read_status(settings, shard).due.overdue == 1
+    found = inspect(settings, shard, b"b")
+    assert found is not None
+    assert found.explanation.decision.outcome is Outcome.EXPIRED
+    assert sweeper.tick().counts == {Outcome.EXPIRED: 1}
+    shard.close()
+    with running.client(running.owner(PREFIX)) as client:
+        for key in list(client.scan_iter(f"{PREFIX}*")):
+            client.delete(key)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from sweeperd.config import Settings
 from sweeperd.operator.status import EndpointStatus, ShardStatus
 
-#: A shard that was not read for so long does not answer, seconds.
-STALE = 20.0
+#: A shard that was not read for so long does not answer, seconds. While nobody watches it is read every 15 s or so.
+STALE = 30.0
 #: So long may an entry be overdue, or an event wait, before it is worth a look, and before it is trouble, seconds. The
 #: alert rules have the same limits for trouble.
 OVERDUE_WATCH, OVERDUE_BAD = 20.0, 60.0

@@ -26,7 +26,6 @@ class Document:
         }
         self.headers = [
             ("Content-Security-Policy", "; ".join(f"{name} {value}" for name, value in policy.items())),
-            ("Cross-Origin-Opener-Policy", "same-origin"),
             ("X-Frame-Options", "DENY"),
         ]
 

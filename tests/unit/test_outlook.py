@@ -66,7 +66,7 @@ def test_all_is_well() -> None:
             View("eu", "", WELL, 4.0, "Connection refused"),
             (Level.BAD, "No", ("Redis cannot be read: Connection refused",)),
         ),
-        (View("eu", "", WELL, 25.0), (Level.BAD, "No", ("Redis has not answered for 25 s",))),
+        (View("eu", "", WELL, 35.0), (Level.BAD, "No", ("Redis has not answered for 35 s",))),
         (View("eu", ""), (Level.WATCH, "Not quite", ("not looked at yet",))),
     ],
 )

@@ -25,7 +25,7 @@ from sweeperd.once import OnceReport, Progress, Stage, run_once
 from sweeperd.sweep import Outcome
 
 #: Subcommand -> its module beside this one. It is imported once it is asked for: the daemon and cron pay for none.
-_COMMANDS = {"demo": "demo", "reconcile": "reconcile"}
+_COMMANDS = {"check": "check", "demo": "demo", "reconcile": "reconcile"}
 
 
 class _Commands(click.Group):

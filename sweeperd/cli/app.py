@@ -27,6 +27,7 @@ from sweeperd.sweep import Outcome
 #: Subcommand -> its module beside this one. It is imported once it is asked for: the daemon and cron pay for none.
 _COMMANDS = {
     "demo": "demo",
+    "check": "check",
     "status": "status",
     "show": "show",
     "quarantine": "quarantine",

@@ -60,7 +60,7 @@ def list_(
 ) -> None:
     """Reason, age, tenant, and what each holds in each of its scopes."""
     output, troubles, found = Output(as_json=as_json), list[str](), list[_Listed]()
-    wanted = Wanted(reason=reason, tenant=None if tenant is None else candidates(tenant)[0])
+    wanted = Wanted(reason=reason, tenants=None if tenant is None else tuple(candidates(tenant)))
     with options.shards(shard) as (settings, shards):
         for each in shards:
             with tolerated(each, troubles):

@@ -35,15 +35,15 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which entries are meant: these ids, or all of this reason and of this tenant (None: of any)."""
+    """Which entries are meant: these ids, or all of this reason and of one of these tenants (None: of any)."""
 
     ids: tuple[bytes, ...] | None = None
     reason: str | None = None
-    tenant: bytes | None = None
+    tenants: tuple[bytes, ...] | None = None
 
     def takes(self, entry: SetAside) -> bool:
         """Whether an entry is meant by reason and tenant."""
-        return self.reason in (None, entry.reason) and self.tenant in (None, entry.tenant)
+        return self.reason in (None, entry.reason) and (self.tenants is None or entry.tenant in self.tenants)
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,8 @@ def test_a_hostile_tenant(sweeperd: Sweeperd, world: World) -> None:
     assert len(ran.rows) == 2
     only_printable(ran.out)
     assert sweeperd("quarantine", "list", "--json").document
-    typed = ran.rows[1]["id"]
+    typed, tenant = ran.rows[1]["id"], ran.rows[1]["tenant"]
+    assert [row["id"] for row in sweeperd("quarantine", "list", "--tenant", tenant).rows] == [typed]
     told = sweeperd("quarantine", "dismiss", "--yes", "--", typed)
     assert told.out == "dismissed 1 entry\n"
 

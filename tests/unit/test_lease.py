@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.lease import Lease
+from sweeperd.lease import Lease, holder
+from sweeperd.process import process_name
 from sweeperd.shard import Shard
 from tests.unit.conftest import full
 from tests.world import eventually
@@ -53,6 +54,15 @@ def test_one_at_a_time(pair: tuple[Lease, Lease]) -> None:
     assert ours.release()
     assert theirs.acquire()
     assert not ours.acquire()
+
+
+def test_who_holds_it_can_be_asked(pair: tuple[Lease, Lease], shard: Shard) -> None:
+    ours, _ = pair
+    assert holder(shard, "sweep") == ""
+    ours.acquire()
+    assert holder(shard, "sweep") == process_name()
+    ours.release()
+    assert holder(shard, "sweep") == ""
 
 
 def test_only_its_holder_releases_it(pair: tuple[Lease, Lease], client: redis.Redis) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sweeperd.text import rfc3339, shown
+from sweeperd.text import rfc3339, shown, shown_list, strings
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,15 @@ def test_rfc3339(milliseconds: int, text: str) -> None:
 def test_beyond_the_calendar(milliseconds: int) -> None:
     with pytest.raises((OverflowError, ValueError)):
         rfc3339(milliseconds)
+
+
+def test_the_strings_of_a_json_array() -> None:
+    value = b'["a", "gr\xc3\xb6\xc3\x9fe", "\xff"]'
+    assert strings(value) == (b"a", "größe".encode(), b"\xff")
+    assert shown_list(value) == ("a", "größe", "\\xff")
+
+
+@pytest.mark.parametrize("value", [b"", b"{}", b"[1]", b'["a"', b'["\\ud800"]', b"null"])
+def test_no_array_of_strings(value: bytes) -> None:
+    with pytest.raises(ValueError, match=r"Expecting|array|surrogates"):
+        strings(value)

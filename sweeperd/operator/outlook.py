@@ -72,7 +72,7 @@ def outlook(settings: Settings, views: Sequence[View]) -> tuple[Answer, Answer, 
         ),
         _answer(
             "Is anything set aside?",
-            {Level.GOOD: "No", Level.WATCH: "Yes", Level.BAD: "Not known"},
+            {Level.GOOD: "No", Level.WATCH: "Yes" if any(map(_anything_aside, views)) else "Not known"},
             collected(_set_aside),
             "nothing waits for a person",
         ),
@@ -113,10 +113,9 @@ def _sweep(settings: Settings, view: View) -> Iterator[_Finding]:
     late = (3 * sweep.interval + sweep.lease_ttl).total_seconds() + 10
     if status.sweeping:
         late += sweep.time_budget.total_seconds()
-    age = status.tick_age_seconds
-    if age is None:
+    if status.tick_age_seconds is None:
         yield Level.WATCH, "no sweep has ended yet"
-    elif age > late:
+    elif (age := status.tick_age_seconds + view.age_seconds) > late:
         yield Level.BAD, f"not swept for {span(age)}"
     due = status.due
     if due.oldest_overdue_seconds > OVERDUE_WATCH:
@@ -154,9 +153,13 @@ def _delivery(endpoint: EndpointStatus) -> _Finding | None:
     return None
 
 
+def _anything_aside(view: View) -> bool:
+    return view.status is not None and bool(view.status.quarantined or view.status.dead_letters)
+
+
 def _set_aside(view: View) -> Iterator[_Finding]:
     if view.status is None:
-        yield Level.WATCH if not view.error else Level.BAD, "not known"
+        yield Level.WATCH, "not known"
         return
     if view.status.quarantined:
         yield Level.WATCH, f"{view.status.quarantined:,} in quarantine"

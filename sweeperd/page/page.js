@@ -287,7 +287,7 @@
         say(this.swept, "");
         return;
       }
-      say(this.swept, this.lastSweep(status));
+      say(this.swept, this.lastSweep(shard));
       const ago = history.seconds_ago;
       const down = history.overdue.map((value) => value === null);
       const late = status.oldest_overdue_seconds;
@@ -323,10 +323,11 @@
       this.trouble.hidden = text === "";
     }
 
-    lastSweep({ tick, sweeping }) {
+    lastSweep({ status: { tick, sweeping }, age_seconds: age, stale }) {
       if (tick === null) return sweeping ? `${sweeping} sweeps for the first time` : "not swept yet";
       const now = sweeping === tick.by ? ", sweeping now" : sweeping ? `, ${sweeping} sweeps now` : "";
-      return `swept ${span(tick.age_seconds)} ago by ${tick.by}${now}`;
+      const last = `swept ${span(tick.age_seconds + age)} ago by ${tick.by}`;
+      return stale ? `${last}, as far as is known` : last + now;
     }
   }
 

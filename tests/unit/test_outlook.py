@@ -26,7 +26,7 @@ def told(number: int, *views: View) -> Told:
 
 
 def view(**changes: object) -> View:
-    return View("eu", "redis:6379", replace(WELL, **changes), 1.0)  # type: ignore[arg-type]
+    return View("eu", "redis:6379", replace(WELL, **changes))  # type: ignore[arg-type]
 
 
 def swept(seconds_ago: float) -> Tick:
@@ -60,6 +60,7 @@ def test_all_is_well() -> None:
         ),
         (view(tick=None), (Level.WATCH, "Not quite", ("no sweep has ended yet",))),
         (view(tick=swept(60)), (Level.BAD, "No", ("not swept for 60 s",))),
+        (replace(view(tick=swept(30)), age_seconds=15.0), (Level.BAD, "No", ("not swept for 45 s",))),
         (view(tick=swept(60), sweeping="host-2"), (Level.GOOD, "Yes", ("nothing is overdue for long",))),
         (view(tick=swept(90), sweeping="host-2"), (Level.BAD, "No", ("not swept for 90 s",))),
         (
@@ -106,11 +107,16 @@ def test_whether_everyone_gets_their_events(about: View, expected: Told) -> None
         (view(quarantined=3), (Level.WATCH, "Yes", ("3 in quarantine",))),
         (view(quarantined=1, dead_letters=1), (Level.WATCH, "Yes", ("1 in quarantine", "1 dead letter"))),
         (view(dead_letters=2000), (Level.WATCH, "Yes", ("2,000 dead letters",))),
-        (View("eu", "", None, 0.0, "Connection refused"), (Level.BAD, "Not known", ("not known",))),
+        (View("eu", "", None, 0.0, "Connection refused"), (Level.WATCH, "Not known", ("not known",))),
     ],
 )
 def test_whether_something_is_set_aside(about: View, expected: Told) -> None:
     assert told(2, about) == expected
+
+
+def test_a_shard_that_is_not_known_hides_nothing_of_another() -> None:
+    views = [View("us", "", None, 0.0, "Connection refused"), view(quarantined=3)]
+    assert told(2, *views) == (Level.WATCH, "Yes", ("us: not known", "eu: 3 in quarantine"))
 
 
 def test_of_several_shards_the_worst_is_told_first_and_each_is_named() -> None:

@@ -108,7 +108,7 @@ def busy() -> Shards:
             EndpointStatus("billing", pending=2, oldest_pending_seconds=0.4),
             EndpointStatus(
                 "crm",
-                pending=1846,
+                pending=1827,
                 oldest_pending_seconds=1322,
                 circuit_open=True,
                 failures=11,

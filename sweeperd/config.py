@@ -65,6 +65,15 @@ def _positive(value: timedelta) -> timedelta:
     return value
 
 
+def _or_off(value: object) -> object:
+    """The empty text turns it off."""
+    return None if value in ("", None) else _duration(value)
+
+
+def _positive_or_off(value: timedelta | None) -> timedelta | None:
+    return None if value is None else _positive(value)
+
+
 def _lease_ttl(value: timedelta) -> timedelta:
     if not MIN_LEASE_TTL <= value <= MAX_LEASE_TTL:
         # Shorter, a renewal that is a moment late loses it; longer, one that died keeps all others from the work.
@@ -134,6 +143,8 @@ def _host_and_port(listen: str) -> tuple[str, int]:
 
 Duration = Annotated[timedelta, BeforeValidator(_duration)]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
+#: "" turns it off: None.
+OptionalDuration = Annotated[timedelta | None, BeforeValidator(_or_off), AfterValidator(_positive_or_off)]
 #: Stands in metrics, in log lines and in the names of consumer groups.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 LeaseTtl = Annotated[Duration, AfterValidator(_lease_ttl)]
@@ -188,6 +199,13 @@ class SweepSettings(_Section):
     lease_ttl: LeaseTtl = timedelta(seconds=15)
     audit_retention: PositiveDuration = timedelta(days=30)
     audit_spread: float = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
+
+
+class ReconcileSettings(_Section):
+    """The daemon's own walk over all reservations."""
+
+    interval: OptionalDuration = timedelta(days=1)
+    rate: int = Field(default=1000, ge=1, le=1_000_000)
 
 
 class EventsSettings(_Section):
@@ -287,6 +305,7 @@ class Settings(_Section):
     keys: KeysSettings = KeysSettings()
     shards: list[ShardSettings] = []
     sweep: SweepSettings = SweepSettings()
+    reconcile: ReconcileSettings = ReconcileSettings()
     events: EventsSettings = EventsSettings()
     webhooks: WebhooksSettings = WebhooksSettings()
     http: HttpSettings = HttpSettings()

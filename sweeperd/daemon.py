@@ -4,6 +4,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC
+from typing import Any
 
 from apscheduler.executors.pool import ThreadPoolExecutor as SchedulerPool
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -12,6 +13,7 @@ from sweeperd.config import Settings
 from sweeperd.delivery import shares
 from sweeperd.keeper import Keeper
 from sweeperd.metrics import Metrics
+from sweeperd.page import report
 from sweeperd.shard import open_shards
 
 
@@ -102,3 +104,8 @@ class Daemon:
         troubles = [f"{keeper.name}: {keeper.trouble}" for keeper in self._keepers if keeper.trouble]
         ready = all(keeper.tried for keeper in self._keepers) and len(troubles) < len(self._keepers)
         return ready, "\n".join(["ok"] * ready + troubles)
+
+    def report(self) -> dict[str, Any]:
+        """What the page shows: of each shard the last that is known. Waits for nothing."""
+        shards = [(keeper.lookout.view(), keeper.lookout.samples()) for keeper in self._keepers]
+        return report(self._settings, shards, time.monotonic())

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import threading
 from collections.abc import Sequence
 
@@ -13,7 +14,10 @@ from sweeperd.delivery import Delivery
 from sweeperd.duty import Duty
 from sweeperd.errors import RedisUnavailable
 from sweeperd.lease import Lease
+from sweeperd.lookout import Lookout
 from sweeperd.metrics import Metrics
+from sweeperd.operator.status import read_status
+from sweeperd.patrol import Patrol
 from sweeperd.reservation import message, reservations
 from sweeperd.shard import Shard
 from sweeperd.sweep import Decision, Sweeper
@@ -23,6 +27,8 @@ log = logging.getLogger(__name__)
 
 #: Between two rounds of trimming and measuring, seconds.
 MAINTENANCE_INTERVAL = 15.0
+#: Between two looks for the page while somebody watches, seconds.
+LOOK_INTERVAL = 3.0
 
 
 class Keeper:
@@ -43,9 +49,23 @@ class Keeper:
         self._delivery = Delivery(settings, shard, encode, metrics, stop, concurrency)
         interval = settings.sweep.interval.total_seconds()
         patience = 60 + 4 * settings.redis.socket_timeout.total_seconds()
-        self.duties = [
+        self.lookout = Lookout(shard.name, shard.address, functools.partial(read_status, settings, shard))
+        self._vital = [
             Duty(f"sweep of {self.name}", self._sweep, interval, settings.sweep.time_budget.total_seconds() + patience),
             Duty(f"maintenance of {self.name}", self._maintain, min(MAINTENANCE_INTERVAL, 3 * interval), patience),
+        ]
+        self._patrol: Patrol | None = None
+        if settings.reconcile.interval:
+            self._patrol = Patrol(settings, shard, metrics, stop)
+            # A walk may take a day and is ended by a stop within a moment, so it is never stuck.
+            every = self._patrol.look_every
+            self._vital.append(Duty(f"reconcile of {self.name}", self._reconcile, every, math.inf))
+        else:
+            metrics.forget_reconcile(shard.name)
+        #: In a thread of its own, so that nothing waits for what is only to be shown.
+        self.duties = [
+            *self._vital,
+            Duty(f"look at {self.name}", self._look, min(LOOK_INTERVAL, 3 * interval), patience),
         ]
         #: Whether a sweep was tried yet.
         self.tried = False
@@ -66,11 +86,12 @@ class Keeper:
         """Take over from one that has retired: what it knows of Redis is still so."""
         self.tried, self.trouble = before.tried, before.trouble
         self._delivery.succeed(before._delivery)
+        self.lookout.succeed(before.lookout)
 
     @property
     def health(self) -> list[str]:
         """What is wrong with its threads."""
-        problems = [f"the {duty.name} is stuck" for duty in self.duties if duty.stuck]
+        problems = [f"the {duty.name} is stuck" for duty in self._vital if duty.stuck]
         if not self._stop.is_set() and not self._delivery.complete:
             problems.append(f"a delivery thread of {self.name} has died")
         return problems
@@ -123,3 +144,14 @@ class Keeper:
             self._delivery.maintain()
         except RedisUnavailable as error:
             log.warning("maintenance waits for redis", extra={"shard": self.name, "error": str(error)})
+
+    def _look(self) -> None:
+        if not self._stop.is_set():
+            self.lookout.look()
+
+    def _reconcile(self) -> None:
+        assert self._patrol  # noqa: S101 - for the type checker
+        try:
+            self._patrol.look()
+        except RedisUnavailable as error:
+            log.warning("reconcile waits for redis", extra={"shard": self.name, "error": str(error)})

@@ -82,6 +82,26 @@ class Metrics:
         self.leases_lost = Counter(
             "sweeperd_leases_lost_total", "Leases that were gone before their sweep ended", ["shard"], registry=registry
         )
+        self.reconcile_findings = Gauge(
+            "sweeperd_reconcile_findings",
+            "What the last walk over all reservations found wrong, by kind",
+            ["shard", "kind"],
+            registry=registry if lasting else None,
+        )
+        self.reconcile_last = Gauge(
+            "sweeperd_reconcile_last_timestamp_seconds",
+            "When the last walk over all reservations ended",
+            ["shard"],
+            registry=registry if lasting else None,
+        )
+        self.reconcile_runs = Counter(
+            "sweeperd_reconcile_runs_total",
+            "Walks of this process over all reservations, by result",
+            ["shard", "result"],
+            registry=registry if lasting else None,
+        )
+        #: Shard -> the kinds that it shows.
+        self._kinds: dict[str, list[str]] = {}
         self.webhook_attempts = Counter(
             "sweeperd_webhook_attempts_total", "Webhook requests by result", ["endpoint", "result"], registry=registry
         )
@@ -140,6 +160,18 @@ class Metrics:
         self.leases_lost.labels(shard)
         self.redis_up.labels(shard)
 
+    def announce_reconcile(self, shard: str, kinds: list[str]) -> None:
+        """The same for the walks over all reservations; what they found is shown once there was one."""
+        self._kinds[shard] = kinds
+        for result in ("ok", "error"):
+            self.reconcile_runs.labels(shard, result)
+
+    def reconciled(self, shard: str, counts: dict[str, int], finished_at: float) -> None:
+        """What the last walk over all reservations found, by this process or another; when it ended, Unix time."""
+        for kind, count in counts.items():
+            self.reconcile_findings.labels(shard, kind).set(count)
+        self.reconcile_last.labels(shard).set(finished_at)
+
     def announce_endpoint(self, endpoint: str) -> None:
         """Show an endpoint's series at 0 from the start."""
         for result in ("delivered", "rejected", "failed"):
@@ -154,8 +186,17 @@ class Metrics:
                 self.webhook_pending.remove(endpoint)
                 self.webhook_oldest_pending.remove(endpoint)
 
+    def forget_reconcile(self, shard: str) -> None:
+        """The same for a shard that is walked no more: what was found is not looked at again."""
+        with contextlib.suppress(KeyError):
+            self.reconcile_last.remove(shard)
+        for kind in self._kinds.pop(shard, []):
+            with contextlib.suppress(KeyError):
+                self.reconcile_findings.remove(shard, kind)
+
     def forget_shard(self, shard: str) -> None:
         """The same for a shard."""
+        self.forget_reconcile(shard)
         for gauge in (self.due_entries, self.oldest_due, self.quarantined_entries, self.redis_up):
             with contextlib.suppress(KeyError):  # not measured yet
                 gauge.remove(shard)

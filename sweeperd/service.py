@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from sweeperd import __version__
 from sweeperd.config import Settings
@@ -84,6 +85,10 @@ class Service:
     def readiness(self) -> tuple[bool, str]:
         """Whether it is ready, and the shards that are not."""
         return (False, "stopping") if self._ending else self._daemon.readiness()
+
+    def report(self) -> dict[str, Any]:
+        """What the page shows."""
+        return self._daemon.report()
 
     # ---- signals
 
@@ -196,7 +201,7 @@ class Service:
 
     def _listen(self, settings: Settings) -> Web | None:
         address = settings.http.address
-        return Web(address, self._metrics, self.health, self.readiness) if address else None
+        return Web(address, self._metrics, self.health, self.readiness, self.report) if address else None
 
     # ---- the end
 

@@ -105,6 +105,11 @@ class Keys:
         """HASH: the last tick, by whom, and how much has expired in all."""
         return self.prefix + b"sweeperd:ticks"
 
+    @property
+    def reconcile(self) -> bytes:
+        """HASH: `last`: when the daemon's last walk ended and what it counted, `report`: all that it told; JSON."""
+        return self.prefix + b"sweeperd:reconcile"
+
     def lease(self, job: str) -> bytes:
         """STRING: the token of the process that does this job now."""
         return self.prefix + b"sweeperd:lease:" + job.encode()

@@ -187,10 +187,15 @@ class Daemon:
         """The log lines with this message."""
         return [line for line in self.lines() if line["message"] == message]
 
+    @property
+    def address(self) -> str:
+        """Host and port of its HTTP."""
+        return f"127.0.0.1:{self._port}"
+
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of a GET."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=5) as response:
+            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=5) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

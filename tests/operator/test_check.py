@@ -186,7 +186,8 @@ def test_replication(redis_binary: Binary, server: Server, client: redis.Redis) 
     with configured(client, min_replicas_to_write=1):
         findings = look(server.url)
         assert bad(findings) == {"replication": FAILURE, "writable": FAILURE}
-    with Server(redis_binary, ["--replicaof", "127.0.0.1", str(server.port)]):
+    diskless = configured(client, repl_diskless_sync_delay=0)
+    with diskless, Server(redis_binary, ["--replicaof", "127.0.0.1", str(server.port)]):
         eventually(lambda: client.info("replication").get("slave0", {}).get("state") == "online")
         assert look(server.url, events={"wait_replicas": 1})["replication"].level is OK
         finding = look(server.url)["replication"]

@@ -173,3 +173,14 @@ def test_a_full_redis_takes_no_note_and_the_process_knows(own_server: Server, re
         patrol.look()
         assert runs(metrics) == 1
         assert not shard.client.exists(RECORD)
+
+
+def test_what_is_walked_no_more_is_not_shown(replica: Make, shard: Shard) -> None:
+    patrol, metrics = replica()
+    patrol.look()
+    metrics.announce_reconcile("other", ["lost"])
+    metrics.reconciled("other", {"lost": 2}, 1.0)
+    metrics.forget_reconcile("default")
+    metrics.forget_reconcile("default")
+    assert findings(metrics) == {"lost": 2}
+    assert runs(metrics) == 1

@@ -1,0 +1,66 @@
+"""`reconcile` and `check` on a Cluster: a walk that a moving slot comes between is given up, and says nothing."""
+
+from contextlib import closing
+
+import pytest
+
+from sweeperd.config import Settings, SweepSettings
+from sweeperd.errors import RedisUnavailable
+from sweeperd.operator import reconcile as module
+from sweeperd.operator.check import Level, check_shard, worst
+from sweeperd.operator.reconcile import Fault, Progress, ReconcileReport, Stage, reconcile
+from sweeperd.shard import Shard, open_shards
+from tests.topology.servers import cluster, moved_step_by_step
+from tests.world import reserve
+
+PREFIX = "{tenant-a}:"
+IDS = [str(number) for number in range(150)]
+
+
+def walk(shard: Shard, progress: Progress = lambda *_: None, *, repair: bool = False) -> ReconcileReport:
+    return reconcile(shard, SweepSettings(), 1e9, repair=repair, progress=progress)
+
+
+def test_a_slot_that_moves_under_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SETTLE", "IDENTIFY"):
+        monkeypatch.setattr(module, name, 0.0)
+    with cluster() as running:
+        source, target = running.owner(PREFIX), running.other_primary(PREFIX)
+        with running.client(source) as client:
+            reserve(client, IDS, overdue_by=-50_000, prefix=PREFIX)
+        settings = Settings.model_validate({"redis": {"url": running.limited_url(PREFIX)}, "keys": {"prefix": PREFIX}})
+        (shard,) = open_shards(settings)
+        with closing(shard):
+            before = walk(shard)
+            assert (before.reservations, before.budgets, before.remaining) == (len(IDS), 2, 0)
+            assert worst(list(check_shard(shard, settings))) is Level.WARNING
+
+            steps = moved_step_by_step(running, PREFIX, target)
+            begun = False
+
+            def move(stage: Stage, *_: int) -> None:
+                """The first keys go while the walk is under way."""
+                nonlocal begun
+                if stage is Stage.RESERVATIONS and not begun:
+                    begun = True
+                    assert [next(steps), next(steps)] == ["opened", "keys"]
+
+            with pytest.raises(RedisUnavailable):
+                walk(shard, move)
+            for step in steps:
+                if step == "closed":
+                    break
+                with pytest.raises(RedisUnavailable):
+                    walk(shard)
+
+            # It may also move as a whole between two steps of a walk.
+            def move_back(stage: Stage, *_: int) -> None:
+                if stage is Stage.RESERVATIONS and running.owner(PREFIX) is target:
+                    assert list(moved_step_by_step(running, PREFIX, source))[-1] == "closed"
+
+            with pytest.raises(RedisUnavailable, match="another took its place"):
+                walk(shard, move_back)
+            shard.client.zrem(shard.keys.reservation_index, *IDS[:10])
+            mended = walk(shard, repair=True)
+            assert (mended.found, mended.mended) == ({Fault.LOST: 10}, {Fault.LOST: 10})
+            assert shard.client.zcard(shard.keys.reservation_index) == len(IDS)

@@ -27,6 +27,7 @@ from sweeperd.sweep import Outcome
 _COMMANDS = {
     "demo": "demo",
     "expired": "expired",
+    "dead-letters": "dead_letters",
 }
 
 

@@ -28,6 +28,7 @@ _COMMANDS = {
     "demo": "demo",
     "expired": "expired",
     "dead-letters": "dead_letters",
+    "endpoints": "endpoints",
 }
 
 

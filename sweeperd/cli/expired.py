@@ -25,7 +25,7 @@ from sweeperd.shard import Shard
 from sweeperd.text import rfc3339
 
 #: Between two looks for what is new, and between two tries of a shard that is down; seconds.
-LOOK_EVERY, RETRY_EVERY = 0.5, 5.0
+LOOK_EVERY, RETRY_EVERY = 0.5, 2.0
 
 #: What is told of an expiry, and how wide it is on a terminal.
 _COLUMNS = {

@@ -1,4 +1,7 @@
-"""What all replicas must know of an endpoint: that it is paused, or that it asked for quiet."""
+"""
+What all replicas must know of an endpoint: that it is paused, by a 410 or by an operator, or that it asked for quiet. A
+process that delivers looks here every few seconds, so what an operator writes is obeyed within as many.
+"""
 
 import threading
 
@@ -6,6 +9,7 @@ import pydantic
 import redis
 
 from sweeperd.circuit import Circuit
+from sweeperd.lua import Call, Script
 from sweeperd.process import process_name
 from sweeperd.shard import Shard, is_full, is_server_trouble
 
@@ -31,9 +35,13 @@ class EndpointState(pydantic.BaseModel):
 
 
 class EndpointBoard:
-    """`sweeperd:endpoints`. An endpoint that is not on it is open; to resume one is to take it off."""
+    """
+    `sweeperd:endpoints`: what replicas tell each other, and what an operator tells all of them. An endpoint that is not
+    on it is open; to resume one is to take it off.
+    """
 
     def __init__(self, shard: Shard) -> None:
+        self._quiet = Script("quiet")
         self._client = shard.client
         self._key = shard.keys.endpoints
         self._clock = shard.clock
@@ -43,28 +51,45 @@ class EndpointBoard:
         entry = self._client.hget(self._key, endpoint)
         if not isinstance(entry, bytes):
             return EndpointState()
-        try:
-            return EndpointState.model_validate_json(entry)
-        except ValueError:
-            # Somebody wrote here by hand. To send to a receiver that must be left alone is worse than to wait.
-            return EndpointState(paused_at=0, reason=f"{self._key.decode()} holds what cannot be read")
+        return self._parsed(entry)
 
     def pause(self, endpoint: str, reason: str) -> EndpointState:
-        """Stop sending to an endpoint, on all replicas. Raises redis.RedisError."""
-        return self._write(endpoint, EndpointState(paused_at=self._clock.now_ms(), reason=reason))
-
-    def quiet(self, endpoint: str, seconds: float) -> EndpointState:
-        """Send nothing for so long, on all replicas. Raises redis.RedisError."""
-        return self._write(endpoint, EndpointState(quiet_until=self._clock.now_ms() + int(seconds * 1000)))
-
-    def _write(self, endpoint: str, state: EndpointState) -> EndpointState:
+        """
+        Stop sending to an endpoint, on all replicas, until it is resumed. A full Redis takes no note of it: the process
+        that was told knows, the others will be told themselves. Raises redis.RedisError.
+        """
+        state = EndpointState(paused_at=self._clock.now_ms(), reason=reason)
         try:
             self._client.hset(self._key, endpoint, state.model_dump_json())
         except redis.ResponseError as error:
             if not is_full(error):
                 raise
-            # A full Redis takes no note of it. The process that was told knows, the others will be told themselves.
         return state
+
+    def quiet(self, endpoint: str, seconds: float) -> EndpointState:
+        """
+        Send nothing for so long, on all replicas; one that is paused stays so. Returns what holds now. A full Redis
+        takes no note of it, as with `pause`. Raises redis.RedisError.
+        """
+        state = EndpointState(quiet_until=self._clock.now_ms() + int(seconds * 1000))
+        try:
+            note = self._quiet.run(self._client, Call([self._key], [endpoint, state.model_dump_json()]))
+        except redis.ResponseError as error:
+            if not is_full(error):
+                raise
+            return state
+        return self._parsed(note)
+
+    def resume(self, endpoint: str) -> bool:
+        """Send again, on all replicas. False where it was neither paused nor quiet. Raises redis.RedisError."""
+        return bool(self._client.hdel(self._key, endpoint))
+
+    def _parsed(self, note: bytes) -> EndpointState:
+        try:
+            return EndpointState.model_validate_json(note)
+        except ValueError:
+            # Somebody wrote here by hand. To send to a receiver that must be left alone is worse than to wait.
+            return EndpointState(paused_at=0, reason=f"{self._key.decode()} holds what cannot be read")
 
 
 class CircuitState(pydantic.BaseModel):

@@ -14,9 +14,12 @@ import redis
 
 from sweeperd.lua import Call, Script
 from sweeperd.shard import Shard, is_full
+from sweeperd.text import shown
 
 #: The owner of events that were handed over in vain and wait for their next time.
 PARKED = b"(parked)"
+#: The field of an event that is not told for the first time: the one endpoint that is to have it. It is no expiry.
+ONLY_FOR = b"only_for"
 #: An owner that has been silent for so long is dead, seconds. It speaks three times as often.
 TAKE_OVER_AFTER = 15.0
 #: How many pending events are looked at in one go.
@@ -41,6 +44,12 @@ class Entry:
     def added_ms(self) -> int:
         """When it was added, ms on Redis's clock: the first half of its id."""
         return _parsed(self.id)[0]
+
+    @property
+    def only_for(self) -> str | None:
+        """The one endpoint that is to have it, because an operator has it delivered again; None: all of them."""
+        name = self.fields.get(ONLY_FOR)
+        return None if name is None else shown(name)
 
 
 @dataclass(frozen=True, slots=True)

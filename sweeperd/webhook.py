@@ -26,6 +26,8 @@ from sweeperd.shard import Clock
 
 #: How much of a response is read, bytes. Reading it to its end keeps the connection; nothing in it is looked at.
 RESPONSE_LIMIT = 64 * 1024
+#: How much of that is kept for an operator who tries an endpoint out, bytes.
+KEPT = 4 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,21 @@ class Verdict:
     def gone(self) -> bool:
         """The receiver says that it is no more, and wants nothing more."""
         return self.status == 410
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request and what came back. Headers and body may hold secrets: show them to nobody as they are."""
+
+    verdict: Verdict
+    request_headers: dict[str, str]
+    #: Nothing where there was no answer.
+    response_headers: dict[str, str]
+    #: The beginning of the response's body, as it came over the wire: KEPT bytes at most.
+    response_body: bytes
+
+    def __repr__(self) -> str:
+        return f"Exchange({self.verdict})"
 
 
 class Webhook:
@@ -126,7 +143,7 @@ class Webhook:
             if verdict is not None and self._stop.is_set():
                 break  # the stop came while it waited
             with attempt:
-                verdict = self._request(message)
+                verdict = self.exchange(message).verdict
             attempt.retry_state.set_result(verdict)
         if verdict is None:
             raise RuntimeError("there was no attempt")
@@ -162,22 +179,25 @@ class Webhook:
             return False
         return verdict.retry_after is None or verdict.retry_after <= self._longest_wait
 
-    def _request(self, message: Message) -> Verdict:
+    def exchange(self, message: Message) -> Exchange:
+        """Send once, and return what was sent and what came back."""
         # The receiver checks the timestamp against its own clock; Redis's is the only one that this system vouches for.
-        headers = self.headers(message, self._clock.now_ms() // 1000)
+        sent, answered, body = self.headers(message, self._clock.now_ms() // 1000), {}, b""
         started = time.monotonic()
         try:
             request = self._session.prepare_request(
-                requests.Request("POST", self._url, headers=headers, data=message.body, auth=_url_auth(self._url))
+                requests.Request("POST", self._url, headers=sent, data=message.body, auth=_url_auth(self._url))
             )
+            sent = dict(request.headers)
             response = self._session.send(request, timeout=self._timeouts, allow_redirects=False, **self._transport)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             verdict = Verdict(Result.FAILED, _why(error), seconds=time.monotonic() - started)
         else:
-            _read_some(response, deadline=started + sum(self._timeouts))
+            answered = dict(response.headers)
+            body = _read_some(response, deadline=started + sum(self._timeouts))
             verdict = self._judge(response, time.monotonic() - started)
         self._observe(verdict)
-        return verdict
+        return Exchange(verdict, sent, answered, body)
 
     def _judge(self, response: requests.Response, seconds: float) -> Verdict:
         status = response.status_code
@@ -240,19 +260,24 @@ def _url_auth(url: str) -> Callable[[requests.PreparedRequest], requests.Prepare
     return (user, password) if user or password else lambda request: request
 
 
-def _read_some(response: requests.Response, deadline: float) -> None:
-    """Read a response up to the limit or the deadline, and let go of it. The verdict does not depend on how it ends."""
-    left = RESPONSE_LIMIT
+def _read_some(response: requests.Response, deadline: float) -> bytes:
+    """
+    Read a response up to the limit or the deadline, and let go of it. The verdict does not depend on how it ends.
+    Returns its beginning.
+    """
+    left, kept = RESPONSE_LIMIT, b""
     try:
         while left > 0 and time.monotonic() < deadline:
             chunk = response.raw.read1(left, decode_content=False)
             if not chunk:
                 break
             left -= len(chunk)
+            kept += chunk[: KEPT - len(kept)]
     except (urllib3.exceptions.HTTPError, OSError, ValueError):
         pass
     finally:
         response.close()
+    return kept
 
 
 def _why(error: BaseException) -> str:

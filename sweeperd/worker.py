@@ -172,7 +172,7 @@ class EndpointWorker:
         if look:
             self._look_at = now + self._pause
             self._shard.read_clock()
-            self._watch.look()
+            self._look()
         if self._left_alone():
             return self._rest(block)
         if self.circuit.open:
@@ -189,6 +189,16 @@ class EndpointWorker:
         else:
             self._look_at = now  # there is more
         return self._hand_out(entries)
+
+    def _look(self) -> None:
+        """What an operator or another replica has said of the endpoint."""
+        before = self._watch.state.paused
+        self._watch.look()
+        state = self._watch.state
+        if state.paused and not before:
+            log.warning("the endpoint is paused; its events wait", extra=self._about | {"reason": state.reason})
+        elif before and not state.paused:
+            log.warning("the endpoint is resumed", extra=self._about)
 
     def _rest(self, block: bool) -> bool:
         if block:
@@ -261,6 +271,9 @@ class EndpointWorker:
         return bool(entries)
 
     def _wants(self, entry: Entry) -> bool:
+        if entry.only_for is not None:
+            # Whoever had it delivered again looked at the tenants: a letter that is lost here would be lost in silence.
+            return entry.only_for == self.name
         return self._tenants is None or entry.fields.get(b"tenant", b"") in self._tenants
 
     def _waits_for_others(self) -> bool:
@@ -297,6 +310,8 @@ class EndpointWorker:
         message = self._encode(entry.fields)
         verdict = self._webhook.hand_over(message, attempts=1 if probe else None)
         about = self._about | {"event_id": message.event_id, "trace_id": message.trace_id}
+        if entry.only_for is not None:
+            about["replay"] = True
         if verdict.delivered:
             was_open = self.circuit.open
             self.circuit.succeeded()

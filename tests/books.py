@@ -13,6 +13,7 @@ from typing import Any
 
 import redis
 
+from sweeperd.events import ONLY_FOR
 from sweeperd.shard import Keys
 
 Row = Mapping[bytes, bytes]
@@ -62,8 +63,17 @@ class Books:
 
     @property
     def told(self) -> tuple[bytes, ...]:
-        """The reservation of each event, in order."""
-        return tuple(fields[b"id"] for fields in self.events)
+        """The reservation of each expiry's event, in order."""
+        return tuple(fields[b"id"] for fields in self.events if ONLY_FOR not in fields)
+
+    @property
+    def replayed(self) -> tuple[Row, ...]:
+        """The events that an operator had delivered again, as they were when they were told first."""
+        return tuple(
+            {name: value for name, value in fields.items() if name != ONLY_FOR}
+            for fields in self.events
+            if ONLY_FOR in fields
+        )
 
     def of(self, operation: str) -> dict[bytes, Mapping[str, Any]]:
         """The records of one operation of the ledger."""
@@ -188,7 +198,10 @@ def _indexed(books: Books) -> object:
 
 def _told_once(books: Books) -> object:
     expired = Counter(entry for entry, row in books.reservations.items() if row[b"state"] == b"EXPIRED")
-    return None if Counter(books.told) == expired else (Counter(books.told), expired)
+    if Counter(books.told) != expired:
+        return Counter(books.told), expired
+    # What is told again was told before, word for word.
+    return [row for row in books.replayed if row not in books.events]
 
 
 def _ended(books: Books) -> object:

@@ -5,9 +5,7 @@ import importlib
 import json
 import logging
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +15,7 @@ from prometheus_client import write_to_textfile
 
 from sweeperd import __version__
 from sweeperd.cli.options import Exit, Options, fail
+from sweeperd.cli.signals import stop_on_signals
 from sweeperd.config import CONFIG_VARIABLE
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
@@ -30,7 +29,10 @@ _COMMANDS = {
     "check": "check",
     "status": "status",
     "show": "show",
+    "expired": "expired",
     "quarantine": "quarantine",
+    "dead-letters": "dead_letters",
+    "endpoints": "endpoints",
     "reconcile": "reconcile",
 }
 
@@ -123,7 +125,7 @@ def _once(options: Options, as_json: bool, metrics_file: Path | None) -> int:
     settings = options.settings(default_level="warning" if show else None)
     metrics = Metrics(tenant_label=settings.metrics.tenant_label, lasting=False)
     try:
-        with _metrics_written(metrics, metrics_file), _stop_on_signals() as stop, _progress(show) as progress:
+        with _metrics_written(metrics, metrics_file), stop_on_signals() as stop, _progress(show) as progress:
             report = run_once(settings, stop, progress, metrics)
     except Exception as error:
         logging.getLogger(__name__).exception("the run failed")
@@ -151,23 +153,6 @@ def _metrics_written(metrics: Metrics, path: Path | None) -> Iterator[None]:
                 write_to_textfile(str(path), metrics.registry)
             except OSError as error:
                 fail(f"the metrics cannot be written to {path}: {error.strerror or error}", Exit.FAILED)
-
-
-@contextlib.contextmanager
-def _stop_on_signals() -> Iterator[threading.Event]:
-    """The first SIGTERM or SIGINT sets the event, the second ends the process at once."""
-    stop = threading.Event()
-
-    def on_signal(number: int, _frame: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        stop.set()
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -84,7 +84,7 @@ class Output:
         if yes:
             return
         if self.as_json or not sys.stdin.isatty():
-            raise click.UsageError(f"{question} There is nobody to ask here; say it with --yes")
+            raise click.UsageError(f"{printable(question)} There is nobody to ask here; say it with --yes")
         if not click.confirm(printable(question), err=True):
             click.echo("nothing was changed", err=True)
             raise click.exceptions.Exit(1)

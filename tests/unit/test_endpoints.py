@@ -43,9 +43,33 @@ def test_pause(board: EndpointBoard, shard: Shard, client: redis.Redis) -> None:
 def test_an_operator_resumes_it(board: EndpointBoard, client: redis.Redis) -> None:
     board.pause("billing", "")
     board.pause("audit", "")
-    client.hdel(KEY, "billing")
+    assert board.resume("billing")
     assert not board.read("billing").paused
     assert board.read("audit").paused
+    assert not board.resume("billing"), "it is open already"
+    board.quiet("billing", 60)
+    assert board.resume("billing")
+    assert board.read("billing") == EndpointState()
+
+
+def test_quiet_does_not_lift_a_pause(board: EndpointBoard) -> None:
+    """A request that was in flight when somebody paused the endpoint is answered with Retry-After."""
+    paused = board.pause("billing", "moving house")
+    assert board.quiet("billing", 60) == paused
+    assert board.read("billing") == paused
+
+
+def test_quiet_follows_quiet(board: EndpointBoard) -> None:
+    board.quiet("billing", 60)
+    longer = board.quiet("billing", 600)
+    assert board.read("billing") == longer
+
+
+@pytest.mark.parametrize("note", [b"nonsense", b'{"colour": 1}', b'"paused"', b"null"])
+def test_quiet_leaves_alone_what_cannot_be_read(note: bytes, board: EndpointBoard, client: redis.Redis) -> None:
+    client.hset(KEY, "billing", note)
+    assert board.quiet("billing", 60).paused
+    assert client.hget(KEY, "billing") == note
 
 
 def test_quiet(board: EndpointBoard, client: redis.Redis) -> None:
@@ -124,6 +148,6 @@ def test_a_watch_sees_that_an_endpoint_was_resumed(board: EndpointBoard, client:
     watch = EndpointWatch(board, "billing")
     watch.pause("gone")
     assert watch.state.paused
-    client.hdel(KEY, "billing")
+    board.resume("billing")
     watch.look()
     assert watch.state == EndpointState()

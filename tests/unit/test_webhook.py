@@ -19,7 +19,7 @@ from sweeperd import __version__
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.embedded import free_port
 from sweeperd.shard import Clock
-from sweeperd.webhook import RESPONSE_LIMIT, Message, Result, Verdict, Webhook
+from sweeperd.webhook import KEPT, RESPONSE_LIMIT, Message, Result, Verdict, Webhook
 from tests.receiver import Answer, Receiver
 from tests.world import eventually
 
@@ -460,3 +460,32 @@ def test_reasons_tell_no_url() -> None:
 def test_a_message_shows_no_body() -> None:
     assert repr(MESSAGE) == "Message(evt_1)"
     assert HUSH not in f"{Message('evt_2', 'x', TRACE, b'', HUSH.encode())}"
+
+
+# ---- for people
+
+
+def test_an_exchange_tells_what_was_sent_and_what_came_back() -> None:
+    with Receiver(lambda *_: Answer(503, {"X-Trouble": "disk"}, b"a" * KEPT + b"b")) as receiver:
+        sender = Sender(receiver.url.replace("http://", "http://user:hush@"), headers={"X-Team": "ops"})
+        exchange = sender.webhook.exchange(MESSAGE)
+    (request,) = receiver.requests
+    sent = {name.lower(): value for name, value in exchange.request_headers.items()}
+    assert sent.items() <= {name.lower(): value for name, value in request.headers.items()}.items()
+    assert sent["x-team"] == "ops"
+    assert sent["authorization"].startswith("Basic ")
+    assert exchange.response_headers["X-Trouble"] == "disk"
+    assert exchange.response_body == b"a" * KEPT
+    assert sender.verdicts == [exchange.verdict]
+    assert (exchange.verdict.result, exchange.verdict.status) == (Result.FAILED, 503)
+    assert "Basic" not in repr(exchange)
+
+
+def test_an_exchange_without_an_answer() -> None:
+    exchange = Sender(f"http://127.0.0.1:{free_port()}/").webhook.exchange(MESSAGE)
+    assert (exchange.verdict.reason, exchange.response_headers, exchange.response_body) == (
+        "Connection refused",
+        {},
+        b"",
+    )
+    assert exchange.request_headers["webhook-id"] == "evt_1"

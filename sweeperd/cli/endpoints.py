@@ -1,0 +1,234 @@
+"""`sweeperd endpoints`."""
+
+from typing import Any
+
+import click
+
+from sweeperd.cli.names import check_name
+from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, yes_option
+from sweeperd.cli.output import Cell, Output
+from sweeperd.cli.troubles import Troubles
+from sweeperd.config import EndpointSettings, Settings
+from sweeperd.endpoints import EndpointBoard, EndpointState
+from sweeperd.operator import endpoints
+from sweeperd.operator.endpoints import EndpointView, NotNoted, Trial
+from sweeperd.shard import Shard
+from sweeperd.text import rfc3339
+
+
+@click.group("endpoints", short_help="The receivers: list, pause, resume, test.")
+def command() -> None:
+    """The receivers of the webhooks."""
+
+
+@command.command("list")
+@json_option
+@shard_option
+@click.pass_obj
+def list_(options: Options, as_json: bool, shard: str | None) -> None:
+    """Each endpoint on each shard: where it is, what waits for it, and whether it is paused."""
+    output, troubles = Output(as_json=as_json), Troubles()
+    views: list[EndpointView] = []
+    with options.shards(shard) as (settings, shards):
+        for one in shards:
+            with troubles.noted(one):
+                views += endpoints.view(one, settings.webhooks.endpoints)
+    if as_json:
+        output.json({"endpoints": [_as_dict(view) for view in views], "down": troubles.down})
+    else:
+        columns = ["endpoint", "shard", "state", "pending", "oldest", "dead_letters", "tenants", "group", "url"]
+        output.table(columns, map(_cells, views))
+    troubles.end()
+
+
+@command.command("pause")
+@click.argument("name")
+@click.option("--reason", default="an operator paused it", show_default=True, help="What to tell the others.")
+@yes_option
+@json_option
+@shard_option
+@click.pass_obj
+def pause(options: Options, name: str, reason: str, yes: bool, as_json: bool, shard: str | None) -> None:
+    """Send nothing to it until it is resumed. Its events wait, and none is lost. Every daemon obeys within seconds."""
+    output, troubles, told = Output(as_json=as_json), Troubles(), []
+    with options.shards(shard) as (settings, shards):
+        endpoint = _endpoint(settings, name)
+        before = _states(shards, endpoint.name, troubles)
+        if any(not state.paused for _, state in before):
+            output.confirm(f"Pause {name}?", yes=yes)
+        for one, state in before:
+            if state.paused:
+                told.append(_told(one, state, changed=False))
+                output.say(f"{name} is paused on {one.name} already, {_since(state)}")
+                continue
+            with troubles.noted(one):
+                try:
+                    paused = endpoints.pause(one, name, reason)
+                except NotNoted:
+                    troubles.fail(f"{name} is not paused on {one.name}: redis is full and took no note of it")
+                else:
+                    told.append(_told(one, paused, changed=True))
+                    output.say(f"{name} is paused on {one.name}")
+    _end(output, name, told, troubles)
+
+
+@command.command("resume")
+@click.argument("name")
+@yes_option
+@json_option
+@shard_option
+@click.pass_obj
+def resume(options: Options, name: str, yes: bool, as_json: bool, shard: str | None) -> None:
+    """
+    Send to it again. It ends a pause by a 410, one by an operator, and the quiet that a receiver asked for. What waited
+    is delivered; what was in hand when it was paused follows after webhooks.redelivery_initial.
+    """
+    output, troubles, told = Output(as_json=as_json), Troubles(), []
+    with options.shards(shard) as (settings, shards):
+        endpoint = _endpoint(settings, name)
+        before = _states(shards, endpoint.name, troubles)
+        if any(state != EndpointState() for _, state in before):
+            output.confirm(f"Resume {name}?", yes=yes)
+        for one, state in before:
+            with troubles.noted(one):
+                changed = endpoints.resume(one, name)
+                told.append(_told(one, EndpointState(), changed=changed) | {"was": _state(state)})
+                was = f"; it was paused {_since(state)}" if state.paused else "; it was quiet"
+                output.say(
+                    f"{name} is resumed on {one.name}{was}" if changed else f"{name} is not paused on {one.name}"
+                )
+    _end(output, name, told, troubles)
+
+
+@command.command("test")
+@click.argument("name")
+@json_option
+@shard_option
+@click.pass_obj
+def test(options: Options, name: str, as_json: bool, shard: str | None) -> None:
+    """
+    Send it one signed event of the type sweeperd.test, once, and show request, answer and timing. Nothing is written to
+    Redis. It is sent even while the endpoint is paused.
+    """
+    output, troubles, trial = Output(as_json=as_json), Troubles(), None
+    with options.shards(shard) as (settings, shards):
+        endpoint = _endpoint(settings, name)
+        for one in shards:
+            # Any shard will do: it is asked what time it is.
+            if trial is None:
+                with troubles.noted(one):
+                    trial = endpoints.try_out(one, endpoint, settings.webhooks)
+    if trial is None:
+        troubles.end()
+        return
+    if as_json:
+        output.json(_trial(trial))
+    else:
+        _show(output, trial)
+    if not trial.delivered:
+        fail(f"{name} did not take it: {trial.result}", Exit.FAILED)
+
+
+def _endpoint(settings: Settings, name: str) -> EndpointSettings:
+    known = {endpoint.name: endpoint for endpoint in settings.webhooks.endpoints}
+    check_name("endpoint", name, known)
+    return known[name]
+
+
+def _states(shards: list[Shard], name: str, troubles: Troubles) -> list[tuple[Shard, EndpointState]]:
+    found = []
+    for shard in shards:
+        with troubles.noted(shard):
+            found.append((shard, EndpointBoard(shard).read(name)))
+    return found
+
+
+def _told(shard: Shard, state: EndpointState, *, changed: bool) -> dict[str, Any]:
+    return {"shard": shard.name, "changed": changed} | _state(state)
+
+
+def _state(state: EndpointState) -> dict[str, Any]:
+    return {
+        "paused": state.paused,
+        "paused_at": None if state.paused_at is None else rfc3339(state.paused_at),
+        "reason": state.reason,
+        "quiet_until": rfc3339(state.quiet_until) if state.quiet_until else None,
+    }
+
+
+def _since(state: EndpointState) -> str:
+    # 0: the note cannot be read.
+    since = f"since {rfc3339(state.paused_at)}" if state.paused_at else "nobody knows since when"
+    return f"{since}: {state.reason}"
+
+
+def _end(output: Output, name: str, told: list[dict[str, Any]], troubles: Troubles) -> None:
+    if output.as_json:
+        output.json({"endpoint": name, "shards": told, "down": troubles.down})
+    troubles.end()
+
+
+def _as_dict(view: EndpointView) -> dict[str, Any]:
+    return {
+        "endpoint": view.name,
+        "shard": view.shard,
+        "configured": view.settings is not None,
+        "url": view.url or None,
+        "tenants": None if view.settings is None else view.settings.tenants,
+        "group_position": view.position,
+        "pending": view.pending,
+        "oldest_pending_seconds": view.oldest_seconds,
+        **_state(view.state),
+        "quiet": view.quiet,
+        "dead_letters": view.dead_letters,
+        "dead_letters_all_counted": view.counted,
+    }
+
+
+def _cells(view: EndpointView) -> list[object]:
+    letters = f"{view.dead_letters}{'' if view.counted else ' or more'}"
+    asked = [] if view.settings is None else view.settings.tenants
+    if view.settings is None:
+        state = Cell("not in the configuration", "yellow")
+    elif view.state.paused:
+        state = Cell(f"paused {_since(view.state)}", "red")
+    elif view.quiet:
+        state = Cell(f"quiet until {rfc3339(view.state.quiet_until)}", "yellow")
+    else:
+        state = Cell("open", "green")
+    return [
+        view.name,
+        view.shard,
+        state,
+        view.pending,
+        f"{view.oldest_seconds:.0f}s" if view.pending else "",
+        Cell(letters, "red" if view.dead_letters else ""),
+        "all" if asked is None else ", ".join(asked),
+        view.position or "not made yet",
+        view.url,
+    ]
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    return {
+        "endpoint": trial.endpoint,
+        "delivered": trial.delivered,
+        "result": trial.result,
+        "seconds": trial.seconds,
+        "event_id": trial.event_id,
+        "request": {"method": "POST", "url": trial.url, "headers": trial.request_headers, "body": trial.request_body},
+        "response": {"status": trial.status, "headers": trial.response_headers, "body": trial.response_body},
+    }
+
+
+def _show(output: Output, trial: Trial) -> None:
+    output.say(f"POST {trial.url}", "bold")
+    for name, value in trial.request_headers.items():
+        output.say(f"{name}: {value}")
+    output.say(trial.request_body)
+    output.say("")
+    output.say(f"{trial.result} after {trial.seconds * 1000:.0f} ms", "green" if trial.delivered else "red")
+    for name, value in trial.response_headers.items():
+        output.say(f"{name}: {value}")
+    if trial.response_body:
+        output.say(trial.response_body)

@@ -1,0 +1,251 @@
+"""`sweeperd expired`."""
+
+import csv
+import heapq
+import io
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import click
+from rich.cells import set_cell_size
+from rich.console import Console
+
+from sweeperd.cli.moment import Moment, moment
+from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
+from sweeperd.cli.output import Output, printable, shortened
+from sweeperd.cli.signals import stop_on_signals
+from sweeperd.cli.troubles import Troubles, warn
+from sweeperd.config import DEFAULT_SHARD
+from sweeperd.operator.expired import Expiry, ExpiryReader, hole
+from sweeperd.operator.trouble import ShardTrouble, working_on
+from sweeperd.shard import Shard
+from sweeperd.text import rfc3339
+
+#: Between two looks for what is new, and between two tries of a shard that is down; seconds.
+LOOK_EVERY, RETRY_EVERY = 0.5, 2.0
+
+#: What is told of an expiry, and how wide it is on a terminal.
+_COLUMNS = {
+    "expired_at": 24,
+    "tenant": 16,
+    "reservation": 36,
+    "amount": 12,
+    "unit": 8,
+    "lag": 10,
+    "scope": 32,
+    "missing_budgets": 24,
+    "event_id": 36,
+    "trace_id": 32,
+    "shard": 16,
+}
+#: So many of them are shown however narrow the terminal is.
+_LEAST = 6
+# What a spreadsheet takes for a formula, the full-width signs as well. Tab and line ends are escaped before.
+_FORMULA = re.compile("[=+@\uff1d\uff0b\uff20\uff0d-]")
+
+
+@click.command("expired", short_help="What expired in a span of time, in order.")
+@click.option(
+    "--since",
+    callback=moment,
+    metavar="TIME",
+    default="15m",
+    show_default=True,
+    help="From then on, that moment included.",
+)
+@click.option("--until", callback=moment, metavar="TIME", help="Up to then, that moment not included.  [default: now]")
+@click.option("--tenant", metavar="NAME", help="Only this tenant's.")
+@click.option("--follow", "-f", is_flag=True, help="Go on as they come, until Ctrl-C.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "jsonl", "csv"]),
+    default="table",
+    show_default=True,
+    help="--json is the same as --format jsonl.",
+)
+@json_option
+@shard_option
+@click.pass_obj
+def command(
+    options: Options,
+    since: Moment,
+    until: Moment | None,
+    tenant: str | None,
+    follow: bool,
+    form: str,
+    as_json: bool,
+    shard: str | None,
+) -> None:
+    """
+    What expired from --since up to --until, in order: the events of the stream.
+
+    A time is as in RFC 3339, such as 2026-11-21T12:00:05Z or 2026-11-21T13:00:05.250+01:00, or a duration such as 15m:
+    that long ago. A time without an offset is UTC. All times are of Redis's clock, to the millisecond.
+
+    JSON lines hold the body of each webhook, and the shard. In CSV a text that a spreadsheet would take for a formula
+    begins with an apostrophe. Where events of the span are no longer kept, standard error says so.
+    """
+    if follow and until is not None:
+        raise click.UsageError("--follow has no end: leave --until out")
+    with options.shards(shard) as (_, shards):
+        troubles = Troubles()
+        readers = []
+        for one in shards:
+            with troubles.noted(one):
+                readers.append(_reader(one, since, until, tenant, follow))
+        if readers:
+            write = _writer("jsonl" if as_json else form)
+        if readers and follow:
+            _follow(readers, write)
+        elif readers:
+            write(heapq.merge(*(_noted(troubles, reader) for reader in readers), key=_by_time))
+        troubles.end()
+
+
+def _reader(shard: Shard, since: Moment, until: Moment | None, tenant: str | None, follow: bool) -> ExpiryReader:
+    now_ms = shard.read_clock()
+    since_ms, until_ms = since.on(now_ms), now_ms if until is None else until.on(now_ms)
+    if since_ms >= until_ms and not follow:
+        end = "now, by redis's clock" if until is None else "--until"
+        fail(f"--since ({_shown(since_ms)}) is not before {end} ({_shown(until_ms)})", Exit.USAGE)
+    if until_ms > now_ms:
+        warn(f"{_on(shard)}--until is yet to come: it is {_shown(now_ms)} by redis's clock")
+    missing = hole(shard, since_ms)
+    if missing:
+        warn(f"{_on(shard)}{missing}")
+    return ExpiryReader(shard, since_ms, None if follow else until_ms, tenant)
+
+
+def _on(shard: Shard) -> str:
+    return "" if shard.name == DEFAULT_SHARD else f"shard {shard.name}: "
+
+
+def _shown(milliseconds: int) -> str:
+    try:
+        return rfc3339(milliseconds)
+    except (OverflowError, ValueError):
+        return f"{milliseconds} ms"
+
+
+def _noted(troubles: Troubles, reader: ExpiryReader) -> Iterator[Expiry]:
+    with troubles.noted(reader.shard):
+        yield from reader.read()
+
+
+def _follow(readers: list[ExpiryReader], write: Callable[[Iterable[Expiry]], None]) -> None:
+    """Until a signal. A shard that is down is told of once, and goes on where it was when it answers again."""
+    down: dict[ExpiryReader, float] = {}
+
+    def events(reader: ExpiryReader) -> Iterator[Expiry]:
+        if down.get(reader, 0.0) > time.monotonic():
+            return
+        try:
+            with working_on(reader.shard):
+                for event in reader.read():
+                    if stop.is_set():
+                        return
+                    yield event
+            if down.pop(reader, None):
+                warn(f"{_on(reader.shard)}redis answers again")
+        except ShardTrouble as trouble:
+            if reader not in down:
+                warn(f"{trouble}; waiting for it")
+            down[reader] = time.monotonic() + RETRY_EVERY
+
+    with stop_on_signals() as stop:
+        while not stop.is_set():
+            write(heapq.merge(*map(events, readers), key=_by_time))
+            stop.wait(LOOK_EVERY)
+
+
+def _by_time(event: Expiry) -> tuple[int, int]:
+    return event.order
+
+
+# ---- how it is written
+
+
+def _writer(form: str) -> Callable[[Iterable[Expiry]], None]:
+    if form == "jsonl":
+        return _write_json
+    if form == "csv":
+        return _write_csv()
+    return _write_lines() if Output(as_json=False).terminal else _write_tabs()
+
+
+def _write_csv() -> Callable[[Iterable[Expiry]], None]:
+    def line(cells: Iterable[object]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow([_safe(cell) for cell in cells])
+        click.echo(text.getvalue(), nl=False)
+
+    def write(events: Iterable[Expiry]) -> None:
+        for event in events:
+            line(_row(event))
+
+    line(_COLUMNS)
+    return write
+
+
+def _write_json(events: Iterable[Expiry]) -> None:
+    for event in events:
+        click.echo(json.dumps(event.body | {"shard": event.shard}))
+
+
+def _write_tabs() -> Callable[[Iterable[Expiry]], None]:
+    click.echo("\t".join(_COLUMNS))
+
+    def write(events: Iterable[Expiry]) -> None:
+        for event in events:
+            click.echo("\t".join(map(printable, _row(event))))
+
+    return write
+
+
+def _write_lines() -> Callable[[Iterable[Expiry]], None]:
+    """Columns of a fixed width: a table that fits itself to its rows would have to hold them all."""
+    left, widths = Console().width, list[int]()
+    for width in _COLUMNS.values():
+        left -= width + 2
+        if left < 0 and len(widths) >= _LEAST:
+            break
+        widths.append(width)
+
+    def line(cells: Iterable[object]) -> str:
+        pairs = zip(cells, widths, strict=False)
+        return "  ".join(set_cell_size(shortened(printable(cell), width), width) for cell, width in pairs).rstrip()
+
+    click.secho(line(_COLUMNS), bold=True)
+
+    def write(events: Iterable[Expiry]) -> None:
+        for event in events:
+            click.echo(line(_row(event)))
+
+    return write
+
+
+def _row(event: Expiry) -> list[object]:
+    body = event.body
+    data: dict[str, Any] = body["data"]
+    return [
+        body.get("timestamp", event.stream_id.decode()),
+        body.get("tenant_id", ""),
+        data.get("reservation_id", ""),
+        data.get("estimated_amount", ""),
+        data.get("unit", ""),
+        "" if event.lag_ms is None else f"{event.lag_ms / 1000:.3f}s",
+        data.get("scope", ""),
+        ", ".join(data.get("missing_budgets", ())),
+        body["event_id"],
+        body.get("trace_id", ""),
+        event.shard,
+    ]
+
+
+def _safe(cell: object) -> str:
+    text = printable(cell)
+    return f"'{text}" if _FORMULA.match(text) else text

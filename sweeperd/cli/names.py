@@ -1,0 +1,22 @@
+"""Names that an operator types."""
+
+import difflib
+from collections.abc import Iterable
+
+from sweeperd.cli.options import Exit, fail
+from sweeperd.cli.output import printable, shortened
+
+
+def check_name(kind: str, name: str, known: Iterable[str]) -> None:
+    """Ends the process, with the likeliest name that there is, where `name` is none of those that are known."""
+    names = sorted(known)
+    if name in names:
+        return
+    close = difflib.get_close_matches(name, names, 1)
+    if close:
+        hint = f"; did you mean {close[0]}?"
+    elif names:
+        hint = f", only {shortened(', '.join(names), 200)}"
+    else:
+        hint = "; there is none"
+    fail(printable(f"there is no {kind} {shortened(name)!r} in the configuration{hint}"), Exit.USAGE)

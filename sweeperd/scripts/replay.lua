@@ -1,0 +1,50 @@
+-- Has a dead letter delivered again: its event goes back into the stream, for its endpoint alone, and the letter goes,
+-- in one step. Whoever dies half-way has either done it or not.
+--
+-- KEYS[1] -> sweeperd:events        STREAM
+-- KEYS[2] -> sweeperd:dead-letters  STREAM  as bury.lua writes it
+--
+-- ARGV[1] -> the id of the dead letter
+--
+-- Returns {outcome, ...}:
+--   {'replayed', stream id}
+--   {'gone'}      there is no such letter: replayed or dropped by somebody else
+--   {'no_event'}  the letter has no event, which was out of the stream already when it was given up on
+--   {'no_group'}  nobody takes the endpoint's events
+--
+-- The event is the same, field by field, so its event id is. `only_for` says who is to have it: all other endpoints
+-- acknowledge it without a request, and it is no expiry. Its age begins anew with its stream id.
+
+local letter = redis.call('XRANGE', KEYS[2], ARGV[1], ARGV[1])[1]
+if not letter then
+  return {'gone'}
+end
+local fields, event, endpoint = letter[2], {}, ''
+for i = 1, #fields, 2 do
+  local name, value = fields[i], fields[i + 1]
+  if i <= 8 then -- event, endpoint, reason, attempts
+    endpoint = name == 'endpoint' and value or endpoint
+  elseif name ~= 'only_for' then
+    event[#event + 1] = name
+    event[#event + 1] = value
+  end
+end
+if #event == 0 then
+  return {'no_event'}
+end
+local pending = redis.pcall('XPENDING', KEYS[1], endpoint)
+if pending.err then
+  return string.find(pending.err, 'NOGROUP', 1, true) and {'no_group'} or pending
+end
+event[#event + 1] = 'only_for'
+event[#event + 1] = endpoint
+
+-- Deletes nothing. At maxmemory, Redis takes writes that need memory only after one that needs none, and the letter
+-- must not go before its event is there.
+redis.call('XDEL', KEYS[2], '0-0')
+local added = redis.pcall('XADD', KEYS[1], '*', unpack(event))
+if type(added) == 'table' then -- an error; the id of the entry is text
+  return added
+end
+redis.call('XDEL', KEYS[2], ARGV[1])
+return {'replayed', added}

@@ -1,0 +1,284 @@
+"""An operator asks what expired, has dead letters delivered again, pauses an endpoint: with the installed command."""
+
+import json
+import os
+import pty
+import random
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from sweeperd.embedded import Binary, Server
+from sweeperd.events import ONLY_FOR
+from tests.books import Property, check, read
+from tests.operator.stream.conftest import HOSTILE, expire, give_up
+from tests.receiver import Answer, Receiver
+from tests.unit.conftest import a_shard
+from tests.world import Daemon, command, daemon, environment, eventually, reserve
+
+EVENTS, DEAD = "sweeperd:events", "sweeperd:dead-letters"
+AOF = ["--appendonly", "yes", "--appendfsync", "always"]
+QUICK = {"sweep__interval": "100ms", "webhooks__attempts": 1, "webhooks__redelivery_initial": "300ms"}
+
+
+def sweeperd(env: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed command to its end."""
+    return subprocess.run(  # noqa: PLW1510 - how it ends is what the tests look at
+        command(*arguments), env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+    )
+
+
+# ---- what expired
+
+
+def test_what_expired_agrees_with_the_receivers_log_to_the_event(
+    server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    dice = random.Random(5)
+
+    def unreliable(_request: object, before: int) -> Answer:
+        return Answer(500) if before == 0 and dice.random() < 0.05 else Answer()
+
+    with Receiver(unreliable) as receiver:
+        env = environment(server.url, endpoints=[{"name": "hook", "url": receiver.url}], **QUICK)
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
+            total = 0
+            for number in range(12):
+                ids = [f"{number}-{rank}" for rank in range(dice.randint(1, 60))]
+                reserve(client, ids, overdue_by=dice.choice([-300, -50, 5]), tenant=dice.choice(["acme", "globex"]))
+                total += len(ids)
+                time.sleep(dice.uniform(0, 0.1))  # spread over time, nothing waits for it
+            receiver.wait_for(lambda requests: len({request.event_id for request in requests}) == total)
+            eventually(lambda: client.xpending(EVENTS, "hook")["pending"] == 0)
+
+    log = {request.event_id: request.event for request in receiver.requests}
+    assert len(receiver.requests) > total, "some came twice, and are one event"
+    moments = sorted({event["timestamp"] for event in log.values()})
+    # Everything, and between two moments at which something expired, the first of them included.
+    quarter = len(moments) // 4
+    for since, until, tenant in [
+        (moments[0], "2990-01-01", None),
+        (moments[quarter], moments[3 * quarter], None),
+        (moments[quarter], moments[-1], "globex"),
+    ]:
+        options = ["--tenant", tenant] if tenant else []
+        done = sweeperd(env, "expired", "--since", since, "--until", until, "--json", *options)
+        assert done.returncode == 0, done.stderr
+        told = [json.loads(line) for line in done.stdout.splitlines()]
+        expected = {
+            event_id: event | {"shard": "default"}
+            for event_id, event in log.items()
+            if since <= event["timestamp"] < until and tenant in (None, event["tenant_id"])
+        }
+        assert len(told) == len(expected) > 0
+        assert {event["event_id"]: event for event in told} == expected
+        order = [event["timestamp"] for event in told]
+        assert order == sorted(order)
+
+
+class Following:
+    """A `sweeperd expired --follow`, and the events that it has told."""
+
+    def __init__(self, env: Mapping[str, str], *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            command("expired", "--follow", "--json", *arguments),
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.told: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+        for stream, take in ((self.process.stdout, self._event), (self.process.stderr, self.notes.append)):
+            threading.Thread(target=lambda s=stream, t=take: [t(line) for line in s], daemon=True).start()
+
+    def _event(self, line: str) -> None:
+        self.told.append(json.loads(line))
+
+    @property
+    def ids(self) -> list[str]:
+        return [event["data"]["reservation_id"] for event in self.told]
+
+    def noted(self, text: str) -> bool:
+        return any(text in note for note in self.notes)
+
+
+@contextmanager
+def following(env: Mapping[str, str], *arguments: str) -> Iterator[Following]:
+    running = Following(env, *arguments)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.process.wait()
+
+
+def test_it_follows_over_a_restart_of_redis(redis_binary: Binary) -> None:
+    def expired(name: str) -> None:
+        with a_shard(own) as shard:
+            reserve(shard.client, [name])
+            expire(shard.client, [name])
+
+    with Server(redis_binary, AOF) as own:
+        expired("before")
+        env = environment(own.url)
+        with following(env) as one, following(env) as other:
+            both = (one, other)
+            eventually(lambda: all(follower.ids == ["before"] for follower in both))
+            own.kill()
+            eventually(lambda: all(follower.noted("; waiting for it") for follower in both))
+            own.start()
+            for name in ("one", "two"):
+                expired(name)
+                eventually(lambda name=name: all(name in follower.ids for follower in both))
+            for follower, end in zip(both, (signal.SIGINT, signal.SIGTERM), strict=True):
+                assert follower.ids == ["before", "one", "two"]
+                assert follower.noted("redis answers again")
+                follower.process.send_signal(end)
+                assert follower.process.wait(10) == 0
+                assert len(follower.notes) == len(set(follower.notes)), "each trouble is told once"
+                assert not follower.noted("Traceback")
+
+
+def test_on_a_terminal_no_name_is_obeyed(server: Server, client: redis.Redis) -> None:
+    """A table of lines with fixed columns, coloured, for people who look at it."""
+    now = int(client.time()[0]) * 1000
+    for number, name in enumerate(HOSTILE):
+        event = {
+            "id": name,
+            "tenant": name,
+            "scope": name,
+            "unit": name,
+            "amount": 5,
+            "expired_at": now - 5000 + number,
+        }
+        client.xadd(EVENTS, event, id=f"{now - 5000 + number}-1")
+    leader, follower = pty.openpty()
+    env = environment(server.url) | {"TERM": "xterm", "COLUMNS": "160"}
+    with subprocess.Popen(command("expired"), env=env, stdout=follower, stderr=subprocess.DEVNULL) as process:
+        os.close(follower)
+        output = b""
+        while True:
+            try:
+                chunk = os.read(leader, 65536)
+            except OSError:
+                break
+            if not chunk:
+                break
+            output += chunk
+        assert process.wait() == 0
+    os.close(leader)
+    head, *lines = output.decode().splitlines()
+    assert head.startswith("\x1b[1mexpired_at")
+    assert len(lines) == len(HOSTILE)
+    assert all(len(line) <= 160 for line in lines)
+    assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e]", "".join(lines))
+
+
+# ---- dead letters
+
+
+def test_a_replay_reaches_exactly_its_endpoint(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    ids = [f"r{number}" for number in range(30)]
+    with Receiver(lambda *_: Answer(500)) as odd, Receiver() as good:
+        endpoints = [{"name": "odd", "url": odd.url}, {"name": "good", "url": good.url, "tenants": ["acme"]}]
+        env = environment(server.url, endpoints=endpoints, webhooks__max_age="1s", log__level="debug", **QUICK)
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
+            reserve(client, ids)
+            eventually(lambda: client.xlen(DEAD) == len(ids))
+            good.wait_for(lambda requests: len(requests) == len(ids))
+            first = {request.event_id: request.body for request in good.requests}
+            buried = running.metric("sweeperd_webhook_dead_letters_total", endpoint="odd")
+            assert buried == len(ids)
+
+            odd.behaviour = lambda *_: Answer()
+            odd.clear()
+            done = sweeperd(env, "dead-letters", "replay", "--endpoint", "odd", "--yes", "--json")
+            assert (done.returncode, done.stderr) == (0, "")
+            assert json.loads(done.stdout)["replayed"] == len(ids)
+            # They are older than max_age, but that counts from the replay.
+            odd.wait_for(lambda requests: len({request.event_id for request in requests}) == len(ids))
+            eventually(lambda: all(group["pending"] == 0 for group in client.xinfo_groups(EVENTS)))
+            last = client.xinfo_stream(EVENTS)["last-generated-id"]
+            eventually(lambda: {group["last-delivered-id"] for group in client.xinfo_groups(EVENTS)} == {last})
+            assert {request.event_id: request.body for request in odd.requests} == first
+            assert len(odd.requests) == len(good.requests) == len(ids), "nobody got anything twice"
+            eventually(
+                lambda: (
+                    running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result="delivered") == len(ids)
+                )
+            )
+            assert running.metric("sweeperd_webhook_attempts_total", endpoint="good", result="delivered") == len(ids)
+            assert len([line for line in running.logged("delivered") if line.get("replay")]) == len(ids)
+            assert running.metric("sweeperd_webhook_dead_letters_total", endpoint="odd") == buried
+            assert running.metric("sweeperd_expired_total", tenant="acme") == len(ids)
+        assert client.xlen(DEAD) == 0
+        told = [json.loads(line)["event_id"] for line in sweeperd(env, "expired", "--json").stdout.splitlines()]
+        assert Counter(told) == Counter(first.keys()), "a replay is no expiry"
+        check(read(client), set(Property))
+
+
+def test_a_replay_is_killed_half_way_and_run_again(server: Server, client: redis.Redis) -> None:
+    total = 400
+    with a_shard(server) as shard:
+        give_up(shard, [str(number) for number in range(total)])
+    env = environment(server.url, endpoints=[{"name": "billing", "url": "http://127.0.0.1:1/"}])
+    replay = ["dead-letters", "replay", "--all", "--yes"]
+    with subprocess.Popen(command(*replay), env=env, stdout=subprocess.DEVNULL) as process:
+        eventually(lambda: client.xlen(DEAD) < total)
+        process.kill()
+    half_way = client.xlen(DEAD)
+    done = sweeperd(env, *replay)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == (f"{half_way} replayed" if half_way else "there are no such dead letters")
+    assert client.xlen(DEAD) == 0
+    replayed = Counter(fields[b"id"] for _, fields in client.xrange(EVENTS) if ONLY_FOR in fields)
+    assert replayed == Counter(str(number).encode() for number in range(total)), "each once"
+    check(read(client), set(Property))
+
+
+# ---- pause and resume
+
+
+def test_a_running_daemon_obeys_a_pause_and_a_resume(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    with Receiver(lambda *_: Answer(410)) as odd, Receiver() as good:
+        endpoints = [{"name": "odd", "url": odd.url}, {"name": "good", "url": good.url}]
+        env = environment(server.url, endpoints=endpoints, **QUICK)
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
+            reserve(client, ["one"])
+            eventually(lambda: running.logged("the endpoint is gone and is paused until it is resumed"))
+            odd.behaviour = lambda *_: Answer()
+            reserve(client, ["two", "three"])
+            good.wait_for(lambda requests: len(requests) == 3)
+            done = sweeperd(env, "endpoints", "resume", "odd", "--yes")
+            assert (done.returncode, "the receiver answered 410" in done.stdout) == (0, True)
+            # What waited is delivered, the one that was answered with 410 included.
+            odd.wait_for(lambda requests: len({request.event_id for request in requests}) == 3, limit=10)
+            eventually(lambda: delivered(running, "odd") == 3)
+            assert running.logged("the endpoint is resumed")
+
+            done = sweeperd(env, "endpoints", "pause", "odd", "--reason", "moving house", "--yes")
+            assert (done.returncode, done.stdout) == (0, "odd is paused on default\n")
+            (line,) = eventually(lambda: running.logged("the endpoint is paused; its events wait"), limit=5)
+            assert (line["endpoint"], line["reason"]) == ("odd", "moving house")
+            reserve(client, ["four", "five"])
+            good.wait_for(lambda requests: len(requests) == 5)
+            assert delivered(running, "odd") == 3
+            assert sweeperd(env, "endpoints", "resume", "odd", "--yes").returncode == 0
+            eventually(lambda: delivered(running, "odd") == 5, limit=5)
+
+
+def delivered(running: Daemon, endpoint: str) -> float:
+    return running.metric("sweeperd_webhook_attempts_total", endpoint=endpoint, result="delivered")

@@ -5,13 +5,18 @@ import threading
 import pytest
 import redis
 
+from sweeperd.config import Settings
+from sweeperd.embedded import Server
 from sweeperd.events import ONLY_FOR, Entry, EventStream
+from sweeperd.metrics import Metrics
+from sweeperd.once import run_once
 from sweeperd.operator import dead_letters
 from sweeperd.operator.dead_letters import PAGE, Replayed, Wanted
 from sweeperd.reservation import message
 from sweeperd.shard import Shard
 from tests.books import ALWAYS, Broken, Property, check, read
 from tests.operator.stream.conftest import give_up
+from tests.receiver import Receiver
 from tests.unit.conftest import a_shard, full
 
 EVENTS, DEAD = "sweeperd:events", "sweeperd:dead-letters"
@@ -80,13 +85,13 @@ def test_in_a_full_redis(own_shard: Shard) -> None:
     assert own_shard.client.xlen(EVENTS) == 2
 
 
-def test_rivals_replay_each_letter_once(shard: Shard, client: redis.Redis, server: object) -> None:
+def test_rivals_replay_each_letter_once(shard: Shard, client: redis.Redis, server: Server) -> None:
     letters = text(give_up(shard, [str(number) for number in range(3 * PAGE)]))
     outcomes: list[Replayed] = []
     start = threading.Barrier(3)
 
     def rival() -> None:
-        with a_shard(server) as own:  # type: ignore[arg-type]
+        with a_shard(server) as own:
             start.wait()
             for begin in range(0, len(letters), 7):
                 outcomes.extend(dead_letters.replay(own, letters[begin : begin + 7]))
@@ -145,3 +150,26 @@ def test_a_replay_of_what_was_never_told_breaks_the_books(shard: Shard, client: 
 
 def test_who_is_to_have_it_may_be_any_bytes() -> None:
     assert Entry(b"1-0", 1, {ONLY_FOR: b"\xff"}).only_for == "\\xff"
+
+
+# ---- the endpoints
+
+
+def test_it_reaches_its_endpoint_and_no_other_whatever_tenants_they_ask_for_now(
+    shard: Shard, server: Server, client: redis.Redis
+) -> None:
+    """Who replays it has looked at the tenants; to drop it here, after a reload, would be to lose it in silence."""
+    EventStream(shard, "test").ensure_group("audit")
+    letters = text(give_up(shard, ["one"]))
+    client.xgroup_setid(EVENTS, "audit", "$")
+    dead_letters.replay(shard, letters)
+    with Receiver() as billing, Receiver() as audit:
+        endpoints = [
+            {"name": "billing", "url": billing.url, "tenants": ["others"]},
+            {"name": "audit", "url": audit.url},
+        ]
+        settings = Settings.model_validate({"redis": {"url": server.url}, "webhooks": {"endpoints": endpoints}})
+        report = run_once(settings, threading.Event(), lambda *_: None, Metrics())
+    assert (report.delivery.delivered, report.delivery.undelivered) == (1, 0)
+    assert [request.event_id for request in billing.requests] == [message(b"", client.xrange(EVENTS)[0][1]).event_id]
+    assert audit.requests == []

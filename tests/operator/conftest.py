@@ -55,7 +55,7 @@ def sweeperd(bare_environment: None, log_restored: None, server: Server) -> Swee
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         assert "Traceback" not in result.output
         if result.exit_code:
-            assert result.stderr
+            assert result.output, "a failure says something"
         return Ran(result.exit_code, result.stdout, result.stderr)
 
     return run

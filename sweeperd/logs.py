@@ -9,7 +9,7 @@ from pythonjsonlogger.json import JsonFormatter
 #: What a log record has anyway; everything else in it was given as `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 #: Libraries whose own lines are noise here: that a tick which drains outlasts the interval, that a connection broke.
-_CHATTY = ("apscheduler", "urllib3", "tenacity")
+CHATTY = ("apscheduler", "urllib3", "tenacity")
 
 
 class TextFormatter(logging.Formatter):
@@ -41,7 +41,7 @@ def configure(level: str, form: Literal["auto", "text", "json"]) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for name in _CHATTY:
+    for name in CHATTY:
         logging.getLogger(name).setLevel(max(logging.ERROR, root.level))
 
 

@@ -22,7 +22,7 @@ from sweeperd.demo.story import BUDGETS, DUE, EXPIRED, PLANS, WEBHOOK, News, Pla
 from sweeperd.embedded import any_redis
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
-from sweeperd.logs import TextFormatter
+from sweeperd.logs import CHATTY, TextFormatter
 from sweeperd.shard import Shard
 from sweeperd.sweep import Outcome
 
@@ -49,9 +49,11 @@ class DaemonLog(logging.Handler):
         about = vars(record)
         match about.get("outcome"):
             case Outcome.IN_GRACE:
-                self._news.put(News(DUE, about["reservation_id"]))
+                for told in about["reservations"]:
+                    self._news.put(News(DUE, told["reservation_id"]))
             case Outcome.EXPIRED:
-                self._news.put(News(EXPIRED, about["reservation_id"], about["lag_ms"]))
+                for told in about.get("reservations", [about]):
+                    self._news.put(News(EXPIRED, told["reservation_id"], told["lag_ms"]))
             case _ if record.levelno >= logging.ERROR:
                 self.errors.append(self.format(record))
             case _ if record.levelno >= logging.WARNING:
@@ -62,6 +64,8 @@ class DaemonLog(logging.Handler):
         self._before = root.handlers[:], ours.level
         root.handlers[:] = [self]
         ours.setLevel(logging.DEBUG)  # what is in grace is told at this level
+        for name in CHATTY:
+            logging.getLogger(name).setLevel(logging.ERROR)
         return self
 
     def __exit__(self, *_: object) -> None:

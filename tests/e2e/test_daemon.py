@@ -26,6 +26,9 @@ METRICS = {
     "sweeperd_webhook_oldest_pending_seconds",
     "sweeperd_webhook_dead_letters",
     "sweeperd_redis_up",
+    "sweeperd_reconcile_findings",
+    "sweeperd_reconcile_last_timestamp_seconds",
+    "sweeperd_reconcile_runs",
     "sweeperd_reloads",
     "sweeperd_build_info",
 }

@@ -30,7 +30,7 @@ def test_the_watchdog_is_fed_only_while_all_is_well(
         notifier = Notifier({"NOTIFY_SOCKET": heard.address, "WATCHDOG_USEC": "1"})
         service = Service(settings, lambda: settings, lambda _: None, notifier)
         sole = keeper(service._daemon)
-        duty, _ = sole.duties
+        duty, *_ = sole.duties
         monkeypatch.setattr(Delivery, "complete", True)
         service._look()
         assert (heard.said("WATCHDOG"), heard.said("STATUS")) == (["1"], ["Not ready: default: no sweep yet"])

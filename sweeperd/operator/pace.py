@@ -3,8 +3,8 @@
 import threading
 import time
 
-#: A walk rests at least so many times as long as Redis took to answer: it takes half of the time at most.
-REST = 1.0
+#: A walk rests at least so many times as long as Redis took to answer: it takes a quarter of the time at most.
+REST = 3.0
 
 
 class Interrupted(Exception):

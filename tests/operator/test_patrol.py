@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -11,10 +11,11 @@ from sweeperd import patrol as module
 from sweeperd.config import Settings
 from sweeperd.embedded import Server
 from sweeperd.errors import RedisUnavailable
+from sweeperd.keeper import Keeper
 from sweeperd.metrics import Metrics
 from sweeperd.operator import reconcile
 from sweeperd.patrol import Patrol
-from sweeperd.shard import Shard
+from sweeperd.shard import Shard, open_shards
 from tests.unit.conftest import a_shard, full
 from tests.world import SCOPES, eventually, reserve
 
@@ -184,3 +185,14 @@ def test_what_is_walked_no_more_is_not_shown(replica: Make, shard: Shard) -> Non
     metrics.forget_reconcile("default")
     assert findings(metrics) == {"lost": 2}
     assert runs(metrics) == 1
+
+
+@pytest.mark.parametrize(("interval", "duties"), [("", 2), ("1d", 3)])
+def test_it_can_be_turned_off(server: Server, interval: str, duties: int) -> None:
+    settings = Settings.model_validate({"redis": {"url": server.url}, "reconcile": {"interval": interval}})
+    metrics = Metrics()
+    (shard,) = open_shards(settings)
+    with closing(shard):
+        keeper = Keeper(settings, shard, metrics, threading.Event(), 1)
+    assert len(keeper.duties) == duties
+    assert runs(metrics) == (None if not interval else 0)

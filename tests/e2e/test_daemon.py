@@ -30,9 +30,6 @@ METRICS = {
     "sweeperd_reconcile_last_timestamp_seconds",
     "sweeperd_reconcile_runs",
     "sweeperd_reloads",
-    "sweeperd_reconcile_findings",
-    "sweeperd_reconcile_last_timestamp_seconds",
-    "sweeperd_reconcile_runs",
     "sweeperd_build_info",
 }
 

@@ -1,5 +1,6 @@
 """Real servers for the tests: one redis-server of each version at hand for the session, emptied before each test."""
 
+import os
 from collections.abc import Iterator
 
 import hypothesis
@@ -14,6 +15,21 @@ BINARIES = binaries()
 hypothesis.settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("thorough", max_examples=1000, deadline=None, database=None)
 hypothesis.settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes long runs on the newest Redis at hand; on each of them where SWEEPERD_TEST_ALL_SERVERS is set."""
+    if os.environ.get("SWEEPERD_TEST_ALL_SERVERS"):
+        return
+    left = [
+        item
+        for item in items
+        if item.get_closest_marker("newest_redis")
+        and isinstance(item, pytest.Function)
+        and item.callspec.params.get("redis_binary") not in (None, *BINARIES[:1])
+    ]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture(scope="session", params=BINARIES or [None], ids=str)

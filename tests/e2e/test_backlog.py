@@ -3,12 +3,14 @@
 import os
 import subprocess
 
+import pytest
 import redis
 
 from sweeperd.embedded import Server
 from tests.world import command, environment, reserve
 
 
+@pytest.mark.newest_redis
 def test_memory_does_not_grow_with_the_backlog(server: Server, client: redis.Redis) -> None:
     small, large = (peak_memory(server, client, entries) for entries in (1500, 30_000))
     assert large < 1.2 * small

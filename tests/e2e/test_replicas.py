@@ -34,6 +34,7 @@ def sweeps(running: Daemon, result: str) -> float:
     return running.metric("sweeperd_sweeps_total", shard="default", result=result)
 
 
+@pytest.mark.newest_redis
 @pytest.mark.parametrize("taken", [None, "another replica"], ids=["deleted", "taken"])
 def test_a_lease_that_is_lost_in_the_middle_of_a_sweep(
     taken: str | None, server: Server, client: redis.Redis, tmp_path: Path
@@ -63,6 +64,7 @@ def test_a_lease_that_is_lost_in_the_middle_of_a_sweep(
     check(read(client), set(Property))
 
 
+@pytest.mark.newest_redis
 def test_a_lease_is_kept_for_as_long_as_the_sweep_lasts(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     """The sweep outlasts the lease's TTL several times over."""
     env = environment(

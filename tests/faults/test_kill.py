@@ -7,22 +7,20 @@ import subprocess
 import pytest
 import redis
 
-from sweeperd.embedded import Server, binaries
+from sweeperd.embedded import Server
 from tests.books import Property, check, read
 from tests.receiver import Receiver
 from tests.world import IN_HAND, budget, command, environment, eventually, once, reserve
 
-#: On the newest Redis at hand, and on others.
 TOTAL, KILLS = 20_000, 50
-FEWER_TOTAL, FEWER_KILLS = 4_000, 10
 #: The dead leave it behind, and the next run would wait until it has run out.
 LEASE = "sweeperd:lease:sweep"
 
 
+@pytest.mark.newest_redis
 @pytest.mark.timeout(600)
 def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> None:
-    total, deaths = (TOTAL, KILLS) if server.binary == binaries()[0] else (FEWER_TOTAL, FEWER_KILLS)
-    chance = random.Random(total)
+    chance = random.Random(TOTAL)
     with Receiver() as receiver:
         env = environment(
             server.url,
@@ -31,16 +29,16 @@ def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> 
             sweep__pipeline_depth=10,
         )
         once(env)
-        reserve(client, [f"id {number}" for number in range(total)])
+        reserve(client, [f"id {number}" for number in range(TOTAL)])
 
         def progress() -> int:
             """Steps done, of two for each reservation: expired, told."""
             return client.xlen("sweeperd:events") + receiver.distinct
 
-        for kills in range(deaths):
+        for kills in range(KILLS):
             # Somewhere on the way that is left, so that each run gets a little further and none to the end.
-            left = 2 * total - progress()
-            target = progress() + left / (deaths - kills + 1) * chance.uniform(0.1, 1.8)
+            left = 2 * TOTAL - progress()
+            target = progress() + left / (KILLS - kills + 1) * chance.uniform(0.1, 1.8)
             process = subprocess.Popen(command("--once", "--json", "--log-level", "error"), env=env)
             eventually(lambda target=target: progress() >= target, limit=60)
             process.kill()
@@ -53,13 +51,13 @@ def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> 
 
         events = client.xrange("sweeperd:events")
         ids = [fields[b"id"] for _, fields in events]
-        assert len(ids) == len(set(ids)) == total
+        assert len(ids) == len(set(ids)) == TOTAL
         told = {request.event["data"]["reservation_id"].encode() for request in receiver.requests}
         assert told == set(ids)
-        assert len(receiver.event_ids) == total
+        assert len(receiver.event_ids) == TOTAL
         # At most what was in hand at each kill is told twice.
-        assert len(receiver.requests) - total <= deaths * IN_HAND
+        assert len(receiver.requests) - TOTAL <= KILLS * IN_HAND
         assert client.xpending("sweeperd:events", "hook")["pending"] == 0
         assert client.zcard("reservation:ttl") == 0
-        assert budget(client) == (0, 5 * total)
+        assert budget(client) == (0, 5 * TOTAL)
         check(read(client), set(Property))

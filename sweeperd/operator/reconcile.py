@@ -33,7 +33,7 @@ from sweeperd.shard import Shard
 from sweeperd.text import shown
 
 #: How many keys one SCAN looks at, and how many reservations or budgets one script: 0.1 ms of Redis's time each.
-PAGE, LOOK = 100, 20
+PAGE, LOOK = 100, 10
 #: How long after the first look the index is looked at again before a fault is told, seconds.
 SETTLE = 1.0
 #: How many hints wait for that at most.

@@ -171,8 +171,10 @@ class Sweeper:
                         self._settle(tick, 0)
                         self._resume = tick.position
                         return tick.report(started, complete=False)
-                    stream.send([self._kind.call(entry, tick.trace_id) for entry, _ in entries])
                     tick.sent.append(entries)
+                    # What Redis choked on is on its way already, and may be noticed only when the next is written.
+                    self._resume = tick.position.behind(tick.sent[0])
+                    stream.send([self._kind.call(entry, tick.trace_id) for entry, _ in entries])
                     self._settle(tick, self._ahead - 1)
                 self._settle(tick, 0)
                 complete = len(batch) < self._batch_size

@@ -261,6 +261,29 @@ def test_a_slice_that_the_server_chokes_on_is_passed_over_by_the_next_tick(world
     assert world.journal() == ["trouble-1", "trouble-2"], "it is not forgotten, either"
 
 
+def test_a_slice_whose_connection_breaks_while_the_next_is_sent_is_passed_over_too(world: World) -> None:
+    """A server that dies of a slice is noticed when the next one is written, not only when replies are read."""
+    world.fill({f"stay-{number}": 9 - number for number in range(6)})
+    sweeper = world.sweeper(6, 4)
+    original = Stream.send
+    sent: list[int] = []
+
+    def send(stream: Stream, calls: Sequence[Call]) -> None:
+        sent.append(len(calls))
+        if len(sent) == 2:
+            raise redis.ConnectionError("Connection reset by peer")
+        original(stream, calls)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stream, "send", send)
+        with pytest.raises(RedisUnavailable, match="reset"):
+            sweeper.tick()
+        world.observed.clear()
+        assert sweeper.tick().complete
+    assert [decision.id for decision in world.observed] == [b"stay-2", b"stay-3", b"stay-4", b"stay-5"]
+    assert sweeper.tick().candidates == 6, "it is not forgotten, either"
+
+
 def test_nothing_starves_behind_trouble_in_a_mixed_slice(world: World) -> None:
     entries = {"go-1": 9, "stay-2": 9, "trouble-3": 9, "go-4": 9} | {f"go-{number}": 8 for number in range(5, 12)}
     world.fill(entries)

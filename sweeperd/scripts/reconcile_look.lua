@@ -16,6 +16,7 @@
 
 -- @include clock
 -- @include reservation_look
+-- @include scopes
 
 local ENDINGS = {COMMITTED = 10, RELEASED = 11, EXPIRED = 12}
 local INT64_MAX = '9223372036854775807'
@@ -24,19 +25,6 @@ local since = tonumber(ARGV[2])
 local function is_amount(text)
   return text and (text == '0' or string.find(text, '^[1-9]%d*$')) and #text <= 19
     and (#text < 19 or text <= INT64_MAX)
-end
-
-local function scopes_of(text)
-  local decoded, scopes = pcall(cjson.decode, text)
-  if not decoded or type(scopes) ~= 'table' or #scopes == 0 or string.find(text, '\0', 1, true) then
-    return nil
-  end
-  for i = 1, #scopes do
-    if type(scopes[i]) ~= 'string' or scopes[i] == '' then
-      return nil
-    end
-  end
-  return scopes
 end
 
 -- Until when it holds, as above; nil where that was over before `since`.
@@ -65,7 +53,7 @@ local function holding(row)
   if not ending then
     return {}
   end
-  local scopes = scopes_of(row[7] or row[8] or '')
+  local scopes = scopes_parse(row[7] or row[8] or '')
   if not scopes or not is_amount(row[5]) or not row[6] or row[6] == '' then
     return row[1] == 'ACTIVE' and {'unreadable'} or {}
   end

@@ -20,20 +20,7 @@ do
     return nil, {'refused', 'INVALID_RESERVATION', reason}
   end
 
-  -- The strings of a JSON array; nil where it is not a non-empty one of non-empty strings.
-  local function decode_scopes(text)
-    -- cjson stops at a NUL byte without a word; an object has no length.
-    local decoded, scopes = pcall(cjson.decode, text)
-    if not decoded or type(scopes) ~= 'table' or #scopes == 0 or string.find(text, '\0', 1, true) then
-      return nil
-    end
-    for i = 1, #scopes do
-      if type(scopes[i]) ~= 'string' or scopes[i] == '' then
-        return nil
-      end
-    end
-    return scopes
-  end
+  -- @include scopes
 
   -- The tenant's reservation where it can still be changed: up to the deadline, and where in_grace is set up to the
   -- end of its grace, both included. At now > expires_at + grace the sweep may expire it, so from then on it counts
@@ -76,7 +63,7 @@ do
     if not scopes_text then
       return invalid('MISSING_SCOPES')
     end
-    local scopes = decode_scopes(scopes_text)
+    local scopes = scopes_parse(scopes_text)
     if not scopes then
       return invalid('MALFORMED_SCOPES')
     end

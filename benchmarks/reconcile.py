@@ -1,15 +1,18 @@
 """
 `python -m benchmarks.reconcile`: the foreground's p99 beside a walk of `sweeperd reconcile`, and without one.
 
-A ledger is called 500 times a second by a process of its own, on a Redis that holds 200,000 reservations. Quiet spells
-and walks take turns; the walk is the installed command, at its default rate, and niced, since all share one machine.
-Each walk must find nothing. Prints the p50 and p99 of the ledger's calls, and the ratio of the p99s. `--reservations`,
-`--rate`, `--rounds` scale it.
+A ledger is called 500 times a second by a process of its own, on a Redis that holds 200,000 reservations. The walk is
+the installed command, at its default rate, and niced, since all share one machine. It is stopped (SIGSTOP) every two
+seconds for as long, so that whatever else the machine does strikes both alike. Each walk must find nothing. Prints the
+p50 and p99 of the ledger's calls, and the ratio of the p99s. `--reservations`, `--rate`, `--rounds` scale it.
 """
 
 import argparse
+import bisect
+import contextlib
 import json
 import multiprocessing
+import signal
 import subprocess
 import time
 from datetime import timedelta
@@ -25,10 +28,13 @@ from sweeperd.shard import Shard
 from tests.world import command, environment, reserve
 
 SCOPES, UNIT = ("live", "live/a"), "TOKENS"
-#: Seconds of quiet before each walk.
-QUIET = 20.0
+#: How long it walks or is stopped, in turn, and how much of the beginning of each does not count, seconds.
+SPELL, EDGE = 2.0, 0.05
 #: The goal, for the reader: the p99 beside a walk is at most so many times the quiet one.
 GOAL = 1.5
+
+#: walk or quiet, from, until.
+Spell = tuple[str, float, float]
 
 
 def foreground(url: str, rate: float, pipe: Connection) -> None:
@@ -74,40 +80,50 @@ def measure(server: Server, reservations: int, rate: float, rounds: int) -> None
     ours, theirs = multiprocessing.Pipe()
     load = multiprocessing.Process(target=foreground, args=(server.url, rate, theirs))
     load.start()
-    spells: list[tuple[str, float, float]] = []
     time.sleep(2)
-    for _ in range(rounds):
-        began = time.monotonic()
-        time.sleep(QUIET)
-        spells.append(("quiet", began, time.monotonic()))
-        began = time.monotonic()
-        done = subprocess.run(
-            ["nice", *command("reconcile", "--json")],
-            env=environment(server.url),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        spells.append(("walk", began, time.monotonic()))
-        told = json.loads(done.stdout)
-        assert told["found"] == 0, told
-        assert told["shards"][0]["reservations"] >= reservations, told
+    rounds_seen = [walk(server, reservations) for _ in range(rounds)]
     ours.send("stop")
     calls = ours.recv()
     load.join()
-    figures: dict[str, list[tuple[float, float]]] = {"quiet": [], "walk": []}
-    for kind, began, ended in spells:
-        took = [seconds * 1000 for at, seconds in calls if began <= at < ended]
-        cuts = quantiles(took, n=100)
-        figures[kind].append((cuts[49], cuts[98]))
-    for kind, pairs in figures.items():
-        p50, p99 = median(pair[0] for pair in pairs), median(pair[1] for pair in pairs)
-        print(f"  {kind:5}  p50 {p50:6.3f} ms  p99 {p99:6.3f} ms")
-    walks = [ended - began for kind, began, ended in spells if kind == "walk"]
-    ratios = [walk[1] / quiet[1] for quiet, walk in zip(figures["quiet"], figures["walk"], strict=True)]
-    each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-    print(f"  {len(calls) / (calls[-1][0] - calls[0][0]):.0f} calls a second; a walk took {median(walks):.0f} s")
-    print(f"  p99 beside a walk, to the quiet p99 before it: {median(ratios):.2f} ({each}); the goal is {GOAL}")
+    ratios = []
+    for number, (seconds, spells) in enumerate(rounds_seen, 1):
+        p99 = {}
+        for kind in ("quiet", "walk"):
+            took = [
+                took * 1000
+                for at, took in calls
+                for name, began, ended in spells[bisect.bisect(spells, at, key=lambda spell: spell[1]) - 1 :][:1]
+                if name == kind and began <= at < ended
+            ]
+            cuts = quantiles(took, n=100)
+            p99[kind] = cuts[98]
+            print(f"  {number}. {kind:5}  p50 {cuts[49]:6.3f} ms  p99 {cuts[98]:6.3f} ms  ({len(took)} calls)")
+        ratios.append(p99["walk"] / p99["quiet"])
+        print(f"  {number}. a walk of {seconds:.0f} s, without its pauses; p99 {ratios[-1]:.2f} times the quiet one")
+    print(f"  {len(calls) / (calls[-1][0] - calls[0][0]):.0f} calls a second; ", end="")
+    print(f"median of the ratios {median(ratios):.2f}; the goal is {GOAL}")
+
+
+def walk(server: Server, reservations: int) -> tuple[float, list[Spell]]:
+    """One walk, which finds nothing, in turns with quiet. Returns how long it ran, in seconds, and the spells."""
+    spells: list[Spell] = []
+    with subprocess.Popen(
+        ["nice", *command("reconcile", "--json")], env=environment(server.url), stdout=subprocess.PIPE, text=True
+    ) as process:
+        running = True
+        while process.poll() is None:
+            began = time.monotonic()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(SPELL)
+            spells.append(("walk" if running else "quiet", began + EDGE, time.monotonic()))
+            running = not running
+            process.send_signal(signal.SIGCONT if running else signal.SIGSTOP)
+        assert process.stdout is not None
+        told = json.loads(process.stdout.read())
+    assert process.returncode == 0, told
+    assert told["found"] == 0, told
+    assert told["shards"][0]["reservations"] >= reservations, told
+    return sum(ended - began for kind, began, ended in spells if kind == "walk"), spells
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
 
 - The index: SCAN over the reservations finds ACTIVE ones that the index has lost and scores that differ from the hash;
   ZSCAN over the index finds entries without a hash. What the walk sees is a hint: a script looks at hash, index and
-  quarantine again in one step, a second later (a service may write its hash and its entry in two steps), and only what
-  that script says is told. The same script mends, where that is wanted: it looks and writes in one step.
+  quarantine in one step, a second later (a service may write its hash and its entry in two steps), and only what that
+  script says is told. The same script mends, where that is wanted: it looks and writes in one step.
 - The budgets: see `holdings`. What looks like a drift there is walked a second time, with new moments, and only a
   difference that both walks find is told. That is for where the rules on which `holdings` rests are not kept: the
   server's clock is set back, a reservation service has a clock of its own, a hash is gone once its reservation has
@@ -32,8 +32,8 @@ from sweeperd.operator.pace import Pace
 from sweeperd.shard import Shard
 from sweeperd.text import shown
 
-#: How many keys one SCAN looks at, and how many reservations or budgets one script: 0.1 ms of Redis's time each.
-PAGE, LOOK = 100, 10
+#: How many keys one SCAN looks at, and how many reservations or budgets one script: 0.1 to 0.2 ms of Redis's time each.
+PAGE, LOOK = 50, 5
 #: How long after the first look the index is looked at again before a fault is told, seconds.
 SETTLE = 1.0
 #: How many hints wait for that at most.
@@ -211,6 +211,7 @@ class _Walk:
         self._limit = limit
         self._repair = repair
         self._look = Script("reconcile_look")
+        self._orphans = Script("reconcile_orphans")
         self._entry = Script("reconcile_entry")
         self._reserved = Script("reconcile_budgets")
         self._one_node = Script("one_node")
@@ -322,9 +323,7 @@ class _Walk:
             self._pace.begin()
             cursor, entries = cast(Any, self._client.zscan(index, cursor, count=PAGE))
             self._pace.end(PAGE)
-            for entry, fault, _ in self._looked_at([entry for entry, _ in entries], ""):
-                if fault:
-                    self._hints.append((time.monotonic(), entry))
+            self._hint_orphans([entry for entry, _ in entries])
             self._tally.entries += len(entries)
             self._settle()
             done += len(entries)
@@ -332,6 +331,13 @@ class _Walk:
             if not cursor:
                 self._same_server(at_once=True)
                 return
+
+    def _hint_orphans(self, ids: Sequence[bytes]) -> None:
+        for part in _parts(ids, PAGE):
+            self._pace.begin()
+            gone = self._orphans.run(self._client, Call([self._keys.reservation(entry) for entry in part], []))
+            self._pace.end()
+            self._hints.extend((time.monotonic(), part[position]) for position in gone)
 
     def _looked_at(self, ids: Sequence[bytes], since: int | str) -> Iterator[tuple[bytes, bytes, Sequence[bytes]]]:
         """Of each of which there is something to tell: id, fault or nothing, what it holds."""
@@ -420,8 +426,8 @@ class _Walk:
             )
 
 
-def _parts(items: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    return (items[start : start + LOOK] for start in range(0, len(items), LOOK))
+def _parts(items: Sequence[bytes], length: int = LOOK) -> Iterator[Sequence[bytes]]:
+    return (items[start : start + length] for start in range(0, len(items), length))
 
 
 def kinds(counts: Mapping[Fault, int], wanted: Collection[Fault] = tuple(Fault)) -> str:

@@ -62,6 +62,7 @@ class Audit:
         """A tick that ended well."""
         self._metrics.sweeps.labels(self._shard, "ok").inc()
         self._metrics.sweep_duration.labels(self._shard).observe(report.duration_seconds)
+        self._metrics.slice_length.labels(self._shard).set(report.slice_length)
         self._metrics.redis_up.labels(self._shard).set(1)
         if report.candidates:
             counts: dict[str, object] = {outcome.value: count for outcome, count in report.counts.items() if count}

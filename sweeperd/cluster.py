@@ -29,7 +29,7 @@ from sweeperd.address import Node
 REDIRECTS = 5
 _SCRIPTS = ("EVAL", "EVALSHA")
 #: TIME goes to whoever is connected, and a node that does not own the slot any more answers too. This it refuses.
-_TIME = "return redis.call('TIME')"
+TIME_SCRIPT = "return redis.call('TIME')"
 
 
 class SlotOwner:
@@ -152,7 +152,7 @@ class ClusterClient(redis.Redis):
 
     def time(self) -> tuple[int, int]:  # type: ignore[override]
         """TIME of the node that owns the slot, and of no other."""
-        seconds, micros = self.execute_command("EVAL", _TIME, 1, self.slot.key)
+        seconds, micros = self.execute_command("EVAL", TIME_SCRIPT, 1, self.slot.key)
         return int(seconds), int(micros)
 
 

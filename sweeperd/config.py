@@ -195,10 +195,19 @@ class SweepSettings(_Section):
     grace: Duration = timedelta(0)
     batch_size: int = Field(default=1000, ge=1, le=10_000)
     pipeline_depth: int = Field(default=50, ge=1, le=1000)
+    pipeline_depth_min: int = Field(default=4, ge=1, le=1000)
+    slice_time: PositiveDuration = timedelta(milliseconds=2)
     time_budget: PositiveDuration = timedelta(seconds=30)
     lease_ttl: LeaseTtl = timedelta(seconds=15)
     audit_retention: PositiveDuration = timedelta(days=30)
     audit_spread: float = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        # The default of the one is no reason to refuse the other.
+        if "pipeline_depth_min" in self.model_fields_set and self.pipeline_depth_min > self.pipeline_depth:
+            raise ValueError("pipeline_depth_min is greater than pipeline_depth")
+        return self
 
 
 class ReconcileSettings(_Section):

@@ -8,13 +8,14 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 from redis.exceptions import NoScriptError
 
-from sweeperd.cluster import ClusterClient
+from sweeperd.cluster import TIME_SCRIPT, ClusterClient
 
+_TIME = ("TIME",)
 _INCLUDE = re.compile(r"^[ ]*-- @include (\w+)\n", re.MULTILINE)
 
 
@@ -76,6 +77,16 @@ class Script:
         return replies
 
 
+class Received(NamedTuple):
+    """The replies to what was sent in one go, and by the server's own clock how long it was busy with it, in µs."""
+
+    replies: list[Any]
+    #: None where it did not tell, or did not know the script at first.
+    micros: int | None
+    #: How long it was busy with others before it came to these, where they had been waiting for it.
+    others_micros: int | None
+
+
 class Stream:
     """
     Runs of one script, first in, first out. Redis works on what was sent while we work on its last replies, so that
@@ -87,6 +98,8 @@ class Stream:
         self._client = client
         self._sent: deque[Sequence[Call]] = deque()
         self._connection: Any = None
+        #: When the server was done with the last replies, µs, where what follows them was waiting there by then.
+        self._next_waits_since: int | None = None
 
     def send(self, calls: Sequence[Call]) -> None:
         """Send these. Raises redis.RedisError where the connection fails."""
@@ -97,20 +110,31 @@ class Stream:
             self._connection = self._client.connection_pool.get_connection()
         sha = self._script.sha
         packed = self._connection.pack_commands(
-            [("EVALSHA", sha, len(call.keys), *call.keys, *call.args) for call in calls]
+            [_TIME, *(("EVALSHA", sha, len(call.keys), *call.keys, *call.args) for call in calls), _TIME]
         )
         self._connection.send_packed_command(packed)
 
-    def receive(self) -> list[Any]:
+    def receive(self) -> Received:
         """
         The replies to the first that were sent and not received yet, as `run_many` gives them. Raises redis.RedisError
         where the connection fails: what was done of these, and of those behind them, is unknown.
         """
         calls = self._sent.popleft()
         if self._connection is None:
-            return self._script.run_many(self._client, calls)
-        replies = [self._reply() for _ in calls]
-        return self._script._run_unknown(self._client, calls, replies)
+            began, *replies, ended = _send(self._client, "EVALSHA", self._script.sha, calls, timed=True)
+            busy = False
+        else:
+            busy = not self._connection.can_read(timeout=0)
+            began, *replies, ended = [self._reply() for _ in range(len(calls) + 2)]
+        since, until = _micros(began), _micros(ended)
+        waited_since = self._next_waits_since
+        self._next_waits_since = until if busy and self._sent else None
+        known = not any(isinstance(reply, NoScriptError) for reply in replies)
+        return Received(
+            self._script._run_unknown(self._client, calls, replies),
+            until - since if known and since is not None and until is not None else None,
+            None if since is None or waited_since is None else since - waited_since,
+        )
 
     def close(self) -> None:
         """Give the connection back; one with replies on the way is of no use to anybody."""
@@ -130,8 +154,20 @@ class Stream:
             raise
 
 
-def _send(client: "redis.Redis", command: str, script: str, calls: Sequence[Call]) -> list[Any]:
-    pipeline = client.pipeline(transaction=False)
+def _send(client: "redis.Redis", command: str, script: str, calls: Sequence[Call], *, timed: bool = False) -> list[Any]:
+    """`timed`: the server's clock comes before the first reply and after the last."""
+    pipeline: Any = client.pipeline(transaction=False)
+    # Each node of a Cluster answers TIME, also one that is not asked for anything else; a script goes by its key.
+    clock = ("EVAL", TIME_SCRIPT, 1, client.slot.key) if isinstance(client, ClusterClient) else _TIME
+    if timed:
+        pipeline.execute_command(*clock)
     for call in calls:
-        pipeline.execute_command(command, script, len(call.keys), *call.keys, *call.args)  # type: ignore[no-untyped-call]
+        pipeline.execute_command(command, script, len(call.keys), *call.keys, *call.args)
+    if timed:
+        pipeline.execute_command(*clock)
     return list(pipeline.execute(raise_on_error=False))
+
+
+def _micros(time: Any) -> int | None:
+    """A reply to TIME in µs."""
+    return None if isinstance(time, Exception) else int(time[0]) * 1_000_000 + int(time[1])

@@ -54,6 +54,9 @@ class Metrics:
             buckets=SWEEP_BUCKETS,
             registry=registry,
         )
+        self.slice_length = Gauge(
+            "sweeperd_slice_length", "Script calls that are sent to Redis in one go", ["shard"], registry=registry
+        )
         self.candidates = Counter(
             "sweeperd_candidates_total", "Index entries decided, by outcome", ["shard", "outcome"], registry=registry
         )
@@ -197,7 +200,7 @@ class Metrics:
     def forget_shard(self, shard: str) -> None:
         """The same for a shard."""
         self.forget_reconcile(shard)
-        for gauge in (self.due_entries, self.oldest_due, self.quarantined_entries, self.redis_up):
+        for gauge in (self.slice_length, self.due_entries, self.oldest_due, self.quarantined_entries, self.redis_up):
             with contextlib.suppress(KeyError):  # not measured yet
                 gauge.remove(shard)
         with self._lock:

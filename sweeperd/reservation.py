@@ -8,6 +8,7 @@ from typing import Any
 
 from sweeperd.config import SweepSettings
 from sweeperd.lua import Call, Script
+from sweeperd.paging import Look
 from sweeperd.shard import Keys
 from sweeperd.sweep import Decision, Kind, Outcome
 from sweeperd.text import rfc3339, shown, shown_list
@@ -30,7 +31,8 @@ def reservations(keys: Keys, settings: SweepSettings) -> Kind:
             [entry, budget_stem, grace_ms, random.randint(shortest_ms, retention_ms), trace_id],  # noqa: S311
         )
 
-    return Kind("reservations", index, quarantine, Script("expire"), call, _decision)
+    look = Look(Script("page_in_grace"), [keys.reservation(b""), grace_ms])
+    return Kind("reservations", index, quarantine, Script("expire"), call, _decision, look)
 
 
 def _decision(entry: bytes, reply: Any) -> Decision:

@@ -7,11 +7,16 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sweeperd.config import SweepSettings
 from sweeperd.lua import Call, Script, Stream
+from sweeperd.paging import Entry, Look, Pager, Position
 from sweeperd.shard import Shard, describe, is_server_trouble
+from sweeperd.slices import SliceLength
+
+#: So many entries are looked at in the time that it takes to expire one.
+LOOKS = 8
 
 
 class Outcome(enum.StrEnum):
@@ -31,9 +36,8 @@ class Outcome(enum.StrEnum):
         return self in (Outcome.IN_GRACE, Outcome.ERROR)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What the script decided for one entry."""
+class Decision(NamedTuple):
+    """What the script decided for one entry. A plain tuple: there are millions of them after an outage."""
 
     id: bytes
     outcome: Outcome
@@ -58,6 +62,8 @@ class Kind:
     call: Callable[[bytes, str], Call]
     #: (id, the script's reply) to what it decided.
     decision: Callable[[bytes, Any], Decision]
+    #: How to tell from the page already what is in grace, where there is a way.
+    look: Look | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,8 @@ class SweepReport:
     #: False where the tick stopped before the end of what was due.
     complete: bool
     duration_seconds: float
+    #: How many calls were sent in one go at last.
+    slice_length: int
 
     @property
     def candidates(self) -> int:
@@ -86,23 +94,16 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """Where paging through a sorted set goes on: at this score, past this many entries of that score, which stay."""
+class _Slice:
+    """Entries whose decisions are asked for in one go, except of those that were seen to be in grace."""
 
-    score: bytes = b"-inf"
-    passed: int = 0
+    entries: Sequence[Entry]
+    #: Whether the page that they are from was read with a look.
+    looked: bool
 
-    def after(self, score: bytes, *, stays: bool) -> "Position":
-        """Behind an entry of this score, which stays where it is or does not."""
-        passed = self.passed if score == self.score else 0
-        return Position(score, passed + stays)
-
-    def behind(self, entries: Sequence[tuple[bytes, bytes]]) -> "Position":
-        """Behind all of these, which stay."""
-        position = self
-        for _, score in entries:
-            position = position.after(score, stays=True)
-        return position
+    @property
+    def undecided(self) -> list[bytes]:
+        return [entry.id for entry in self.entries if not entry.in_grace]
 
 
 @dataclass
@@ -113,11 +114,8 @@ class _Tick:
     trace_id: str
     position: Position
     counts: Counter[Outcome] = field(default_factory=Counter)
-    #: The slices, ids and scores, whose replies have not been read.
-    sent: deque[Sequence[tuple[bytes, bytes]]] = field(default_factory=deque)
-
-    def report(self, started: float, *, complete: bool) -> SweepReport:
-        return SweepReport(self.trace_id, self.counts, complete, time.monotonic() - started)
+    #: The slices whose replies have not been read.
+    sent: deque[_Slice] = field(default_factory=deque)
 
 
 class Sweeper:
@@ -140,11 +138,15 @@ class Sweeper:
         self._batch_size = settings.batch_size
         # So many calls are on their way at once, in two halves: while Redis runs one, we read and write the other.
         self._ahead = min(2, settings.pipeline_depth)
-        self._slice_length = settings.pipeline_depth // self._ahead
+        shortest = max(1, settings.pipeline_depth_min // self._ahead)
+        slice_micros = settings.slice_time.total_seconds() * 1e6
+        self._slice_length = SliceLength(shortest, settings.pipeline_depth // self._ahead, slice_micros)
         self._time_budget = settings.time_budget.total_seconds()
         self._observe = observe
         self._stop = stop
-        self._page = Script("page")
+        self._pager = Pager(shard, kind.index, kind.look)
+        #: Whether the last entries were in grace for the most part: to look first is then cheaper.
+        self._look_first = False
         self._resume = Position()
 
     def tick(self, give_way: Callable[[], bool] = lambda: False) -> SweepReport:
@@ -163,22 +165,26 @@ class Sweeper:
             until = self._shard.read_clock()
             complete = False
             while not complete:
-                batch = self._read_page(until, tick.position)
-                for entries in _slices(batch, self._slice_length):
+                look = self._look_first and self._pager.can_look
+                most = min(self._batch_size, LOOKS * int(self._slice_length)) if look else self._batch_size
+                batch = self._pager.read(until, tick.position, most, look=look)
+                for entries in self._slices(batch, look):
                     # At least one slice, or a budget that is too short for a slow server would end every tick at once.
                     spent = tick.counts and time.monotonic() - started > self._time_budget
                     if self._stop.is_set() or give_way() or spent:
                         self._settle(tick, 0)
                         self._resume = tick.position
-                        return tick.report(started, complete=False)
-                    tick.sent.append(entries)
-                    # What Redis choked on is on its way already, and may be noticed only when the next is written.
-                    self._resume = tick.position.behind(tick.sent[0])
-                    stream.send([self._kind.call(entry, tick.trace_id) for entry, _ in entries])
+                        return self._report(tick, started, complete=False)
+                    self._send(tick, entries)
                     self._settle(tick, self._ahead - 1)
+                    if not look and self._look_first and self._pager.can_look:
+                        break  # the rest of the batch is read again, with a look
+                else:
+                    complete = len(batch) < most
                 self._settle(tick, 0)
-                complete = len(batch) < self._batch_size
-        return tick.report(started, complete=True)
+                if look:
+                    self._look_first = 2 * sum(entry.in_grace for entry in batch) >= len(batch)
+        return self._report(tick, started, complete=True)
 
     def backlog(self) -> Backlog:
         """How much is due now, how long the oldest has been, how much is set aside. Raises RedisUnavailable."""
@@ -192,44 +198,73 @@ class Sweeper:
         age = (now - oldest[0][1]) / 1000 if due else 0.0
         return Backlog(due, age, quarantined)
 
-    def _read_page(self, until: int, position: Position) -> list[tuple[bytes, bytes]]:
-        """The next entries, id and score."""
-        call = Call([self._kind.index], [until, position.score, position.passed, self._batch_size])
-        flat: list[bytes] = self._page.run(self._shard.client, call)
-        return list(zip(flat[::2], flat[1::2], strict=True))
+    def _report(self, tick: _Tick, started: float, *, complete: bool) -> SweepReport:
+        duration = time.monotonic() - started
+        return SweepReport(tick.trace_id, tick.counts, complete, duration, int(self._slice_length))
 
-    def _settle(self, tick: "_Tick", most: int) -> None:
+    def _slices(self, batch: Sequence[Entry], looked: bool) -> Iterator[_Slice]:
+        """Of as many undecided entries as go in one go at that moment."""
+        start = 0
+        while start < len(batch):
+            end, left = start, int(self._slice_length)
+            while end < len(batch) and (left or batch[end].in_grace):
+                left -= not batch[end].in_grace
+                end += 1
+            yield _Slice(batch[start:end], looked)
+            start = end
+
+    def _send(self, tick: _Tick, entries: _Slice) -> None:
+        tick.sent.append(entries)
+        # What Redis choked on is on its way already, and may be noticed only when the next is written.
+        self._resume = tick.position.behind_all(tick.sent[0].entries)
+        undecided = entries.undecided
+        if undecided:
+            tick.stream.send([self._kind.call(entry, tick.trace_id) for entry in undecided])
+
+    def _settle(self, tick: _Tick, most: int) -> None:
         """
         Take in the replies to the oldest slices until no more than `most` are on their way. Where the server is in
         trouble, what it did of those behind is taken in as well, before that is raised.
         """
         trouble = None
         while len(tick.sent) > (most if trouble is None else 0):
-            entries = tick.sent.popleft()
+            part = tick.sent.popleft()
             if trouble is None:
-                self._resume = tick.position.behind(entries)
+                self._resume = tick.position.behind_all(part.entries)
+            replies = iter(self._receive(tick.stream, len(part.undecided)))
             decisions = []
-            for (entry, _), reply in zip(entries, tick.stream.receive(), strict=True):
+            for entry in part.entries:
+                if entry.in_grace:
+                    decisions.append(Decision(entry.id, Outcome.IN_GRACE))
+                    continue
+                reply = next(replies)
                 if isinstance(reply, Exception) and is_server_trouble(reply):
                     trouble = reply
                 else:
-                    decisions.append(self._decision(entry, reply))
+                    decisions.append(self._decision(entry.id, reply))
             # Before the slice fails as a whole: what was decided in it has happened.
             self._observe(decisions, tick.trace_id)
-            tick.counts.update(decision.outcome for decision in decisions)
+            counts = Counter(decision.outcome for decision in decisions)
+            tick.counts.update(counts)
             if trouble is None:
-                for (_, score), decision in zip(entries, decisions, strict=True):
-                    tick.position = tick.position.after(score, stays=decision.outcome.stays)
+                stays = [decision.outcome.stays for decision in decisions]
+                tick.position = tick.position.behind(zip(part.entries, stays, strict=True))
                 self._resume = Position()
+                if not part.looked:
+                    self._look_first = 2 * counts[Outcome.IN_GRACE] >= len(decisions)
         if trouble is not None:
             raise trouble
+
+    def _receive(self, stream: Stream, count: int) -> list[Any]:
+        """The replies to the oldest slice; how long Redis took for it says how long the next ones may be."""
+        if not count:
+            return []
+        received = stream.receive()
+        if received.micros is not None:
+            self._slice_length.took(count, received.micros, received.others_micros)
+        return received.replies
 
     def _decision(self, entry: bytes, reply: Any) -> Decision:
         if isinstance(reply, Exception):
             return Decision(entry, Outcome.ERROR, describe(reply))
         return self._kind.decision(entry, reply)
-
-
-def _slices(batch: Sequence[tuple[bytes, bytes]], length: int) -> Iterator[Sequence[tuple[bytes, bytes]]]:
-    for start in range(0, len(batch), length):
-        yield batch[start : start + length]

@@ -8,8 +8,9 @@ import redis
 from sweeperd.config import SweepSettings
 from sweeperd.lua import Call, Script
 from sweeperd.operator.explain import explain
+from sweeperd.paging import Entry, Pager, Position
 from sweeperd.shard import Shard, describe, is_server_trouble
-from sweeperd.sweep import Outcome, Position
+from sweeperd.sweep import Outcome
 
 #: The problem of an entry that somebody else has taken off the list.
 NOT_THERE = "not_quarantined"
@@ -62,7 +63,7 @@ class Quarantine:
         self._settings = settings
         #: How many entries are read in one go, and how many commands are sent in one.
         self._length = settings.pipeline_depth
-        self._page = Script("page")
+        self._pager = Pager(shard, shard.keys.quarantine)
         self._requeue = Script("requeue")
         self._explain = Script("explain")
 
@@ -123,37 +124,35 @@ class Quarantine:
         The entries that are meant, of those that are there now: what is set aside while this goes on is not looked at
         again. `stays` is asked about each entry of a page when the next one is asked for.
         """
-        keys = self._shard.keys
         if wanted.ids is not None:
             for start in range(0, len(wanted.ids), self._length):
                 yield self._named(wanted.ids[start : start + self._length])
             return
         until, position = self._shard.read_clock(), Position()
         while True:
-            call = Call([keys.quarantine], [until, position.score, position.passed, self._length])
-            flat: list[bytes] = self._page.run(self._shard.client, call)
-            entries = self._read(list(zip(flat[::2], flat[1::2], strict=True)))
+            page = self._pager.read(until, position, self._length)
+            entries = self._read(page)
             chosen = [entry for entry in entries if wanted.takes(entry)]
             if chosen:
                 yield chosen
             if len(entries) < self._length:
                 return
-            for entry, score in zip(entries, flat[1::2], strict=True):
-                position = position.after(score, stays=not wanted.takes(entry) or stays(entry))
+            staying = [not wanted.takes(entry) or stays(entry) for entry in entries]
+            position = position.behind(zip(page, staying, strict=True))
 
     def _named(self, ids: Sequence[bytes]) -> list[SetAside]:
         pipeline = self._shard.client.pipeline(transaction=False)
         for id_ in ids:
             pipeline.zscore(self._shard.keys.quarantine, id_)
         scores = zip(ids, pipeline.execute(), strict=True)
-        return self._read([(id_, str(score).encode()) for id_, score in scores if score is not None])
+        return self._read([Entry(id_, str(score).encode()) for id_, score in scores if score is not None])
 
-    def _read(self, entries: Sequence[tuple[bytes, bytes]]) -> list[SetAside]:
+    def _read(self, entries: Sequence[Entry]) -> list[SetAside]:
         pipeline = self._shard.client.pipeline(transaction=False)
-        for id_, _ in entries:
-            pipeline.hmget(self._shard.keys.reservation(id_), *_FIELDS)
+        for entry in entries:
+            pipeline.hmget(self._shard.keys.reservation(entry.id), *_FIELDS)
         rows = pipeline.execute(raise_on_error=False) if entries else []
-        return [_set_aside(id_, score, row) for (id_, score), row in zip(entries, rows, strict=True)]
+        return [_set_aside(entry.id, entry.score, row) for entry, row in zip(entries, rows, strict=True)]
 
 
 def _set_aside(id_: bytes, score: bytes, row: list[bytes | None] | Exception) -> SetAside:

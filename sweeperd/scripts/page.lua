@@ -8,13 +8,7 @@
 -- ARGV[4] -> how many entries at most
 --
 -- Returns {id, score, id, score, ...}.
---
--- Positions come from ZCOUNT, which is logarithmic; ZRANGEBYSCORE with an offset would walk over every entry that it
--- passes, and a million reservations with one deadline, all in grace, would be walked over again for each page.
 
-local first = redis.call('ZCOUNT', KEYS[1], '-inf', '(' .. ARGV[2]) + ARGV[3]
-local due = redis.call('ZCOUNT', KEYS[1], '-inf', ARGV[1])
-if first >= due then
-  return {}
-end
-return redis.call('ZRANGE', KEYS[1], first, math.min(first + ARGV[4], due) - 1, 'WITHSCORES')
+-- @include paging
+
+return page(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4])

@@ -68,6 +68,7 @@ class World:
         self.keys = Keys(prefix)
         self.script = Script("expire")
         self.explaining = Script("explain")
+        self.looking = Script("page_in_grace")
 
     @contextlib.contextmanager
     def batch(self) -> Iterator["World"]:
@@ -163,11 +164,13 @@ class World:
     def expire(self, rid: bytes = RID, *, at: int | None = None, **call: Any) -> list[Any]:
         """
         Run the script once; on a clock frozen at `at` where that is given. What explain.lua says that it will do comes
-        first, so each test of the script is one of that too: it says what happens, and changes nothing.
+        first, and what page_in_grace.lua says, so each test of the script is one of these too: they say what happens,
+        and change nothing.
         """
         if self.rivals:
             return cast(list[Any], self.script.run(self.client, self.call(rid, **call)))
         script, explaining = (self.script, self.explaining) if at is None else (frozen(at), frozen(at, "explain"))
+        in_grace = self.looked(rid, at, call.get("grace", 0))
         (told,) = explaining.run_many(self.client, [self.call(rid, **call)])
         try:
             reply: list[Any] = script.run(self.client, self.call(rid, **call))
@@ -177,7 +180,22 @@ class World:
         assert not isinstance(told, Exception), told
         same = 2 if at is None and reply[0] == b"expired" else len(reply)  # then comes how late it is
         assert told[0][:same] == reply[:same]
+        assert in_grace in (None, reply == [b"in_grace"])
         return reply
+
+    def looked(self, rid: bytes, at: int | None, grace: int) -> bool | None:
+        """Whether the page says that it is in grace; None where it is not in the index."""
+        script = self.looking if at is None else frozen(at, "page_in_grace")
+        stem = self.keys.reservation(b"")
+        call = Call([self.keys.reservation_index], ["+inf", "-inf", 0, 1000, stem, grace])
+        try:
+            entries, flags = script.run(self.client, call)
+        except redis.ResponseError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            return None
+        flag = dict(zip(entries[::2], flags.decode(), strict=True)).get(rid)
+        return None if flag is None else flag == "1"
 
     def events(self) -> list[tuple[bytes, dict[bytes, bytes]]]:
         entries: list[tuple[bytes, dict[bytes, bytes]]] = self.client.xrange(self.keys.events)

@@ -149,7 +149,7 @@ def test_without_a_tenant_label(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def report(**counts: int) -> SweepReport:
-    return SweepReport(TRACE, {Outcome(name): count for name, count in counts.items()}, True, 0.25)
+    return SweepReport(TRACE, {Outcome(name): count for name, count in counts.items()}, True, 0.25, 25)
 
 
 def test_a_tick(told: Told) -> None:
@@ -158,6 +158,7 @@ def test_a_tick(told: Told) -> None:
         ("sweeperd_sweeps_total", ("s1", "ok")): 1,
         ("sweeperd_sweep_duration_seconds_count", ("s1",)): 1,
         ("sweeperd_sweep_duration_seconds_sum", ("s1",)): 0.25,
+        ("sweeperd_slice_length", ("s1",)): 25,
         ("sweeperd_redis_up", ("s1",)): 1,
     }
     expected = {"message": "swept", "shard": "s1", "trace_id": TRACE, "seconds": 0.25, "expired": 2, "in_grace": 1}

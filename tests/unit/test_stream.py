@@ -6,6 +6,7 @@ import redis
 from sweeperd.embedded import Server
 from sweeperd.lua import Call, Script
 from sweeperd.shard import Shard
+from tests.world import eventually
 
 SCRIPT = Script("double", "if ARGV[1] == 'no' then return redis.error_reply('ERR no') end return ARGV[1] * 2")
 
@@ -26,18 +27,18 @@ def test_replies_come_in_the_order_of_the_calls(client: redis.Redis) -> None:
     with SCRIPT.stream(client) as stream:
         stream.send(call(1, 2))
         stream.send(call(3))
-        assert stream.receive() == [2, 4]
+        assert stream.receive().replies == [2, 4]
         stream.send(call(4))
-        assert [stream.receive(), stream.receive()] == [[6], [8]]
+        assert [stream.receive().replies, stream.receive().replies] == [[6], [8]]
 
 
 def test_an_error_stands_in_its_calls_place(client: redis.Redis) -> None:
     with SCRIPT.stream(client) as stream:
         stream.send(call(1, "no", 2))
         stream.send(call(3))
-        one, error, two = stream.receive()
+        one, error, two = stream.receive().replies
         assert (one, str(error), two) == (2, "no", 4)
-        assert stream.receive() == [6]
+        assert stream.receive().replies == [6]
 
 
 def test_a_connection_with_replies_on_the_way_is_not_used_again(client: redis.Redis) -> None:
@@ -45,14 +46,14 @@ def test_a_connection_with_replies_on_the_way_is_not_used_again(client: redis.Re
         stream.send(call(1))
     with SCRIPT.stream(client) as stream:
         stream.send(call(5))
-        assert stream.receive() == [10]
+        assert stream.receive().replies == [10]
     assert client.ping()
 
 
 def test_a_connection_that_fails_is_told_of_and_replaced(client: redis.Redis, server: Server) -> None:
     with redis.Redis.from_url(server.url) as other, SCRIPT.stream(client) as stream:
         stream.send(call(1))
-        assert stream.receive() == [2]
+        assert stream.receive().replies == [2]
         other.client_kill_filter(_type="normal", skipme=True)
 
         def again() -> None:
@@ -64,4 +65,59 @@ def test_a_connection_that_fails_is_told_of_and_replaced(client: redis.Redis, se
             again()
     with SCRIPT.stream(client) as stream:
         stream.send(call(3))
-        assert stream.receive() == [6]
+        assert stream.receive().replies == [6]
+
+
+SLOW = Script(
+    "slow",
+    """
+    local function micros()
+      local time = redis.call('TIME')
+      return time[1] * 1000000 + time[2]
+    end
+    local until_ = micros() + ARGV[1]
+    while micros() < until_ do end
+    return 1
+    """,
+)
+
+
+def test_the_server_says_how_long_it_was_busy(shard: Shard) -> None:
+    with SLOW.stream(shard.client) as stream:
+        stream.send(call(0))
+        assert stream.receive().micros is None  # it did not know the script
+        stream.send(call(20_000, 10_000))
+        received = stream.receive()
+        assert received.replies == [1, 1]
+        assert received.micros is not None
+        assert 30_000 <= received.micros < 2_000_000
+        assert received.others_micros is None  # nothing was waiting before it
+
+
+def test_the_server_says_how_long_it_was_busy_with_others(shard: Shard, server: Server) -> None:
+    """What waits for its turn while another client is served says so."""
+    SLOW.run(shard.client, call(0)[0])
+
+    def waited_out_another() -> bool:
+        with redis.Redis.from_url(server.url) as other, SLOW.stream(shard.client) as stream:
+            connection = other.connection_pool.get_connection()
+            connection.connect()
+            stream.send(call(100_000))
+            # The server is busy with the first by now, or it would take both in one go: then once more.
+            connection.send_command("EVALSHA", SLOW.sha, 0, 50_000)
+            stream.send(call(0))
+            stream.receive()
+            others = stream.receive().others_micros
+            connection.read_response()
+            other.connection_pool.release(connection)
+            return others is not None and 50_000 <= others < 2_000_000
+
+    assert eventually(waited_out_another)
+
+
+def test_what_was_not_waiting_does_not_count_as_others_work(shard: Shard) -> None:
+    with SLOW.stream(shard.client) as stream:
+        stream.send(call(0))
+        stream.receive()
+        stream.send(call(0))
+        assert stream.receive().others_micros is None

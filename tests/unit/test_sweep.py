@@ -1,11 +1,12 @@
 """Paging: every due entry is decided once for each pass, whatever stays, fails or comes in between."""
 
+import functools
 import random
 import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,8 @@ import redis
 
 from sweeperd.config import SweepSettings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.lua import Call, Script, Stream
+from sweeperd.lua import Call, Script, Stream, source
+from sweeperd.paging import Entry, Look, Pager
 from sweeperd.shard import Shard
 from sweeperd.sweep import Decision, Kind, Outcome, Sweeper
 from tests.world import eventually, server_time
@@ -34,12 +36,29 @@ elseif fate == 'again' then
   redis.call('ZREM', KEYS[1], ARGV[1])
   redis.call('ZADD', KEYS[1], time[1] * 1000 + math.floor(time[2] / 1000) + 1, ARGV[1] .. '+')
   return {'expired'}
+elseif fate == 'slow' then
+  local time = redis.call('TIME')
+  local until_ = time[1] * 1000000 + time[2] + 2000
+  repeat time = redis.call('TIME') until time[1] * 1000000 + time[2] >= until_
 elseif fate == 'fail' then
   return redis.error_reply('ERR no luck')
 elseif fate == 'trouble' then
   return redis.error_reply('READONLY this is a replica')
 end
 return {'in_grace'}
+"""
+#: What stays can be told from the page.
+LOOK = f"""
+{source("paging")}
+local found, flags = page(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]), {{}}
+for i = 1, #found, 2 do
+  local stays = string.match(found[i], '^stay')
+  if stays then
+    redis.call('RPUSH', ARGV[5], found[i])
+  end
+  flags[#flags + 1] = stays and '1' or '0'
+end
+return {{found, table.concat(flags)}}
 """
 INDEX, JOURNAL, QUARANTINE = b"index", b"journal", b"quarantine"
 
@@ -55,6 +74,8 @@ class World:
     stop: threading.Event = field(default_factory=threading.Event)
     #: What happens after each slice.
     then: Callable[[], None] = lambda: None
+    #: Whether the page can tell what stays.
+    look: bool = False
 
     def fill(self, entries: dict[str, int]) -> None:
         """Put entries into the index, by how many ms ago they were due."""
@@ -70,6 +91,7 @@ class World:
             Script("fates", FATES),
             lambda entry, _: Call([INDEX, JOURNAL], [entry, self.now]),
             lambda entry, reply: Decision(entry, Outcome(reply[0].decode())),
+            Look(Script("look", LOOK), [JOURNAL]) if self.look else None,
         )
         return Sweeper(self.shard, kind, SweepSettings.model_validate(settings), self._observe, self.stop)
 
@@ -88,9 +110,12 @@ class World:
         return {name.decode() for name in self.shard.client.zrange(INDEX, 0, -1)}
 
 
-@pytest.fixture
-def world(shard: Shard) -> Iterator[World]:
-    return World(shard, server_time(shard.client))
+LOOKING = pytest.mark.parametrize("world", [True], ids=["look"], indirect=True)
+
+
+@pytest.fixture(params=[False, True], ids=["", "look"])
+def world(shard: Shard, request: pytest.FixtureRequest) -> World:
+    return World(shard, server_time(shard.client), look=request.param)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -194,7 +219,7 @@ def test_one_entry_that_fails_stops_no_other(world: World) -> None:
 
 
 def test_a_tick_that_ran_out_of_time_is_taken_up_where_it_stopped(world: World) -> None:
-    entries = {f"{'go' if number % 3 else 'stay'}-{number}": 9 - number // 5 for number in range(25)}
+    entries = {f"{'go' if number % 3 else 'fail'}-{number}": 9 - number // 5 for number in range(25)}
     world.fill(entries)
     world.then = lambda: time.sleep(0.002)  # each slice uses the budget up
     sweeper = world.sweeper(10, 4, "1ms")
@@ -212,11 +237,11 @@ def test_a_tick_that_ran_out_of_time_is_taken_up_where_it_stopped(world: World) 
     assert sorted(decided) == sorted(entries)
     world.then = lambda: None
     eventually(lambda: sweeper.tick().complete)
-    assert sorted(world.journal()) == sorted(name for name in entries if name.startswith("stay"))
+    assert sorted(world.journal()) == sorted(name for name in entries if name.startswith("fail"))
 
 
 def test_stop_ends_the_tick_after_the_slice(world: World) -> None:
-    entries = {f"stay-{number}": 1 for number in range(10)}
+    entries = {f"fail-{number}": 1 for number in range(10)}
     world.fill(entries)
     world.then = world.stop.set
     sweeper = world.sweeper(10, 6)
@@ -233,7 +258,7 @@ def test_stop_ends_the_tick_after_the_slice(world: World) -> None:
 
 
 def test_it_gives_way_after_the_slice(world: World) -> None:
-    entries = {f"stay-{number}": 1 for number in range(10)}
+    entries = {f"fail-{number}": 1 for number in range(10)}
     world.fill(entries)
     sweeper = world.sweeper(6, 3)
     report = sweeper.tick(lambda: len(world.observed) >= 6)
@@ -349,3 +374,80 @@ def test_backlog(world: World, client: redis.Redis) -> None:
     backlog = sweeper.backlog()
     assert (backlog.due, backlog.quarantined) == (2, 3)
     assert 90 <= backlog.oldest_due_seconds < 100
+
+
+@LOOKING
+def test_what_is_in_grace_is_looked_at_and_not_decided_once_that_pays(world: World) -> None:
+    stays = {f"stay-{number}": 1000 - number for number in range(200)}
+    world.fill(stays | {"go-1": 850, "go-2": 1})
+    runs: list[int] = []
+    original = Stream.send
+
+    def send(stream: Stream, calls: Sequence[Call]) -> None:
+        runs.append(len(calls))
+        original(stream, calls)
+
+    sweeper = world.sweeper(100, 10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stream, "send", send)
+        first = sweeper.tick()
+        assert sum(runs) == 12, "two half slices, and those that go"
+        runs.clear()
+        world.fill({"go-3": 500})
+        second = sweeper.tick()
+        assert sum(runs) == 1, "the next tick begins as the last one ended"
+    assert first.complete
+    assert second.complete
+    assert dict(first.counts) == {Outcome.IN_GRACE: 200, Outcome.EXPIRED: 2}
+    assert dict(second.counts) == {Outcome.IN_GRACE: 200, Outcome.EXPIRED: 1}
+    decided = [decision.id.decode() for decision in world.observed]
+    assert sorted(decided) == sorted([*stays, *stays, "go-1", "go-2", "go-3"])
+
+
+@LOOKING
+def test_where_nothing_is_in_grace_any_more_nobody_looks(world: World) -> None:
+    sweeper = world.sweeper(100, 10)
+    world.fill({f"stay-{number}": 1000 for number in range(50)} | {f"go-{number}": 1 for number in range(500)})
+    assert sweeper.tick().complete
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pager, "read", functools.partialmethod(_unlooked, Pager.read))
+        world.shard.client.delete(INDEX)
+        world.fill({f"go-{number}": 1 for number in range(50)})
+        assert sweeper.tick().counts[Outcome.EXPIRED] == 50
+
+
+def _unlooked(pager: Pager, read: Callable[..., list[Entry]], *args: Any, look: bool = False) -> list[Entry]:
+    assert not look
+    return read(pager, *args, look=look)
+
+
+@LOOKING
+@pytest.mark.parametrize("cut", ["stop", "give way"])
+def test_a_look_that_is_cut_short_is_taken_up_where_it_stopped(cut: str, world: World) -> None:
+    entries = {f"{'fail' if number % 4 == 0 else 'stay'}-{number}": 1000 - number // 7 for number in range(400)}
+    world.fill(entries)
+    sweeper = world.sweeper(1000, 8)
+    for tick in range(400):
+        if cut == "stop":
+            world.stop.clear()
+            world.then = world.stop.set
+            report = sweeper.tick()
+        else:
+            before = len(world.observed)
+            report = sweeper.tick(lambda before=before: len(world.observed) > before)  # type: ignore[misc]
+        if report.complete:
+            break
+        assert len(world.observed) < len(entries), f"tick {tick} has looked at all and does not know it"
+    assert [decision.id.decode() for decision in world.observed] == sorted(
+        entries, key=lambda name: (-entries[name], name)
+    )
+
+
+def test_slices_get_shorter_where_redis_is_slow_and_longer_again(world: World) -> None:
+    sweeper = world.sweeper(100, 40)
+    world.fill({f"slow-{number}": 1 for number in range(60)})
+    assert sweeper.tick().slice_length == 2, "half of pipeline_depth_min; each takes all of slice_time"
+    world.shard.client.delete(INDEX)
+    world.fill({f"go-{number}": 1 for number in range(1000)})
+    assert sweeper.tick().slice_length > 2
+    assert len(world.observed) == 1060

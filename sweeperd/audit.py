@@ -62,6 +62,8 @@ class Audit:
         """A tick that ended well."""
         self._metrics.sweeps.labels(self._shard, "ok").inc()
         self._metrics.sweep_duration.labels(self._shard).observe(report.duration_seconds)
+        # All others have been counted with their decisions.
+        self._metrics.candidates.labels(self._shard, Outcome.IN_GRACE).inc(report.passed)
         self._metrics.slice_length.labels(self._shard).set(report.slice_length)
         self._metrics.redis_up.labels(self._shard).set(1)
         if report.candidates:

@@ -200,6 +200,7 @@ class _Run:
         due = sweeper.backlog().due
         while not self.complete and not self._stop.is_set():
             report = sweeper.tick()
+            self.counts[Outcome.IN_GRACE] += report.passed
             self._audit.ticked(report)
             ticks.note(report)
             self.complete = report.complete

@@ -1,6 +1,6 @@
 """Paging through an index whose entries leave, stay or move while one pages."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ class Entry(NamedTuple):
 
     id: bytes
     score: bytes
-    #: Whether the page was read with a look at what the entries stand for, and this one was in grace then.
+    #: Whether it was seen to be in grace when the page was read.
     in_grace: bool = False
 
 
@@ -38,37 +38,16 @@ class Position:
         return self.behind((entry, True) for entry in entries)
 
 
-@dataclass(frozen=True)
-class Look:
-    """
-    A script that pages as page.lua does and says of each entry whether it is in grace, for a fraction of what it takes
-    to have each decided. `args` come behind those of page.lua.
-    """
-
-    script: Script
-    args: Sequence[bytes | int]
-
-
 class Pager:
     """Reads an index page by page."""
 
-    def __init__(self, shard: Shard, index: bytes, look: Look | None = None) -> None:
+    def __init__(self, shard: Shard, index: bytes) -> None:
         self._shard = shard
         self._index = index
         self._page = Script("page")
-        self._look = look
 
-    @property
-    def can_look(self) -> bool:
-        """Whether there is a look at what the entries stand for."""
-        return self._look is not None
-
-    def read(self, until: int, position: Position, count: int, *, look: bool = False) -> list[Entry]:
+    def read(self, until: int, position: Position, count: int) -> list[Entry]:
         """The next entries with a score up to `until`. Raises redis.RedisError."""
-        args: list[bytes | int] = [until, position.score, position.passed, count]
-        if not look or self._look is None:
-            flat: list[bytes] = self._page.run(self._shard.client, Call([self._index], args))
-            return list(map(Entry, flat[::2], flat[1::2]))
-        told = self._look.script.run(self._shard.client, Call([self._index], [*args, *self._look.args]))
-        flat, flags = told
-        return list(map(Entry, flat[::2], flat[1::2], [flag == ord("1") for flag in flags]))
+        call = Call([self._index], [until, position.score, position.passed, count])
+        flat: list[bytes] = self._page.run(self._shard.client, call)
+        return list(map(Entry, flat[::2], flat[1::2]))

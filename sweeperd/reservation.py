@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 from sweeperd.config import SweepSettings
+from sweeperd.grace import Look
 from sweeperd.lua import Call, Script
-from sweeperd.paging import Look
 from sweeperd.shard import Keys
 from sweeperd.sweep import Decision, Kind, Outcome
 from sweeperd.text import rfc3339, shown, shown_list

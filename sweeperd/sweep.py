@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sweeperd.config import SweepSettings
+from sweeperd.grace import Graces, Look
 from sweeperd.lua import Call, Script, Stream
-from sweeperd.paging import Entry, Look, Pager, Position
+from sweeperd.paging import Entry, Pager, Position
 from sweeperd.shard import Shard, describe, is_server_trouble
 from sweeperd.slices import SliceLength
 
-#: So many entries are looked at in the time that it takes to expire one.
-LOOKS = 8
+#: So many entries are looked at, and so many are passed by unlooked at, in the time that it takes to expire one.
+LOOKS, SKIPS = 8, 32
 
 
 class Outcome(enum.StrEnum):
@@ -75,6 +76,8 @@ class SweepReport:
     #: False where the tick stopped before the end of what was due.
     complete: bool
     duration_seconds: float
+    #: How many of them were passed by as in grace, without a word about each.
+    passed: int
     #: How many calls were sent in one go at last.
     slice_length: int
 
@@ -116,6 +119,13 @@ class _Tick:
     counts: Counter[Outcome] = field(default_factory=Counter)
     #: The slices whose replies have not been read.
     sent: deque[_Slice] = field(default_factory=deque)
+    #: How many were passed by without a look.
+    passed: int = 0
+
+    def pass_by(self, position: Position, entries: int) -> None:
+        self.position = position
+        self.passed += entries
+        self.counts[Outcome.IN_GRACE] += entries
 
 
 class Sweeper:
@@ -144,9 +154,10 @@ class Sweeper:
         self._time_budget = settings.time_budget.total_seconds()
         self._observe = observe
         self._stop = stop
-        self._pager = Pager(shard, kind.index, kind.look)
-        #: Whether the last entries were in grace for the most part: to look first is then cheaper.
-        self._look_first = False
+        self._pager = Pager(shard, kind.index)
+        self._graces = None if kind.look is None else Graces(shard, kind.index, kind.look)
+        #: Whether the last entries were in grace for the most part: to look first is then cheaper. They lie in front.
+        self._look_first = True
         self._resume = Position()
 
     def tick(self, give_way: Callable[[], bool] = lambda: False) -> SweepReport:
@@ -163,26 +174,34 @@ class Sweeper:
             tick = _Tick(stream, secrets.token_hex(16), self._resume)
             self._resume = Position()
             until = self._shard.read_clock()
+            if self._graces is not None and self._graces.begin():
+                self._look_first = True
             complete = False
             while not complete:
-                look = self._look_first and self._pager.can_look
-                most = min(self._batch_size, LOOKS * int(self._slice_length)) if look else self._batch_size
-                batch = self._pager.read(until, tick.position, most, look=look)
-                for entries in self._slices(batch, look):
-                    # At least one slice, or a budget that is too short for a slow server would end every tick at once.
-                    spent = tick.counts and time.monotonic() - started > self._time_budget
-                    if self._stop.is_set() or give_way() or spent:
-                        self._settle(tick, 0)
-                        self._resume = tick.position
+                looks = self._graces if self._look_first else None
+                if looks is None:
+                    batch = self._pager.read(until, tick.position, self._batch_size)
+                    last = len(batch) < self._batch_size
+                else:
+                    position, passed = looks.skip(tick.position, SKIPS * int(self._slice_length))
+                    if passed:
+                        tick.pass_by(position, passed)
+                        if self._is_over(tick, started, give_way):
+                            return self._report(tick, started, complete=False)
+                        continue
+                    most = min(self._batch_size, LOOKS * int(self._slice_length))
+                    batch, last = looks.read(until, tick.position, most)
+                for entries in self._slices(batch, looks is not None):
+                    if self._is_over(tick, started, give_way):
                         return self._report(tick, started, complete=False)
                     self._send(tick, entries)
                     self._settle(tick, self._ahead - 1)
-                    if not look and self._look_first and self._pager.can_look:
+                    if looks is None and self._look_first and self._graces is not None:
                         break  # the rest of the batch is read again, with a look
                 else:
-                    complete = len(batch) < most
+                    complete = last
                 self._settle(tick, 0)
-                if look:
+                if looks is not None:
                     self._look_first = 2 * sum(entry.in_grace for entry in batch) >= len(batch)
         return self._report(tick, started, complete=True)
 
@@ -198,9 +217,19 @@ class Sweeper:
         age = (now - oldest[0][1]) / 1000 if due else 0.0
         return Backlog(due, age, quarantined)
 
+    def _is_over(self, tick: _Tick, started: float, give_way: Callable[[], bool]) -> bool:
+        """Whether the tick is to stop here. Then what is on its way is taken in, and the next one goes on behind it."""
+        # At least one slice, or a budget that is too short for a slow server would end every tick at once.
+        spent = tick.counts and time.monotonic() - started > self._time_budget
+        if not (self._stop.is_set() or give_way() or spent):
+            return False
+        self._settle(tick, 0)
+        self._resume = tick.position
+        return True
+
     def _report(self, tick: _Tick, started: float, *, complete: bool) -> SweepReport:
         duration = time.monotonic() - started
-        return SweepReport(tick.trace_id, tick.counts, complete, duration, int(self._slice_length))
+        return SweepReport(tick.trace_id, tick.counts, complete, duration, tick.passed, int(self._slice_length))
 
     def _slices(self, batch: Sequence[Entry], looked: bool) -> Iterator[_Slice]:
         """Of as many undecided entries as go in one go at that moment."""

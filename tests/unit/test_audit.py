@@ -148,8 +148,8 @@ def test_without_a_tenant_label(caplog: pytest.LogCaptureFixture) -> None:
     assert "acme" not in str(changes)
 
 
-def report(**counts: int) -> SweepReport:
-    return SweepReport(TRACE, {Outcome(name): count for name, count in counts.items()}, True, 0.25, 25)
+def report(passed: int = 0, **counts: int) -> SweepReport:
+    return SweepReport(TRACE, {Outcome(name): count for name, count in counts.items()}, True, 0.25, passed, 25)
 
 
 def test_a_tick(told: Told) -> None:
@@ -163,6 +163,11 @@ def test_a_tick(told: Told) -> None:
     }
     expected = {"message": "swept", "shard": "s1", "trace_id": TRACE, "seconds": 0.25, "expired": 2, "in_grace": 1}
     assert told.line == expected | {"level": "INFO"}
+
+
+def test_what_was_passed_by_without_a_look_is_counted_as_well(told: Told) -> None:
+    told.audit.ticked(report(passed=7, in_grace=9))
+    assert told.changes()[("sweeperd_candidates_total", ("s1", "in_grace"))] == 7
 
 
 def test_a_tick_without_anything_is_not_worth_a_line(told: Told, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ Whoever commits, releases or extends a reservation changes its index entry too. 
 looked at again after a while.
 """
 
+import math
 import random
 import time
 from collections import deque
@@ -42,18 +43,24 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """All entries with scores from `after`, without it, to `last`; every one of them in grace when it was looked at."""
+    """So many entries in a row, every one of them in grace when it was looked at."""
 
-    after: bytes
-    last: bytes
+    #: Behind this score it begins, past so many entries of it; None: past all.
+    score: bytes
+    passed: int | None
     count: int
-    #: How many of them have the last score.
-    tail: int
+    #: Where paging goes on behind it.
+    end: Position
     fingerprint: bytes
     #: When the first grace among them ends, ms on the server's clock.
     until_ms: int
     #: When it is to be looked at again (monotonic).
     look_again_at: float
+
+    def lies_before(self, position: Position) -> bool:
+        """Whether it begins before that."""
+        begins = float(self.score), math.inf if self.passed is None else self.passed
+        return begins < (float(position.score), position.passed)
 
 
 class LookedAt(NamedTuple):
@@ -95,16 +102,15 @@ class Graces:
             return position, 0
         args: list[bytes | int] = [position.score, position.passed]
         for stretch in asked:
-            args += [stretch.after, stretch.last, stretch.count, stretch.fingerprint, stretch.until_ms]
+            passed: bytes | int = b"" if stretch.passed is None else stretch.passed
+            args += [stretch.score, passed, stretch.count, stretch.fingerprint, stretch.until_ms]
         held: int = self._check.run(self._shard.client, Call([self._index], args))
-        passed = 0
         for _ in range(held):
-            stretch = self._ahead.popleft()
-            self._behind.append(stretch)
-            position, passed = Position(stretch.last, stretch.tail), passed + stretch.count
+            self._behind.append(self._ahead.popleft())
+            position = self._behind[-1].end
         if held < len(asked):
-            self._bound = self._ahead.popleft().last
-        return position, passed
+            self._bound = self._ahead.popleft().end.score
+        return position, sum(stretch.count for stretch in asked[:held])
 
     def read(self, until: int, position: Position, count: int) -> LookedAt:
         """The next entries with a score up to `until`, and of each whether it is in grace. Raises redis.RedisError."""
@@ -114,18 +120,17 @@ class Graces:
         reply: Any = self._look.script.run(self._shard.client, Call([self._index], args))
         flat, flags, more, *stretch = reply
         entries = list(map(Entry, flat[::2], flat[1::2], [flag == ord("1") for flag in flags]))
-        # Where paging stands in the middle of a score, others of that score may lie behind.
-        if stretch and entries[0].score != position.score:
+        if stretch:
             fingerprint, until_ms = stretch
-            self._remember(position.score, entries, fingerprint, int(until_ms))
+            self._remember(position, entries, fingerprint, int(until_ms))
         if more != b"1":
             self._bound = None
         return LookedAt(entries, more != b"1" and not bounded)
 
     def _next(self, position: Position, entries: int) -> list[Stretch]:
         """The stretches to be asked about, from the first that is ahead."""
-        reached, now = float(position.score), time.monotonic()
-        while self._ahead and float(self._ahead[0].after) < reached:
+        now = time.monotonic()
+        while self._ahead and self._ahead[0].lies_before(position):
             # It was passed in another way, which may be because the tick began in the middle of the index.
             stretch = self._ahead.popleft()
             if now < stretch.look_again_at:
@@ -137,13 +142,14 @@ class Graces:
             asked.append(stretch)
             entries -= stretch.count
         if self._ahead and not asked:
-            self._bound = self._ahead.popleft().last
+            self._bound = self._ahead.popleft().end.score
         return asked
 
-    def _remember(self, after: bytes, entries: Sequence[Entry], fingerprint: bytes, until_ms: int) -> None:
+    def _remember(self, position: Position, entries: Sequence[Entry], fingerprint: bytes, until_ms: int) -> None:
         if len(self._behind) + len(self._ahead) >= REMEMBERED:
             return
-        last = entries[-1].score
-        tail = sum(entry.score == last for entry in entries)
+        # Where paging does not stand in the middle of a score, it does not matter how many have that score next time.
+        passed = position.passed if entries[0].score == position.score else None
+        end = position.behind_all(entries)
         look_again_at = time.monotonic() + random.uniform(*LOOK_AGAIN)  # noqa: S311
-        self._behind.append(Stretch(after, last, len(entries), tail, fingerprint, until_ms, look_again_at))
+        self._behind.append(Stretch(position.score, passed, len(entries), end, fingerprint, until_ms, look_again_at))

@@ -11,8 +11,8 @@
 -- Returns {{id, score, id, score, ...}, flags, more} or {.., .., .., fingerprint, until}. Of flags, each character is an
 -- id's: '1' where it is in grace, else '0'. more: '1' where there may be more behind them.
 --
--- Where all are in grace, the page is cut behind the last score of which it has all entries, `fingerprint` is what
--- stretches.lua will know it by, and `until` is when the first of these graces ends, ms.
+-- Where all are in grace, the page is cut behind the last score of which it has all entries, unless there is only one,
+-- `fingerprint` is what stretches.lua will know it by, and `until` is when the first of these graces ends, ms.
 
 -- @include clock
 -- @include paging
@@ -35,15 +35,15 @@ for i = 1, #found, 2 do
 end
 
 local more = #flags == count and '1' or '0'
-local length = all and #flags or 0
-if length == count then
+if not all or #flags == 0 then
+  return {found, table.concat(flags), more}
+end
+local length = #flags
+if length == count and found[2] ~= found[2 * length] then
   local last = found[2 * length]
-  while length > 0 and found[2 * length] == last do
+  while found[2 * length] == last do
     length = length - 1
   end
-end
-if length == 0 then
-  return {found, table.concat(flags), more}
 end
 for i = #found, 2 * length + 1, -1 do
   found[i] = nil

@@ -11,7 +11,6 @@ Whoever commits, releases or extends a reservation changes its index entry too. 
 looked at again after a while.
 """
 
-import math
 import random
 import time
 from collections import deque
@@ -45,22 +44,20 @@ class Look:
 class Stretch:
     """So many entries in a row, every one of them in grace when it was looked at."""
 
-    #: Behind this score it begins, past so many entries of it; None: past all.
-    score: bytes
-    passed: int | None
     count: int
-    #: Where paging goes on behind it.
-    end: Position
+    #: The scores of the first and of the last of them, and how many have the last.
+    first: bytes
+    last: bytes
+    tail: int
     fingerprint: bytes
     #: When the first grace among them ends, ms on the server's clock.
     until_ms: int
     #: When it is to be looked at again (monotonic).
     look_again_at: float
 
-    def lies_before(self, position: Position) -> bool:
-        """Whether it begins before that."""
-        begins = float(self.score), math.inf if self.passed is None else self.passed
-        return begins < (float(position.score), position.passed)
+    def end(self, begin: Position) -> Position:
+        """Where paging goes on behind it, where it lies right behind `begin`."""
+        return Position(self.last, self.tail + (begin.passed if begin.score == self.last else 0))
 
 
 class LookedAt(NamedTuple):
@@ -102,14 +99,13 @@ class Graces:
             return position, 0
         args: list[bytes | int] = [position.score, position.passed]
         for stretch in asked:
-            passed: bytes | int = b"" if stretch.passed is None else stretch.passed
-            args += [stretch.score, passed, stretch.count, stretch.fingerprint, stretch.until_ms]
+            args += [stretch.count, stretch.fingerprint, stretch.until_ms]
         held: int = self._check.run(self._shard.client, Call([self._index], args))
         for _ in range(held):
             self._behind.append(self._ahead.popleft())
-            position = self._behind[-1].end
+            position = self._behind[-1].end(position)
         if held < len(asked):
-            self._bound = self._ahead.popleft().end.score
+            self._bound = self._ahead.popleft().last
         return position, sum(stretch.count for stretch in asked[:held])
 
     def read(self, until: int, position: Position, count: int) -> LookedAt:
@@ -122,7 +118,7 @@ class Graces:
         entries = list(map(Entry, flat[::2], flat[1::2], [flag == ord("1") for flag in flags]))
         if stretch:
             fingerprint, until_ms = stretch
-            self._remember(position, entries, fingerprint, int(until_ms))
+            self._remember(entries, fingerprint, int(until_ms))
         if more != b"1":
             self._bound = None
         return LookedAt(entries, more != b"1" and not bounded)
@@ -130,7 +126,7 @@ class Graces:
     def _next(self, position: Position, entries: int) -> list[Stretch]:
         """The stretches to be asked about, from the first that is ahead."""
         now = time.monotonic()
-        while self._ahead and self._ahead[0].lies_before(position):
+        while self._ahead and float(self._ahead[0].first) < float(position.score):
             # It was passed in another way, which may be because the tick began in the middle of the index.
             stretch = self._ahead.popleft()
             if now < stretch.look_again_at:
@@ -142,14 +138,13 @@ class Graces:
             asked.append(stretch)
             entries -= stretch.count
         if self._ahead and not asked:
-            self._bound = self._ahead.popleft().end.score
+            self._bound = self._ahead.popleft().last
         return asked
 
-    def _remember(self, position: Position, entries: Sequence[Entry], fingerprint: bytes, until_ms: int) -> None:
+    def _remember(self, entries: Sequence[Entry], fingerprint: bytes, until_ms: int) -> None:
         if len(self._behind) + len(self._ahead) >= REMEMBERED:
             return
-        # Where paging does not stand in the middle of a score, it does not matter how many have that score next time.
-        passed = position.passed if entries[0].score == position.score else None
-        end = position.behind_all(entries)
+        first, last = entries[0].score, entries[-1].score
+        tail = sum(entry.score == last for entry in entries)
         look_again_at = time.monotonic() + random.uniform(*LOOK_AGAIN)  # noqa: S311
-        self._behind.append(Stretch(position.score, passed, len(entries), end, fingerprint, until_ms, look_again_at))
+        self._behind.append(Stretch(len(entries), first, last, tail, fingerprint, until_ms, look_again_at))

@@ -180,3 +180,19 @@ def test_it_is_as_exact_as_to_ask_about_each(seed: int, world: World) -> None:
 def expired(client: redis.Redis) -> set[bytes]:
     """Of which there is an event."""
     return {fields[b"id"] for _, fields in client.xrange("sweeperd:events")}
+
+
+def test_those_in_front_that_have_the_same_score_may_go(world: World) -> None:
+    """Where paging stands behind a stretch is counted anew, or as many as have gone would be passed over."""
+    world.in_grace(*(f"{number:03}" for number in range(100)))
+    (score,) = set(world.scores().values())
+    world.tick()
+    for number in range(40):
+        world.leave(f"{number:03}")
+    reserve(world.shard.client, ["zzz"])
+    world.move("zzz", score)
+    report = world.tick()
+    assert dict(report.counts) == {Outcome.IN_GRACE: 60, Outcome.EXPIRED: 1}
+    assert world.tick().counts[Outcome.IN_GRACE] == 60
+    report = world.tick()
+    assert (report.counts[Outcome.IN_GRACE], report.passed) == (60, 60)

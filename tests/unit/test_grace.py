@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -45,8 +45,14 @@ class World:
         report = tick()
         return report, self.shard.client.info("commandstats").get("cmdstat_hmget", {"calls": 0})["calls"]
 
-    def in_grace(self, *ids: str, ago: int = 1000, left: int = HOUR) -> None:
-        reserve(self.shard.client, ids, overdue_by=-left, grace=ago + left)
+    def in_grace(self, *ids: str, ago: Sequence[int] | int = 1000, left: int = HOUR) -> None:
+        """Their deadlines were so many ms ago, each its own or all the same."""
+        longest = ago if isinstance(ago, int) else max(ago, default=0)
+        reserve(self.shard.client, ids, overdue_by=-left, grace=longest + left)
+        if not isinstance(ago, int):
+            scores = self.scores()
+            for name, each in zip(ids, ago, strict=True):
+                self.move(name, scores[name] + longest - each)
 
     def scores(self) -> dict[str, float]:
         pairs = self.shard.client.zrange(self.shard.keys.reservation_index, 0, -1, withscores=True)
@@ -69,8 +75,7 @@ def world(shard: Shard) -> World:
 
 
 def test_nobody_looks_twice_at_what_has_not_changed(world: World) -> None:
-    for number in range(300):
-        world.in_grace(f"{number}", ago=10_000 - 7 * number)
+    world.in_grace(*map(str, range(300)), ago=range(10_000, 10_000 - 7 * 300, -7))
     first, looked = world.looks(world.tick)
     assert looked >= 300
     report, looked = world.looks(world.tick)
@@ -81,8 +86,7 @@ def test_nobody_looks_twice_at_what_has_not_changed(world: World) -> None:
 
 
 def test_a_change_is_looked_at_where_it_is(world: World) -> None:
-    for number in range(400):
-        world.in_grace(f"{number}", ago=100_000 - 100 * number)
+    world.in_grace(*map(str, range(400)), ago=range(100_000, 60_000, -100))
     world.tick()
     world.in_grace("new", ago=70_000)
     world.leave("200")
@@ -135,8 +139,7 @@ def test_what_changed_in_the_hash_alone_is_noticed_after_a_while(world: World, m
 
 def test_it_remembers_no_more_than_it_may(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grace, "REMEMBERED", 2)
-    for number in range(300):
-        world.in_grace(f"{number}", ago=10_000 - 7 * number)
+    world.in_grace(*map(str, range(300)), ago=range(10_000, 10_000 - 7 * 300, -7))
     world.tick()
     report, looked = world.looks(world.tick)
     assert report.counts[Outcome.IN_GRACE] == 300
@@ -150,8 +153,8 @@ def test_it_is_as_exact_as_to_ask_about_each(seed: int, world: World) -> None:
     client, names = world.shard.client, iter(range(10**6))
     spread = chance.choice([1, 5, 1000, 100_000])
     for _ in range(12):
-        for _ in range(chance.choice([0, 1, 10, 60])):
-            world.in_grace(f"{next(names)}", ago=1000 + chance.randrange(spread))
+        fresh = [str(next(names)) for _ in range(chance.choice([0, 1, 10, 60]))]
+        world.in_grace(*fresh, ago=[1000 + chance.randrange(spread) for _ in fresh])
         there = sorted(world.scores())
         for name in chance.sample(there, min(len(there), chance.choice([0, 0, 1, 5]))):
             change = chance.choice(["leave", "extend", "earlier", "end"])

@@ -1,6 +1,18 @@
 """The one list of the rows, in the order of the table."""
 
 from benchmarks.row import Row
-from benchmarks.rows import throughput
+from benchmarks.rows import audit, backlog, cost, expire, foreground, grace, idle, reconcile, start, throughput
 
-ROWS: tuple[Row, ...] = (throughput.ROW,)
+ROWS: tuple[Row, ...] = (
+    throughput.ROW,
+    foreground.ROW,
+    expire.ROW,
+    backlog.ROW,
+    grace.ROW,
+    idle.ROW,
+    start.ROW,
+    cost.BY_SLICES,
+    cost.BY_SCOPES,
+    audit.ROW,
+    reconcile.ROW,
+)

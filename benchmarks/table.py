@@ -35,7 +35,8 @@ def goals(rows: Iterable[Row], results: Results) -> Grid:
             else:
                 met = "not measured"
             cells = [_spread(found[version], name) if version in found else "" for version in versions]
-            lines.append([goal.what or row.what, goal.against or row.against, str(goal), *cells, met])
+            what = f"{row.what}: {goal.what}" if goal.what else row.what
+            lines.append([what, goal.against or row.against, str(goal), *cells, met])
     return Grid("goals", ["what", "against", "goal", *(f"Redis {version}" for version in versions), "met?"], lines)
 
 

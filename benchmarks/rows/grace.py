@@ -20,7 +20,7 @@ HOUR_MS = 3_600_000
 
 def measure(lab: Lab) -> Sample:
     """A tick of a sweeper, and a script call for each entry over a raw socket; neither changes anything."""
-    entries = lab.size("entries", 50_000, 5_000)
+    entries = lab.size("entries", 50_000, 10_000)
     with lab.server() as server:
         fill(server.url, entries, grace_ms=HOUR_MS)
         ours = apart(tick, server.url, entries)

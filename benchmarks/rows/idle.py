@@ -97,8 +97,8 @@ ROW = Row(
     "an idle daemon, one shard and one endpoint",
     "",
     {
-        "cpu_percent": Goal("at_most", 0.5, "an idle daemon, one shard and one endpoint: % of a core"),
-        "tick_commands": Goal("at_most", 9, "the Redis commands of one of its ticks"),
+        "cpu_percent": Goal("at_most", 0.5, "% of a core"),
+        "tick_commands": Goal("at_most", 9, "Redis commands of a tick"),
     },
     measure,
 )

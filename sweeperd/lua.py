@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import redis
+from hiredis import pack_command
 from redis.exceptions import NoScriptError
 
 from sweeperd.cluster import TIME_SCRIPT, ClusterClient
 
 _TIME = ("TIME",)
+_PACKED_TIME = pack_command(_TIME)
 _INCLUDE = re.compile(r"^[ ]*-- @include (\w+)\n", re.MULTILINE)
 
 
@@ -109,10 +111,10 @@ class Stream:
         if self._connection is None:
             self._connection = self._client.connection_pool.get_connection()
         sha = self._script.sha
-        packed = self._connection.pack_commands(
-            [_TIME, *(("EVALSHA", sha, len(call.keys), *call.keys, *call.args) for call in calls), _TIME]
-        )
-        self._connection.send_packed_command(packed)
+        # redis-py packs with this as well, but goes over each argument beforehand.
+        commands: Any = (("EVALSHA", sha, len(call.keys), *call.keys, *call.args) for call in calls)
+        packed = [pack_command(command) for command in commands]
+        self._connection.send_packed_command([b"".join([_PACKED_TIME, *packed, _PACKED_TIME])])
 
     def receive(self) -> Received:
         """

@@ -23,12 +23,13 @@ def reservations(keys: Keys, settings: SweepSettings) -> Kind:
     retention_ms = int(settings.audit_retention.total_seconds() * 1000)
     # What was expired together must not all end together: Redis would have to free it within the same moment.
     shortest_ms = max(1, retention_ms - int(retention_ms * settings.audit_spread))
+    spread_ms = retention_ms - shortest_ms + 1
     index, events, quarantine, budget_stem = keys.reservation_index, keys.events, keys.quarantine, keys.budget_stem
 
     def call(entry: bytes, trace_id: str) -> Call:
         return Call(
             [keys.reservation(entry), index, events, quarantine],
-            [entry, budget_stem, grace_ms, random.randint(shortest_ms, retention_ms), trace_id],  # noqa: S311
+            [entry, budget_stem, grace_ms, shortest_ms + int(random.random() * spread_ms), trace_id],  # noqa: S311
         )
 
     look = Look(Script("page_in_grace"), [keys.reservation(b""), grace_ms])

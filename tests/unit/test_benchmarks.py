@@ -14,7 +14,7 @@ from benchmarks.fill import SCOPES, check_books, entry_id, fill
 from benchmarks.lab import Lab
 from benchmarks.results import Measured
 from benchmarks.row import Goal, NotMeasurable, Row, Sample
-from benchmarks.rows import ROWS
+from benchmarks.rows import ROWS, peers
 from benchmarks.wire import Wire, encode
 from sweeperd.embedded import Binary, Server
 from tests.conftest import BINARIES
@@ -187,6 +187,12 @@ def test_a_row_that_cannot_be_measured_or_fails_keeps_no_other_from_it(
     assert call("lacking", "good", "--redis", BINARIES[0].version, "--results", str(tmp_path)).exit_code == 0
 
 
+def test_peers_that_are_not_installed_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(peers, "find_spec", lambda _: None)
+    with pytest.raises(NotMeasurable, match=r"pip install -e '\.\[bench\]'"):
+        peers.measure(Lab(Binary("", "7.0"), tmp_path, quick=True))
+
+
 def test_the_plots_are_drawn_from_what_was_written(tmp_path: Path) -> None:
     drain = {
         "left_at_seconds": [0.0, 1.0],
@@ -196,14 +202,13 @@ def test_the_plots_are_drawn_from_what_was_written(tmp_path: Path) -> None:
         "call_longest_ms": [2.0, 3.0],
     }
     cost = {"entries": [10.0, 100.0], "scopes": [1.0, 2.0], "pipeline_depth": [1.0, 50.0], "microseconds": [1.0, 2.0]}
+    delivery = {"concurrency": [1.0, 16.0], "events_per_second": [40.0, 700.0], "bound_per_second": [50.0, 800.0]}
     measured = {
         "foreground": [on("7.0.15", Sample({"p99": 2.0}, {"p99_ms": 1.0}, drain))],
         **{
             name: [on("7.0.15", Sample({}, {}, cost), Sample({}, {}, cost))] for name in ("backlog", "scopes", "slices")
         },
-        "delivery": [
-            on("7.0.15", Sample({}, {}, {"concurrency": [1.0, 16.0], "events_per_second": [40.0, 700.0]})),
-        ],
+        "delivery": [on("7.0.15", Sample({}, {}, delivery))],
     }
     drawn = plots.draw(tmp_path, measured)
     assert [path.name for path in drawn] == ["drain.svg", "cost.svg", "delivery.svg"]

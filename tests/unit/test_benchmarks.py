@@ -202,7 +202,7 @@ def test_the_plots_are_drawn_from_what_was_written(tmp_path: Path) -> None:
         "call_longest_ms": [2.0, 3.0],
     }
     cost = {"entries": [10.0, 100.0], "scopes": [1.0, 2.0], "pipeline_depth": [1.0, 50.0], "microseconds": [1.0, 2.0]}
-    delivery = {"concurrency": [1.0, 16.0], "events_per_second": [40.0, 700.0], "bound_per_second": [50.0, 800.0]}
+    delivery = {"concurrency": [1.0, 16.0], "events_per_second": [40.0, 700.0]}
     measured = {
         "foreground": [on("7.0.15", Sample({"p99": 2.0}, {"p99_ms": 1.0}, drain))],
         **{

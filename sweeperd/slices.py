@@ -1,9 +1,15 @@
 """How many entries go to Redis in one slice: as many as keep other clients waiting no longer than they may."""
 
-#: How much of what is known of the others' work comes from the last slice.
-WEIGHT = 0.25
 #: A slice is at most so many times as long as the one before it.
 GROWTH = 1.25
+#: Where others take this part of Redis's time or more, a slice may take only this part of what it may take in quiet.
+BUSY, SHORTENED = 0.1, 0.25
+#: How much of what is known of the others comes from the last slice, and how much of it is forgotten with each of which
+#: nothing is known.
+WEIGHT, FORGOTTEN = 0.05, 0.003
+#: Between two slices Redis reads, writes and polls, even if nobody else is there: for so long at most, µs. It is taken
+#: for the median pause, which is followed in steps of so many.
+OVERHEAD, STEP = 100.0, 2.0
 
 
 class SliceLength:
@@ -22,21 +28,36 @@ class SliceLength:
         self._limit = limit_micros
         #: The part of Redis's time that others take while a slice waits for its turn, smoothed.
         self._others = 0.0
+        self._overhead = 0.0
         self._ideal = float(longest)
 
     def __int__(self) -> int:
         return int(self._ideal)
 
-    def took(self, entries: int, micros: int, others_micros: int | None) -> None:
+    @property
+    def keeps_distance(self) -> bool:
         """
-        Redis took so long for a slice of so many entries, and before it so long for others, where that is known. What a
-        clock says that was set meanwhile is not believed.
+        Whether others keep Redis so busy that it should not find the next slice when it is done with the last. What
+        they do meanwhile is not known, so after a while it is tried again.
+        """
+        return self._others > BUSY / 2
+
+    def took(self, entries: int, micros: int, pause_micros: int | None) -> None:
+        """
+        Redis took so long for a slice of so many entries, which had been waiting for its turn for so long where that is
+        known. What a clock says that was set meanwhile is not believed.
         """
         if micros <= 0 or entries <= 0:
             return
-        if others_micros is not None and others_micros >= 0:
-            share = others_micros / (others_micros + micros)
-            self._others += WEIGHT * (share - self._others)
-        fitting = entries * self._limit * (1 - self._others) / micros
+        if pause_micros is None:
+            self._others *= 1 - FORGOTTEN
+        elif pause_micros >= 0:
+            self._overhead += STEP if pause_micros > self._overhead else -STEP
+            self._overhead = min(max(0.0, self._overhead), OVERHEAD)
+            # A single long pause is as likely the machine's as another client's.
+            others = min(max(0.0, pause_micros - self._overhead), micros)
+            self._others += WEIGHT * (others / (others + micros) - self._others)
+        allowed = self._limit * (1 - (1 - SHORTENED) * min(1.0, self._others / BUSY))
+        fitting = entries * allowed / micros
         nearest = min(max(fitting, self._ideal / 2), self._ideal * GROWTH)
         self._ideal = min(max(nearest, self._shortest), self._longest)

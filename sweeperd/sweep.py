@@ -195,7 +195,7 @@ class Sweeper:
                     if self._is_over(tick, started, give_way):
                         return self._report(tick, started, complete=False)
                     self._send(tick, entries)
-                    self._settle(tick, self._ahead - 1)
+                    self._settle(tick, 0 if self._slice_length.keeps_distance else self._ahead - 1)
                     if looks is None and self._look_first and self._graces is not None:
                         break  # the rest of the batch is read again, with a look
                 else:
@@ -290,7 +290,7 @@ class Sweeper:
             return []
         received = stream.receive()
         if received.micros is not None:
-            self._slice_length.took(count, received.micros, received.others_micros)
+            self._slice_length.took(count, received.micros, received.pause_micros)
         return received.replies
 
     def _decision(self, entry: bytes, reply: Any) -> Decision:

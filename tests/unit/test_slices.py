@@ -1,5 +1,7 @@
 """How long a slice may be: shorter at once where Redis is slow or busy with others, longer again bit by bit."""
 
+import random
+
 import pytest
 
 from sweeperd.slices import SliceLength
@@ -52,11 +54,42 @@ def test_it_grows_again_when_the_server_is_fast() -> None:
 
 def test_the_busier_others_are_the_shorter() -> None:
     slices = SliceLength(2, 50, LIMIT)
-    quiet = lengths(slices, 40, others=0)[-1]
-    busy = lengths(slices, 40, others=1)[-1]
-    assert quiet == 25
-    assert 10 <= busy <= 15  # half of the time is theirs, so a slice takes half as long
-    assert lengths(slices, 40, others=0)[-1] >= 24
+    assert lengths(slices, 40, others=0)[-1] == 25
+    some = lengths(slices, 40, others=0.2, rounds=8)[-1]
+    assert 6 < some < 25
+    assert lengths(slices, 40, others=1, rounds=100)[-1] == 6, "a quarter"
+    assert lengths(slices, 40, others=0, rounds=200)[-1] >= 24
+
+
+def test_what_redis_does_for_itself_is_not_the_work_of_others() -> None:
+    chance = random.Random(1)
+    slices = SliceLength(2, 50, LIMIT)
+    for _ in range(300):
+        slices.took(int(slices), int(slices) * 40, chance.randrange(40, 80))
+    assert int(slices) >= 22
+    for _ in range(300):
+        slices.took(int(slices), int(slices) * 40, chance.choice([40, 60, 80, 300]))
+    assert int(slices) <= 12, "every fourth time somebody was served"
+
+
+def test_it_keeps_its_distance_from_others_and_tries_again_after_a_while() -> None:
+    slices = SliceLength(2, 50, LIMIT)
+    lengths(slices, 40, others=0)
+    assert not slices.keeps_distance
+    lengths(slices, 40, others=1)
+    assert slices.keeps_distance
+    lengths(slices, 40, rounds=20)
+    assert slices.keeps_distance, "nothing is known of them meanwhile"
+    lengths(slices, 40, rounds=900)
+    assert not slices.keeps_distance
+    assert int(slices) > 12
+
+
+def test_one_long_pause_is_no_reason() -> None:
+    slices = SliceLength(2, 50, LIMIT)
+    lengths(slices, 40, others=0)
+    slices.took(25, 1000, 50_000)
+    assert int(slices) >= 15
 
 
 def test_what_is_not_known_of_others_changes_nothing() -> None:

@@ -91,7 +91,7 @@ def test_the_server_says_how_long_it_was_busy(shard: Shard) -> None:
         assert received.replies == [1, 1]
         assert received.micros is not None
         assert 30_000 <= received.micros < 2_000_000
-        assert received.others_micros is None  # nothing was waiting before it
+        assert received.pause_micros is None  # nothing was waiting before it
 
 
 def test_the_server_says_how_long_it_was_busy_with_others(shard: Shard, server: Server) -> None:
@@ -108,7 +108,7 @@ def test_the_server_says_how_long_it_was_busy_with_others(shard: Shard, server: 
             first.read_response()
             stream.send(call(0))
             stream.receive()
-            waited = stream.receive().others_micros
+            waited = stream.receive().pause_micros
             second.read_response()
             for connection in (first, second):
                 others.connection_pool.release(connection)
@@ -122,4 +122,4 @@ def test_what_was_not_waiting_does_not_count_as_others_work(shard: Shard) -> Non
         stream.send(call(0))
         stream.receive()
         stream.send(call(0))
-        assert stream.receive().others_micros is None
+        assert stream.receive().pause_micros is None

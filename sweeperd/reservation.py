@@ -1,6 +1,5 @@
 """Reservations, the first kind of thing that is swept: how the script is called, what it answers, what is told."""
 
-import contextlib
 import hashlib
 import json
 import random
@@ -102,9 +101,11 @@ def _text(fields: dict[bytes, bytes], name: bytes) -> str | None:
 
 
 def _list(fields: dict[bytes, bytes], name: bytes) -> tuple[str, ...] | None:
-    with contextlib.suppress(ValueError):
-        return shown_list(fields.get(name, b"[]"))
-    return None
+    text = fields.get(name, b"[]")
+    try:
+        return () if text == b"[]" else shown_list(text)
+    except ValueError:
+        return None
 
 
 def _whole(fields: dict[bytes, bytes], name: bytes) -> int | None:
@@ -114,7 +115,7 @@ def _whole(fields: dict[bytes, bytes], name: bytes) -> int | None:
 
 def _time(fields: dict[bytes, bytes], name: bytes) -> str | None:
     milliseconds = _whole(fields, name)
-    if milliseconds is not None:
-        with contextlib.suppress(OverflowError, ValueError):
-            return rfc3339(milliseconds)
-    return None
+    try:
+        return None if milliseconds is None else rfc3339(milliseconds)
+    except (OverflowError, ValueError):
+        return None

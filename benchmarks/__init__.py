@@ -1,1 +1,4 @@
-"""Measurements. They report and decide nothing: machines are noisy, so each compares two things in one run."""
+"""
+The measurements: `python -m benchmarks`. Machines are noisy, so each row compares two things in one run, in turn, and
+what counts is the ratio.
+"""

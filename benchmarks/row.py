@@ -11,7 +11,7 @@ Bound = Literal["at_most", "at_least"]
 
 @dataclass(frozen=True)
 class Goal:
-    """What a ratio is to reach. `what` and `against`: where they differ from those of the whole row."""
+    """What a ratio is to reach. `what`: which part of the row it is about; `against`: in place of the row's."""
 
     bound: Bound
     value: float

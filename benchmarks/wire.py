@@ -33,7 +33,8 @@ class Wire:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._marker = marker
         self._rest = b""
-        self._counted = 0
+        #: The replies so far.
+        self.counted = 0
 
     def send(self, data: bytes) -> None:
         """Send all of it."""
@@ -44,14 +45,14 @@ class Wire:
         Wait until so many replies have come since it was opened. Raises RuntimeError at an error, TimeoutError at
         silence.
         """
-        while self._counted < count:
+        while self.counted < count:
             received = self._socket.recv(1 << 16)
             if not received:
                 raise RuntimeError("Redis closed the connection")
             if received.startswith(b"-") or b"\r\n-" in received:
                 raise RuntimeError(f"Redis refused: {received[received.index(b'-') :][:200]!r}")
             text = self._rest + received
-            self._counted += text.count(self._marker)
+            self.counted += text.count(self._marker)
             # A marker may come in two pieces; what is kept is too short to hold a whole one, which would count twice.
             self._rest = text[max(0, len(text) - len(self._marker) + 1) :]
 

@@ -1,6 +1,19 @@
 """The one list of the rows, in the order of the table."""
 
 from benchmarks.row import Row
-from benchmarks.rows import delivery, throughput
+from benchmarks.rows import audit, backlog, cost, expire, foreground, grace, idle, peers, reconcile, start, throughput
 
-ROWS: tuple[Row, ...] = (throughput.ROW, *delivery.ROWS)
+ROWS: tuple[Row, ...] = (
+    throughput.ROW,
+    peers.ROW,
+    foreground.ROW,
+    expire.ROW,
+    backlog.ROW,
+    grace.ROW,
+    idle.ROW,
+    start.ROW,
+    cost.BY_SLICES,
+    cost.BY_SCOPES,
+    audit.ROW,
+    reconcile.ROW,
+)

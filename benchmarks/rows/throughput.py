@@ -12,7 +12,7 @@ HALF = SweepSettings().pipeline_depth // 2
 
 def measure(lab: Lab) -> Sample:
     """One `--once` of the installed command, and the same script calls over a raw socket in two ways."""
-    entries = lab.size("entries", 50_000, 5_000)
+    entries = lab.size("entries", 50_000, 10_000)
     with lab.overdue(entries) as server:
         ours = lab.once(server).entries_per_second
     with lab.overdue(entries) as server:

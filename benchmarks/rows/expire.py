@@ -1,5 +1,5 @@
 """
-`python -m benchmarks.expire`: the server time of one `expire` call beside a bare release of the same four scopes.
+The server time of one `expire` call beside a bare release of the same four scopes.
 
 The bare release is what the release itself costs: one HMGET, two HINCRBY a scope, HSET, ZREM, PEXPIRE; no checks and no
 event. The unchecked one reads and writes all that `expire` does, and adds the event, and checks nothing: what lies
@@ -11,20 +11,17 @@ from statistics import median
 
 import redis
 
+from benchmarks.fill import SCOPES, UNIT, entry_id, fill
+from benchmarks.lab import Lab
+from benchmarks.raw import TRACE_ID
+from benchmarks.row import Goal, Row, Sample
 from sweeperd.config import SweepSettings
-from sweeperd.embedded import Server, binaries
 from sweeperd.lua import Call, Script
 from sweeperd.reservation import reservations
 from sweeperd.shard import Keys
-from tests.world import reserve
 
-SCOPES = (
-    "tenant:acme",
-    "tenant:acme/workspace:prod",
-    "tenant:acme/workspace:prod/app:chat",
-    "tenant:acme/workspace:prod/app:chat/agent:support",
-)
-ENTRIES, ROUNDS, SLICE = 1000, 25, 50
+#: Calls sent in one go.
+SLICE = 50
 
 BARE = """
 local row = redis.call('HMGET', KEYS[1], 'state', 'expires_at', 'grace_ms', 'estimate_amount', 'estimate_unit')
@@ -61,44 +58,52 @@ return {'expired', row[7], 1, '[]'}
 """
 
 
-def microseconds(client: redis.Redis, run: Script, calls: list[Call]) -> float:
+def measure(lab: Lab) -> Sample:
+    """The medians over several turns."""
+    entries, turns = lab.size("entries", 1000, 1000), lab.size("turns", 10, 3)
+    keys = Keys()
+    kind = reservations(keys, SweepSettings())
+    ids = [entry_id(number) for number in range(entries)]
+    budgets = [keys.budget(scope.encode(), UNIT.encode()) for scope in SCOPES]
+    bare_calls = [
+        Call([keys.reservation(entry), keys.reservation_index, *budgets], [entry, 1_800_000_000_000, 2_592_000_000])
+        for entry in ids
+    ]
+    expire_calls = [kind.call(entry, TRACE_ID) for entry in ids]
+    contestants = {
+        "bare": (Script("bare", BARE), bare_calls),
+        "unchecked": (Script("unchecked", UNCHECKED), expire_calls),
+        "expire": (kind.script, expire_calls),
+    }
+    with lab.server() as server, redis.Redis.from_url(server.url, protocol=2) as client:
+        times = [
+            {name: _microseconds(client, server.url, run, calls) for name, (run, calls) in contestants.items()}
+            for _ in range(turns)
+        ]
+    return Sample(
+        {
+            "expire": median(one["expire"] / one["bare"] for one in times),
+            "unchecked": median(one["unchecked"] / one["bare"] for one in times),
+        },
+        {f"{name}_microseconds": median(one[name] for one in times) for name in contestants},
+    )
+
+
+def _microseconds(client: redis.Redis, url: str, run: Script, calls: list[Call]) -> float:
     """Server time of one call, over calls on fresh reservations."""
     client.flushall()
     client.script_load(run.source)
-    reserve(client, [call.args[0] for call in calls], scopes=SCOPES, amount=500)
+    fill(url, len(calls))
     client.config_resetstat()
     for start in range(0, len(calls), SLICE):
         run.run_many(client, calls[start : start + SLICE])
     return float(client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
 
 
-def main() -> None:
-    """Measure on each Redis at hand."""
-    keys = Keys()
-    kind = reservations(keys, SweepSettings())
-    ids = [b"%036d" % number for number in range(ENTRIES)]
-    budgets = [keys.budget_stem + scope.encode() + b":TOKENS" for scope in SCOPES]
-    bare_calls = [
-        Call([keys.reservation(entry), keys.reservation_index, *budgets], [entry, 1_800_000_000_000, 2_592_000_000])
-        for entry in ids
-    ]
-    expire_calls = [kind.call(entry, "0af7651916cd43dd8448eb211c80319c") for entry in ids]
-    contestants = {
-        "bare": (Script("bare", BARE), bare_calls),
-        "unchecked": (Script("unchecked", UNCHECKED), expire_calls),
-        "expire": (kind.script, expire_calls),
-    }
-    for binary in binaries():
-        with Server(binary) as server, redis.Redis.from_url(server.url, protocol=2) as client:
-            rounds = [
-                {name: microseconds(client, run, calls) for name, (run, calls) in contestants.items()}
-                for _ in range(ROUNDS)
-            ]
-        for name in contestants:
-            time = median(times[name] for times in rounds)
-            ratio = median(times[name] / times["bare"] for times in rounds)
-            print(f"{binary}: {name:9} {time:5.1f} µs, {ratio:.2f} times the bare release")
-
-
-if __name__ == "__main__":
-    main()
+ROW = Row(
+    "expire",
+    "server time of one `expire` call",
+    "a bare release of the same scopes",
+    {"expire": Goal("at_most", 1.75)},
+    measure,
+)

@@ -1,0 +1,92 @@
+"""
+The gate: a short set of rows beside the committed baseline. Only ratios are compared, so that the machine that the
+baseline was taken on and the one that is judged need not be the same.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.results import Measured
+from benchmarks.row import Goal, Row
+from benchmarks.rows import expire, grace, throughput
+from benchmarks.table import Grid, number
+
+BASELINE = Path(__file__).parent / "baseline.json"
+#: By which part a ratio may be worse than the baseline's.
+TOLERANCE = 0.25
+ROUNDS = 3
+
+#: Each with the goals of its ratios, which say what is worse.
+ROWS: tuple[Row, ...] = (throughput.ROW, expire.ROW, grace.ROW)
+
+#: Version of Redis (`7.0`) -> row -> ratio -> its median.
+Baseline = Mapping[str, Mapping[str, Mapping[str, float]]]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One ratio beside its baseline."""
+
+    row: str
+    ratio: str
+    redis: str
+    before: float | None
+    now: float
+    goal: Goal
+
+    @property
+    def worsening(self) -> float | None:
+        """By which part it is worse, negative where it is better; None where nothing is known of before."""
+        return None if self.before is None else self.goal.worsening(self.before, self.now)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is good enough. What has no baseline is not judged."""
+        return self.worsening is None or self.worsening <= TOLERANCE
+
+
+def judge(rows: Sequence[Row], results: Mapping[str, Sequence[Measured]], baseline: Baseline) -> list[Judgement]:
+    """Every ratio that has a goal, on every Redis that it was measured on."""
+    return [
+        Judgement(
+            row.name,
+            name,
+            one.version,
+            baseline.get(one.version, {}).get(row.name, {}).get(name),
+            one.median(name),
+            goal,
+        )
+        for row in rows
+        for one in results[row.name]
+        for name, goal in row.goals.items()
+        if all(name in sample.ratios for sample in one.samples)
+    ]
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Empty where there is none."""
+    baseline: Baseline = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return baseline
+
+
+def update(judgements: Sequence[Judgement], path: Path) -> None:
+    """Make these the baseline. What it has of other versions of Redis stays."""
+    before = read_baseline(path)
+    baseline = {version: {row: dict(ratios) for row, ratios in rows.items()} for version, rows in before.items()}
+    for one in judgements:
+        baseline.setdefault(one.redis, {}).setdefault(one.row, {})[one.ratio] = round(one.now, 3)
+    path.write_text(json.dumps(baseline, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def table(judgements: Sequence[Judgement]) -> Grid:
+    """Ratio | Redis | baseline | now | change | holds?"""
+    lines = []
+    for one in judgements:
+        worsening = one.worsening
+        change = "" if worsening is None else f"{abs(worsening):.0%} {'worse' if worsening > 0 else 'better'}"
+        verdict = "no baseline" if worsening is None else "yes" if one.holds else "no"
+        before = "" if one.before is None else number(one.before)
+        lines.append([f"{one.row} {one.ratio}", one.redis, before, number(one.now), change, verdict])
+    return Grid("gate", ["ratio", "Redis", "baseline", "now", "change", f"at most {TOLERANCE:.0%} worse?"], lines)

@@ -1,0 +1,60 @@
+"""From the start of the process to its first expired entry."""
+
+import subprocess
+import time
+from statistics import median
+
+import redis
+
+from benchmarks.fill import fill
+from benchmarks.lab import WARM, Lab
+from benchmarks.row import Goal, Row, Sample
+from sweeperd.embedded import Server
+from sweeperd.shard import Keys
+from tests.world import command, environment
+
+#: The longest wait for the first event, ms.
+LIMIT_MS = 30_000
+
+
+def measure(lab: Lab) -> Sample:
+    """The daemon, started several times; the first start, which reads the files from the disk, does not count."""
+    starts = lab.size("starts", 5, 2)
+    with lab.server() as server:
+        swept = [_first_sweep(server, WARM + number) for number in range(starts + 1)][1:]
+        version = [_version(server) for _ in range(starts + 1)][1:]
+    return Sample({"start_seconds": median(swept)}, {"version_seconds": median(version)})
+
+
+def _first_sweep(server: Server, events: int) -> float:
+    """Seconds from the start of a daemon to its first event, where there are so many already."""
+    fill(server.url, 1, first=events)
+    with redis.Redis.from_url(server.url, protocol=2, socket_timeout=LIMIT_MS / 1000 + 5) as client:
+        last = client.xrevrange(Keys().events, count=1)[0][0]
+        started = time.monotonic()
+        with subprocess.Popen(command(), env=environment(server.url), stderr=subprocess.DEVNULL) as process:
+            try:
+                # A read that waits is told at once; to ask again and again would take the daemon's time.
+                told = client.xread({Keys().events: last}, block=LIMIT_MS)
+                seconds = time.monotonic() - started
+            finally:
+                process.terminate()
+    if not told:
+        raise RuntimeError(f"nothing was expired within {LIMIT_MS} ms")
+    return seconds
+
+
+def _version(server: Server) -> float:
+    """Seconds of a `--version`."""
+    started = time.monotonic()
+    subprocess.run(command("--version"), env=environment(server.url), check=True, stdout=subprocess.DEVNULL)
+    return time.monotonic() - started
+
+
+ROW = Row(
+    "start",
+    "start of the process to its first expired entry, seconds",
+    "",
+    {"start_seconds": Goal("at_most", 1)},
+    measure,
+)

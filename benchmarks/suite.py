@@ -1,0 +1,25 @@
+"""Measures rows: so many rounds on each Redis, in turn, and writes down what came of it."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.lab import Lab
+from benchmarks.results import Measured, measured
+from benchmarks.row import Row, Sample
+from sweeperd.embedded import Binary
+
+#: Told before each round: the row, the Redis, the number of the round.
+Told = Callable[[Row, Binary, int], None]
+
+
+def measure(row: Row, binaries: Sequence[Binary], rounds: int, *, quick: bool, told: Told) -> list[Measured]:
+    """All rounds of one row. The Redis versions take turns, so that what else the machine does strikes them alike."""
+    samples: dict[Binary, list[Sample]] = {binary: [] for binary in binaries}
+    sizes: dict[str, int] = {}
+    for number in range(1, rounds + 1):
+        for binary, taken in samples.items():
+            told(row, binary, number)
+            with tempfile.TemporaryDirectory(prefix="sweeperd-bench-") as directory:
+                taken.append(row.measure(Lab(binary, Path(directory), quick, sizes)))
+    return [measured(binary.version, sizes, taken, quick=quick) for binary, taken in samples.items()]

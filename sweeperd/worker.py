@@ -1,4 +1,4 @@
-"""One endpoint: the thread that takes its events from the stream, and the threads that send them."""
+"""One endpoint: the threads that take its events from the stream, send them, and acknowledge them."""
 
 import itertools
 import logging
@@ -139,10 +139,11 @@ class EndpointWorker:
             while not self._stop.is_set():
                 try:
                     with self._shard.reaching():
+                        busy = bool(self._in_hand)
                         if self._step(block=not until_idle) or not until_idle:
                             ghosts_until = None
-                        elif self._in_hand:
-                            self._await_fewer(len(self._in_hand), BLOCK)
+                        elif busy:
+                            self._await_fewer(max(1, len(self._in_hand)), BLOCK)
                         else:
                             # Nothing is left but perhaps what another process has in hand, or had when it died.
                             ghosts_until = ghosts_until or time.monotonic() + TAKE_OVER_AFTER + LOOK_AGAIN
@@ -172,7 +173,7 @@ class EndpointWorker:
         if now >= self._keep_at:
             self._keep_at = now + TAKE_OVER_AFTER / 3
             self._stream.keep(self.name, list(self._in_hand))
-        # Before a run that is to end concludes that nothing is left, it looks again.
+        # A run that is to end concludes from a step with nothing in hand that nothing is left, so that one looks.
         look = now >= self._look_at or not (block or self._in_hand)
         if look:
             self._look_at = now + self._pause

@@ -132,7 +132,8 @@ def _measure(
     found: dict[str, list[Measured]] = {}
     failed = False
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
+    # Drawn seldom, since it takes time from what is measured.
+    with Progress(*columns, console=err, disable=not err.is_terminal, refresh_per_second=1) as progress:
         task = progress.add_task("", total=len(rows) * len(servers) * rounds)
         done = 0
 

@@ -43,8 +43,8 @@ class Judgement:
 
     @property
     def holds(self) -> bool:
-        """Whether it is good enough. What has no baseline is not judged."""
-        return self.worsening is None or self.worsening <= TOLERANCE
+        """Whether it is good enough. What has no baseline is not: a gate that judges nothing would let all pass."""
+        return self.worsening is not None and self.worsening <= TOLERANCE
 
 
 def judge(rows: Sequence[Row], results: Mapping[str, Sequence[Measured]], baseline: Baseline) -> list[Judgement]:

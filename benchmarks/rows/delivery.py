@@ -1,6 +1,8 @@
 """How fast events are delivered: by one process beside what its concurrency allows at most, and by two beside one."""
 
 import contextlib
+import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +25,12 @@ CONCURRENCIES = (1, 4, 16, 64)
 DEFAULT = 16
 #: So many events for each connection: at 20 ms each, three seconds' work.
 EACH, EACH_QUICK = 150, 50
+#: Keeps the command that follows to one core, as `taskset` and systemd's `CPUAffinity=` do.
+ON_ONE_CORE = (
+    sys.executable,
+    "-c",
+    "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); os.execv(sys.argv[1], sys.argv[1:])",
+)
 #: The longest that anything here may take, seconds.
 LIMIT = 120.0
 
@@ -37,14 +45,22 @@ class Delivered:
     receiver_us_per_event: float
 
 
-def deliver(server: Server, receiver: Receiver, lab: Lab, concurrency: int, processes: int, each: int) -> Delivered:
+def deliver(
+    server: Server,
+    receiver: Receiver,
+    lab: Lab,
+    concurrency: int,
+    processes: int,
+    each: int,
+    wrapper: Sequence[str] = (),
+) -> Delivered:
     """
     Have so many daemons, each with this concurrency, deliver `each` events for each of their connections.
 
     The events are in the stream before the daemons start, and the endpoint is paused until they run, so that nothing
     but delivery is in the measured span: from the first request that comes to the last answer.
     """
-    events, name = each * concurrency * processes, f"hook-{concurrency}-{processes}"
+    events, name = each * concurrency * processes, f"hook-{secrets.token_hex(4)}"
     env = environment(
         server.url,
         endpoints=[{"name": name, "url": receiver.url}],
@@ -60,7 +76,7 @@ def deliver(server: Server, receiver: Receiver, lab: Lab, concurrency: int, proc
         EventStream(shard, "benchmark").ensure_group(name)
         fill(server.url, events, first=shard.client.xlen(shard.keys.events))
         assert lab.once(server).candidates == events
-        running = [stack.enter_context(daemon(env, lab.directory)) for _ in range(processes)]
+        running = [stack.enter_context(daemon(env, lab.directory, wrapper)) for _ in range(processes)]
         eventually(lambda: all(process.get("/readyz")[0] == 200 for process in running), LIMIT)
         receiver.begin()
         cpu_before = _cpu(running)
@@ -84,31 +100,32 @@ def _complete(receiver: Receiver, events: int) -> Tally | None:
 
 
 def by_concurrency(lab: Lab) -> Sample:
-    """One process at each concurrency."""
-    return _measure(lab, CONCURRENCIES)
+    """One process at each concurrency, and the one with the most threads on a single core as well."""
+    return _measure(lab, CONCURRENCIES, on_one_core=True)
 
 
 def at_default(lab: Lab) -> Sample:
     """One process at the default concurrency."""
-    return _measure(lab, (DEFAULT,))
+    return _measure(lab, (DEFAULT,), on_one_core=False)
 
 
-def _measure(lab: Lab, concurrencies: Sequence[int]) -> Sample:
+def _measure(lab: Lab, concurrencies: Sequence[int], *, on_one_core: bool) -> Sample:
     each = lab.size("events_for_each_connection", EACH, EACH_QUICK)
     with lab.server() as server, Receiver(DELAY) as receiver:
-        runs = {concurrency: deliver(server, receiver, lab, concurrency, 1, each) for concurrency in concurrencies}
+        runs = {str(number): deliver(server, receiver, lab, number, 1, each) for number in concurrencies}
+        rates = [run.events_per_second for run in runs.values()]
+        if on_one_core:
+            most = max(concurrencies)
+            runs[f"{most}_on_one_core"] = deliver(server, receiver, lab, most, 1, each, ON_ONE_CORE)
     figures: dict[str, float] = {}
-    for concurrency, run in runs.items():
-        figures[f"events_per_second_at_{concurrency}"] = run.events_per_second
-        figures[f"cpu_us_per_event_at_{concurrency}"] = run.cpu_us_per_event
-        figures[f"receiver_us_per_event_at_{concurrency}"] = run.receiver_us_per_event
+    for name, run in runs.items():
+        figures[f"events_per_second_at_{name}"] = run.events_per_second
+        figures[f"cpu_us_per_event_at_{name}"] = run.cpu_us_per_event
+        figures[f"receiver_us_per_event_at_{name}"] = run.receiver_us_per_event
     return Sample(
-        {f"at_{concurrency}": run.events_per_second * DELAY / concurrency for concurrency, run in runs.items()},
+        {f"at_{name}": run.events_per_second * DELAY / int(name.split("_")[0]) for name, run in runs.items()},
         figures,
-        {
-            "concurrency": [float(concurrency) for concurrency in concurrencies],
-            "events_per_second": [run.events_per_second for run in runs.values()],
-        },
+        {"concurrency": [float(concurrency) for concurrency in concurrencies], "events_per_second": rates},
     )
 
 

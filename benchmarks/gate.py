@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.results import Measured
 from benchmarks.row import Goal, Row
-from benchmarks.rows import expire, grace, throughput
+from benchmarks.rows import delivery, expire, grace, throughput
 from benchmarks.table import Grid, number
 
 BASELINE = Path(__file__).parent / "baseline.json"
@@ -19,7 +19,7 @@ TOLERANCE = 0.25
 ROUNDS = 3
 
 #: Each with the goals of its ratios, which say what is worse.
-ROWS: tuple[Row, ...] = (throughput.ROW, expire.ROW, grace.ROW)
+ROWS: tuple[Row, ...] = (throughput.ROW, expire.ROW, grace.ROW, delivery.AT_DEFAULT)
 
 #: Version of Redis (`7.0`) -> row -> ratio -> its median.
 Baseline = Mapping[str, Mapping[str, Mapping[str, float]]]

@@ -15,7 +15,7 @@ from sweeperd.events import EventStream, Replication
 from sweeperd.metrics import Metrics
 from sweeperd.process import process_name
 from sweeperd.shard import Shard
-from sweeperd.webhook import Verdict, Webhook
+from sweeperd.webhook import Result, Verdict, Webhook
 from sweeperd.worker import Encode, EndpointWorker
 
 log = logging.getLogger(__name__)
@@ -132,10 +132,11 @@ class Delivery:
         return DeliveryReport(counts["delivered"], counts["undelivered"], counts["dead_lettered"])
 
     def _observer(self, endpoint: str) -> Callable[[Verdict], None]:
-        attempts, duration = self._metrics.webhook_attempts, self._metrics.webhook_duration.labels(endpoint)
+        attempts = {result: self._metrics.webhook_attempts.labels(endpoint, result) for result in Result}
+        duration = self._metrics.webhook_duration.labels(endpoint)
 
         def observe(verdict: Verdict) -> None:
-            attempts.labels(endpoint, verdict.result).inc()
+            attempts[verdict.result].inc()
             duration.observe(verdict.seconds)
 
         return observe

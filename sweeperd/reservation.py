@@ -1,6 +1,5 @@
 """Reservations, the first kind of thing that is swept: how the script is called, what it answers, what is told."""
 
-import contextlib
 import hashlib
 import json
 import random
@@ -15,6 +14,8 @@ from sweeperd.text import rfc3339, shown, shown_list
 from sweeperd.webhook import Message
 
 EVENT_TYPE = "reservation.expired"
+
+_as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def reservations(keys: Keys, settings: SweepSettings) -> Kind:
@@ -85,7 +86,7 @@ def message(origin: bytes, fields: dict[bytes, bytes]) -> Message:
         "trace_id": trace_id or None,
     }
     known = {key: value for key, value in body.items() if value is not None}
-    return Message(event_id, EVENT_TYPE, trace_id, tenant, json.dumps(known, separators=(",", ":")).encode())
+    return Message(event_id, EVENT_TYPE, trace_id, tenant, _as_json(known).encode())
 
 
 def _event_id(origin: bytes, fields: dict[bytes, bytes]) -> str:
@@ -94,10 +95,8 @@ def _event_id(origin: bytes, fields: dict[bytes, bytes]) -> str:
     An id that is used again later expires at another time, and so has another event.
     """
     parts = (origin, fields.get(b"tenant", b""), fields.get(b"id", b""), fields.get(b"expired_at", b""))
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(4, "big") + part)
-    return "evt_" + digest.hexdigest()[:32]
+    told = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return "evt_" + hashlib.sha256(told).hexdigest()[:32]
 
 
 def _text(fields: dict[bytes, bytes], name: bytes) -> str | None:
@@ -105,9 +104,11 @@ def _text(fields: dict[bytes, bytes], name: bytes) -> str | None:
 
 
 def _list(fields: dict[bytes, bytes], name: bytes) -> tuple[str, ...] | None:
-    with contextlib.suppress(ValueError):
-        return shown_list(fields.get(name, b"[]"))
-    return None
+    text = fields.get(name, b"[]")
+    try:
+        return () if text == b"[]" else shown_list(text)
+    except ValueError:
+        return None
 
 
 def _whole(fields: dict[bytes, bytes], name: bytes) -> int | None:
@@ -117,7 +118,7 @@ def _whole(fields: dict[bytes, bytes], name: bytes) -> int | None:
 
 def _time(fields: dict[bytes, bytes], name: bytes) -> str | None:
     milliseconds = _whole(fields, name)
-    if milliseconds is not None:
-        with contextlib.suppress(OverflowError, ValueError):
-            return rfc3339(milliseconds)
-    return None
+    try:
+        return None if milliseconds is None else rfc3339(milliseconds)
+    except (OverflowError, ValueError):
+        return None

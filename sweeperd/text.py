@@ -1,5 +1,6 @@
 """Bytes from Redis as text for people."""
 
+import functools
 import json
 from datetime import UTC, datetime
 
@@ -26,5 +27,10 @@ def shown_list(value: bytes) -> tuple[str, ...]:
 
 def rfc3339(milliseconds: int) -> str:
     """Milliseconds since the epoch as `2026-11-21T08:00:05.123Z`. Raises OverflowError, ValueError beyond year 9999."""
-    moment = datetime.fromtimestamp(milliseconds // 1000, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
+    return f"{_second(milliseconds // 1000)}.{milliseconds % 1000:03d}Z"
+
+
+@functools.lru_cache(maxsize=1024)
+def _second(seconds: int) -> str:
+    """What expires together has the same seconds, again and again."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]

@@ -4,8 +4,7 @@ import base64
 import email.utils
 import hashlib
 import hmac
-import http.cookiejar
-import secrets
+import random
 import socket
 import ssl
 import threading
@@ -15,14 +14,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import requests
-import requests.adapters
 import tenacity
+import urllib3
 import urllib3.exceptions
 from tenacity.wait import wait_base
 
 from sweeperd import __version__
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.shard import Clock
+from sweeperd.transport import Transport
 
 #: How much of a response is read, bytes. Reading it to its end keeps the connection; nothing in it is looked at.
 RESPONSE_LIMIT = 64 * 1024
@@ -107,30 +107,30 @@ class Webhook:
         observe: Callable[[Verdict], None],
         stop: threading.Event,
     ) -> None:
-        self._url = endpoint.url.get_secret_value()
         self._keys = [secret.get_secret_value() for secret in endpoint.secrets]
-        self._headers = {name: value.get_secret_value() for name, value in endpoint.headers.items()}
-        self._timeouts = (settings.connect_timeout.total_seconds(), settings.timeout.total_seconds())
+        connect_timeout, timeout = settings.connect_timeout.total_seconds(), settings.timeout.total_seconds()
+        #: The longest that connecting, waiting for the answer and reading it may take together, seconds.
+        self._patience = connect_timeout + timeout
         self._attempts = settings.attempts
         self._longest_wait = settings.backoff_max.total_seconds()
         self._wait = _Wait(settings.backoff_initial.total_seconds(), self._longest_wait)
         self._clock = clock
         self._observe = observe
         self._stop = stop
-        self._session = _Session()
-        adapter = requests.adapters.HTTPAdapter(pool_connections=1, pool_maxsize=connections, max_retries=0)
-        self._session.mount("https://", adapter)
-        self._session.mount("http://", adapter)
-        # A receiver's cookies are none of our business, and threads share the session.
-        self._session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
-        # Proxies and certificate bundles from the environment, looked up once and not for each request.
-        self._transport = self._session.merge_environment_settings(self._url, {}, stream=True, verify=None, cert=None)
+        headers = {name: value.get_secret_value() for name, value in endpoint.headers.items()} | {
+            "Content-Type": "application/json",
+            "User-Agent": f"sweeperd/{__version__}",
+        }
+        self._transport = Transport(endpoint.url.get_secret_value(), headers, connections, connect_timeout, timeout)
 
     def hand_over(self, message: Message, attempts: int | None = None) -> Verdict:
         """
         Send, and send again a few times where it fails and may yet succeed. Returns the verdict of the last request; a
         `Retry-After` that is longer than the longest back-off ends the hand-over.
         """
+        verdict = self.exchange(message).verdict
+        if not self._worth_a_retry(verdict):
+            return verdict  # as it goes nearly always; to set a retry up costs a tenth of the request
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(attempts or self._attempts) | tenacity.stop_when_event_set(self._stop),
             wait=self._wait,
@@ -138,26 +138,23 @@ class Webhook:
             retry_error_callback=_last_verdict,
             sleep=tenacity.sleep_using_event(self._stop),
         )
-        verdict = None
         for attempt in retrying:
-            if verdict is not None and self._stop.is_set():
+            number = attempt.retry_state.attempt_number
+            if number > 1 and self._stop.is_set():
                 break  # the stop came while it waited
             with attempt:
-                verdict = self.exchange(message).verdict
+                if number > 1:
+                    verdict = self.exchange(message).verdict
             attempt.retry_state.set_result(verdict)
-        if verdict is None:
-            raise RuntimeError("there was no attempt")
         return verdict
 
     def close(self) -> None:
         """Close the connections."""
-        self._session.close()
+        self._transport.close()
 
     def headers(self, message: Message, timestamp: int) -> dict[str, str]:
-        """Every header of the request. `timestamp` is the time of the attempt, seconds since the epoch."""
-        headers = self._headers | {
-            "Content-Type": "application/json",
-            "User-Agent": f"sweeperd/{__version__}",
+        """The headers that tell of this event. `timestamp` is the time of the attempt, seconds since the epoch."""
+        headers = {
             "webhook-id": message.event_id,
             "webhook-timestamp": str(timestamp),
             "X-Cycles-Event-Id": message.event_id,
@@ -165,7 +162,7 @@ class Webhook:
         }
         if message.trace_id:
             headers["X-Cycles-Trace-Id"] = message.trace_id
-            headers["traceparent"] = f"00-{message.trace_id}-{secrets.token_hex(8)}-01"
+            headers["traceparent"] = f"00-{message.trace_id}-{random.getrandbits(64) or 1:016x}-01"
         if self._keys:
             signed = f"{message.event_id}.{timestamp}.".encode() + message.body
             headers["webhook-signature"] = " ".join(
@@ -185,28 +182,26 @@ class Webhook:
         sent, answered, body = self.headers(message, self._clock.now_ms() // 1000), {}, b""
         started = time.monotonic()
         try:
-            request = self._session.prepare_request(
-                requests.Request("POST", self._url, headers=sent, data=message.body, auth=_url_auth(self._url))
-            )
+            request = self._transport.request(sent, message.body)
             sent = dict(request.headers)
-            response = self._session.send(request, timeout=self._timeouts, allow_redirects=False, **self._transport)
+            response = self._transport.send(request)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             verdict = Verdict(Result.FAILED, _why(error), seconds=time.monotonic() - started)
         else:
             answered = dict(response.headers)
-            body = _read_some(response, deadline=started + sum(self._timeouts))
+            body = _read_some(response, deadline=started + self._patience)
             verdict = self._judge(response, time.monotonic() - started)
         self._observe(verdict)
         return Exchange(verdict, sent, answered, body)
 
-    def _judge(self, response: requests.Response, seconds: float) -> Verdict:
-        status = response.status_code
+    def _judge(self, response: urllib3.BaseHTTPResponse, seconds: float) -> Verdict:
+        status = response.status
         if 200 <= status < 300:
             return Verdict(Result.DELIVERED, f"HTTP {status}", status, seconds=seconds)
         result = Result.REJECTED if 300 <= status < 500 else Result.FAILED
         return Verdict(result, f"HTTP {status}", status, self._retry_after(response), seconds)
 
-    def _retry_after(self, response: requests.Response) -> float | None:
+    def _retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
         """`Retry-After` in seconds: a number, or a date that is measured by the response's own (RFC 9110, 10.2.3)."""
         asked = response.headers.get("Retry-After", "").strip()
         if asked.isascii() and asked.isdigit():
@@ -227,13 +222,6 @@ def _http_date(text: str) -> float | None:
         return None
 
 
-class _Session(requests.Session):
-    """Follows no redirect, and does not even look where one leads: requests would read the whole body first."""
-
-    def get_redirect_target(self, _response: requests.Response) -> None:
-        return None
-
-
 class _Wait(wait_base):
     """Exponential back-off with full jitter, or longer where the receiver asked for longer."""
 
@@ -251,16 +239,7 @@ def _last_verdict(retry_state: tenacity.RetryCallState) -> Verdict:
     return verdict
 
 
-def _url_auth(url: str) -> Callable[[requests.PreparedRequest], requests.PreparedRequest] | tuple[str, str]:
-    """
-    User and password of the URL. Else something that adds nothing: with no `auth` at all, requests would look into
-    ~/.netrc and overwrite an endpoint's own Authorization header with what it finds there.
-    """
-    user, password = requests.utils.get_auth_from_url(url)
-    return (user, password) if user or password else lambda request: request
-
-
-def _read_some(response: requests.Response, deadline: float) -> bytes:
+def _read_some(response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
     """
     Read a response up to the limit or the deadline, and let go of it. The verdict does not depend on how it ends.
     Returns its beginning.
@@ -268,7 +247,7 @@ def _read_some(response: requests.Response, deadline: float) -> bytes:
     left, kept = RESPONSE_LIMIT, b""
     try:
         while left > 0 and time.monotonic() < deadline:
-            chunk = response.raw.read1(left, decode_content=False)
+            chunk = response.read1(left, decode_content=False)
             if not chunk:
                 break
             left -= len(chunk)
@@ -277,6 +256,7 @@ def _read_some(response: requests.Response, deadline: float) -> bytes:
         pass
     finally:
         response.close()
+        response.release_conn()
     return kept
 
 

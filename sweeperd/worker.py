@@ -1,4 +1,4 @@
-"""One endpoint: the thread that takes its events from the stream, and the threads that send them."""
+"""One endpoint: the threads that take its events from the stream, send them, and acknowledge them."""
 
 import itertools
 import logging
@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import redis
 
+from sweeperd.acknowledge import RECOVERY_PAUSE, Acknowledger
 from sweeperd.circuit import Circuit, growing_wait
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.endpoints import CircuitBoard, EndpointBoard, EndpointWatch
@@ -18,7 +19,7 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.events import PARKED, TAKE_OVER_AFTER, Entry, EventStream, Pending
 from sweeperd.metrics import Metrics
 from sweeperd.shard import Shard
-from sweeperd.webhook import Message, Webhook
+from sweeperd.webhook import Message, Verdict, Webhook
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,6 @@ log = logging.getLogger(__name__)
 BLOCK = 1.0
 #: The longest between two looks at what is to be handed over again, seconds.
 LOOK_AGAIN = 5.0
-#: How long to leave Redis alone after it failed, seconds.
-RECOVERY_PAUSE = 1.0
 
 #: The fields of a stream entry to what is sent.
 Encode = Callable[[dict[bytes, bytes]], Message]
@@ -37,8 +36,9 @@ class EndpointWorker:
     """
     Delivers the events of one shard to one endpoint.
 
-    What is in hand (queued or being sent) is at most twice the number of senders, so memory does not grow with the
-    backlog. An event leaves the group when the receiver has answered 2xx, or when it is too old; all else puts it back.
+    What is in hand (queued, being sent, delivered and not acknowledged yet) is at most twice the number of senders, so
+    memory does not grow with the backlog. An event leaves the group when the receiver has answered 2xx, or when it is
+    too old; all else puts it back.
     """
 
     def __init__(
@@ -72,7 +72,10 @@ class EndpointWorker:
         # The answer to a read that waits has to come before the socket gives up.
         self._block_ms = int(min(BLOCK, shard.socket_timeout / 2) * 1000)
         self._capacity = 2 * senders
-        self._sender_count = senders
+        #: Reading and acknowledging cost a round trip, so they wait until it is worth one.
+        self._piece = max(1, senders // 4)
+        self._sender_count = self._senders_left = senders
+        self._acknowledger = Acknowledger(self._acknowledge, self._settled, self._piece, self._about)
         self._queue: queue.SimpleQueue[tuple[Entry, bool] | None] = queue.SimpleQueue()
         self._in_hand: dict[bytes, Entry] = {}
         self._changed = threading.Condition()
@@ -93,9 +96,10 @@ class EndpointWorker:
             threading.Thread(target=self._send_queued, name=f"send-{thread_name}-{number}", daemon=True)
             for number in range(1, self._sender_count + 1)
         ]
-        self._threads.append(
-            threading.Thread(target=self._read, args=(until_idle,), name=f"deliver-{thread_name}", daemon=True)
-        )
+        self._threads += [
+            threading.Thread(target=self._acknowledger.run, name=f"acknowledge-{thread_name}", daemon=True),
+            threading.Thread(target=self._read, args=(until_idle,), name=f"deliver-{thread_name}", daemon=True),
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -135,10 +139,11 @@ class EndpointWorker:
             while not self._stop.is_set():
                 try:
                     with self._shard.reaching():
+                        busy = bool(self._in_hand)
                         if self._step(block=not until_idle) or not until_idle:
                             ghosts_until = None
-                        elif self._in_hand:
-                            self._await_fewer(len(self._in_hand), BLOCK)
+                        elif busy:
+                            self._await_fewer(max(1, len(self._in_hand)), BLOCK)
                         else:
                             # Nothing is left but perhaps what another process has in hand, or had when it died.
                             ghosts_until = ghosts_until or time.monotonic() + TAKE_OVER_AFTER + LOOK_AGAIN
@@ -168,7 +173,8 @@ class EndpointWorker:
         if now >= self._keep_at:
             self._keep_at = now + TAKE_OVER_AFTER / 3
             self._stream.keep(self.name, list(self._in_hand))
-        look = now >= self._look_at or not block
+        # A run that is to end concludes from a step with nothing in hand that nothing is left, so that one looks.
+        look = now >= self._look_at or not (block or self._in_hand)
         if look:
             self._look_at = now + self._pause
             self._shard.read_clock()
@@ -178,8 +184,8 @@ class EndpointWorker:
         if self.circuit.open:
             return self._bury_old() or self._probe() or self._rest(block)
         free = self._capacity - len(self._in_hand)
-        if free <= 0:
-            self._await_fewer(self._capacity, BLOCK)
+        if free < self._piece:
+            self._await_fewer(self._capacity - self._piece + 1, BLOCK)
             return True
         entries = self._take_again(free) if look else []
         if len(entries) < free:
@@ -259,15 +265,16 @@ class EndpointWorker:
                 if entry.fields:
                     self._stream.give_back(self.name, entry)
             raise RedisUnavailable(f"{self._shard.address}: too few replicas have confirmed {len(entries)} events")
-        others = [entry.id for entry in entries if entry.fields and not self._wants(entry)]
-        self._stream.acknowledge(self.name, others)
+        there = [entry for entry in entries if entry.fields]
+        wanted = {entry.id: entry for entry in there if self._wants(entry)}
+        self._stream.acknowledge(self.name, [entry.id for entry in there if entry.id not in wanted])
+        with self._changed:
+            self._in_hand.update(wanted)
+        for entry in wanted.values():
+            self._queue.put((entry, probe))
         for entry in entries:
             if not entry.fields:
                 self._bury(entry, "the event is no longer in the stream")
-            elif self._wants(entry):
-                with self._changed:
-                    self._in_hand[entry.id] = entry
-                self._queue.put((entry, probe))
         return bool(entries)
 
     def _wants(self, entry: Entry) -> bool:
@@ -285,43 +292,72 @@ class EndpointWorker:
     # ---- the senders
 
     def _send_queued(self) -> None:
-        while (item := self._queue.get()) is not None:
-            entry, probe = item
-            try:
-                with self._shard.reaching():
-                    self._send(entry, probe)
-            except RedisUnavailable as error:
-                # The event stays pending; whoever finds it silent takes it over.
-                log.warning("an event is left pending", extra=self._about | {"error": str(error)})
-            except Exception:
-                about = self._about | {"stream_id": entry.id.decode()}
-                log.exception("an event could not be sent", extra=about)
-                self._put_back(entry)
-            finally:
-                with self._changed:
-                    self._in_hand.pop(entry.id, None)
-                    self._changed.notify_all()
+        try:
+            while (item := self._queue.get()) is not None:
+                self._send_safely(*item)
+        finally:
+            with self._changed:
+                self._senders_left -= 1
+            if not self._senders_left:
+                self._acknowledger.end()
 
-    def _send(self, entry: Entry, probe: bool) -> None:
+    def _send_safely(self, entry: Entry, probe: bool) -> None:
+        delivered = False
+        try:
+            with self._shard.reaching():
+                delivered = self._send(entry, probe)
+        except RedisUnavailable as error:
+            # The event stays pending; whoever finds it silent takes it over.
+            log.warning("an event is left pending", extra=self._about | {"error": str(error)})
+        except Exception:
+            about = self._about | {"stream_id": entry.id.decode()}
+            log.exception("an event could not be sent", extra=about)
+            self._put_back(entry)
+        finally:
+            if not delivered:
+                self._settled([entry.id], False)
+
+    def _acknowledge(self, ids: Sequence[bytes]) -> None:
+        with self._shard.reaching():
+            self._stream.acknowledge(self.name, ids)
+
+    def _settled(self, ids: Sequence[bytes], acknowledged: bool) -> None:
+        """These are not in hand any more."""
+        with self._changed:
+            for entry in ids:
+                self._in_hand.pop(entry, None)
+            if acknowledged:
+                self._counts["delivered"] += len(ids)
+            self._changed.notify_all()
+
+    def _send(self, entry: Entry, probe: bool) -> bool:
+        """Hand over. Returns whether it was delivered, and so is the acknowledger's to settle."""
         held_back = self.circuit.open and not probe
         if self._stop.is_set() or held_back or self._left_alone():
             self._stream.give_back(self.name, entry)
-            return
+            return False
         message = self._encode(entry.fields)
         verdict = self._webhook.hand_over(message, attempts=1 if probe else None)
         about = self._about | {"event_id": message.event_id, "trace_id": message.trace_id}
         if entry.only_for is not None:
             about["replay"] = True
         if verdict.delivered:
-            was_open = self.circuit.open
-            self.circuit.succeeded()
-            self._stream.acknowledge(self.name, [entry.id])
-            self._count("delivered")
-            if was_open:
-                log.warning("the endpoint answers again", extra=about)
-                self._circuits.tell(self.name, self.circuit)
+            self._acknowledger.add(entry.id)
+            self._succeeded(verdict, about)
+            return True
+        self._failed(entry, verdict, probe, about)
+        return False
+
+    def _succeeded(self, verdict: Verdict, about: dict[str, object]) -> None:
+        was_open = self.circuit.open
+        self.circuit.succeeded()
+        if was_open:
+            log.warning("the endpoint answers again", extra=about)
+            self._circuits.tell(self.name, self.circuit)
+        if log.isEnabledFor(logging.DEBUG):
             log.debug("delivered", extra=about | {"status": verdict.status, "seconds": round(verdict.seconds, 3)})
-            return
+
+    def _failed(self, entry: Entry, verdict: Verdict, probe: bool, about: dict[str, object]) -> None:
         self._last_reason = verdict.reason
         log.warning("not delivered", extra=about | {"reason": verdict.reason, "hand_overs": entry.deliveries})
         opened = not verdict.gone and self.circuit.failed(probe=probe)

@@ -24,8 +24,8 @@ from sweeperd.lua import Call, Script
 from sweeperd.shard import Keys, Shard
 
 SCOPES = ("tenant:acme", "tenant:acme/workspace:prod")
-#: Events that a process has in hand at most: one for each of its 16 connections, and the next for each. When it dies,
-#: or its acknowledgements are lost, so many webhooks may come again.
+#: Events that a process has in hand at most, two for each of its 16 connections: queued, being sent, or delivered and
+#: not acknowledged yet. When it dies, so many webhooks may come again.
 IN_HAND = 32
 #: How long a reservation lives before its deadline.
 TTL_MS = 60_000

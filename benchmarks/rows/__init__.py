@@ -1,7 +1,20 @@
 """The one list of the rows, in the order of the table."""
 
 from benchmarks.row import Row
-from benchmarks.rows import audit, backlog, cost, expire, foreground, grace, idle, peers, reconcile, start, throughput
+from benchmarks.rows import (
+    audit,
+    backlog,
+    cost,
+    delivery,
+    expire,
+    foreground,
+    grace,
+    idle,
+    peers,
+    reconcile,
+    start,
+    throughput,
+)
 
 ROWS: tuple[Row, ...] = (
     throughput.ROW,
@@ -11,6 +24,8 @@ ROWS: tuple[Row, ...] = (
     backlog.ROW,
     grace.ROW,
     idle.ROW,
+    delivery.ROW,
+    delivery.PROCESSES,
     start.ROW,
     cost.BY_SLICES,
     cost.BY_SCOPES,

@@ -282,3 +282,44 @@ def test_connections_are_reused_and_requests_run_at_once(server: Server, client:
         reserve(client, [str(number) for number in range(100)])
         assert once(env).report["delivered"] == 100
     assert 4 <= at_once["most"] <= 8
+
+
+def test_a_stop_acknowledges_what_the_receiver_answers_meanwhile(
+    server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    stopping: list[Daemon] = []
+
+    def behaviour(request: Request, before: int) -> Answer:
+        if stopping:
+            stopping.pop().process.terminate()
+        return Answer(delay=0.5)
+
+    with (
+        Receiver(behaviour) as odd,
+        Receiver() as good,
+        sweeping(server, tmp_path, odd.url, good) as running,
+    ):
+        stopping.append(running)
+        reserve(client, IDS)
+        assert running.process.wait(20) == 0
+        assert 0 < len(odd.requests) < len(IDS)
+        odd.behaviour = lambda *_: Answer()
+        once(environment(server.url, endpoints=[{"name": "odd", "url": odd.url}]))
+    assert len(odd.event_ids) == len(IDS)
+    assert len(odd.requests) == len(IDS), "what was answered during the stop came again"
+
+
+def test_what_cannot_be_acknowledged_is_not_sent_again(own_server: Server, tmp_path: Path) -> None:
+    ids = IDS[:10]  # no more than are in hand at most, or the others would wait for the first to be acknowledged
+    with redis.Redis.from_url(own_server.url) as client, Receiver() as odd, Receiver() as good:
+        with sweeping(own_server, tmp_path, odd.url, good) as running:
+            client.acl_setuser("default", commands=["-xack"])
+            reserve(client, ids)
+            odd.wait_for(lambda requests: len(requests) == len(ids))
+            eventually(lambda: running.logged("delivered events wait to be acknowledged"))
+            assert pending(client) == len(ids)
+            assert running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result="delivered") == len(ids)
+            client.acl_setuser("default", commands=["+xack"])
+            # Within the pause after a failure, long before anybody would take them for a dead process's.
+            eventually(lambda: pending(client) == 0, limit=10)
+        assert len(odd.requests) == len(ids)

@@ -1,6 +1,8 @@
 """The command line: options, exit codes, and what goes to which output."""
 
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,3 +126,19 @@ def test_the_port_is_taken(run: Run) -> None:
         result = run(SWEEPERD_HTTP__LISTEN=address)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == f"sweeperd: cannot listen on {address}: Address already in use\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "spared"),
+    [
+        ("sweeperd.cli.app", ("sweeperd.once", "sweeperd.service", "requests", "prometheus_client", "rich")),
+        ("sweeperd.cli.once", ("sweeperd.service", "sweeperd.operator", "sweeperd.page", "apscheduler", "rich")),
+        ("sweeperd.service", ("sweeperd.once", "sweeperd.demo", "rich")),
+    ],
+    ids=["any command", "once", "daemon"],
+)
+def test_nobody_waits_for_the_import_of_what_he_does_not_run(module: str, spared: tuple[str, ...]) -> None:
+    program = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert module in done.stdout.split()
+    assert not [name for name in done.stdout.split() if name in spared]

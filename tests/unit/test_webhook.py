@@ -197,6 +197,46 @@ def test_cookies_are_not_sent_back() -> None:
     assert not [request for request in receiver.requests if "Cookie" in request.headers]
 
 
+def test_headers_and_body_leave_in_one_piece() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sender = Sender(f"http://127.0.0.1:{listener.getsockname()[1]}/hook")
+        thread = threading.Thread(target=sender.once, daemon=True)
+        thread.start()
+        connection, _ = listener.accept()
+        with connection:
+            first = connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+            thread.join(5)
+    head, _, body = first.partition(b"\r\n\r\n")
+    assert body == BODY
+    assert head.startswith(b"POST /hook HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert sender.verdicts[0].delivered
+
+
+@pytest.mark.parametrize("trace", ["a\r\nX-Other: 1", "a\n b", "\nb", " a", "\u20ac"])
+def test_what_cannot_stand_in_a_header_is_not_sent(trace: str) -> None:
+    """It would end the header, and what follows it would be one of its own."""
+    with Receiver() as receiver:
+        sender = Sender(receiver.url)
+        verdict = sender.webhook.hand_over(Message("evt_1", "reservation.expired", trace, b"", b"{}"), attempts=1)
+        assert (verdict.result, verdict.status) == (Result.FAILED, None)
+        assert sender.once().delivered, "the connection is none the worse for it"
+    assert [request.headers["X-Cycles-Trace-Id"] for request in receiver.requests] == [TRACE]
+
+
+def test_a_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Receiver() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.replace("//", "//user:p%40ss@").removesuffix("/hook"))
+        sender = Sender("http://receiver.example/hook?to=us", headers={"X-Team": "ops"})
+        assert all(sender.once().delivered for _ in range(2))
+    for request in proxy.requests:
+        assert request.path == "http://receiver.example/hook?to=us"
+        assert request.headers["Host"] == "receiver.example"
+        assert request.headers["Proxy-Authorization"] == "Basic " + base64.b64encode(b"user:p@ss").decode()
+        assert request.headers["X-Team"] == "ops"
+        assert request.body == BODY
+
+
 OK = b"HTTP/1.1 200 OK\r\n"
 
 

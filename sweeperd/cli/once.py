@@ -1,0 +1,84 @@
+"""`sweeperd --once`: the run, its progress on a terminal, its report."""
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from prometheus_client import write_to_textfile
+
+from sweeperd.cli.options import Exit, Options, fail
+from sweeperd.cli.signals import stop_on_signals
+from sweeperd.metrics import Metrics
+from sweeperd.once import OnceReport, Progress, Stage, run_once
+from sweeperd.sweep import Outcome
+
+
+def run(options: Options, as_json: bool, metrics_file: Path | None) -> int:
+    """Run and report. Returns the exit code, or ends the process with one."""
+    show = sys.stderr.isatty() and not as_json
+    # A progress bar and a line for each expiry do not go together.
+    settings = options.settings(default_level="warning" if show else None)
+    metrics = Metrics(tenant_label=settings.metrics.tenant_label, lasting=False)
+    try:
+        with _metrics_written(metrics, metrics_file), stop_on_signals() as stop, _progress(show) as progress:
+            report = run_once(settings, stop, progress, metrics)
+    except Exception as error:
+        logging.getLogger(__name__).exception("the run failed")
+        fail(f"the run failed: {type(error).__name__}", Exit.FAILED)
+    for failure in report.failures:
+        click.echo(f"sweeperd: {failure}", err=True)
+    if not report.any_done:
+        return Exit.FAILED
+    if as_json:
+        click.echo(json.dumps(report.as_dict()))
+    elif sys.stdout.isatty():
+        click.echo(_summary(report))
+    return report.exit_code
+
+
+@contextlib.contextmanager
+def _metrics_written(metrics: Metrics, path: Path | None) -> Iterator[None]:
+    """Write the metrics when the block has ended, well or not: a failed run must not look like one that never was."""
+    try:
+        yield
+    finally:
+        if path is not None:
+            try:
+                # To a file beside it that takes its place when it is complete.
+                write_to_textfile(str(path), metrics.registry)
+            except OSError as error:
+                fail(f"the metrics cannot be written to {path}: {error.strerror or error}", Exit.FAILED)
+
+
+@contextlib.contextmanager
+def _progress(show: bool) -> Iterator[Progress]:
+    if not show:
+        yield lambda *_: None
+        return
+    with contextlib.ExitStack() as bars:
+        open_bars = {}
+
+        def progress(stage: Stage, done: int, total: int) -> None:
+            if total == 0:
+                return
+            if stage not in open_bars:
+                bars.close()
+                bar = click.progressbar(length=total, label=stage.value.capitalize(), show_pos=True, file=sys.stderr)
+                open_bars[stage] = bars.enter_context(bar)
+            bar = open_bars[stage]
+            bar.length = total  # more shards come in
+            bar.update(min(done, total) - bar.pos)
+
+        yield progress
+
+
+def _summary(report: OnceReport) -> str:
+    counts, delivery = report.counts, report.delivery
+    parts = [f"{counts[outcome]} {outcome.value.replace('_', ' ')}" for outcome in Outcome if counts[outcome]]
+    swept = f"{counts.total()} entries in {report.duration_seconds:.1f} s: {', '.join(parts) or 'nothing was due'}"
+    sent = f"{delivery.delivered} webhooks delivered, {delivery.undelivered} waiting, {delivery.dead_lettered} given up"
+    return f"{swept}\n{sent}"

@@ -1,0 +1,140 @@
+"""The way to one URL: requests' own, with what is the same for every request worked out once."""
+
+import copy
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import requests
+import requests.adapters
+import urllib3
+
+
+class Transport:
+    """
+    POSTs to one URL over connections that are kept. `fixed`: the headers that every request carries. Threads may share
+    it. It follows no redirect, keeps no cookie and looks into no netrc; proxies and certificate bundles are those that
+    the environment names at its start.
+    """
+
+    def __init__(
+        self, url: str, fixed: Mapping[str, str], connections: int, connect_timeout: float, read_timeout: float
+    ) -> None:
+        self._url = url
+        self._fixed = dict(fixed)
+        self._timeout = urllib3.Timeout(connect=connect_timeout, read=read_timeout)
+        self._adapter: Any = _Adapter(connections)
+        self._session = requests.Session()
+        self._environment = self._session.merge_environment_settings(url, {}, stream=True, verify=None, cert=None)
+        self._pattern: requests.PreparedRequest | None = None
+        self._headers: dict[str, str] = {}
+
+    def request(self, headers: dict[str, str], body: bytes) -> requests.PreparedRequest:
+        """
+        A request with these headers beside the fixed ones. Raises requests.RequestException where URL or headers cannot
+        be sent, ValueError.
+        """
+        if self._pattern is None:
+            pattern = self._session.prepare_request(
+                requests.Request("POST", self._url, headers=self._fixed, data=b"", auth=_url_auth(self._url))
+            )
+            # What each request adds has other names, so nothing needs the dict that ignores case, and its price.
+            self._headers = dict(pattern.headers)
+            self._pattern = pattern
+        for header in headers.items():
+            requests.utils.check_header_validity(header)
+        request: Any = copy.copy(self._pattern)
+        request.headers = self._headers | headers | {"Content-Length": str(len(body))}
+        request.body = body
+        return request  # type: ignore[no-any-return]
+
+    def send(self, request: requests.PreparedRequest) -> urllib3.BaseHTTPResponse:
+        """
+        Send it, and return the answer once its headers are there: read its body, close it and give its connection back.
+        Raises requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError.
+        """
+        answer: urllib3.BaseHTTPResponse = self._adapter.send(request, timeout=self._timeout, **self._environment)
+        return answer
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._adapter.close()
+
+
+class _Adapter(requests.adapters.HTTPAdapter):
+    """requests' adapter for a single URL. What it overrides is what requests has there to be overridden."""
+
+    def __init__(self, connections: int) -> None:
+        super().__init__(pool_connections=1, pool_maxsize=connections, max_retries=0)
+        self._pool: Any = None
+        self._target = ""
+
+    def get_connection_with_tls_context(self, request: Any, verify: Any, proxies: Any = None, cert: Any = None) -> Any:
+        if self._pool is None:
+            pool: Any = super().get_connection_with_tls_context(request, verify, proxies=proxies, cert=cert)
+            super().cert_verify(pool, request.url, verify, cert)  # type: ignore[no-untyped-call]
+            pool.ConnectionCls = _in_one_piece(pool.ConnectionCls)
+            self._target = super().request_url(request, proxies)
+            self._pool = pool
+        return self._pool
+
+    def cert_verify(self, *_: Any) -> None:
+        """Done once, with the pool."""
+
+    def request_url(self, *_: Any) -> str:
+        return self._target
+
+    def build_response(self, _request: Any, response: Any) -> Any:
+        """urllib3's own: nobody looks at what requests would make of it."""
+        return response
+
+
+class _OnePiece:
+    """
+    A connection that sends headers and body together: one system call, one packet, one wake-up of the receiver. It is
+    given headers that requests has looked at, and so does not look at them again, which would cost as much as to send
+    them.
+    """
+
+    #: While a request is being put together: its headers, and all else that is to be sent.
+    _head: list[str] | None = None
+    _pieces: list[bytes]
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        self._head, self._pieces = [], []
+        try:
+            super().request(*args, **kwargs)  # type: ignore[misc]
+            head = "".join(self._head).encode("latin-1")
+        finally:
+            self._head = None
+        # What comes first is the request line and the empty line that ends the headers.
+        first, *body = self._pieces
+        self.send(b"".join([first[:-2], head, first[-2:], *body]))
+
+    def putheader(self, header: str, *values: Any) -> None:
+        if self._head is None:
+            super().putheader(header, *values)  # type: ignore[misc]
+        else:
+            for value in values:
+                self._head.append(f"{header}: {value.decode() if isinstance(value, bytes) else value}\r\n")
+
+    def send(self, data: Any) -> None:
+        if self._head is None:
+            super().send(data)  # type: ignore[misc]
+        else:
+            self._pieces.append(data)
+
+
+@functools.cache
+def _in_one_piece(kind: type) -> type:
+    """This kind of connection (plain, TLS, through a SOCKS proxy), sending so."""
+    return kind if issubclass(kind, _OnePiece) else type(f"OnePiece{kind.__name__}", (_OnePiece, kind), {})
+
+
+def _url_auth(url: str) -> Any:
+    """
+    User and password of the URL. Else something that adds nothing: with no `auth` at all, requests would look into
+    ~/.netrc and overwrite an endpoint's own Authorization header with what it finds there.
+    """
+    user, password = requests.utils.get_auth_from_url(url)
+    return (user, password) if user or password else lambda request: request

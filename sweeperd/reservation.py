@@ -104,9 +104,8 @@ def _text(fields: dict[bytes, bytes], name: bytes) -> str | None:
 
 
 def _list(fields: dict[bytes, bytes], name: bytes) -> tuple[str, ...] | None:
-    text = fields.get(name, b"[]")
     try:
-        return () if text == b"[]" else shown_list(text)
+        return shown_list(fields.get(name, b"[]"))
     except ValueError:
         return None
 

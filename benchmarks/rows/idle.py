@@ -59,7 +59,7 @@ class Heard:
 
 def measure(lab: Lab) -> Sample:
     """A daemon with the default settings, one shard and one endpoint, watched for a while."""
-    seconds = lab.size("seconds", 60, 12)
+    seconds = lab.size("seconds", 30, 12)
     with lab.server() as server, daemon(environment(server.url, endpoints=[ENDPOINT]), lab.directory) as running:
         time.sleep(SETTLE)
         before, started = cpu_seconds(running.process.pid), time.monotonic()

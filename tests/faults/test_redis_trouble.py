@@ -118,7 +118,7 @@ def test_a_primary_that_became_a_replica_is_not_written_to(own_server: Server, t
             client.replicaof("NO", "ONE")
             reserve(client, ["one"])
             eventually(lambda: running.metric("sweeperd_candidates_total", outcome="expired") == 1)
-            assert running.get("/readyz")[0] == 200
+            eventually(lambda: running.get("/readyz")[0] == 200)
 
 
 @pytest.mark.newest_redis

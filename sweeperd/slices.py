@@ -9,7 +9,9 @@ BUSY, SHORTENED = 0.1, 0.25
 WEIGHT, FORGOTTEN = 0.05, 0.003
 #: Between two slices Redis reads, writes and polls, even if nobody else is there: for so long at most, µs. It is taken
 #: for the median pause, which is followed in steps of so many.
-OVERHEAD, STEP = 100.0, 2.0
+OVERHEAD, STEP = 300.0, 4.0
+#: Between two slices that Redis read in one go, µs: it could not have served anybody.
+NO_PAUSE = 10
 
 
 class SliceLength:
@@ -28,7 +30,7 @@ class SliceLength:
         self._limit = limit_micros
         #: The part of Redis's time that others take while a slice waits for its turn, smoothed.
         self._others = 0.0
-        self._overhead = 0.0
+        self._overhead: float | None = None
         self._ideal = float(longest)
 
     def __int__(self) -> int:
@@ -49,11 +51,11 @@ class SliceLength:
         """
         if micros <= 0 or entries <= 0:
             return
-        if pause_micros is None:
+        if pause_micros is None or pause_micros < NO_PAUSE:
             self._others *= 1 - FORGOTTEN
-        elif pause_micros >= 0:
-            self._overhead += STEP if pause_micros > self._overhead else -STEP
-            self._overhead = min(max(0.0, self._overhead), OVERHEAD)
+        else:
+            overhead = pause_micros if self._overhead is None else self._overhead
+            self._overhead = min(overhead + (STEP if pause_micros > overhead else -STEP), OVERHEAD)
             # A single long pause is as likely the machine's as another client's.
             others = min(max(0.0, pause_micros - self._overhead), micros)
             self._others += WEIGHT * (others / (others + micros) - self._others)

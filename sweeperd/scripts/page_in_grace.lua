@@ -8,8 +8,8 @@
 --            the page has been read, so they cannot be KEYS; they share the index's prefix, and so its slot.
 -- ARGV[6] -> grace in ms for a reservation that has no grace_ms of its own
 --
--- Returns {{id, score, id, score, ...}, flags, more} or {.., .., .., fingerprint, until}. Each character of flags is for
--- one id: '1' where it is in grace, else '0'. more: '1' where there may be more behind them.
+-- Returns {{id, score, id, score, ...}, flags, more} or {.., .., .., fingerprint, until}. Each character of flags is an
+-- id's: '1' where it is in grace, else '0'. more: '1' where there may be more behind them.
 --
 -- Where all are in grace, the page is cut behind the last score of which it has all entries, unless there is only one,
 -- `fingerprint` is what stretches.lua will know it by, and `until` is when the first of these graces ends, ms.

@@ -12,6 +12,7 @@ from tests.world import Daemon, budget, daemon, environment, eventually, reserve
 METRICS = {
     "sweeperd_sweeps",
     "sweeperd_sweep_duration_seconds",
+    "sweeperd_slice_length",
     "sweeperd_candidates",
     "sweeperd_expired",
     "sweeperd_expiry_lag_seconds",

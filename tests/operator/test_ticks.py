@@ -22,7 +22,7 @@ MINUTE = 60_000
 
 
 def report(seconds: float = 0.25, *, complete: bool = True) -> SweepReport:
-    return SweepReport("trace", {}, complete, seconds, 25)
+    return SweepReport("trace", {}, complete, seconds, 0, 25)
 
 
 def expired(count: int) -> list[Decision]:

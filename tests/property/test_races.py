@@ -48,7 +48,10 @@ class World(play.World):
         return made
 
     def between(self, rival: Callable[[], object]) -> Sweeper:
-        """A sweeper that has read its page when the rival comes, before the script decides the first entry."""
+        """
+        A sweeper that has read its page when the rival comes, before the script decides the first entry. It reads
+        without a look at the hashes, as a sweep does where little is in grace: what a look sees no script is asked for.
+        """
         kind = reservations(self.shard.keys, SETTINGS)
         left = [rival]
 
@@ -57,7 +60,7 @@ class World(play.World):
                 left.pop()()
             return kind.call(entry, trace_id)
 
-        return self.another(dataclasses.replace(kind, call=call))
+        return self.another(dataclasses.replace(kind, call=call, look=None))
 
     def another(self, kind: object = None) -> Sweeper:
         """One more sweeper on the same shard."""

@@ -8,6 +8,7 @@ from benchmarks.fill import check_books, fill
 from benchmarks.foreground import Foreground, LedgerCall, milliseconds, p99, steps
 from benchmarks.lab import WARM, Lab
 from benchmarks.row import Goal, Row, Sample
+from benchmarks.strangers import strangers
 from sweeperd.embedded import Server
 from sweeperd.shard import Keys
 from tests.world import daemon, environment
@@ -30,7 +31,8 @@ def measure(lab: Lab) -> Sample:
     """
     A daemon over an index in which nothing is due, and then everything at once; the ledger is called all the while.
 
-    The daemon's walk over all reservations is off: it has a row of its own.
+    Before the drain, while the daemon is still idle, two strangers to Redis are busy for a while: what the ledger's
+    calls wait then is the machine's part. The daemon's walk over all reservations is off: it has a row of its own.
     """
     entries = lab.size("entries", 100_000, 5_000)
     idle_for = lab.size("idle_seconds", 10, 2)
@@ -39,11 +41,15 @@ def measure(lab: Lab) -> Sample:
         daemon(environment(server.url, reconcile__interval=""), lab.directory) as running,
         Foreground(server.url, RATE, settles=False) as load,
     ):
-        lead = entries / FILL_RATE + idle_for + 2 * EDGE
+        lead = entries / FILL_RATE + 2 * idle_for + 4 * EDGE
         due_at = time.monotonic() + lead
         # All at one moment, or a tick might find a part of them, and the next come seconds later.
         fill(server.url, entries, due_ms=-int(lead * 1000), spread_ms=0)
-        idle = (time.monotonic() + EDGE, due_at - EDGE)
+        idle = (time.monotonic() + EDGE, due_at - idle_for - 2 * EDGE)
+        crowded = (idle[1] + EDGE, due_at - EDGE)
+        time.sleep(idle[1] - time.monotonic())
+        with strangers(2):
+            time.sleep(crowded[1] - time.monotonic())
         time.sleep(max(0.0, due_at - time.monotonic()))
         backlog = watch(server, entries)
         time.sleep(MARGIN)
@@ -51,12 +57,13 @@ def measure(lab: Lab) -> Sample:
         running.terminate()
         check_books(server.url, WARM + entries)
     drain = (backlog[0][0], backlog[-1][0])
-    quiet, busy = milliseconds(calls, *idle), milliseconds(calls, *drain)
+    quiet, beside, busy = (milliseconds(calls, *span) for span in (idle, crowded, drain))
     return Sample(
         {"p99": p99(busy) / p99(quiet)},
         {
             "p99_ms": p99(busy),
             "idle_p99_ms": p99(quiet),
+            "idle_p99_ms_beside_strangers": p99(beside),
             "drain_seconds": drain[1] - drain[0],
             "entries_per_second": entries / (drain[1] - drain[0]),
         },

@@ -3,7 +3,7 @@
 #: A slice is at most so many times as long as the one before it.
 GROWTH = 1.25
 #: Where others take this part of Redis's time or more, a slice may take only this part of what it may take in quiet.
-BUSY, SHORTENED = 0.1, 0.25
+BUSY, SHORTENED = 0.05, 0.25
 #: How much of what is known of the others comes from the last slice, and how much of it is forgotten with each of which
 #: nothing is known.
 WEIGHT, FORGOTTEN = 0.05, 0.003
@@ -42,7 +42,7 @@ class SliceLength:
         Whether others keep Redis so busy that it should not find the next slice when it is done with the last. What
         they do meanwhile is not known, so after a while it is tried again.
         """
-        return self._others > BUSY / 2
+        return self._others > BUSY
 
     def took(self, entries: int, micros: int, pause_micros: int | None) -> None:
         """

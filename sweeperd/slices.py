@@ -2,14 +2,18 @@
 
 #: A slice is at most so many times as long as the one before it.
 GROWTH = 1.25
-#: Where others take this part of Redis's time or more, a slice may take only this part of what it may take in quiet.
-BUSY, SHORTENED = 0.05, 0.25
+#: Up to this part of Redis's time, others are nobody but a machine that is slow; from that part on, a slice may take
+#: only this part of what it may take in quiet.
+QUIET, BUSY, SHORTENED = 0.025, 0.05, 0.25
 #: How much of what is known of the others comes from the last slice, and how much of it is forgotten with each of which
 #: nothing is known.
 WEIGHT, FORGOTTEN = 0.05, 0.003
 #: Between two slices Redis reads, writes and polls, even if nobody else is there: for so long at most, µs. It is taken
 #: for the median pause, which is followed in steps of so many.
 OVERHEAD, STEP = 300.0, 4.0
+#: Others are told by pauses that come again and again; of a single long one, which is more likely the machine's, only
+#: so much counts, as a part of the slice that it came before.
+BELIEVED = 0.25
 #: Between two slices that Redis read in one go, µs: it could not have served anybody.
 NO_PAUSE = 10
 
@@ -56,10 +60,10 @@ class SliceLength:
         else:
             overhead = pause_micros if self._overhead is None else self._overhead
             self._overhead = min(overhead + (STEP if pause_micros > overhead else -STEP), OVERHEAD)
-            # A single long pause is as likely the machine's as another client's.
-            others = min(max(0.0, pause_micros - self._overhead), micros)
+            others = min(max(0.0, pause_micros - self._overhead), BELIEVED * micros)
             self._others += WEIGHT * (others / (others + micros) - self._others)
-        allowed = self._limit * (1 - (1 - SHORTENED) * min(1.0, self._others / BUSY))
+        busy = min(1.0, max(0.0, self._others - QUIET) / (BUSY - QUIET))
+        allowed = self._limit * (1 - (1 - SHORTENED) * busy)
         fitting = entries * allowed / micros
         nearest = min(max(fitting, self._ideal / 2), self._ideal * GROWTH)
         self._ideal = min(max(nearest, self._shortest), self._longest)

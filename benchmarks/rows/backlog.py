@@ -15,7 +15,7 @@ def measure(lab: Lab) -> Sample:
     small, medium = lab.size("small", 10_000, 2_000), lab.size("medium", 100_000, 6_000)
     large = lab.size("large", 1_000_000, 20_000)
     runs: defaultdict[int, list[Once]] = defaultdict(list)
-    for entries in (small, medium, small, small, large, small, medium, small, small, medium):
+    for entries in (small, medium, small, large, small, medium, small):
         with lab.overdue(entries) as server:
             runs[entries].append(lab.once(server))
     costs = {entries: median(1e6 / run.entries_per_second for run in found) for entries, found in runs.items()}

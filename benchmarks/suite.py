@@ -2,8 +2,10 @@
 
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.host import cpu_time
 from benchmarks.lab import Lab
 from benchmarks.results import Measured, measured
 from benchmarks.row import Row, Sample
@@ -14,12 +16,18 @@ Told = Callable[[Row, Binary, int], None]
 
 
 def measure(row: Row, binaries: Sequence[Binary], rounds: int, *, quick: bool, told: Told) -> list[Measured]:
-    """All rounds of one row. The Redis versions take turns, so that what else the machine does strikes them alike."""
+    """
+    All rounds of one row. The Redis versions take turns, so that what else the machine does strikes them alike; each
+    round says which part of the machine its host gave to others meanwhile (`stolen`).
+    """
     samples: dict[Binary, list[Sample]] = {binary: [] for binary in binaries}
     sizes: dict[str, int] = {}
     for number in range(1, rounds + 1):
         for binary, taken in samples.items():
             told(row, binary, number)
+            before = cpu_time()
             with tempfile.TemporaryDirectory(prefix="sweeperd-bench-") as directory:
-                taken.append(row.measure(Lab(binary, Path(directory), quick, sizes)))
+                sample = row.measure(Lab(binary, Path(directory), quick, sizes))
+            stolen = cpu_time().stolen_since(before)
+            taken.append(replace(sample, figures=sample.figures | {"stolen": stolen}))
     return [measured(binary.version, sizes, taken, quick=quick) for binary, taken in samples.items()]

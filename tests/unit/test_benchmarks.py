@@ -8,13 +8,14 @@ import pytest
 import redis
 from click.testing import CliRunner, Result
 
-from benchmarks import gate, plots, results, table
+from benchmarks import gate, host, plots, results, table
 from benchmarks.__main__ import main
 from benchmarks.fill import SCOPES, check_books, entry_id, fill
 from benchmarks.lab import Lab
 from benchmarks.results import Measured
 from benchmarks.row import Goal, NotMeasurable, Row, Sample
 from benchmarks.rows import ROWS, peers
+from benchmarks.suite import measure
 from benchmarks.wire import Wire, encode
 from sweeperd.embedded import Binary, Server
 from tests.conftest import BINARIES
@@ -187,6 +188,19 @@ def test_a_row_that_cannot_be_measured_or_fails_keeps_no_other_from_it(
     assert "asked" not in ended.stderr
     assert [path.name for path in tmp_path.glob("*.json")] == ["good.json"]
     assert call("lacking", "good", "--redis", BINARIES[0].version, "--results", str(tmp_path)).exit_code == 0
+
+
+def test_a_round_says_what_the_host_took_meanwhile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(host, "STAT", tmp_path / "stat")
+    assert host.cpu_time() == (0, 0), "a system that does not tell"
+
+    def takes(_: Lab) -> Sample:
+        host.STAT.write_text("cpu  200 0 100 650 0 0 0 50 7 7\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
+        return sample(ratio=1.0)
+
+    host.STAT.write_text("cpu  100 0 50 350 0 0 0 0 3 3\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
+    (measured,) = measure(Row("one", "", "", {}, takes), [Binary("", "7.0")], 1, quick=True, told=lambda *_: None)
+    assert measured.median("stolen") == 0.1
 
 
 def test_peers_that_are_not_installed_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

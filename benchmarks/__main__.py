@@ -17,7 +17,7 @@ from benchmarks.results import Measured
 from benchmarks.row import NotMeasurable, Row
 from benchmarks.rows import ROWS
 from benchmarks.suite import measure
-from sweeperd.embedded import Binary, binaries
+from sweeperd.store.embedded import Binary, binaries
 
 out, err = Console(), Console(stderr=True)
 

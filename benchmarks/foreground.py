@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sweeperd.config import RedisSettings
 from sweeperd.ledger import Ledger
-from sweeperd.shard import Shard
+from sweeperd.store.shard import Shard
 
 SCOPES, UNIT = ("live", "live/a"), "TOKENS"
 

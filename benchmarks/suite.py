@@ -9,7 +9,7 @@ from benchmarks.host import cpu_time
 from benchmarks.lab import Lab
 from benchmarks.results import Measured, measured
 from benchmarks.row import Row, Sample
-from sweeperd.embedded import Binary
+from sweeperd.store.embedded import Binary
 
 #: Told before each round: the row, the Redis, the number of the round.
 Told = Callable[[Row, Binary, int], None]

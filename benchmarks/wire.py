@@ -4,7 +4,7 @@ import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from sweeperd.lua import Call, Script
+from sweeperd.store.scripts import Call, Script
 
 #: The longest wait for a reply, seconds.
 PATIENCE = 60.0

@@ -27,7 +27,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from sweeperd import address
+from sweeperd import redis_url
 from sweeperd.errors import ConfigError
 
 #: Names the configuration file where `--config` does not.
@@ -82,7 +82,7 @@ def _lease_ttl(value: timedelta) -> timedelta:
 
 
 def _redis_url(value: SecretStr) -> SecretStr:
-    address.parse(value.get_secret_value())
+    redis_url.parse(value.get_secret_value())
     return value
 
 
@@ -167,8 +167,8 @@ class RedisSettings(_Section):
 
 def check_prefix(url: RedisUrl, prefix: str) -> None:
     """Raises ValueError where the scripts could not run, because their keys would be spread over a Cluster."""
-    topology = address.parse(url.get_secret_value()).topology
-    if topology is address.Topology.CLUSTER and not address.hash_tag(prefix):
+    topology = redis_url.parse(url.get_secret_value()).topology
+    if topology is redis_url.Topology.CLUSTER and not redis_url.hash_tag(prefix):
         raise ValueError(
             'needs a hash tag, such as "{tenant-a}:", so that all keys lie in one slot of the cluster behind the url'
         )

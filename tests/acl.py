@@ -6,7 +6,7 @@ from pathlib import Path
 
 import redis
 
-from sweeperd.embedded import Server
+from sweeperd.store.embedded import Server
 
 ACL = Path(__file__).parents[1] / "deploy" / "redis" / "sweeperd.acl"
 PASSWORD = "only-for-tests"

@@ -13,8 +13,8 @@ from typing import Any
 
 import redis
 
-from sweeperd.events import ONLY_FOR
-from sweeperd.shard import Keys
+from sweeperd.delivery.outbox import ONLY_FOR
+from sweeperd.store.shard import Keys
 
 Row = Mapping[bytes, bytes]
 

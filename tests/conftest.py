@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 import redis
 
-from sweeperd.embedded import Binary, Server, binaries
+from sweeperd.store.embedded import Binary, Server, binaries
 
 BINARIES = binaries()
 

@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sweeperd.config import RedisSettings
 from sweeperd.ledger import Ledger
-from sweeperd.lua import Call, Script
-from sweeperd.shard import Keys, Shard
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Keys, Shard
 
 SCOPES = ("tenant:acme", "tenant:acme/workspace:prod")
 #: Events that a process has in hand at most, two for each of its 16 connections: queued, being sent, or delivered and
@@ -58,7 +58,7 @@ def reserve(
         part = bare[start : start + 1000]
         _fund(client, keys, scopes, amount * len(part))
         calls = _reserve_calls(part, prefix, tenant, scopes, amount, grace)
-        refused = [reply for reply in Script("reserve").run_many(client, calls) if reply[0] != b"ok"]
+        refused = [reply for reply in Script("ledger/reserve").run_many(client, calls) if reply[0] != b"ok"]
         assert not refused, refused[0]
         expires_at = server_time(client) - overdue_by - grace
         pipeline = client.pipeline()  # atomic: a sweeper may be at work
@@ -96,7 +96,7 @@ def _reserve_calls(
 
     waiting = iter(ids)
     ledger = Ledger(Shard(RedisSettings(), prefix), new_id=lambda: next(waiting))
-    ledger.scripts["reserve"] = Collector("reserve")
+    ledger.scripts["reserve"] = Collector("ledger/reserve")
     for entry in ids:
         ledger.reserve(
             tenant,

@@ -14,7 +14,7 @@ import redis
 from benchmarks.foreground import p99
 from benchmarks.lab import Lab
 from benchmarks.row import Row, Sample
-from sweeperd.embedded import Server
+from sweeperd.store.embedded import Server
 
 #: Seconds.
 RETENTION, TENTH = 40, 0.1

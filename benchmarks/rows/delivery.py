@@ -12,10 +12,10 @@ from benchmarks.process import cpu_seconds
 from benchmarks.receiver import Receiver, Tally
 from benchmarks.row import Goal, Row, Sample
 from sweeperd.config import RedisSettings
-from sweeperd.embedded import Server
-from sweeperd.endpoints import EndpointBoard
-from sweeperd.events import EventStream
-from sweeperd.shard import Shard
+from sweeperd.delivery.endpoint_state import EndpointBoard
+from sweeperd.delivery.outbox import EventStream
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
 from tests.world import Daemon, daemon, environment, eventually
 
 #: From request to answer, seconds.

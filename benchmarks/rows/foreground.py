@@ -9,8 +9,8 @@ from benchmarks.foreground import Foreground, LedgerCall, milliseconds, p99, ste
 from benchmarks.lab import WARM, Lab
 from benchmarks.row import Goal, Row, Sample
 from benchmarks.strangers import strangers
-from sweeperd.embedded import Server
-from sweeperd.shard import Keys
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Keys
 from tests.world import daemon, environment
 
 #: Reserves a second.

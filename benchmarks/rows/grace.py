@@ -8,12 +8,12 @@ from benchmarks.lab import Lab
 from benchmarks.process import apart
 from benchmarks.row import Goal, Row, Sample
 from benchmarks.rows.throughput import HALF
-from sweeperd.audit import Audit
 from sweeperd.config import RedisSettings, SweepSettings
+from sweeperd.delivery.payload import reservations
 from sweeperd.metrics import Metrics
-from sweeperd.reservation import reservations
-from sweeperd.shard import Shard
-from sweeperd.sweep import Outcome, Sweeper
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.sweeper import Outcome, Sweeper
+from sweeperd.sweep.telemetry import Audit
 
 HOUR_MS = 3_600_000
 

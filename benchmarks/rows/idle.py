@@ -11,8 +11,8 @@ import redis
 from benchmarks.lab import Lab
 from benchmarks.process import cpu_seconds
 from benchmarks.row import Goal, Row, Sample
-from sweeperd.embedded import Server
-from sweeperd.shard import Keys
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Keys
 from tests.world import daemon, environment
 
 #: Nothing is due, so nobody calls it.

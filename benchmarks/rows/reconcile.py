@@ -17,7 +17,7 @@ from benchmarks.fill import fill
 from benchmarks.foreground import Foreground, milliseconds, p99
 from benchmarks.lab import Lab
 from benchmarks.row import Goal, Row, Sample
-from sweeperd.embedded import Server
+from sweeperd.store.embedded import Server
 from tests.world import command, environment
 
 RATE = 500.0

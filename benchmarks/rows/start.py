@@ -10,8 +10,8 @@ import redis
 from benchmarks.fill import fill
 from benchmarks.lab import WARM, Lab
 from benchmarks.row import Goal, Row, Sample
-from sweeperd.embedded import Server
-from sweeperd.shard import Keys
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Keys
 from tests.world import command, environment
 
 #: The longest wait for the first event, ms.

@@ -106,8 +106,8 @@ def _once(options: Options, as_json: bool, metrics_file: Path | None) -> int:
 
 
 def _daemon(options: Options) -> int:
-    from sweeperd.notify import Notifier  # noqa: PLC0415
-    from sweeperd.service import Service  # noqa: PLC0415
+    from sweeperd.runtime.service import Service  # noqa: PLC0415
+    from sweeperd.runtime.systemd import Notifier  # noqa: PLC0415
 
     settings = options.settings()
     try:

@@ -6,7 +6,7 @@ import click
 
 from sweeperd.cli.options import Exit, Options, json_option, shard_option
 from sweeperd.cli.output import Output
-from sweeperd.operator.check import Finding, Level, check_endpoint, check_shard, worst
+from sweeperd.ops.check import Finding, Level, check_endpoint, check_shard, worst
 
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
 

@@ -15,10 +15,10 @@ from sweeperd.cli.options import Options, json_option, shard_option, yes_option
 from sweeperd.cli.output import Output, printable, shortened
 from sweeperd.cli.troubles import Troubles, warn
 from sweeperd.config import Settings
-from sweeperd.endpoints import EndpointBoard
-from sweeperd.operator import dead_letters
-from sweeperd.operator.dead_letters import PAGE, DeadLetter, Replayed, Wanted
-from sweeperd.shard import Shard
+from sweeperd.delivery.endpoint_state import EndpointBoard
+from sweeperd.ops import dead_letters
+from sweeperd.ops.dead_letters import PAGE, DeadLetter, Replayed, Wanted
+from sweeperd.store.shard import Shard
 from sweeperd.text import rfc3339, shown
 
 _ID = re.compile(r"\d{1,19}-\d{1,19}", re.ASCII)

@@ -9,10 +9,10 @@ from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option,
 from sweeperd.cli.output import Cell, Output
 from sweeperd.cli.troubles import Troubles
 from sweeperd.config import EndpointSettings, Settings
-from sweeperd.endpoints import EndpointBoard, EndpointState
-from sweeperd.operator import endpoints
-from sweeperd.operator.endpoints import EndpointView, NotNoted, Trial
-from sweeperd.shard import Shard
+from sweeperd.delivery.endpoint_state import EndpointBoard, EndpointState
+from sweeperd.ops import endpoints
+from sweeperd.ops.endpoints import EndpointView, NotNoted, Trial
+from sweeperd.store.shard import Shard
 from sweeperd.text import rfc3339
 
 

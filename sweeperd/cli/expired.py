@@ -19,9 +19,9 @@ from sweeperd.cli.output import Output, printable, shortened
 from sweeperd.cli.signals import stop_on_signals
 from sweeperd.cli.troubles import Troubles, warn
 from sweeperd.config import DEFAULT_SHARD
-from sweeperd.operator.expired import Expiry, ExpiryReader, hole
-from sweeperd.operator.trouble import ShardTrouble, working_on
-from sweeperd.shard import Shard
+from sweeperd.ops.expired import Expiry, ExpiryReader, hole
+from sweeperd.ops.shard_trouble import ShardTrouble, working_on
+from sweeperd.store.shard import Shard
 from sweeperd.text import rfc3339
 
 #: Between two looks for what is new, and between two tries of a shard that is down; seconds.

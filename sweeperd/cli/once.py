@@ -13,8 +13,8 @@ from prometheus_client import write_to_textfile
 from sweeperd.cli.options import Exit, Options, fail
 from sweeperd.cli.signals import stop_on_signals
 from sweeperd.metrics import Metrics
-from sweeperd.once import OnceReport, Progress, Stage, run_once
-from sweeperd.sweep import Outcome
+from sweeperd.runtime.once import OnceReport, Progress, Stage, run_once
+from sweeperd.sweep.sweeper import Outcome
 
 
 def run(options: Options, as_json: bool, metrics_file: Path | None) -> int:

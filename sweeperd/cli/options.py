@@ -13,7 +13,7 @@ import click
 from sweeperd import logs
 from sweeperd.config import Settings, load
 from sweeperd.errors import ConfigError
-from sweeperd.shard import Shard, open_shards
+from sweeperd.store.shard import Shard, open_shards
 
 
 class Exit(IntEnum):

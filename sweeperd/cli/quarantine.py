@@ -14,10 +14,10 @@ from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option,
 from sweeperd.cli.output import Cell, Output, printable, shortened, span
 from sweeperd.cli.shards import tolerated
 from sweeperd.config import Settings
-from sweeperd.operator.ids import candidates
-from sweeperd.operator.quarantine import Done, Quarantine, SetAside, Wanted
-from sweeperd.operator.reasons import REASONS
-from sweeperd.shard import Shard
+from sweeperd.ops.ids import candidates
+from sweeperd.ops.quarantine import Done, Quarantine, SetAside, Wanted
+from sweeperd.ops.reasons import REASONS
+from sweeperd.store.shard import Shard
 from sweeperd.text import shown
 
 #: How many of those that stay are named, and how many units of what stays locked.

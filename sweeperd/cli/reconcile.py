@@ -11,8 +11,8 @@ import redis
 from sweeperd.cli.options import Exit, Options, json_option, shard_option, yes_option
 from sweeperd.cli.output import Cell, Output
 from sweeperd.errors import RedisUnavailable
-from sweeperd.operator.reconcile import FINDINGS, Fault, Progress, ReconcileReport, Stage, kinds, reconcile
-from sweeperd.shard import describe
+from sweeperd.ops.reconcile import FINDINGS, Fault, Progress, ReconcileReport, Stage, kinds, reconcile
+from sweeperd.store.shard import describe
 from sweeperd.text import shown
 
 #: Keys a second. Ten times what the daemon does: somebody is waiting.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import redis
 
 from sweeperd.errors import RedisUnavailable
-from sweeperd.shard import Shard, describe
+from sweeperd.store.shard import Shard, describe
 
 
 @contextlib.contextmanager

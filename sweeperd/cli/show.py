@@ -11,11 +11,11 @@ from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
 from sweeperd.cli.output import Cell, Output, printable, shortened, span
 from sweeperd.cli.shards import tolerated
 from sweeperd.config import Settings
-from sweeperd.operator.ids import candidates
-from sweeperd.operator.inspect import EventDelivery, Fate, Inspection, inspect
-from sweeperd.operator.reasons import REASONS
-from sweeperd.shard import Shard
-from sweeperd.sweep import Outcome
+from sweeperd.ops.ids import candidates
+from sweeperd.ops.reasons import REASONS
+from sweeperd.ops.show import EventDelivery, Fate, Inspection, inspect
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.sweeper import Outcome
 from sweeperd.text import rfc3339, shown
 
 Row = tuple[str, object, object]

@@ -15,8 +15,8 @@ from rich.text import Text
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
 from sweeperd.cli.output import Cell, Output, printable, span, table
 from sweeperd.config import Settings
-from sweeperd.operator.status import EndpointStatus, ShardStatus, read_all
-from sweeperd.shard import Shard
+from sweeperd.ops.status import EndpointStatus, ShardStatus, read_all
+from sweeperd.store.shard import Shard
 
 _SHARDS = ("shard", "due", "in grace", "overdue", "oldest overdue", "quarantined", "dead letters")
 _SWEEP = ("shard", "last tick", "by", "took", "expired", "a second", "sweeping now")

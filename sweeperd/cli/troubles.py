@@ -8,8 +8,8 @@ import click
 
 from sweeperd.cli.options import Exit
 from sweeperd.cli.output import printable
-from sweeperd.operator.trouble import ShardTrouble, working_on
-from sweeperd.shard import Shard
+from sweeperd.ops.shard_trouble import ShardTrouble, working_on
+from sweeperd.store.shard import Shard
 
 
 class Troubles:

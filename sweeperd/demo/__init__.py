@@ -16,15 +16,15 @@ import redis
 
 from sweeperd import __version__
 from sweeperd.config import Settings
-from sweeperd.daemon import Daemon
 from sweeperd.demo.screen import Evidence, Screen
 from sweeperd.demo.story import BUDGETS, DUE, EXPIRED, PLANS, WEBHOOK, News, Play, unit
-from sweeperd.embedded import any_redis
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
 from sweeperd.logs import CHATTY, TextFormatter
-from sweeperd.shard import Shard
-from sweeperd.sweep import Outcome
+from sweeperd.runtime.daemon import Daemon
+from sweeperd.store.embedded import any_redis
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.sweeper import Outcome
 
 #: When the demo gives up, seconds: early enough that all is cleaned up within half a minute.
 LIMIT = 22.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.embedded import Binary, Server
+from sweeperd.store.embedded import Binary, Server
 from tests.acl import ACL, PASSWORD, limited, rules
 from tests.receiver import Answer, Receiver
 from tests.world import Daemon, budget, daemon, environment, eventually, once, reserve

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 import redis
 
-from sweeperd.embedded import Server
+from sweeperd.store.embedded import Server
 from tests.world import command, environment, reserve
 
 

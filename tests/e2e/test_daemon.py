@@ -5,7 +5,7 @@ from pathlib import Path
 
 import redis
 
-from sweeperd.embedded import Server
+from sweeperd.store.embedded import Server
 from tests.receiver import Answer, Receiver
 from tests.world import Daemon, budget, daemon, environment, eventually, reserve, server_time
 

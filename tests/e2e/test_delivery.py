@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.embedded import Server, free_port
+from sweeperd.store.embedded import Server, free_port
 from tests.acl import limited
 from tests.receiver import Answer, Behaviour, Receiver, Request
 from tests.world import Daemon, daemon, environment, eventually, once, reserve

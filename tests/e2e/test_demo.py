@@ -21,14 +21,14 @@ import pytest
 import requests
 
 from sweeperd.demo.screen import Evidence, Screen
-from sweeperd.embedded import binaries
 from sweeperd.ledger import Balance
+from sweeperd.store.embedded import binaries
 from tests.world import command
 
 #: The command, where no other Redis programs are in sight than those of the arguments.
 WITH_ONLY = """
 import sys
-from sweeperd import embedded
+from sweeperd.store import embedded
 embedded.binaries = lambda: [embedded.Binary(path, "6.2") for path in sys.argv[1:]]
 from sweeperd.cli import main
 main(["demo"])

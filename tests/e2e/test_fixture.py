@@ -8,7 +8,7 @@ import pytest
 import redis
 from standardwebhooks import Webhook
 
-from sweeperd.embedded import Server
+from sweeperd.store.embedded import Server
 from tests.acl import limited
 from tests.fixture.load import load
 from tests.fixture.verify import differences

@@ -8,7 +8,7 @@ from pathlib import Path
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
-from sweeperd.embedded import Server, free_port
+from sweeperd.store.embedded import Server, free_port
 from tests.receiver import Answer, Receiver
 from tests.world import budget, command, environment, eventually, once, reserve
 

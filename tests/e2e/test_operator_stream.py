@@ -18,8 +18,8 @@ from typing import Any
 
 import redis
 
-from sweeperd.embedded import Binary, Server
-from sweeperd.events import ONLY_FOR
+from sweeperd.delivery.outbox import ONLY_FOR
+from sweeperd.store.embedded import Binary, Server
 from tests.books import Property, check, read
 from tests.operator.stream.conftest import HOSTILE, expire, give_up
 from tests.receiver import Answer, Receiver

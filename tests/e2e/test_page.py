@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.embedded import Server, free_port
-from sweeperd.operator.outlook import View
-from sweeperd.operator.status import EndpointStatus
+from sweeperd.ops.health_summary import View
+from sweeperd.ops.status import EndpointStatus
+from sweeperd.store.embedded import Server, free_port
 from tests.conftest import BINARIES
 from tests.eyes.browser import Browser, Page, needs_browser
 from tests.eyes.staged import Shards, busy, served, settings

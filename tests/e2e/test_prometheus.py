@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import redis
 
-from sweeperd.embedded import Server, free_port
+from sweeperd.store.embedded import Server, free_port
 from tests.conftest import BINARIES
 from tests.eyes.deployed import RULES, alert_queries, dashboard_queries, variable_queries
 from tests.eyes.prometheus import Prometheus, needs_prometheus

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.embedded import Server
+from sweeperd.store.embedded import Server
 from tests.acl import limited
 from tests.world import SCOPES, command, daemon, environment, eventually, reserve
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.embedded import Server
-from sweeperd.reservation import message
+from sweeperd.delivery.payload import message
+from sweeperd.store.embedded import Server
 from tests.books import Property, check, read
 from tests.conftest import BINARIES
 from tests.receiver import Receiver

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 import redis
 
-from sweeperd.embedded import Server, free_port
-from sweeperd.events import PARKED
+from sweeperd.delivery.outbox import PARKED
+from sweeperd.store.embedded import Server, free_port
 from tests.manager import manager
 from tests.receiver import Answer, Receiver
 from tests.world import Daemon, daemon, environment, eventually, reserve

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.embedded import Server
+from sweeperd.store.embedded import Server
 from tests.books import Property, check, read
 from tests.conftest import BINARIES
 from tests.receiver import Answer, Receiver

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sweeperd.embedded import free_port
+from sweeperd.store.embedded import free_port
 from tests.world import eventually
 
 needs_prometheus = pytest.mark.skipif(not shutil.which("prometheus"), reason="prometheus is not installed")

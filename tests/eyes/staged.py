@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sweeperd.config import Settings
-from sweeperd.lookout import Sample
 from sweeperd.metrics import Metrics
-from sweeperd.operator.outlook import View
-from sweeperd.operator.status import Due, EndpointStatus, ShardStatus
-from sweeperd.page import report
-from sweeperd.ticks import Tick
-from sweeperd.web import Web
+from sweeperd.ops.health_summary import View
+from sweeperd.ops.status import Due, EndpointStatus, ShardStatus
+from sweeperd.ops.status_history import Sample
+from sweeperd.ops.status_report import report
+from sweeperd.sweep.last_sweep import Tick
+from sweeperd.web.server import Web
 
 NOW_MS = 1_795_000_000_000
 SAMPLES = 240

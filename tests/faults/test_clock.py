@@ -7,7 +7,7 @@ import pytest
 import redis
 from standardwebhooks import Webhook
 
-from sweeperd.embedded import Server
+from sweeperd.store.embedded import Server
 from tests.receiver import Receiver
 from tests.world import daemon, environment, eventually, reserve, server_time
 

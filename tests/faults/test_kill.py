@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import redis
 
-from sweeperd.embedded import Server
+from sweeperd.store.embedded import Server
 from tests.books import Property, check, read
 from tests.receiver import Receiver
 from tests.world import IN_HAND, budget, command, environment, eventually, once, reserve

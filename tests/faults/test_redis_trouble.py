@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.embedded import Binary, Server
+from sweeperd.store.embedded import Binary, Server
 from tests.books import Property, check, read
 from tests.receiver import Receiver
 from tests.world import IN_HAND, budget, daemon, environment, eventually, once, reserve

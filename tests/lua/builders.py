@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import redis
 
-from sweeperd.lua import Call, Script
-from sweeperd.shard import Keys
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Keys
 
 Value = bytes | str | int
 
@@ -47,7 +47,7 @@ def scopes_of(json_array: bytes) -> list[bytes]:
 
 
 @functools.cache
-def frozen(at: int, name: str = "expire") -> Script:
+def frozen(at: int, name: str = "sweep/expire") -> Script:
     """The script with its one reading of TIME replaced by a fixed one, for edges that a moving clock can't hit."""
     script = Script(name)
     # The last 999 microseconds of the millisecond: rounding up would be seen.
@@ -68,9 +68,9 @@ class World:
         self.looks = True
         self.client: Any = client
         self.keys = Keys(prefix)
-        self.script = Script("expire")
-        self.explaining = Script("explain")
-        self.looking = Script("page_in_grace")
+        self.script = Script("sweep/expire")
+        self.explaining = Script("ops/explain")
+        self.looking = Script("sweep/page_in_grace")
 
     @contextlib.contextmanager
     def batch(self) -> Iterator["World"]:
@@ -171,7 +171,7 @@ class World:
         """
         if self.rivals:
             return cast(list[Any], self.script.run(self.client, self.call(rid, **call)))
-        script, explaining = (self.script, self.explaining) if at is None else (frozen(at), frozen(at, "explain"))
+        script, explaining = (self.script, self.explaining) if at is None else (frozen(at), frozen(at, "ops/explain"))
         in_grace = self.looked(rid, at, call.get("grace", 0))
         (told,) = explaining.run_many(self.client, [self.call(rid, **call)])
         try:
@@ -189,7 +189,7 @@ class World:
         """Whether the page says that it is in grace; None where it is not in the index, or nobody looks."""
         if not self.looks:
             return None
-        script = self.looking if at is None else frozen(at, "page_in_grace")
+        script = self.looking if at is None else frozen(at, "sweep/page_in_grace")
         stem = self.keys.reservation(b"")
         call = Call([self.keys.reservation_index], ["+inf", "-inf", 0, 1000, stem, grace])
         try:

@@ -10,10 +10,10 @@ from datetime import timedelta
 from typing import Any
 
 from sweeperd.config import RedisSettings
-from sweeperd.embedded import Server
 from sweeperd.ledger import Balance, Committed, Debited, Extended, Ledger, Name, OveragePolicy, Released, Reserved
-from sweeperd.lua import Script
-from sweeperd.shard import Shard
+from sweeperd.store.embedded import Server
+from sweeperd.store.scripts import Script
+from sweeperd.store.shard import Shard
 from tests.lua.builders import NOW, SCOPES, World
 
 MINUTE = timedelta(minutes=1)
@@ -33,7 +33,7 @@ def ms(milliseconds: int) -> timedelta:
 @functools.cache
 def frozen(name: str, at: int) -> Script:
     """The script with its one reading of TIME replaced by a fixed one."""
-    script = Script(name)
+    script = Script(f"ledger/{name}")
     # The last 999 microseconds of the millisecond: rounding up would be seen.
     reading = f"({{'{at // 1000}', '{at % 1000 * 1000 + 999}'}})"
     script.source, count = re.subn(r"redis\.call\('TIME'\)", reading, script.source)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from sweeperd.embedded import Binary, Server
+from sweeperd.store.embedded import Binary, Server
 from tests.lua.builders import (
     FAR_FUTURE,
     NOW,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.lua import source
+from sweeperd.store.scripts import source
 from tests.lua.builders import INT64_MAX, INT64_MIN
 
 EDGES = [0, 1, 9, 10**9, 10**10 - 1, 10**10, 10**10 + 1, 10**15, 2**53, 2**53 + 1, 10**18, INT64_MAX - 1, INT64_MAX]
@@ -33,7 +33,7 @@ return texts
 
 
 def run(client: "redis.Redis", body: str, values: list[Any]) -> list[bytes]:
-    texts: list[bytes] = client.eval(source("int64") + body, 0, *values)  # type: ignore[assignment]
+    texts: list[bytes] = client.eval(source("include/int64") + body, 0, *values)  # type: ignore[assignment]
     return texts
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sweeperd.embedded import Server
 from sweeperd.ledger import AmountOverflow, Ledger, LedgerError, OveragePolicy, ReservationExpired
+from sweeperd.store.embedded import Server
 from tests.fixture.load import load
 from tests.lua.builders import INT64_MAX, NOW, SCOPES
 from tests.lua.ledger_book import DAY_MS, GRACE_MS, MINUTE_MS, Book, a_book, ms

@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from sweeperd import ledger
-from sweeperd.embedded import Binary, Server
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import LedgerError, OveragePolicy
+from sweeperd.store.embedded import Binary, Server
 from tests.lua.builders import INT64_MAX, NOW, SCOPES
 from tests.lua.ledger_book import BOTTOM, DAY_MS, TOP, Book, a_book, ms
 

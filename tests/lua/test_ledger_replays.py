@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from sweeperd.embedded import Server
 from sweeperd.ledger import (
     IdempotencyMismatch,
     InsufficientBudget,
@@ -15,6 +14,7 @@ from sweeperd.ledger import (
     OveragePolicy,
     ReservationFinalized,
 )
+from sweeperd.store.embedded import Server
 from tests.lua.builders import NOW, SCOPES
 from tests.lua.ledger_book import BOTTOM, DAY_MS, GRACE, GRACE_MS, MINUTE, MINUTE_MS, TOP, Book, a_book, ms
 

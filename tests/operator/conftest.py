@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sweeperd.cli import main
-from sweeperd.embedded import Server
+from sweeperd.store.embedded import Server
 from tests.lua.conftest import bystanders, world
 from tests.unit.conftest import bare_environment, log_restored, own_shard, shard
 

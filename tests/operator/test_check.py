@@ -12,10 +12,10 @@ import pytest
 import redis
 
 from sweeperd.config import EndpointSettings, Settings
-from sweeperd.embedded import Binary, Server, free_port
-from sweeperd.operator import check as module
-from sweeperd.operator.check import Finding, Level, check_endpoint, check_shard, trials, worst
-from sweeperd.shard import Shard, open_shards
+from sweeperd.ops import check as module
+from sweeperd.ops.check import Finding, Level, check_endpoint, check_shard, trials, worst
+from sweeperd.store.embedded import Binary, Server, free_port
+from sweeperd.store.shard import Shard, open_shards
 from tests.acl import ACL, PASSWORD, rules
 from tests.operator.conftest import Cli
 from tests.unit.conftest import full

@@ -3,10 +3,10 @@
 import pytest
 import redis
 
-from sweeperd.circuit import FAILURES_TO_OPEN, Circuit
-from sweeperd.endpoints import PROBE_PATIENCE_MS, CircuitBoard, CircuitState
-from sweeperd.process import process_name
-from sweeperd.shard import Shard
+from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, Circuit
+from sweeperd.delivery.endpoint_state import PROBE_PATIENCE_MS, CircuitBoard, CircuitState
+from sweeperd.store.process import process_name
+from sweeperd.store.shard import Shard
 from tests.unit.conftest import full
 
 KEY = "sweeperd:circuits"

@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.lua import Script, source
-from sweeperd.operator.explain import Explanation, explain
-from sweeperd.shard import Shard
-from sweeperd.sweep import Outcome
+from sweeperd.ops.explain import Explanation, explain
+from sweeperd.store.scripts import Script, source
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.sweeper import Outcome
 from tests.lua.builders import NOW, RID, Snapshot, World, frozen, seed
 from tests.lua.test_expire_rules import ARRANGE, outcome_of
 
@@ -22,7 +22,7 @@ def told(shard: Shard, *ids: bytes) -> list[Explanation]:
 
 
 def test_its_text_is_that_of_the_sweep() -> None:
-    assert source("expire") in Script("explain").source
+    assert source("sweep/expire") in Script("ops/explain").source
 
 
 @pytest.mark.parametrize("case", ARRANGE)
@@ -39,7 +39,7 @@ def test_what_it_says_that_would_be_written_is_what_is_written(case: str, client
         return world.snapshot() | {world.keys.events: [fields for _, fields in world.events()]}
 
     before = fresh()
-    reply, writes = frozen(NOW, "explain").run(client, world.call())
+    reply, writes = frozen(NOW, "ops/explain").run(client, world.call())
     assert reply[0] == outcome_of(case)
     assert world.snapshot() == before
     for write in writes:
@@ -77,7 +77,7 @@ def test_an_entry_whose_sweep_would_fail_is_an_error(shard: Shard, world: World)
 
 def test_a_write_that_it_does_not_know_is_refused(client: redis.Redis) -> None:
     """Should expire.lua ever learn a command, nothing of it gets past the explaining script unseen."""
-    text = Script("explain").source.replace(source("expire"), "return redis.call('DEL', KEYS[1])")
+    text = Script("ops/explain").source.replace(source("sweep/expire"), "return redis.call('DEL', KEYS[1])")
     client.set("reservation:res_r1", "text")
     with pytest.raises(redis.ResponseError):
         Script("mutant", text).run(client, World(client).call())

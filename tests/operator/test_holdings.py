@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from sweeperd.operator.holdings import Difference, Holdings, Seen
-from sweeperd.shard import Keys
+from sweeperd.ops.budget_drift import Difference, Holdings, Seen
+from sweeperd.store.shard import Keys
 
 KEY = b"budget:team:TOKENS"
 T = 1000

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeperd.cli.output import printable
-from sweeperd.operator.ids import candidates
+from sweeperd.ops.ids import candidates
 from sweeperd.text import shown
 
 

@@ -7,15 +7,15 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from sweeperd import patrol as module
 from sweeperd.config import Settings
-from sweeperd.embedded import Server
 from sweeperd.errors import RedisUnavailable
-from sweeperd.keeper import Keeper
 from sweeperd.metrics import Metrics
-from sweeperd.operator import reconcile
-from sweeperd.patrol import Patrol
-from sweeperd.shard import Shard, open_shards
+from sweeperd.ops import reconcile
+from sweeperd.runtime import reconciler as module
+from sweeperd.runtime.reconciler import Patrol
+from sweeperd.runtime.shard_runner import Keeper
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard, open_shards
 from tests.unit.conftest import a_shard, full
 from tests.world import SCOPES, eventually, reserve
 

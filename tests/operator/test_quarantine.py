@@ -15,13 +15,13 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.embedded import Server, free_port
-from sweeperd.lua import Call, Script, source
-from sweeperd.operator.quarantine import NOT_THERE, Done, Quarantine, SetAside, Wanted
-from sweeperd.operator.reasons import REASONS
-from sweeperd.reservation import reservations
-from sweeperd.shard import Shard
-from sweeperd.sweep import Sweeper
+from sweeperd.delivery.payload import reservations
+from sweeperd.ops.quarantine import NOT_THERE, Done, Quarantine, SetAside, Wanted
+from sweeperd.ops.reasons import REASONS
+from sweeperd.store.embedded import Server, free_port
+from sweeperd.store.scripts import Call, Script, source
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.sweeper import Sweeper
 from tests.books import ALWAYS, check, read
 from tests.lua.builders import DEADLINE, NOW, RID, World
 from tests.operator.conftest import HOSTILE, Sweeperd, only_printable
@@ -80,7 +80,7 @@ def repair(client: redis.Redis, ids: list[str]) -> None:
 
 
 def test_the_reasons_are_those_of_the_script() -> None:
-    text = source("expire")
+    text = source("sweep/expire")
     given = set(re.findall(r"set_aside\('(\w+)'", text)) | set(re.findall(r"return nil, nil, '(\w+)'", text))
     assert set(REASONS) == given
 
@@ -251,7 +251,7 @@ def test_what_has_ended_or_gone_meanwhile_is_cleared_away_by_the_sweep(
 def requeue(world: World, rid: bytes = RID) -> Any:
     keys = world.keys
     call = Call([keys.reservation(rid), keys.reservation_index, keys.quarantine], [rid])
-    return Script("requeue").run(world.client, call)
+    return Script("ops/requeue").run(world.client, call)
 
 
 def test_the_script_alone(world: World) -> None:

@@ -9,15 +9,15 @@ from datetime import timedelta
 import pytest
 
 from sweeperd.config import RedisSettings, SweepSettings
-from sweeperd.embedded import Server
+from sweeperd.delivery.payload import reservations
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
-from sweeperd.operator import reconcile as module
-from sweeperd.operator.pace import Interrupted
-from sweeperd.operator.reconcile import Fault, ReconcileReport, Stage, reconcile
-from sweeperd.reservation import reservations
-from sweeperd.shard import Shard
-from sweeperd.sweep import Decision, Outcome, Sweeper
+from sweeperd.ops import reconcile as module
+from sweeperd.ops.reconcile import Fault, ReconcileReport, Stage, reconcile
+from sweeperd.ops.throttle import Interrupted
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper
 from tests.books import Property, check, read
 from tests.unit.conftest import a_shard, full
 from tests.world import SCOPES, reserve, server_time

@@ -7,8 +7,8 @@ import pytest
 import redis
 from click.testing import Result
 
-from sweeperd.embedded import Server, free_port
-from sweeperd.operator import reconcile as module
+from sweeperd.ops import reconcile as module
+from sweeperd.store.embedded import Server, free_port
 from tests.books import Property, check, read
 from tests.operator.conftest import Cli
 from tests.world import SCOPES, environment, reserve

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.embedded import Server, free_port
-from sweeperd.operator.reasons import REASONS
-from sweeperd.shard import Keys
+from sweeperd.ops.reasons import REASONS
+from sweeperd.store.embedded import Server, free_port
+from sweeperd.store.shard import Keys
 from tests.lua.builders import FAR_FUTURE, RID, SCOPES, World
 from tests.lua.test_expire_rules import ARRANGE, outcome_of
 from tests.operator.conftest import HOSTILE, Sweeperd, only_printable

@@ -7,10 +7,10 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.embedded import Server, free_port
-from sweeperd.endpoints import CircuitState
-from sweeperd.operator.status import Due, EndpointStatus, ShardStatus, read_all, read_status
-from sweeperd.shard import Shard, open_shards
+from sweeperd.delivery.endpoint_state import CircuitState
+from sweeperd.ops.status import Due, EndpointStatus, ShardStatus, read_all, read_status
+from sweeperd.store.embedded import Server, free_port
+from sweeperd.store.shard import Shard, open_shards
 from tests.acl import limited
 from tests.receiver import Answer, Receiver
 from tests.world import daemon, environment, eventually, once, reserve, server_time
@@ -89,7 +89,7 @@ def test_quarantine_and_dead_letters_are_counted(shard: Shard, client: redis.Red
 def test_dead_letters_are_counted_up_to_a_limit(
     shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sweeperd.operator.status.LETTERS", 1000)
+    monkeypatch.setattr("sweeperd.ops.status.LETTERS", 1000)
     for _ in range(1100):
         client.xadd("sweeperd:dead-letters", {"endpoint": "billing"})
     status = read_status(settings("billing"), shard)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.embedded import Server, free_port
+from sweeperd.store.embedded import Server, free_port
 from tests.operator.conftest import HOSTILE, Sweeperd, only_printable
 from tests.world import command, environment, eventually, reserve
 

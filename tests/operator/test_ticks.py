@@ -8,12 +8,12 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.embedded import Server
-from sweeperd.process import process_name
-from sweeperd.reservation import reservations
-from sweeperd.shard import Shard
-from sweeperd.sweep import Decision, Outcome, Sweeper, SweepReport
-from sweeperd.ticks import Tick, TickBoard, last_tick
+from sweeperd.delivery.payload import reservations
+from sweeperd.store.embedded import Server
+from sweeperd.store.process import process_name
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.last_sweep import Tick, TickBoard, last_tick
+from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper, SweepReport
 from tests.unit.conftest import full
 from tests.world import daemon, environment, eventually, once, reserve, server_time
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import redis
 
-from sweeperd.embedded import Server
+from sweeperd.store.embedded import Server
 from tests.acl import limited
 from tests.books import ALWAYS, Property, check, read
 from tests.operator.conftest import Sweeperd

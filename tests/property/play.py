@@ -12,11 +12,11 @@ import redis
 from hypothesis import strategies as st
 
 from sweeperd.config import RedisSettings, SweepSettings
-from sweeperd.embedded import Server
+from sweeperd.delivery.payload import reservations
 from sweeperd.ledger import Ledger, LedgerError, OveragePolicy
-from sweeperd.reservation import reservations
-from sweeperd.shard import Shard
-from sweeperd.sweep import Decision, Outcome, Sweeper
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper
 from tests.books import ALWAYS, Books, Broken, Property, check, read
 from tests.world import eventually, server_time
 

@@ -7,8 +7,8 @@ import pytest
 import redis
 from hypothesis import HealthCheck, Phase, given, settings
 
-from sweeperd import lua
-from sweeperd.embedded import Server, binaries
+from sweeperd.store import scripts as lua
+from sweeperd.store.embedded import Server, binaries
 from tests.books import Broken, Property
 from tests.property.play import Step, World, run, steps
 

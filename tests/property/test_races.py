@@ -15,14 +15,14 @@ from datetime import timedelta
 import pytest
 import redis
 
-from sweeperd import lua
-from sweeperd.audit import Audit
 from sweeperd.config import SweepSettings
-from sweeperd.embedded import Server
+from sweeperd.delivery.payload import reservations
 from sweeperd.ledger import Ledger, LedgerError, ReservationExpired, Reserved
 from sweeperd.metrics import Metrics
-from sweeperd.reservation import reservations
-from sweeperd.sweep import Outcome, Sweeper
+from sweeperd.store import scripts as lua
+from sweeperd.store.embedded import Server
+from sweeperd.sweep.sweeper import Outcome, Sweeper
+from sweeperd.sweep.telemetry import Audit
 from tests.books import ALWAYS, Property, check, read
 from tests.property import play
 from tests.world import eventually, server_time

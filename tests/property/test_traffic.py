@@ -13,7 +13,7 @@ import redis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from sweeperd.embedded import Server
+from sweeperd.store.embedded import Server
 from tests.property.play import Step, World, run, run_at_once, steps
 
 CLIENTS = 3

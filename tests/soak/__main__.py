@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from sweeperd.embedded import binaries
+from sweeperd.store.embedded import binaries
 from tests.soak.report import table
 from tests.soak.run import soak
 from tests.soak.samples import Sample

@@ -10,9 +10,9 @@ from pathlib import Path
 import redis
 
 from sweeperd.config import RedisSettings
-from sweeperd.embedded import Binary, Server
 from sweeperd.ledger import Ledger
-from sweeperd.shard import Keys, Shard
+from sweeperd.store.embedded import Binary, Server
+from sweeperd.store.shard import Keys, Shard
 from tests.soak import census, verdicts
 from tests.soak.load import Load
 from tests.soak.plan import BUDGETS, UNIT

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeperd.embedded import binaries
+from sweeperd.store.embedded import binaries
 from tests.soak.report import table
 from tests.soak.run import soak
 

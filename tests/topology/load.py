@@ -9,10 +9,10 @@ from datetime import timedelta
 import redis
 
 from sweeperd.config import RedisSettings
+from sweeperd.delivery.payload import message
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
-from sweeperd.reservation import message
-from sweeperd.shard import Shard
+from sweeperd.store.shard import Shard
 from tests.books import Books
 from tests.receiver import Receiver
 

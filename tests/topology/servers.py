@@ -13,7 +13,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from sweeperd.embedded import Binary, Server, binaries, free_port
+from sweeperd.store.embedded import Binary, Server, binaries, free_port
 from tests import acl
 from tests.world import eventually
 

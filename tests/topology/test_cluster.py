@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from sweeperd.config import RedisSettings
+from sweeperd.delivery.outbox import EventStream, Replication
 from sweeperd.errors import RedisUnavailable
-from sweeperd.events import EventStream, Replication
-from sweeperd.lease import Lease
-from sweeperd.lua import Call, Script
-from sweeperd.shard import Shard
+from sweeperd.store.lease import Lease
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Shard
 from tests.books import Property, check, read
 from tests.receiver import Receiver
 from tests.topology.load import Load, account, delivered
@@ -95,7 +95,7 @@ def test_a_slot_on_the_move_is_one_redis(budgets_first: bool) -> None:
             for number in range(100):
                 client.xadd(EVENTS, {"id": f"{number}"})
         shard = Shard(RedisSettings.model_validate({"url": running.url}), PREFIX)
-        keys, expire, lease = shard.keys, Script("expire"), Lease(shard, "sweep", timedelta(seconds=15))
+        keys, expire, lease = shard.keys, Script("sweep/expire"), Lease(shard, "sweep", timedelta(seconds=15))
 
         def call(entry: bytes) -> Call:
             named = [keys.reservation(entry), keys.reservation_index, keys.events, keys.quarantine]

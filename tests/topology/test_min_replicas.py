@@ -4,7 +4,7 @@ from pathlib import Path
 
 import redis
 
-from sweeperd.embedded import Server
+from sweeperd.store.embedded import Server
 from tests.books import Property, check, read
 from tests.receiver import Receiver
 from tests.topology.load import delivered

@@ -6,10 +6,10 @@ import pytest
 
 from sweeperd.config import Settings, SweepSettings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.operator import reconcile as module
-from sweeperd.operator.check import Level, check_shard, worst
-from sweeperd.operator.reconcile import Fault, Progress, ReconcileReport, Stage, reconcile
-from sweeperd.shard import Shard, open_shards
+from sweeperd.ops import reconcile as module
+from sweeperd.ops.check import Level, check_shard, worst
+from sweeperd.ops.reconcile import Fault, Progress, ReconcileReport, Stage, reconcile
+from sweeperd.store.shard import Shard, open_shards
 from tests.topology.servers import cluster, moved_step_by_step
 from tests.world import reserve
 

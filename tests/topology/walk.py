@@ -3,14 +3,14 @@
 import threading
 
 from sweeperd.config import Settings
-from sweeperd.events import EventStream
-from sweeperd.operator.inspect import Fate, inspect
-from sweeperd.operator.quarantine import Quarantine, Wanted
-from sweeperd.operator.status import read_status
-from sweeperd.reservation import reservations
-from sweeperd.shard import Shard
-from sweeperd.sweep import Outcome, Sweeper
-from sweeperd.ticks import TickBoard
+from sweeperd.delivery.outbox import EventStream
+from sweeperd.delivery.payload import reservations
+from sweeperd.ops.quarantine import Quarantine, Wanted
+from sweeperd.ops.show import Fate, inspect
+from sweeperd.ops.status import read_status
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.last_sweep import TickBoard
+from sweeperd.sweep.sweeper import Outcome, Sweeper
 from tests.topology.servers import Cluster
 from tests.world import reserve
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sweeperd.config import RedisSettings, Settings, load
-from sweeperd.embedded import Server
-from sweeperd.shard import Shard
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
 
 Load = Callable[..., Settings]
 

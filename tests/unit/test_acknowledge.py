@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 import redis
 
-from sweeperd.acknowledge import Acknowledger
-from sweeperd.events import EventStream
-from sweeperd.shard import Shard
+from sweeperd.delivery.acknowledger import Acknowledger
+from sweeperd.delivery.outbox import EventStream
+from sweeperd.store.shard import Shard
 from tests.world import eventually
 
 KEY, GROUP = "sweeperd:events", "billing"

@@ -3,11 +3,11 @@
 import pytest
 from redis import ResponseError
 
-from sweeperd.address import Topology, hash_tag, parse
 from sweeperd.config import RedisSettings
-from sweeperd.connect import connect
 from sweeperd.errors import ConfigError, RedisUnavailable
-from sweeperd.shard import Shard, is_server_trouble
+from sweeperd.redis_url import Topology, hash_tag, parse
+from sweeperd.store.client import connect
+from sweeperd.store.shard import Shard, is_server_trouble
 from tests.unit.conftest import Load
 
 

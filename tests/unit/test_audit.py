@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sweeperd.audit import Audit
 from sweeperd.metrics import Metrics
-from sweeperd.sweep import Backlog, Decision, Outcome, SweepReport
+from sweeperd.sweep.sweeper import Backlog, Decision, Outcome, SweepReport
+from sweeperd.sweep.telemetry import Audit
 
 TRACE = "0123456789abcdef0123456789abcdef"
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from benchmarks.receiver import ANSWER, Receiver
-from sweeperd.webhook import Message
+from sweeperd.delivery.sender import Message
 from tests.unit.test_webhook import Sender
 
 pytestmark = pytest.mark.usefixtures("bare_environment")

@@ -17,7 +17,7 @@ from benchmarks.row import Goal, NotMeasurable, Row, Sample
 from benchmarks.rows import ROWS, peers
 from benchmarks.suite import measure
 from benchmarks.wire import Wire, encode
-from sweeperd.embedded import Binary, Server
+from sweeperd.store.embedded import Binary, Server
 from tests.conftest import BINARIES
 from tests.world import environment, once, reserve
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sweeperd.circuit import FAILURES_TO_OPEN, Circuit, growing_wait
+from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, Circuit, growing_wait
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from sweeperd import __version__
 from sweeperd.cli import main
-from sweeperd.embedded import free_port
+from sweeperd.store.embedded import free_port
 
 pytestmark = pytest.mark.usefixtures("bare_environment", "log_restored")
 
@@ -131,9 +131,12 @@ def test_the_port_is_taken(run: Run) -> None:
 @pytest.mark.parametrize(
     ("module", "spared"),
     [
-        ("sweeperd.cli.app", ("sweeperd.once", "sweeperd.service", "requests", "prometheus_client", "rich")),
-        ("sweeperd.cli.once", ("sweeperd.service", "sweeperd.operator", "sweeperd.page", "apscheduler", "rich")),
-        ("sweeperd.service", ("sweeperd.once", "sweeperd.demo", "rich")),
+        (
+            "sweeperd.cli.app",
+            ("sweeperd.runtime.once", "sweeperd.runtime.service", "requests", "prometheus_client", "rich"),
+        ),
+        ("sweeperd.cli.once", ("sweeperd.runtime.service", "sweeperd.ops", "sweeperd.web", "apscheduler", "rich")),
+        ("sweeperd.runtime.service", ("sweeperd.runtime.once", "sweeperd.demo", "rich")),
     ],
     ids=["any command", "once", "daemon"],
 )

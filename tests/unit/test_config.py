@@ -13,7 +13,7 @@ from pydantic import BaseModel, SecretBytes, SecretStr
 from sweeperd import config as config_module
 from sweeperd.config import Settings, load
 from sweeperd.errors import ConfigError
-from sweeperd.shard import open_shards
+from sweeperd.store.shard import open_shards
 from tests.unit.conftest import Load
 
 #: The contract's section 8.

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from sweeperd.duty import Duty
+from sweeperd.runtime.periodic import Duty
 from tests.world import eventually
 
 Schedule = Callable[..., Duty]
@@ -57,7 +57,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr("sweeperd.duty.time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr("sweeperd.runtime.periodic.time", SimpleNamespace(monotonic=lambda: self.now))
 
 
 def test_it_runs_at_once(schedule: Schedule) -> None:
@@ -102,7 +102,7 @@ def test_it_survives_what_its_work_raises(schedule: Schedule, caplog: pytest.Log
 
     duty = schedule(work, 0.02)
     eventually(lambda: len(runs) >= 3)
-    record = next(record for record in caplog.records if record.name == "sweeperd.duty")
+    record = next(record for record in caplog.records if record.name == "sweeperd.runtime.periodic")
     assert (record.levelno, record.duty) == (logging.ERROR, "chore")  # type: ignore[attr-defined]
     assert record.exc_info
     assert "out of luck" in str(record.exc_info[1])

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from sweeperd.endpoints import EndpointBoard, EndpointState, EndpointWatch
-from sweeperd.shard import Shard
+from sweeperd.delivery.endpoint_state import EndpointBoard, EndpointState, EndpointWatch
+from sweeperd.store.shard import Shard
 from tests.unit.conftest import full
 from tests.world import server_time
 

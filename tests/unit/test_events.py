@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 import redis
 
-from sweeperd import events as events_module
-from sweeperd.events import PAGE, PARKED, TAKE_OVER_AFTER, Entry, EventStream, Pending, Replication
-from sweeperd.shard import Shard
+from sweeperd.delivery import outbox as events_module
+from sweeperd.delivery.outbox import PAGE, PARKED, TAKE_OVER_AFTER, Entry, EventStream, Pending, Replication
+from sweeperd.store.shard import Shard
 from tests.unit.conftest import full
 from tests.world import eventually, server_time
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 import redis
 
-from sweeperd import grace
 from sweeperd.config import SweepSettings
-from sweeperd.reservation import reservations
-from sweeperd.shard import Shard
-from sweeperd.sweep import Decision, Outcome, Sweeper, SweepReport
+from sweeperd.delivery.payload import reservations
+from sweeperd.store.shard import Shard
+from sweeperd.sweep import grace_cache as grace
+from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper, SweepReport
 from tests.world import eventually, reserve, server_time
 
 HOUR = 3_600_000

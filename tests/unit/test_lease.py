@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.lease import Lease, holder
-from sweeperd.process import process_name
-from sweeperd.shard import Shard
+from sweeperd.store.lease import Lease, holder
+from sweeperd.store.process import process_name
+from sweeperd.store.shard import Shard
 from tests.unit.conftest import full
 from tests.world import eventually
 

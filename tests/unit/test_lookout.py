@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from sweeperd import lookout
-from sweeperd.lookout import REMEMBERED, SAMPLE_EVERY, WATCHED_FOR, Lookout
-from sweeperd.operator.status import Due, EndpointStatus, ShardStatus
-from sweeperd.ticks import Tick
+from sweeperd.ops import status_history as lookout
+from sweeperd.ops.status import Due, EndpointStatus, ShardStatus
+from sweeperd.ops.status_history import REMEMBERED, SAMPLE_EVERY, WATCHED_FOR, Lookout
+from sweeperd.sweep.last_sweep import Tick
 
 
 class World:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeperd.notify import Notifier
+from sweeperd.runtime.systemd import Notifier
 from tests.manager import manager
 
 

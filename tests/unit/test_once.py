@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from sweeperd.delivery import DeliveryReport
-from sweeperd.once import OnceReport, Stage, _Progress
-from sweeperd.sweep import Outcome
+from sweeperd.delivery.dispatcher import DeliveryReport
+from sweeperd.runtime.once import OnceReport, Stage, _Progress
+from sweeperd.sweep.sweeper import Outcome
 
 SWEEPING, DELIVERING = Stage.SWEEPING, Stage.DELIVERING
 

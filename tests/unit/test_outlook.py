@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from sweeperd.config import Settings
-from sweeperd.operator.outlook import DETAILS, Level, View, outlook, span
-from sweeperd.operator.status import Due, EndpointStatus, ShardStatus
-from sweeperd.ticks import Tick
+from sweeperd.ops.health_summary import DETAILS, Level, View, outlook, span
+from sweeperd.ops.status import Due, EndpointStatus, ShardStatus
+from sweeperd.sweep.last_sweep import Tick
 
 NOW = 1_795_000_000_000
 HOOK = EndpointStatus("hook")

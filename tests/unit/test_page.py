@@ -10,11 +10,11 @@ from importlib import resources
 import pytest
 
 from sweeperd.config import Settings
-from sweeperd.lookout import Sample
-from sweeperd.operator.outlook import View
-from sweeperd.operator.status import EndpointStatus, ShardStatus
-from sweeperd.page import Document, report
-from sweeperd.page.report import TEXT, UNKNOWN
+from sweeperd.ops.health_summary import View
+from sweeperd.ops.status import EndpointStatus, ShardStatus
+from sweeperd.ops.status_history import Sample
+from sweeperd.ops.status_report import TEXT, UNKNOWN, report
+from sweeperd.web.status_page import Document
 from tests.eyes.staged import busy, settings
 
 
@@ -96,5 +96,5 @@ def test_the_document_needs_nothing_else_and_may_do_nothing_else() -> None:
 
 
 def test_texts_are_never_taken_for_markup() -> None:
-    script = resources.files("sweeperd.page").joinpath("page.js").read_text()
+    script = resources.files("sweeperd.web").joinpath("page", "page.js").read_text()
     assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", script)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from sweeperd.config import SweepSettings
-from sweeperd.reservation import _decision, message, reservations
-from sweeperd.shard import Keys
-from sweeperd.sweep import Decision, Outcome
-from sweeperd.webhook import Message
+from sweeperd.delivery.payload import _decision, message, reservations
+from sweeperd.delivery.sender import Message
+from sweeperd.store.shard import Keys
+from sweeperd.sweep.sweeper import Decision, Outcome
 
 TRACE = "0123456789abcdef0123456789abcdef"
 EVENT = {

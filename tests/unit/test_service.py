@@ -6,12 +6,12 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.daemon import Daemon
-from sweeperd.delivery import Delivery
-from sweeperd.embedded import Server
-from sweeperd.keeper import Keeper
-from sweeperd.notify import Notifier
-from sweeperd.service import Service
+from sweeperd.delivery.dispatcher import Delivery
+from sweeperd.runtime.daemon import Daemon
+from sweeperd.runtime.service import Service
+from sweeperd.runtime.shard_runner import Keeper
+from sweeperd.runtime.systemd import Notifier
+from sweeperd.store.embedded import Server
 from tests.manager import manager
 
 

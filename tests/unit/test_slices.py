@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sweeperd.slices import SliceLength
+from sweeperd.sweep.batch_size import SliceLength
 
 #: µs.
 LIMIT = 1000

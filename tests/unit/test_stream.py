@@ -3,9 +3,9 @@
 import pytest
 import redis
 
-from sweeperd.embedded import Server
-from sweeperd.lua import Call, Script
-from sweeperd.shard import Shard
+from sweeperd.store.embedded import Server
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Shard
 from tests.world import eventually
 
 SCRIPT = Script("double", "if ARGV[1] == 'no' then return redis.error_reply('ERR no') end return ARGV[1] * 2")

@@ -14,10 +14,10 @@ import redis
 
 from sweeperd.config import SweepSettings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.grace import Graces, Look
-from sweeperd.lua import Call, Script, Stream, source
-from sweeperd.shard import Shard
-from sweeperd.sweep import Decision, Kind, Outcome, Sweeper
+from sweeperd.store.scripts import Call, Script, Stream, source
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.grace_cache import Graces, Look
+from sweeperd.sweep.sweeper import Decision, Kind, Outcome, Sweeper
 from tests.world import eventually, server_time
 
 #: What becomes of an entry is told by how its id begins; each run is written down in the journal.
@@ -48,7 +48,7 @@ return {'in_grace'}
 """
 #: What stays can be told from the page.
 LOOK = f"""
-{source("paging")}
+{source("include/paging")}
 local found, flags = page(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]), {{}}
 for i = 1, #found, 2 do
   local stays = string.match(found[i], '^stay')

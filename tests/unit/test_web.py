@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from sweeperd import web
 from sweeperd.metrics import Metrics
-from sweeperd.web import CONNECTIONS, Web
+from sweeperd.web import server as web
+from sweeperd.web.server import CONNECTIONS, Web
 from tests.world import eventually
 
 HEADERS = {

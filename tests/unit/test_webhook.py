@@ -17,9 +17,9 @@ import standardwebhooks
 
 from sweeperd import __version__
 from sweeperd.config import EndpointSettings, WebhooksSettings
-from sweeperd.embedded import free_port
-from sweeperd.shard import Clock
-from sweeperd.webhook import KEPT, RESPONSE_LIMIT, Message, Result, Verdict, Webhook
+from sweeperd.delivery.sender import KEPT, RESPONSE_LIMIT, Message, Result, Verdict, Webhook
+from sweeperd.store.embedded import free_port
+from sweeperd.store.shard import Clock
 from tests.receiver import Answer, Receiver
 from tests.world import eventually
 

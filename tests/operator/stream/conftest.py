@@ -11,11 +11,11 @@ from click.testing import CliRunner, Result
 
 from sweeperd.cli import main
 from sweeperd.config import SweepSettings
-from sweeperd.embedded import Server
-from sweeperd.events import EventStream
-from sweeperd.reservation import reservations
-from sweeperd.shard import Keys, Shard
-from sweeperd.sweep import Outcome
+from sweeperd.delivery.outbox import EventStream
+from sweeperd.delivery.payload import reservations
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Keys, Shard
+from sweeperd.sweep.sweeper import Outcome
 from tests.unit.conftest import bare_environment, log_restored, own_shard, shard
 from tests.world import reserve
 

@@ -9,12 +9,12 @@ import redis
 
 from sweeperd.cli import dead_letters as cli
 from sweeperd.cli.output import Output
-from sweeperd.embedded import Server, free_port
-from sweeperd.endpoints import EndpointBoard
-from sweeperd.events import ONLY_FOR
-from sweeperd.operator import dead_letters
-from sweeperd.reservation import message
-from sweeperd.shard import Shard
+from sweeperd.delivery.endpoint_state import EndpointBoard
+from sweeperd.delivery.outbox import ONLY_FOR
+from sweeperd.delivery.payload import message
+from sweeperd.ops import dead_letters
+from sweeperd.store.embedded import Server, free_port
+from sweeperd.store.shard import Shard
 from tests.operator.stream.conftest import HOSTILE, Run, give_up
 
 EVENTS, DEAD = "sweeperd:events", "sweeperd:dead-letters"

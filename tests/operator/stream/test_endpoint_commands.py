@@ -12,12 +12,12 @@ import redis
 import standardwebhooks
 
 from sweeperd.config import EndpointSettings
-from sweeperd.embedded import Server, free_port
-from sweeperd.endpoints import EndpointBoard
-from sweeperd.events import EventStream
-from sweeperd.operator import dead_letters
-from sweeperd.operator.endpoints import BODY_SHOWN, shown_url
-from sweeperd.shard import Shard
+from sweeperd.delivery.endpoint_state import EndpointBoard
+from sweeperd.delivery.outbox import EventStream
+from sweeperd.ops import dead_letters
+from sweeperd.ops.endpoints import BODY_SHOWN, shown_url
+from sweeperd.store.embedded import Server, free_port
+from sweeperd.store.shard import Shard
 from tests.operator.stream.conftest import HOSTILE, Run, expire, give_up
 from tests.receiver import Answer, Receiver
 from tests.unit.conftest import full

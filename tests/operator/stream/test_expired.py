@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.embedded import Server, free_port
-from sweeperd.operator import streams
-from sweeperd.operator.expired import AHEAD_MS
-from sweeperd.reservation import message
+from sweeperd.delivery.payload import message
+from sweeperd.ops.expired import AHEAD_MS
+from sweeperd.store import streams
+from sweeperd.store.embedded import Server, free_port
 from tests.operator.stream.conftest import HOSTILE, Run, expire
 from tests.world import reserve, server_time
 

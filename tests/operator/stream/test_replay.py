@@ -6,14 +6,14 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.embedded import Server
-from sweeperd.events import ONLY_FOR, Entry, EventStream
+from sweeperd.delivery.outbox import ONLY_FOR, Entry, EventStream
+from sweeperd.delivery.payload import message
 from sweeperd.metrics import Metrics
-from sweeperd.once import run_once
-from sweeperd.operator import dead_letters
-from sweeperd.operator.dead_letters import PAGE, Replayed, Wanted
-from sweeperd.reservation import message
-from sweeperd.shard import Shard
+from sweeperd.ops import dead_letters
+from sweeperd.ops.dead_letters import PAGE, Replayed, Wanted
+from sweeperd.runtime.once import run_once
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
 from tests.books import ALWAYS, Broken, Property, check, read
 from tests.operator.stream.conftest import give_up
 from tests.receiver import Receiver
@@ -112,7 +112,7 @@ def test_rivals_replay_each_letter_once(shard: Shard, client: redis.Redis, serve
 def test_it_is_read_in_pages_and_both_ways(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     letters = text(give_up(shard, [str(number) for number in range(8)]))
     for page in (3, 4, 8, 9):
-        monkeypatch.setattr("sweeperd.operator.streams.PAGE", page)
+        monkeypatch.setattr("sweeperd.store.streams.PAGE", page)
         assert [letter.id for letter in dead_letters.read(shard, Wanted())] == letters
         assert [letter.id for letter in dead_letters.read(shard, Wanted(), newest_first=True)] == letters[::-1]
         assert [letter.id for letter in dead_letters.read(shard, Wanted(), letters[4])] == letters[:5]

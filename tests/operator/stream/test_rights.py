@@ -1,7 +1,7 @@
 """The rights that these commands need, as the README tells them: with them everything works, and none is too much."""
 
-from sweeperd.embedded import Server
-from sweeperd.shard import Shard
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
 from tests.operator.stream.conftest import Run, give_up
 from tests.receiver import Receiver
 

@@ -1,0 +1,147 @@
+"""Event stream times endpoints: a worker for each endpoint, and what the stream needs beside them."""
+
+import logging
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import redis
+
+from sweeperd.config import Settings
+from sweeperd.delivery.consumer import Encode, EndpointWorker
+from sweeperd.delivery.outbox import EventStream, Replication
+from sweeperd.delivery.sender import Result, Verdict, Webhook
+from sweeperd.errors import RedisUnavailable
+from sweeperd.metrics import Metrics
+from sweeperd.store.process import process_name
+from sweeperd.store.shard import Shard
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DeliveryReport:
+    """Event-endpoint pairs, counted."""
+
+    delivered: int
+    undelivered: int
+    dead_lettered: int
+
+
+class Delivery:
+    """All endpoints of one process and one shard. `concurrency`: how many requests they may have in flight together."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        shard: Shard,
+        encode: Encode,
+        metrics: Metrics,
+        stop: threading.Event,
+        concurrency: int,
+    ) -> None:
+        webhooks = settings.webhooks
+        self._shard = shard
+        self._metrics = metrics
+        self._stop = stop
+        self._retention_ms = int(settings.events.retention.total_seconds() * 1000)
+        self._max_age_ms = int(webhooks.max_age.total_seconds() * 1000)
+        consumer = f"{process_name()}-{secrets.token_hex(4)}"
+        replication = Replication(settings.events.wait_replicas, settings.events.wait_timeout.total_seconds())
+        self._stream = EventStream(shard, consumer, replication)
+        self._ready = False
+        #: The connections are shared out, so that a receiver that hangs keeps no other from its own.
+        self.endpoints = [
+            EndpointWorker(
+                endpoint,
+                webhooks,
+                shard,
+                self._stream,
+                Webhook(endpoint, webhooks, shard.clock, senders, self._observer(endpoint.name), stop),
+                encode,
+                senders,
+                metrics,
+                stop,
+            )
+            for endpoint, senders in zip(webhooks.endpoints, shares(concurrency, len(webhooks.endpoints)), strict=True)
+        ]
+        for endpoint in self.endpoints:
+            metrics.announce_endpoint(endpoint.name)
+
+    def prepare(self) -> None:
+        """
+        See to it that each endpoint's group is there; call it before each sweep, it does nothing once all are. A full
+        Redis refuses groups: the sweep goes on without, and they are made later. Raises RedisUnavailable.
+        """
+        if not self._ready:
+            with self._shard.reaching():
+                self._ready = all([self._stream.ensure_group(endpoint.name) for endpoint in self.endpoints])
+            if not self._ready:
+                log.warning("redis is full; the endpoints' groups are made later", extra={"shard": self._shard.name})
+
+    def succeed(self, before: "Delivery") -> None:
+        """Take over from one on the same shard that takes no more events: where its groups are to be."""
+        self._stream.positions.update(before._stream.positions)
+
+    def start(self, *, until_idle: bool = False) -> None:
+        """Start every endpoint's threads."""
+        for endpoint in self.endpoints:
+            endpoint.start(until_idle=until_idle)
+
+    def join(self, deadline: float | None = None) -> bool:
+        """
+        Wait until `deadline` (monotonic) for all threads to end, and take this process out of the groups. Returns
+        whether they ended; what is still in flight then is delivered again by another replica or later.
+        """
+        for endpoint in self.endpoints:
+            if self._stop.is_set():
+                endpoint.wake()
+        ended = all([endpoint.join(deadline) for endpoint in self.endpoints])
+        if ended:
+            try:
+                with self._shard.reaching():
+                    for endpoint in self.endpoints:
+                        self._stream.leave(endpoint.name)
+            except (RedisUnavailable, redis.RedisError) as error:
+                log.info("the consumer stays behind", extra={"shard": self._shard.name, "error": str(error)})
+        return ended
+
+    @property
+    def complete(self) -> bool:
+        """Whether every thread runs."""
+        return all(endpoint.complete for endpoint in self.endpoints)
+
+    def maintain(self) -> None:
+        """Trim the stream, remove dead processes from the groups, measure what waits. Raises RedisUnavailable."""
+        with self._shard.reaching():
+            self._stream.trim((endpoint.name for endpoint in self.endpoints), self._retention_ms, self._max_age_ms)
+            for endpoint in self.endpoints:
+                backlog = self._stream.backlog(endpoint.name)
+                self._metrics.waiting(self._shard.name, endpoint.name, backlog.events, backlog.oldest_seconds)
+                self._stream.remove_silent_consumers(endpoint.name)
+
+    def report(self) -> DeliveryReport:
+        """What this process has done, and what is left. Raises RedisUnavailable."""
+        counts: Counter[str] = Counter()
+        with self._shard.reaching():
+            for endpoint in self.endpoints:
+                counts += endpoint.counts()
+                counts["undelivered"] += self._stream.backlog(endpoint.name, limit=None).events
+        return DeliveryReport(counts["delivered"], counts["undelivered"], counts["dead_lettered"])
+
+    def _observer(self, endpoint: str) -> Callable[[Verdict], None]:
+        attempts = {result: self._metrics.webhook_attempts.labels(endpoint, result) for result in Result}
+        duration = self._metrics.webhook_duration.labels(endpoint)
+
+        def observe(verdict: Verdict) -> None:
+            attempts[verdict.result].inc()
+            duration.observe(verdict.seconds)
+
+        return observe
+
+
+def shares(total: int, parts: int) -> list[int]:
+    """`total` shared out as evenly as it goes."""
+    return [total // parts + (number < total % parts) for number in range(parts)] if parts else []

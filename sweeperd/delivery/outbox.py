@@ -1,0 +1,333 @@
+"""
+The event stream and its consumer groups: read, claim, acknowledge, trim, dead letters.
+
+Each endpoint is a group. What a group was given and has not acknowledged is pending, and each pending event has an
+owner: the process that has it in hand and says so every few seconds, or `PARKED`, where it waits for its next
+hand-over. An event whose owner has been silent is a dead process's, and anybody's to take.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis
+
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Shard, is_full
+from sweeperd.text import shown
+
+#: The owner of events that were handed over in vain and wait for their next time.
+PARKED = b"(parked)"
+#: The field of an event that is not told for the first time: the one endpoint that is to have it. It is no expiry.
+ONLY_FOR = b"only_for"
+#: An owner that has been silent for so long is dead, seconds. It speaks three times as often.
+TAKE_OVER_AFTER = 15.0
+#: How many pending events are looked at in one go.
+PAGE = 100
+#: How far a group's undelivered events are counted where the server does not count them itself (Redis 6.2).
+COUNT_LIMIT = 10_000
+
+_FIRST, _LAST = b"-", b"+"
+_START = b"0-0"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event, as a group was given it."""
+
+    id: bytes
+    #: How many times it has been handed over, this time included.
+    deliveries: int
+    fields: dict[bytes, bytes]
+
+    @property
+    def added_ms(self) -> int:
+        """When it was added, ms on Redis's clock: the first half of its id."""
+        return _parsed(self.id)[0]
+
+    @property
+    def only_for(self) -> str | None:
+        """The one endpoint that is to have it, because an operator has it delivered again; None: all of them."""
+        name = self.fields.get(ONLY_FOR)
+        return None if name is None else shown(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """One event that a group has not acknowledged."""
+
+    id: bytes
+    owner: bytes
+    idle_ms: int
+    deliveries: int
+
+    @property
+    def added_ms(self) -> int:
+        """When it was added, ms on Redis's clock."""
+        return _parsed(self.id)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBacklog:
+    """What a group has not acknowledged: pending and not taken yet."""
+
+    events: int
+    oldest_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """How many replicas must have an expiry before anybody is told of it, and how long they may take."""
+
+    replicas: int = 0
+    timeout_seconds: float = 1.0
+
+
+class EventStream:
+    """The event stream of one shard. Every method raises redis.RedisError."""
+
+    def __init__(self, shard: Shard, consumer: str, replication: Replication | None = None) -> None:
+        self._shard = shard
+        self._replication = replication or Replication()
+        self._client = shard.client
+        self._key = shard.keys.events
+        self._dead_letters = shard.keys.dead_letters
+        self._consumer_name = consumer
+        self._consumer = consumer.encode()
+        self._bury = Script("delivery/bury")
+        self._leave = Script("delivery/leave")
+        #: Where each group is, or is to be made: the last event that it has been given.
+        self.positions: dict[str, bytes] = {}
+
+    def ensure_group(self, group: str) -> bool:
+        """
+        Make the group where it is not there, to get the events from now on. A group that this process has seen before,
+        or tried to make before, gets the events from there on: some may be given twice, none is passed over.
+
+        Returns False where Redis is full and refuses it.
+        """
+        info = self._groups().get(group.encode())
+        if info is not None:
+            self.positions[group] = info["last-delivered-id"]
+            return True
+        return self._make_group(group, self.positions.setdefault(group, self._last_id()))
+
+    def read(self, group: str, count: int, block_ms: int = 0) -> list[Entry]:
+        """Take events that nobody has taken, waiting up to `block_ms` for one (0: not at all)."""
+        block = block_ms or None
+        reply = self._client.xreadgroup(group, self._consumer_name, {self._key: ">"}, count=count, block=block)
+        entries = [Entry(entry, 1, fields) for entry, fields in _first_stream(reply)]
+        if entries:
+            self.positions[group] = entries[-1].id
+        return entries
+
+    def pending(self, group: str, min_idle_ms: int) -> Iterator[Pending]:
+        """The events that a group has not acknowledged and that have been idle for so long, by id, page by page."""
+        first = _FIRST
+        while True:
+            rows = self._client.xpending_range(
+                self._key, group, min=first, max=_LAST, count=PAGE, idle=min_idle_ms or None
+            )
+            for row in cast(list[dict[str, Any]], rows):
+                yield Pending(row["message_id"], row["consumer"], row["time_since_delivered"], row["times_delivered"])
+                first = b"(" + row["message_id"]
+            if len(rows) < PAGE:
+                return
+
+    def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> list[Entry]:
+        """
+        Take these for another hand-over, except those that another replica has taken meanwhile: a claim ends their idle
+        time. An event that is not in the stream any more comes without fields, and is not claimed: Redis 7 would forget
+        that it is pending.
+        """
+        if not wanted:
+            return []
+        look = self._client.pipeline(transaction=False)
+        for pending in wanted:
+            look.xrange(self._key, pending.id, pending.id)
+        there = [pending for pending, found in zip(wanted, look.execute(), strict=True) if found]
+        gone = [Entry(pending.id, pending.deliveries, {}) for pending in wanted if pending not in there]
+        if not there:
+            return gone
+        ids: list[Any] = [pending.id for pending in there]
+        reply = self._client.xclaim(self._key, group, self._consumer, min_idle_ms, ids)
+        claimed = {entry: fields for entry, fields in cast(list[tuple[bytes, dict[bytes, bytes]]], reply) if entry}
+        return gone + [
+            Entry(pending.id, pending.deliveries + 1, claimed[pending.id]) for pending in there if pending.id in claimed
+        ]
+
+    def confirmed(self, group: str, entries: Sequence[Entry]) -> bool:
+        """
+        Whether so many replicas as are asked for have these events, and with them the expiries that they tell of. Waits
+        for them; true at once where none are asked for.
+        """
+        wanted = self._replication.replicas
+        ids: list[Any] = [entry.id for entry in entries if entry.fields]
+        if not wanted or not ids:
+            return True
+        # The answer has to come before the socket gives up.
+        timeout = min(self._replication.timeout_seconds, self._shard.socket_timeout / 2)
+        pipeline = self._client.pipeline(transaction=False)
+        # WAIT speaks of what its own connection wrote. The expiries were written by others, but replicas take all
+        # writes in one order: who has this one has those. XREADGROUP does not do, it may have begun long before.
+        pipeline.xclaim(self._key, group, self._consumer, 0, ids, idle=0, justid=True)
+        pipeline.wait(wanted, int(timeout * 1000))
+        _, having = pipeline.execute()
+        return int(having) >= wanted
+
+    def keep(self, group: str, ids: Iterable[bytes]) -> None:
+        """Say that these are in hand, so that nobody takes them over."""
+        self._own(group, self._consumer, list(ids), idle_ms=0)
+
+    def park(self, group: str, entry: Entry) -> None:
+        """Put back what was handed over in vain; its wait begins now."""
+        self._own(group, PARKED, [entry.id], idle_ms=0)
+
+    def give_back(self, group: str, entry: Entry) -> None:
+        """Put back what was taken and not handed over, for anybody to take at once."""
+        self._own(group, PARKED, [entry.id], idle_ms=10**10, deliveries=entry.deliveries - 1)
+
+    def acknowledge(self, group: str, ids: Sequence[bytes]) -> None:
+        """These are done with."""
+        if ids:
+            self._client.xack(self._key, group, *ids)
+
+    def bury(self, group: str, entry: Entry, reason: str) -> bool:
+        """Give up on a delivery: a dead letter in place of a pending event. False where it was not pending any more."""
+        call = Call([self._key, self._dead_letters], [group, entry.id, reason, entry.deliveries])
+        return bool(self._bury.run(self._client, call))
+
+    def untaken(self, group: str, before_ms: int, count: int) -> int:
+        """How many events, up to `count`, were added before then and have not been taken by the group."""
+        info = self._groups().get(group.encode())
+        if info is None:
+            return 0
+        last = str(before_ms - 1).encode()
+        return len(self._range(b"(" + info["last-delivered-id"], last, count))
+
+    def backlog(self, group: str, limit: int | None = COUNT_LIMIT) -> GroupBacklog:
+        """
+        How many events a group has not acknowledged and how old the oldest is. Redis 6.2 does not count what has not
+        been taken: there it is counted up to `limit` (None: to the end).
+        """
+        info = self._groups().get(group.encode())
+        if info is None:
+            return GroupBacklog(0, 0.0)
+        untaken, first = self._count_untaken(info, limit)
+        oldest = first
+        if info["pending"]:
+            summary = self._client.xpending(self._key, group)
+            oldest = summary["min"] or first
+        if oldest is None:
+            return GroupBacklog(info["pending"], 0.0)
+        age = self._shard.clock.now_ms() - int(oldest.partition(b"-")[0])
+        return GroupBacklog(info["pending"] + untaken, max(0.0, age / 1000))
+
+    def trim(self, configured: Iterable[str], retention_ms: int, max_age_ms: int) -> int:
+        """
+        Remove events that are older than the retention and that every configured group has acknowledged; a group that
+        is not configured holds them for `max_age_ms` at most. Returns how many were removed. Whole nodes of the stream
+        are removed at once, so a few older ones stay.
+        """
+        now = self._shard.read_clock()
+        keep_from = _id(now - retention_ms)
+        wanted = set(configured)
+        groups = self._groups()
+        for name, info in groups.items():
+            first = self._first_needed(name.decode(), info)
+            keep_from = min(keep_from, first if name.decode() in wanted else max(first, _id(now - max_age_ms)))
+        for unmade in wanted - {name.decode() for name in groups}:
+            # Not made yet, because Redis was full: it is to have everything from here on.
+            keep_from = min(keep_from, _parsed(self.positions.get(unmade, _START)))
+        return int(self._client.xtrim(self._key, minid=f"{keep_from[0]}-{keep_from[1]}", approximate=True))
+
+    def leave(self, group: str, consumer: bytes | None = None) -> bool:
+        """Remove a consumer (by default this process) from the group, unless it still holds events."""
+        return bool(self._leave.run(self._client, Call([self._key], [group, consumer or self._consumer])))
+
+    def remove_silent_consumers(self, group: str) -> int:
+        """Remove the consumers of processes that are gone and hold nothing. Returns how many."""
+        if group.encode() not in self._groups():
+            return 0
+        consumers = self._client.xinfo_consumers(self._key, group)
+        return sum(
+            self.leave(group, consumer["name"])
+            for consumer in consumers
+            if consumer["name"] not in (self._consumer, PARKED)
+            and consumer["pending"] == 0
+            and consumer["idle"] > TAKE_OVER_AFTER * 1000
+        )
+
+    def _groups(self) -> dict[bytes, dict[str, Any]]:
+        try:
+            rows = self._client.xinfo_groups(self._key)
+        except redis.ResponseError as error:
+            if "no such key" in str(error):
+                return {}
+            raise
+        return {row["name"]: row for row in rows}
+
+    def _last_id(self) -> bytes:
+        try:
+            info = self._client.xinfo_stream(self._key)
+        except redis.ResponseError as error:
+            if "no such key" in str(error):
+                return _START
+            raise
+        return cast(bytes, info["last-generated-id"])
+
+    def _make_group(self, group: str, position: bytes) -> bool:
+        try:
+            self._client.xgroup_create(self._key, group, id=position, mkstream=True)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" in str(error):
+                return True  # another replica was faster
+            if is_full(error):
+                return False
+            raise
+        return True
+
+    def _own(self, group: str, owner: bytes, ids: list[Any], idle_ms: int, deliveries: int | None = None) -> None:
+        if ids:
+            self._client.xclaim(self._key, group, owner, 0, ids, idle=idle_ms, retrycount=deliveries, justid=True)
+
+    def _range(self, first: bytes, last: bytes, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        return cast(list[Any], self._client.xrange(self._key, first, last, count=count))
+
+    def _count_untaken(self, info: dict[str, Any], limit: int | None) -> tuple[int, bytes | None]:
+        """How many events a group has not taken, and the first of them."""
+        position = cast(bytes, info["last-delivered-id"])
+        rows = self._range(b"(" + position, _LAST, 1)
+        if not rows:
+            return 0, None
+        first = rows[0][0]
+        if info.get("lag") is not None:
+            return cast(int, info["lag"]), first
+        count = 0
+        while limit is None or count < limit:
+            rows = self._range(b"(" + position, _LAST, 1000)
+            if not rows:
+                break
+            count, position = count + len(rows), rows[-1][0]
+        return count, first
+
+    def _first_needed(self, group: str, info: dict[str, Any]) -> tuple[int, int]:
+        """The id from which on a group needs the stream."""
+        if info["pending"]:
+            summary = self._client.xpending(self._key, group)
+            if summary["min"]:
+                return _parsed(summary["min"])
+        return _parsed(info["last-delivered-id"])
+
+
+def _id(milliseconds: int) -> tuple[int, int]:
+    return (max(0, milliseconds), 0)
+
+
+def _parsed(entry: bytes) -> tuple[int, int]:
+    milliseconds, _, sequence = entry.partition(b"-")
+    return int(milliseconds), int(sequence or 0)
+
+
+def _first_stream(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    return reply[0][1] if reply else []

@@ -1,0 +1,1 @@
+"""What operators ask of a running system, and what they repair in it."""

@@ -1,0 +1,229 @@
+"""The endpoints: how each stands, pausing and resuming one, trying one out."""
+
+import json
+import re
+import secrets
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import redis
+
+from sweeperd.config import EndpointSettings, WebhooksSettings
+from sweeperd.delivery.endpoint_state import EndpointBoard, EndpointState
+from sweeperd.delivery.outbox import EventStream
+from sweeperd.delivery.sender import Exchange, Message, Webhook
+from sweeperd.ops import dead_letters
+from sweeperd.store.shard import Shard
+from sweeperd.text import rfc3339, shown
+
+#: The type of a test event: no receiver takes it for an expiry.
+TEST_TYPE = "sweeperd.test"
+#: What is shown of a signature, and of the body of a response.
+SIGNATURE_SHOWN, BODY_SHOWN = 12, 1024
+HIDDEN = "***"
+#: What is shorter is no secret, and to hide it everywhere would hide half of an answer.
+SHORTEST_HIDDEN = 4
+
+#: Headers of a request that hold no secret. What else there is comes from the configuration or the URL.
+_OPEN_HEADERS = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "content-type",
+        "traceparent",
+        "user-agent",
+        "webhook-id",
+        "webhook-timestamp",
+        "x-cycles-event-id",
+        "x-cycles-event-type",
+        "x-cycles-trace-id",
+    }
+)
+_SIGNATURES = frozenset({"webhook-signature", "x-cycles-signature"})
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointView:
+    """One endpoint on one shard. Times are ms on Redis's clock."""
+
+    shard: str
+    name: str
+    #: What the configuration says; None, and no URL, for one that is in it no more but has a group or dead letters.
+    settings: EndpointSettings | None
+    #: The last event that its group was given; None where the group is not made yet.
+    position: str | None
+    #: Events that it has not acknowledged, and since when the oldest has been there.
+    pending: int
+    oldest_seconds: float
+    state: EndpointState
+    #: Whether it is quiet now.
+    quiet: bool
+    dead_letters: int
+    #: False where there are so many that they were not all counted.
+    counted: bool
+
+    @property
+    def url(self) -> str:
+        """Where it is, without credentials; empty where that is not known."""
+        return "" if self.settings is None else shown_url(self.settings)
+
+
+def view(shard: Shard, endpoints: Sequence[EndpointSettings]) -> list[EndpointView]:
+    """All endpoints of one shard: the configured ones, and others that have left something there. Raises RedisError."""
+    now = shard.read_clock()
+    stream, board = EventStream(shard, "operator"), EndpointBoard(shard)
+    positions = _positions(shard)
+    letters, counted = dead_letters.count(shard)
+    known = {endpoint.name: endpoint for endpoint in endpoints}
+    views = []
+    for name in [*known, *sorted((positions.keys() | letters.keys()) - known.keys())]:
+        backlog, state = stream.backlog(name), board.read(name)
+        views.append(
+            EndpointView(
+                shard.name,
+                name,
+                known.get(name),
+                positions.get(name),
+                backlog.events,
+                backlog.oldest_seconds,
+                state,
+                state.quiet_until > now,
+                letters[name],
+                counted,
+            )
+        )
+    return views
+
+
+class NotNoted(Exception):
+    """Redis is full and took no note of a pause."""
+
+
+def pause(shard: Shard, name: str, reason: str) -> EndpointState:
+    """Stop sending to it, in all processes, within seconds. Raises NotNoted, redis.RedisError."""
+    shard.read_clock()
+    board = EndpointBoard(shard)
+    told = board.pause(name, reason)
+    if board.read(name) != told:
+        raise NotNoted
+    return told
+
+
+def resume(shard: Shard, name: str) -> bool:
+    """Send again, in all processes, within seconds. False where nothing kept it from that. Raises redis.RedisError."""
+    return EndpointBoard(shard).resume(name)
+
+
+def _positions(shard: Shard) -> dict[str, str]:
+    try:
+        rows = shard.client.xinfo_groups(shard.keys.events)
+    except redis.ResponseError as error:
+        if "no such key" in str(error):
+            return {}
+        raise
+    return {shown(row["name"]): row["last-delivered-id"].decode() for row in rows}
+
+
+# ---- trying one out
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A test event and what came of it. No secret is in it: what is secret is HIDDEN, signatures are cut short."""
+
+    endpoint: str
+    url: str
+    event_id: str
+    request_headers: dict[str, str]
+    request_body: str
+    delivered: bool
+    #: The status, or why there was none.
+    result: str
+    status: int | None
+    response_headers: dict[str, str]
+    response_body: str
+    seconds: float
+
+
+def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings) -> Trial:
+    """
+    Send one signed event of TEST_TYPE, once, as the daemon would. Nothing in Redis changes; its clock is read, because
+    that is what the signature's time is. Raises redis.RedisError.
+    """
+    told = _test_message(endpoint.name, shard.read_clock())
+    webhook = Webhook(endpoint, webhooks, shard.clock, 1, lambda _verdict: None, threading.Event())
+    try:
+        exchange = webhook.exchange(told)
+    finally:
+        webhook.close()
+    hide = _Hider(endpoint, exchange)
+    verdict = exchange.verdict
+    return Trial(
+        endpoint.name,
+        shown_url(endpoint),
+        told.event_id,
+        {name: hide.header(name, value) for name, value in exchange.request_headers.items()},
+        told.body.decode(),
+        verdict.delivered,
+        verdict.reason,
+        verdict.status,
+        {name: hide.text(value) for name, value in exchange.response_headers.items()},
+        hide.body(exchange),
+        verdict.seconds,
+    )
+
+
+def _test_message(endpoint: str, now_ms: int) -> Message:
+    event_id, trace_id = f"evt_test_{secrets.token_hex(12)}", secrets.token_hex(16)
+    body = {
+        "event_id": event_id,
+        "event_type": TEST_TYPE,
+        "category": "test",
+        "timestamp": rfc3339(now_ms),
+        "actor": {"type": "operator"},
+        "source": "sweeperd",
+        "data": {"endpoint": endpoint, "message": "An operator tries this endpoint out. Nothing has expired."},
+        "trace_id": trace_id,
+    }
+    return Message(event_id, TEST_TYPE, trace_id, b"", json.dumps(body, separators=(",", ":")).encode())
+
+
+class _Hider:
+    """Hides what is secret in a request, and in an answer that repeats it."""
+
+    def __init__(self, endpoint: EndpointSettings, exchange: Exchange) -> None:
+        url = urlsplit(endpoint.url.get_secret_value())
+        secret = {url.password or "", url.query}
+        for name, value in exchange.request_headers.items():
+            if name.lower() in _SIGNATURES:
+                secret.update(value.split())
+            elif name.lower() not in _OPEN_HEADERS:
+                secret.add(value)
+        # Keys themselves are sent nowhere, but who answers with one has it.
+        secret.update(key.get_secret_value().decode("utf-8", "replace") for key in endpoint.secrets)
+        longest_first = sorted((text for text in secret if len(text) >= SHORTEST_HIDDEN), key=len, reverse=True)
+        self._secrets = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def header(self, name: str, value: str) -> str:
+        if name.lower() in _SIGNATURES:
+            return " ".join(f"{part[:SIGNATURE_SHOWN]}…" for part in value.split())
+        return value if name.lower() in _OPEN_HEADERS else HIDDEN
+
+    def text(self, value: str) -> str:
+        return value if self._secrets is None else self._secrets.sub(HIDDEN, value)
+
+    def body(self, exchange: Exchange) -> str:
+        coding = {name.lower(): value for name, value in exchange.response_headers.items()}.get("content-encoding")
+        if coding:
+            return f"({self.text(coding)}, not shown)"
+        return self.text(shown(exchange.response_body))[:BODY_SHOWN]
+
+
+def shown_url(endpoint: EndpointSettings) -> str:
+    """Its URL without user, password, query and fragment, which may be credentials; a query shows as `?…`."""
+    url = urlsplit(endpoint.url.get_secret_value())
+    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}{'?…' if url.query else ''}"

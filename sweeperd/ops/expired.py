@@ -1,0 +1,106 @@
+"""What expired in a span of time: the events of the stream, in order, once or as they come."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from sweeperd.delivery.outbox import ONLY_FOR
+from sweeperd.delivery.payload import message
+from sweeperd.store import streams
+from sweeperd.store.shard import Shard
+from sweeperd.text import rfc3339, shown
+
+#: An event's id tells when it was added, which is the moment of its expiry. But ids never go back: where Redis's clock
+#: was set back, or a fail-over went to a host whose clock is behind, they run ahead of it. So far beyond a span is
+#: looked for its events, ms.
+AHEAD_MS = 60_000
+#: Redis 6.2 takes the two readings of its clock one after the other.
+BEHIND_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """One event. `body` is the webhook's, as `reservation.message` makes it."""
+
+    shard: str
+    stream_id: bytes
+    #: ms on Redis's clock.
+    expired_at_ms: int
+    #: From deadline and grace to the expiry; None where the event does not tell.
+    lag_ms: int | None
+    body: dict[str, Any]
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """By time; within one shard, as Redis wrote them."""
+        milliseconds, _, sequence = self.stream_id.partition(b"-")
+        return int(milliseconds), int(sequence)
+
+
+class ExpiryReader:
+    """
+    Reads the events of one shard with `since_ms` <= expired_at < `until_ms` (None: no end), of all tenants or one. What
+    an operator had delivered again is no second expiry. It can be read again later, and goes on where it was.
+    """
+
+    def __init__(self, shard: Shard, since_ms: int, until_ms: int | None = None, tenant: str | None = None) -> None:
+        self.shard = shard
+        self._since_ms = since_ms
+        self._until_ms = until_ms
+        self._tenant = tenant
+        self._first = str(max(0, since_ms - BEHIND_MS)).encode()
+        self._last = b"+" if until_ms is None else str(until_ms + AHEAD_MS).encode()
+
+    def read(self) -> Iterator[Expiry]:
+        """The events that are there and have not been read yet, page by page. Raises redis.RedisError."""
+        for entry, fields in streams.read(self.shard, self.shard.keys.events, self._first, self._last):
+            self._first = b"(" + entry
+            if ONLY_FOR not in fields and self._asked_for(fields):
+                told = _whole(fields, b"expired_at")
+                expired_at_ms = streams.milliseconds(entry) if told is None else told
+                if expired_at_ms >= self._since_ms and (self._until_ms is None or expired_at_ms < self._until_ms):
+                    yield self._expiry(entry, fields, expired_at_ms)
+
+    def _asked_for(self, fields: dict[bytes, bytes]) -> bool:
+        if self._tenant is None:
+            return True
+        tenant = fields.get(b"tenant", b"")
+        # What is not UTF-8 is asked for as it is shown, or as it is.
+        return shown(tenant) == self._tenant or tenant == self._tenant.encode("utf-8", "surrogateescape")
+
+    def _expiry(self, entry: bytes, fields: dict[bytes, bytes], expired_at_ms: int) -> Expiry:
+        deadline, grace = _whole(fields, b"expires_at"), _whole(fields, b"grace_ms")
+        lag = None if deadline is None or grace is None else expired_at_ms - deadline - grace
+        body = json.loads(message(self.shard.origin, fields).body)
+        return Expiry(self.shard.name, entry, expired_at_ms, lag, body)
+
+
+def hole(shard: Shard, since_ms: int) -> str:
+    """
+    Why the events from `since_ms` on may not be all that there were, so that nobody takes a hole for silence; empty
+    where they are. Raises redis.RedisError.
+    """
+    try:
+        info = shard.client.xinfo_stream(shard.keys.events)
+    except redis.ResponseError as error:
+        if "no such key" in str(error):
+            return "there is no event stream: nothing has expired here yet, or the stream was deleted"
+        raise
+    # Redis 6.2 does not count what was added.
+    if info.get("entries-added") == info["length"] and info["length"]:
+        return ""
+    first = info["first-entry"]
+    if first is None:
+        return "" if info.get("entries-added") == 0 else "no event is kept any more"
+    oldest_ms = streams.milliseconds(first[0])
+    if oldest_ms <= since_ms:
+        return ""
+    return f"the oldest event that is still kept is of {rfc3339(oldest_ms)}; what expired before is not shown"
+
+
+def _whole(fields: dict[bytes, bytes], name: bytes) -> int | None:
+    text = fields.get(name, b"")
+    return int(text) if text.isdigit() and len(text) <= 19 else None

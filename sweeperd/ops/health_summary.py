@@ -1,0 +1,168 @@
+"""Three answers from the status of all shards: do we keep up, does everyone get their events, is anything set aside?"""
+
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from sweeperd.config import Settings
+from sweeperd.ops.status import EndpointStatus, ShardStatus
+
+#: A shard that was not read for so long does not answer, seconds. While nobody watches it is read every 15 s or so.
+STALE = 30.0
+#: So long may an entry be overdue, or an event wait, before it is worth a look, and before it is trouble, seconds. The
+#: alert rules have the same limits for trouble.
+OVERDUE_WATCH, OVERDUE_BAD = 20.0, 60.0
+PENDING_WATCH, PENDING_BAD = 60.0, 900.0
+#: How many details an answer has.
+DETAILS = 5
+
+
+class Level(enum.StrEnum):
+    """How it is; the last is the worst."""
+
+    GOOD = "good"
+    WATCH = "watch"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is known of a shard: the last status that could be read, how old it is, and why there is no newer one."""
+
+    name: str
+    address: str
+    status: ShardStatus | None = None
+    age_seconds: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To one question."""
+
+    question: str
+    answer: str
+    level: Level
+    details: tuple[str, ...]
+
+
+_Finding = tuple[Level, str]
+
+
+def outlook(settings: Settings, views: Sequence[View]) -> tuple[Answer, Answer, Answer]:
+    """The three answers. Where there is only one shard it is not named."""
+
+    def collected(look: Callable[[View], Iterator[_Finding]]) -> list[_Finding]:
+        prefix = "{}: " if len(views) > 1 else ""
+        return [(level, prefix.format(view.name) + text) for view in views for level, text in look(view)]
+
+    no_endpoints = not settings.webhooks.endpoints
+    return (
+        _answer(
+            "Are we keeping up?",
+            {Level.GOOD: "Yes", Level.WATCH: "Not quite", Level.BAD: "No"},
+            collected(lambda view: _sweep(settings, view)),
+            "nothing is overdue for long",
+        ),
+        _answer(
+            "Does everyone get their events?",
+            {Level.GOOD: "Yes", Level.WATCH: "Not quite", Level.BAD: "No"},
+            collected(_deliveries),
+            "there are no endpoints" if no_endpoints else "no event waits for long",
+        ),
+        _answer(
+            "Is anything set aside?",
+            {Level.GOOD: "No", Level.WATCH: "Yes" if any(map(_anything_aside, views)) else "Not known"},
+            collected(_set_aside),
+            "nothing waits for a person",
+        ),
+    )
+
+
+def span(seconds: float) -> str:
+    """How long, for people: `3 s`, `4 min`, `2 h`, `3 d`."""
+    for unit, length, until in (("s", 1, 100), ("min", 60, 100 * 60), ("h", 3600, 48 * 3600)):
+        if seconds < until:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def _answer(question: str, answers: dict[Level, str], findings: Sequence[_Finding], all_well: str) -> Answer:
+    ranks = list(Level)
+    worst_first = sorted(findings, key=lambda finding: -ranks.index(finding[0]))
+    level = worst_first[0][0] if worst_first else Level.GOOD
+    details = [text for _, text in worst_first[:DETAILS]]
+    if len(worst_first) > DETAILS:
+        details.append(f"and {len(worst_first) - DETAILS} more")
+    return Answer(question, answers[level], level, tuple(details) or (all_well,))
+
+
+def _sweep(settings: Settings, view: View) -> Iterator[_Finding]:
+    status = view.status
+    if view.error:
+        yield Level.BAD, f"Redis cannot be read: {view.error}"
+        return
+    if status is None:
+        yield Level.WATCH, "not looked at yet"
+        return
+    if view.age_seconds > STALE:
+        yield Level.BAD, f"Redis has not answered for {span(view.age_seconds)}"
+        return
+    # A replica that dies is replaced after the lease's TTL and an interval; a drain may take its whole time budget.
+    sweep = settings.sweep
+    late = (3 * sweep.interval + sweep.lease_ttl).total_seconds() + 10
+    if status.sweeping:
+        late += sweep.time_budget.total_seconds()
+    if status.tick_age_seconds is None:
+        yield Level.WATCH, "no sweep has ended yet"
+    elif (age := status.tick_age_seconds + view.age_seconds) > late:
+        yield Level.BAD, f"not swept for {span(age)}"
+    due = status.due
+    if due.oldest_overdue_seconds > OVERDUE_WATCH:
+        level = Level.BAD if due.oldest_overdue_seconds > OVERDUE_BAD else Level.WATCH
+        about = "" if due.exact else "about "
+        yield level, f"{about}{due.overdue:,} overdue, the oldest for {span(due.oldest_overdue_seconds)}"
+
+
+def _deliveries(view: View) -> Iterator[_Finding]:
+    if view.status is None or view.error or view.age_seconds > STALE:
+        # What cannot be read is not delivered either: events are taken from the same Redis.
+        if view.status is None or view.status.endpoints:
+            yield Level.WATCH, "not known"
+        return
+    for endpoint in view.status.endpoints:
+        finding = _delivery(endpoint)
+        if finding is not None:
+            yield finding
+
+
+def _delivery(endpoint: EndpointStatus) -> _Finding | None:
+    waiting = f"{endpoint.pending:,} wait, the oldest for {span(endpoint.oldest_pending_seconds)}"
+    if not endpoint.pending:
+        waiting = "nothing waits"
+    if endpoint.state == "unknown":
+        return None
+    if endpoint.state == "paused":
+        return Level.BAD, f"{endpoint.name} is paused; {waiting}"
+    if endpoint.state == "failing":
+        return Level.BAD, f"{endpoint.name} fails; {waiting}"
+    if endpoint.oldest_pending_seconds > PENDING_BAD:
+        return Level.BAD, f"{endpoint.name}: {waiting}"
+    if endpoint.oldest_pending_seconds > PENDING_WATCH:
+        return Level.WATCH, f"{endpoint.name}: {waiting}"
+    return None
+
+
+def _anything_aside(view: View) -> bool:
+    return view.status is not None and bool(view.status.quarantined or view.status.dead_letters)
+
+
+def _set_aside(view: View) -> Iterator[_Finding]:
+    if view.status is None:
+        yield Level.WATCH, "not known"
+        return
+    if view.status.quarantined:
+        yield Level.WATCH, f"{view.status.quarantined:,} in quarantine"
+    if view.status.dead_letters:
+        letters = "dead letter" if view.status.dead_letters == 1 else "dead letters"
+        yield Level.WATCH, f"{view.status.dead_letters:,} {letters}"

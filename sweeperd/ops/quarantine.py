@@ -1,0 +1,165 @@
+"""What was set aside: what is there and why, back into the index after a repair, or off the list."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import redis
+
+from sweeperd.config import SweepSettings
+from sweeperd.ops.explain import explain
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Shard, describe, is_server_trouble
+from sweeperd.sweep.index_reader import Entry, Pager, Position
+from sweeperd.sweep.sweeper import Outcome
+
+#: The problem of an entry that somebody else has taken off the list.
+NOT_THERE = "not_quarantined"
+
+_FIELDS = (b"quarantine_reason", b"tenant", b"state", b"estimate_amount", b"estimate_unit")
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """One entry of the quarantine. What its hash does not say is empty."""
+
+    id: bytes
+    #: When it was set aside, ms on Redis's clock.
+    at_ms: int
+    #: Empty where the hash is gone, or somebody has repaired the mark away.
+    reason: str
+    tenant: bytes = b""
+    state: bytes = b""
+    #: What it holds in each of its scopes, and the unit.
+    amount: bytes = b""
+    unit: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which entries are meant: these ids, or all of this reason and of one of these tenants (None: of any)."""
+
+    ids: tuple[bytes, ...] | None = None
+    reason: str | None = None
+    tenants: tuple[bytes, ...] | None = None
+
+    def takes(self, entry: SetAside) -> bool:
+        """Whether an entry is meant by reason and tenant."""
+        return self.reason in (None, entry.reason) and (self.tenants is None or entry.tenant in self.tenants)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of one entry. `problem`: why it stays where it is; empty where it was done."""
+
+    entry: SetAside
+    problem: str = ""
+
+
+class Quarantine:
+    """The quarantine of one shard. Every method raises redis.RedisError."""
+
+    def __init__(self, shard: Shard, settings: SweepSettings) -> None:
+        self._shard = shard
+        self._settings = settings
+        #: How many entries are read in one go, and how many commands are sent in one.
+        self._length = settings.pipeline_depth
+        self._pager = Pager(shard, shard.keys.quarantine)
+        self._requeue = Script("ops/requeue")
+        self._explain = Script("ops/explain")
+
+    def size(self) -> int:
+        """How many entries there are."""
+        return int(self._shard.client.zcard(self._shard.keys.quarantine))
+
+    def find(self, wanted: Wanted) -> Iterator[SetAside]:
+        """The entries that are meant, the oldest first, read page by page. Ids that are not there do not come."""
+        for page in self._pages(wanted, lambda _: True):
+            yield from page
+
+    def requeue(self, wanted: Wanted) -> Iterator[list[Done]]:
+        """
+        Put them back into the index, page by page, those that were there when it began. What a sweep would only set
+        aside again is not repaired yet: it stays on the list.
+        """
+        removed: set[bytes] = set()
+        for page in self._pages(wanted, lambda entry: entry.id not in removed):
+            removed.clear()
+            done = self._requeue_page(page)
+            removed.update(each.entry.id for each in done if each.problem in ("", NOT_THERE))
+            yield done
+
+    def dismiss(self, wanted: Wanted) -> Iterator[list[Done]]:
+        """Take them off the list, page by page. Reservation and budgets stay as they are."""
+        removed: set[bytes] = set()
+        for page in self._pages(wanted, lambda entry: entry.id not in removed):
+            removed.clear()
+            pipeline = self._shard.client.pipeline(transaction=False)
+            for entry in page:
+                pipeline.zrem(self._shard.keys.quarantine, entry.id)
+            gone = pipeline.execute()
+            removed.update(entry.id for entry in page)
+            yield [Done(entry, "" if count else NOT_THERE) for entry, count in zip(page, gone, strict=True)]
+
+    def _requeue_page(self, page: Sequence[SetAside]) -> list[Done]:
+        keys, client = self._shard.keys, self._shard.client
+        explanations = explain(self._shard, self._settings, [entry.id for entry in page], self._explain)
+        problems = {
+            explanation.decision.id: explanation.decision.detail
+            for explanation in explanations
+            if explanation.decision.outcome in (Outcome.QUARANTINED, Outcome.ERROR)
+        }
+        ready = [entry.id for entry in page if entry.id not in problems]
+        calls = [Call([keys.reservation(id_), keys.reservation_index, keys.quarantine], [id_]) for id_ in ready]
+        for id_, reply in zip(ready, self._requeue.run_many(client, calls), strict=True):
+            if isinstance(reply, Exception):
+                if is_server_trouble(reply):
+                    raise reply
+                problems[id_] = describe(reply)
+            elif reply != b"requeued":
+                problems[id_] = reply.decode()
+        return [Done(entry, problems.get(entry.id, "")) for entry in page]
+
+    def _pages(self, wanted: Wanted, stays: Callable[[SetAside], bool]) -> Iterator[list[SetAside]]:
+        """
+        The entries that are meant, of those that are there now: what is set aside while this goes on is not looked at
+        again. `stays` is asked about each entry of a page when the next one is asked for.
+        """
+        if wanted.ids is not None:
+            for start in range(0, len(wanted.ids), self._length):
+                yield self._named(wanted.ids[start : start + self._length])
+            return
+        until, position = self._shard.read_clock(), Position()
+        while True:
+            page = self._pager.read(until, position, self._length)
+            entries = self._read(page)
+            chosen = [entry for entry in entries if wanted.takes(entry)]
+            if chosen:
+                yield chosen
+            if len(entries) < self._length:
+                return
+            staying = [not wanted.takes(entry) or stays(entry) for entry in entries]
+            position = position.behind(zip(page, staying, strict=True))
+
+    def _named(self, ids: Sequence[bytes]) -> list[SetAside]:
+        pipeline = self._shard.client.pipeline(transaction=False)
+        for id_ in ids:
+            pipeline.zscore(self._shard.keys.quarantine, id_)
+        scores = zip(ids, pipeline.execute(), strict=True)
+        return self._read([Entry(id_, str(score).encode()) for id_, score in scores if score is not None])
+
+    def _read(self, entries: Sequence[Entry]) -> list[SetAside]:
+        pipeline = self._shard.client.pipeline(transaction=False)
+        for entry in entries:
+            pipeline.hmget(self._shard.keys.reservation(entry.id), *_FIELDS)
+        rows = pipeline.execute(raise_on_error=False) if entries else []
+        return [_set_aside(entry.id, entry.score, row) for entry, row in zip(entries, rows, strict=True)]
+
+
+def _set_aside(id_: bytes, score: bytes, row: list[bytes | None] | Exception) -> SetAside:
+    at_ms = int(float(score))
+    if isinstance(row, Exception):
+        if isinstance(row, redis.ResponseError) and "WRONGTYPE" in str(row):
+            return SetAside(id_, at_ms, "WRONG_TYPE")
+        raise row
+    reason, tenant, state, amount, unit = (value or b"" for value in row)
+    return SetAside(id_, at_ms, reason.decode("utf-8", "backslashreplace"), tenant, state, amount, unit)

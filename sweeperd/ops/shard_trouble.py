@@ -1,0 +1,27 @@
+"""One shard's trouble, in one line: with several shards, one that is down must not hide the others."""
+
+import contextlib
+from collections.abc import Iterator
+
+import redis
+
+from sweeperd.config import DEFAULT_SHARD
+from sweeperd.errors import RedisUnavailable
+from sweeperd.store.shard import Shard, describe
+
+
+class ShardTrouble(Exception):
+    """What was asked of one shard could not be done. The message is one line, without credentials."""
+
+
+@contextlib.contextmanager
+def working_on(shard: Shard) -> Iterator[None]:
+    """Turn whatever Redis refuses into ShardTrouble."""
+    named = "" if shard.name == DEFAULT_SHARD else f"shard {shard.name}: "
+    try:
+        with shard.reaching():
+            yield
+    except RedisUnavailable as error:
+        raise ShardTrouble(f"{named}redis is not available: {error}") from error
+    except redis.RedisError as error:  # a key of another type, say
+        raise ShardTrouble(f"{named}{shard.address}: {describe(error)}") from error

@@ -1,0 +1,203 @@
+"""Everything about one reservation, and what a sweep would do with it."""
+
+import contextlib
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sweeperd.config import Settings
+from sweeperd.delivery.outbox import PARKED
+from sweeperd.delivery.payload import message
+from sweeperd.ops.explain import Explanation, explain
+from sweeperd.store.shard import Shard
+from sweeperd.text import shown, strings
+
+#: Its event was added by the script that took the time of its expiry, a moment before: where to look for it, ms.
+EVENT_BEFORE, EVENT_AFTER = 10, 5_000
+#: How many entries of a stream are looked through for one, how many at a time.
+SEARCH, PAGE = 20_000, 500
+#: How many scopes' budgets are shown.
+SCOPES = 100
+
+Fields = dict[bytes, bytes]
+
+
+class Fate(enum.StrEnum):
+    """What has become of an event at one endpoint."""
+
+    #: Taken and not acknowledged: somebody has it in hand, or it waits for its next hand-over.
+    PENDING = "pending"
+    NOT_TAKEN = "not taken yet"
+    DEAD_LETTER = "dead letter"
+    #: 2xx, or not asked for; or the endpoint is younger than the event.
+    ACKNOWLEDGED = "acknowledged"
+    #: The endpoint's tenants in the configuration are others.
+    NOT_ASKED_FOR = "not asked for"
+    #: The endpoint is in the configuration, but no daemon with it has run yet.
+    NO_GROUP = "no group yet"
+
+
+@dataclass(frozen=True, slots=True)
+class EventDelivery:
+    """One event at one endpoint."""
+
+    endpoint: str
+    fate: Fate
+    #: How many times it was handed over.
+    hand_overs: int = 0
+    #: Who has it in hand; empty where it waits for its next hand-over.
+    owner: str = ""
+    #: Since it was last handed over, seconds.
+    idle_seconds: float = 0.0
+    #: Why it was given up.
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The event of an expiry, as it is in the stream, and its deliveries."""
+
+    id: bytes
+    #: Its `webhook-id`, by which receivers know it.
+    webhook_id: str
+    fields: Fields
+    deliveries: tuple[EventDelivery, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """One reservation on one shard."""
+
+    id: bytes
+    #: When this was read, ms on Redis's clock.
+    now_ms: int
+    #: The type of what is under its key: `hash`, `none`, or what should not be there.
+    type: str
+    fields: Fields
+    #: How long the hash has left, ms; None where it stays.
+    ttl_ms: int | None
+    #: In the index, ms; None where it is not there.
+    score: float | None
+    #: In the quarantine, ms; None where it is not there.
+    quarantined_at: float | None
+    #: Scope to its budget, in the order of the reservation's scopes; None where there is no such budget.
+    budgets: dict[bytes, Fields | str | None]
+    #: None where it has not expired, or its event is not (any more) in the stream.
+    event: Event | None
+    #: What a sweep that came to it now would do.
+    explanation: Explanation
+
+
+def inspect(settings: Settings, shard: Shard, reservation: bytes) -> Inspection | None:
+    """
+    None where the shard knows nothing of this id: neither hash, nor index entry, nor quarantine. It reads, and changes
+    nothing. Raises redis.RedisError.
+    """
+    now, keys = shard.read_clock(), shard.keys
+    key = keys.reservation(reservation)
+    pipeline = shard.client.pipeline(transaction=False)
+    pipeline.type(key)
+    pipeline.pttl(key)
+    pipeline.zscore(keys.reservation_index, reservation)
+    pipeline.zscore(keys.quarantine, reservation)
+    kind, ttl, score, quarantined_at = pipeline.execute()
+    if kind == b"none" and score is None and quarantined_at is None:
+        return None
+    fields = cast(Fields, shard.client.hgetall(key)) if kind == b"hash" else {}
+    (explanation,) = explain(shard, settings.sweep, [reservation])
+    return Inspection(
+        reservation,
+        now,
+        kind.decode(),
+        fields,
+        ttl if ttl >= 0 else None,
+        score,
+        quarantined_at,
+        _budgets(shard, fields),
+        _event(settings, shard, reservation, fields),
+        explanation,
+    )
+
+
+def _budgets(shard: Shard, fields: Fields) -> dict[bytes, Fields | str | None]:
+    scopes: tuple[bytes, ...] = ()
+    with contextlib.suppress(ValueError, RecursionError):
+        scopes = strings(fields.get(b"budgeted_scopes") or fields.get(b"affected_scopes") or b"[]")[:SCOPES]
+    found: dict[bytes, Fields | str | None] = {}
+    for scope in scopes:
+        key = shard.keys.budget(scope, fields.get(b"estimate_unit", b""))
+        kind = cast(bytes, shard.client.type(key))
+        if kind == b"hash":
+            found[scope] = cast(Fields, shard.client.hgetall(key))
+        else:
+            found[scope] = None if kind == b"none" else kind.decode()
+    return found
+
+
+def _event(settings: Settings, shard: Shard, reservation: bytes, fields: Fields) -> Event | None:
+    expired_at = fields.get(b"expired_at", b"")
+    if not expired_at.isdigit() or len(expired_at) > 16:
+        return None
+    around = int(expired_at)
+    for entry, event in _range(shard, shard.keys.events, max(0, around - EVENT_BEFORE), str(around + EVENT_AFTER)):
+        if event.get(b"id") == reservation and event.get(b"expired_at") == expired_at:
+            webhook_id = message(shard.origin, event).event_id
+            return Event(entry, webhook_id, event, tuple(_deliveries(settings, shard, entry, event)))
+    return None
+
+
+def _range(shard: Shard, key: bytes, first_ms: int, last: str) -> Iterator[tuple[bytes, Fields]]:
+    """The entries of a stream from then on, up to SEARCH of them."""
+    first: bytes = b"%d" % first_ms
+    for _ in range(0, SEARCH, PAGE):
+        rows = cast(list[tuple[bytes, Fields]], shard.client.xrange(key, first, last, count=PAGE))
+        yield from rows
+        if len(rows) < PAGE:
+            return
+        first = b"(" + rows[-1][0]
+
+
+def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -> Iterator[EventDelivery]:
+    letters = {
+        shown(letter.get(b"endpoint", b"")): letter
+        for _, letter in _range(shard, shard.keys.dead_letters, int(entry.partition(b"-")[0]), "+")
+        if letter.get(b"event") == entry
+    }
+    groups = _groups(shard)
+    configured = {endpoint.name: endpoint.tenants for endpoint in settings.webhooks.endpoints}
+    for name in dict.fromkeys([*configured, *groups, *letters]):
+        tenants = configured.get(name)
+        if name in letters:
+            letter = letters[name]
+            attempts = letter.get(b"attempts", b"")
+            hand_overs = int(attempts) if attempts.isdigit() else 0
+            yield EventDelivery(name, Fate.DEAD_LETTER, hand_overs, reason=shown(letter.get(b"reason", b"")))
+        elif name not in groups:
+            yield EventDelivery(name, Fate.NO_GROUP)
+        elif _moment(entry) > _moment(groups[name]):
+            yield EventDelivery(name, Fate.NOT_TAKEN)
+        elif rows := _pending(shard, name, entry):
+            row = rows[0]
+            owner = "" if row["consumer"] == PARKED else shown(row["consumer"])
+            idle = row["time_since_delivered"] / 1000
+            yield EventDelivery(name, Fate.PENDING, row["times_delivered"], owner, idle)
+        elif tenants is not None and shown(event.get(b"tenant", b"")) not in tenants:
+            yield EventDelivery(name, Fate.NOT_ASKED_FOR)
+        else:
+            yield EventDelivery(name, Fate.ACKNOWLEDGED)
+
+
+def _pending(shard: Shard, group: str, entry: bytes) -> list[dict[str, Any]]:
+    rows = shard.client.xpending_range(shard.keys.events, group, min=entry, max=entry, count=1)
+    return cast(list[dict[str, Any]], rows)
+
+
+def _groups(shard: Shard) -> dict[str, bytes]:
+    """Each group and the last event that it has been given."""
+    return {shown(row["name"]): row["last-delivered-id"] for row in shard.client.xinfo_groups(shard.keys.events)}
+
+
+def _moment(entry: bytes) -> tuple[int, int]:
+    milliseconds, _, sequence = entry.partition(b"-")
+    return int(milliseconds), int(sequence or 0)

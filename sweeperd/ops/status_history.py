@@ -1,0 +1,101 @@
+"""Looks at one shard as an operator does, and remembers the last hour of it: what the page shows."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sweeperd.ops.health_summary import View
+from sweeperd.ops.status import ShardStatus
+
+#: Between two samples, seconds, and how far back they go.
+SAMPLE_EVERY, REMEMBERED = 15.0, 3600.0
+#: For so long after somebody has asked, it looks at each `look`: seconds.
+WATCHED_FOR = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One shard at one moment. None where Redis did not answer."""
+
+    #: Monotonic, seconds.
+    at: float
+    overdue: int | None = None
+    quarantined: int | None = None
+    #: How many have expired in all, and when this was read, ms on Redis's clock.
+    expired: int | None = None
+    now_ms: int = 0
+    #: Endpoint -> events that wait.
+    pending: Mapping[str, int] | None = None
+
+
+class Lookout:
+    """
+    One thread looks, others ask; who asks never waits for Redis. `read` may take as long as it likes, and does not
+    raise where Redis cannot be worked with. It is called seldom, but at each `look` while somebody asks.
+    """
+
+    def __init__(self, name: str, address: str, read: Callable[[], ShardStatus]) -> None:
+        self._name = name
+        self._address = address
+        self._read = read
+        self._lock = threading.Lock()
+        self._samples: deque[Sample] = deque(maxlen=int(REMEMBERED / SAMPLE_EVERY))
+        self._status: ShardStatus | None = None
+        self._read_at = 0.0
+        self._error = ""
+        self._asked_at: float | None = None
+
+    def succeed(self, before: "Lookout") -> None:
+        """Take over what another remembers of the same shard."""
+        with before._lock:
+            samples, status, read_at, error = before._samples.copy(), before._status, before._read_at, before._error
+        with self._lock:
+            self._samples, self._status, self._read_at, self._error = samples, status, read_at, error
+
+    def look(self) -> None:
+        """Call it every few seconds."""
+        now = time.monotonic()
+        with self._lock:
+            watched = self._asked_at is not None and now - self._asked_at < WATCHED_FOR
+            due = not self._samples or now - self._samples[-1].at >= SAMPLE_EVERY
+        if not (watched or due):
+            return
+        status = self._read()
+        with self._lock:
+            self._error = status.error
+            if status.reachable:
+                self._status, self._read_at = status, time.monotonic()
+            if due:
+                self._samples.append(_sample(now, status))
+
+    def view(self) -> View:
+        """What is known now. Somebody asks, so it is looked at more often from now on."""
+        with self._lock:
+            self._asked_at = now = time.monotonic()
+            age = now - self._read_at if self._status else 0.0
+            return View(self._name, self._address, self._status, age, self._error)
+
+    def samples(self) -> list[Sample]:
+        """The last hour, the oldest first, with what is known now as the last one."""
+        now = time.monotonic()
+        with self._lock:
+            kept = [sample for sample in self._samples if now - sample.at <= REMEMBERED]
+            status = None if self._error else self._status
+            if status is not None and not (kept and kept[-1].now_ms == status.now_ms):
+                kept.append(_sample(self._read_at, status))
+        return kept
+
+
+def _sample(at: float, status: ShardStatus) -> Sample:
+    if not status.reachable:
+        return Sample(at)
+    return Sample(
+        at,
+        status.due.overdue,
+        status.quarantined,
+        status.tick.expired if status.tick else None,
+        status.now_ms,
+        {endpoint.name: endpoint.pending for endpoint in status.endpoints if endpoint.configured},
+    )

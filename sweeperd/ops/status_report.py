@@ -1,0 +1,135 @@
+"""What the page shows, as JSON: the three answers, and each shard with its endpoints and its last hour."""
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from sweeperd import __version__
+from sweeperd.config import Settings
+from sweeperd.ops.health_summary import STALE, View, outlook
+from sweeperd.ops.status import EndpointStatus, ShardStatus
+from sweeperd.ops.status_history import Sample
+from sweeperd.store.process import process_name
+
+#: The longest text that is shown, characters.
+TEXT = 200
+#: How many endpoints that are not configured are listed: their names come from the dead letters.
+UNKNOWN = 10
+#: Ticks count when they end, so a rate over a shorter time than this says more of their rhythm than of the rate, ms.
+SPAN_MS = 5000
+
+
+def report(settings: Settings, shards: Sequence[tuple[View, Sequence[Sample]]], now: float) -> dict[str, Any]:
+    """All of it. `now`: monotonic, seconds, like the samples'."""
+    answers = outlook(settings, [view for view, _ in shards])
+    return {
+        "version": __version__,
+        "by": _text(process_name()),
+        "answers": [
+            {
+                "question": answer.question,
+                "answer": answer.answer,
+                "level": answer.level,
+                "details": [_text(detail) for detail in answer.details],
+            }
+            for answer in answers
+        ],
+        "shards": [_shard(settings, view, samples, now) for view, samples in shards],
+    }
+
+
+def _shard(settings: Settings, view: View, samples: Sequence[Sample], now: float) -> dict[str, Any]:
+    return {
+        "name": view.name,
+        "address": _text(view.address),
+        "error": _text(view.error),
+        "stale": bool(view.error) or view.age_seconds > STALE,
+        "age_seconds": round(view.age_seconds, 1),
+        "status": None if view.status is None else _status(settings, view.status, samples),
+        "history": {
+            "seconds_ago": [round(now - sample.at, 1) for sample in samples],
+            "overdue": [sample.overdue for sample in samples],
+            "expired_per_second": _rates(samples),
+            "quarantined": [sample.quarantined for sample in samples],
+        },
+    }
+
+
+def _status(settings: Settings, status: ShardStatus, samples: Sequence[Sample]) -> dict[str, Any]:
+    tick, due = status.tick, status.due
+    places = {endpoint.name: _place(endpoint.url.get_secret_value()) for endpoint in settings.webhooks.endpoints}
+    known = [endpoint for endpoint in status.endpoints if endpoint.configured]
+    unknown = [endpoint for endpoint in status.endpoints if not endpoint.configured]
+    return {
+        "overdue": due.overdue,
+        "in_grace": due.in_grace,
+        "exact": due.exact,
+        "oldest_overdue_seconds": round(due.oldest_overdue_seconds, 1),
+        "quarantined": status.quarantined,
+        "dead_letters": status.dead_letters,
+        "sweeping": _text(status.sweeping),
+        "rate": status.rate,
+        "tick": None
+        if tick is None
+        else {
+            "age_seconds": status.tick_age_seconds,
+            "by": _text(tick.by),
+            "seconds": tick.seconds,
+            "complete": tick.complete,
+            "expired": tick.expired,
+        },
+        "endpoints": [
+            _endpoint(status, endpoint, places.get(endpoint.name, ""), samples)
+            for endpoint in known + unknown[:UNKNOWN]
+        ],
+        "more_endpoints": max(0, len(unknown) - UNKNOWN),
+    }
+
+
+def _endpoint(status: ShardStatus, endpoint: EndpointStatus, place: str, samples: Sequence[Sample]) -> dict[str, Any]:
+    paused_at = endpoint.paused_at_ms
+    return {
+        "name": _text(endpoint.name),
+        "place": place,
+        "state": endpoint.state,
+        "pending": endpoint.pending,
+        "oldest_pending_seconds": round(endpoint.oldest_pending_seconds, 1),
+        "paused_seconds": None if paused_at is None else max(0, status.now_ms - paused_at) // 1000,
+        "quiet_seconds": round(endpoint.quiet_seconds),
+        "failures": endpoint.failures,
+        "reason": _text(endpoint.paused_reason or endpoint.failure),
+        "dead_letters": endpoint.dead_letters,
+        "history": [(sample.pending or {}).get(endpoint.name) for sample in samples] if endpoint.configured else [],
+    }
+
+
+def _rates(samples: Sequence[Sample]) -> list[float | None]:
+    """How many expired a second, since the last sample that is known; None where that cannot be told."""
+    rates: list[float | None] = []
+    before: Sample | None = None
+    for sample in samples:
+        rates.append(None if before is None else _rate(before, sample))
+        if sample.expired is not None:
+            before = sample
+    return rates
+
+
+def _rate(before: Sample, after: Sample) -> float | None:
+    elapsed = after.now_ms - before.now_ms
+    if before.expired is None or after.expired is None or elapsed < SPAN_MS:
+        return None
+    # Who has counted less than before has begun anew: another Redis, or one that was emptied.
+    return round(1000 * (after.expired - before.expired) / elapsed, 2) if after.expired >= before.expired else None
+
+
+def _place(url: str) -> str:
+    """Whom it is sent to: no more of the URL, because credentials may stand in all the rest."""
+    parts = urlsplit(url)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return _text(f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else ""))
+
+
+def _text(value: str) -> str:
+    """Short, and without what would hide or turn around the text beside it."""
+    short = value if len(value) <= TEXT else value[: TEXT - 1] + "…"
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in short)

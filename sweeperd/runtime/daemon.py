@@ -1,0 +1,111 @@
+"""The daemon: a keeper for each shard and the scheduler, started and stopped in order."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC
+from typing import Any
+
+from apscheduler.executors.pool import ThreadPoolExecutor as SchedulerPool
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from sweeperd.config import Settings
+from sweeperd.delivery.dispatcher import shares
+from sweeperd.metrics import Metrics
+from sweeperd.ops.status_report import report
+from sweeperd.runtime.shard_runner import Keeper
+from sweeperd.store.shard import open_shards
+
+
+class Daemon:
+    """Everything that works, over all shards, with settings that do not change."""
+
+    def __init__(self, settings: Settings, metrics: Metrics | None = None) -> None:
+        self._settings = settings
+        self._stop = threading.Event()
+        self.metrics = metrics or Metrics(tenant_label=settings.metrics.tenant_label)
+        shards = open_shards(settings)
+        self._keepers = [
+            Keeper(settings, shard, self.metrics, self._stop, concurrency)
+            for shard, concurrency in zip(shards, shares(settings.webhooks.concurrency, len(shards)), strict=True)
+        ]
+        self._duties = [duty for keeper in self._keepers for duty in keeper.duties]
+        # A thread for each duty, so that none waits for another's shard.
+        self._scheduler = BackgroundScheduler(timezone=UTC, executors={"default": SchedulerPool(len(self._duties))})
+
+    def start(self) -> None:
+        """Start all threads."""
+        self._scheduler.start()
+        for keeper in self._keepers:
+            keeper.start(self._scheduler)
+
+    def about(self) -> dict[str, object]:
+        """What it works on, for the log."""
+        return {
+            "shards": {keeper.name: keeper.address for keeper in self._keepers},
+            "interval_seconds": self._settings.sweep.interval.total_seconds(),
+            "endpoints": [endpoint.name for endpoint in self._settings.webhooks.endpoints],
+        }
+
+    def catch_up(self) -> None:
+        """Call it every second or so: what the scheduler has forgotten runs at once."""
+        for duty in self._duties:
+            duty.catch_up()
+
+    def retire(self, seconds: float) -> bool:
+        """Take no more work; wait so long for the current slices. Returns whether they have ended."""
+        self._stop.set()
+        deadline = time.monotonic() + seconds
+        return all([duty.join(deadline) for duty in self._duties])
+
+    def finish(self, deadline: float) -> bool:
+        """
+        Take no more work, finish the current slices and what is in flight, and end every thread, until `deadline`
+        (monotonic). Returns whether they all ended. Nothing is lost where they did not: what was not acknowledged is
+        delivered by another replica or later.
+        """
+        self._stop.set()
+        # All at once: a shard that does not answer takes none of the others' time.
+        with ThreadPoolExecutor(len(self._keepers), thread_name_prefix="end") as pool:
+            ended = all(list(pool.map(lambda keeper: keeper.end(deadline), self._keepers)))
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
+        return ended
+
+    def stop(self, deadline: float | None = None) -> bool:
+        """`finish`, by default within `shutdown_grace`."""
+        return self.finish(deadline or time.monotonic() + self._settings.shutdown_grace.total_seconds())
+
+    def succeed(self, before: "Daemon") -> None:
+        """Take over from a daemon that has retired: what it knows of its shards is still so."""
+        predecessors = {keeper.place: keeper for keeper in before._keepers}
+        for keeper in self._keepers:
+            if predecessor := predecessors.get(keeper.place):
+                keeper.succeed(predecessor)
+        for name in before._endpoints - self._endpoints:
+            self.metrics.forget_endpoint(name)
+        for name in {keeper.name for keeper in before._keepers} - {keeper.name for keeper in self._keepers}:
+            self.metrics.forget_shard(name)
+
+    @property
+    def _endpoints(self) -> set[str]:
+        return {endpoint.name for endpoint in self._settings.webhooks.endpoints}
+
+    def health(self) -> tuple[bool, str]:
+        """Whether the process is well, and what is wrong with it."""
+        problems = [problem for keeper in self._keepers for problem in keeper.health]
+        return not problems, ", ".join(problems) or "ok"
+
+    def readiness(self) -> tuple[bool, str]:
+        """
+        Ready once each shard has been tried, and as long as one can be swept. All replicas see the same dead Redis, so
+        were one enough to be unready, it would stop a roll-out and take the metrics of all others away.
+        """
+        troubles = [f"{keeper.name}: {keeper.trouble}" for keeper in self._keepers if keeper.trouble]
+        ready = all(keeper.tried for keeper in self._keepers) and len(troubles) < len(self._keepers)
+        return ready, "\n".join(["ok"] * ready + troubles)
+
+    def report(self) -> dict[str, Any]:
+        """What the page shows: of each shard the last that is known. Waits for nothing."""
+        shards = [(keeper.lookout.view(), keeper.lookout.samples()) for keeper in self._keepers]
+        return report(self._settings, shards, time.monotonic())

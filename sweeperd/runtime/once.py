@@ -1,0 +1,240 @@
+"""One run for cron: drain what is due, deliver what is in the stream, end. All shards at the same time."""
+
+import enum
+import functools
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from sweeperd.config import Settings
+from sweeperd.delivery.dispatcher import Delivery, DeliveryReport, shares
+from sweeperd.delivery.payload import message, reservations
+from sweeperd.errors import RedisUnavailable
+from sweeperd.metrics import Metrics
+from sweeperd.store.lease import Lease
+from sweeperd.store.shard import Shard, open_shards
+from sweeperd.sweep.last_sweep import TickBoard
+from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper
+from sweeperd.sweep.telemetry import Audit
+
+log = logging.getLogger(__name__)
+
+#: Between two looks at a lease that another process holds, seconds.
+LOOK_AGAIN = 0.1
+
+
+class Stage(enum.StrEnum):
+    """What the run is busy with."""
+
+    SWEEPING = "sweeping"
+    DELIVERING = "delivering"
+
+
+#: (stage, done so far, expected in all)
+Progress = Callable[[Stage, int, int], None]
+
+
+@dataclass(frozen=True)
+class OnceReport:
+    """One run in numbers, all shards together."""
+
+    counts: Counter[Outcome]
+    #: False where a signal ended the sweep before all was looked at.
+    complete: bool
+    delivery: DeliveryReport
+    duration_seconds: float
+    #: What went wrong, a line for each shard that could not be brought to the end.
+    failures: tuple[str, ...] = ()
+    #: False where that was every shard.
+    any_done: bool = True
+
+    @property
+    def exit_code(self) -> int:
+        """0: nothing left behind; 1: entries with errors, or not all looked at; 3: events wait for delivery."""
+        if self.failures or self.counts[Outcome.ERROR] or not self.complete:
+            return 1
+        return 3 if self.delivery.undelivered else 0
+
+    def as_dict(self) -> dict[str, int | float]:
+        """The object that `--json` prints."""
+        return {
+            "candidates": self.counts.total(),
+            **{outcome.value: self.counts[outcome] for outcome in Outcome if outcome is not Outcome.ERROR},
+            "errors": self.counts[Outcome.ERROR],
+            "delivered": self.delivery.delivered,
+            "undelivered": self.delivery.undelivered,
+            "dead_lettered": self.delivery.dead_lettered,
+            "duration_seconds": round(self.duration_seconds, 6),
+        }
+
+
+def run_once(
+    settings: Settings,
+    stop: threading.Event,
+    progress: Progress = lambda *_: None,
+    metrics: Metrics | None = None,
+) -> OnceReport:
+    """
+    On every shard: sweep until the end of what is due now, then deliver until nothing is left that can be handed over
+    now. `stop` ends it early. A shard that fails keeps no other from its end.
+    """
+    started = time.monotonic()
+    metrics = metrics or Metrics(tenant_label=settings.metrics.tenant_label)
+    shards = open_shards(settings)
+    told = _Progress(progress, [shard.name for shard in shards])
+    runs = [
+        _Run(settings, shard, metrics, stop, concurrency, told)
+        for shard, concurrency in zip(shards, shares(settings.webhooks.concurrency, len(shards)), strict=True)
+    ]
+    with ThreadPoolExecutor(len(runs), thread_name_prefix="once") as pool:
+        for future in [pool.submit(run) for run in runs]:
+            future.result()
+    report = OnceReport(
+        sum((run.counts for run in runs), Counter()),
+        all(run.complete for run in runs),
+        DeliveryReport(
+            sum(run.delivery.delivered for run in runs),
+            sum(run.delivery.undelivered for run in runs),
+            sum(run.delivery.dead_lettered for run in runs),
+        ),
+        time.monotonic() - started,
+        tuple(f"shard {run.name}: {run.failure}" if settings.shards else run.failure for run in runs if run.failure),
+        any_done=not all(run.failure for run in runs),
+    )
+    if report.any_done:
+        log.info("run ended", extra=report.as_dict())
+    return report
+
+
+class _Run:
+    """The run on one shard, and what came of it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        shard: Shard,
+        metrics: Metrics,
+        stop: threading.Event,
+        concurrency: int,
+        told: "_Progress",
+    ) -> None:
+        self.name = shard.name
+        self.counts: Counter[Outcome] = Counter()
+        self.complete = False
+        self.delivery = DeliveryReport(0, 0, 0)
+        #: Why it was not brought to the end; empty where it was.
+        self.failure = ""
+        self._settings = settings
+        self._shard = shard
+        self._stop = stop
+        self._told = told
+        self._audit = Audit(metrics, shard.name)
+        self._delivery = Delivery(settings, shard, functools.partial(message, shard.origin), metrics, stop, concurrency)
+
+    def __call__(self) -> None:
+        try:
+            self._delivery.prepare()
+            self._sweep()
+            self._deliver()
+            self._delivery.maintain()
+            self.delivery = self._delivery.report()
+        except RedisUnavailable as error:
+            self._audit.failed(error, redis_down=True, told=True)
+            self.failure = f"redis is not available: {error}"
+        except Exception as error:
+            self._audit.failed(error, redis_down=False, told=True)
+            log.exception("the run failed", extra={"shard": self.name})
+            self.failure = f"the run failed: {type(error).__name__}"
+        finally:
+            self._told.left(self.name)
+            self._shard.close()
+
+    def _sweep(self) -> None:
+        """Under the lease where it can be had in time, else without: correctness never rests on it."""
+        lease = Lease(self._shard, "sweep", self._settings.sweep.lease_ttl, self._audit.lost_lease)
+        if not self._await(lease):
+            self._drain()
+            return
+        with lease.kept():
+            self._drain()
+
+    def _await(self, lease: Lease) -> bool:
+        """
+        Wait for the lease for its TTL: if its holder has died, it is free by then. Who still holds it then is at a long
+        sweep or no sweeper at all, and must not keep cron from its work for ever. Returns whether it was acquired.
+        """
+        ttl = self._settings.sweep.lease_ttl.total_seconds()
+        until = time.monotonic() + ttl
+        waiting = False
+        while True:
+            with self._shard.reaching():
+                if lease.acquire():
+                    return True
+            if self._stop.is_set() or time.monotonic() >= until:
+                break
+            if not waiting:
+                waiting = True
+                log.warning(
+                    "another process sweeps, waiting for it", extra={"shard": self.name, "at_most_seconds": ttl}
+                )
+            self._stop.wait(LOOK_AGAIN)
+        if not self._stop.is_set():
+            log.warning("another process still holds the lease, sweeping without it", extra={"shard": self.name})
+        return False
+
+    def _drain(self) -> None:
+        ticks = TickBoard(self._shard)
+
+        def observe(decisions: Sequence[Decision], trace_id: str) -> None:
+            self._audit.decided(decisions, trace_id)
+            ticks.decided(decisions)
+            self.counts.update(decision.outcome for decision in decisions)
+            self._told(self.name, Stage.SWEEPING, self.counts.total(), due)
+
+        settings = self._settings.sweep
+        sweeper = Sweeper(self._shard, reservations(self._shard.keys, settings), settings, observe, self._stop)
+        due = sweeper.backlog().due
+        while not self.complete and not self._stop.is_set():
+            report = sweeper.tick()
+            self.counts[Outcome.IN_GRACE] += report.passed
+            self._audit.ticked(report)
+            ticks.note(report)
+            self.complete = report.complete
+        self._audit.measured(sweeper.backlog())
+
+    def _deliver(self) -> None:
+        waiting = self._delivery.report().undelivered
+        self._delivery.start(until_idle=True)
+        while not self._delivery.join(time.monotonic() + 0.2):
+            done = sum(endpoint.counts().total() for endpoint in self._delivery.endpoints)
+            self._told(self.name, Stage.DELIVERING, done, waiting)
+        self._told(self.name, Stage.DELIVERING, waiting, waiting)
+
+
+class _Progress:
+    """Sums the shards' progress. The second stage is told of once no shard is at the first any more."""
+
+    def __init__(self, progress: Progress, shards: Sequence[str]) -> None:
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._sweeping = set(shards)
+        #: Stage -> shard -> done so far, expected in all.
+        self._latest: dict[Stage, dict[str, tuple[int, int]]] = {stage: {} for stage in Stage}
+
+    def __call__(self, shard: str, stage: Stage, done: int, expected: int) -> None:
+        with self._lock:
+            self._latest[stage][shard] = done, expected
+            if stage is Stage.DELIVERING:
+                self._sweeping.discard(shard)
+            if stage is Stage.SWEEPING or not self._sweeping:
+                on_shards = self._latest[stage].values()
+                self._progress(stage, sum(done for done, _ in on_shards), sum(expected for _, expected in on_shards))
+
+    def left(self, shard: str) -> None:
+        """This shard's run has ended, well or not."""
+        with self._lock:
+            self._sweeping.discard(shard)

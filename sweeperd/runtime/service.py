@@ -1,0 +1,219 @@
+"""The daemon as a service: its signals, its HTTP port, what the service manager is told, and new settings at SIGHUP."""
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sweeperd import __version__
+from sweeperd.config import Settings
+from sweeperd.errors import ConfigError
+from sweeperd.metrics import Metrics
+from sweeperd.runtime.daemon import Daemon
+from sweeperd.runtime.systemd import Notifier
+from sweeperd.web.server import Web
+
+log = logging.getLogger(__name__)
+
+#: Between two looks at what has to be looked at, seconds.
+LOOK = 1.0
+
+
+class Service:
+    """
+    Runs a daemon until SIGTERM or SIGINT. A SIGHUP has another, with the settings as they are then, take its place;
+    the counters and the HTTP port stay. `load` reads the settings (raises ConfigError), `apply_log` sets the log up by
+    them. Raises OSError where the HTTP address cannot be had.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        load: Callable[[], Settings],
+        apply_log: Callable[[Settings], None],
+        notifier: Notifier,
+    ) -> None:
+        self._settings = settings
+        self._load = load
+        self._apply_log = apply_log
+        self._notifier = notifier
+        self._metrics = Metrics(tenant_label=settings.metrics.tenant_label)
+        self._daemon = Daemon(settings, self._metrics)
+        self._web = self._listen(settings)
+        #: Finishes what the daemon before this one had in flight.
+        self._last_work: threading.Thread | None = None
+        # The handlers of signals run in the middle of anything in this thread, and may touch only what can bear that:
+        # plain attributes, and a queue whose `put` is reentrant. An Event's `set` can dead-lock with its own `wait`.
+        self._ending: signal.Signals | None = None
+        self._reload_wanted = False
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Start, serve until SIGTERM or SIGINT, stop. A second one of these ends the process at once."""
+        signal.signal(signal.SIGHUP, self._on_reload)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_end)
+        if self._web:
+            self._web.start()
+        self._daemon.start()
+        log.info(
+            "started",
+            extra={"version": __version__, **self._daemon.about(), "http_port": self._web.port if self._web else None},
+        )
+        self._notifier.ready(self._status())
+        while not self._ending:
+            self._look()
+            self._wait(LOOK if self._notifier.watchdog_limit is None else min(LOOK, self._notifier.watchdog_limit / 8))
+            if self._reload_wanted and not self._ending and not self._finishing:
+                self._reload()
+        log.info("stopping", extra={"signal": self._ending.name})
+        self._notifier.stopping()
+        if not self._stop():
+            # Threads that hang in a request would keep the interpreter from ending.
+            logging.shutdown()
+            os._exit(0)
+
+    def health(self) -> tuple[bool, str]:
+        """Whether the process is well, and what is wrong with it."""
+        return self._daemon.health()
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether it is ready, and the shards that are not."""
+        return (False, "stopping") if self._ending else self._daemon.readiness()
+
+    def report(self) -> dict[str, Any]:
+        """What the page shows."""
+        return self._daemon.report()
+
+    # ---- signals
+
+    def _on_end(self, number: int, _frame: object) -> None:
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, signal.SIG_DFL)
+        self._ending = signal.Signals(number)
+        self._wake.put(None)
+
+    def _on_reload(self, _number: int, _frame: object) -> None:
+        self._reload_wanted = True
+        self._wake.put(None)
+
+    def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(queue.Empty):
+            self._wake.get(timeout=seconds)
+
+    # ---- what is told
+
+    def _look(self) -> None:
+        self._daemon.catch_up()
+        self._feed()
+        self._notifier.status(self._status())
+
+    def _feed(self) -> None:
+        """The watchdog gets its food only while the sweep makes progress: a daemon that hangs is to be restarted."""
+        well, _ = self.health()
+        if well:
+            self._notifier.alive()
+
+    def _status(self) -> str:
+        well, problem = self.health()
+        if not well:
+            return f"Not well: {problem}"
+        ready, told = self.readiness()
+        told = told.removeprefix("ok").strip().replace("\n", "; ")
+        if told:
+            return f"{'In part' if ready else 'Not'} ready: {told}"
+        endpoints = len(self._settings.webhooks.endpoints)
+        return (
+            f"Sweeping every {self._settings.sweep.interval.total_seconds():g} s, "
+            f"delivering to {endpoints} endpoint{'' if endpoints == 1 else 's'}"
+        )
+
+    # ---- new settings
+
+    def _reload(self) -> None:
+        """Take the settings as they are now, or refuse them and go on with those there are."""
+        self._reload_wanted = False  # before the file is read: a signal from here on may be about a newer one
+        self._notifier.reloading()
+        try:
+            self._take(self._load())
+        except ConfigError as error:
+            self._refuse(str(error))
+        except Exception as error:
+            log.exception("the reload failed")
+            self._refuse(f"{type(error).__name__}: {error}")
+        else:
+            self._metrics.reloads.labels("ok").inc()
+        self._notifier.ready(self._status())
+
+    def _refuse(self, problem: str) -> None:
+        self._metrics.reloads.labels("refused").inc()
+        log.error("the new settings are refused, the old ones stay", extra={"error": problem})
+
+    def _take(self, settings: Settings) -> None:
+        """Raises ConfigError, and then nothing has changed."""
+        if settings.metrics != self._settings.metrics:
+            log.warning("metrics.tenant_label takes effect with the next start")
+            settings = settings.model_copy(update={"metrics": self._settings.metrics})
+        if settings == self._settings:
+            log.info("reloaded; nothing has changed", extra=self._daemon.about())
+            return
+        web = self._web
+        if settings.http.address != self._settings.http.address:
+            try:
+                web = self._listen(settings)
+            except OSError as error:
+                raise ConfigError(f"cannot listen on {settings.http.listen}: {error.strerror or error}") from None
+        daemon = Daemon(settings, self._metrics)
+        self._replace(daemon, settings)
+        if web is not self._web:
+            if web:
+                web.start()
+            if self._web:
+                self._web.close()
+            self._web = web
+        self._apply_log(settings)
+        log.info("reloaded", extra={**daemon.about(), "http_port": web.port if web else None})
+
+    def _replace(self, daemon: Daemon, settings: Settings) -> None:
+        """
+        Only the sweep is waited for, which ends after its current slice; requests in flight go on beside the new
+        daemon, as those of another replica would, so that no tick waits for a receiver.
+        """
+        before, grace = self._daemon, self._settings.shutdown_grace.total_seconds()
+        deadline = time.monotonic() + grace
+        while not before.retire(0.1) and not self._ending and time.monotonic() < deadline:
+            self._feed()
+        daemon.succeed(before)
+        daemon.start()
+        self._daemon, self._settings = daemon, settings
+        self._last_work = threading.Thread(target=before.finish, args=(deadline,), name="finish", daemon=True)
+        self._last_work.start()
+
+    @property
+    def _finishing(self) -> bool:
+        """Whether a daemon that was replaced still has work in flight. One at a time, however many signals come."""
+        return self._last_work is not None and self._last_work.is_alive()
+
+    def _listen(self, settings: Settings) -> Web | None:
+        address = settings.http.address
+        return Web(address, self._metrics, self.health, self.readiness, self.report) if address else None
+
+    # ---- the end
+
+    def _stop(self) -> bool:
+        """Stop everything within `shutdown_grace`. Returns whether all threads have ended."""
+        deadline = time.monotonic() + self._settings.shutdown_grace.total_seconds()
+        ended = self._daemon.stop(deadline)
+        if self._last_work is not None:
+            self._last_work.join(max(0.0, deadline - time.monotonic()))
+            ended = ended and not self._finishing
+        if self._web:
+            self._web.close()
+        log.info("stopped" if ended else "stopped, with work still in flight; it will be done again")
+        self._notifier.close()
+        return ended

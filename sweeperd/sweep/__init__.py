@@ -1,0 +1,1 @@
+"""Index pages to script decisions to a report."""

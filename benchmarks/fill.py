@@ -7,7 +7,7 @@ import redis
 
 from benchmarks.wire import Wire, encode
 from sweeperd.store.shard import Keys
-from tests.world import TTL_MS, reserve, server_time
+from tests.support.harness import TTL_MS, reserve, server_time
 
 #: Four budgets an entry, named as they are in use.
 SCOPES = (

@@ -15,7 +15,7 @@ from sweeperd.config import SweepSettings
 from sweeperd.delivery.payload import reservations
 from sweeperd.store.embedded import Binary, Server
 from sweeperd.store.shard import Keys
-from tests.world import command, environment
+from tests.support.harness import command, environment
 
 #: So many entries have expired on a server before anything is measured on it, and where their numbers begin.
 WARM, WARM_FIRST = 1000, 10**9
@@ -77,7 +77,7 @@ class Lab:
             check_books(server.url, WARM + entries, scopes)
 
     def once(self, server: Server, **settings: object) -> Once:
-        """Run the installed `sweeperd --once` to its end, with settings as `tests.world.environment` takes them."""
+        """Run the installed `sweeperd --once` to its end, with settings as `harness.environment` takes them."""
         ended = run(command("--once", "--json", "--log-level", "info"), environment(server.url, **settings))
         report = json.loads(ended.output)
         return Once(

@@ -9,6 +9,8 @@ import redis
 
 from sweeperd.store.embedded import Binary, Server, binaries
 
+pytest_plugins = ["tests.support.fixtures"]
+
 BINARIES = binaries()
 
 # What an example does takes as long as Redis and its clock take. In CI each run tries the same examples.

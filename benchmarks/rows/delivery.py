@@ -16,7 +16,7 @@ from sweeperd.delivery.endpoint_state import EndpointBoard
 from sweeperd.delivery.outbox import EventStream
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
-from tests.world import Daemon, daemon, environment, eventually
+from tests.support.harness import Daemon, daemon, environment, eventually
 
 #: From request to answer, seconds.
 DELAY = 0.02

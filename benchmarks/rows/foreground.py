@@ -11,7 +11,7 @@ from benchmarks.row import Goal, Row, Sample
 from benchmarks.strangers import strangers
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Keys
-from tests.world import daemon, environment
+from tests.support.harness import daemon, environment
 
 #: Reserves a second.
 RATE = 500.0

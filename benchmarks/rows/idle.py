@@ -13,7 +13,7 @@ from benchmarks.process import cpu_seconds
 from benchmarks.row import Goal, Row, Sample
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Keys
-from tests.world import daemon, environment
+from tests.support.harness import daemon, environment
 
 #: Nothing is due, so nobody calls it.
 ENDPOINT = {"name": "silent", "url": "http://127.0.0.1:9/"}

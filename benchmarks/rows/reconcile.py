@@ -18,7 +18,7 @@ from benchmarks.foreground import Foreground, milliseconds, p99
 from benchmarks.lab import Lab
 from benchmarks.row import Goal, Row, Sample
 from sweeperd.store.embedded import Server
-from tests.world import command, environment
+from tests.support.harness import command, environment
 
 RATE = 500.0
 #: How long it walks or is stopped, in turn, and how much of the beginning of each does not count, seconds.

@@ -12,7 +12,7 @@ from benchmarks.lab import WARM, Lab
 from benchmarks.row import Goal, Row, Sample
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Keys
-from tests.world import command, environment
+from tests.support.harness import command, environment
 
 #: The longest wait for the first event, ms.
 LIMIT_MS = 30_000

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import yaml
 
-from tests.eyes.deployed import RULE_TESTS, RULES, alerts, dashboard, panels
+from tests.support.eyes.deployed import RULE_TESTS, RULES, alerts, dashboard, panels
 
 needs_promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
 

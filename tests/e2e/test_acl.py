@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from sweeperd.store.embedded import Binary, Server
-from tests.acl import ACL, PASSWORD, limited, rules
-from tests.receiver import Answer, Receiver
-from tests.world import Daemon, budget, daemon, environment, eventually, once, reserve
+from tests.support.acl import ACL, PASSWORD, limited, rules
+from tests.support.harness import Daemon, budget, daemon, environment, eventually, once, reserve
+from tests.support.receiver import Answer, Receiver
 
 #: How Redis 6.2 and 7 say no, to a client and to a script; DEBUG is refused to all before that.
 REFUSED = r"(?i)no permissions|can't (run this command|access at least one)|ACL failure|DEBUG command not allowed"

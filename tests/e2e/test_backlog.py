@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from sweeperd.store.embedded import Server
-from tests.world import command, environment, reserve
+from tests.support.harness import command, environment, reserve
 
 
 @pytest.mark.newest_redis

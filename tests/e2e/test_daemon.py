@@ -6,8 +6,8 @@ from pathlib import Path
 import redis
 
 from sweeperd.store.embedded import Server
-from tests.receiver import Answer, Receiver
-from tests.world import Daemon, budget, daemon, environment, eventually, reserve, server_time
+from tests.support.harness import Daemon, budget, daemon, environment, eventually, reserve, server_time
+from tests.support.receiver import Answer, Receiver
 
 METRICS = {
     "sweeperd_sweeps",

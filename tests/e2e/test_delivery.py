@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from sweeperd.store.embedded import Server, free_port
-from tests.acl import limited
-from tests.receiver import Answer, Behaviour, Receiver, Request
-from tests.world import Daemon, daemon, environment, eventually, once, reserve
+from tests.support.acl import limited
+from tests.support.harness import Daemon, daemon, environment, eventually, once, reserve
+from tests.support.receiver import Answer, Behaviour, Receiver, Request
 
 #: Quick enough for a test, slow enough to tell the two layers of retries apart.
 QUICK = {

@@ -23,7 +23,7 @@ import requests
 from sweeperd.demo.screen import Evidence, Screen
 from sweeperd.ledger import Balance
 from sweeperd.store.embedded import binaries
-from tests.world import command
+from tests.support.harness import command
 
 #: The command, where no other Redis programs are in sight than those of the arguments.
 WITH_ONLY = """

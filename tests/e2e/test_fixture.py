@@ -9,11 +9,11 @@ import redis
 from standardwebhooks import Webhook
 
 from sweeperd.store.embedded import Server
-from tests.acl import limited
 from tests.fixture.load import load
 from tests.fixture.verify import differences
-from tests.receiver import Receiver, Request
-from tests.world import environment, once
+from tests.support.acl import limited
+from tests.support.harness import environment, once
+from tests.support.receiver import Receiver, Request
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 EXPECTED = json.loads((Path(__file__).parents[1] / "fixture" / "reservations.expected.json").read_text())

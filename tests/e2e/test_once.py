@@ -9,8 +9,8 @@ import redis
 from prometheus_client.parser import text_string_to_metric_families
 
 from sweeperd.store.embedded import Server, free_port
-from tests.receiver import Answer, Receiver
-from tests.world import budget, command, environment, eventually, once, reserve
+from tests.support.harness import budget, command, environment, eventually, once, reserve
+from tests.support.receiver import Answer, Receiver
 
 KEYS = {
     "candidates",

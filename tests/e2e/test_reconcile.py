@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from sweeperd.store.embedded import Server
-from tests.acl import limited
-from tests.world import SCOPES, command, daemon, environment, eventually, reserve
+from tests.support.acl import limited
+from tests.support.harness import SCOPES, command, daemon, environment, eventually, reserve
 
 LATER = -50_000
 DRIFTED = f"budget:{SCOPES[0]}:TOKENS"

@@ -13,10 +13,10 @@ import redis
 
 from sweeperd.delivery.payload import message
 from sweeperd.store.embedded import Server
-from tests.books import Property, check, read
 from tests.conftest import BINARIES
-from tests.receiver import Receiver
-from tests.world import IN_HAND, Daemon, budget, daemon, environment, eventually, once, reserve, server_time
+from tests.support.books import Property, check, read
+from tests.support.harness import IN_HAND, Daemon, budget, daemon, environment, eventually, once, reserve, server_time
+from tests.support.receiver import Receiver
 
 LEASE = "sweeperd:lease:sweep"
 #: The backlog of the longest test. Set it to 50000 for the full size: a few minutes on two cores.

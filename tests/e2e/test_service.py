@@ -11,9 +11,9 @@ import redis
 
 from sweeperd.delivery.outbox import PARKED
 from sweeperd.store.embedded import Server, free_port
-from tests.manager import manager
-from tests.receiver import Answer, Receiver
-from tests.world import Daemon, daemon, environment, eventually, reserve
+from tests.support.harness import Daemon, daemon, environment, eventually, reserve
+from tests.support.manager import manager
+from tests.support.receiver import Answer, Receiver
 
 
 def reloads(running: Daemon, result: str) -> float:

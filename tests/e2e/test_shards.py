@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from sweeperd.store.embedded import Server
-from tests.books import Property, check, read
 from tests.conftest import BINARIES
-from tests.receiver import Answer, Receiver
-from tests.world import Daemon, budget, daemon, environment, eventually, once, reserve
+from tests.support.books import Property, check, read
+from tests.support.harness import Daemon, budget, daemon, environment, eventually, once, reserve
+from tests.support.receiver import Answer, Receiver
 
 NAMES = ("one", "two", "three", "four")
 ALIVE, DEAD = NAMES[:3], NAMES[3]

@@ -8,8 +8,8 @@ import redis
 from standardwebhooks import Webhook
 
 from sweeperd.store.embedded import Server
-from tests.receiver import Receiver
-from tests.world import daemon, environment, eventually, reserve, server_time
+from tests.support.harness import daemon, environment, eventually, reserve, server_time
+from tests.support.receiver import Receiver
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 

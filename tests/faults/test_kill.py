@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from sweeperd.store.embedded import Server
-from tests.books import Property, check, read
-from tests.receiver import Receiver
-from tests.world import IN_HAND, budget, command, environment, eventually, once, reserve
+from tests.support.books import Property, check, read
+from tests.support.harness import IN_HAND, budget, command, environment, eventually, once, reserve
+from tests.support.receiver import Receiver
 
 #: How often it is killed. Set it to 50 for the full size: two minutes on two cores.
 KILLS = int(os.environ.get("SWEEPERD_TEST_KILLS", "20"))

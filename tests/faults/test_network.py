@@ -6,10 +6,10 @@ import pytest
 import redis
 
 from sweeperd.store.embedded import Server
-from tests.books import Property, check, read
-from tests.proxy import Mode, Proxy
-from tests.receiver import Answer, Receiver, Request
-from tests.world import IN_HAND, budget, daemon, environment, eventually, once, reserve
+from tests.support.books import Property, check, read
+from tests.support.harness import IN_HAND, budget, daemon, environment, eventually, once, reserve
+from tests.support.proxy import Mode, Proxy
+from tests.support.receiver import Answer, Receiver, Request
 
 TOTAL = 2000
 

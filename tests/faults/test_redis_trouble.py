@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from sweeperd.store.embedded import Binary, Server
-from tests.books import Property, check, read
-from tests.receiver import Receiver
-from tests.world import IN_HAND, budget, daemon, environment, eventually, once, reserve
+from tests.support.books import Property, check, read
+from tests.support.harness import IN_HAND, budget, daemon, environment, eventually, once, reserve
+from tests.support.receiver import Receiver
 
 #: What was answered was written to the file before; `kill -9` takes the process, not what it has written.
 AOF = ("--appendonly", "yes", "--appendfsync", "everysec")

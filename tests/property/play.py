@@ -17,8 +17,8 @@ from sweeperd.ledger import Ledger, LedgerError, OveragePolicy
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper
-from tests.books import ALWAYS, Books, Broken, Property, check, read
-from tests.world import eventually, server_time
+from tests.support.books import ALWAYS, Books, Broken, Property, check, read
+from tests.support.harness import eventually, server_time
 
 UNIT, TENANT = "TOKENS", "t"
 #: Scope -> allocated, overdraft limit. Tiny, so that they run out; the last level has none at all.

@@ -23,9 +23,9 @@ from sweeperd.store import scripts as lua
 from sweeperd.store.embedded import Server
 from sweeperd.sweep.sweeper import Outcome, Sweeper
 from sweeperd.sweep.telemetry import Audit
-from tests.books import ALWAYS, Property, check, read
 from tests.property import play
-from tests.world import eventually, server_time
+from tests.support.books import ALWAYS, Property, check, read
+from tests.support.harness import eventually, server_time
 
 SCOPES, UNIT, TENANT, AMOUNT = ("tenant:t", "tenant:t/a"), play.UNIT, play.TENANT, 5
 SETTINGS = SweepSettings()

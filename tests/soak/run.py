@@ -20,7 +20,7 @@ from tests.soak.plot import draw
 from tests.soak.receiver import CountingReceiver
 from tests.soak.samples import Sample, Windows, latency_steps, read_metrics
 from tests.soak.verdicts import Verdict
-from tests.world import Daemon, daemon, environment, eventually, server_time
+from tests.support.harness import Daemon, daemon, environment, eventually, server_time
 
 #: Load threads, each with calls of its own in flight.
 THREADS = 4

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.world import Daemon
+from tests.support.harness import Daemon
 
 
 class LedgerCall(NamedTuple):

@@ -13,8 +13,8 @@ from sweeperd.delivery.payload import message
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
 from sweeperd.store.shard import Shard
-from tests.books import Books
-from tests.receiver import Receiver
+from tests.support.books import Books
+from tests.support.receiver import Receiver
 
 SCOPE = "tenant:load"
 

@@ -14,8 +14,8 @@ import redis
 from redis.crc import key_slot
 
 from sweeperd.store.embedded import Binary, Server, binaries, free_port
-from tests import acl
-from tests.world import eventually
+from tests.support import acl
+from tests.support.harness import eventually
 
 SERVICE = "reservations"
 #: How long a primary may be silent while a test has it killed, and while it only shares a busy machine.

@@ -11,12 +11,12 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.store.lease import Lease
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from tests.books import Property, check, read
-from tests.receiver import Receiver
+from tests.support.books import Property, check, read
+from tests.support.harness import budget, daemon, environment, eventually, reserve, server_time
+from tests.support.receiver import Receiver
 from tests.topology.load import Load, account, delivered
 from tests.topology.servers import cluster, moved_step_by_step
 from tests.topology.walk import walk
-from tests.world import budget, daemon, environment, eventually, reserve, server_time
 
 PREFIX = "{tenant-a}:"
 EVENTS, INDEX = f"{PREFIX}sweeperd:events", f"{PREFIX}reservation:ttl"

@@ -5,10 +5,10 @@ from pathlib import Path
 import redis
 
 from sweeperd.store.embedded import Server
-from tests.books import Property, check, read
-from tests.receiver import Receiver
+from tests.support.books import Property, check, read
+from tests.support.harness import budget, daemon, environment, eventually, reserve
+from tests.support.receiver import Receiver
 from tests.topology.load import delivered
-from tests.world import budget, daemon, environment, eventually, reserve
 
 
 def test_a_primary_that_refuses_writes_is_not_ready(own_server: Server, tmp_path: Path) -> None:

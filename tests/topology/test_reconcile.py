@@ -10,8 +10,8 @@ from sweeperd.ops import reconcile as module
 from sweeperd.ops.check import Level, check_shard, worst
 from sweeperd.ops.reconcile import Fault, Progress, ReconcileReport, Stage, reconcile
 from sweeperd.store.shard import Shard, open_shards
+from tests.support.harness import reserve
 from tests.topology.servers import cluster, moved_step_by_step
-from tests.world import reserve
 
 PREFIX = "{tenant-a}:"
 IDS = [str(number) for number in range(150)]

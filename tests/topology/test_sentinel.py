@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.books import Property, check, read
-from tests.receiver import Receiver
+from tests.support.books import Property, check, read
+from tests.support.harness import SCOPES, budget, daemon, environment, eventually, reserve
+from tests.support.receiver import Receiver
 from tests.topology.load import Load, account, delivered
 from tests.topology.servers import PASSWORD, SENTINEL_PASSWORD, sentinels
-from tests.world import SCOPES, budget, daemon, environment, eventually, reserve
 
 TOTAL = 2000
 FAST = {

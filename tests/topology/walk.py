@@ -11,8 +11,8 @@ from sweeperd.ops.status import read_status
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.last_sweep import TickBoard
 from sweeperd.sweep.sweeper import Outcome, Sweeper
+from tests.support.harness import reserve
 from tests.topology.servers import Cluster
-from tests.world import reserve
 
 PREFIX = "{an operator's}:"
 

@@ -14,7 +14,7 @@ from sweeperd import config as config_module
 from sweeperd.config import Settings, load
 from sweeperd.errors import ConfigError
 from sweeperd.store.shard import open_shards
-from tests.unit.conftest import Load
+from tests.support.fixtures import Load
 
 #: The contract's section 8.
 DEFAULTS = {

@@ -1,0 +1,295 @@
+"""`sweeperd dead-letters`: what is listed, what is changed, what is told of it."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.cli import dead_letters as cli
+from sweeperd.cli.output import Output
+from sweeperd.delivery.endpoint_state import EndpointBoard
+from sweeperd.delivery.outbox import ONLY_FOR
+from sweeperd.delivery.payload import message
+from sweeperd.ops import dead_letters
+from sweeperd.store.embedded import Server, free_port
+from sweeperd.store.shard import Shard
+from tests.integration.cli.conftest import HOSTILE, Run, give_up
+
+EVENTS, DEAD = "sweeperd:events", "sweeperd:dead-letters"
+ENDPOINTS = [{"name": "billing", "url": "http://127.0.0.1:1/"}, {"name": "audit", "url": "http://127.0.0.1:1/"}]
+
+
+def listed(invoke: Run, *arguments: str, **settings: Any) -> list[dict[str, Any]]:
+    result = invoke("dead-letters", "list", "--json", *arguments, **({"endpoints": ENDPOINTS} | settings))
+    assert result.exit_code == 0, result.stderr
+    found: list[dict[str, Any]] = json.loads(result.stdout)["dead_letters"]
+    return found
+
+
+def reservations(letters: list[dict[str, Any]]) -> list[str]:
+    return [letter["event"]["data"]["reservation_id"] for letter in letters]
+
+
+def test_list(invoke: Run, shard: Shard, client: redis.Redis) -> None:
+    one, two = give_up(shard, ["one", "two"], reason="no answer in time")
+    newest, oldest = listed(invoke)
+    assert (oldest["id"], newest["id"]) == (one.decode(), two.decode())
+    assert oldest["event"] == json.loads(message(b"", client.xrange(EVENTS)[0][1]).body)
+    assert (oldest["endpoint"], oldest["reason"], oldest["attempts"]) == ("billing", "no answer in time", 1)
+    assert 0 <= oldest["age_seconds"] < 60
+    head, first, _ = invoke("dead-letters", "list").stdout.splitlines()
+    row = dict(zip(head.split("\t"), first.split("\t"), strict=True))
+    assert (row["id"], row["endpoint"], row["tenant"], row["reservation"]) == (two.decode(), "billing", "acme", "two")
+    assert row["event_id"] == newest["event"]["event_id"]
+
+
+def test_list_is_filtered_and_limited(invoke: Run, shard: Shard) -> None:
+    give_up(shard, ["a", "b"])
+    give_up(shard, ["c"], endpoint="audit")
+    give_up(shard, ["d"], tenant="globex")
+    assert reservations(listed(invoke)) == ["d", "c", "b", "a"]
+    assert reservations(listed(invoke, "--endpoint", "billing")) == ["d", "b", "a"]
+    assert reservations(listed(invoke, "--tenant", "acme")) == ["c", "b", "a"]
+    assert reservations(listed(invoke, "--endpoint", "billing", "--tenant", "acme")) == ["b", "a"]
+    result = invoke("dead-letters", "list", "--limit", "2", "--json")
+    assert json.loads(result.stdout)["more"]
+    assert reservations(json.loads(result.stdout)["dead_letters"]) == ["d", "c"]
+    assert result.stderr == "sweeperd: there are more than 2; --limit shows more\n"
+    assert invoke("dead-letters", "list", "--limit", "4").stderr == ""
+
+
+def test_an_endpoint_that_is_configured_no_more_can_be_asked_for(invoke: Run, shard: Shard) -> None:
+    give_up(shard, ["a"], endpoint="old")
+    assert reservations(listed(invoke, "--endpoint", "old")) == ["a"]
+
+
+def test_replay(invoke: Run, shard: Shard, client: redis.Redis) -> None:
+    one, _, three = give_up(shard, ["one", "two", "three"])
+    result = invoke("dead-letters", "replay", one.decode(), three.decode(), "--yes", endpoints=ENDPOINTS)
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert re.fullmatch(rf"{one.decode()} for billing: evt_[0-9a-f]{{32}}, reservation one of acme: replayed", lines[0])
+    assert lines[2:] == ["2 replayed"]
+    assert [fields[b"id"] for _, fields in client.xrange(EVENTS) if ONLY_FOR in fields] == [b"one", b"three"]
+    assert reservations(listed(invoke)) == ["two"]
+
+
+@pytest.mark.parametrize("verb", ["replay", "drop"])
+@pytest.mark.parametrize(
+    ("which", "left"),
+    [
+        (["--all"], []),
+        (["--endpoint", "billing"], ["c"]),
+        (["--tenant", "globex"], ["c", "b", "a"]),
+        (["--tenant", "acme", "--endpoint", "audit"], ["d", "b", "a"]),
+    ],
+)
+def test_which_are_changed(verb: str, which: list[str], left: list[str], invoke: Run, shard: Shard) -> None:
+    give_up(shard, ["a", "b"])
+    give_up(shard, ["c"], endpoint="audit")
+    give_up(shard, ["d"], tenant="globex")
+    result = invoke("dead-letters", verb, *which, "--yes", "--json", endpoints=ENDPOINTS)
+    assert (result.exit_code, result.stderr) == (0, "")
+    told = json.loads(result.stdout)
+    done = {"replay": "replayed", "drop": "dropped"}[verb]
+    assert told[done] == 4 - len(left) == len(told["dead_letters"])
+    assert (told["left"], told["down"]) == (0, {})
+    assert {letter["result"] for letter in told["dead_letters"]} == {done}
+    assert set(reservations(told["dead_letters"])) == set("abcd") - set(left), "what was dropped is printed whole"
+    assert reservations(listed(invoke)) == left
+
+
+def test_a_drop_touches_nothing_else(invoke: Run, shard: Shard, client: redis.Redis) -> None:
+    give_up(shard, ["a"])
+    before = client.xrange(EVENTS)
+    assert invoke("dead-letters", "drop", "--all", "--yes").exit_code == 0
+    assert client.xrange(EVENTS) == before
+    assert client.xlen(DEAD) == 0
+
+
+def test_more_than_a_page_and_those_that_come_meanwhile(
+    invoke: Run, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is given up on after somebody has said yes was not meant: else a replay that fails would never end."""
+    give_up(shard, [str(number) for number in range(2 * dead_letters.PAGE + 5)])
+    replay = dead_letters.replay
+
+    def and_one_more(here: Shard, ids: list[str]) -> Any:
+        give_up(shard, [f"meanwhile {client.xlen(EVENTS)}"])
+        return replay(here, ids)
+
+    monkeypatch.setattr(dead_letters, "replay", and_one_more)
+    result = invoke("dead-letters", "replay", "--endpoint", "billing", "--yes", endpoints=ENDPOINTS)
+    assert result.stdout.splitlines()[-1] == f"{2 * dead_letters.PAGE + 5} replayed"
+    assert all(name.startswith("meanwhile") for name in reservations(listed(invoke)))
+
+
+def test_what_would_not_reach_its_endpoint_is_not_replayed(invoke: Run, shard: Shard, client: redis.Redis) -> None:
+    give_up(shard, ["a"], endpoint="old")
+    give_up(shard, ["b"], endpoint="billing")
+    give_up(shard, ["c"], endpoint="billing", tenant="globex")
+    client.xadd(DEAD, {"event": "5-0", "endpoint": "billing", "reason": "gone", "attempts": "2"})
+    client.xadd(DEAD, {"event": "5-0", "endpoint": "new", "reason": "gone", "attempts": "2", "id": "e"})
+    endpoints: list[dict[str, Any]] = [
+        {"name": "billing", "url": "http://127.0.0.1:1/", "tenants": ["acme", ""]},
+        {"name": "new", "url": "http://127.0.0.1:1/", "tenants": None},
+    ]
+    result = invoke("dead-letters", "replay", "--all", "--yes", "--json", endpoints=endpoints)
+    assert result.exit_code == 1
+    assert result.stderr == "sweeperd: 4 could not be replayed\n"
+    told = json.loads(result.stdout)
+    assert (told["replayed"], told["left"]) == (1, 4)
+    problems = [letter.get("problem") for letter in told["dead_letters"]]
+    assert problems == [
+        "there is no such endpoint in the configuration any more",
+        None,
+        "the endpoint asks for this tenant's events no more",
+        "the event is lost: it was no longer in the stream when it was given up on",
+        "nobody takes the endpoint's events: start a sweeperd that has it in its configuration first",
+    ]
+    assert client.xlen(DEAD) == 4
+
+
+def test_a_paused_endpoint_gets_it_later(invoke: Run, shard: Shard) -> None:
+    give_up(shard, ["a"])
+    EndpointBoard(shard).pause("billing", "moving house")
+    result = invoke("dead-letters", "replay", "--all", "--yes", endpoints=ENDPOINTS)
+    assert result.exit_code == 0
+    assert result.stderr == ("sweeperd: billing is paused: its events wait until `sweeperd endpoints resume billing`\n")
+
+
+def test_somebody_else_was_faster(
+    invoke: Run, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def after_somebody_else(_output: Output, _question: str, *, yes: bool) -> None:
+        client.xdel(DEAD, *letters)
+
+    letters = give_up(shard, ["a"])
+    monkeypatch.setattr(Output, "confirm", after_somebody_else)
+    monkeypatch.setattr(cli, "_pages", lambda found: iter([page]))
+    page = list(dead_letters.read(shard, dead_letters.Wanted()))
+    for verb in ("replay", "drop"):
+        result = invoke("dead-letters", verb, "--all", endpoints=ENDPOINTS)
+        assert result.exit_code == 1
+        assert "left as it is: somebody else has replayed or dropped it" in result.stdout
+
+
+# ---- shards
+
+
+def test_an_id_on_two_shards(invoke: Run, server: Server, client: redis.Redis) -> None:
+    for name in "ab":
+        client.xadd(f"{name}:{DEAD}", {"event": "1-0", "endpoint": "billing", "reason": "x", "id": name}, id="7-0")
+    shards = [{"name": name, "url": server.url, "prefix": f"{name}:"} for name in "ab"]
+    result = invoke("dead-letters", "drop", "7-0", "--yes", shards=shards)
+    assert (result.exit_code, client.xlen(f"a:{DEAD}")) == (2, 1)
+    assert "7-0 is on the shards a and b; say which with --shard" in result.stderr
+    assert invoke("dead-letters", "drop", "7-0", "--yes", "--shard", "b", shards=shards).exit_code == 0
+    assert (client.xlen(f"a:{DEAD}"), client.xlen(f"b:{DEAD}")) == (1, 0)
+
+
+@pytest.mark.parametrize("verb", [["list"], ["replay", "--all", "--yes"], ["drop", "--all", "--yes"]])
+def test_a_dead_shard_hides_no_other(verb: list[str], invoke: Run, server: Server, shard: Shard) -> None:
+    give_up(shard, ["a"])
+    dead = {"name": "dead", "url": f"redis://:hush@127.0.0.1:{free_port()}"}
+    shards = [dead, {"name": "live", "url": server.url}]
+    result = invoke("dead-letters", *verb, "--json", shards=shards, endpoints=ENDPOINTS)
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert reservations(told["dead_letters"]) == ["a"]
+    assert list(told["down"]) == ["dead"]
+    assert result.stderr.startswith("sweeperd: shard dead: redis is not available: ")
+    assert result.stderr.count("\n") == 1
+    assert "hush" not in result.stdout + result.stderr
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["replay"], "name dead letters: either by their IDs, or by --endpoint and --tenant, or --all"),
+        (["drop"], "name dead letters"),
+        (["drop", "1-1", "--all"], "name dead letters"),
+        (["drop", "--endpoint", "billing", "--all"], "name dead letters"),
+        (["replay", "one", "--yes"], "'one' is no ID of a dead letter, such as 1795248005123-0"),
+        (["replay", "5", "--yes"], "'5' is no ID"),
+        (["replay", "-", "--yes"], "'-' is no ID"),
+        (["replay", "9" * 40 + "-0", "--yes"], "is no ID"),
+        (["replay", "\x1b[2J", "--yes"], "'\\x1b[2J' is no ID"),
+        (
+            ["replay", "--endpoint", "biling", "--yes"],
+            "there is no endpoint 'biling' in the configuration; did you mean",
+        ),
+        (
+            ["drop", "--endpoint", "zzz", "--yes"],
+            "there is no endpoint 'zzz' in the configuration, only audit, billing",
+        ),
+        (["list", "--endpoint", "x" * 10_000], "there is no endpoint 'xxx"),
+        (["list", "--limit", "0"], "not in the range"),
+        (["drop", "--all"], "There is nobody to ask here; say it with --yes"),
+        (["list", "--shard", "nowhere"], "there is no shard 'nowhere'"),
+        (["burn"], "No such command 'burn'"),
+    ],
+)
+def test_bad_input(arguments: list[str], problem: str, invoke: Run, shard: Shard, client: redis.Redis) -> None:
+    give_up(shard, ["a"])
+    result = invoke("dead-letters", *arguments, endpoints=ENDPOINTS)
+    assert (result.exit_code, result.stdout) == (2, "")
+    line = result.stderr.splitlines()[-1]
+    assert problem in line
+    assert len(line) < 300
+    assert client.xlen(DEAD) == 1
+
+
+@pytest.mark.parametrize("verb", ["replay", "drop"])
+def test_an_unknown_id(verb: str, invoke: Run, shard: Shard) -> None:
+    (letter,) = give_up(shard, ["a"])
+    result = invoke("dead-letters", verb, "1-1", letter.decode(), letter.decode(), "--yes", endpoints=ENDPOINTS)
+    assert (result.exit_code, result.stderr) == (1, "sweeperd: there is no dead letter 1-1\n")
+    assert result.stdout.splitlines()[-1].startswith("1 ")
+
+
+def test_there_is_none(invoke: Run) -> None:
+    result = invoke("dead-letters", "drop", "--all")
+    assert (result.exit_code, result.stdout) == (0, "there are no such dead letters\n")
+    assert invoke("dead-letters", "list").stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", [["list"], ["replay", "--all"], ["drop", "1-1", "--yes"], ["list", "--endpoint", "x"]])
+def test_no_redis(verb: list[str], invoke: Run) -> None:
+    result = invoke("dead-letters", *verb, url=f"redis://:hush@127.0.0.1:{free_port()}/0", endpoints=ENDPOINTS)
+    assert result.exit_code == 1
+    first = result.stderr.splitlines()[0]
+    assert re.fullmatch(r"sweeperd: redis is not available: redis://127\.0\.0\.1:\d+/0: .+", first)
+    assert "hush" not in result.stderr
+
+
+def test_a_key_of_another_type(invoke: Run, client: redis.Redis) -> None:
+    client.set(DEAD, "x")
+    result = invoke("dead-letters", "list")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "WRONGTYPE" in result.stderr
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names(name: str, invoke: Run, shard: Shard, client: redis.Redis) -> None:
+    letter = {"event": "1-0", "endpoint": name, "reason": name, "attempts": name, "id": name, "tenant": name}
+    client.xadd(DEAD, letter, id="7-0")
+    outputs = [
+        invoke("dead-letters", "list"),
+        invoke("dead-letters", "list", "--json"),
+        invoke("dead-letters", "replay", "7-0", "--yes"),
+        invoke("dead-letters", "replay", "7-0", "--yes", "--json"),
+        invoke("dead-letters", "replay", "7-0"),
+        invoke("dead-letters", "drop", "7-0", "--yes"),
+    ]
+    assert [result.exit_code for result in outputs] == [0, 0, 1, 1, 2, 0]
+    for result in outputs:
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", result.stdout + result.stderr)
+    assert outputs[0].stdout.count("\n") == 2
+    assert json.loads(outputs[1].stdout)["dead_letters"][0]["event"]["tenant_id"] == name
+    assert json.loads(outputs[3].stdout)["dead_letters"][0]["endpoint"] == name

@@ -1,0 +1,376 @@
+"""`sweeperd endpoints`: how each stands, pausing, resuming, trying one out."""
+
+import base64
+import hashlib
+import hmac
+import json
+import re
+from typing import Any
+
+import pytest
+import redis
+import standardwebhooks
+
+from sweeperd.config import EndpointSettings
+from sweeperd.delivery.endpoint_state import EndpointBoard
+from sweeperd.delivery.outbox import EventStream
+from sweeperd.ops import dead_letters
+from sweeperd.ops.endpoints import BODY_SHOWN, shown_url
+from sweeperd.store.embedded import Server, free_port
+from sweeperd.store.shard import Shard
+from tests.integration.cli.conftest import HOSTILE, Run, expire, give_up
+from tests.support.fixtures import full
+from tests.support.harness import reserve, server_time
+from tests.support.receiver import Answer, Receiver
+
+BOARD = "sweeperd:endpoints"
+ENDPOINTS: list[dict[str, Any]] = [
+    {"name": "billing", "url": "https://user:hush@billing.example.com:8443/hook?token=hush#hush"},
+    {"name": "audit", "url": "http://audit.example.com/", "tenants": ["acme", "globex"]},
+]
+
+
+def listed(invoke: Run, **settings: Any) -> dict[str, dict[str, Any]]:
+    result = invoke("endpoints", "list", "--json", **({"endpoints": ENDPOINTS} | settings))
+    assert (result.exit_code, result.stderr) == (0, "")
+    return {row["endpoint"]: row for row in json.loads(result.stdout)["endpoints"]}
+
+
+# ---- list
+
+
+def test_list_before_anything_was_delivered(invoke: Run) -> None:
+    rows = listed(invoke)
+    assert list(rows) == ["billing", "audit"]
+    assert rows["billing"] == {
+        "endpoint": "billing",
+        "shard": "default",
+        "configured": True,
+        "url": "https://billing.example.com:8443/hook?…",
+        "tenants": None,
+        "group_position": None,
+        "pending": 0,
+        "oldest_pending_seconds": 0.0,
+        "paused": False,
+        "paused_at": None,
+        "reason": "",
+        "quiet_until": None,
+        "quiet": False,
+        "dead_letters": 0,
+        "dead_letters_all_counted": True,
+    }
+    assert rows["audit"]["tenants"] == ["acme", "globex"]
+
+
+def test_list_tells_what_waits_and_why(
+    invoke: Run, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, board = EventStream(shard, "test"), EndpointBoard(shard)
+    stream.ensure_group("audit")
+    give_up(shard, ["a", "b"])
+    give_up(shard, ["c"], endpoint="old")
+    reserve(client, ["d"])
+    expire(client, ["d"])
+    stream.read("audit", 1)
+    board.pause("billing", "moving house")
+    board.quiet("audit", 600)
+    rows = listed(invoke)
+    assert list(rows) == ["billing", "audit", "old"]
+    assert (rows["billing"]["pending"], rows["billing"]["dead_letters"]) == (2, 2)
+    assert (rows["audit"]["pending"], rows["audit"]["dead_letters"]) == (4, 0)
+    assert rows["audit"]["oldest_pending_seconds"] >= rows["billing"]["oldest_pending_seconds"] > 0
+    assert (rows["billing"]["paused"], rows["billing"]["reason"]) == (True, "moving house")
+    assert (rows["audit"]["paused"], rows["audit"]["quiet"]) == (False, True)
+    assert (rows["old"]["configured"], rows["old"]["dead_letters"]) == (False, 1)
+    result = invoke("endpoints", "list", endpoints=ENDPOINTS)
+    head, *lines = [line.split("\t") for line in result.stdout.splitlines()]
+    table = {line[0]: dict(zip(head, line, strict=True)) for line in lines}
+    assert re.fullmatch("paused since 20.+Z: moving house", table["billing"]["state"])
+    assert re.fullmatch("quiet until 20.+Z", table["audit"]["state"])
+    assert table["old"]["state"] == "not in the configuration"
+    assert table["audit"]["tenants"] == "acme, globex"
+    assert "hush" not in result.output + json.dumps(rows)
+    monkeypatch.setattr(dead_letters, "COUNT_LIMIT", 1)
+    assert "1 or more" in invoke("endpoints", "list", endpoints=ENDPOINTS).stdout
+
+
+def test_what_stands_on_the_board_and_cannot_be_read(invoke: Run, client: redis.Redis) -> None:
+    client.hset(BOARD, "billing", "nonsense")
+    assert listed(invoke)["billing"]["paused"]
+    assert "nobody knows since when" in invoke("endpoints", "list", endpoints=ENDPOINTS).stdout
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://u:p@h.example/a/b?c=d#e", "https://h.example/a/b?…"),
+        ("http://h.example", "http://h.example"),
+        ("http://[::1]:8080/x", "http://[::1]:8080/x"),
+        ("http://a%40b:c%2fd@h.example/", "http://h.example/"),
+    ],
+)
+def test_a_url_without_credentials(url: str, shown: str) -> None:
+    assert shown_url(EndpointSettings.model_validate({"name": "x", "url": url})) == shown
+
+
+# ---- pause and resume
+
+
+def test_pause_and_resume(invoke: Run, shard: Shard, client: redis.Redis) -> None:
+    board = EndpointBoard(shard)
+    result = invoke("endpoints", "pause", "billing", "--reason", "moving house", "--yes", endpoints=ENDPOINTS)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "billing is paused on default\n", "")
+    state = board.read("billing")
+    assert state.reason == "moving house"
+    assert state.paused_at == pytest.approx(server_time(client), abs=60_000)
+    assert not board.read("audit").paused
+
+    again = invoke("endpoints", "pause", "billing", "--reason", "other", "--yes", endpoints=ENDPOINTS)
+    assert again.exit_code == 0
+    assert again.stdout.startswith("billing is paused on default already, since 20")
+    assert board.read("billing") == state
+
+    result = invoke("endpoints", "resume", "billing", "--yes", endpoints=ENDPOINTS)
+    assert result.exit_code == 0
+    assert re.fullmatch("billing is resumed on default; it was paused since 20.+Z: moving house\n", result.stdout)
+    assert not client.exists(BOARD)
+    result = invoke("endpoints", "resume", "billing", endpoints=ENDPOINTS)
+    assert (result.exit_code, result.stdout) == (0, "billing is not paused on default\n")
+
+
+def test_pause_and_resume_as_json(invoke: Run) -> None:
+    def told(*arguments: str) -> dict[str, Any]:
+        result = invoke("endpoints", *arguments, "--yes", "--json", endpoints=ENDPOINTS)
+        assert (result.exit_code, result.stderr) == (0, "")
+        document: dict[str, Any] = json.loads(result.stdout)
+        assert (document["endpoint"], document["down"]) == ("billing", {})
+        (row,) = document["shards"]
+        return row
+
+    paused = told("pause", "billing")
+    assert (paused["changed"], paused["paused"], paused["reason"]) == (True, True, "an operator paused it")
+    assert not told("pause", "billing")["changed"]
+    resumed = told("resume", "billing")
+    assert (resumed["changed"], resumed["paused"], resumed["was"]["paused_at"]) == (True, False, paused["paused_at"])
+    assert not told("resume", "billing")["changed"]
+
+
+def test_resume_ends_a_quiet(invoke: Run, shard: Shard) -> None:
+    EndpointBoard(shard).quiet("billing", 600)
+    result = invoke("endpoints", "resume", "billing", "--yes", endpoints=ENDPOINTS)
+    assert result.stdout == "billing is resumed on default; it was quiet\n"
+    assert EndpointBoard(shard).read("billing").quiet_until == 0
+
+
+def test_on_every_shard(invoke: Run, server: Server, client: redis.Redis) -> None:
+    shards = [{"name": name, "url": server.url, "prefix": f"{name}:"} for name in "ab"]
+    assert invoke("endpoints", "pause", "audit", "--yes", endpoints=ENDPOINTS, shards=shards).exit_code == 0
+    assert client.hexists(f"a:{BOARD}", "audit")
+    assert client.hexists(f"b:{BOARD}", "audit")
+    options = ["--yes", "--shard", "b"]
+    assert invoke("endpoints", "resume", "audit", *options, endpoints=ENDPOINTS, shards=shards).exit_code == 0
+    assert client.hexists(f"a:{BOARD}", "audit")
+    assert not client.exists(f"b:{BOARD}")
+
+
+@pytest.mark.parametrize("verb", [["list"], ["pause", "billing", "--yes"], ["resume", "billing", "--yes"]])
+def test_a_dead_shard_hides_no_other(verb: list[str], invoke: Run, server: Server) -> None:
+    shards = [
+        {"name": "dead", "url": f"redis://:hush@127.0.0.1:{free_port()}"},
+        {"name": "live", "url": server.url},
+    ]
+    result = invoke("endpoints", *verb, "--json", shards=shards, endpoints=ENDPOINTS)
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert list(told["down"]) == ["dead"]
+    assert {row["shard"] for row in told.get("endpoints", told.get("shards"))} == {"live"}
+    assert result.stderr.startswith("sweeperd: shard dead: redis is not available: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_full_redis_takes_no_note_of_a_pause(invoke: Run, own_shard: Shard, own_server: Server) -> None:
+    """What was asked for is not so, and must not look as if it were."""
+    EndpointBoard(own_shard).pause("audit", "gone")
+    with full(own_shard):
+        result = invoke("endpoints", "pause", "billing", "--yes", url=own_server.url, endpoints=ENDPOINTS)
+        assert result.exit_code == 1
+        assert "billing is not paused on default: redis is full and took no note of it" in result.stderr
+        assert invoke("endpoints", "resume", "audit", "--yes", url=own_server.url, endpoints=ENDPOINTS).exit_code == 0
+    assert not EndpointBoard(own_shard).read("audit").paused
+
+
+# ---- test
+
+
+SECRETS = ["whsec_" + base64.b64encode(b"k" * 24).decode(), "old-secret"]
+
+
+def test_a_test_event(invoke: Run, client: redis.Redis) -> None:
+    with Receiver(lambda *_: Answer(202, {"X-Served-By": "web-1"}, b"thanks")) as receiver:
+        endpoint = {"name": "billing", "url": receiver.url, "secrets": SECRETS}
+        result = invoke("endpoints", "test", "billing", "--json", endpoints=[endpoint])
+    assert (result.exit_code, result.stderr) == (0, "")
+    told = json.loads(result.stdout)
+    (request,) = receiver.requests
+    # It is signed as an event is, and no receiver takes it for one.
+    assert standardwebhooks.Webhook(SECRETS[0]).verify(request.body, request.headers) == request.event
+    assert request.event["event_type"] == request.headers["X-Cycles-Event-Type"] == "sweeperd.test"
+    assert request.event["event_id"] == request.event_id == told["event_id"]
+    assert request.event_id.startswith("evt_test_")
+    assert "reservation_id" not in request.event["data"]
+    assert "tenant_id" not in request.event
+    assert told["request"]["body"].encode() == request.body
+    assert (told["delivered"], told["result"], told["response"]["status"]) == (True, "HTTP 202", 202)
+    assert told["response"]["headers"]["X-Served-By"] == "web-1"
+    assert told["response"]["body"] == "thanks"
+    assert 0 < told["seconds"] < 10
+    # Nothing in Redis changes.
+    assert client.keys() == []
+
+
+def test_its_output_for_people(invoke: Run) -> None:
+    with Receiver(lambda *_: Answer(200, {}, b"a\x1b[2Jb")) as receiver:
+        result = invoke("endpoints", "test", "billing", endpoints=[{"name": "billing", "url": receiver.url}])
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"POST {receiver.url}"
+    assert "X-Cycles-Event-Type: sweeperd.test" in lines
+    assert any(re.fullmatch(r"HTTP 200 after \d+ ms", line) for line in lines)
+    assert lines[-1] == "a\\x1b[2Jb"
+
+
+def test_no_secret_is_shown(invoke: Run) -> None:
+    """Not what is sent, and not what an answer repeats of it."""
+
+    def echo(request: Any, _before: int) -> Answer:
+        secret = "; ".join(f"{name}={value}" for name, value in request.headers.items())
+        return Answer(200, {"X-Echo": secret}, f"{secret} {request.path} old-secret".encode())
+
+    with Receiver(echo) as receiver:
+        url = receiver.url.replace("http://", "http://user:pass-word@") + "?token=tok-en"
+        headers = {"X-Api-Key": "api-key-1", "Cookie": "cookie-1"}
+        endpoint = {"name": "billing", "url": url, "secrets": SECRETS, "headers": headers}
+        outputs = [
+            invoke("endpoints", "test", "billing", *form, endpoints=[endpoint]).output for form in ([], ["--json"])
+        ]
+    for output, request in zip(outputs, receiver.requests, strict=True):
+        assert "X-Cycles-Signature" in output
+        basic = base64.b64encode(b"user:pass-word").decode()
+        for secret in (*SECRETS, "pass-word", "tok-en", "api-key-1", "cookie-1", basic):
+            assert secret not in output
+        signatures = [*request.headers["webhook-signature"].split(), request.headers["X-Cycles-Signature"]]
+        for signature in signatures:
+            assert signature not in output
+            assert signature[:12] + ("…" if output.startswith("POST") else "\\u2026") in output
+    signed = hmac.digest(b"k" * 24, receiver.requests[0].body, hashlib.sha256).hex()
+    assert signatures
+    assert signed not in outputs[0]
+
+
+def test_a_long_and_hostile_answer(invoke: Run) -> None:
+    answers = iter(
+        [
+            Answer(500, {}, b"\xff\x00" * 10_000),
+            Answer(200, {"Content-Encoding": "gzip"}, b"\x1f\x8b not gzip"),
+        ]
+    )
+    with Receiver(lambda *_: next(answers)) as receiver:
+        endpoint = {"name": "billing", "url": receiver.url}
+        result = invoke("endpoints", "test", "billing", "--json", endpoints=[endpoint])
+        assert (result.exit_code, result.stderr) == (1, "sweeperd: billing did not take it: HTTP 500\n")
+        assert len(json.loads(result.stdout)["response"]["body"]) == BODY_SHOWN
+        result = invoke("endpoints", "test", "billing", "--json", endpoints=[endpoint])
+        assert json.loads(result.stdout)["response"]["body"] == "(gzip, not shown)"
+
+
+def test_nobody_answers(invoke: Run) -> None:
+    endpoint = {"name": "billing", "url": f"http://user:hush@127.0.0.1:{free_port()}/"}
+    result = invoke("endpoints", "test", "billing", "--json", endpoints=[endpoint])
+    assert (result.exit_code, result.stderr) == (1, "sweeperd: billing did not take it: Connection refused\n")
+    told = json.loads(result.stdout)
+    assert (told["delivered"], told["response"]["status"], told["response"]["body"]) == (False, None, "")
+    assert "hush" not in result.output
+
+
+def test_a_410_to_a_test_pauses_nobody(invoke: Run, client: redis.Redis) -> None:
+    with Receiver(lambda *_: Answer(410)) as receiver:
+        result = invoke("endpoints", "test", "billing", endpoints=[{"name": "billing", "url": receiver.url}])
+    assert result.exit_code == 1
+    assert client.keys() == []
+
+
+def test_one_shard_that_lives_is_enough(invoke: Run, server: Server) -> None:
+    shards = [{"name": "dead", "url": f"redis://127.0.0.1:{free_port()}"}, {"name": "live", "url": server.url}]
+    with Receiver() as receiver:
+        endpoint = {"name": "billing", "url": receiver.url}
+        result = invoke("endpoints", "test", "billing", shards=shards, endpoints=[endpoint])
+    assert (result.exit_code, len(receiver.requests)) == (0, 1)
+    assert result.stderr.startswith("sweeperd: shard dead: ")
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "test"])
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("biling", "there is no endpoint 'biling' in the configuration; did you mean billing?"),
+        ("zzz", "there is no endpoint 'zzz' in the configuration, only audit, billing"),
+        ("a\x1b[2J", "there is no endpoint 'a\\x1b[2J' in the configuration"),
+        ("x" * 10_000, "there is no endpoint 'xxxxx"),
+    ],
+)
+def test_a_typo_in_a_name(verb: str, name: str, problem: str, invoke: Run, client: redis.Redis) -> None:
+    result = invoke("endpoints", verb, name, endpoints=ENDPOINTS)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert problem in result.stderr
+    assert len(result.stderr) < 300
+    assert client.keys() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["pause"], "Missing argument 'NAME'"),
+        (["pause", "billing"], "Pause billing? There is nobody to ask here; say it with --yes"),
+        (["burn"], "No such command 'burn'"),
+        (["list", "--shard", "nowhere"], "there is no shard 'nowhere'"),
+    ],
+)
+def test_bad_input(arguments: list[str], problem: str, invoke: Run, client: redis.Redis) -> None:
+    result = invoke("endpoints", *arguments, endpoints=ENDPOINTS)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert problem in result.stderr.splitlines()[-1]
+    assert client.keys() == []
+
+
+def test_no_endpoint_is_configured(invoke: Run) -> None:
+    result = invoke("endpoints", "pause", "billing", "--yes")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "sweeperd: there is no endpoint 'billing' in the configuration; there is none\n",
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list"], ["pause", "billing", "--yes"], ["resume", "billing"], ["test", "audit"]]
+)
+def test_no_redis(arguments: list[str], invoke: Run) -> None:
+    result = invoke("endpoints", *arguments, url=f"redis://:hush@127.0.0.1:{free_port()}/0", endpoints=ENDPOINTS)
+    assert result.exit_code == 1
+    assert re.fullmatch(r"sweeperd: redis is not available: redis://127\.0\.0\.1:\d+/0: .+\n", result.stderr)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names(name: str, invoke: Run, shard: Shard, client: redis.Redis) -> None:
+    client.xadd("sweeperd:dead-letters", {"event": "1-0", "endpoint": name, "reason": name, "attempts": "1"})
+    client.hset(BOARD, "audit", json.dumps({"paused_at": 1, "reason": name}))
+    endpoints = [{"name": "audit", "url": "http://127.0.0.1:1/", "tenants": [name]}]
+    for form in ([], ["--json"]):
+        result = invoke("endpoints", "list", *form, endpoints=endpoints)
+        assert result.exit_code == 0
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", result.output)
+    rows = json.loads(result.stdout)["endpoints"]
+    assert (rows[0]["reason"], rows[0]["tenants"], rows[1]["endpoint"]) == (name, [name], name)
+    result = invoke("endpoints", "pause", "audit", "--yes", endpoints=endpoints)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", result.output)

@@ -1,0 +1,470 @@
+"""`sweeperd quarantine`: list, requeue, dismiss."""
+
+import contextlib
+import itertools
+import json
+import os
+import pty
+import re
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import SweepSettings
+from sweeperd.delivery.payload import reservations
+from sweeperd.ops.quarantine import NOT_THERE, Done, Quarantine, SetAside, Wanted
+from sweeperd.ops.reasons import REASONS
+from sweeperd.store.embedded import Server, free_port
+from sweeperd.store.scripts import Call, Script, source
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.sweeper import Sweeper
+from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
+from tests.lua.builders import DEADLINE, NOW, RID, World
+from tests.support.books import ALWAYS, check, read
+from tests.support.fixtures import full
+from tests.support.harness import budget, command, environment, eventually, reserve
+
+Damage = Callable[[World], object]
+
+#: Each reason: what sets an entry aside for it, and a repair.
+BROKEN: dict[str, tuple[Damage, Damage]] = {
+    "WRONG_TYPE": (
+        lambda world: (world.client.rename("reservation:res_r1", "kept"), world.client.set("reservation:res_r1", "x")),
+        lambda world: world.client.rename("kept", "reservation:res_r1"),
+    ),
+    "INVALID_STATE": (lambda world: world.reservation(state="LIMBO"), lambda world: world.reservation()),
+    "INVALID_EXPIRY": (lambda world: world.reservation(expires_at="soon"), lambda world: world.reservation()),
+    "INVALID_ESTIMATE": (lambda world: world.reservation(estimate_amount="-1"), lambda world: world.reservation()),
+    "MISSING_SCOPES": (
+        lambda world: world.client.hdel("reservation:res_r1", "budgeted_scopes", "affected_scopes"),
+        lambda world: world.reservation(),
+    ),
+    "MALFORMED_SCOPES": (lambda world: world.reservation(budgeted_scopes="{}"), lambda world: world.reservation()),
+    "INVALID_BUDGET": (
+        lambda world: world.budget("tenant:acme", reserved="x"),
+        lambda world: world.budget("tenant:acme"),
+    ),
+    "RESERVED_UNDERFLOW": (
+        lambda world: world.budget("tenant:acme", reserved=99),
+        lambda world: world.budget("tenant:acme"),
+    ),
+    "BUDGET_OVERFLOW": (
+        lambda world: world.budget("tenant:acme", remaining=2**63 - 1),
+        lambda world: world.budget("tenant:acme"),
+    ),
+}
+
+
+def broken(client: redis.Redis, count: int, reason: str = "INVALID_STATE", tenant: str = "acme") -> list[str]:
+    """As many reservations, set aside."""
+    world = World(client)
+    ids = [f"{reason}-{tenant}-{number}" for number in range(count)]
+    with world.batch() as batch:
+        for number, rid in enumerate(ids):
+            batch.reservation(
+                rid.encode(), indexed=False, state="LIMBO", tenant=tenant, quarantine_reason=reason, quarantined_at=1
+            )
+            batch.client.zadd("sweeperd:quarantine", {rid: 1_700_000_000_000 + number})
+    return ids
+
+
+def repair(client: redis.Redis, ids: list[str]) -> None:
+    pipeline = client.pipeline()
+    for rid in ids:
+        pipeline.hset(f"reservation:res_{rid}", "state", "COMMITTED")
+    pipeline.execute()
+
+
+def test_the_reasons_are_those_of_the_script() -> None:
+    text = source("sweep/expire")
+    given = set(re.findall(r"set_aside\('(\w+)'", text)) | set(re.findall(r"return nil, nil, '(\w+)'", text))
+    assert set(REASONS) == given
+
+
+# list
+
+
+def test_list(sweeperd: Sweeperd, world: World) -> None:
+    world.reservation(state="LIMBO")
+    world.expire()
+    world.client.zrem("sweeperd:quarantine", "earlier")
+    (row,) = sweeperd("quarantine", "list").rows
+    assert re.fullmatch(r"\d\.\d s", row.pop("set aside"))
+    assert row == {
+        "shard": "default",
+        "id": "r1",
+        "reason": "INVALID_STATE",
+        "tenant": "acme",
+        "holds": "100 TOKENS",
+        "state": "LIMBO",
+    }
+    (shard,) = sweeperd("quarantine", "list", "--json").document["shards"]
+    (entry,) = shard["entries"]
+    assert 0 <= entry.pop("age_seconds") < 20
+    assert entry.pop("quarantined_at") == world.client.zscore("sweeperd:quarantine", RID)
+    assert entry == {
+        "id": "r1",
+        "reason": "INVALID_STATE",
+        "tenant": "acme",
+        "amount": "100",
+        "unit": "TOKENS",
+        "state": "LIMBO",
+    }
+    assert (shard["shard"], shard["quarantined"], shard["more"]) == ("default", 1, False)
+
+
+def test_an_empty_list(sweeperd: Sweeperd) -> None:
+    assert sweeperd("quarantine", "list").rows == []
+    assert sweeperd("quarantine", "list", "--json").document["shards"][0]["entries"] == []
+
+
+def test_the_list_is_paged_filtered_and_limited(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    ids = broken(client, 130) + broken(client, 3, "INVALID_BUDGET") + broken(client, 3, "INVALID_STATE", "other")
+    assert {row["id"] for row in sweeperd("quarantine", "list", "--limit", "1000").rows} == set(ids)
+    assert len(sweeperd("quarantine", "list").rows) == 100
+    limited = sweeperd("quarantine", "list", "--limit", "5")
+    assert [row["set aside"] for row in limited.rows] == sorted(
+        (row["set aside"] for row in limited.rows), reverse=True
+    )
+    assert limited.err == "there are more on shard default, 136 in all: see --limit\n"
+    assert [row["id"] for row in sweeperd("quarantine", "list", "--reason", "INVALID_BUDGET").rows] == ids[130:133]
+    assert [row["id"] for row in sweeperd("quarantine", "list", "--tenant", "other").rows] == ids[133:]
+    assert sweeperd("quarantine", "list", "--tenant", "other", "--reason", "INVALID_BUDGET").rows == []
+
+
+def test_what_has_no_hash_or_no_mark_is_listed(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    client.set("reservation:res_text", "x")
+    client.hset("reservation:res_unmarked", "state", "ACTIVE")
+    client.zadd("sweeperd:quarantine", {"gone": 1, "text": 2, "unmarked": 3})
+    rows = sweeperd("quarantine", "list").rows
+    assert [(row["id"], row["reason"], row["state"]) for row in rows] == [
+        ("gone", "?", ""),
+        ("text", "WRONG_TYPE", ""),
+        ("unmarked", "?", "ACTIVE"),
+    ]
+
+
+def test_a_hostile_tenant(sweeperd: Sweeperd, world: World) -> None:
+    world.reservation(HOSTILE[:200], state=HOSTILE, tenant=HOSTILE, estimate_unit=HOSTILE, estimate_amount=HOSTILE)
+    world.expire(HOSTILE[:200])
+    world.client.hset(world.keys.reservation(HOSTILE[:200]), "quarantine_reason", HOSTILE)
+    ran = sweeperd("quarantine", "list")
+    assert len(ran.rows) == 2
+    only_printable(ran.out)
+    assert sweeperd("quarantine", "list", "--json").document
+    typed, tenant = ran.rows[1]["id"], ran.rows[1]["tenant"]
+    assert [row["id"] for row in sweeperd("quarantine", "list", "--tenant", tenant).rows] == [typed]
+    told = sweeperd("quarantine", "dismiss", "--yes", "--", typed)
+    assert told.out == "dismissed 1 entry\n"
+
+
+def test_a_dead_shard_hides_no_other(sweeperd: Sweeperd, server: Server, client: redis.Redis) -> None:
+    (rid,) = broken(client, 1)
+    places = [
+        {"name": "dead", "url": f"redis://:hush@127.0.0.1:{free_port()}/0"},
+        {"name": "well", "url": server.url},
+    ]
+    shards = {"url": "", "SWEEPERD_SHARDS": json.dumps(places)}
+    ran = sweeperd("quarantine", "list", **shards)
+    assert (ran.code, [row["id"] for row in ran.rows]) == (1, [rid])
+    assert ran.err.startswith("sweeperd: shard dead: redis is not available: ")
+    assert ran.err.count("\n") == 1
+    ran = sweeperd("quarantine", "dismiss", "--all", "--yes", "--json", **shards)
+    assert (ran.code, ran.document["dismissed"]) == (1, 1)
+    assert client.zcard("sweeperd:quarantine") == 0
+    ran = sweeperd("quarantine", "dismiss", rid, "--yes", **shards)
+    assert (ran.code, ran.err.count("\n")) == (1, 1), "it may be on the shard that is down"
+
+
+# requeue
+
+
+@pytest.mark.parametrize("reason", BROKEN)
+def test_a_repaired_entry_is_requeued_and_expires(reason: str, world: World, sweeperd: Sweeperd) -> None:
+    damage, mend = BROKEN[reason]
+    damage(world)
+    assert world.expire(at=NOW)[:2] == [b"quarantined", reason.encode()]
+    before = world.snapshot()
+    ran = sweeperd("quarantine", "requeue", "r1", "--yes")
+    assert (ran.code, ran.out.splitlines()[0]) == (1, "requeued 0 entries")
+    assert f"default\tr1\t{reason}\t{REASONS[reason]}" in ran.out.splitlines()
+    assert world.snapshot() == before, "what is not repaired stays as it is"
+    mend(world)
+    world.client.zrem(world.keys.reservation_index, RID)
+    ran = sweeperd("quarantine", "requeue", "r1", "--yes")
+    assert (ran.code, ran.out, ran.err) == (0, "requeued 1 entry\n", "")
+    assert world.client.zscore(world.keys.quarantine, RID) is None
+    assert world.client.zscore(world.keys.reservation_index, RID) == DEADLINE
+    assert not {b"quarantined_at", b"quarantine_reason"} & world.client.hgetall("reservation:res_r1").keys()
+    assert world.expire(at=NOW)[0] == b"expired"
+    assert world.amounts("tenant:acme") == (b"900", b"5100")
+
+
+def test_all_of_a_reason(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    ids, others = broken(client, 170), broken(client, 120, "INVALID_BUDGET")
+    repair(client, ids[:90] + ids[95:] + others)
+    ran = sweeperd("quarantine", "requeue", "--reason", "INVALID_STATE", "--yes", "--json")
+    assert ran.code == 1
+    told = ran.document
+    assert (told["requeued"], told["stay"], ran.err) == (165, 5, "sweeperd: 5 entries not requeued\n")
+    assert told["stays"] == [{"shard": "default", "id": rid, "reason": "INVALID_STATE"} for rid in ids[90:95]]
+    assert set(client.zrange("reservation:ttl", 0, -1)) == {rid.encode() for rid in ids[:90] + ids[95:]}
+    assert client.zcard("sweeperd:quarantine") == 125
+    repair(client, ids)
+    ran = sweeperd("quarantine", "requeue", "--all", "--yes")
+    assert (ran.code, ran.out) == (0, "requeued 125 entries\n")
+    assert client.zcard("sweeperd:quarantine") == 0
+    assert client.zcard("reservation:ttl") == 290
+    assert sweeperd("quarantine", "requeue", "--all").out == "requeued 0 entries\n", "nothing to ask about"
+
+
+def test_many_of_one_moment_are_all_seen(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    ids = broken(client, 160)
+    client.zadd("sweeperd:quarantine", dict.fromkeys(ids, 1_700_000_000_000))
+    repair(client, ids[::2])
+    told = sweeperd("quarantine", "requeue", "--all", "--yes", "--json").document
+    assert (told["requeued"], told["stay"]) == (80, 80)
+
+
+@pytest.mark.parametrize("state", ["COMMITTED", "RELEASED", "EXPIRED", None])
+def test_what_has_ended_or_gone_meanwhile_is_cleared_away_by_the_sweep(
+    state: str | None, world: World, sweeperd: Sweeperd
+) -> None:
+    world.client.zadd(world.keys.quarantine, {RID: 1})
+    world.client.zrem(world.keys.reservation_index, RID)
+    world.reservation(indexed=False, state=state)
+    if state is None:
+        world.client.delete("reservation:res_r1")
+    before = world.snapshot()
+    assert sweeperd("quarantine", "requeue", "r1", "--yes").code == 0
+    assert world.client.exists("reservation:res_r1") == (state is not None)
+    assert world.expire()[0] == (b"skipped" if state else b"not_found")
+    after = world.snapshot()
+    del before[world.keys.quarantine][RID]
+    assert after == before
+
+
+def requeue(world: World, rid: bytes = RID) -> Any:
+    keys = world.keys
+    call = Call([keys.reservation(rid), keys.reservation_index, keys.quarantine], [rid])
+    return Script("ops/requeue").run(world.client, call)
+
+
+def test_the_script_alone(world: World) -> None:
+    before = world.snapshot()
+    assert requeue(world) == b"not_quarantined"
+    assert world.snapshot() == before
+    world.client.zadd(world.keys.quarantine, {RID: 1})
+    for damage, answer in (("soon", b"INVALID_EXPIRY"), ("9007199254740993", b"INVALID_EXPIRY")):
+        world.reservation(expires_at=damage)
+        before = world.snapshot()
+        assert requeue(world) == answer
+        assert world.snapshot() == before
+    world.client.delete("reservation:res_r1")
+    world.client.set("reservation:res_r1", "text")
+    assert requeue(world) == b"WRONG_TYPE"
+    world.client.delete("reservation:res_r1", world.keys.reservation_index)
+    world.client.set(world.keys.reservation_index, "text")
+    before = world.snapshot()
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        requeue(world)
+    assert world.snapshot() == before, "it fails before its first write"
+
+
+def test_the_script_works_at_maxmemory(own_shard: Shard) -> None:
+    world = World(own_shard.client)
+    world.reservation(indexed=False)
+    world.client.zadd(world.keys.quarantine, {RID: 1})
+    with full(own_shard):
+        assert requeue(world) == b"requeued"
+    assert world.client.zscore(world.keys.reservation_index, RID) == DEADLINE
+
+
+def test_beside_live_traffic_the_books_balance(shard: Shard, client: redis.Redis) -> None:
+    """A sweep runs again and again, and clients end some, while everything is requeued; each is released once."""
+    ids = [f"r{number}" for number in range(200)]
+    reserve(client, ids)
+    settings = SweepSettings()
+    for rid in ids:
+        client.hset(f"reservation:res_{rid}", "state", "LIMBO")
+    stop = threading.Event()
+    sweeper = Sweeper(shard, reservations(shard.keys, settings), settings, lambda *_: None, stop)
+    sweeper.tick()
+    assert client.zcard("sweeperd:quarantine") == 200
+
+    def sweep() -> None:
+        while not stop.is_set():
+            sweeper.tick()
+
+    def mend() -> None:
+        for rid in ids:
+            client.hset(f"reservation:res_{rid}", "state", "ACTIVE")
+
+    threads = [threading.Thread(target=sweep), threading.Thread(target=mend)]
+    for thread in threads:
+        thread.start()
+    quarantine = Quarantine(shard, settings)
+
+    def all_requeued() -> bool:
+        for _ in quarantine.requeue(Wanted()):
+            pass
+        return not threads[1].is_alive() and not quarantine.size()
+
+    try:
+        eventually(all_requeued)
+        eventually(lambda: not client.zcard("reservation:ttl"))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    check(read(client), ALWAYS)
+    assert budget(client) == (0, 1000)
+    assert client.xlen("sweeperd:events") == 200
+
+
+# dismiss
+
+
+def test_dismiss_takes_it_off_the_list_only(world: World, sweeperd: Sweeperd) -> None:
+    world.reservation(b"r2", state="LIMBO")
+    world.reservation(state="LIMBO")
+    world.expire()
+    world.expire(b"r2")
+    before = world.snapshot()
+    ran = sweeperd("quarantine", "dismiss", "r1", "r2", "--yes")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == "dismissed 2 entries\nstill locked in each of their scopes: 200 TOKENS\n"
+    del before[world.keys.quarantine][RID], before[world.keys.quarantine][b"r2"]
+    assert world.snapshot() == before
+
+
+def test_what_stays_locked_is_told_exactly(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    for number in range(40):
+        fields = {"state": "LIMBO", "estimate_amount": 2**63 - 1, "estimate_unit": f"UNIT{number // 2}"}
+        client.hset(f"reservation:res_{number}", mapping=fields | {"quarantine_reason": "INVALID_STATE"})
+        client.zadd("sweeperd:quarantine", {str(number): 1})
+    ended = {"state": "COMMITTED", "estimate_amount": 5, "estimate_unit": "UNIT0"}
+    client.hset("reservation:res_ended", mapping=ended)
+    client.hset("reservation:res_odd", mapping=ended | {"state": "LIMBO", "estimate_amount": "1e9"})
+    client.zadd("sweeperd:quarantine", {"ended": 1, "odd": 1, "gone": 1})
+    told = sweeperd("quarantine", "dismiss", "--all", "--yes", "--json").document
+    assert told["dismissed"] == 43
+    assert told["locked"] == {f"UNIT{number}": 2 * (2**63 - 1) for number in range(20)}
+
+
+def test_only_what_was_there_at_the_beginning_is_dismissed(shard: Shard, client: redis.Redis) -> None:
+    ids = broken(client, 120)
+    pages = Quarantine(shard, SweepSettings()).dismiss(Wanted())
+    first = next(pages)
+    assert len(first) == 50
+    client.zadd("sweeperd:quarantine", {"new": shard.read_clock() + 1000})
+    client.zrem("sweeperd:quarantine", ids[60])
+    rest = list(itertools.chain.from_iterable(pages))
+    assert [done.entry.id.decode() for done in [*first, *rest]] == [rid for rid in ids if rid != ids[60]]
+    assert client.zrange("sweeperd:quarantine", 0, -1) == [b"new"]
+
+
+def test_who_was_faster_is_told_of(shard: Shard, client: redis.Redis) -> None:
+    quarantine = Quarantine(shard, SweepSettings())
+    (rid,) = broken(client, 1)
+    repair(client, [rid])
+    (entry,) = quarantine.find(Wanted())
+    client.zrem("sweeperd:quarantine", rid)
+    assert quarantine._requeue_page([entry]) == [Done(entry, NOT_THERE)]
+    assert isinstance(entry, SetAside)
+
+
+# questions and bad input
+
+
+@pytest.mark.parametrize("verb", ["requeue", "dismiss"])
+def test_nothing_is_changed_without_a_yes(verb: str, sweeperd: Sweeperd, client: redis.Redis) -> None:
+    (rid,) = broken(client, 1)
+    repair(client, [rid])
+    for arguments in ([rid], ["--all"], ["--reason", "INVALID_STATE"], ["--all", "--json"]):
+        ran = sweeperd("quarantine", verb, *arguments)
+        assert (ran.code, ran.out) == (2, "")
+        assert "--yes" in ran.err
+    assert client.zcard("sweeperd:quarantine") == 1
+
+
+def test_on_a_terminal_it_asks(server: Server, client: redis.Redis) -> None:
+    (rid,) = broken(client, 1)
+
+    def answered(answer: bytes) -> tuple[int, bytes]:
+        leader, follower = pty.openpty()
+        asked = subprocess.Popen(
+            command("quarantine", "dismiss", "--all"),
+            env=environment(server.url) | {"TERM": "xterm"},
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+        )
+        os.close(follower)
+        seen = b""
+        with contextlib.suppress(OSError):  # that is how the other side's end shows
+            while part := os.read(leader, 4096):
+                seen += part
+                if seen.endswith(b"[y/N]: "):
+                    os.write(leader, answer)
+        os.close(leader)
+        return asked.wait(20), seen
+
+    code, seen = answered(b"n\n")
+    assert (code, b"nothing was changed" in seen) == (1, True)
+    assert client.zcard("sweeperd:quarantine") == 1
+    code, seen = answered(b"y\n")
+    assert (code, b"dismissed 1 entry" in seen) == (0, True)
+    assert b"Take 1 entry off the list?" in seen
+    assert client.zcard("sweeperd:quarantine") == 0
+    assert client.exists(f"reservation:res_{rid}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["list", "--reason", "BECAUSE"], "is not one of 'WRONG_TYPE'"),
+        (["list", "--limit", "0"], "is not in the range"),
+        (["list", "--shard", "nowhere"], "there is no shard 'nowhere'"),
+        (["requeue"], "say which"),
+        (["requeue", "a", "--all", "--yes"], "say which"),
+        (["requeue", "--all", "--reason", "INVALID_STATE", "--yes"], "say which"),
+        (["requeue", "--reason", "invalid_state", "--yes"], "is not one of 'WRONG_TYPE'"),
+        (["dismiss"], "say which"),
+        (["dismiss", "--all", "--shard", "nowhere", "--yes"], "there is no shard 'nowhere'"),
+        (["forget"], "No such command 'forget'"),
+    ],
+)
+def test_bad_input(arguments: list[str], problem: str, sweeperd: Sweeperd) -> None:
+    ran = sweeperd("quarantine", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert problem in ran.err
+
+
+@pytest.mark.parametrize("verb", ["requeue", "dismiss"])
+def test_ids_that_are_not_set_aside(verb: str, sweeperd: Sweeperd, client: redis.Redis) -> None:
+    (rid,) = broken(client, 1)
+    repair(client, [rid])
+    ran = sweeperd("quarantine", verb, rid, "nobody", "nobody\x1b", rid, "--yes")
+    assert (ran.code, ran.out.splitlines()[0]) == (1, f"{verb}{'d' if verb == 'requeue' else 'ed'} 1 entry")
+    assert ran.err == "sweeperd: nobody is not in quarantine\nsweeperd: nobody\\x1b is not in quarantine\n"
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["requeue", "--all", "--yes"], ["dismiss", "a", "--yes"]])
+def test_redis_is_not_there(arguments: list[str], sweeperd: Sweeperd) -> None:
+    ran = sweeperd("quarantine", *arguments, url=f"redis://:hush@127.0.0.1:{free_port()}/0")
+    assert (ran.code, ran.err.count("\n")) == (1, 1)
+    assert ran.err.startswith("sweeperd: shard default: redis is not available: redis://127.0.0.1:")
+    assert "hush" not in ran.err
+
+
+def test_a_key_of_another_type(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    client.set("sweeperd:quarantine", "text")
+    for arguments in (["list"], ["requeue", "--all", "--yes"], ["dismiss", "--all", "--yes"]):
+        ran = sweeperd("quarantine", *arguments)
+        assert (ran.code, ran.err.count("\n")) == (1, 1)
+        assert "WRONGTYPE" in ran.err

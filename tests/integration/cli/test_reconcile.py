@@ -1,0 +1,139 @@
+"""`sweeperd reconcile`: options, what goes to which output, exit codes."""
+
+import json
+from typing import Any
+
+import pytest
+import redis
+from click.testing import Result
+
+from sweeperd.ops import reconcile as module
+from sweeperd.store.embedded import Server, free_port
+from tests.integration.conftest import Cli
+from tests.support.books import Property, check, read
+from tests.support.harness import SCOPES, environment, reserve
+
+LATER = -50_000
+DRIFTED = f"budget:{SCOPES[0]}:TOKENS"
+
+
+@pytest.fixture(autouse=True)
+def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SETTLE", 0.0)
+
+
+def document(done: Result) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(done.stdout)
+    return parsed
+
+
+def plant(client: redis.Redis) -> None:
+    reserve(client, ["right", "lost"], overdue_by=LATER)
+    client.zrem("reservation:ttl", "lost")
+    client.zadd("reservation:ttl", {"\x1b[31morphan\t": 9e15})
+
+
+def test_it_finds_and_mends(cli: Cli, client: redis.Redis, server: Server) -> None:
+    env = environment(server.url)
+    clean = cli("reconcile", env)
+    assert (clean.exit_code, clean.stdout) == (0, "shard\tkind\twhat\tfound\texpected\tdifference\tdone\n")
+    assert "default: 0 reservations, 0 index entries and 0 budgets" in clean.stderr
+    plant(client)
+
+    looked = cli("reconcile", env)
+    assert looked.exit_code == 1
+    _, *rows = (line.split("\t") for line in looked.stdout.splitlines())
+    expires_at = client.hget("reservation:res_lost", "expires_at").decode()
+    assert sorted(row[:5] for row in rows) == [
+        ["default", "lost", "lost", "", expires_at],
+        ["default", "orphan", r"\x1b[31morphan\t", "9000000000000000", ""],
+    ]
+    assert "found 1 lost, 1 orphan" in looked.stderr
+    assert client.zscore("reservation:ttl", "lost") is None
+
+    refused = cli("reconcile", env, "--repair")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "--yes" in refused.stderr
+    assert client.zscore("reservation:ttl", "lost") is None
+
+    mended = cli("reconcile", env, "--repair", "--yes")
+    assert mended.exit_code == 0
+    assert [line.split("\t")[-1] for line in mended.stdout.splitlines()] == ["done", "mended", "mended"]
+    assert "mended 1 lost, 1 orphan" in mended.stderr
+    check(read(client), {Property.INDEXED})
+
+    client.hincrby(DRIFTED, "reserved", -7)
+    drifted = cli("reconcile", env, "--repair", "--yes")
+    assert drifted.exit_code == 1
+    assert drifted.stdout.splitlines()[1].split("\t") == ["default", "budget_drift", DRIFTED, "3", "10", "-7", ""]
+
+
+def test_json_is_one_object(cli: Cli, client: redis.Redis, server: Server) -> None:
+    plant(client)
+    client.hincrby(DRIFTED, "reserved", 7)
+    done = cli(
+        "reconcile", environment(server.url), "--json", "--limit", "2", "--repair", "--yes", "--shard", "default"
+    )
+    assert (done.exit_code, done.stderr) == (1, "")
+    told = document(done)
+    assert (told["repair"], told["found"], told["remaining"], told["truncated"]) == (True, 3, 1, True)
+    (shard,) = told["shards"]
+    assert (shard["shard"], shard["down"], shard["reservations"], shard["budgets"]) == ("default", None, 2, 2)
+    assert shard["found"] == {"lost": 1, "orphan": 1, "wrong_score": 0, "budget_drift": 1}
+    assert shard["mended"] == {"lost": 1, "orphan": 1, "wrong_score": 0}
+    assert {finding["id"] for finding in shard["findings"]} == {"lost", "\x1b[31morphan\t"}
+    (drift,) = document(cli("reconcile", environment(server.url), "--json"))["shards"][0]["findings"]
+    assert drift == {
+        "kind": "budget_drift",
+        "budget": DRIFTED,
+        "reserved": 17,
+        "held": 10,
+        "difference": 7,
+        "difference_least": 7,
+        "difference_most": 7,
+        "mended": False,
+    }
+
+
+def test_a_dead_shard_does_not_hide_the_other(cli: Cli, client: redis.Redis, server: Server) -> None:
+    plant(client)
+    shards = [
+        {"name": "dead", "url": f"redis://127.0.0.1:{free_port()}"},
+        {"name": "live", "url": server.url},
+    ]
+    env = environment(shards=shards)
+    done = cli("reconcile", env, "--repair", "--yes", "--json")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("sweeperd: shard dead: ")
+    live, dead = document(done)["shards"]
+    assert (live["shard"], live["down"], sum(live["mended"].values())) == ("live", None, 2)
+    assert (dead["shard"], bool(dead["down"])) == ("dead", True)
+    assert cli("reconcile", env, "--shard", "live").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--rate", "0"], "Invalid value for '--rate'"),
+        (["--rate", "fast"], "Invalid value for '--rate'"),
+        (["--limit", "-1"], "Invalid value for '--limit'"),
+        (["--shard", "other"], "there is no shard 'other'"),
+        (["--mend"], "No such option"),
+        (["now"], "unexpected extra argument"),
+    ],
+)
+def test_bad_options(cli: Cli, arguments: list[str], problem: str) -> None:
+    done = cli("reconcile", environment("redis://127.0.0.1:1"), *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert problem in done.stderr
+
+
+def test_an_index_that_is_none_is_one_line(cli: Cli, client: redis.Redis, server: Server) -> None:
+    reserve(client, ["one"], overdue_by=LATER)
+    client.delete("reservation:ttl")
+    client.set("reservation:ttl", "text")
+    done = cli("reconcile", environment(server.url))
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert "sweeperd: shard default: it could not be walked: " in line
+    assert "WRONGTYPE" in line

@@ -1,0 +1,175 @@
+"""replay.lua: a dead letter becomes an event for one endpoint again, once, or stays what it is."""
+
+import threading
+
+import pytest
+import redis
+
+from sweeperd.config import Settings
+from sweeperd.delivery.outbox import ONLY_FOR, Entry, EventStream
+from sweeperd.delivery.payload import message
+from sweeperd.metrics import Metrics
+from sweeperd.ops import dead_letters
+from sweeperd.ops.dead_letters import PAGE, Replayed, Wanted
+from sweeperd.runtime.once import run_once
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from tests.integration.cli.conftest import give_up
+from tests.support.books import ALWAYS, Broken, Property, check, read
+from tests.support.fixtures import a_shard, full
+from tests.support.receiver import Receiver
+
+EVENTS, DEAD = "sweeperd:events", "sweeperd:dead-letters"
+
+
+def text(ids: list[bytes]) -> list[str]:
+    return [letter.decode() for letter in ids]
+
+
+def test_event_and_letter_change_places(shard: Shard, client: redis.Redis) -> None:
+    letters = text(give_up(shard, ["one", "two"]))
+    first, second = (fields for _, fields in client.xrange(EVENTS))
+    assert dead_letters.replay(shard, letters[:1]) == [Replayed.REPLAYED]
+    assert [entry.decode() for entry, _ in client.xrange(DEAD)] == letters[1:]
+    *before, (stream_id, event) = client.xrange(EVENTS)
+    assert [fields for _, fields in before] == [first, second]
+    assert event == first | {ONLY_FOR: b"billing"}
+    told, again = message(b"", first), message(b"", event)
+    assert (again.event_id, again.body) == (told.event_id, told.body)
+    (taken,) = EventStream(shard, "test").read("billing", 10)
+    assert (taken.id, taken.only_for) == (stream_id, "billing")
+    assert taken.added_ms >= int(before[-1][0].partition(b"-")[0]), "its age begins anew"
+    check(read(client), ALWAYS)
+
+
+def test_given_up_on_again_and_replayed_again(shard: Shard, client: redis.Redis) -> None:
+    letters = text(give_up(shard, ["one"]))
+    stream, first = EventStream(shard, "test"), client.xrange(EVENTS)[0][1]
+    for _ in range(3):
+        assert dead_letters.replay(shard, letters) == [Replayed.REPLAYED]
+        (entry,) = stream.read("billing", 10)
+        assert stream.bury("billing", entry, "HTTP 500")
+        letters = text([letter for letter, _ in client.xrange(DEAD)])
+    *_, (_, event) = client.xrange(EVENTS)
+    assert list(event.items()) == [*first.items(), (ONLY_FOR, b"billing")]
+
+
+def test_what_cannot_be_replayed_stays(shard: Shard, client: redis.Redis) -> None:
+    letters = text(give_up(shard, ["one"]))
+    assert dead_letters.replay(shard, ["1-1"]) == [Replayed.GONE]
+    EventStream(shard, "test").ensure_group("audit")
+    lost = client.xadd(DEAD, {"event": "5-0", "endpoint": "audit", "reason": "gone", "attempts": 2}).decode()
+    client.xgroup_destroy(EVENTS, "billing")
+    before = client.xrange(EVENTS)
+    assert dead_letters.replay(shard, [lost, *letters]) == [Replayed.NO_EVENT, Replayed.NO_GROUP]
+    assert client.xrange(EVENTS) == before
+    client.delete(EVENTS)
+    assert dead_letters.replay(shard, letters) == [Replayed.NO_GROUP]
+    assert client.xlen(DEAD) == 2
+    assert not client.exists(EVENTS)
+
+
+def test_a_letter_does_not_go_before_its_event_is_there(shard: Shard, client: redis.Redis) -> None:
+    letters = text(give_up(shard, ["one"]))
+    client.xadd(EVENTS, {"id": "last"}, id="18446744073709551615-18446744073709551615")
+    with pytest.raises(redis.ResponseError):
+        dead_letters.replay(shard, letters)
+    assert client.xlen(DEAD) == 1
+
+
+def test_in_a_full_redis(own_shard: Shard) -> None:
+    letters = text(give_up(own_shard, ["one"]))
+    with full(own_shard):
+        assert dead_letters.replay(own_shard, letters) == [Replayed.REPLAYED]
+    assert own_shard.client.xlen(DEAD) == 0
+    assert own_shard.client.xlen(EVENTS) == 2
+
+
+def test_rivals_replay_each_letter_once(shard: Shard, client: redis.Redis, server: Server) -> None:
+    letters = text(give_up(shard, [str(number) for number in range(3 * PAGE)]))
+    outcomes: list[Replayed] = []
+    start = threading.Barrier(3)
+
+    def rival() -> None:
+        with a_shard(server) as own:
+            start.wait()
+            for begin in range(0, len(letters), 7):
+                outcomes.extend(dead_letters.replay(own, letters[begin : begin + 7]))
+
+    rivals = [threading.Thread(target=rival) for _ in range(3)]
+    for thread in rivals:
+        thread.start()
+    for thread in rivals:
+        thread.join()
+    assert outcomes.count(Replayed.REPLAYED) == len(letters)
+    assert outcomes.count(Replayed.GONE) == 2 * len(letters)
+    assert client.xlen(DEAD) == 0
+    replayed = [fields[b"id"] for _, fields in client.xrange(EVENTS) if ONLY_FOR in fields]
+    assert sorted(replayed) == sorted(str(number).encode() for number in range(3 * PAGE))
+    check(read(client), ALWAYS)
+
+
+def test_it_is_read_in_pages_and_both_ways(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = text(give_up(shard, [str(number) for number in range(8)]))
+    for page in (3, 4, 8, 9):
+        monkeypatch.setattr("sweeperd.store.streams.PAGE", page)
+        assert [letter.id for letter in dead_letters.read(shard, Wanted())] == letters
+        assert [letter.id for letter in dead_letters.read(shard, Wanted(), newest_first=True)] == letters[::-1]
+        assert [letter.id for letter in dead_letters.read(shard, Wanted(), letters[4])] == letters[:5]
+    assert [letter.id for letter in dead_letters.find(shard, ["1-1", letters[3]])] == [letters[3]]
+    assert dead_letters.last_id(shard) == letters[-1]
+
+
+def test_they_are_counted_up_to_a_limit(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_up(shard, ["a", "b", "c"])
+    give_up(shard, ["d", "e"], endpoint="audit")
+    assert dead_letters.count(shard) == ({"billing": 3, "audit": 2}, True)
+    monkeypatch.setattr(dead_letters, "COUNT_LIMIT", 4)
+    assert dead_letters.count(shard) == ({"billing": 3, "audit": 1}, False)
+
+
+# ---- the books
+
+
+def test_a_replay_is_in_the_books_no_second_expiry(shard: Shard, client: redis.Redis) -> None:
+    letters = text(give_up(shard, ["one"]))
+    dead_letters.replay(shard, letters)
+    check(read(client), [Property.TOLD_ONCE])
+    client.xadd(EVENTS, client.xrange(EVENTS)[0][1])
+    with pytest.raises(Broken, match=Property.TOLD_ONCE):
+        check(read(client), [Property.TOLD_ONCE])
+
+
+def test_a_replay_of_what_was_never_told_breaks_the_books(shard: Shard, client: redis.Redis) -> None:
+    give_up(shard, ["one"])
+    forged = client.xrange(EVENTS)[0][1] | {b"amount": b"6", ONLY_FOR: b"billing"}
+    client.xadd(EVENTS, forged)
+    with pytest.raises(Broken, match=Property.TOLD_ONCE):
+        check(read(client), [Property.TOLD_ONCE])
+
+
+def test_who_is_to_have_it_may_be_any_bytes() -> None:
+    assert Entry(b"1-0", 1, {ONLY_FOR: b"\xff"}).only_for == "\\xff"
+
+
+# ---- the endpoints
+
+
+def test_it_reaches_its_endpoint_and_no_other_whatever_tenants_they_ask_for_now(
+    shard: Shard, server: Server, client: redis.Redis
+) -> None:
+    """Who replays it has looked at the tenants; to drop it here, after a reload, would be to lose it in silence."""
+    EventStream(shard, "test").ensure_group("audit")
+    letters = text(give_up(shard, ["one"]))
+    client.xgroup_setid(EVENTS, "audit", "$")
+    dead_letters.replay(shard, letters)
+    with Receiver() as billing, Receiver() as audit:
+        endpoints = [
+            {"name": "billing", "url": billing.url, "tenants": ["others"]},
+            {"name": "audit", "url": audit.url},
+        ]
+        settings = Settings.model_validate({"redis": {"url": server.url}, "webhooks": {"endpoints": endpoints}})
+        report = run_once(settings, threading.Event(), lambda *_: None, Metrics())
+    assert (report.delivery.delivered, report.delivery.undelivered) == (1, 0)
+    assert [request.event_id for request in billing.requests] == [message(b"", client.xrange(EVENTS)[0][1]).event_id]
+    assert audit.requests == []

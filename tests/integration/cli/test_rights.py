@@ -1,0 +1,52 @@
+"""The rights that these commands need, as the README tells them: with them everything works, and none is too much."""
+
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from tests.integration.cli.conftest import Run, give_up
+from tests.support.receiver import Receiver
+
+RIGHTS = (
+    "~sweeperd:events ~sweeperd:dead-letters ~sweeperd:endpoints +client|setname +select +time +eval +evalsha "
+    "+hget +hset +hdel +xrange +xrevrange +xadd +xdel +xpending +xinfo|stream +xinfo|groups"
+)
+#: Granted for a database number in the URL.
+SPARE = {"select"}
+
+
+def test_the_rights_suffice_and_none_is_too_much(invoke: Run, own_shard: Shard, own_server: Server) -> None:
+    client = own_shard.client
+    letters = [letter.decode() for letter in give_up(own_shard, ["a", "b", "c"])]
+    client.script_flush()
+    client.execute_command("ACL", "SETUSER", "operator", "reset", "on", ">only-for-tests", "-@all", *RIGHTS.split())
+    client.acl_log_reset()
+    client.config_resetstat()
+    url = own_server.url.replace("redis://", "redis://operator:only-for-tests@")
+    with Receiver() as receiver:
+        for arguments in (
+            ["expired"],
+            ["dead-letters", "list"],
+            ["dead-letters", "drop", letters[0], "--yes"],
+            ["dead-letters", "replay", letters[1], "--yes"],
+            ["dead-letters", "replay", "--all", "--yes"],
+            ["endpoints", "list"],
+            ["endpoints", "pause", "billing", "--yes"],
+            ["endpoints", "resume", "billing", "--yes"],
+            ["endpoints", "test", "billing"],
+        ):
+            result = invoke(*arguments, url=url, endpoints=[{"name": "billing", "url": receiver.url}])
+            assert (result.exit_code, "permissions" in result.stderr) == (0, False), arguments
+    used = {name.removeprefix("cmdstat_").split("|")[0] for name in client.info("commandstats")}
+    granted = {rule[1:].split("|")[0] for rule in RIGHTS.split() if rule.startswith("+")}
+    assert granted - used <= SPARE | {"client"}
+    assert client.xlen("sweeperd:dead-letters") == 0
+
+
+def test_others_are_refused_in_one_line(invoke: Run, own_shard: Shard, own_server: Server) -> None:
+    own_shard.client.execute_command(
+        "ACL", "SETUSER", "nobody", "reset", "on", ">only-for-tests", "~*", "-@all", "+time"
+    )
+    url = own_server.url.replace("redis://", "redis://nobody:only-for-tests@")
+    for arguments in (["expired"], ["dead-letters", "list"], ["endpoints", "list"]):
+        result = invoke(*arguments, url=url)
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+        assert "permissions" in result.stderr

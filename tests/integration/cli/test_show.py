@@ -1,0 +1,208 @@
+"""`sweeperd show`."""
+
+import json
+import os
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.ops.reasons import REASONS
+from sweeperd.store.embedded import Server, free_port
+from sweeperd.store.shard import Keys
+from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
+from tests.lua.builders import FAR_FUTURE, RID, SCOPES, World
+from tests.lua.test_expire_rules import ARRANGE, outcome_of
+from tests.support.harness import reserve, server_time
+from tests.support.receiver import Answer, Receiver
+
+
+def endpoints(**urls: str) -> list[dict[str, object]]:
+    return [{"name": name, "url": url} for name, url in urls.items()]
+
+
+def deliveries(ran: Any) -> dict[str, dict[str, Any]]:
+    return {told["endpoint"]: told for told in ran.document["shards"][0]["event"]["deliveries"]}
+
+
+@pytest.mark.parametrize("case", ARRANGE)
+def test_what_a_sweep_would_decide_is_told_and_not_done(case: str, world: World, sweeperd: Sweeperd) -> None:
+    ARRANGE[case](world)
+    before = world.snapshot()
+    ran = sweeperd("show", RID.decode(), "--json")
+    assert (ran.code, ran.err) == (0, "")
+    sweep = ran.document["shards"][0]["sweep"]
+    assert sweep["outcome"] == outcome_of(case).decode()
+    assert sweep["why"]
+    if sweep["outcome"] == "quarantined":
+        assert case.endswith(sweep["detail"])
+        assert REASONS[sweep["detail"]] in sweep["why"]
+    assert sweeperd("show", RID.decode()).code == 0
+    assert world.snapshot() == before
+
+
+def test_all_of_it_as_text(world: World, sweeperd: Sweeperd) -> None:
+    world.client.delete(world.budget_key(SCOPES[0]))
+    world.client.zadd(world.keys.quarantine, {RID: 1_700_000_000_000})
+    ran = sweeperd("show", RID.decode())
+    assert ran.code == 0
+    told = {(row["section"], row["name"]): row["value"] for row in ran.rows}
+    assert told["reservation on default", "key"] == "reservation:res_r1"
+    assert told["reservation on default", "estimate_amount"] == "100"
+    assert told["reservation on default", "expires_at"] == "1700000000000 (2023-11-14T22:13:20.000Z)"
+    assert told["reservation on default", "(in the index)"] == "2023-11-14T22:13:20.000Z"
+    assert told["reservation on default", "(in quarantine since)"] == "2023-11-14T22:13:20.000Z"
+    assert told["budgets on default", SCOPES[0]] == "there is none"
+    assert told["budgets on default", SCOPES[1]].startswith("reserved=1000 remaining=5000 spent=4000 debt=7 ")
+    assert told["a sweep of default now", "would answer"] == "expired"
+    assert told["a sweep of default now", "because"].endswith(f"ago; there is no budget for {SCOPES[0]}")
+    writes = [row["value"] for row in ran.rows if row["name"] == "would write"]
+    assert writes[0] == "ZREM reservation:ttl r1"
+    assert f"HSET budget:{SCOPES[1]}:TOKENS reserved 900 remaining 5100" in writes
+
+
+def test_the_event_and_what_became_of_it(sweeperd: Sweeperd, server: Server, client: redis.Redis) -> None:
+    reserve(client, [f"r{number}" for number in range(3)])
+    with Receiver() as good, Receiver(lambda *_: Answer(500)) as bad, Receiver() as other:
+        urls = {"good": good.url, "bad": bad.url}
+        listed = [*endpoints(**urls), {"name": "other", "url": other.url, "tenants": ["somebody"]}]
+        settings = {"SWEEPERD_WEBHOOKS__ENDPOINTS": json.dumps(listed), "SWEEPERD_WEBHOOKS__ATTEMPTS": "1"}
+        assert sweeperd("--once", "--json", **settings).code == 3
+        expected = good.requests
+    client.xgroup_create("sweeperd:events", "behind", id="0")
+    settings["SWEEPERD_WEBHOOKS__ENDPOINTS"] = json.dumps([*listed, {"name": "new", "url": good.url}])
+    ran = sweeperd("show", "r1", "--json", **settings)
+    event = ran.document["shards"][0]["event"]
+    assert event["fields"]["id"] == "r1"
+    assert event["webhook_id"] in {request.event_id for request in expected if b'"r1"' in request.body}
+    told = deliveries(ran)
+    assert {name: one["fate"] for name, one in told.items()} == {
+        "good": "acknowledged",
+        "bad": "pending",
+        "other": "not asked for",
+        "new": "no group yet",
+        "behind": "not taken yet",
+    }
+    assert (told["bad"]["hand_overs"], told["bad"]["owner"]) == (1, "")
+    client.xack("sweeperd:events", "bad", event["stream_id"])
+    letter = {"event": event["stream_id"], "endpoint": "bad", "reason": "HTTP 500", "attempts": 9}
+    client.xadd("sweeperd:dead-letters", letter)
+    told = deliveries(sweeperd("show", "r1", "--json", **settings))
+    assert (told["bad"]["fate"], told["bad"]["hand_overs"], told["bad"]["reason"]) == ("dead letter", 9, "HTTP 500")
+    client.xreadgroup("behind", "host-1", {"sweeperd:events": ">"})
+    rows = {row["name"]: row["value"] for row in sweeperd("show", "r1", **settings).rows}
+    assert rows["behind"].startswith("pending, in hand of host-1, 1 hand-overs, ")
+    assert rows["bad"] == "dead letter after 9 hand-overs: HTTP 500"
+    client.delete("sweeperd:events")
+    rows = {row["name"]: row["value"] for row in sweeperd("show", "r1", **settings).rows}
+    assert rows["(none)"] == "not in the stream, or not any more"
+
+
+def test_it_is_found_among_many_events_of_that_moment(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    now = server_time(client)
+    for number in range(1500):
+        client.xadd("sweeperd:events", {"id": f"other {number}", "expired_at": now}, id=f"{now}-{number + 1}")
+    client.xadd("sweeperd:events", {"id": "r1", "expired_at": 17}, id=f"{now}-2000")  # an earlier use of the id
+    client.xadd("sweeperd:events", {"id": "r1", "expired_at": now}, id=f"{now + 3}-1")
+    client.hset("reservation:res_r1", mapping={"state": "EXPIRED", "expired_at": now})
+    (shard,) = sweeperd("show", "r1", "--json").document["shards"]
+    assert shard["event"]["stream_id"] == f"{now + 3}-1"
+
+
+@pytest.mark.parametrize("expired_at", ["", "soon", "-1", "9" * 400, "9" * 16, "٣"])
+def test_a_time_that_is_none(expired_at: str, sweeperd: Sweeperd, client: redis.Redis) -> None:
+    client.hset("reservation:res_r1", mapping={"state": "EXPIRED", "expired_at": expired_at})
+    client.xadd("sweeperd:events", {"id": "r1"})
+    assert sweeperd("show", "r1").code == 0
+    assert sweeperd("show", "r1", "--json").document["shards"][0]["event"] is None
+
+
+@pytest.mark.parametrize("scopes", ["[" * 5000, '["\\ud800"]', "{}", "[1]", b"\xff", json.dumps(["s"] * 5000)])
+def test_scopes_that_are_none(scopes: str, sweeperd: Sweeperd, world: World) -> None:
+    world.reservation(budgeted_scopes=scopes)
+    assert sweeperd("show", RID.decode(), "--json").code == 0
+
+
+@pytest.mark.parametrize("kind", ["string", "none"])
+def test_what_is_no_hash(kind: str, sweeperd: Sweeperd, client: redis.Redis) -> None:
+    client.zadd("reservation:ttl", {"r1": 1})
+    if kind == "string":
+        client.set("reservation:res_r1", "text")
+    (row,) = [row for row in sweeperd("show", "r1").rows if row["name"] == "type"]
+    assert row["value"] == kind
+
+
+def test_ids_of_arbitrary_bytes_are_found_as_logs_show_them(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    for reservation, typed in [
+        (b"\xff\xfe\x00", r"\xff\xfe\x00"),
+        (b"line\nbreak", r"line\nbreak"),
+        (b"with space:and colon", "with space:and colon"),
+        ("зона".encode(), "зона"),
+        (b"\xff raw", os.fsdecode(b"\xff raw")),
+        (rb"\xff as typed", r"\xff as typed"),
+        (b"", ""),
+    ]:
+        client.hset(Keys().reservation(reservation), "state", "COMMITTED")
+        ran = sweeperd("show", "--json", "--", typed)
+        assert ran.code == 0, typed
+        shown = ran.document["shards"][0]
+        assert shown["sweep"]["detail"] == "COMMITTED"
+        assert shown["id"] == reservation.decode("utf-8", "backslashreplace")
+
+
+@pytest.mark.parametrize("typed", ["nobody", "", "reservation:res_r1", HOSTILE.decode("utf-8", "replace")])
+def test_an_unknown_id(typed: str, sweeperd: Sweeperd, world: World) -> None:
+    for arguments in (["show", typed], ["show", typed, "--json"]):
+        ran = sweeperd(*arguments)
+        assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
+        assert ran.err.startswith("sweeperd: there is no reservation ")
+        only_printable(ran.err)
+
+
+def test_bad_input(sweeperd: Sweeperd) -> None:
+    for arguments, problem in [
+        (["show"], "Missing argument 'ID'"),
+        (["show", "a", "b"], "unexpected extra argument"),
+        (["show", "a", "--shard", "nowhere"], "there is no shard 'nowhere'"),
+    ]:
+        ran = sweeperd(*arguments)
+        assert (ran.code, ran.out) == (2, "")
+        assert problem in ran.err
+    ran = sweeperd("show", "a", url=f"redis://:hush@127.0.0.1:{free_port()}/0")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
+    assert ran.err.startswith("sweeperd: shard default: redis is not available: redis://127.0.0.1:")
+    assert "hush" not in ran.err
+
+
+def test_each_shard_that_knows_the_id_is_shown(sweeperd: Sweeperd, server: Server, client: redis.Redis) -> None:
+    reserve(client, ["r1"], prefix="a:")
+    reserve(client, ["r1"], prefix="b:", amount=7)
+    places = [{"name": prefix, "url": server.url, "prefix": f"{prefix}:"} for prefix in ("a", "b", "c")]
+    dead = {"name": "dead", "url": f"redis://127.0.0.1:{free_port()}/0"}
+    ran = sweeperd("show", "r1", "--json", url="", SWEEPERD_SHARDS=json.dumps(places))
+    assert [(s["shard"], s["fields"]["estimate_amount"]) for s in ran.document["shards"]] == [("a", "5"), ("b", "7")]
+    assert ran.document["shards"][1]["key"] == "b:reservation:res_r1"
+    ran = sweeperd("show", "r1", "--json", url="", SWEEPERD_SHARDS=json.dumps([dead, *places]))
+    assert (ran.code, len(ran.document["shards"])) == (1, 2)
+    assert ran.err.startswith("sweeperd: shard dead: ")
+
+
+def test_hostile_texts(sweeperd: Sweeperd, world: World) -> None:
+    scopes = json.dumps([HOSTILE.decode("utf-8", "replace")])
+    for fields in ({"tenant": HOSTILE, "estimate_unit": HOSTILE}, {"budgeted_scopes": scopes}, {"state": HOSTILE}):
+        world.reservation(**fields)
+        world.reservation(**{HOSTILE.decode("latin-1"): HOSTILE})
+        ran = sweeperd("show", RID.decode())
+        assert ran.code == 0
+        only_printable(ran.out)
+        assert all(line.count("\t") == 2 for line in ran.out.splitlines())
+        assert sweeperd("show", RID.decode(), "--json").document
+
+
+def test_the_default_grace_counts(sweeperd: Sweeperd, world: World) -> None:
+    world.reservation(grace_ms=None)
+    world.client.hdel(world.keys.reservation(RID), "grace_ms")
+    late = sweeperd("show", RID.decode(), "--json", SWEEPERD_SWEEP__GRACE="30000d").document["shards"][0]
+    assert late["sweep"]["outcome"] == "in_grace"
+    world.reservation(expires_at=FAR_FUTURE)
+    assert sweeperd("show", RID.decode(), "--json").document["shards"][0]["sweep"]["outcome"] == "not_due"

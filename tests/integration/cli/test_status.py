@@ -1,0 +1,151 @@
+"""`sweeperd status`."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import redis
+
+from sweeperd.store.embedded import Server, free_port
+from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
+from tests.support.harness import command, environment, eventually, reserve
+
+BILLING = json.dumps([{"name": "billing", "url": "http://127.0.0.1:9/"}])
+
+
+def test_as_text(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    reserve(client, ["a", "b"], overdue_by=65_000)
+    reserve(client, ["grace"], overdue_by=-60_000, grace=100_000)
+    client.zadd("sweeperd:quarantine", {"x": 1})
+    ran = sweeperd("status", SWEEPERD_WEBHOOKS__ENDPOINTS=BILLING)
+    assert (ran.code, ran.err) == (0, "")
+    (row,) = ran.rows
+    assert row["oldest overdue"] in ("1 m 5 s", "1 m 6 s", "1 m 7 s", "1 m 8 s")
+    del row["oldest overdue"]
+    assert row == {
+        "shard": "default",
+        "due": "3",
+        "in grace": "1",
+        "overdue": "2",
+        "quarantined": "1",
+        "dead letters": "0",
+    }
+    _, sweep, endpoints = ran.out.split("\n\n")
+    assert sweep.splitlines()[1].split("\t") == ["default", "never", "", "", "", "", ""]
+    assert endpoints.splitlines()[1].split("\t") == ["default", "billing", "open", "0", "", "0", ""]
+
+
+def test_as_json(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    reserve(client, ["a"])
+    assert sweeperd("--once", SWEEPERD_WEBHOOKS__ENDPOINTS="[]").code == 0
+    reserve(client, ["b"])
+    for arguments in (["status", "--json"], ["--json", "status"]):
+        ran = sweeperd(*arguments, SWEEPERD_WEBHOOKS__ENDPOINTS=BILLING)
+        (shard,) = ran.document["shards"]
+        assert (shard["name"], shard["reachable"], shard["due"]["overdue"]) == ("default", True, 1)
+        assert (shard["tick"]["expired"], shard["tick"]["complete"], shard["tick_age_seconds"] < 20) == (1, True, True)
+        assert shard["endpoints"][0]["state"] == "open"
+        assert ran.err == ""
+
+
+def test_a_large_backlog_is_marked_as_estimated(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    client.zadd("reservation:ttl", {f"orphan {number}": 1 + number for number in range(500)})
+    (row,) = sweeperd("status").rows
+    assert (row["due"], row["in grace"], row["overdue"]) == ("500", "~0", "~500")
+
+
+def test_a_dead_shard_hides_no_other(sweeperd: Sweeperd, server: Server) -> None:
+    dead = f"redis://:hush@127.0.0.1:{free_port()}/0"
+    shards = json.dumps([{"name": "dead", "url": dead}, {"name": "well", "url": server.url}])
+    environment = {"SWEEPERD_SHARDS": shards}
+    ran = sweeperd("status", url="", **environment)
+    assert (ran.code, [row["due"] for row in ran.rows]) == (1, ["down", "0"])
+    assert ran.err.startswith("sweeperd: shard dead: redis://127.0.0.1:")
+    assert ran.err.count("\n") == 1
+    ran = sweeperd("status", "--json", url="", **environment)
+    assert ran.code == 1
+    assert [shard["reachable"] for shard in ran.document["shards"]] == [False, True]
+    assert "hush" not in ran.out + ran.err
+    assert sweeperd("status", "--shard", "well", url="", **environment).code == 0
+    assert sweeperd("status", "--shard", "dead", url="", **environment).code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--shard", "nowhere"], "there is no shard 'nowhere'"),
+        (["--interval", "0"], "is not in the range"),
+        (["--interval", "soon"], "is not a valid float"),
+        (["--interval", "nan"], "not a number of seconds"),
+        (["everything"], "unexpected extra argument"),
+    ],
+)
+def test_bad_input(arguments: list[str], problem: str, sweeperd: Sweeperd) -> None:
+    ran = sweeperd("status", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert problem in ran.err
+
+
+def test_hostile_names(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    client.xadd("sweeperd:dead-letters", {"endpoint": HOSTILE})
+    client.hset("sweeperd:ticks", mapping={"at": 1, "by": HOSTILE, "seconds": 1, "complete": 1, "expired": 1})
+    client.hset("sweeperd:ticks", mapping={"earlier_at": 1, "earlier_expired": 1})
+    client.hset("sweeperd:endpoints", "billing", json.dumps({"paused_at": 1, "reason": HOSTILE.decode("latin-1")}))
+    client.set("sweeperd:lease:sweep", HOSTILE)
+    ran = sweeperd("status", SWEEPERD_WEBHOOKS__ENDPOINTS=BILLING)
+    assert ran.code == 0
+    assert len(ran.out.splitlines()) == 9
+    only_printable(ran.out)
+    assert sweeperd("status", "--json", SWEEPERD_WEBHOOKS__ENDPOINTS=BILLING).document
+
+
+def test_watching_with_json_ends_cleanly_on_ctrl_c(server: Server, client: redis.Redis) -> None:
+    watching = subprocess.Popen(
+        command("status", "--watch", "--json", "--interval", "0.1"),
+        env=environment(server.url),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    first = json.loads(watching.stdout.readline())
+    client.zadd("sweeperd:quarantine", {"x": 1})
+    eventually(lambda: json.loads(watching.stdout.readline())["shards"][0]["quarantined"] == 1)
+    watching.send_signal(signal.SIGINT)
+    _, errors = watching.communicate(timeout=20)
+    assert (watching.returncode, errors) == (0, "")
+    assert first["shards"][0]["quarantined"] == 0
+
+
+def test_watching_on_a_terminal(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    client.xadd("sweeperd:dead-letters", {"endpoint": HOSTILE})
+    leader, follower = pty.openpty()
+    watching = subprocess.Popen(
+        command("status", "--watch", "--interval", "0.1"),
+        env=environment(server.url) | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+    )
+    os.close(follower)
+    seen = b""
+
+    def reads(text: bytes) -> None:
+        nonlocal seen
+        while text not in seen:
+            seen += os.read(leader, 65536)
+
+    reads(b"quarantined")
+    client.zadd("sweeperd:quarantine", {f"x{number}": 1 for number in range(77)})
+    reads(b"77")
+    watching.send_signal(signal.SIGINT)
+    reads(b"\x1b[?1049l")  # the screen is as it was before
+    assert watching.wait(20) == 0
+    os.close(leader)
+    assert b"\x1b[31mevil" not in seen
+    assert b"\\x1b[31mevil" in seen

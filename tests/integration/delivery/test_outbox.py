@@ -1,0 +1,608 @@
+"""The event stream and its groups, on real servers."""
+
+import functools
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+import redis
+
+from sweeperd.delivery import outbox as events_module
+from sweeperd.delivery.outbox import PAGE, PARKED, TAKE_OVER_AFTER, Entry, EventStream, Pending, Replication
+from sweeperd.store.shard import Shard
+from tests.support.fixtures import full
+from tests.support.harness import eventually, server_time
+
+KEY, DEAD = "sweeperd:events", "sweeperd:dead-letters"
+GROUP = "billing"
+DAY = 86_400_000
+
+
+@pytest.fixture
+def stream(shard: Shard) -> EventStream:
+    """This process's view of the stream."""
+    return EventStream(shard, "us")
+
+
+@pytest.fixture
+def other(shard: Shard) -> EventStream:
+    """Another replica's."""
+    return EventStream(shard, "them")
+
+
+def add(client: redis.Redis, count: int = 1, at: int | None = None) -> list[bytes]:
+    """Append so many events, at a moment of the test's own or now. Returns their ids."""
+    with client.pipeline() as pipeline:
+        for number in range(count):
+            pipeline.xadd(KEY, {"id": f"r{number}", "tenant": "acme"}, id="*" if at is None else f"{at}-{number + 1}")
+        return list(pipeline.execute())
+
+
+def held(client: redis.Redis, group: str = GROUP) -> dict[bytes, tuple[bytes, int]]:
+    """What the group has not acknowledged: id -> owner and deliveries."""
+    rows = client.xpending_range(KEY, group, "-", "+", 10_000)
+    return {row["message_id"]: (row["consumer"], row["times_delivered"]) for row in rows}
+
+
+def age(client: redis.Redis, entry: Entry, milliseconds: int, owner: bytes = b"us") -> None:
+    """Let a pending event have been idle for so long."""
+    client.xclaim(KEY, GROUP, owner.decode(), 0, [entry.id], idle=milliseconds, justid=True)
+
+
+def idle(stream: EventStream, entry: Entry) -> int:
+    (pending,) = [pending for pending in stream.pending(GROUP, 0) if pending.id == entry.id]
+    return pending.idle_ms
+
+
+def ids(entries: Sequence[Entry | Pending]) -> list[bytes]:
+    return [entry.id for entry in entries]
+
+
+def taken(stream: EventStream, client: redis.Redis, count: int = 1) -> list[Entry]:
+    """Events that this process has taken and not acknowledged."""
+    stream.ensure_group(GROUP)
+    add(client, count)
+    return stream.read(GROUP, count)
+
+
+def in_stream(client: redis.Redis) -> set[bytes]:
+    return {entry for entry, _ in client.xrange(KEY)}
+
+
+# ---- groups
+
+
+def test_a_group_gets_the_events_from_now_on(stream: EventStream, client: redis.Redis) -> None:
+    add(client, 3)
+    assert stream.ensure_group(GROUP)
+    later = add(client, 2)
+    assert ids(stream.read(GROUP, 10)) == later
+    assert stream.ensure_group(GROUP)
+    assert stream.read(GROUP, 10) == [], "the group that is there stays as it is"
+
+
+def test_a_group_can_be_there_before_the_stream(stream: EventStream, client: redis.Redis) -> None:
+    assert stream.ensure_group(GROUP)
+    assert client.xlen(KEY) == 0
+    first = add(client)
+    assert ids(stream.read(GROUP, 10)) == first
+
+
+def test_a_group_that_another_replica_made(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+    other.ensure_group(GROUP)
+    first = add(client)
+    assert stream.ensure_group(GROUP)
+    assert ids(stream.read(GROUP, 10)) == first
+
+
+def test_groups_do_not_share_events(stream: EventStream, client: redis.Redis) -> None:
+    for group in (GROUP, "audit"):
+        stream.ensure_group(group)
+    added = add(client, 2)
+    assert ids(stream.read(GROUP, 10)) == added
+    assert ids(stream.read("audit", 10)) == added
+
+
+def test_the_stream_vanishes(stream: EventStream, client: redis.Redis) -> None:
+    last = taken(stream, client, 2)[-1]
+    client.flushall()
+    eventually(lambda: server_time(client) > int(last.id.partition(b"-")[0]))
+    between = add(client, 2)
+    assert stream.ensure_group(GROUP)
+    later = add(client)
+    assert ids(stream.read(GROUP, 10)) == between + later
+
+
+def test_the_group_vanishes(stream: EventStream, client: redis.Redis) -> None:
+    """None is passed over; what was taken and not acknowledged went with the group."""
+    taken(stream, client, 2)
+    untaken = add(client, 2)
+    client.xgroup_destroy(KEY, GROUP)
+    assert stream.ensure_group(GROUP)
+    assert ids(stream.read(GROUP, 10)) == untaken
+
+
+def test_a_group_is_made_in_a_full_redis_later(own_shard: Shard) -> None:
+    stream, client = EventStream(own_shard, "us"), own_shard.client
+    add(client, 2)
+    with full(own_shard):
+        assert not stream.ensure_group(GROUP)
+        assert not stream.ensure_group(GROUP)
+    meanwhile = add(client, 2)
+    assert stream.ensure_group(GROUP)
+    assert ids(stream.read(GROUP, 10)) == meanwhile
+
+
+def test_nothing_is_trimmed_that_a_group_to_be_made_shall_have(own_shard: Shard) -> None:
+    stream, client = EventStream(own_shard, "us"), own_shard.client
+    old = server_time(client) - 10 * DAY
+    add(client, 300, at=old)
+    with full(own_shard):
+        assert not stream.ensure_group(GROUP)
+    meanwhile = add(client, 300, at=old + 1)
+    assert stream.trim([GROUP], DAY, DAY) >= 200
+    assert in_stream(client) >= set(meanwhile)
+    assert stream.ensure_group(GROUP)
+    assert ids(stream.read(GROUP, 1000)) == meanwhile
+
+
+# ---- taking and putting back
+
+
+def test_read(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+    stream.ensure_group(GROUP)
+    before = server_time(client)
+    added = add(client, 5)
+    entries = stream.read(GROUP, 3)
+    assert ids(entries) == added[:3]
+    assert entries[1].fields == {b"id": b"r1", b"tenant": b"acme"}
+    assert {entry.deliveries for entry in entries} == {1}
+    assert before <= entries[0].added_ms <= server_time(client)
+    assert ids(other.read(GROUP, 10)) == added[3:], "each is given once"
+    assert set(held(client).values()) == {(b"us", 1), (b"them", 1)}
+
+
+def test_read_waits_no_longer_than_it_is_told(stream: EventStream) -> None:
+    stream.ensure_group(GROUP)
+    for block_ms, least, most in ((0, 0.0, 1.0), (300, 0.25, 3.0)):
+        started = time.monotonic()
+        assert stream.read(GROUP, 1, block_ms) == []
+        assert least <= time.monotonic() - started < most
+
+
+def test_read_without_the_group(stream: EventStream) -> None:
+    with pytest.raises(redis.ResponseError, match="NOGROUP"):
+        stream.read(GROUP, 1)
+
+
+def test_pending(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+    first, second = taken(stream, client, 2)
+    other.park(GROUP, second)
+    age(client, first, 60_000)
+    pending = list(stream.pending(GROUP, 0))
+    assert [(p.id, p.owner, p.deliveries) for p in pending] == [(first.id, b"us", 1), (second.id, PARKED, 1)]
+    assert pending[0].idle_ms >= 60_000 > pending[1].idle_ms
+    assert pending[0].added_ms == first.added_ms
+    assert ids(list(stream.pending(GROUP, 30_000))) == [first.id]
+
+
+@pytest.mark.parametrize("count", [0, 1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 2 * PAGE + 50])
+def test_pending_page_by_page(count: int, stream: EventStream, client: redis.Redis) -> None:
+    stream.ensure_group(GROUP)
+    added = add(client, count, at=5)  # many in the same millisecond
+    stream.read(GROUP, count + 1)
+    assert ids(list(stream.pending(GROUP, 0))) == added
+
+
+def test_what_is_acknowledged_while_it_is_paged_through(stream: EventStream, client: redis.Redis) -> None:
+    entries = taken(stream, client, 3 * PAGE)
+    seen = []
+    for pending in stream.pending(GROUP, 0):
+        seen.append(pending.id)
+        stream.acknowledge(GROUP, [pending.id])
+    assert seen == ids(entries)
+
+
+def test_claim(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+    entry, mine = taken(stream, client, 2)
+    age(client, entry, 60_000)
+    wanted = list(stream.pending(GROUP, 30_000))
+    assert ids(wanted) == [entry.id]
+    (claimed,) = other.claim(GROUP, wanted, 30_000)
+    assert (claimed.id, claimed.deliveries, claimed.fields) == (entry.id, 2, entry.fields)
+    assert held(client) == {entry.id: (b"them", 2), mine.id: (b"us", 1)}
+    assert stream.claim(GROUP, wanted, 30_000) == [], "another replica was faster"
+    assert held(client)[entry.id] == (b"them", 2)
+    assert stream.claim(GROUP, [], 0) == []
+
+
+def test_claim_what_was_acknowledged_meanwhile(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+    (entry,) = taken(stream, client)
+    wanted = list(other.pending(GROUP, 0))
+    stream.acknowledge(GROUP, [entry.id])
+    assert other.claim(GROUP, wanted, 0) == []
+    assert held(client) == {}
+
+
+def test_keep(stream: EventStream, client: redis.Redis) -> None:
+    entries = taken(stream, client, 2)
+    for entry in entries:
+        age(client, entry, 60_000)
+    stream.keep(GROUP, [entries[0].id])
+    stream.keep(GROUP, [])
+    assert idle(stream, entries[0]) < 30_000 < idle(stream, entries[1])
+    assert held(client)[entries[0].id] == (b"us", 1), "it is no hand-over"
+
+
+def test_park(stream: EventStream, client: redis.Redis) -> None:
+    (entry,) = taken(stream, client)
+    age(client, entry, 60_000)
+    stream.park(GROUP, entry)
+    assert held(client) == {entry.id: (PARKED, 1)}
+    assert idle(stream, entry) < 30_000, "its wait begins now"
+    assert stream.read(GROUP, 10) == [], "it is not given as a new one"
+
+
+def test_give_back(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+    """It was not handed over: it counts as before, and anybody may take it at once."""
+    (entry,) = taken(stream, client)
+    stream.give_back(GROUP, entry)
+    assert held(client) == {entry.id: (PARKED, 0)}
+    assert idle(stream, entry) >= TAKE_OVER_AFTER * 1000
+    (again,) = other.claim(GROUP, list(other.pending(GROUP, 15_000)), 15_000)
+    assert again.deliveries == 1
+    assert held(client) == {entry.id: (b"them", 1)}
+
+
+def test_hand_overs_are_counted_over_replicas(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+    (entry,) = taken(stream, client)
+    for number, replica in enumerate([other, stream, other], 2):
+        replica.park(GROUP, entry)
+        (entry,) = replica.claim(GROUP, list(replica.pending(GROUP, 0)), 0)
+        assert entry.deliveries == number
+    assert held(client) == {entry.id: (b"them", 4)}
+
+
+def test_acknowledge(stream: EventStream, client: redis.Redis) -> None:
+    first, second, third = taken(stream, client, 3)
+    stream.acknowledge(GROUP, [first.id, third.id])
+    stream.acknowledge(GROUP, [])
+    assert list(held(client)) == [second.id]
+    assert client.xlen(KEY) == 3, "they stay readable"
+
+
+def test_what_came_back_is_not_lost_again(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+    """Whoever puts back what another has acknowledged meanwhile does not make it pending again."""
+    (entry,) = taken(stream, client)
+    other.acknowledge(GROUP, [entry.id])
+    for put_back in (stream.park, stream.give_back):
+        put_back(GROUP, entry)
+    stream.keep(GROUP, [entry.id])
+    assert held(client) == {}
+
+
+# ---- dead letters
+
+
+def letters(client: redis.Redis) -> list[dict[bytes, bytes]]:
+    return [fields for _, fields in client.xrange(DEAD)]
+
+
+def test_bury(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+    first, second = taken(stream, client, 2)
+    assert stream.bury(GROUP, first, "HTTP 500")
+    assert list(held(client)) == [second.id]
+    expected = {
+        b"event": first.id,
+        b"endpoint": GROUP.encode(),
+        b"reason": b"HTTP 500",
+        b"attempts": b"1",
+        b"id": b"r0",
+        b"tenant": b"acme",
+    }
+    assert letters(client) == [expected]
+    assert not stream.bury(GROUP, first, "HTTP 500")
+    assert not other.bury(GROUP, first, "HTTP 500")
+    assert letters(client) == [expected], "once"
+    assert first.id in in_stream(client), "other endpoints may still want it"
+
+
+def test_bury_what_was_delivered_meanwhile(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+    (entry,) = taken(stream, client)
+    other.acknowledge(GROUP, [entry.id])
+    assert not stream.bury(GROUP, entry, "too late")
+    assert letters(client) == []
+
+
+def test_bury_for_each_endpoint(stream: EventStream, client: redis.Redis) -> None:
+    stream.ensure_group("audit")
+    (entry,) = taken(stream, client)
+    stream.read("audit", 1)
+    assert stream.bury(GROUP, entry, "x")
+    assert stream.bury("audit", entry, "x")
+    assert [letter[b"endpoint"] for letter in letters(client)] == [b"billing", b"audit"]
+
+
+def test_bury_what_is_no_longer_in_the_stream(stream: EventStream, client: redis.Redis) -> None:
+    (entry,) = taken(stream, client)
+    client.xdel(KEY, entry.id)
+    assert stream.bury(GROUP, entry, "gone")
+    assert letters(client) == [{b"event": entry.id, b"endpoint": b"billing", b"reason": b"gone", b"attempts": b"1"}]
+    assert held(client) == {}
+
+
+def test_claim_and_bury_what_is_no_longer_in_the_stream(
+    stream: EventStream, other: EventStream, client: redis.Redis
+) -> None:
+    """Redis 7 forgets such an event when it is claimed, and 6.2 does not; it must be told of all the same."""
+    first, second = taken(stream, client, 2)
+    client.xdel(KEY, first.id)
+    gone, there = other.claim(GROUP, list(other.pending(GROUP, 0)), 0)
+    assert (gone.id, gone.fields) == (first.id, {})
+    assert (there.id, there.fields) == (second.id, second.fields)
+    assert other.bury(GROUP, gone, "the event is no longer in the stream")
+    assert [letter[b"event"] for letter in letters(client)] == [first.id]
+    assert list(held(client)) == [second.id]
+
+
+def test_bury_in_a_full_redis(own_shard: Shard) -> None:
+    stream, client = EventStream(own_shard, "us"), own_shard.client
+    (entry,) = taken(stream, client)
+    with full(own_shard):
+        assert stream.bury(GROUP, entry, "HTTP 500")
+    assert [letter[b"event"] for letter in letters(client)] == [entry.id]
+
+
+def test_dead_letters_cannot_be_written(stream: EventStream, client: redis.Redis) -> None:
+    (entry,) = taken(stream, client)
+    client.set(DEAD, "x")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        stream.bury(GROUP, entry, "HTTP 500")
+    assert list(held(client)) == [entry.id], "nothing has been done"
+
+
+# ---- what waits
+
+
+def test_untaken(stream: EventStream, client: redis.Redis) -> None:
+    assert stream.untaken(GROUP, 10**15, 5) == 0
+    stream.ensure_group(GROUP)
+    for at in (1000, 2000, 3000):
+        add(client, 2, at=at)
+    assert stream.untaken(GROUP, 3000, 100) == 4
+    assert stream.untaken(GROUP, 3001, 100) == 6
+    assert stream.untaken(GROUP, 1000, 100) == 0
+    assert stream.untaken(GROUP, 3001, 3) == 3
+    stream.read(GROUP, 3)
+    assert stream.untaken(GROUP, 3000, 100) == 1
+
+
+def test_backlog(stream: EventStream, shard: Shard, client: redis.Redis) -> None:
+    def backlog() -> tuple[int, float]:
+        shard.read_clock()
+        told = stream.backlog(GROUP)
+        return told.events, told.oldest_seconds
+
+    assert backlog() == (0, 0.0)
+    add(client, 3, at=1000)  # before the group, so they are not its own
+    stream.ensure_group(GROUP)
+    assert backlog() == (0, 0.0)
+    now = server_time(client)
+    old = add(client, 2, at=now - 90_000)
+    add(client, 3, at=now - 30_000)
+    assert backlog() == (5, pytest.approx(90, abs=5))
+    stream.read(GROUP, 3)
+    assert backlog() == (5, pytest.approx(90, abs=5)), "to take is not to acknowledge"
+    stream.acknowledge(GROUP, old)
+    assert backlog() == (3, pytest.approx(30, abs=5))
+    stream.acknowledge(GROUP, ids(stream.read(GROUP, 1)))
+    assert backlog() == (2, pytest.approx(30, abs=5))
+    stream.acknowledge(GROUP, ids(list(stream.pending(GROUP, 0))))
+    stream.acknowledge(GROUP, ids(stream.read(GROUP, 10)))
+    assert backlog() == (0, 0.0)
+
+
+def test_backlog_after_events_were_removed(stream: EventStream, client: redis.Redis) -> None:
+    """From then on Redis 7 does not know how far a group lags behind, either."""
+    stream.ensure_group(GROUP)
+    added = add(client, 10)
+    stream.read(GROUP, 2)
+    client.xdel(KEY, *added[5:7])
+    assert stream.backlog(GROUP).events == 8
+
+
+def test_backlog_up_to_a_limit(stream: EventStream, client: redis.Redis) -> None:
+    stream.ensure_group(GROUP)
+    add(client, 3500)
+    counts = "lag" in client.xinfo_groups(KEY)[0]  # Redis 7 does, at no cost
+    assert stream.backlog(GROUP, limit=None).events == 3500
+    limited = stream.backlog(GROUP, limit=1500).events
+    assert limited == 3500 if counts else 1500 <= limited <= 2500
+    assert stream.backlog(GROUP).events == 3500
+
+
+# ---- trimming: whole nodes of up to 100 entries go at a time, so a few older ones may stay
+
+NODE = 100
+
+
+@pytest.fixture
+def now(client: redis.Redis) -> int:
+    return server_time(client)
+
+
+@pytest.fixture
+def trimmed(stream: EventStream) -> Iterator[functools.partial[int]]:
+    """Trim with a retention of a day and a `max_age` of three, for a single endpoint."""
+    return functools.partial(stream.trim, [GROUP], DAY, 3 * DAY)
+
+
+def consume(stream: EventStream, group: str = GROUP, count: int = 10_000) -> list[bytes]:
+    """Take and acknowledge."""
+    done = ids(stream.read(group, count))
+    stream.acknowledge(group, done)
+    return done
+
+
+def test_trim_what_is_acknowledged_and_old(
+    stream: EventStream, trimmed: functools.partial[int], client: redis.Redis, now: int
+) -> None:
+    stream.ensure_group(GROUP)
+    old = add(client, 5 * NODE, at=now - 2 * DAY)
+    young = add(client, 5 * NODE, at=now - DAY // 2)
+    consume(stream)
+    assert trimmed() >= 4 * NODE
+    assert set(young) <= in_stream(client)
+    assert len(in_stream(client) & set(old)) <= NODE
+    assert trimmed() == 0
+
+
+def test_trim_without_any_endpoint(stream: EventStream, client: redis.Redis, now: int) -> None:
+    assert stream.trim([], DAY, 3 * DAY) == 0
+    add(client, 5 * NODE, at=now - 2 * DAY)
+    young = add(client, 5 * NODE)
+    assert stream.trim([], DAY, 3 * DAY) >= 4 * NODE
+    assert set(young) <= in_stream(client)
+
+
+def test_nothing_is_trimmed_that_is_not_acknowledged(
+    stream: EventStream, trimmed: functools.partial[int], client: redis.Redis, now: int
+) -> None:
+    stream.ensure_group(GROUP)
+    added = add(client, 5 * NODE, at=now - 100 * DAY)
+    stream.read(GROUP, 10_000)
+    left = added[2 * NODE + 50]
+    stream.acknowledge(GROUP, [entry for entry in added if entry != left])
+    assert NODE <= trimmed() <= 2 * NODE + 50
+    assert set(added[2 * NODE + 50 :]) <= in_stream(client)
+    stream.acknowledge(GROUP, [left])
+    assert trimmed() > NODE
+
+
+def test_nothing_is_trimmed_that_is_not_taken(
+    stream: EventStream, trimmed: functools.partial[int], client: redis.Redis, now: int
+) -> None:
+    stream.ensure_group(GROUP)
+    added = add(client, 5 * NODE, at=now - 100 * DAY)
+    assert trimmed() == 0
+    consume(stream, count=2 * NODE + 50)
+    assert NODE <= trimmed() <= 2 * NODE + 50
+    assert ids(stream.read(GROUP, 10_000)) == added[2 * NODE + 50 :]
+
+
+def test_the_slowest_endpoint_counts(stream: EventStream, client: redis.Redis, now: int) -> None:
+    for group in (GROUP, "audit"):
+        stream.ensure_group(group)
+    added = add(client, 5 * NODE, at=now - 2 * DAY)
+    consume(stream)
+    consume(stream, "audit", NODE + 50)
+    for order in ([GROUP, "audit"], ["audit", GROUP]):
+        assert stream.trim(order, DAY, 3 * DAY) <= NODE + 50
+    assert set(added[NODE + 50 :]) <= in_stream(client)
+
+
+@pytest.mark.parametrize("state", ["untaken", "taken"])
+def test_an_endpoint_that_is_configured_no_more(
+    state: str, stream: EventStream, trimmed: functools.partial[int], client: redis.Redis, now: int
+) -> None:
+    """Its group holds the stream for `max_age` at most."""
+    for group in (GROUP, "former"):
+        stream.ensure_group(group)
+    older = add(client, 5 * NODE, at=now - 4 * DAY)
+    younger = add(client, 5 * NODE, at=now - 2 * DAY)
+    consume(stream)
+    if state == "taken":
+        stream.read("former", 10_000)
+    assert stream.trim([GROUP, "former"], DAY, 3 * DAY) == 0, "while it is configured"
+    assert trimmed() >= 4 * NODE
+    assert set(younger) <= in_stream(client)
+    assert len(in_stream(client) & set(older)) <= NODE
+
+
+def test_a_former_endpoint_that_lags_behind_nothing_holds_nothing(
+    stream: EventStream, trimmed: functools.partial[int], client: redis.Redis, now: int
+) -> None:
+    for group in (GROUP, "former"):
+        stream.ensure_group(group)
+    add(client, 5 * NODE, at=now - 2 * DAY)
+    for group in (GROUP, "former"):
+        consume(stream, group)
+    assert trimmed() >= 4 * NODE
+
+
+def test_an_endpoint_whose_group_is_unknown_holds_everything(
+    stream: EventStream, trimmed: functools.partial[int], client: redis.Redis, now: int
+) -> None:
+    add(client, 5 * NODE, at=now - 100 * DAY)
+    assert trimmed() == 0
+
+
+# ---- consumers
+
+
+def consumers(client: redis.Redis) -> set[bytes]:
+    return {row["name"] for row in client.xinfo_consumers(KEY, GROUP)}
+
+
+def test_leave(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+    (entry,) = taken(stream, client)
+    other.read(GROUP, 1)
+    client.xgroup_createconsumer(KEY, GROUP, "them")
+    assert consumers(client) == {b"us", b"them"}
+    assert not stream.leave(GROUP), "to remove it would lose what it holds"
+    assert held(client) == {entry.id: (b"us", 1)}
+    assert other.leave(GROUP)
+    assert consumers(client) == {b"us"}
+    stream.acknowledge(GROUP, [entry.id])
+    assert stream.leave(GROUP)
+    assert consumers(client) == set()
+
+
+def test_remove_silent_consumers(
+    stream: EventStream, other: EventStream, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert stream.remove_silent_consumers(GROUP) == 0
+    first, second = taken(stream, client, 2)
+    stream.park(GROUP, first)
+    stream.acknowledge(GROUP, [first.id, second.id])
+    for name in ("dead-1", "dead-2"):
+        client.xgroup_createconsumer(KEY, GROUP, name)
+    add(client)
+    (entry,) = other.read(GROUP, 1)
+    everybody = {b"us", b"them", PARKED, b"dead-1", b"dead-2"}
+    assert consumers(client) == everybody
+    assert stream.remove_silent_consumers(GROUP) == 0, "they have spoken lately"
+    assert consumers(client) == everybody
+    monkeypatch.setattr(events_module, "TAKE_OVER_AFTER", 0.05)
+    removed: list[int] = []
+    eventually(lambda: removed.append(stream.remove_silent_consumers(GROUP)) or sum(removed) == 2)
+    assert consumers(client) == {b"us", b"them", PARKED}
+    assert held(client) == {entry.id: (b"them", 1)}
+
+
+def test_nobody_is_waited_for_unless_asked(stream: EventStream, client: redis.Redis) -> None:
+    entries = taken(stream, client, 3)
+    client.config_resetstat()
+    assert stream.confirmed(GROUP, entries)
+    assert "cmdstat_wait" not in client.info("commandstats")
+
+
+def test_replicas_that_are_not_there_confirm_nothing(shard: Shard, client: redis.Redis) -> None:
+    stream = EventStream(shard, "us", Replication(replicas=1, timeout_seconds=0.1))
+    entries = taken(stream, client, 3)
+    started = time.monotonic()
+    assert not stream.confirmed(GROUP, entries)
+    assert 0.1 <= time.monotonic() - started < shard.socket_timeout
+    assert held(client) == {entry.id: (b"us", 1) for entry in entries}, "to ask is no hand-over"
+    assert stream.confirmed(GROUP, []), "nothing to confirm"
+    gone = Entry(b"1-1", 1, {})
+    assert stream.confirmed(GROUP, [gone]), "what is no more has nothing to confirm"
+
+
+def test_the_wait_ends_before_the_socket_gives_up(shard: Shard, client: redis.Redis) -> None:
+    stream = EventStream(shard, "us", Replication(replicas=1, timeout_seconds=3600))
+    entries = taken(stream, client)
+    shard.socket_timeout = 0.2
+    started = time.monotonic()
+    assert not stream.confirmed(GROUP, entries)
+    assert time.monotonic() - started < 1

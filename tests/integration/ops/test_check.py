@@ -1,0 +1,369 @@
+"""`check` on real servers, each configured wrong in one way."""
+
+import contextlib
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from sweeperd.config import EndpointSettings, Settings
+from sweeperd.ops import check as module
+from sweeperd.ops.check import Finding, Level, check_endpoint, check_shard, trials, worst
+from sweeperd.store.embedded import Binary, Server, free_port
+from sweeperd.store.shard import Shard, open_shards
+from tests.integration.conftest import Cli
+from tests.support.acl import ACL, PASSWORD, rules
+from tests.support.fixtures import full
+from tests.support.harness import environment, eventually, reserve
+
+OK, WARNING, FAILURE = Level.OK, Level.WARNING, Level.FAILURE
+#: What a Redis that nobody has set up is warned of.
+PLAIN = {"persistence": WARNING, "lazyfree-lazy-expire": WARNING}
+
+
+def settings_for(url: str, **sections: object) -> Settings:
+    return Settings.model_validate({"redis": {"url": url}, **sections})
+
+
+@contextlib.contextmanager
+def looked_at(url: str, **sections: object) -> Iterator[dict[str, Finding]]:
+    settings = settings_for(url, **sections)
+    (shard,) = open_shards(settings)
+    with contextlib.closing(shard):
+        yield {finding.check: finding for finding in check_shard(shard, settings)}
+
+
+def look(url: str, **sections: object) -> dict[str, Finding]:
+    with looked_at(url, **sections) as findings:
+        return findings
+
+
+def bad(findings: dict[str, Finding]) -> dict[str, Level]:
+    """What is not well, but for that of which a plain Redis is warned anyway."""
+    return {
+        name: finding.level
+        for name, finding in findings.items()
+        if finding.level is not OK and PLAIN.get(name) is not finding.level
+    }
+
+
+@contextlib.contextmanager
+def configured(client: redis.Redis, **options: object) -> Iterator[None]:
+    """Set options of the server while the block lasts."""
+    before = {}
+    for name, value in options.items():
+        option = name.replace("_", "-")
+        before.update(client.config_get(option))
+        client.config_set(option, value)
+    try:
+        yield
+    finally:
+        for option, value in before.items():
+            client.config_set(option.decode() if isinstance(option, bytes) else option, value)
+
+
+def test_a_redis_as_it_should_be(server: Server, client: redis.Redis) -> None:
+    with configured(client, appendonly="yes", lazyfree_lazy_expire="yes"):
+        findings = look(server.url)
+    assert {finding.level for finding in findings.values()} == {OK}
+    assert list(findings) == list(module._CHECKS)
+    assert not any(finding.advice for finding in findings.values())
+    assert {finding.where for finding in findings.values()} == {"shard default"}
+    assert re.fullmatch(r"Redis \d+\.\d+\.\d+", findings["version"].says)
+    assert "nothing depends on it" in findings["clock"].says
+
+
+def test_a_plain_redis_is_warned_of_what_it_can_lose(server: Server) -> None:
+    findings = look(server.url)
+    assert {name: f.level for name, f in findings.items() if f.level is not OK} == PLAIN
+    assert "a restart loses every" in findings["persistence"].says
+    assert all(finding.advice for finding in findings.values() if finding.level is not OK)
+
+
+def test_it_changes_nothing(server: Server, client: redis.Redis) -> None:
+    reserve(client, ["one", "two"])
+    client.xadd("sweeperd:events", {"id": "x"}, id="5-1")
+    client.xgroup_create("sweeperd:events", "billing", id="0")
+    client.xreadgroup("billing", "me", {"sweeperd:events": ">"})
+    client.set("sweeperd:lease:sweep", "token", px=10**9)
+    client.set("sweeperd:lease:reconcile", "token")
+    client.hset("sweeperd:endpoints", "billing", "{}")
+
+    def everything() -> object:
+        keys = sorted(client.scan_iter())
+        groups = client.xinfo_groups("sweeperd:events")
+        return [(key, client.dump(key), client.ttl(key) > 0) for key in keys if key != b"sweeperd:events"], groups
+
+    before = everything()
+    look(server.url, events={"wait_replicas": 1}, webhooks={"endpoints": [{"name": "billing", "url": "http://a"}]})
+    assert everything() == before
+
+
+def test_no_redis_and_a_wrong_password(server: Server, client: redis.Redis) -> None:
+    findings = look(f"redis://127.0.0.1:{free_port()}")
+    assert {name: finding.level for name, finding in findings.items()} == {"reachable": FAILURE}
+    with configured(client, requirepass="secret"):
+        findings = look(server.url.replace("redis://", "redis://:wrong@"))
+        assert {name: finding.level for name, finding in findings.items()} == {"reachable": FAILURE}
+        assert "wrong" not in findings["reachable"].says.replace("wrong password", "")
+        client.auth("secret")
+
+
+def test_an_old_version(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OLDEST", (99, 1))
+    findings = look(server.url)
+    assert bad(findings) == {"version": FAILURE}
+    assert "older than 99.1" in findings["version"].says
+
+
+def test_a_replica(server: Server, client: redis.Redis) -> None:
+    client.replicaof("127.0.0.1", free_port())
+    try:
+        findings = look(server.url)
+    finally:
+        client.replicaof("NO", "ONE")
+    assert bad(findings) == {"role": FAILURE, "writable": FAILURE}
+
+
+@pytest.mark.parametrize(
+    ("policy", "maxmemory", "level"),
+    [
+        ("allkeys-lru", 10**9, FAILURE),
+        ("allkeys-random", 0, WARNING),
+        ("volatile-ttl", 10**9, WARNING),
+        ("volatile-lfu", 0, WARNING),
+        ("noeviction", 10**9, OK),
+    ],
+)
+def test_what_may_be_evicted(server: Server, client: redis.Redis, policy: str, maxmemory: int, level: Level) -> None:
+    with configured(client, maxmemory_policy=policy, maxmemory=maxmemory):
+        finding = look(server.url)["maxmemory-policy"]
+    assert (finding.level, finding.says.split()[0]) == (level, policy)
+
+
+def test_memory(server: Server, client: redis.Redis, shard: Shard) -> None:
+    with full(shard):
+        findings = look(server.url)
+    # It is not refused what frees memory.
+    assert bad(findings) == {"memory": FAILURE}
+    used = client.info("memory")["used_memory"]
+    with configured(client, maxmemory=int(used * 1.08)):
+        assert bad(look(server.url)) == {"memory": WARNING}
+
+
+def test_persistence(server: Server, client: redis.Redis) -> None:
+    with configured(client, save="3600 1"):
+        finding = look(server.url)["persistence"]
+        assert (finding.level, finding.says.split(":")[0]) == (WARNING, "snapshots only")
+    with configured(client, appendonly="yes", appendfsync="no"):
+        assert look(server.url)["persistence"].level is WARNING
+
+
+def test_persistence_that_fails(redis_binary: Binary, tmp_path: Path) -> None:
+    directory = tmp_path / "gone"
+    directory.mkdir()
+    with Server(redis_binary, ["--dir", str(directory)]) as server, redis.Redis.from_url(server.url) as client:
+        for entry in directory.iterdir():
+            entry.unlink()
+        directory.rmdir()
+        client.config_set("save", "3600 1")
+        client.bgsave()
+        eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+        findings = look(server.url)
+        assert bad(findings) == {"persistence": FAILURE, "writable": FAILURE}
+        assert "MISCONF" in findings["writable"].says
+
+
+def test_replication(redis_binary: Binary, server: Server, client: redis.Redis) -> None:
+    findings = look(server.url, events={"wait_replicas": 1})
+    assert bad(findings) == {"replication": FAILURE}
+    assert "events.wait_replicas is 1" in findings["replication"].says
+    with configured(client, min_replicas_to_write=1):
+        findings = look(server.url)
+        assert bad(findings) == {"replication": FAILURE, "writable": FAILURE}
+    diskless = configured(client, repl_diskless_sync_delay=0)
+    with diskless, Server(redis_binary, ["--replicaof", "127.0.0.1", str(server.port)]):
+        eventually(lambda: client.info("replication").get("slave0", {}).get("state") == "online")
+        assert look(server.url, events={"wait_replicas": 1})["replication"].level is OK
+        finding = look(server.url)["replication"]
+        assert (finding.level, finding.says.split(",")[0]) == (WARNING, "1 replica connected")
+
+
+@pytest.mark.parametrize(
+    "key", ["reservation:ttl", "sweeperd:quarantine", "sweeperd:dead-letters", "sweeperd:reconcile"]
+)
+def test_a_key_of_another_type(server: Server, client: redis.Redis, key: str) -> None:
+    client.set(key, "text")
+    findings = look(server.url)
+    assert bad(findings) == {"key types": FAILURE}
+    assert key in findings["key types"].says
+
+
+def test_a_lease_that_is_none(server: Server, client: redis.Redis) -> None:
+    client.zadd("sweeperd:lease:sweep", {"a": 1})
+    client.hset("sweeperd:events", "a", "b")
+    assert "lease:sweep is no STRING" in look(server.url)["key types"].says
+    assert "events is no STREAM" in look(server.url)["key types"].says
+
+
+@contextlib.contextmanager
+def user(client: redis.Redis, server: Server, *further: str) -> Iterator[str]:
+    client.execute_command("ACL", "SETUSER", "sweeperd", "reset", f">{PASSWORD}", *rules(), *further)
+    try:
+        yield server.url.replace("redis://", f"redis://sweeperd:{PASSWORD}@")
+    finally:
+        client.acl_deluser("sweeperd")
+
+
+ENDPOINTS = {"endpoints": [{"name": "billing", "url": "http://localhost"}]}
+
+
+def test_the_user_of_the_acl_may_do_all_and_may_not_look_at_everything(server: Server, client: redis.Redis) -> None:
+    with user(client, server) as url:
+        findings = look(url, webhooks=ENDPOINTS)
+    assert findings["rights"].level is OK
+    assert bad(findings) == {}
+    assert findings["lazyfree-lazy-expire"].says == "unknown: this user is not allowed to look (CONFIG GET)"
+    assert "unknown" in findings["persistence"].says
+
+
+@pytest.mark.parametrize(
+    ("rule", "level", "told"),
+    [
+        ("-xadd", FAILURE, "XADD sweeperd:events, XADD sweeperd:dead-letters"),
+        ("-pexpire", FAILURE, "PEXPIRE sweeperd:lease:sweep"),
+        ("-xgroup", FAILURE, "XGROUP CREATE sweeperd:events"),
+        ("-scan", WARNING, "SCAN: reconcile does not work"),
+        ("-zscore", WARNING, "ZSCORE reservation:ttl"),
+    ],
+)
+def test_a_right_that_is_missing(server: Server, client: redis.Redis, rule: str, level: Level, told: str) -> None:
+    with user(client, server, rule) as url:
+        finding = look(url, webhooks=ENDPOINTS)["rights"]
+    assert finding.level is level
+    assert told in finding.says
+
+
+def test_a_key_that_is_missing(server: Server, client: redis.Redis) -> None:
+    keys = [rule for rule in rules() if rule.startswith("~") and "budget" not in rule and "quarantine" not in rule]
+    with user(client, server, "resetkeys", *keys) as url:
+        findings = look(url)
+    assert findings["rights"].level is FAILURE
+    assert "HSET budget:" in findings["rights"].says
+    assert "ZADD sweeperd:quarantine" in findings["rights"].says
+
+
+def test_a_user_who_may_not_ask_what_it_is(server: Server, client: redis.Redis) -> None:
+    with user(client, server, "-info") as url:
+        findings = look(url)
+    unknown = {name for name, finding in findings.items() if finding.says.startswith("unknown")}
+    assert unknown == {
+        "version", "role", "maxmemory-policy", "memory", "persistence", "lazyfree-lazy-expire", "replication"
+    }  # fmt: skip
+    assert worst(list(findings.values())) is WARNING
+
+
+def test_scripts_that_may_not_be_run(server: Server, client: redis.Redis) -> None:
+    with user(client, server, "-eval", "-evalsha") as url:
+        findings = look(url)
+    assert (findings["scripts"].level, findings["rights"].level) == (FAILURE, FAILURE)
+
+
+def test_every_command_that_the_acl_grants_is_tried(shard: Shard) -> None:
+    settings = settings_for("redis://localhost", webhooks=ENDPOINTS, events={"wait_replicas": 1})
+    tried = {
+        "|".join(str(word).lower() for word in trial[: 2 if trial[0] in ("XGROUP", "XINFO") else 1])
+        for trial in trials(shard, settings)
+    }
+    granted = {rule[1:] for rule in ACL.read_text().split() if rule.startswith("+")}
+    # TIME is what `reachable` is; the others are sent, or not, by how the URL is written.
+    assert granted - tried == {"time", "client|setname", "select", "cluster|slots", "asking"}
+    assert tried <= granted
+
+
+# ---- endpoints
+
+
+def endpoint(url: str) -> EndpointSettings:
+    return EndpointSettings.model_validate({"name": "billing", "url": url})
+
+
+def test_an_endpoint() -> None:
+    found = check_endpoint(endpoint("https://user:secret@localhost/path?token=secret"))
+    assert (found.level, found.where, found.check) == (OK, "endpoint billing", "resolvable")
+    assert "localhost is " in found.says
+    assert "secret" not in str(found)
+    # The top-level domain that no name server knows.
+    missing = check_endpoint(endpoint("https://receiver.invalid/"))
+    assert (missing.level, bool(missing.advice)) == (FAILURE, True)
+    assert "receiver.invalid cannot be resolved" in missing.says
+
+
+def test_an_endpoint_that_takes_connections_and_one_that_does_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        heard: list[bytes] = []
+
+        def accept() -> None:
+            connection, _ = listening.accept()
+            heard.append(connection.recv(100))
+            connection.close()
+
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        assert check_endpoint(endpoint(f"http://127.0.0.1:{port}"), connect=5).level is OK
+        accepting.join(5)
+        assert heard == [b""], "nothing is sent"
+    refused = check_endpoint(endpoint(f"http://127.0.0.1:{free_port()}"), connect=5)
+    assert (refused.level, refused.check) == (FAILURE, "connectable")
+    assert "takes no connection" in refused.says
+
+
+# ---- the command
+
+
+def test_the_command(cli: Cli, server: Server, client: redis.Redis) -> None:
+    env = environment(server.url, endpoints=[{"name": "billing", "url": "http://localhost:1"}])
+    done = cli("check", env)
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    header, *rows = (line.split("\t") for line in done.stdout.splitlines())
+    assert header == ["level", "where", "check", "says", "advice"]
+    assert rows[0][:3] == ["ok", "configuration", "loads"]
+    assert [row[2] for row in rows[1:-1]] == list(module._CHECKS)
+    assert rows[-1][:3] == ["ok", "endpoint billing", "resolvable"]
+    assert cli("check", env, "--strict").exit_code == 1
+    assert cli("check", env, "--connect").exit_code == 1
+    with configured(client, appendonly="yes", lazyfree_lazy_expire="yes"):
+        strict = cli("check", env, "--strict", "--json")
+        assert strict.exit_code == 0
+        told = json.loads(strict.stdout)
+    assert (told["result"], len(told["checks"])) == ("ok", len(rows))
+    assert set(told["checks"][0]) == set(header)
+
+
+def test_a_dead_shard_does_not_hide_the_other(cli: Cli, server: Server) -> None:
+    shards = [{"name": "dead", "url": f"redis://127.0.0.1:{free_port()}"}, {"name": "live", "url": server.url}]
+    env = environment(shards=shards)
+    done = cli("check", env, "--json")
+    assert done.exit_code == 1
+    told = json.loads(done.stdout)
+    assert told["result"] == "failure"
+    assert [each["check"] for each in told["checks"] if each["where"] == "shard dead"] == ["reachable"]
+    assert cli("check", env, "--shard", "live").exit_code == 0
+
+
+@pytest.mark.parametrize("arguments", [["--shard", "other"], ["--loud"], ["now"]])
+def test_bad_options(cli: Cli, arguments: list[str]) -> None:
+    done = cli("check", environment("redis://127.0.0.1:1"), *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+
+
+def test_a_bad_configuration(cli: Cli) -> None:
+    done = cli("check", environment("http://127.0.0.1:1"))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("sweeperd: environment: SWEEPERD_REDIS__URL: ")

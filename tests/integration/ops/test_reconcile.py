@@ -1,0 +1,257 @@
+"""What `reconcile` finds on a Redis on which nobody else is at work, and what it mends."""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+
+from sweeperd.config import RedisSettings, SweepSettings
+from sweeperd.delivery.payload import reservations
+from sweeperd.errors import RedisUnavailable
+from sweeperd.ledger import Ledger
+from sweeperd.ops import reconcile as module
+from sweeperd.ops.reconcile import Fault, ReconcileReport, Stage, reconcile
+from sweeperd.ops.throttle import Interrupted
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper
+from tests.support.books import Property, check, read
+from tests.support.fixtures import a_shard, full
+from tests.support.harness import SCOPES, reserve, server_time
+
+FAST = 1e9
+INDEX = "reservation:ttl"
+#: So that nothing is due: ms until the deadline. Less than the TTL, or it would have begun in the future.
+LATER = -50_000
+
+
+@pytest.fixture(autouse=True)
+def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody writes a hash and its entry in two steps here."""
+    monkeypatch.setattr(module, "SETTLE", 0.0)
+
+
+def walk(shard: Shard, *, repair: bool = False, limit: int = 100) -> ReconcileReport:
+    return reconcile(shard, SweepSettings(), FAST, repair=repair, limit=limit)
+
+
+def found(report: ReconcileReport) -> set[tuple[str, str]]:
+    return {(finding.fault.value, finding.subject.decode()) for finding in report.findings}
+
+
+def sweep(shard: Shard) -> list[Decision]:
+    decisions: list[Decision] = []
+    kind = reservations(shard.keys, SweepSettings())
+    Sweeper(shard, kind, SweepSettings(), lambda some, _: decisions.extend(some), threading.Event()).tick()
+    return decisions
+
+
+def written(shard: Shard) -> object:
+    books = read(shard.client)
+    return books.budgets, books.reservations, books.index, books.events, books.strangers
+
+
+def held(ledger: Ledger, scopes: Sequence[str], amount: int, key: str) -> bytes:
+    ttl = timedelta(minutes=1)
+    return ledger.reserve("acme", scopes, "TOKENS", amount, ttl=ttl, idempotency_key=key).reservation_id
+
+
+def plant(shard: Shard) -> set[tuple[str, str]]:
+    """60 reservations that are right, and faults of every kind; returns what is to be found."""
+    client = shard.client
+    reserve(client, [f"right-{number}" for number in range(60)], overdue_by=LATER)
+    reserve(client, [f"lost-{number}" for number in range(50)], overdue_by=LATER)
+    reserve(client, ["early", "late", "never"], overdue_by=LATER)
+    client.zrem(INDEX, *[f"lost-{number}" for number in range(50)])
+    client.zadd(INDEX, {"early": 1, "late": 9e15, "never": float("inf")})
+    client.zadd(INDEX, {"orphan one": 1, "orphan two": server_time(client) + 10**9})
+    client.hincrby(f"budget:{SCOPES[0]}:TOKENS", "reserved", 7)
+    client.hincrby(f"budget:{SCOPES[1]}:TOKENS", "reserved", -3)
+    return (
+        {("lost", f"lost-{number}") for number in range(50)}
+        | {("wrong_score", name) for name in ("early", "late", "never")}
+        | {("orphan", "orphan one"), ("orphan", "orphan two")}
+        | {("budget_drift", f"budget:{scope}:TOKENS") for scope in SCOPES}
+    )
+
+
+def test_nothing_is_wrong_with_an_empty_redis(shard: Shard) -> None:
+    report = walk(shard)
+    assert (report.reservations, report.entries, report.budgets, report.remaining) == (0, 0, 0, 0)
+
+
+def test_all_that_is_planted_is_found_and_nothing_else(shard: Shard) -> None:
+    planted = plant(shard)
+    before = written(shard)
+    report = walk(shard)
+    assert found(report) == planted
+    assert report.found == {Fault.LOST: 50, Fault.WRONG_SCORE: 3, Fault.ORPHAN: 2, Fault.BUDGET_DRIFT: 2}
+    assert (report.reservations, report.budgets, report.unjudged, report.unreadable) == (113, 2, 0, 0)
+    assert report.remaining == 57
+    drifts = {f.subject: (f.found, f.expected, f.bounds) for f in report.findings if f.fault is Fault.BUDGET_DRIFT}
+    assert drifts == {
+        f"budget:{SCOPES[0]}:TOKENS".encode(): (str(113 * 5 + 7), str(113 * 5), (7, 7)),
+        f"budget:{SCOPES[1]}:TOKENS".encode(): (str(113 * 5 - 3), str(113 * 5), (-3, -3)),
+    }
+    assert written(shard) == before, "a look changes nothing"
+
+
+def test_repair_mends_the_index_and_no_ledger_value(shard: Shard) -> None:
+    planted = plant(shard)
+    before = read(shard.client)
+    report = walk(shard, repair=True)
+    assert found(report) == planted
+    assert report.mended == {Fault.LOST: 50, Fault.WRONG_SCORE: 3, Fault.ORPHAN: 2, Fault.BUDGET_DRIFT: 0}
+    assert report.remaining == 2
+    after = read(shard.client)
+    check(after, {Property.INDEXED, Property.EXPLAINED})
+    assert (after.budgets, after.reservations, after.events) == (before.budgets, before.reservations, before.events)
+    again = walk(shard)
+    assert found(again) == {one for one in planted if one[0] == "budget_drift"}
+
+
+def test_what_is_right_is_left_alone(shard: Shard) -> None:
+    """Ended ones, ones in grace, due ones, extended ones, ones set aside."""
+    reserve(shard.client, ["due"], overdue_by=1000)
+    reserve(shard.client, ["in grace"], overdue_by=-1000, grace=5000)
+    reserve(shard.client, ["set aside", "dismissed"])
+    ledger = Ledger(shard)
+    ids = [held(ledger, SCOPES, 0, str(number)) for number in range(3)]
+    ledger.commit("acme", ids[0], 0, idempotency_key="commit")
+    ledger.release("acme", ids[1], idempotency_key="release")
+    ledger.extend("acme", ids[2], timedelta(seconds=5), idempotency_key="extend")
+    for name in ("set aside", "dismissed"):
+        shard.client.hset(f"reservation:res_{name}", "grace_ms", "none")
+    outcomes = Counter(decision.outcome for decision in sweep(shard))
+    assert outcomes == {Outcome.EXPIRED: 1, Outcome.IN_GRACE: 1, Outcome.QUARANTINED: 2}
+    shard.client.zrem("sweeperd:quarantine", "dismissed")
+    assert shard.client.zcard(INDEX) == 2
+    report = walk(shard, repair=True)
+    assert (found(report), report.unjudged, report.reservations) == (set(), 0, 7)
+
+
+def test_a_deadline_that_cannot_be_read_comes_before_the_sweep(shard: Shard) -> None:
+    reserve(shard.client, ["lost", "far"], overdue_by=LATER)
+    for name in ("lost", "far"):
+        shard.client.hset(f"reservation:res_{name}", "expires_at", "soon")
+    shard.client.zrem(INDEX, "lost")
+    assert found(walk(shard, repair=True)) == {("lost", "lost"), ("wrong_score", "far")}
+    # The sweep will come by itself, so nothing is wrong any more.
+    assert found(walk(shard)) == set()
+    assert [decision.detail for decision in sweep(shard)] == ["INVALID_EXPIRY"] * 2
+
+
+def test_what_cannot_be_read_is_no_drift_that_is_hidden(shard: Shard) -> None:
+    """Its amount is missing from what is expected, and the report says why."""
+    reserve(shard.client, ["right", "broken", "stateless"], overdue_by=LATER)
+    shard.client.hset("reservation:res_broken", "estimate_amount", "five")
+    report = walk(shard)
+    assert report.unreadable == 1
+    assert {(f.fault, f.found, f.expected, f.bounds) for f in report.findings} == {
+        (Fault.BUDGET_DRIFT, "15", "10", (5, 5))
+    }
+    # Without a state nobody knows whether it holds. It may, so nothing is told.
+    shard.client.hset("reservation:res_broken", "estimate_amount", "5")
+    shard.client.hset("reservation:res_stateless", "state", "BROKEN")
+    report = walk(shard)
+    assert (found(report), report.unjudged, report.unreadable) == (set(), 2, 0)
+
+
+def test_without_a_time_of_its_beginning_nothing_is_judged(shard: Shard) -> None:
+    reserve(shard.client, ["a", "b"], overdue_by=LATER)
+    shard.client.hdel("reservation:res_a", "created_at")
+    shard.client.hset("reservation:res_b", "created_at", server_time(shard.client) + 10**6)
+    report = walk(shard)
+    assert (found(report), report.unjudged) == (set(), 2)
+    shard.client.hincrby(f"budget:{SCOPES[0]}:TOKENS", "reserved", 1)
+    assert found(walk(shard)) == {("budget_drift", f"budget:{SCOPES[0]}:TOKENS")}, "more than both can hold"
+
+
+def test_affected_scopes_count_where_there_are_no_others_and_a_scope_twice_counts_twice(shard: Shard) -> None:
+    ledger = Ledger(shard)
+    ledger.open_budget("team", "TOKENS", 10**18)
+    huge = 2**53 + 1
+    first = held(ledger, ["team", "team"], huge, "1")
+    second = held(ledger, ["team", "nobody's"], 1, "2")
+    for entry in (first, second):
+        shard.client.hdel(shard.keys.reservation(entry), "budgeted_scopes")
+    assert found(walk(shard)) == set()
+    shard.client.hset("budget:team:TOKENS", "reserved", 2 * huge)
+    assert [f.bounds for f in walk(shard).findings] == [(-1, -1)]
+
+
+@pytest.mark.parametrize("prefix", ["{tenant-a}:", "odd*[x]?\\:"])
+def test_only_what_has_the_prefix(server: Server, prefix: str) -> None:
+    with closing(Shard(RedisSettings.model_validate({"url": server.url}), prefix)) as shard:
+        reserve(shard.client, ["mine"], overdue_by=LATER, prefix=prefix)
+        reserve(shard.client, ["another's"], overdue_by=LATER)
+        shard.client.delete(INDEX, prefix + INDEX)
+        report = walk(shard, repair=True)
+        assert (found(report), report.budgets) == ({("lost", "mine")}, 2)
+        assert shard.client.zcard(prefix + INDEX) == 1
+        assert shard.client.zcard(INDEX) == 0
+
+
+def test_hostile_names_pass(shard: Shard) -> None:
+    names = [b"\xff\xfe", b"a b:c\n\x1b[31m", b"x" * 10_000, b"*"]
+    reserve(shard.client, names, overdue_by=LATER, scopes=["tenant:\xe9<b>\n", "x" * 10_000])
+    shard.client.delete(INDEX)
+    report = walk(shard, repair=True)
+    assert {finding.subject for finding in report.findings} == set(names)
+    assert set(shard.client.zrange(INDEX, 0, -1)) == set(names)
+    assert report.as_dict()["unreadable"] == 0
+
+
+def test_what_is_found_is_counted_and_only_the_first_are_kept(shard: Shard) -> None:
+    reserve(shard.client, [str(number) for number in range(250)], overdue_by=LATER)
+    shard.client.delete(INDEX)
+    report = walk(shard, limit=10)
+    assert (len(report.findings), report.found[Fault.LOST], report.truncated) == (10, 250, True)
+
+
+def test_repair_works_at_maxmemory(own_server: Server) -> None:
+    with a_shard(own_server) as shard:
+        planted = plant(shard)
+        with full(shard):
+            assert found(walk(shard, repair=True)) == planted
+        check(read(shard.client), {Property.INDEXED})
+
+
+def test_progress_goes_through_its_stages(shard: Shard) -> None:
+    plant(shard)
+    told: list[tuple[Stage, int, int]] = []
+    reconcile(shard, SweepSettings(), FAST, progress=lambda *step: told.append(step))
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(Stage)[:4]
+    assert all(0 < done <= total for _, done, total in told)
+
+
+def test_it_stops_at_once(shard: Shard) -> None:
+    reserve(shard.client, [str(number) for number in range(100)], overdue_by=LATER)
+    stop = threading.Event()
+    timer = threading.Timer(0.2, stop.set)
+    timer.start()
+    with pytest.raises(Interrupted):
+        # A key a minute: without the stop it would wait for hours.
+        reconcile(shard, SweepSettings(), 1 / 60, stop=stop)
+    timer.join()
+
+
+def test_a_restart_ends_the_walk(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cursor means nothing to another process, so what the walk has seen by then is worth nothing."""
+    monkeypatch.setattr(module, "IDENTIFY", 0.0)
+    with a_shard(own_server) as shard:
+        reserve(shard.client, [str(number) for number in range(500)], overdue_by=LATER)
+
+        def restart_once(stage: Stage, *_: int) -> None:
+            if stage is Stage.RESERVATIONS and not restarted:
+                restarted.append(True)
+                own_server.kill()
+                own_server.start()
+
+        restarted: list[bool] = []
+        with pytest.raises(RedisUnavailable):
+            reconcile(shard, SweepSettings(), FAST, progress=restart_once)
+        assert restarted

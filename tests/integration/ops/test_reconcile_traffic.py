@@ -1,0 +1,183 @@
+"""
+`reconcile` beside live traffic: it finds nothing that is not so, and nobody's write is lost by its repairs.
+
+`--hypothesis-profile thorough` makes ten times as many tries. The load is scaled by the environment:
+`RECONCILE_RESERVATIONS=200000 RECONCILE_RATE=500`, with `-n 0 --timeout 3600`.
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+
+import hypothesis
+import pytest
+import redis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from sweeperd.config import SweepSettings
+from sweeperd.delivery.payload import reservations
+from sweeperd.ledger import Ledger
+from sweeperd.ops import reconcile as module
+from sweeperd.ops.reconcile import Fault, ReconcileReport, reconcile
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.sweeper import Sweeper
+from tests.property.play import UNIT, Step, World, run_at_once, steps
+from tests.soak.load import Load
+from tests.soak.plan import BUDGETS
+from tests.support.books import ALWAYS, Property, check, read
+from tests.support.fixtures import a_shard
+from tests.support.harness import reserve, server_time
+
+CLIENTS = 2
+RESERVATIONS = int(os.environ.get("RECONCILE_RESERVATIONS", "500"))
+RATE = float(os.environ.get("RECONCILE_RATE", "150"))
+FAST = 1e9
+#: A twentieth of the profile's tries: each of them walks several times.
+TRIES = settings(
+    max_examples=hypothesis.settings().max_examples // 20,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    # Threads do not meet in the same way twice, so there is no smaller example to look for.
+    phases=[Phase.explicit, Phase.generate],
+)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2 * CLIENTS + 2) as threads:
+        yield threads
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hardly a key in each step, so that as much as can be happens between two steps."""
+    for name, value in {"PAGE": 1, "LOOK": 1, "SETTLE": 0.0, "IDENTIFY": 0.0}.items():
+        monkeypatch.setattr(module, name, value)
+
+
+@dataclass
+class Walks:
+    """Walks, one after the other."""
+
+    reports: list[ReconcileReport] = field(default_factory=list)
+
+    @contextmanager
+    def around(self, shard: Shard, pool: ThreadPoolExecutor, *, repair: bool) -> Iterator[None]:
+        """Walk again and again while the block lasts, and to the end of the walk that is under way then."""
+        over = threading.Event()
+
+        def walk() -> None:
+            while True:
+                last = over.is_set()
+                self.reports.append(reconcile(shard, SweepSettings(), FAST, repair=repair))
+                if last:
+                    return
+
+        walking = pool.submit(walk)
+        try:
+            yield
+        finally:
+            over.set()
+            walking.result()
+
+    @property
+    def findings(self) -> list[module.Finding]:
+        return [finding for report in self.reports for finding in report.findings]
+
+
+@pytest.mark.usefixtures("hasty")
+@given(clients=st.lists(steps, min_size=2, max_size=CLIENTS), repair=st.booleans())
+@TRIES
+def test_nothing_is_found_where_nothing_is_wrong(
+    client: redis.Redis, server: Server, pool: ThreadPoolExecutor, clients: Sequence[Sequence[Step]], repair: bool
+) -> None:
+    with closing(World(client, server)) as world, a_shard(server) as shard:
+        walks = Walks()
+        with walks.around(shard, pool, repair=repair):
+            run_at_once(world, clients, pool)
+        assert walks.findings == []
+        # The last walk had nobody beside it.
+        assert walks.reports[-1].unjudged == 0
+        world.conclude()
+
+
+@pytest.mark.usefixtures("hasty")
+@given(clients=st.lists(steps, min_size=2, max_size=CLIENTS), by=st.sampled_from([1, 2, 5]))
+@TRIES
+def test_a_drift_is_told_as_what_it_is(
+    client: redis.Redis, server: Server, pool: ThreadPoolExecutor, clients: Sequence[Sequence[Step]], by: int
+) -> None:
+    drifted = f"budget:tenant:t:{UNIT}"
+    with closing(World(client, server)) as world, a_shard(server) as shard:
+        client.hincrby(drifted, "reserved", by)
+        walks = Walks()
+        with walks.around(shard, pool, repair=True):
+            run_at_once(world, clients, pool)
+        for finding in walks.findings:
+            assert (finding.fault, finding.subject) == (Fault.BUDGET_DRIFT, drifted.encode())
+            assert finding.bounds
+            assert finding.bounds[0] <= by <= finding.bounds[1]
+        assert [finding.bounds for finding in walks.reports[-1].findings] == [(by, by)]
+        client.hincrby(drifted, "reserved", -by)
+        world.conclude()
+
+
+def stand(client: redis.Redis, ids: Sequence[str]) -> None:
+    """Reservations that have begun, in a budget of their own, whose deadline is far away."""
+    reserve(client, ids, overdue_by=-(10**8), scopes=["standing"])
+    now = server_time(client)
+    for start in range(0, len(ids), 1000):
+        pipeline = client.pipeline(transaction=False)
+        for entry in ids[start : start + 1000]:
+            pipeline.hset(f"reservation:res_{entry}", "created_at", now)
+        pipeline.execute()
+
+
+def test_many_reservations_beside_steady_traffic(client: redis.Redis, server: Server, pool: ThreadPoolExecutor) -> None:
+    """Walks with repair, first over what is right, then over what was planted, while reservations come and go."""
+    with a_shard(server) as shard:
+        ledger = Ledger(shard)
+        for scope, allocated in BUDGETS.items():
+            ledger.open_budget(scope, UNIT, allocated)
+        standing = [f"standing-{number}" for number in range(RESERVATIONS)]
+        stand(client, standing)
+        planted_at = "tenant:acme"
+        sweeping = threading.Event()
+
+        def sweep() -> None:
+            kind = reservations(shard.keys, SweepSettings())
+            sweeper = Sweeper(shard, kind, SweepSettings(), lambda *_: None, sweeping)
+            while not sweeping.wait(0.2):
+                sweeper.tick()
+
+        done = pool.submit(sweep)
+        with Load(ledger, RATE, 4) as load:
+            try:
+                clean = reconcile(shard, SweepSettings(), FAST, repair=True)
+                lost = standing[: RESERVATIONS // 100]
+                client.zrem("reservation:ttl", *lost)
+                client.zadd("reservation:ttl", {"no such": 1e15, standing[-1]: 5e14})
+                client.hincrby(f"budget:{planted_at}:{UNIT}", "reserved", 10**6)
+                mending = reconcile(shard, SweepSettings(), FAST, repair=True, limit=RESERVATIONS)
+            finally:
+                sweeping.set()
+                done.result()
+        tally = load.tally
+        assert (clean.found, clean.findings) == ({}, ())
+        assert {(f.fault.value, f.subject.decode()) for f in mending.findings} == (
+            {("lost", entry) for entry in lost}
+            | {("orphan", "no such"), ("wrong_score", standing[-1])}
+            | {("budget_drift", f"budget:{planted_at}:{UNIT}")}
+        )
+        assert mending.remaining == 1
+        ((least, most),) = [f.bounds for f in mending.findings if f.bounds]
+        assert least <= 10**6 <= most
+        assert tally.accepted > 0
+        assert (tally.errors, tally.differing) == (0, 0), tally.error_texts
+        client.hincrby(f"budget:{planted_at}:{UNIT}", "reserved", -(10**6))
+        # The standing ones' times were set by the test, and records of the load's retries may have run out.
+        check(read(client), ALWAYS - {Property.ONE_TO_ONE})

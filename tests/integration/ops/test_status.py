@@ -1,0 +1,185 @@
+"""What an operator is told of a shard and its endpoints."""
+
+import json
+from pathlib import Path
+
+import pytest
+import redis
+
+from sweeperd.config import Settings
+from sweeperd.delivery.endpoint_state import CircuitState
+from sweeperd.ops.status import Due, EndpointStatus, ShardStatus, read_all, read_status
+from sweeperd.store.embedded import Server, free_port
+from sweeperd.store.shard import Shard, open_shards
+from tests.support.acl import limited
+from tests.support.harness import daemon, environment, eventually, once, reserve, server_time
+from tests.support.receiver import Answer, Receiver
+
+
+def settings(*endpoints: str, **sections: object) -> Settings:
+    listed = [{"name": name, "url": "http://127.0.0.1:9/"} for name in endpoints]
+    return Settings.model_validate({"webhooks": {"endpoints": listed}} | sections)
+
+
+def the_endpoint(status: ShardStatus, name: str) -> EndpointStatus:
+    return next(endpoint for endpoint in status.endpoints if endpoint.name == name)
+
+
+def test_an_empty_shard(shard: Shard) -> None:
+    status = read_status(settings("billing"), shard)
+    assert (status.reachable, status.due, status.quarantined, status.tick) == (True, Due(), 0, None)
+    assert (status.rate, status.tick_age_seconds, status.sweeping, status.dead_letters) == (None, None, "", 0)
+    assert status.endpoints == (EndpointStatus("billing"),)
+    assert status.endpoints[0].state == "open"
+
+
+def test_what_is_overdue_and_what_is_in_grace(shard: Shard, client: redis.Redis) -> None:
+    reserve(client, ["a", "b"], overdue_by=10_000, grace=5_000)
+    reserve(client, ["grace"], overdue_by=-3_600_000, grace=3_700_000)
+    reserve(client, ["later"], overdue_by=-3_600_000)
+    client.zadd("reservation:ttl", {"orphan": server_time(client) - 20_000})
+    due = read_status(settings(), shard).due
+    assert (due.entries, due.in_grace, due.overdue, due.exact) == (4, 1, 3, True)
+    assert due.oldest_seconds == pytest.approx(100, abs=5), "the one in grace"
+    assert due.oldest_overdue_seconds == pytest.approx(20, abs=5), "not the one in grace"
+
+
+def test_the_default_grace_counts(shard: Shard, client: redis.Redis) -> None:
+    reserve(client, ["a"], overdue_by=10_000)
+    client.hdel("reservation:res_a", "grace_ms")
+    assert read_status(settings(), shard).due.overdue == 1
+    due = read_status(settings(sweep={"grace": "10m"}), shard).due
+    assert (due.in_grace, due.overdue, due.oldest_overdue_seconds) == (1, 0, 0.0)
+
+
+def test_a_large_backlog_is_estimated_from_a_sample(shard: Shard, client: redis.Redis) -> None:
+    for number in range(100):
+        grace = number % 2
+        times = {"overdue_by": -3_600_000 - number * 1000, "grace": 3_700_000} if grace else {"overdue_by": 100_000}
+        reserve(client, [f"r{number}"], **times)
+    due = read_status(settings(), shard, sample=20).due
+    assert (due.entries, due.exact) == (100, False)
+    assert due.in_grace + due.overdue == 100
+    assert 30 <= due.in_grace <= 70
+    assert due.oldest_overdue_seconds == pytest.approx(100, abs=5)
+
+
+def test_nothing_is_changed_by_looking(shard: Shard, client: redis.Redis) -> None:
+    reserve(client, ["a", "b"])
+    client.zadd("reservation:ttl", {"orphan": 1})
+    before = {key: client.dump(key) for key in client.keys("*")}
+    read_status(settings("billing"), shard)
+    assert {key: client.dump(key) for key in client.keys("*")} == before
+
+
+def test_quarantine_and_dead_letters_are_counted(shard: Shard, client: redis.Redis) -> None:
+    client.zadd("sweeperd:quarantine", {"x": 1, "y": 2})
+    for number in range(1203):
+        name = "billing" if number % 3 else "gone\x1b[31m"
+        client.xadd("sweeperd:dead-letters", {"event": "1-1", "endpoint": name, "reason": "HTTP 500", "attempts": 3})
+    status = read_status(settings("billing", "audit"), shard)
+    assert (status.quarantined, status.dead_letters, status.dead_letters_counted) == (2, 1203, True)
+    assert [(e.name, e.dead_letters, e.state) for e in status.endpoints] == [
+        ("billing", 802, "open"),
+        ("audit", 0, "open"),
+        ("gone\x1b[31m", 401, "unknown"),
+    ]
+
+
+def test_dead_letters_are_counted_up_to_a_limit(
+    shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sweeperd.ops.status.LETTERS", 1000)
+    for _ in range(1100):
+        client.xadd("sweeperd:dead-letters", {"endpoint": "billing"})
+    status = read_status(settings("billing"), shard)
+    assert (status.dead_letters, status.dead_letters_counted) == (1100, False)
+    assert the_endpoint(status, "billing").dead_letters == 1000
+
+
+def test_what_the_board_and_the_circuits_say(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+    client.hset("sweeperd:endpoints", "gone", json.dumps({"paused_at": now, "reason": "the receiver answered 410"}))
+    client.hset("sweeperd:endpoints", "busy", json.dumps({"quiet_until": now + 60_000}))
+    circuit = CircuitState(probe_at=now + 1000, failures=7, reason="HTTP 500", by="host-1")
+    client.hset("sweeperd:circuits", "dead", circuit.model_dump_json())
+    client.hset("sweeperd:circuits", "stale", circuit.model_copy(update={"probe_at": now - 61_000}).model_dump_json())
+    client.hset("sweeperd:circuits", "odd", "{")
+    status = read_status(settings("gone", "busy", "dead", "stale", "odd"), shard)
+    assert [endpoint.state for endpoint in status.endpoints] == ["paused", "quiet", "failing", "open", "open"]
+    gone, busy, dead, stale, _ = status.endpoints
+    assert (gone.paused_at_ms, gone.paused_reason) == (now, "the receiver answered 410")
+    assert busy.quiet_seconds == pytest.approx(60, abs=2)
+    assert (dead.failures, dead.failure) == (7, "HTTP 500")
+    assert (stale.failures, stale.failure) == (0, "")
+
+
+def test_a_dead_shard_hides_no_other(server: Server) -> None:
+    dead = f"redis://:hush@127.0.0.1:{free_port()}/0"
+    both = Settings.model_validate({"shards": [{"name": "dead", "url": dead}, {"name": "well", "url": server.url}]})
+    shards = open_shards(both)
+    first, second = read_all(both, shards)
+    for shard in shards:
+        shard.close()
+    assert (first.name, first.reachable, second.name, second.reachable) == ("dead", False, "well", True)
+    assert "refused" in first.error
+    assert "hush" not in repr(first)
+
+
+def test_a_key_of_another_type_is_an_answer_too(shard: Shard, client: redis.Redis) -> None:
+    client.set("reservation:ttl", "text")
+    assert "WRONGTYPE" in read_status(settings(), shard).error
+
+
+def test_a_circuit_is_told_of_while_it_is_open(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    with Receiver(lambda *_: Answer(500)) as receiver:
+        env = environment(
+            server.url,
+            sweep__interval="100ms",
+            webhooks__attempts=1,
+            webhooks__redelivery_initial="40ms",
+            webhooks__redelivery_max="80ms",
+            endpoints=[{"name": "billing", "url": receiver.url}],
+        )
+        asked, shard = settings("billing"), Shard(settings().redis.model_copy(update={"url": _secret(server.url)}))
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
+            reserve(client, [f"r{number}" for number in range(8)])
+            failing = eventually(
+                lambda: [e for e in read_status(asked, shard).endpoints if e.state == "failing" and e.failures > 5]
+            )[0]
+            assert failing.failure == "HTTP 500"
+            assert failing.pending == 8
+            receiver.behaviour = lambda *_: Answer(200)
+            eventually(lambda: read_status(asked, shard).endpoints == (EndpointStatus("billing"),))
+            assert running.metric("sweeperd_webhook_pending_events", endpoint="billing") >= 0
+            status = read_status(asked, shard)
+            assert status.tick is not None
+            assert status.tick.expired == 8
+            assert status.rate is not None
+            assert status.tick_age_seconds is not None
+            assert status.tick_age_seconds < 20
+            assert running.terminate() == 0
+        shard.close()
+
+
+def _secret(url: str) -> object:
+    return Settings.model_validate({"redis": {"url": url}}).redis.url
+
+
+def test_who_sweeps_now(shard: Shard, client: redis.Redis) -> None:
+    client.set("sweeperd:lease:sweep", "host-a-17-0123456789abcdef")
+    assert read_status(settings(), shard).sweeping == "host-a-17"
+
+
+def test_it_needs_no_right_that_the_daemon_does_not_have(server: Server, client: redis.Redis) -> None:
+    reserve(client, ["a"])
+    client.xadd("sweeperd:dead-letters", {"endpoint": "billing"})
+    endpoints = [{"name": "billing", "url": "http://127.0.0.1:9/"}]
+    assert once(environment(server.url, webhooks__attempts=1, endpoints=endpoints)).code == 3
+    reserve(client, ["c"])
+    with limited(server, client) as url:
+        shard = Shard(Settings.model_validate({"redis": {"url": url}}).redis)
+        status = read_status(settings("billing"), shard)
+        shard.close()
+    assert (status.error, status.due.overdue, status.dead_letters) == ("", 1, 1)

@@ -1,0 +1,194 @@
+"""An operator's walk beside a running daemon: what is set aside is seen, explained, repaired, and expires."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from sweeperd.store.embedded import Server
+from tests.integration.conftest import Sweeperd
+from tests.support.acl import limited
+from tests.support.books import ALWAYS, Property, check, read
+from tests.support.harness import SCOPES, budget, daemon, environment, eventually, reserve
+from tests.support.receiver import Answer, Receiver
+
+#: What breaks a reservation or its budget, by reason, and the repair: a command of Redis each, on its hash.
+DAMAGE = {
+    "INVALID_STATE": ("state", "LIMBO"),
+    "INVALID_ESTIMATE": ("estimate_amount", "five"),
+    "MALFORMED_SCOPES": ("budgeted_scopes", "tenant:acme"),
+    "INVALID_EXPIRY": ("expires_at", "soon"),
+}
+
+
+def test_what_is_set_aside_is_seen_explained_repaired_and_expires(
+    server: Server, client: redis.Redis, tmp_path: Path, sweeperd: Sweeperd
+) -> None:
+    def run(*arguments: str, code: int = 0) -> Any:
+        ran = sweeperd(*arguments, "--json", SWEEPERD_WEBHOOKS__ENDPOINTS=env["SWEEPERD_WEBHOOKS__ENDPOINTS"])
+        assert ran.code == code, ran.err
+        return ran.document
+
+    reserve(client, [f"good {number}" for number in range(10)])
+    ids = {reason: [f"{reason} {number}" for number in range(5)] for reason in DAMAGE}
+    kept = {}
+    for reason, (name, value) in DAMAGE.items():
+        reserve(client, ids[reason])
+        for rid in ids[reason]:
+            kept[rid] = client.hget(f"reservation:res_{rid}", name)
+            client.hset(f"reservation:res_{rid}", name, value)
+    with Receiver() as receiver:
+        env = environment(server.url, sweep__interval="100ms", endpoints=[{"name": "billing", "url": receiver.url}])
+        with daemon(env, tmp_path) as running:
+
+            def ticked() -> Any:
+                (shard,) = run("status")["shards"]
+                return shard if shard["quarantined"] == 20 and shard["tick"] else None
+
+            shard = eventually(ticked)
+            assert (shard["due"]["entries"], shard["tick"]["expired"]) == (0, 10)
+            assert shard["tick"]["by"].endswith(f"-{running.process.pid}")
+            listed = run("quarantine", "list")["shards"][0]["entries"]
+            assert {entry["id"]: entry["reason"] for entry in listed} == {
+                rid: reason for reason, of_reason in ids.items() for rid in of_reason
+            }
+            for reason, (rid, *_) in ids.items():
+                assert run("show", rid)["shards"][0]["sweep"]["detail"] == reason
+            # Before the repair nothing goes back, whoever asks for it.
+            assert run("quarantine", "requeue", "--all", "--yes", code=1)["requeued"] == 0
+            assert client.zcard("reservation:ttl") == 0
+            for reason in list(DAMAGE)[:3]:
+                for rid in ids[reason]:
+                    client.hset(f"reservation:res_{rid}", DAMAGE[reason][0], kept[rid])
+            assert run("quarantine", "requeue", "INVALID_STATE 0", "--yes")["requeued"] == 1
+            assert run("quarantine", "requeue", "--reason", "INVALID_STATE", "--yes")["requeued"] == 4
+            told = run("quarantine", "requeue", "--all", "--yes", code=1)
+            assert (told["requeued"], told["stay"]) == (10, 5)
+            assert {stay["reason"] for stay in told["stays"]} == {"INVALID_EXPIRY"}
+            receiver.wait_for(lambda requests: len(requests) == 25)
+            told = run("quarantine", "dismiss", "--reason", "INVALID_EXPIRY", "--yes")
+            assert (told["dismissed"], told["locked"]) == (5, {"TOKENS": 25})
+            (shard,) = eventually(lambda: [s for s in run("status")["shards"] if s["tick"]["expired"] == 25])
+            assert (shard["quarantined"], shard["due"]["entries"]) == (0, 0)
+            eventually(lambda: run("status")["shards"][0]["endpoints"][0]["pending"] == 0)
+            assert running.metric("sweeperd_candidates_total", outcome="expired") == 25
+            assert running.metric("sweeperd_candidates_total", outcome="quarantined") == 20, "none came back broken"
+            (delivery,) = run("show", "MALFORMED_SCOPES 4")["shards"][0]["event"]["deliveries"]
+            assert (delivery["endpoint"], delivery["fate"]) == ("billing", "acknowledged")
+            assert running.terminate() == 0
+    assert budget(client, SCOPES[0]) == (25, 125)
+    # What was dismissed is ACTIVE, holds its budget, and is in no index: that is what the command says.
+    check(read(client), ALWAYS - {Property.INDEXED})
+
+
+def test_a_broken_system_is_found_explained_and_mended(
+    server: Server, client: redis.Redis, tmp_path: Path, sweeperd: Sweeperd
+) -> None:
+    """A new operator's walk: a dead endpoint, rows set aside, an index with holes, a budget that has drifted."""
+    first = [f"first {number}" for number in range(6)]
+    reserve(client, first)
+    lost = [f"lost {number}" for number in range(50)]
+    broken = {f"{reason} {number}": reason for reason in DAMAGE for number in range(5)}
+    with Receiver(lambda *_: Answer(503)) as dead, Receiver() as good:
+        env = environment(
+            server.url,
+            sweep__interval="100ms",
+            webhooks__attempts=1,
+            webhooks__redelivery_initial="100ms",
+            webhooks__redelivery_max="200ms",
+            webhooks__max_age="1s",
+            endpoints=[{"name": "good", "url": good.url}, {"name": "crm", "url": dead.url}],
+        )
+        known = {name: value for name, value in env.items() if name.startswith("SWEEPERD_WEBHOOKS")}
+
+        def run(*arguments: str, code: int = 0) -> Any:
+            ran = sweeperd(*arguments, "--json", **known)
+            assert ran.code == code, ran.err or ran.out
+            return json.loads(ran.out)
+
+        with daemon(env, tmp_path) as running:
+            good.wait_for(lambda requests: len(requests) == 6)
+            # Due later, so that all is broken before it is.
+            reserve(client, [*lost, *broken], overdue_by=-1500)
+            kept = {}
+            for rid, reason in broken.items():
+                kept[rid] = client.hget(f"reservation:res_{rid}", DAMAGE[reason][0])
+                client.hset(f"reservation:res_{rid}", DAMAGE[reason][0], DAMAGE[reason][1])
+            client.zrem("reservation:ttl", *lost)
+            drifted = f"budget:{SCOPES[0]}:TOKENS"
+            client.hincrby(drifted, "reserved", 7)
+            client.hincrby(drifted, "remaining", -7)
+
+            # Found, each by the command that is there for it.
+            eventually(lambda: run("status")["shards"][0]["quarantined"] == 20)
+            (shard,) = run("status")["shards"]
+            assert {entry["name"]: entry["state"] for entry in shard["endpoints"]} == {"good": "open", "crm": "failing"}
+            assert not run("endpoints", "test", "crm", code=1)["delivered"]
+            (told,) = run("reconcile", code=1)["shards"]
+            # Rows that cannot be read count for nobody, so each budget that they hold has drifted too.
+            assert told["found"] == {"lost": 50, "orphan": 0, "wrong_score": 0, "budget_drift": len(SCOPES)}
+            listed = run("quarantine", "list")["shards"][0]["entries"]
+            assert {entry["id"]: entry["reason"] for entry in listed} == broken
+            letters = eventually(lambda: run("dead-letters", "list")["dead_letters"])
+            assert {letter["endpoint"] for letter in letters} == {"crm"}
+            assert {letter["event"]["data"]["reservation_id"] for letter in letters} <= set(first)
+
+            # Explained.
+            for rid, reason in broken.items():
+                assert run("show", rid)["shards"][0]["sweep"]["detail"] == reason
+            assert run("show", "lost 0")["shards"][0]["score"] is None
+
+            # Mended.
+            for rid, reason in broken.items():
+                client.hset(f"reservation:res_{rid}", DAMAGE[reason][0], kept[rid])
+            assert run("quarantine", "requeue", "--all", "--yes")["requeued"] == 20
+            (told,) = run("reconcile", "--repair", "--yes", code=1)["shards"]
+            assert told["mended"]["lost"] == 50
+            (drift,) = [finding for finding in told["findings"] if finding["kind"] == "budget_drift"]
+            assert (drift["budget"], drift["difference"]) == (drifted, 7)
+            client.hincrby(drifted, "reserved", -drift["difference"])
+            client.hincrby(drifted, "remaining", drift["difference"])
+            dead.behaviour = lambda *_: Answer()
+            assert run("endpoints", "test", "crm")["delivered"]
+            good.wait_for(lambda requests: len(requests) == 76)
+            expired = {request.event_id for request in good.requests}
+            for _ in range(2):
+                # What its circuit held back for too long is a dead letter by now, and some may be still to come.
+                eventually(lambda: not run("endpoints", "list")["endpoints"][1]["pending"])
+                if run("dead-letters", "list")["dead_letters"]:
+                    run("dead-letters", "replay", "--endpoint", "crm", "--yes")
+            dead.wait_for(lambda requests: expired <= {request.event_id for request in requests})
+
+            # At the end nothing is left, and the books balance.
+            assert run("reconcile")["found"] == 0
+            (shard,) = eventually(lambda: [s for s in run("status")["shards"] if s["tick"]["expired"] == 76])
+            assert (shard["due"]["entries"], shard["quarantined"]) == (0, 0)
+            assert run("dead-letters", "list")["dead_letters"] == []
+            assert running.metric("sweeperd_candidates_total", outcome="expired") == 76
+            assert running.metric("sweeperd_candidates_total", outcome="quarantined") == 20
+            assert running.terminate() == 0
+    assert budget(client, SCOPES[0]) == (0, 76 * 5)
+    check(read(client), set(Property))
+
+
+def test_the_rights_that_an_operator_needs_besides(server: Server, client: redis.Redis, sweeperd: Sweeperd) -> None:
+    """Those of deploy/redis/sweeperd.acl, and the five commands that the README names."""
+    reserve(client, ["a", "b", "c"])
+    for rid in ("b", "c"):
+        client.hset(f"reservation:res_{rid}", "state", "LIMBO")
+    assert sweeperd("--once", "--json").code == 0
+    client.hset("reservation:res_b", "state", "ACTIVE")
+    with limited(server, client) as url:
+        client.execute_command("ACL", "SETUSER", "sweeperd", "+hgetall", "+hdel", "+pttl", "+type", "+zscore")
+        for arguments in (
+            ["status"],
+            ["show", "a"],
+            ["show", "b"],
+            ["quarantine", "list"],
+            ["quarantine", "requeue", "b", "--yes"],
+            ["quarantine", "dismiss", "--all", "--yes"],
+        ):
+            ran = sweeperd(*arguments, url=url)
+            assert (ran.code, ran.err) == (0, ""), arguments
+    assert client.zrange("reservation:ttl", 0, -1) == [b"b"]

@@ -1,0 +1,224 @@
+"""The lease, on a real Redis."""
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.store.lease import Lease, holder
+from sweeperd.store.process import process_name
+from sweeperd.store.shard import Shard
+from tests.support.fixtures import full
+from tests.support.harness import eventually
+
+KEY = "sweeperd:lease:sweep"
+#: Long enough that nothing is renewed by the way.
+LONG = timedelta(seconds=15)
+#: Renewed every 100 ms.
+SHORT = timedelta(milliseconds=300)
+
+
+class Replica:
+    """One of several processes, with its lease and how often it has lost it."""
+
+    def __init__(self, shard: Shard, ttl: timedelta) -> None:
+        self.lost = 0
+        self.lease = Lease(shard, "sweep", ttl, self._on_lost)
+
+    def _on_lost(self) -> None:
+        self.lost += 1
+
+
+@pytest.fixture
+def pair(shard: Shard) -> tuple[Lease, Lease]:
+    """Two replicas."""
+    return Lease(shard, "sweep", LONG), Lease(shard, "sweep", LONG)
+
+
+@pytest.fixture
+def quick(shard: Shard) -> Replica:
+    return Replica(shard, SHORT)
+
+
+def renewals() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "lease-sweep-default"]
+
+
+def test_one_at_a_time(pair: tuple[Lease, Lease]) -> None:
+    ours, theirs = pair
+    assert ours.acquire()
+    assert not theirs.acquire()
+    assert ours.release()
+    assert theirs.acquire()
+    assert not ours.acquire()
+
+
+def test_who_holds_it_can_be_asked(pair: tuple[Lease, Lease], shard: Shard) -> None:
+    ours, _ = pair
+    assert holder(shard, "sweep") == ""
+    ours.acquire()
+    assert holder(shard, "sweep") == process_name()
+    ours.release()
+    assert holder(shard, "sweep") == ""
+
+
+def test_only_its_holder_releases_it(pair: tuple[Lease, Lease], client: redis.Redis) -> None:
+    ours, theirs = pair
+    ours.acquire()
+    token = client.get(KEY)
+    assert not theirs.release()
+    assert client.get(KEY) == token
+    assert ours.release()
+    assert client.get(KEY) is None
+    assert not ours.release(), "nothing to release"
+
+
+def test_one_that_could_not_be_released_is_kept(pair: tuple[Lease, Lease], client: redis.Redis) -> None:
+    ours, theirs = pair
+    ours.acquire()
+    client.pexpire(KEY, 1000)
+    assert ours.acquire()
+    assert client.pttl(KEY) > 1000
+    assert not theirs.acquire()
+
+
+def test_it_runs_out(pair: tuple[Lease, Lease], client: redis.Redis) -> None:
+    ours, theirs = pair
+    ours.acquire()
+    assert 14_000 < client.pttl(KEY) <= 15_000, "the time that it was given"
+    client.pexpire(KEY, 50)
+    eventually(theirs.acquire)
+    assert not ours.release()
+    assert client.exists(KEY), "it is another's now"
+
+
+def test_it_is_renewed_while_the_job_runs_however_long_one_step_takes(quick: Replica, client: redis.Redis) -> None:
+    assert quick.lease.acquire()
+    token = client.get(KEY)
+    with quick.lease.kept() as lost:
+        until = time.monotonic() + 4 * SHORT.total_seconds()
+        while time.monotonic() < until:
+            assert client.get(KEY) == token
+            threading.Event().wait(0.01)
+        assert len(renewals()) == 1
+        assert not lost.is_set()
+    assert not client.exists(KEY), "released"
+    assert not renewals()
+    assert quick.lost == 0
+
+
+@pytest.mark.parametrize("taken", [None, "somebody else"])
+def test_it_is_lost_while_the_job_runs(taken: str | None, quick: Replica, client: redis.Redis) -> None:
+    quick.lease.acquire()
+    with quick.lease.kept() as lost:
+        _take(client, taken)
+        assert lost.wait(5)
+        eventually(lambda: quick.lost == 1)
+        eventually(lambda: not renewals())
+    assert client.get(KEY) == (taken and taken.encode()), "renewing does not bring it back, nor take it away"
+    assert quick.lost == 1, "counted once"
+
+
+@pytest.mark.parametrize("taken", [None, "somebody else"])
+def test_a_loss_that_is_seen_at_the_end_only(taken: str | None, shard: Shard, client: redis.Redis) -> None:
+    replica = Replica(shard, LONG)
+    replica.lease.acquire()
+    with replica.lease.kept() as lost:
+        _take(client, taken)
+    assert not lost.is_set()
+    assert replica.lost == 1
+    assert client.get(KEY) == (taken and taken.encode())
+
+
+def test_it_can_be_had_again(quick: Replica, client: redis.Redis) -> None:
+    for lost in (1, 2):
+        assert quick.lease.acquire()
+        with quick.lease.kept():
+            client.delete(KEY)
+            eventually(lambda lost=lost: quick.lost == lost)
+
+
+def test_it_is_released_where_the_job_fails(quick: Replica, client: redis.Redis) -> None:
+    quick.lease.acquire()
+    with pytest.raises(ValueError, match="out of luck"), quick.lease.kept():
+        raise ValueError("out of luck")
+    assert not client.exists(KEY)
+    assert not renewals()
+    assert quick.lost == 0
+
+
+def test_a_renewal_that_fails_is_tried_again(
+    quick: Replica, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+    extend = quick.lease._extend
+
+    def fails_twice() -> Any:
+        tries.append(1)
+        if len(tries) <= 2:
+            raise redis.ConnectionError("cut")
+        return extend()
+
+    quick.lease.acquire()
+    monkeypatch.setattr(quick.lease, "_extend", fails_twice)
+    with quick.lease.kept() as lost:
+        eventually(lambda: len(tries) >= 4)
+        assert client.exists(KEY)
+        assert not lost.is_set()
+    assert quick.lost == 0
+
+
+def test_one_that_cannot_be_given_back_runs_out(own_shard: Shard, own_server: Any) -> None:
+    replica = Replica(own_shard, LONG)
+    replica.lease.acquire()
+    with replica.lease.kept():
+        own_server.kill()
+    assert replica.lost == 0, "nobody knows"
+
+
+def test_each_job_has_its_own(shard: Shard) -> None:
+    assert Lease(shard, "sweep", LONG).acquire()
+    assert Lease(shard, "trim", LONG).acquire()
+
+
+def test_a_full_redis_is_swept_without(own_shard: Shard) -> None:
+    ours, theirs = Replica(own_shard, SHORT), Replica(own_shard, SHORT)
+    with full(own_shard):
+        for replica in (ours, theirs):
+            assert replica.lease.acquire()
+            with replica.lease.kept() as lost:
+                assert not renewals()
+            assert not lost.is_set()
+            assert replica.lost == 0, "what was never held is not lost"
+        assert not own_shard.client.exists(KEY)
+
+
+def test_one_that_is_held_when_redis_fills_up(own_shard: Shard) -> None:
+    ours = Replica(own_shard, SHORT)
+    assert ours.lease.acquire()
+    with full(own_shard):
+        assert ours.lease.acquire()
+        with ours.lease.kept() as lost:
+            assert not lost.wait(2 * SHORT.total_seconds()), "to renew it needs no memory"
+        assert not own_shard.client.exists(KEY), "nor does letting go of it"
+    assert ours.lost == 0
+
+
+def test_any_other_refusal_is_raised(pair: tuple[Lease, Lease], client: redis.Redis) -> None:
+    lease, _ = pair
+    lease.acquire()
+    client.delete(KEY)
+    client.rpush(KEY, "x")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        lease.release()
+
+
+def _take(client: redis.Redis, taken: str | None) -> None:
+    """Take the lease from whoever holds it: for another, or for nobody."""
+    if taken:
+        client.set(KEY, taken, px=60_000)
+    else:
+        client.delete(KEY)

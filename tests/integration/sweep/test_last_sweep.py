@@ -1,0 +1,168 @@
+"""What is noted of each tick, for all replicas and operators to see."""
+
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import redis
+
+from sweeperd.config import SweepSettings
+from sweeperd.delivery.payload import reservations
+from sweeperd.store.embedded import Server
+from sweeperd.store.process import process_name
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.last_sweep import Tick, TickBoard, last_tick
+from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper, SweepReport
+from tests.support.fixtures import full
+from tests.support.harness import daemon, environment, eventually, once, reserve, server_time
+
+KEY = "sweeperd:ticks"
+MINUTE = 60_000
+
+
+def report(seconds: float = 0.25, *, complete: bool = True) -> SweepReport:
+    return SweepReport("trace", {}, complete, seconds, 0, 25)
+
+
+def expired(count: int) -> list[Decision]:
+    others = [Decision(b"other", outcome) for outcome in Outcome if outcome is not Outcome.EXPIRED]
+    return [Decision(b"%d" % number, Outcome.EXPIRED) for number in range(count)] + others
+
+
+def noted(shard: Shard) -> Tick:
+    tick = last_tick(shard)
+    assert tick is not None
+    return tick
+
+
+def test_there_is_none_before_the_first(shard: Shard) -> None:
+    assert last_tick(shard) is None
+
+
+def test_the_last_tick_is_noted(shard: Shard, client: redis.Redis) -> None:
+    before, board = server_time(client), TickBoard(shard)
+    board.decided(expired(3))
+    board.decided(expired(2))
+    board.note(report(complete=False))
+    tick = noted(shard)
+    assert before - 5 <= tick.at_ms <= server_time(client) + 5
+    assert (tick.by, tick.seconds, tick.complete, tick.expired) == (process_name(), 0.25, False, 5)
+
+
+def test_the_total_runs_on_over_replicas(shard: Shard) -> None:
+    for _ in range(3):
+        board = TickBoard(shard)
+        board.decided(expired(2))
+        board.note(report())
+        board.note(report())
+    assert noted(shard).expired == 6
+    assert noted(shard).complete
+
+
+@pytest.fixture
+def moments(shard: Shard) -> list[tuple[int, Tick]]:
+    """Ticks half a minute apart, each with 30 expired."""
+    board, seen, start = TickBoard(shard), [], 1_700_000_000_000
+    for half_minutes in range(10):
+        shard.clock.set(start + half_minutes * MINUTE // 2)
+        board.decided(expired(30))
+        board.note(report())
+        seen.append((half_minutes, noted(shard)))
+    return seen
+
+
+def test_the_rate_is_that_of_the_last_minute_or_two(moments: list[tuple[int, Tick]]) -> None:
+    for half_minutes, tick in moments:
+        assert tick.at_ms - tick.earlier_at_ms <= 2 * MINUTE
+        if half_minutes >= 4:
+            assert tick.at_ms - tick.earlier_at_ms >= MINUTE
+        if half_minutes:
+            assert tick.rate(tick.at_ms) == pytest.approx(1, rel=0.01)
+    last = moments[-1][1]
+    assert last.rate(last.at_ms + 8 * 60 * MINUTE) < 0.01, "who has stopped expires nothing"
+    assert last.rate(last.earlier_at_ms) == 0.0
+
+
+def test_the_servers_clock_may_be_set_back(shard: Shard) -> None:
+    board = TickBoard(shard)
+    shard.clock.set(1_700_000_000_000)
+    board.decided(expired(5))
+    board.note(report())
+    shard.clock.set(1_600_000_000_000)
+    board.decided(expired(1))
+    board.note(report())
+    tick = noted(shard)
+    assert (tick.expired, tick.earlier_expired) == (6, 6)
+    assert tick.at_ms == tick.earlier_at_ms == pytest.approx(1_600_000_000_000, abs=50)
+
+
+def test_a_full_redis_takes_the_note(own_shard: Shard) -> None:
+    board = TickBoard(own_shard)
+    with full(own_shard):
+        board.decided(expired(2))
+        board.note(report())
+    assert noted(own_shard).expired == 2
+
+
+def test_a_tick_that_cannot_be_noted_is_swept_all_the_same(
+    shard: Shard, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.set(KEY, "somebody else's")
+    board = TickBoard(shard)
+    for _ in range(3):
+        board.decided(expired(1))
+        board.note(report())
+    assert [record.message for record in caplog.records] == ["ticks cannot be noted"]
+    client.delete(KEY)
+    board.note(report())
+    assert noted(shard).expired == 3, "what was refused is told later"
+
+
+@pytest.mark.parametrize("field", ["at", "seconds", "expired", "earlier_at", "earlier_expired"])
+def test_what_cannot_be_read_is_none_and_mended_by_the_next(field: str, shard: Shard, client: redis.Redis) -> None:
+    board = TickBoard(shard)
+    board.note(report())
+    client.hset(KEY, field, "nonsense")
+    assert last_tick(shard) is None
+    board.note(report())
+    assert last_tick(shard)
+
+
+def test_an_idle_tick_stays_under_ten_commands(shard: Shard, client: redis.Redis) -> None:
+    """With the note, the lease (SET, and a script to release it) and the look at the backlog."""
+    settings = SweepSettings()
+    kind = reservations(shard.keys, settings)
+    sweeper = Sweeper(shard, kind, settings, lambda *_: None, threading.Event())
+    board = TickBoard(shard)
+
+    def run() -> None:
+        board.note(sweeper.tick())
+        sweeper.backlog()
+
+    run()
+    with client.monitor() as monitor:
+        run()
+        client.echo("end")
+        told = []
+        for entry in monitor.listen():
+            if entry["command"].startswith("ECHO"):
+                break
+            if entry["client_type"] != "lua":
+                told.append(entry["command"])
+    assert len(told) + 2 < 10, told
+
+
+def test_daemon_and_once_note_their_ticks(server: Server, client: redis.Redis, shard: Shard, tmp_path: Path) -> None:
+    reserve(client, ["a", "b"])
+    env = environment(server.url, sweep__interval="100ms")
+    assert once(env).code == 0
+    first = noted(shard)
+    assert (first.expired, first.complete) == (2, True)
+    reserve(client, ["c"])
+    with daemon(env, tmp_path) as running:
+        eventually(lambda: noted(shard).expired == 3)
+        assert noted(shard).by.endswith(f"-{running.process.pid}")
+        assert running.terminate() == 0
+    assert noted(shard).at_ms > first.at_ms
+    assert timedelta(milliseconds=server_time(client) - noted(shard).at_ms) < timedelta(seconds=20)

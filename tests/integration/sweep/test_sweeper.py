@@ -1,0 +1,452 @@
+"""Paging: every due entry is decided once for each pass, whatever stays, fails or comes in between."""
+
+import random
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import SweepSettings
+from sweeperd.errors import RedisUnavailable
+from sweeperd.store.scripts import Call, Script, Stream, source
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.grace_cache import Graces, Look
+from sweeperd.sweep.sweeper import Decision, Kind, Outcome, Sweeper
+from tests.support.harness import eventually, server_time
+
+#: What becomes of an entry is told by how its id begins; each run is written down in the journal.
+FATES = """
+local fate = string.match(ARGV[1], '^%a+')
+redis.call('RPUSH', KEYS[2], ARGV[1])
+if fate == 'go' then
+  redis.call('ZREM', KEYS[1], ARGV[1])
+  return {'expired'}
+elseif fate == 'later' then
+  redis.call('ZADD', KEYS[1], ARGV[2] + 1000000, ARGV[1])
+  return {'not_due'}
+elseif fate == 'again' then
+  local time = redis.call('TIME')
+  redis.call('ZREM', KEYS[1], ARGV[1])
+  redis.call('ZADD', KEYS[1], time[1] * 1000 + math.floor(time[2] / 1000) + 1, ARGV[1] .. '+')
+  return {'expired'}
+elseif fate == 'slow' then
+  local time = redis.call('TIME')
+  local until_ = time[1] * 1000000 + time[2] + 2000
+  repeat time = redis.call('TIME') until time[1] * 1000000 + time[2] >= until_
+elseif fate == 'fail' then
+  return redis.error_reply('ERR no luck')
+elseif fate == 'trouble' then
+  return redis.error_reply('READONLY this is a replica')
+end
+return {'in_grace'}
+"""
+#: What stays can be told from the page.
+LOOK = f"""
+{source("include/paging")}
+local found, flags = page(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]), {{}}
+for i = 1, #found, 2 do
+  local stays = string.match(found[i], '^stay')
+  if stays then
+    redis.call('RPUSH', ARGV[5], found[i])
+  end
+  flags[#flags + 1] = stays and '1' or '0'
+end
+return {{found, table.concat(flags), #flags == tonumber(ARGV[4]) and '1' or '0'}}
+"""
+INDEX, JOURNAL, QUARANTINE = b"index", b"journal", b"quarantine"
+
+
+@dataclass
+class World:
+    """An index whose entries have their fate in their name, and sweepers over it."""
+
+    shard: Shard
+    now: int
+    observed: list[Decision] = field(default_factory=list)
+    trace_ids: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+    #: What happens after each slice.
+    then: Callable[[], None] = lambda: None
+    #: Whether the page can tell what stays.
+    look: bool = False
+
+    def fill(self, entries: dict[str, int]) -> None:
+        """Put entries into the index, by how many ms ago they were due."""
+        if entries:
+            self.shard.client.zadd(INDEX, {name: self.now - overdue for name, overdue in entries.items()})
+
+    def sweeper(self, batch_size: int, pipeline_depth: int, time_budget: str = "60s") -> Sweeper:
+        settings = {"batch_size": batch_size, "pipeline_depth": pipeline_depth, "time_budget": time_budget}
+        kind = Kind(
+            "fates",
+            INDEX,
+            QUARANTINE,
+            Script("fates", FATES),
+            lambda entry, _: Call([INDEX, JOURNAL], [entry, self.now]),
+            lambda entry, reply: Decision(entry, Outcome(reply[0].decode())),
+            Look(Script("look", LOOK), [JOURNAL]) if self.look else None,
+        )
+        return Sweeper(self.shard, kind, SweepSettings.model_validate(settings), self._observe, self.stop)
+
+    def _observe(self, decisions: Sequence[Decision], trace_id: str) -> None:
+        self.observed += decisions
+        self.trace_ids.append(trace_id)
+        self.then()
+
+    def journal(self) -> list[str]:
+        """Which entries the script has run for since the last look, in order."""
+        with self.shard.client.pipeline() as pipeline:
+            names: list[Any] = pipeline.lrange(JOURNAL.decode(), 0, -1).delete(JOURNAL).execute()[0]
+        return [name.decode() for name in names]
+
+    def index(self) -> set[str]:
+        return {name.decode() for name in self.shard.client.zrange(INDEX, 0, -1)}
+
+
+LOOKING = pytest.mark.parametrize("world", [True], ids=["look"], indirect=True)
+
+
+@pytest.fixture(params=[False, True], ids=["", "look"])
+def world(shard: Shard, request: pytest.FixtureRequest) -> World:
+    return World(shard, server_time(shard.client), look=request.param)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_each_due_entry_is_decided_once(seed: int, world: World) -> None:
+    chance = random.Random(seed)
+    fates = chance.choices(
+        ["go", "stay", "fail", "later"], [*chance.choices([0, 1, 5], k=3), 1], k=chance.randrange(90)
+    )
+    spread = chance.choice([1, 2, 5, 1000])
+    due = {f"{fate}-{chance.getrandbits(30)}-{n}": chance.randrange(spread) for n, fate in enumerate(fates)}
+    ahead = {f"{fate}-ahead": -60_000 for fate in ("go", "stay", "fail", "later")}
+    world.fill(due | ahead)
+    batch_size, depth = chance.randint(1, 12), chance.randint(1, 6)
+    sweeper = world.sweeper(batch_size, depth)
+
+    report = sweeper.tick()
+    by_fate = Counter(name.partition("-")[0] for name in due)
+    assert sorted(world.journal()) == sorted(due)
+    assert report.complete
+    assert report.candidates == len(due)
+    outcomes = {"go": Outcome.EXPIRED, "stay": Outcome.IN_GRACE, "fail": Outcome.ERROR, "later": Outcome.NOT_DUE}
+    assert {outcome: count for outcome, count in report.counts.items() if count} == {
+        outcomes[fate]: count for fate, count in by_fate.items()
+    }
+    assert sorted(decision.id.decode() for decision in world.observed) == sorted(due)
+
+    # What stays is decided once more by the next tick.
+    assert sweeper.tick().complete
+    assert sorted(world.journal()) == sorted(name for name in due if name.startswith(("stay", "fail")))
+
+
+def test_more_than_a_batch_of_one_score_that_all_stay(world: World) -> None:
+    entries = {f"stay-{number}": 1000 for number in range(25)}
+    world.fill(entries | {"go-behind": 999})
+    sweeper = world.sweeper(4, 3)
+    for _ in range(2):
+        assert sweeper.tick().complete
+    assert sorted(world.journal()) == sorted([*entries, *entries, "go-behind"])
+
+
+def test_any_score_is_paged_past(world: World, client: redis.Redis) -> None:
+    scores = ["-inf", "-5", "0", "1e-300", "0.1", "1.5", "1700000000000.5", "1700000000001"]
+    client.zadd(INDEX, {f"{fate}-{n}-{score}": score for score in scores for n in range(3) for fate in ("stay", "go")})
+    names = sorted(world.index())
+    assert world.sweeper(2, 2).tick().complete
+    assert sorted(world.journal()) == names
+
+
+def test_the_oldest_come_first(world: World) -> None:
+    world.fill({"go-c": 10, "fail-b": 20, "go-a": 30})
+    world.sweeper(2, 2).tick()
+    assert world.journal() == ["go-a", "fail-b", "go-c"]
+
+
+def test_a_batch_is_sent_in_slices(world: World) -> None:
+    world.fill({f"go-{number}": 1 for number in range(10)})
+    seen = []
+    world.then = lambda: seen.append(len(world.observed))
+    world.sweeper(7, 6).tick()
+    assert seen == [3, 6, 7, 10]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5, 6])
+def test_no_more_calls_than_a_slice_are_on_their_way(depth: int, world: World) -> None:
+    world.fill({f"go-{number}": 1 for number in range(20)})
+    sent: list[int] = []
+    original = Stream.send
+
+    def send(stream: Stream, calls: Sequence[Call]) -> None:
+        sent.append(len(calls))
+        assert sum(sent) - len(world.observed) <= depth
+        original(stream, calls)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stream, "send", send)
+        assert world.sweeper(20, depth).tick().candidates == 20
+    assert max(sent) == max(1, depth // 2), "the other half is sent before the replies to this one are read"
+
+
+def test_entries_that_come_due_meanwhile_are_the_next_ticks(world: World) -> None:
+    """Each of these puts another behind: a tick that went after them would never end."""
+    world.fill({f"again-{number}": 1 for number in range(3)})
+    sweeper = world.sweeper(2, 1, "2s")
+    report = sweeper.tick()
+    assert report.complete
+    assert report.candidates == 3
+    time.sleep(0.005)
+    assert sweeper.tick().candidates == 3
+
+
+def test_one_entry_that_fails_stops_no_other(world: World) -> None:
+    world.fill({"go-1": 5, "fail-2": 4, "go-3": 3})
+    report = world.sweeper(10, 10).tick()
+    assert report.complete
+    assert dict(report.counts) == {Outcome.EXPIRED: 2, Outcome.ERROR: 1}
+    (failed,) = [decision for decision in world.observed if decision.outcome is Outcome.ERROR]
+    assert failed.id == b"fail-2"
+    assert "no luck" in failed.detail
+    assert "\n" not in failed.detail
+    assert world.index() == {"fail-2"}
+
+
+def test_a_tick_that_ran_out_of_time_is_taken_up_where_it_stopped(world: World) -> None:
+    entries = {f"{'go' if number % 3 else 'fail'}-{number}": 9 - number // 5 for number in range(25)}
+    world.fill(entries)
+    world.then = lambda: time.sleep(0.002)  # each slice uses the budget up
+    sweeper = world.sweeper(10, 4, "1ms")
+    decided = []
+    for tick in range(10):
+        report = sweeper.tick()
+        slice_ = world.journal()
+        assert 0 < len(slice_) <= 4
+        assert report.candidates == len(slice_)
+        decided += slice_
+        if report.complete:
+            break
+        assert len(decided) < len(entries), f"tick {tick} has looked at all and does not know it"
+    assert decided == sorted(decided, key=lambda name: -entries[name])
+    assert sorted(decided) == sorted(entries)
+    world.then = lambda: None
+    eventually(lambda: sweeper.tick().complete)
+    assert sorted(world.journal()) == sorted(name for name in entries if name.startswith("fail"))
+
+
+def test_stop_ends_the_tick_after_the_slice(world: World) -> None:
+    entries = {f"fail-{number}": 1 for number in range(10)}
+    world.fill(entries)
+    world.then = world.stop.set
+    sweeper = world.sweeper(10, 6)
+    report = sweeper.tick()
+    assert not report.complete
+    assert report.candidates == 6, "the half behind it was on its way"
+    first = world.journal()
+    assert len(first) == 6
+    world.then = lambda: None
+    assert sweeper.tick().candidates == 0, "it is told to stop"
+    world.stop.clear()
+    assert sweeper.tick().complete
+    assert sorted(first + world.journal()) == sorted(entries)
+
+
+def test_it_gives_way_after_the_slice(world: World) -> None:
+    entries = {f"fail-{number}": 1 for number in range(10)}
+    world.fill(entries)
+    sweeper = world.sweeper(6, 3)
+    report = sweeper.tick(lambda: len(world.observed) >= 6)
+    assert not report.complete
+    assert report.candidates == 6
+    first = world.journal()
+    assert sweeper.tick().complete
+    assert sorted(first + world.journal()) == sorted(entries)
+
+
+def test_a_slice_that_the_server_chokes_on_is_passed_over_by_the_next_tick(world: World) -> None:
+    world.fill({"trouble-1": 9, "trouble-2": 9} | {f"go-{number}": 8 for number in range(5)})
+    sweeper = world.sweeper(4, 4)
+    with pytest.raises(RedisUnavailable, match=r"READONLY|replica"):
+        sweeper.tick()
+    assert world.journal() == ["trouble-1", "trouble-2", "go-0", "go-1"]
+    assert [decision.id for decision in world.observed] == [b"go-0", b"go-1"], "what was on its way is told of"
+    report = sweeper.tick()
+    assert report.complete
+    assert report.candidates == 3
+    assert world.index() == {"trouble-1", "trouble-2"}
+    world.journal()
+    with pytest.raises(RedisUnavailable):
+        sweeper.tick()
+    assert world.journal() == ["trouble-1", "trouble-2"], "it is not forgotten, either"
+
+
+def test_a_slice_whose_connection_breaks_while_the_next_is_sent_is_passed_over_too(world: World) -> None:
+    """A server that dies of a slice is noticed when the next one is written, not only when replies are read."""
+    world.fill({f"fail-{number}": 9 - number for number in range(6)})
+    sweeper = world.sweeper(6, 4)
+    original = Stream.send
+    sent: list[int] = []
+
+    def send(stream: Stream, calls: Sequence[Call]) -> None:
+        sent.append(len(calls))
+        if len(sent) == 2:
+            raise redis.ConnectionError("Connection reset by peer")
+        original(stream, calls)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stream, "send", send)
+        with pytest.raises(RedisUnavailable, match="reset"):
+            sweeper.tick()
+        world.observed.clear()
+        assert sweeper.tick().complete
+    assert [decision.id for decision in world.observed] == [b"fail-2", b"fail-3", b"fail-4", b"fail-5"]
+    assert sweeper.tick().candidates == 6, "it is not forgotten, either"
+
+
+def test_nothing_starves_behind_trouble_in_a_mixed_slice(world: World) -> None:
+    entries = {"go-1": 9, "stay-2": 9, "trouble-3": 9, "go-4": 9} | {f"go-{number}": 8 for number in range(5, 12)}
+    world.fill(entries)
+    sweeper = world.sweeper(5, 4)
+    for _ in range(4):
+        try:
+            sweeper.tick()
+        except RedisUnavailable:
+            continue
+    assert world.index() == {"stay-2", "trouble-3"}
+
+
+def test_what_was_decided_before_the_trouble_is_told(world: World) -> None:
+    """A fail-over in the middle of a slice: the expiries before it are known to have happened."""
+    world.fill({"go-1": 9, "stay-2": 8, "trouble-3": 7, "trouble-4": 6})
+    with pytest.raises(RedisUnavailable):
+        world.sweeper(10, 10).tick()
+    assert [decision.id for decision in world.observed] == [b"go-1", b"stay-2"]
+
+
+def test_a_tick_has_a_trace_id_of_its_own(world: World) -> None:
+    world.fill({f"stay-{number}": 1 for number in range(4)})
+    sweeper = world.sweeper(2, 4)
+    reports = [sweeper.tick(), sweeper.tick()]
+    assert world.trace_ids == [report.trace_id for report in reports for _ in range(2)]
+    assert reports[0].trace_id != reports[1].trace_id
+    assert all(re.fullmatch("[0-9a-f]{32}", report.trace_id) for report in reports)
+
+
+def test_the_script_cache_is_flushed_between_slices(world: World) -> None:
+    entries = {f"{fate}-{number}": 1 for number in range(6) for fate in ("go", "stay")}
+    world.fill(entries)
+    world.then = lambda: world.shard.client.script_flush() and None
+    assert world.sweeper(5, 3).tick().complete
+    assert sorted(world.journal()) == sorted(entries)
+
+
+def test_an_idle_index(world: World) -> None:
+    report = world.sweeper(5, 5).tick()
+    assert (report.complete, report.candidates) == (True, 0)
+    assert report.duration_seconds > 0
+    assert world.observed == []
+
+
+def test_redis_is_down(own_shard: Shard, own_server: Any) -> None:
+    sweeper = World(own_shard, 0).sweeper(5, 5)
+    own_server.kill()
+    with pytest.raises(RedisUnavailable, match=r"127\.0\.0\.1"):
+        sweeper.tick()
+    with pytest.raises(RedisUnavailable):
+        sweeper.backlog()
+    own_server.start()
+    assert sweeper.tick().complete
+
+
+def test_backlog(world: World, client: redis.Redis) -> None:
+    sweeper = world.sweeper(5, 5)
+    world.fill({"go-ahead": -60_000})
+    backlog = sweeper.backlog()
+    assert (backlog.due, backlog.oldest_due_seconds, backlog.quarantined) == (0, 0.0, 0)
+    world.fill({"go-1": 90_000, "go-2": 0})
+    client.zadd(QUARANTINE, {"x": 1, "y": 2, "z": 3})
+    backlog = sweeper.backlog()
+    assert (backlog.due, backlog.quarantined) == (2, 3)
+    assert 90 <= backlog.oldest_due_seconds < 100
+
+
+@LOOKING
+def test_what_is_in_grace_is_looked_at_and_not_decided_once_that_pays(world: World) -> None:
+    stays = {f"stay-{number}": 1000 - number for number in range(200)}
+    world.fill(stays | {"go-1": 850, "go-2": 1})
+    runs: list[int] = []
+    original = Stream.send
+
+    def send(stream: Stream, calls: Sequence[Call]) -> None:
+        runs.append(len(calls))
+        original(stream, calls)
+
+    sweeper = world.sweeper(100, 10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stream, "send", send)
+        first = sweeper.tick()
+        assert sum(runs) == 2, "those that go"
+        world.fill({f"go-{number}": 2000 for number in range(10, 60)})
+        world.fill({"go-3": 500})
+        second = sweeper.tick()
+        assert sum(runs) < 2 + 51 + 20, "what stays behind those that go is looked at again after a slice or two"
+    assert first.complete
+    assert second.complete
+    assert dict(first.counts) == {Outcome.IN_GRACE: 200, Outcome.EXPIRED: 2}
+    assert dict(second.counts) == {Outcome.IN_GRACE: 200, Outcome.EXPIRED: 51}
+    decided = [decision.id.decode() for decision in world.observed]
+    gone = [f"go-{number}" for number in (1, 2, 3, *range(10, 60))]
+    assert sorted(decided) == sorted([*stays, *stays, *gone])
+
+
+@LOOKING
+def test_where_nothing_is_in_grace_any_more_nobody_looks(world: World) -> None:
+    sweeper = world.sweeper(100, 10)
+    world.fill({f"stay-{number}": 1000 for number in range(50)} | {f"go-{number}": 1 for number in range(500)})
+    assert sweeper.tick().complete
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Graces, "read", _never)
+        world.shard.client.delete(INDEX)
+        world.fill({f"go-{number}": 1 for number in range(50)})
+        assert sweeper.tick().counts[Outcome.EXPIRED] == 50
+
+
+def _never(*_: Any) -> None:
+    raise AssertionError("somebody looked")
+
+
+@LOOKING
+@pytest.mark.parametrize("cut", ["stop", "give way"])
+def test_a_look_that_is_cut_short_is_taken_up_where_it_stopped(cut: str, world: World) -> None:
+    entries = {f"{'fail' if number % 4 == 0 else 'stay'}-{number}": 1000 - number // 7 for number in range(400)}
+    world.fill(entries)
+    sweeper = world.sweeper(1000, 8)
+    for tick in range(400):
+        if cut == "stop":
+            world.stop.clear()
+            world.then = world.stop.set
+            report = sweeper.tick()
+        else:
+            before = len(world.observed)
+            report = sweeper.tick(lambda before=before: len(world.observed) > before)  # type: ignore[misc]
+        if report.complete:
+            break
+        assert len(world.observed) < len(entries), f"tick {tick} has looked at all and does not know it"
+    assert [decision.id.decode() for decision in world.observed] == sorted(
+        entries, key=lambda name: (-entries[name], name)
+    )
+
+
+def test_slices_get_shorter_where_redis_is_slow_and_longer_again(world: World) -> None:
+    sweeper = world.sweeper(100, 40)
+    world.fill({f"slow-{number}": 1 for number in range(120)})
+    assert sweeper.tick().slice_length == 2, "half of pipeline_depth_min; each takes all of slice_time"
+    world.shard.client.delete(INDEX)
+    world.fill({f"go-{number}": 1 for number in range(1000)})
+    assert sweeper.tick().slice_length > 2
+    assert len(world.observed) == 1120

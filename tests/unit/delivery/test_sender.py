@@ -1,0 +1,531 @@
+"""One event to one endpoint: what is sent, what is made of the answer, and when it is sent again."""
+
+import base64
+import hashlib
+import hmac
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import standardwebhooks
+
+from sweeperd import __version__
+from sweeperd.config import EndpointSettings, WebhooksSettings
+from sweeperd.delivery.sender import KEPT, RESPONSE_LIMIT, Message, Result, Verdict, Webhook
+from sweeperd.store.embedded import free_port
+from sweeperd.store.shard import Clock
+from tests.support.harness import eventually
+from tests.support.receiver import Answer, Receiver
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+TRACE = "0123456789abcdef0123456789abcdef"
+BODY = json.dumps({"event_id": "evt_1", "tenant_id": "täglich"}, ensure_ascii=False).encode()
+MESSAGE = Message("evt_1", "reservation.expired", TRACE, b"acme", BODY)
+WHSEC = "whsec_" + base64.b64encode(bytes(range(200, 232))).decode()
+
+
+class Sender:
+    """A webhook of this endpoint, with the verdicts that it told."""
+
+    def __init__(self, url: str, settings: dict[str, object] | None = None, **endpoint: object) -> None:
+        self.verdicts: list[Verdict] = []
+        self.stop = threading.Event()
+        self.clock = Clock()
+        self.clock.set(int(time.time() * 1000))
+        quick = {"timeout": "5s", "connect_timeout": "5s", "backoff_initial": "1ms", "backoff_max": "5ms"}
+        self.webhook = Webhook(
+            EndpointSettings.model_validate({"name": "odd", "url": url, **endpoint}),
+            WebhooksSettings.model_validate(quick | (settings or {})),
+            self.clock,
+            4,
+            self.verdicts.append,
+            self.stop,
+        )
+
+    def once(self) -> Verdict:
+        """A single request."""
+        return self.webhook.hand_over(MESSAGE, attempts=1)
+
+
+@contextmanager
+def raw_server(*answers: bytes) -> Iterator[tuple[str, list[socket.socket]]]:
+    """
+    A server that gives these answers byte for byte, the last of them again and again. Yields its URL and the
+    connections that were made to it.
+    """
+    connections: list[socket.socket] = []
+    left = list(answers)
+
+    def serve(connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as lines:
+            try:
+                while line := lines.readline():
+                    length = 0
+                    while line.strip():
+                        name, _, value = line.partition(b":")
+                        length = int(value) if name.lower() == b"content-length" else length
+                        line = lines.readline()
+                    lines.read(length)
+                    connection.sendall(left.pop(0) if len(left) > 1 else left[0])
+            except OSError:
+                return  # the sender had enough
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            connections.append(connection)
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/hook", connections
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+# ---- what is sent
+
+
+def test_the_request() -> None:
+    with Receiver() as receiver:
+        sender = Sender(receiver.url, headers={"X-Team": "ops"})
+        sender.clock.set(1_700_000_000_999)
+        verdict = sender.once()
+    (request,) = receiver.requests
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    assert request.body == BODY
+    assert (
+        headers.items()
+        >= {
+            "content-type": "application/json",
+            "user-agent": f"sweeperd/{__version__}",
+            "webhook-id": "evt_1",
+            "webhook-timestamp": "1700000000",
+            "x-cycles-event-id": "evt_1",
+            "x-cycles-event-type": "reservation.expired",
+            "x-cycles-trace-id": TRACE,
+            "x-team": "ops",
+        }.items()
+    )
+    assert not [name for name in headers if "signature" in name], "there is no secret to sign with"
+    assert (verdict.result, verdict.status, verdict.reason) == (Result.DELIVERED, 200, "HTTP 200")
+
+
+@pytest.mark.parametrize(
+    ("secret", "theirs"),
+    [(WHSEC, WHSEC), ("plain text, schlüssel", "plain text, schlüssel".encode())],
+    ids=["whsec_", "plain"],
+)
+def test_signatures_verify(secret: str, theirs: str | bytes) -> None:
+    with Receiver() as receiver:
+        Sender(receiver.url, secrets=[secret]).once()
+    (request,) = receiver.requests
+    assert standardwebhooks.Webhook(theirs).verify(request.body, request.headers) == json.loads(BODY)
+    key = base64.b64decode(theirs.removeprefix("whsec_")) if isinstance(theirs, str) else theirs
+    assert request.headers["X-Cycles-Signature"] == "sha256=" + hmac.new(key, BODY, hashlib.sha256).hexdigest()
+    with pytest.raises(standardwebhooks.WebhookVerificationError):
+        standardwebhooks.Webhook(theirs).verify(request.body + b" ", request.headers)
+
+
+def test_rotation_signs_with_every_secret() -> None:
+    with Receiver() as receiver:
+        Sender(receiver.url, secrets=["old", WHSEC]).once()
+    (request,) = receiver.requests
+    assert re.fullmatch(r"v1,\S+ v1,\S+", request.headers["webhook-signature"])
+    for secret in (b"old", WHSEC):
+        assert standardwebhooks.Webhook(secret).verify(request.body, request.headers)
+    with pytest.raises(standardwebhooks.WebhookVerificationError):
+        standardwebhooks.Webhook(b"other").verify(request.body, request.headers)
+    first = hmac.new(b"old", BODY, hashlib.sha256).hexdigest()
+    assert request.headers["X-Cycles-Signature"] == f"sha256={first}"
+
+
+def test_each_attempt_is_a_span_of_its_own_and_signed_anew() -> None:
+    with Receiver(lambda _, before: Answer(500 if before < 2 else 200)) as receiver:
+        Sender(receiver.url, secrets=[WHSEC]).webhook.hand_over(MESSAGE)
+    spans = [re.fullmatch(f"00-{TRACE}-([0-9a-f]{{16}})-01", r.headers["traceparent"]) for r in receiver.requests]
+    assert len({span[1] for span in spans if span}) == 3
+    for request in receiver.requests:
+        standardwebhooks.Webhook(WHSEC).verify(request.body, request.headers)
+
+
+def test_an_event_without_a_trace_has_no_traceparent() -> None:
+    """One with an empty trace id is malformed, and a receiver may refuse the whole request."""
+    with Receiver() as receiver:
+        sender = Sender(receiver.url)
+        sender.webhook.hand_over(Message("evt_1", "reservation.expired", "", b"", b"{}"))
+    (request,) = receiver.requests
+    assert "traceparent" not in request.headers
+    assert "X-Cycles-Trace-Id" not in request.headers
+
+
+def test_netrc_does_not_overwrite_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login somebody password else\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    with Receiver() as receiver:
+        Sender(receiver.url, headers={"Authorization": "Bearer ours"}).once()
+        Sender(receiver.url).once()
+    given, none = receiver.requests
+    assert given.headers["Authorization"] == "Bearer ours"
+    assert "Authorization" not in none.headers
+
+
+def test_user_and_password_of_the_url() -> None:
+    with Receiver() as receiver:
+        Sender(receiver.url.replace("//", "//user:p%40ss@")).once()
+    (request,) = receiver.requests
+    assert request.headers["Authorization"] == "Basic " + base64.b64encode(b"user:p@ss").decode()
+    assert request.path == "/hook"
+    assert "@" not in request.headers["Host"]
+
+
+def test_cookies_are_not_sent_back() -> None:
+    with Receiver(lambda *_: Answer(headers={"Set-Cookie": "session=1; Path=/"})) as receiver:
+        sender = Sender(receiver.url)
+        for _ in range(2):
+            assert sender.once().delivered
+    assert not [request for request in receiver.requests if "Cookie" in request.headers]
+
+
+def test_headers_and_body_leave_in_one_piece() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sender = Sender(f"http://127.0.0.1:{listener.getsockname()[1]}/hook")
+        thread = threading.Thread(target=sender.once, daemon=True)
+        thread.start()
+        connection, _ = listener.accept()
+        with connection:
+            first = connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+            thread.join(5)
+    head, _, body = first.partition(b"\r\n\r\n")
+    assert body == BODY
+    assert head.startswith(b"POST /hook HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert sender.verdicts[0].delivered
+
+
+@pytest.mark.parametrize("trace", ["a\r\nX-Other: 1", "a\n b", "\nb", " a", "\u20ac"])
+def test_what_cannot_stand_in_a_header_is_not_sent(trace: str) -> None:
+    """It would end the header, and what follows it would be one of its own."""
+    with Receiver() as receiver:
+        sender = Sender(receiver.url)
+        verdict = sender.webhook.hand_over(Message("evt_1", "reservation.expired", trace, b"", b"{}"), attempts=1)
+        assert (verdict.result, verdict.status) == (Result.FAILED, None)
+        assert sender.once().delivered, "the connection is none the worse for it"
+    assert [request.headers["X-Cycles-Trace-Id"] for request in receiver.requests] == [TRACE]
+
+
+def test_a_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Receiver() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.replace("//", "//user:p%40ss@").removesuffix("/hook"))
+        sender = Sender("http://receiver.example/hook?to=us", headers={"X-Team": "ops"})
+        assert all(sender.once().delivered for _ in range(2))
+    for request in proxy.requests:
+        assert request.path == "http://receiver.example/hook?to=us"
+        assert request.headers["Host"] == "receiver.example"
+        assert request.headers["Proxy-Authorization"] == "Basic " + base64.b64encode(b"user:p@ss").decode()
+        assert request.headers["X-Team"] == "ops"
+        assert request.body == BODY
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+        OK + b"Content-Length: 0\r\n\r\n",
+        OK + b"Content-Length: 5\r\n\r\nhello",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        OK + b"Content-Encoding: gzip\r\nContent-Length: 9\r\n\r\nnot gzip!",
+        OK + b"Content-Length: 30000\r\n\r\n" + b"x" * 30000,
+        b"HTTP/1.1 500 Oops\r\nContent-Length: 4\r\n\r\noops",
+    ],
+    ids=["204", "empty", "body", "chunked", "gzip", "large", "500"],
+)
+def test_connections_are_used_again(answer: bytes) -> None:
+    with raw_server(answer) as (url, connections):
+        sender = Sender(url)
+        for _ in range(5):
+            assert sender.once().status in (200, 204, 500)
+        assert len(connections) == 1
+        sender.webhook.close()
+
+
+def test_a_connection_that_the_receiver_closed_meanwhile_is_no_failure() -> None:
+    with raw_server(OK + b"Content-Length: 0\r\n\r\n") as (url, connections):
+        sender = Sender(url)
+        assert sender.once().delivered
+        connections[0].shutdown(socket.SHUT_RDWR)
+        assert sender.once().delivered
+        assert len(connections) == 2
+        sender.webhook.close()
+
+
+# ---- verdicts
+
+
+@pytest.mark.parametrize(
+    ("status", "result"),
+    [
+        *((status, Result.DELIVERED) for status in (200, 201, 202, 204, 226, 299)),
+        *((status, Result.REJECTED) for status in (300, 301, 302, 303, 304, 307, 308)),
+        *((status, Result.REJECTED) for status in (400, 401, 404, 408, 410, 422, 429, 499)),
+        *((status, Result.FAILED) for status in (500, 501, 502, 503, 504, 599)),
+    ],
+)
+def test_status(status: int, result: Result) -> None:
+    with Receiver(lambda *_: Answer(status)) as receiver:
+        verdict = Sender(receiver.url).once()
+    assert (verdict.result, verdict.status, verdict.reason) == (result, status, f"HTTP {status}")
+    assert verdict.delivered is (result is Result.DELIVERED)
+    assert verdict.gone is (status == 410)
+    assert verdict.retry_after is None
+    assert 0 < verdict.seconds < 5
+
+
+@pytest.mark.parametrize("location", ["/other", "http://127.0.0.1:1/", "http://", "nonsense://x", "//[", ""])
+def test_redirects_are_not_followed(location: str) -> None:
+    with Receiver(lambda *_: Answer(307, {"Location": location})) as receiver:
+        verdict = Sender(receiver.url).once()
+    assert (verdict.result, verdict.status) == (Result.REJECTED, 307)
+    assert len(receiver.requests) == 1
+
+
+def test_refused() -> None:
+    verdict = Sender(f"http://127.0.0.1:{free_port()}/").once()
+    assert (verdict.result, verdict.status, verdict.reason) == (Result.FAILED, None, "Connection refused")
+
+
+def test_hang() -> None:
+    with Receiver(lambda *_: Answer(delay=30)) as receiver:
+        verdict = Sender(receiver.url, {"timeout": "100ms"}).once()
+    assert (verdict.result, verdict.status, verdict.reason) == (Result.FAILED, None, "no answer in time")
+    assert 0.1 <= verdict.seconds < 5
+
+
+def test_hang_up() -> None:
+    with Receiver(lambda *_: Answer(hang_up=True)) as receiver:
+        verdict = Sender(receiver.url).once()
+    assert (verdict.result, verdict.status) == (Result.FAILED, None)
+    assert verdict.reason == "the connection broke"
+
+
+def test_an_answer_that_is_no_http() -> None:
+    with raw_server(b"220 mail.example.com ready\r\n") as (url, _):
+        verdict = Sender(url).once()
+    assert (verdict.result, verdict.status) == (Result.FAILED, None)
+
+
+def test_no_such_host() -> None:
+    verdict = Sender("http://nosuchhost.invalid/hook").once()
+    assert (verdict.result, verdict.reason) == (Result.FAILED, "the host's name cannot be resolved")
+
+
+def test_no_tls() -> None:
+    with Receiver() as receiver:
+        verdict = Sender(receiver.url.replace("http:", "https:")).once()
+    assert verdict.result is Result.FAILED
+    assert verdict.reason.startswith("TLS: ")
+
+
+@pytest.mark.parametrize("status", [200, 302, 404, 500])
+def test_an_endless_body_is_not_read_to_its_end(status: int) -> None:
+    headers = {"Location": "/elsewhere"} if status == 302 else {}
+    with Receiver(lambda *_: Answer(status, headers, endless=True)) as receiver:
+        sender = Sender(receiver.url, {"timeout": "200ms", "connect_timeout": "200ms"})
+        done = threading.Event()
+        threading.Thread(target=lambda: (sender.once(), done.set()), daemon=True).start()
+        assert done.wait(5), "it reads for ever"
+        assert sender.verdicts[0].status == status
+        assert sender.verdicts[0].seconds < 3
+
+
+def test_no_more_than_the_limit_is_read() -> None:
+    """A fast receiver does not get to send for as long as the time-out is."""
+    length = 500 * RESPONSE_LIMIT
+    with raw_server(OK + b"Content-Length: %d\r\n\r\n" % length + b"x" * length) as (url, connections):
+        verdict = Sender(url, {"timeout": "30s"}).once()
+        assert verdict.delivered
+        assert verdict.seconds < 5
+        # Its connection is of no use any more: the rest of that body is still to come.
+        eventually(lambda: connections[0].fileno() == -1)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        (b"Retry-After: 7", 7.0),
+        (b"Retry-After:  120 ", 120.0),
+        (b"Retry-After: 0", 0.0),
+        (b"Retry-After: " + b"9" * 400, 999_999_999.0),
+        (b"Date: Sun, 09 Sep 2001 01:46:40 GMT\r\nRetry-After: Sun, 09 Sep 2001 01:48:10 GMT", 90.0),
+        (b"Date: Sun, 09 Sep 2001 01:46:40 GMT\r\nRetry-After: Sun, 09 Sep 2001 01:46:39 GMT", 0.0),
+        (b"Retry-After: Tue, 14 Nov 2023 22:14:20 GMT", 60.0),  # no Date: by Redis's clock
+        (b"Retry-After: soon", None),
+        (b"Retry-After: -5", None),
+        (b"Retry-After: 1.5", None),
+        (b"Retry-After: \xb2", None),
+        (b"Retry-After:", None),
+        (b"Retry-After: Sun, 09 Sep 99999 01:46:40 GMT", None),
+        (b"Date: Sun, 09 Sep 99999 01:46:40 GMT\r\nRetry-After: Sun, 09 Sep 2001 01:46:39 GMT", 0.0),
+        (b"X-Nothing: 1", None),
+    ],
+)
+@pytest.mark.parametrize("status", [b"429 Too Many Requests", b"503 Service Unavailable", b"301 Moved"])
+def test_retry_after(status: bytes, headers: bytes, seconds: float | None) -> None:
+    with raw_server(b"HTTP/1.1 " + status + b"\r\n" + headers + b"\r\nContent-Length: 0\r\n\r\n") as (url, _):
+        sender = Sender(url)
+        sender.clock.set(1_700_000_000_000)
+        verdict = sender.once()
+        assert verdict.status == int(status[:3])
+        assert verdict.retry_after == (None if seconds is None else pytest.approx(seconds, abs=0.5))
+        sender.webhook.close()
+
+
+# ---- the quick retries
+
+
+@pytest.mark.parametrize(
+    ("statuses", "result", "requests"),
+    [
+        ([200], Result.DELIVERED, 1),
+        ([500, 500, 200], Result.DELIVERED, 3),
+        ([404, 302, 200], Result.DELIVERED, 3),
+        ([500, 500, 500, 200], Result.FAILED, 3),
+        ([429, 429, 429, 200], Result.REJECTED, 3),
+        ([410, 200], Result.REJECTED, 1),
+        ([500, 410, 200], Result.REJECTED, 2),
+    ],
+)
+def test_attempts(statuses: list[int], result: Result, requests: int) -> None:
+    with Receiver(lambda _, before: Answer(statuses[before])) as receiver:
+        sender = Sender(receiver.url, {"attempts": 3})
+        verdict = sender.webhook.hand_over(MESSAGE)
+    assert verdict.result is result
+    assert verdict.status == statuses[requests - 1]
+    assert len(receiver.requests) == requests
+    assert [told.status for told in sender.verdicts] == statuses[:requests]
+    assert sender.verdicts[-1] == verdict
+
+
+def test_no_answer_is_tried_again() -> None:
+    with Receiver(lambda _, before: Answer(hang_up=before == 0)) as receiver:
+        assert Sender(receiver.url).webhook.hand_over(MESSAGE).delivered
+    assert len(receiver.requests) == 2
+
+
+def test_back_off_grows_up_to_its_limit() -> None:
+    """The waits are random, so their sum over many is looked at: bounded by the limit, and not nothing."""
+    with Receiver(lambda *_: Answer(500)) as receiver:
+        settings = {"attempts": 20, "backoff_initial": "40ms", "backoff_max": "40ms"}
+        Sender(receiver.url, settings).webhook.hand_over(MESSAGE)
+    times = [request.at for request in receiver.requests]
+    assert len(times) == 20
+    assert 0.1 < times[-1] - times[0] < 19 * 0.04 + 2
+
+
+def test_a_longer_retry_after_ends_the_hand_over() -> None:
+    with Receiver(lambda *_: Answer(503, {"Retry-After": "2"})) as receiver:
+        verdict = Sender(receiver.url, {"attempts": 3, "backoff_max": "1s"}).webhook.hand_over(MESSAGE)
+    assert (verdict.status, verdict.retry_after) == (503, 2.0)
+    assert len(receiver.requests) == 1
+
+
+def test_a_shorter_retry_after_is_waited_for() -> None:
+    with Receiver(lambda _, before: Answer(200 if before else 503, {} if before else {"Retry-After": "1"})) as receiver:
+        assert Sender(receiver.url, {"backoff_max": "2s"}).webhook.hand_over(MESSAGE).delivered
+    first, second = receiver.requests
+    assert 1.0 <= second.at - first.at < 4
+
+
+def test_stop_ends_the_wait_between_retries() -> None:
+    with Receiver(lambda *_: Answer(503, {"Retry-After": "60"})) as receiver:
+        sender = Sender(receiver.url, {"backoff_max": "100s"})
+        verdicts: list[Verdict] = []
+        thread = threading.Thread(target=lambda: verdicts.append(sender.webhook.hand_over(MESSAGE)), daemon=True)
+        thread.start()
+        eventually(lambda: sender.verdicts)
+        time.sleep(0.1)  # into the wait; should it not have begun yet, the test is only weaker
+        sender.stop.set()
+        thread.join(5)
+        assert not thread.is_alive()
+        assert [verdict.status for verdict in verdicts] == [503]
+        assert len(receiver.requests) == 1, "the receiver asked for a minute, and a stop takes no more work"
+
+
+def test_no_retry_after_a_stop() -> None:
+    with Receiver(lambda *_: Answer(500)) as receiver:
+        sender = Sender(receiver.url)
+        sender.stop.set()
+        assert sender.webhook.hand_over(MESSAGE).status == 500
+    assert len(receiver.requests) == 1
+
+
+# ---- what is not told
+
+HUSH = "hush-hush"
+
+
+def test_reasons_tell_no_url() -> None:
+    with Receiver(lambda *_: Answer(hang_up=True)) as receiver, raw_server(b"nonsense\r\n") as (no_http, _):
+        port = receiver.url.rpartition(":")[2].partition("/")[0]
+        for url in (
+            receiver.url,
+            no_http,
+            f"http://127.0.0.1:{free_port()}/",
+            f"https://127.0.0.1:{port}/",
+            "http://nosuchhost.invalid/",
+            "http://exa mple/",
+            "http://.../",
+            f"http://{'x' * 70}.example/",
+            "http://[::1:80/".replace(":80", "]:1"),
+        ):
+            verdict = Sender(url.replace("//", f"//user:{HUSH}@") + f"?token={HUSH}").once()
+            assert verdict.result is Result.FAILED
+            assert verdict.reason
+            assert not re.search(f"{HUSH}|http|user|127|nosuch|token|hook", verdict.reason.replace("HTTP ", "")), url
+
+
+def test_a_message_shows_no_body() -> None:
+    assert repr(MESSAGE) == "Message(evt_1)"
+    assert HUSH not in f"{Message('evt_2', 'x', TRACE, b'', HUSH.encode())}"
+
+
+# ---- for people
+
+
+def test_an_exchange_tells_what_was_sent_and_what_came_back() -> None:
+    with Receiver(lambda *_: Answer(503, {"X-Trouble": "disk"}, b"a" * KEPT + b"b")) as receiver:
+        sender = Sender(receiver.url.replace("http://", "http://user:hush@"), headers={"X-Team": "ops"})
+        exchange = sender.webhook.exchange(MESSAGE)
+    (request,) = receiver.requests
+    sent = {name.lower(): value for name, value in exchange.request_headers.items()}
+    assert sent.items() <= {name.lower(): value for name, value in request.headers.items()}.items()
+    assert sent["x-team"] == "ops"
+    assert sent["authorization"].startswith("Basic ")
+    assert exchange.response_headers["X-Trouble"] == "disk"
+    assert exchange.response_body == b"a" * KEPT
+    assert sender.verdicts == [exchange.verdict]
+    assert (exchange.verdict.result, exchange.verdict.status) == (Result.FAILED, 503)
+    assert "Basic" not in repr(exchange)
+
+
+def test_an_exchange_without_an_answer() -> None:
+    exchange = Sender(f"http://127.0.0.1:{free_port()}/").webhook.exchange(MESSAGE)
+    assert (exchange.verdict.reason, exchange.response_headers, exchange.response_body) == (
+        "Connection refused",
+        {},
+        b"",
+    )
+    assert exchange.request_headers["webhook-id"] == "evt_1"

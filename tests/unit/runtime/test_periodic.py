@@ -1,0 +1,173 @@
+"""A duty on a real scheduler: at once, again and again, one at a time, and seen when it is stuck."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from sweeperd.runtime.periodic import Duty
+from tests.support.harness import eventually
+
+Schedule = Callable[..., Duty]
+
+
+@pytest.fixture
+def scheduler() -> Iterator[BackgroundScheduler]:
+    running = BackgroundScheduler(timezone=UTC)
+    running.start()
+    yield running
+    running.shutdown()
+
+
+@pytest.fixture
+def schedule(scheduler: BackgroundScheduler) -> Schedule:
+    def scheduled(work: Callable[[], None], interval: float, longest: float = 60) -> Duty:
+        duty = Duty("chore", work, interval, longest)
+        duty.schedule(scheduler)
+        return duty
+
+    return scheduled
+
+
+class Work:
+    """Counts its runs; blocks while it is told to."""
+
+    def __init__(self, *, blocked: bool = False) -> None:
+        self.runs = 0
+        self.at_once = 0
+        self.most_at_once = 0
+        self.go_on = threading.Event()
+        if not blocked:
+            self.go_on.set()
+
+    def __call__(self) -> None:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.runs += 1
+        self.go_on.wait(20)
+        self.at_once -= 1
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr("sweeperd.runtime.periodic.time", SimpleNamespace(monotonic=lambda: self.now))
+
+
+def test_it_runs_at_once(schedule: Schedule) -> None:
+    work = Work()
+    schedule(work, 3600)
+    eventually(lambda: work.runs == 1)
+
+
+def test_it_runs_again_and_again(schedule: Schedule) -> None:
+    work = Work()
+    schedule(work, 0.02)
+    eventually(lambda: work.runs >= 5)
+
+
+def test_it_runs_one_at_a_time(schedule: Schedule) -> None:
+    work = Work(blocked=True)
+    duty = schedule(work, 0.02)
+    eventually(lambda: work.runs == 1)
+    assert not duty.join(0.0), "it is under way"
+    threading.Event().wait(0.2)  # ten more would have been due
+    assert work.runs == 1
+    work.go_on.set()
+    eventually(lambda: work.runs >= 3)
+    assert work.most_at_once == 1
+
+
+def test_replicas_do_not_march_in_step_and_none_is_late(schedule: Schedule, scheduler: BackgroundScheduler) -> None:
+    schedule(lambda: None, 3600)
+    (job,) = scheduler.get_jobs()
+    last = datetime.now(UTC)
+    waits = [(job.trigger.get_next_fire_time(last, last) - last).total_seconds() for _ in range(200)]
+    assert 0.9 * 3600 <= min(waits) < 0.92 * 3600
+    assert 0.98 * 3600 < max(waits) <= 3600
+
+
+def test_it_survives_what_its_work_raises(schedule: Schedule, caplog: pytest.LogCaptureFixture) -> None:
+    runs = []
+
+    def work() -> None:
+        runs.append(1)
+        raise RuntimeError("out of luck")
+
+    duty = schedule(work, 0.02)
+    eventually(lambda: len(runs) >= 3)
+    record = next(record for record in caplog.records if record.name == "sweeperd.runtime.periodic")
+    assert (record.levelno, record.duty) == (logging.ERROR, "chore")  # type: ignore[attr-defined]
+    assert record.exc_info
+    assert "out of luck" in str(record.exc_info[1])
+    assert not duty.stuck
+
+
+def test_a_clock_that_was_set_back(schedule: Schedule, scheduler: BackgroundScheduler) -> None:
+    work = Work()
+    duty = schedule(work, 0.5)
+    eventually(lambda: work.runs == 1)
+    # To the scheduler, the next time lies an hour ahead.
+    (job,) = scheduler.get_jobs()
+    job.modify(next_run_time=datetime.now(UTC) + timedelta(hours=1))
+    runs = work.runs
+    duty.catch_up()
+    assert work.runs == runs, "it is not late yet"
+    eventually(lambda: duty.catch_up() or work.runs >= runs + 3)  # and it goes on by itself
+
+
+def test_nothing_to_catch_up(
+    schedule: Schedule, scheduler: BackgroundScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    work = Work(blocked=True)
+    duty = schedule(work, 10)
+    eventually(lambda: work.runs == 1)
+    (job,) = scheduler.get_jobs()
+    planned = job.next_run_time
+    clock.now += 1000
+    duty.catch_up()
+    assert job.next_run_time == planned, "it is at work"
+    work.go_on.set()
+    assert duty.join(clock.now + 5)
+    duty.catch_up()
+    assert job.next_run_time == planned, "it has just ended"
+    clock.now += 11.5
+    duty.catch_up()
+    eventually(lambda: work.runs == 2)
+
+
+def test_stuck_in_its_work(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    work = Work(blocked=True)
+    duty = schedule(work, 10, longest=100)
+    eventually(lambda: work.runs == 1)
+    clock.now += 100
+    assert not duty.stuck
+    clock.now += 1
+    assert duty.stuck
+    work.go_on.set()
+    assert duty.join(clock.now + 5)
+    assert not duty.stuck
+
+
+def test_stuck_because_it_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    duty = Duty("chore", Work(), 10, 60)
+    clock.now += 500
+    duty.schedule(BackgroundScheduler(timezone=UTC))  # one that was never started
+    assert not duty.stuck
+    clock.now += 35
+    assert not duty.stuck
+    clock.now += 1
+    assert duty.stuck
+
+
+def test_join_an_idle_one() -> None:
+    assert Duty("chore", Work(), 10, 60).join(0.0)

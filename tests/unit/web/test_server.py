@@ -1,0 +1,176 @@
+"""The HTTP port: what it answers, with which headers, and that nobody can exhaust it."""
+
+import contextlib
+import http.client
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sweeperd.metrics import Metrics
+from sweeperd.web import server as web
+from sweeperd.web.server import CONNECTIONS, Web
+from tests.support.harness import eventually
+
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Reports:
+    """Counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.fails = False
+
+    def __call__(self) -> dict[str, Any]:
+        self.asked += 1
+        if self.fails:
+            raise RuntimeError("a bug")
+        return {"asked": self.asked}
+
+
+@pytest.fixture
+def reports() -> Reports:
+    return Reports()
+
+
+@contextlib.contextmanager
+def serving(reports: Reports) -> Iterator[int]:
+    metrics = Metrics()
+    metrics.announce_shard("eu", [])
+    ours = Web(("127.0.0.1", 0), metrics, lambda: (True, "ok"), lambda: (False, "no sweep yet"), reports)
+    ours.start()
+    yield ours.port
+    ours.close()
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with serving(Reports()) as number:
+        yield number
+
+
+@pytest.fixture
+def own_port(reports: Reports) -> Iterator[int]:
+    """Of a server that asks `reports`."""
+    with serving(reports) as number:
+        yield number
+
+
+def ask(port: int, path: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, dict(response.getheaders()), response.read()
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "kind"),
+    [
+        ("/", 200, "text/html; charset=utf-8"),
+        ("/status.json", 200, "application/json"),
+        ("/healthz", 200, "text/plain; charset=utf-8"),
+        ("/readyz", 503, "text/plain; charset=utf-8"),
+        ("/elsewhere", 404, "text/plain; charset=utf-8"),
+        ("/status.json/..", 404, "text/plain; charset=utf-8"),
+    ],
+)
+def test_what_is_there(port: int, path: str, status: int, kind: str) -> None:
+    answer = ask(port, path)
+    assert (answer[0], answer[1]["Content-Type"]) == (status, kind)
+    assert answer[1].items() >= HEADERS.items()
+    assert int(answer[1]["Content-Length"]) == len(answer[2]) > 0
+
+
+def test_the_page_may_not_be_framed_nor_run_anything_else(port: int) -> None:
+    headers = ask(port, "/")[1]
+    assert headers["X-Frame-Options"] == "DENY"
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+
+
+def test_metrics_are_there(port: int) -> None:
+    status, _, body = ask(port, "/metrics")
+    assert status == 200
+    assert b"sweeperd_sweeps_total" in body
+
+
+@pytest.mark.parametrize("path", ["/", "/status.json", "/metrics", "/healthz", "/elsewhere"])
+def test_it_is_read_only(port: int, path: str) -> None:
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        status, headers, _ = ask(port, path, method)
+        assert (status, headers["Allow"]) == (405, "GET, HEAD")
+
+
+def test_a_head_has_no_body(port: int) -> None:
+    status, headers, body = ask(port, "/", "HEAD")
+    assert (status, body) == (200, b"")
+    assert int(headers["Content-Length"]) > 1000
+
+
+def test_many_who_look_cost_one_report(own_port: int, reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "FRESH", 3600)
+    assert {json.loads(ask(own_port, "/status.json")[2])["asked"] for _ in range(20)} == {1}
+    monkeypatch.setattr(web, "FRESH", 0)
+    assert json.loads(ask(own_port, "/status.json")[2]) == {"asked": 2}
+
+
+def test_a_bug_in_the_report_is_logged_and_takes_nothing_else_down(
+    own_port: int, reports: Reports, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reports.fails = True
+    with caplog.at_level(logging.ERROR):
+        assert ask(own_port, "/status.json")[0] == 500
+    assert [(record.message, record.__dict__["path"]) for record in caplog.records] == [
+        ("a request failed", "/status.json")
+    ]
+    reports.fails = False
+    assert ask(own_port, "/status.json")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def serving_threads() -> int:
+    return sum("process_request" in thread.name for thread in threading.enumerate())
+
+
+def test_who_is_slow_on_purpose_keeps_nobody_out(port: int) -> None:
+    before = serving_threads()
+    with contextlib.ExitStack() as stack:
+        slow = []
+        for _ in range(3 * CONNECTIONS):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            # Those that are cut off already do not take it any more.
+            with contextlib.suppress(OSError):
+                client.sendall(b"GET / HTTP/1.1\r\n")
+            slow.append(client)
+            assert serving_threads() <= before + 2 * CONNECTIONS
+        for path in ("/metrics", "/healthz", "/"):
+            assert eventually(lambda asked=path: answered(port, asked))
+        # The oldest were cut off, the newest are still waited for.
+        with contextlib.suppress(ConnectionError):
+            assert slow[0].recv(1) == b""
+        slow[-1].sendall(b"\r\n")
+        assert slow[-1].recv(12) == b"HTTP/1.0 200"
+    eventually(lambda: serving_threads() <= before)
+
+
+def answered(port: int, path: str) -> bool:
+    try:
+        return ask(port, path)[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def test_who_says_nothing_is_left(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web._QuietHandler, "timeout", 0.2)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        assert client.recv(1) == b""

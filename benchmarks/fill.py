@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import redis
 
 from benchmarks.wire import Wire, encode
-from sweeperd.store.shard import Keys
+from sweeperd.store.keys import Keys
 from tests.support.harness import TTL_MS, reserve, server_time
 
 #: Four budgets an entry, named as they are in use.

@@ -12,9 +12,9 @@ from benchmarks import raw
 from benchmarks.fill import SCOPES, check_books, fill
 from benchmarks.process import run
 from sweeperd.config import SweepSettings
-from sweeperd.delivery.payload import reservations
 from sweeperd.store.embedded import Binary, Server
-from sweeperd.store.shard import Keys
+from sweeperd.store.keys import Keys
+from sweeperd.sweep.reservations import reservations
 from tests.support.harness import command, environment
 
 #: So many entries have expired on a server before anything is measured on it, and where their numbers begin.

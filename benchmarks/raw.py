@@ -7,8 +7,8 @@ from collections import deque
 from benchmarks.fill import entry_id
 from benchmarks.wire import Wire, encode_calls
 from sweeperd.config import SweepSettings
-from sweeperd.delivery.payload import reservations
-from sweeperd.store.shard import Keys
+from sweeperd.store.keys import Keys
+from sweeperd.sweep.reservations import reservations
 
 #: What a reply of expire.lua is known by.
 EXPIRED, IN_GRACE = b"$7\r\nexpired\r\n", b"$8\r\nin_grace\r\n"

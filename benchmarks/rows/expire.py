@@ -16,9 +16,9 @@ from benchmarks.lab import Lab
 from benchmarks.raw import TRACE_ID
 from benchmarks.row import Goal, Row, Sample
 from sweeperd.config import SweepSettings
-from sweeperd.delivery.payload import reservations
+from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Keys
+from sweeperd.sweep.reservations import reservations
 
 #: Calls sent in one go.
 SLICE = 50

@@ -10,7 +10,7 @@ from benchmarks.lab import WARM, Lab
 from benchmarks.row import Goal, Row, Sample
 from benchmarks.strangers import strangers
 from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Keys
+from sweeperd.store.keys import Keys
 from tests.support.harness import daemon, environment
 
 #: Reserves a second.

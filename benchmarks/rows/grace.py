@@ -9,9 +9,9 @@ from benchmarks.process import apart
 from benchmarks.row import Goal, Row, Sample
 from benchmarks.rows.throughput import HALF
 from sweeperd.config import RedisSettings, SweepSettings
-from sweeperd.delivery.payload import reservations
 from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Outcome, Sweeper
 from sweeperd.sweep.telemetry import Audit
 

@@ -12,7 +12,7 @@ from benchmarks.lab import Lab
 from benchmarks.process import cpu_seconds
 from benchmarks.row import Goal, Row, Sample
 from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Keys
+from sweeperd.store.keys import Keys
 from tests.support.harness import daemon, environment
 
 #: Nothing is due, so nobody calls it.

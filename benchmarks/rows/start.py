@@ -11,7 +11,7 @@ from benchmarks.fill import fill
 from benchmarks.lab import WARM, Lab
 from benchmarks.row import Goal, Row, Sample
 from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Keys
+from sweeperd.store.keys import Keys
 from tests.support.harness import command, environment
 
 #: The longest wait for the first event, ms.

@@ -12,7 +12,7 @@ from sweeperd.cli.options import Exit, Options, json_option, shard_option, yes_o
 from sweeperd.cli.output import Cell, Output
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.reconcile import FINDINGS, Fault, Progress, ReconcileReport, Stage, kinds, reconcile
-from sweeperd.store.shard import describe
+from sweeperd.store.errors import describe
 from sweeperd.text import shown
 
 #: Keys a second. Ten times what the daemon does: somebody is waiting.

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import redis
 
 from sweeperd.errors import RedisUnavailable
-from sweeperd.store.shard import Shard, describe
+from sweeperd.store.errors import describe
+from sweeperd.store.shard import Shard
 
 
 @contextlib.contextmanager

@@ -9,9 +9,10 @@ import pydantic
 import redis
 
 from sweeperd.delivery.circuit_breaker import Circuit
+from sweeperd.store.errors import is_full, is_server_trouble
 from sweeperd.store.process import process_name
 from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Shard, is_full, is_server_trouble
+from sweeperd.store.shard import Shard
 
 #: How long after its time a probe may be known to have failed, ms: what was told of the circuit holds for so long.
 PROBE_PATIENCE_MS = 60_000

@@ -12,8 +12,9 @@ from typing import Any, cast
 
 import redis
 
+from sweeperd.store.errors import is_full
 from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Shard, is_full
+from sweeperd.store.shard import Shard
 from sweeperd.text import shown
 
 #: The owner of events that were handed over in vain and wait for their next time.

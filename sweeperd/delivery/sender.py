@@ -22,7 +22,7 @@ from tenacity.wait import wait_base
 from sweeperd import __version__
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.transport import Transport
-from sweeperd.store.shard import Clock
+from sweeperd.store.clock import Clock
 
 #: How much of a response is read, bytes. Reading it to its end keeps the connection; nothing in it is looked at.
 RESPONSE_LIMIT = 64 * 1024

@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 
 import redis
 
+from sweeperd.store.errors import is_full
 from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Shard, is_full
+from sweeperd.store.shard import Shard
 from sweeperd.text import shown
 
 #: An id, tenant, scope, unit or idempotency key: bytes, or text that stands for its UTF-8. Answers hold bytes.

@@ -26,7 +26,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sweeperd.store.shard import Keys
+from sweeperd.store.keys import Keys
 
 #: How many moments are looked at.
 MOMENTS = 3

@@ -20,8 +20,9 @@ import redis
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.store.embedded import OLDEST
+from sweeperd.store.errors import REFUSED, describe
 from sweeperd.store.scripts import Call, Script, script_names, source
-from sweeperd.store.shard import REFUSED, Shard, describe
+from sweeperd.store.shard import Shard
 
 #: From which part of maxmemory on Redis counts as close to full.
 CLOSE_TO_FULL = 0.85

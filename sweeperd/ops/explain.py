@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweeperd.config import SweepSettings
-from sweeperd.delivery.payload import reservations
+from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import Script
-from sweeperd.store.shard import Shard, describe, is_server_trouble
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Decision, Outcome
 
 

@@ -7,8 +7,9 @@ import redis
 
 from sweeperd.config import SweepSettings
 from sweeperd.ops.explain import explain
+from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Shard, describe, is_server_trouble
+from sweeperd.store.shard import Shard
 from sweeperd.sweep.index_reader import Entry, Pager, Position
 from sweeperd.sweep.sweeper import Outcome
 

@@ -7,7 +7,8 @@ import redis
 
 from sweeperd.config import DEFAULT_SHARD
 from sweeperd.errors import RedisUnavailable
-from sweeperd.store.shard import Shard, describe
+from sweeperd.store.errors import describe
+from sweeperd.store.shard import Shard
 
 
 class ShardTrouble(Exception):

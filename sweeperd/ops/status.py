@@ -17,9 +17,10 @@ from sweeperd.delivery.endpoint_state import CircuitBoard, EndpointBoard
 from sweeperd.delivery.outbox import EventStream
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.explain import explain
+from sweeperd.store.errors import describe
 from sweeperd.store.lease import holder
 from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Shard, describe
+from sweeperd.store.shard import Shard
 from sweeperd.sweep.last_sweep import Tick, last_tick
 from sweeperd.sweep.sweeper import Outcome
 from sweeperd.text import shown

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import Delivery, DeliveryReport, shares
-from sweeperd.delivery.payload import message, reservations
+from sweeperd.delivery.payload import message
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard, open_shards
 from sweeperd.sweep.last_sweep import TickBoard
+from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper
 from sweeperd.sweep.telemetry import Audit
 

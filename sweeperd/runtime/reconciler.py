@@ -13,8 +13,9 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.ops.reconcile import Fault, ReconcileReport, reconcile
 from sweeperd.ops.throttle import Interrupted
+from sweeperd.store.errors import is_full
 from sweeperd.store.lease import Lease
-from sweeperd.store.shard import Shard, is_full
+from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import Delivery
-from sweeperd.delivery.payload import message, reservations
+from sweeperd.delivery.payload import message
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.ops.status import read_status
@@ -20,6 +20,7 @@ from sweeperd.runtime.reconciler import Patrol
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.last_sweep import TickBoard
+from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Decision, Sweeper
 from sweeperd.sweep.telemetry import Audit
 

@@ -9,9 +9,10 @@ from datetime import timedelta
 
 import redis
 
+from sweeperd.store.errors import is_full
 from sweeperd.store.process import process_name
 from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Shard, is_full
+from sweeperd.store.shard import Shard
 from sweeperd.text import shown
 
 #: What follows the process's name in a token: 16 hex digits.

@@ -7,9 +7,10 @@ from typing import cast
 
 import redis
 
+from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.process import process_name
 from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Shard, describe, is_server_trouble
+from sweeperd.store.shard import Shard
 from sweeperd.sweep.sweeper import Decision, Outcome, SweepReport
 from sweeperd.text import shown
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sweeperd.config import SweepSettings
+from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import Call, Script, Stream
-from sweeperd.store.shard import Shard, describe, is_server_trouble
+from sweeperd.store.shard import Shard
 from sweeperd.sweep.batch_size import SliceLength
 from sweeperd.sweep.grace_cache import Graces, Look
 from sweeperd.sweep.index_reader import Entry, Pager, Position

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import redis
 
+from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Keys
 
 Value = bytes | str | int
 

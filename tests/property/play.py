@@ -12,10 +12,10 @@ import redis
 from hypothesis import strategies as st
 
 from sweeperd.config import RedisSettings, SweepSettings
-from sweeperd.delivery.payload import reservations
 from sweeperd.ledger import Ledger, LedgerError, OveragePolicy
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper
 from tests.support.books import ALWAYS, Books, Broken, Property, check, read
 from tests.support.harness import eventually, server_time

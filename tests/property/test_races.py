@@ -16,11 +16,11 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.delivery.payload import reservations
 from sweeperd.ledger import Ledger, LedgerError, ReservationExpired, Reserved
 from sweeperd.metrics import Metrics
 from sweeperd.store import scripts as lua
 from sweeperd.store.embedded import Server
+from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Outcome, Sweeper
 from sweeperd.sweep.telemetry import Audit
 from tests.property import play

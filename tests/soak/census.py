@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import redis
 
 from sweeperd.ledger import Balance, Ledger
+from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Keys
 from tests.soak.plan import BUDGETS, UNIT
 
 # One script is one moment: whatever ends between two commands of a client would look like a fault.

@@ -12,7 +12,8 @@ import redis
 from sweeperd.config import RedisSettings
 from sweeperd.ledger import Ledger
 from sweeperd.store.embedded import Binary, Server
-from sweeperd.store.shard import Keys, Shard
+from sweeperd.store.keys import Keys
+from sweeperd.store.shard import Shard
 from tests.soak import census, verdicts
 from tests.soak.load import Load
 from tests.soak.plan import BUDGETS, UNIT

@@ -14,7 +14,7 @@ from typing import Any
 import redis
 
 from sweeperd.delivery.outbox import ONLY_FOR
-from sweeperd.store.shard import Keys
+from sweeperd.store.keys import Keys
 
 Row = Mapping[bytes, bytes]
 

@@ -4,12 +4,12 @@ import threading
 
 from sweeperd.config import Settings
 from sweeperd.delivery.outbox import EventStream
-from sweeperd.delivery.payload import reservations
 from sweeperd.ops.quarantine import Quarantine, Wanted
 from sweeperd.ops.show import Fate, inspect
 from sweeperd.ops.status import read_status
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.last_sweep import TickBoard
+from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Outcome, Sweeper
 from tests.support.harness import reserve
 from tests.topology.servers import Cluster

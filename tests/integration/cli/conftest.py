@@ -12,9 +12,10 @@ from click.testing import CliRunner, Result
 from sweeperd.cli import main
 from sweeperd.config import SweepSettings
 from sweeperd.delivery.outbox import EventStream
-from sweeperd.delivery.payload import reservations
 from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Keys, Shard
+from sweeperd.store.keys import Keys
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Outcome
 from tests.support.harness import reserve
 

@@ -15,12 +15,12 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.delivery.payload import reservations
 from sweeperd.ops.quarantine import NOT_THERE, Done, Quarantine, SetAside, Wanted
 from sweeperd.ops.reasons import REASONS
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.scripts import Call, Script, source
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
 from tests.lua.builders import DEADLINE, NOW, RID, World

@@ -9,7 +9,7 @@ import redis
 
 from sweeperd.ops.reasons import REASONS
 from sweeperd.store.embedded import Server, free_port
-from sweeperd.store.shard import Keys
+from sweeperd.store.keys import Keys
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
 from tests.lua.builders import FAR_FUTURE, RID, SCOPES, World
 from tests.lua.test_expire_rules import ARRANGE, outcome_of

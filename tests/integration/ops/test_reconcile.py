@@ -9,7 +9,6 @@ from datetime import timedelta
 import pytest
 
 from sweeperd.config import RedisSettings, SweepSettings
-from sweeperd.delivery.payload import reservations
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
 from sweeperd.ops import reconcile as module
@@ -17,6 +16,7 @@ from sweeperd.ops.reconcile import Fault, ReconcileReport, Stage, reconcile
 from sweeperd.ops.throttle import Interrupted
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper
 from tests.support.books import Property, check, read
 from tests.support.fixtures import a_shard, full

@@ -19,12 +19,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from sweeperd.config import SweepSettings
-from sweeperd.delivery.payload import reservations
 from sweeperd.ledger import Ledger
 from sweeperd.ops import reconcile as module
 from sweeperd.ops.reconcile import Fault, ReconcileReport, reconcile
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper
 from tests.property.play import UNIT, Step, World, run_at_once, steps
 from tests.soak.load import Load

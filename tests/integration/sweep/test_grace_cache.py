@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.delivery.payload import reservations
 from sweeperd.store.shard import Shard
 from sweeperd.sweep import grace_cache as grace
+from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper, SweepReport
 from tests.support.harness import eventually, reserve, server_time
 

@@ -8,11 +8,11 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.delivery.payload import reservations
 from sweeperd.store.embedded import Server
 from sweeperd.store.process import process_name
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.last_sweep import Tick, TickBoard, last_tick
+from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper, SweepReport
 from tests.support.fixtures import full
 from tests.support.harness import daemon, environment, eventually, once, reserve, server_time

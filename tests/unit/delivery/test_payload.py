@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from sweeperd.config import SweepSettings
-from sweeperd.delivery.payload import _decision, message, reservations
+from sweeperd.delivery.payload import _decision, message
 from sweeperd.delivery.sender import Message
-from sweeperd.store.shard import Keys
+from sweeperd.store.keys import Keys
+from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Decision, Outcome
 
 TRACE = "0123456789abcdef0123456789abcdef"

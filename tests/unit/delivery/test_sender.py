@@ -18,8 +18,8 @@ import standardwebhooks
 from sweeperd import __version__
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.sender import KEPT, RESPONSE_LIMIT, Message, Result, Verdict, Webhook
+from sweeperd.store.clock import Clock
 from sweeperd.store.embedded import free_port
-from sweeperd.store.shard import Clock
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Receiver
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from sweeperd.ops.budget_drift import Difference, Holdings, Seen
-from sweeperd.store.shard import Keys
+from sweeperd.store.keys import Keys
 
 KEY = b"budget:team:TOKENS"
 T = 1000

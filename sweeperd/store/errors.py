@@ -1,0 +1,55 @@
+"""What an error of Redis is about: the server as a whole, the user's rights, or one command."""
+
+from typing import Any
+
+import redis
+from redis.exceptions import (
+    AuthorizationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    TryAgainError,
+)
+
+#: A reply of one of these kinds is about the server, not about the command that it answers.
+SERVER_TROUBLE = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    ReadOnlyError,
+    TryAgainError,
+)
+#: The same, where redis-py has no class for it, or where the server wraps what a script met in another error: it became
+#: a replica, lost its primary or too many replicas, or has given away the slot, or a part of it, to another node.
+_TROUBLE_CODES = (
+    "READONLY",
+    "MASTERDOWN",
+    "NOREPLICAS",
+    "UNBLOCKED",
+    "access a non local key in a cluster node",
+    "while the cluster is down",
+)
+#: The user's rights do not suffice. Rights may end at some keys, so one entry that is refused says nothing of others.
+REFUSED = (AuthorizationError, NoPermissionError)
+
+
+def is_server_trouble(error: Any) -> bool:
+    """Whether this error is about the server as a whole. Redis 6.2 wraps what a script meets: `ERR ... -READONLY`."""
+    return isinstance(error, SERVER_TROUBLE) or (
+        isinstance(error, redis.ResponseError) and any(code in str(error) for code in _TROUBLE_CODES)
+    )
+
+
+def is_full(error: Any) -> bool:
+    """Whether Redis refused the command because it is at maxmemory."""
+    return isinstance(error, OutOfMemoryError) or (isinstance(error, redis.ResponseError) and "OOM" in str(error))
+
+
+def describe(error: BaseException) -> str:
+    """One line about an error of Redis."""
+    return " ".join(str(error).split()) or type(error).__name__

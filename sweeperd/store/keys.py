@@ -1,0 +1,70 @@
+"""The name of every key, built from the prefix, and nowhere else."""
+
+
+class Keys:
+    """Every key name, built from the prefix; no other module holds one."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix.encode()
+
+    def reservation(self, reservation_id: bytes) -> bytes:
+        """HASH: one reservation. The index holds the bare id, the name of the hash carries `res_`."""
+        return self.prefix + b"reservation:res_" + reservation_id
+
+    @property
+    def reservation_index(self) -> bytes:
+        """ZSET: bare reservation id -> expires_at, ms."""
+        return self.prefix + b"reservation:ttl"
+
+    @property
+    def budget_stem(self) -> bytes:
+        """What comes before `<scope>:<unit>` in the name of a budget's HASH."""
+        return self.prefix + b"budget:"
+
+    def budget(self, scope: bytes, unit: bytes) -> bytes:
+        """HASH: one budget."""
+        return self.budget_stem + scope + b":" + unit
+
+    def idempotency(self, tenant: bytes, operation: str, key: bytes) -> bytes:
+        """STRING: what the ledger answered to this operation under this idempotency key."""
+        # Tenants and keys may hold colons. With the tenant's length told, no two of them run into one name.
+        return self.prefix + b"idem:%b:%d:%b:%b" % (operation.encode(), len(tenant), tenant, key)
+
+    @property
+    def events(self) -> bytes:
+        """STREAM: one entry for each expiry; the outbox."""
+        return self.prefix + b"sweeperd:events"
+
+    @property
+    def dead_letters(self) -> bytes:
+        """STREAM: deliveries that were given up on."""
+        return self.prefix + b"sweeperd:dead-letters"
+
+    @property
+    def quarantine(self) -> bytes:
+        """ZSET: bare id -> ms when it was set aside."""
+        return self.prefix + b"sweeperd:quarantine"
+
+    @property
+    def endpoints(self) -> bytes:
+        """HASH: endpoint name -> what all replicas must know of it, JSON."""
+        return self.prefix + b"sweeperd:endpoints"
+
+    @property
+    def circuits(self) -> bytes:
+        """HASH: endpoint name -> what the process whose circuit is open says of it, JSON."""
+        return self.prefix + b"sweeperd:circuits"
+
+    @property
+    def ticks(self) -> bytes:
+        """HASH: the last tick, by whom, and how much has expired in all."""
+        return self.prefix + b"sweeperd:ticks"
+
+    @property
+    def reconcile(self) -> bytes:
+        """HASH: `last`: when the daemon's last walk ended and what it counted, `report`: all that it told; JSON."""
+        return self.prefix + b"sweeperd:reconcile"
+
+    def lease(self, job: str) -> bytes:
+        """STRING: the token of the process that does this job now."""
+        return self.prefix + b"sweeperd:lease:" + job.encode()

@@ -1,0 +1,43 @@
+"""Reservations as a kind: how expire.lua is called, and what its reply says."""
+
+import random
+from typing import Any
+
+from sweeperd.config import SweepSettings
+from sweeperd.store.keys import Keys
+from sweeperd.store.scripts import Call, Script
+from sweeperd.sweep.grace_cache import Look
+from sweeperd.sweep.sweeper import Decision, Kind, Outcome
+from sweeperd.text import shown_list
+
+
+def reservations(keys: Keys, settings: SweepSettings) -> Kind:
+    """Reservations, as `sweep.Sweeper` takes them."""
+    grace_ms = int(settings.grace.total_seconds() * 1000)
+    retention_ms = int(settings.audit_retention.total_seconds() * 1000)
+    # What was expired together must not all end together: Redis would have to free it within the same moment.
+    shortest_ms = max(1, retention_ms - int(retention_ms * settings.audit_spread))
+    spread_ms = retention_ms - shortest_ms + 1
+    index, events, quarantine, budget_stem = keys.reservation_index, keys.events, keys.quarantine, keys.budget_stem
+
+    def call(entry: bytes, trace_id: str) -> Call:
+        return Call(
+            [keys.reservation(entry), index, events, quarantine],
+            [entry, budget_stem, grace_ms, shortest_ms + int(random.random() * spread_ms), trace_id],  # noqa: S311
+        )
+
+    look = Look(Script("sweep/page_in_grace"), [keys.reservation(b""), grace_ms])
+    return Kind("reservations", index, quarantine, Script("sweep/expire"), call, _decision, look)
+
+
+def _decision(entry: bytes, reply: Any) -> Decision:
+    """What expire.lua's reply says; the shapes are told at the top of the script."""
+    outcome = Outcome(reply[0].decode())
+    if outcome is Outcome.EXPIRED:
+        _, tenant, lag_ms, missing = reply
+        return Decision(entry, outcome, tenant=tenant, lag_ms=lag_ms, missing=shown_list(missing))
+    if outcome is Outcome.QUARANTINED:
+        return Decision(entry, outcome, reply[1].decode(), tenant=reply[2])
+    if outcome is Outcome.SKIPPED:
+        return Decision(entry, outcome, reply[1].decode())
+    return Decision(entry, outcome)

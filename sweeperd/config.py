@@ -146,7 +146,7 @@ PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 #: "" turns it off: None.
 OptionalDuration = Annotated[timedelta | None, BeforeValidator(_or_off), AfterValidator(_positive_or_off)]
 #: Stands in metrics, in log lines and in the names of consumer groups.
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 LeaseTtl = Annotated[Duration, AfterValidator(_lease_ttl)]
 RedisUrl = Annotated[SecretStr, BeforeValidator(_fetched), AfterValidator(_redis_url)]
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
@@ -183,7 +183,7 @@ class KeysSettings(_Section):
 class ShardSettings(_Section):
     """One of several shards."""
 
-    name: Name
+    name: Identifier
     url: RedisUrl
     prefix: str = ""
 
@@ -228,7 +228,7 @@ class EventsSettings(_Section):
 class EndpointSettings(_Section):
     """One webhook receiver."""
 
-    name: Name
+    name: Identifier
     url: HttpUrl
     secrets: list[SigningKey] = []
     tenants: list[str] | None = None

@@ -5,7 +5,7 @@ import json
 from datetime import UTC, datetime
 
 
-def shown(value: bytes) -> str:
+def decode(value: bytes) -> str:
     """As UTF-8; what is not UTF-8 is shown escaped (`\\xff`)."""
     return value.decode("utf-8", "backslashreplace")
 
@@ -20,9 +20,9 @@ def strings(value: bytes) -> tuple[bytes, ...]:
     return tuple(item.encode("utf-8", "surrogateescape") for item in items)
 
 
-def shown_list(value: bytes) -> tuple[str, ...]:
+def decode_list(value: bytes) -> tuple[str, ...]:
     """A JSON array of strings, each as `shown` shows it. Raises ValueError where it is none."""
-    return tuple(shown(item) for item in strings(value))
+    return tuple(decode(item) for item in strings(value))
 
 
 def rfc3339(milliseconds: int) -> str:

@@ -12,8 +12,8 @@ from benchmarks.process import cpu_seconds
 from benchmarks.receiver import Receiver, Tally
 from benchmarks.row import Goal, Row, Sample
 from sweeperd.config import RedisSettings
-from sweeperd.delivery.endpoint_state import EndpointBoard
-from sweeperd.delivery.outbox import EventStream
+from sweeperd.delivery.endpoint_state import EndpointStateStore
+from sweeperd.delivery.outbox import Outbox
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from tests.support.harness import Daemon, daemon, environment, eventually
@@ -71,9 +71,9 @@ def deliver(
     shard = Shard(RedisSettings.model_validate({"url": server.url}))
     with contextlib.closing(shard), contextlib.ExitStack() as stack:
         shard.read_clock()
-        board = EndpointBoard(shard)
+        board = EndpointStateStore(shard)
         board.pause(name, "the benchmark is not ready")
-        EventStream(shard, "benchmark").ensure_group(name)
+        Outbox(shard, "benchmark").ensure_group(name)
         fill(server.url, events, first=shard.client.xlen(shard.keys.events))
         assert lab.once(server).candidates == events
         running = [stack.enter_context(daemon(env, lab.directory, wrapper)) for _ in range(processes)]

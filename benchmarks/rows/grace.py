@@ -13,7 +13,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Outcome, Sweeper
-from sweeperd.sweep.telemetry import Audit
+from sweeperd.sweep.telemetry import SweepTelemetry
 
 HOUR_MS = 3_600_000
 
@@ -32,7 +32,7 @@ def tick(url: str, entries: int) -> float:
     """Seconds of the second tick of a sweeper whose decisions are told as the daemon tells them."""
     shard = Shard(RedisSettings.model_validate({"url": url}))
     settings = SweepSettings()
-    audit = Audit(Metrics(), shard.name)
+    audit = SweepTelemetry(Metrics(), shard.name)
     sweeper = Sweeper(shard, reservations(shard.keys, settings), settings, audit.decided, threading.Event())
     sweeper.tick()
     report = sweeper.tick()

@@ -107,11 +107,11 @@ def _once(options: Options, as_json: bool, metrics_file: Path | None) -> int:
 
 def _daemon(options: Options) -> int:
     from sweeperd.runtime.service import Service  # noqa: PLC0415
-    from sweeperd.runtime.systemd import Notifier  # noqa: PLC0415
+    from sweeperd.runtime.systemd import SystemdNotifier  # noqa: PLC0415
 
     settings = options.settings()
     try:
-        service = Service(settings, options.load, options.apply_log, Notifier())
+        service = Service(settings, options.load, options.apply_log, SystemdNotifier())
     except OSError as error:
         fail(f"cannot listen on {settings.http.listen}: {error.strerror or error}", Exit.FAILED)
     service.run()

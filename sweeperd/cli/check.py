@@ -6,9 +6,9 @@ import click
 
 from sweeperd.cli.options import Exit, Options, json_option, shard_option
 from sweeperd.cli.output import Output
-from sweeperd.ops.check import Finding, Level, check_endpoint, check_shard, worst
+from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_shard, worst
 
-_STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
+_STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAILURE: "bold red"}
 
 
 @click.command("check", short_help="Look at the configuration and at the Redis behind it.")
@@ -24,9 +24,9 @@ def command(options: Options, strict: bool, connect: bool, shard: str | None, as
     Exit codes: 0 no failure; 1 a failure, and with --strict a warning; 2 bad option or configuration.
     """
     output = Output(as_json=as_json)
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
 
-    def tell(finding: Finding) -> None:
+    def tell(finding: CheckFinding) -> None:
         findings.append(finding)
         if output.terminal:
             advice = f" -> {finding.advice}" if finding.advice else ""
@@ -38,7 +38,7 @@ def command(options: Options, strict: bool, connect: bool, shard: str | None, as
     with options.shards(shard) as (settings, shards):
         endpoints = settings.webhooks.endpoints
         loaded = f"{len(settings.all_shards)} shard(s), {len(endpoints)} endpoint(s)"
-        tell(Finding(Level.OK, "configuration", "loads", loaded))
+        tell(CheckFinding(CheckLevel.OK, "configuration", "loads", loaded))
         for each in shards:
             for finding in check_shard(each, settings):
                 tell(finding)
@@ -51,5 +51,5 @@ def command(options: Options, strict: bool, connect: bool, shard: str | None, as
     elif not output.terminal:
         rows = [(each.level.value, each.where, each.check, each.says, each.advice) for each in findings]
         output.table(("level", "where", "check", "says", "advice"), rows)
-    failed = result is Level.FAILURE or (strict and result is Level.WARNING)
+    failed = result is CheckLevel.FAILURE or (strict and result is CheckLevel.WARNING)
     sys.exit(Exit.FAILED if failed else Exit.DONE)

@@ -15,16 +15,16 @@ from sweeperd.cli.options import Options, json_option, shard_option, yes_option
 from sweeperd.cli.output import Output, printable, shortened
 from sweeperd.cli.troubles import Troubles, warn
 from sweeperd.config import Settings
-from sweeperd.delivery.endpoint_state import EndpointBoard
+from sweeperd.delivery.endpoint_state import EndpointStateStore
 from sweeperd.ops import dead_letters
-from sweeperd.ops.dead_letters import PAGE, DeadLetter, Replayed, Wanted
+from sweeperd.ops.dead_letters import PAGE, DeadLetter, DeadLetterFilter, Replayed
 from sweeperd.store.shard import Shard
-from sweeperd.text import rfc3339, shown
+from sweeperd.text import decode, rfc3339
 
 _ID = re.compile(r"\d{1,19}-\d{1,19}", re.ASCII)
 
 #: One letter of a change, and why it was left as it is; empty where it was not.
-Done = tuple[DeadLetter, str]
+LetterChange = tuple[DeadLetter, str]
 
 
 @click.group("dead-letters", short_help="Deliveries that were given up on: list, replay, drop.")
@@ -56,7 +56,7 @@ def list_(
                 now[one.name] = one.read_clock()
                 usable.append(one)
         _check_endpoint(settings, usable, endpoint, troubles)
-        wanted = Wanted(endpoint, tenant)
+        wanted = DeadLetterFilter(endpoint, tenant)
         newest = heapq.merge(
             *(_noted(troubles, one, dead_letters.read(one, wanted, newest_first=True)) for one in usable),
             key=lambda letter: letter.order,
@@ -120,7 +120,7 @@ def drop(options: Options, **selected: Any) -> None:
 class _Replay:
     question, done = "Deliver {} again?", "replayed"
 
-    def act(self, shard: Shard, settings: Settings, letters: Sequence[DeadLetter]) -> Iterator[Done]:
+    def act(self, shard: Shard, settings: Settings, letters: Sequence[DeadLetter]) -> Iterator[LetterChange]:
         objections = [dead_letters.objection(letter, settings.webhooks.endpoints) for letter in letters]
         able = [letter.id for letter, objection in zip(letters, objections, strict=True) if not objection]
         outcomes = iter(dead_letters.replay(shard, able))
@@ -128,7 +128,7 @@ class _Replay:
             yield letter, objection or next(outcomes).why_not
 
     def after(self, shard: Shard, endpoints: Iterable[str]) -> None:
-        board = EndpointBoard(shard)
+        board = EndpointStateStore(shard)
         for name in sorted(endpoints):
             if board.read(name).paused:
                 warn(f"{name} is paused: its events wait until `sweeperd endpoints resume {name}`")
@@ -137,7 +137,7 @@ class _Replay:
 class _Drop:
     question, done = "Drop {} for good?", "dropped"
 
-    def act(self, shard: Shard, _settings: Settings, letters: Sequence[DeadLetter]) -> Iterator[Done]:
+    def act(self, shard: Shard, _settings: Settings, letters: Sequence[DeadLetter]) -> Iterator[LetterChange]:
         removed = dead_letters.drop(shard, [letter.id for letter in letters])
         for letter, gone in zip(letters, removed, strict=True):
             yield letter, "" if gone else Replayed.GONE.why_not
@@ -165,7 +165,7 @@ def _change(
     output, troubles = Output(as_json=as_json), Troubles()
     with options.shards(shard) as (settings, shards):
         _check_endpoint(settings, shards, endpoint, troubles)
-        picked = _pick(shards, ids, Wanted(endpoint, tenant), troubles)
+        picked = _pick(shards, ids, DeadLetterFilter(endpoint, tenant), troubles)
         total = sum((picked_here.counts for picked_here in picked), Counter[str]())
         if total:
             parts = ", ".join(f"{count} of {shortened(name)}" for name, count in sorted(total.items()))
@@ -190,7 +190,7 @@ def _change(
 class _Picked:
     """What is meant on one shard: how many of each endpoint, and a way to read them page by page."""
 
-    def __init__(self, shard: Shard, ids: Sequence[str], wanted: Wanted) -> None:
+    def __init__(self, shard: Shard, ids: Sequence[str], wanted: DeadLetterFilter) -> None:
         self.shard = shard
         # What is given up on from here on is not meant; a replay that fails again is not replayed again.
         last = None if ids else dead_letters.last_id(shard)
@@ -204,7 +204,7 @@ class _Picked:
         self.counts = Counter(letter.endpoint for letter in letters())
 
 
-def _pick(shards: Sequence[Shard], ids: Sequence[str], wanted: Wanted, troubles: Troubles) -> list[_Picked]:
+def _pick(shards: Sequence[Shard], ids: Sequence[str], wanted: DeadLetterFilter, troubles: Troubles) -> list[_Picked]:
     ids = list(dict.fromkeys(ids))
     picked, places = [], {letter_id: list[str]() for letter_id in ids}
     for shard in shards:
@@ -246,7 +246,7 @@ class _Log:
             body = letter.body or {}
             what = f"{letter.id} for {shortened(letter.endpoint)}: {body.get('event_id', 'no event')}"
             reservation = shortened(body.get("data", {}).get("reservation_id", "unknown"))
-            tenant = shortened(shown(letter.tenant))
+            tenant = shortened(decode(letter.tenant))
             result = f"left as it is: {problem}" if problem else self._done
             self._output.say(f"{what}, reservation {reservation} of {tenant}: {result}")
         self._counts[not problem] += 1
@@ -272,7 +272,7 @@ def _check_endpoint(settings: Settings, shards: Iterable[Shard], endpoint: str |
         return
     for shard in shards:
         with troubles.noted(shard):
-            if next(dead_letters.read(shard, Wanted(endpoint)), None) is not None:
+            if next(dead_letters.read(shard, DeadLetterFilter(endpoint)), None) is not None:
                 return
             known |= dead_letters.count(shard)[0].keys()
     if not troubles.down:
@@ -309,7 +309,7 @@ def _cells(letter: DeadLetter, age: float) -> list[object]:
         f"{age:.0f}s",
         letter.reason,
         letter.attempts,
-        shown(letter.tenant),
+        decode(letter.tenant),
         body.get("data", {}).get("reservation_id", ""),
         body.get("event_id", "(lost)"),
     ]

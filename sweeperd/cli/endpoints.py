@@ -9,9 +9,9 @@ from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option,
 from sweeperd.cli.output import Cell, Output
 from sweeperd.cli.troubles import Troubles
 from sweeperd.config import EndpointSettings, Settings
-from sweeperd.delivery.endpoint_state import EndpointBoard, EndpointState
+from sweeperd.delivery.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.ops import endpoints
-from sweeperd.ops.endpoints import EndpointView, NotNoted, Trial
+from sweeperd.ops.endpoints import EndpointTest, EndpointView, NotNoted
 from sweeperd.store.shard import Shard
 from sweeperd.text import rfc3339
 
@@ -139,7 +139,7 @@ def _states(shards: list[Shard], name: str, troubles: Troubles) -> list[tuple[Sh
     found = []
     for shard in shards:
         with troubles.noted(shard):
-            found.append((shard, EndpointBoard(shard).read(name)))
+            found.append((shard, EndpointStateStore(shard).read(name)))
     return found
 
 
@@ -152,7 +152,7 @@ def _state(state: EndpointState) -> dict[str, Any]:
         "paused": state.paused,
         "paused_at": None if state.paused_at is None else rfc3339(state.paused_at),
         "reason": state.reason,
-        "quiet_until": rfc3339(state.quiet_until) if state.quiet_until else None,
+        "muted_until": rfc3339(state.muted_until) if state.muted_until else None,
     }
 
 
@@ -193,7 +193,7 @@ def _cells(view: EndpointView) -> list[object]:
     elif view.state.paused:
         state = Cell(f"paused {_since(view.state)}", "red")
     elif view.quiet:
-        state = Cell(f"quiet until {rfc3339(view.state.quiet_until)}", "yellow")
+        state = Cell(f"quiet until {rfc3339(view.state.muted_until)}", "yellow")
     else:
         state = Cell("open", "green")
     return [
@@ -209,7 +209,7 @@ def _cells(view: EndpointView) -> list[object]:
     ]
 
 
-def _trial(trial: Trial) -> dict[str, Any]:
+def _trial(trial: EndpointTest) -> dict[str, Any]:
     return {
         "endpoint": trial.endpoint,
         "delivered": trial.delivered,
@@ -221,7 +221,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _show(output: Output, trial: Trial) -> None:
+def _show(output: Output, trial: EndpointTest) -> None:
     output.say(f"POST {trial.url}", "bold")
     for name, value in trial.request_headers.items():
         output.say(f"{name}: {value}")

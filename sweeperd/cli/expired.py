@@ -19,7 +19,7 @@ from sweeperd.cli.output import Output, printable, shortened
 from sweeperd.cli.signals import stop_on_signals
 from sweeperd.cli.troubles import Troubles, warn
 from sweeperd.config import DEFAULT_SHARD
-from sweeperd.ops.expired import Expiry, ExpiryReader, hole
+from sweeperd.ops.expired import Expiry, ExpiryReader, retention_gap
 from sweeperd.ops.shard_trouble import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
 from sweeperd.text import rfc3339
@@ -114,7 +114,7 @@ def _reader(shard: Shard, since: Moment, until: Moment | None, tenant: str | Non
         fail(f"--since ({_shown(since_ms)}) is not before {end} ({_shown(until_ms)})", Exit.USAGE)
     if until_ms > now_ms:
         warn(f"{_on(shard)}--until is yet to come: it is {_shown(now_ms)} by redis's clock")
-    missing = hole(shard, since_ms)
+    missing = retention_gap(shard, since_ms)
     if missing:
         warn(f"{_on(shard)}{missing}")
     return ExpiryReader(shard, since_ms, None if follow else until_ms, tenant)

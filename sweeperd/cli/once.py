@@ -13,7 +13,7 @@ from prometheus_client import write_to_textfile
 from sweeperd.cli.options import Exit, Options, fail
 from sweeperd.cli.signals import stop_on_signals
 from sweeperd.metrics import Metrics
-from sweeperd.runtime.once import OnceReport, Progress, Stage, run_once
+from sweeperd.runtime.once import OnceProgress, OnceReport, OnceStage, run_once
 from sweeperd.sweep.sweeper import Outcome
 
 
@@ -55,14 +55,14 @@ def _metrics_written(metrics: Metrics, path: Path | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _progress(show: bool) -> Iterator[Progress]:
+def _progress(show: bool) -> Iterator[OnceProgress]:
     if not show:
         yield lambda *_: None
         return
     with contextlib.ExitStack() as bars:
         open_bars = {}
 
-        def progress(stage: Stage, done: int, total: int) -> None:
+        def progress(stage: OnceStage, done: int, total: int) -> None:
             if total == 0:
                 return
             if stage not in open_bars:

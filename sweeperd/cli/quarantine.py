@@ -15,10 +15,10 @@ from sweeperd.cli.output import Cell, Output, printable, shortened, span
 from sweeperd.cli.shards import tolerated
 from sweeperd.config import Settings
 from sweeperd.ops.ids import candidates
-from sweeperd.ops.quarantine import Done, Quarantine, SetAside, Wanted
+from sweeperd.ops.quarantine import Quarantine, QuarantineChange, QuarantineFilter, SetAside
 from sweeperd.ops.reasons import REASONS
 from sweeperd.store.shard import Shard
-from sweeperd.text import shown
+from sweeperd.text import decode
 
 #: How many of those that stay are named, and how many units of what stays locked.
 NAMED, UNITS = 100, 20
@@ -60,7 +60,7 @@ def list_(
 ) -> None:
     """Reason, age, tenant, and what each holds in each of its scopes."""
     output, troubles, found = Output(as_json=as_json), list[str](), list[_Listed]()
-    wanted = Wanted(reason=reason, tenants=None if tenant is None else tuple(candidates(tenant)))
+    wanted = QuarantineFilter(reason=reason, tenants=None if tenant is None else tuple(candidates(tenant)))
     with options.shards(shard) as (settings, shards):
         for each in shards:
             with tolerated(each, troubles):
@@ -169,7 +169,15 @@ class _Listed:
         for entry in self.entries:
             age = span(max(0.0, (self.now_ms - entry.at_ms) / 1000))
             reason = Cell(entry.reason or "?", "yellow")
-            yield self.shard.name, shown(entry.id), reason, age, shown(entry.tenant), _held(entry), shown(entry.state)
+            yield (
+                self.shard.name,
+                decode(entry.id),
+                reason,
+                age,
+                decode(entry.tenant),
+                _held(entry),
+                decode(entry.state),
+            )
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -178,14 +186,14 @@ class _Listed:
             "more": self.more,
             "entries": [
                 {
-                    "id": shown(entry.id),
+                    "id": decode(entry.id),
                     "reason": entry.reason,
                     "quarantined_at": entry.at_ms,
                     "age_seconds": max(0.0, (self.now_ms - entry.at_ms) / 1000),
-                    "tenant": shown(entry.tenant),
-                    "amount": shown(entry.amount),
-                    "unit": shown(entry.unit),
-                    "state": shown(entry.state),
+                    "tenant": decode(entry.tenant),
+                    "amount": decode(entry.amount),
+                    "unit": decode(entry.unit),
+                    "state": decode(entry.state),
                 }
                 for entry in self.entries
             ],
@@ -193,7 +201,7 @@ class _Listed:
 
 
 def _held(entry: SetAside) -> str:
-    return f"{shown(entry.amount)} {shown(entry.unit)}".strip()
+    return f"{decode(entry.amount)} {decode(entry.unit)}".strip()
 
 
 @dataclass
@@ -204,7 +212,7 @@ class _Change:
     verb: str
     #: What to ask before; {} stands for how many entries.
     question: str
-    act: Callable[[Quarantine, Wanted], Iterator[list[Done]]]
+    act: Callable[[Quarantine, QuarantineFilter], Iterator[list[QuarantineChange]]]
     troubles: list[str] = field(default_factory=list)
     done: int = 0
     stay: int = 0
@@ -250,39 +258,39 @@ class _Change:
 
     def _plan(
         self, settings: Settings, shards: Sequence[Shard], selection: _Selection
-    ) -> list[tuple[Shard, Wanted, int]]:
+    ) -> list[tuple[Shard, QuarantineFilter, int]]:
         """Where they are, and how many."""
         plan, found = [], set[str]()
         for shard in shards:
             with tolerated(shard, self.troubles):
                 quarantine = Quarantine(shard, settings.sweep)
                 if not selection.texts:
-                    wanted = Wanted(reason=selection.reason)
+                    wanted = QuarantineFilter(reason=selection.reason)
                     count = sum(1 for _ in quarantine.find(wanted)) if selection.reason else quarantine.size()
                     plan.append((shard, wanted, count))
                     continue
                 ids = []
                 for text in selection.texts:
-                    for entry in islice(quarantine.find(Wanted(tuple(candidates(text)))), 1):
+                    for entry in islice(quarantine.find(QuarantineFilter(tuple(candidates(text)))), 1):
                         found.add(text)
                         ids.append(entry.id)
-                plan.append((shard, Wanted(tuple(dict.fromkeys(ids))), len(set(ids))))
+                plan.append((shard, QuarantineFilter(tuple(dict.fromkeys(ids))), len(set(ids))))
         down = bool(self.troubles)  # who knows what is on a shard that does not answer
         for text in selection.texts:
             if text not in found and not down:
                 self.troubles.append(f"{shortened(printable(text))} is not in quarantine")
         return plan
 
-    def _count(self, shard: Shard, page: Sequence[Done]) -> None:
+    def _count(self, shard: Shard, page: Sequence[QuarantineChange]) -> None:
         for each in page:
             entry = each.entry
             if each.problem:
                 self.stay += 1
                 if len(self.stays) < NAMED:
-                    self.stays.append((shard.name, shown(entry.id), each.problem))
+                    self.stays.append((shard.name, decode(entry.id), each.problem))
                 continue
             self.done += 1
-            unit = shown(entry.unit)
+            unit = decode(entry.unit)
             if entry.state not in _FINAL and entry.amount.isdigit() and len(entry.amount) <= 19:
                 self.held[unit if unit in self.held or len(self.held) < UNITS else "of other units"] += int(
                     entry.amount

@@ -11,9 +11,9 @@ import redis
 from sweeperd.cli.options import Exit, Options, json_option, shard_option, yes_option
 from sweeperd.cli.output import Cell, Output
 from sweeperd.errors import RedisUnavailable
-from sweeperd.ops.reconcile import FINDINGS, Fault, Progress, ReconcileReport, Stage, kinds, reconcile
+from sweeperd.ops.reconcile import FINDINGS, Fault, ReconcileReport, WalkProgress, WalkStage, kinds, reconcile
 from sweeperd.store.errors import describe
-from sweeperd.text import shown
+from sweeperd.text import decode
 
 #: Keys a second. Ten times what the daemon does: somebody is waiting.
 RATE = 10_000
@@ -81,7 +81,7 @@ def _show(output: Output, reports: dict[str, ReconcileReport]) -> None:
         (
             name,
             Cell(finding.fault.value, "green" if finding.mended else "red"),
-            shown(finding.subject),
+            decode(finding.subject),
             finding.found,
             finding.expected,
             _difference(finding.bounds),
@@ -123,16 +123,16 @@ def _summary(name: str, report: ReconcileReport) -> str:
 
 
 @contextlib.contextmanager
-def _progress(shard: str) -> Iterator[Progress]:
+def _progress(shard: str) -> Iterator[WalkProgress]:
     """A bar with an estimate, where somebody is looking."""
     if not sys.stderr.isatty():
         yield lambda *_: None
         return
     with contextlib.ExitStack() as bars:
         bar: Any = None
-        at: Stage | None = None
+        at: WalkStage | None = None
 
-        def progress(stage: Stage, done: int, total: int) -> None:
+        def progress(stage: WalkStage, done: int, total: int) -> None:
             nonlocal bar, at
             if stage is not at:
                 bars.close()

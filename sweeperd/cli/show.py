@@ -16,9 +16,9 @@ from sweeperd.ops.reasons import REASONS
 from sweeperd.ops.show import EventDelivery, Fate, Inspection, inspect
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.sweeper import Outcome
-from sweeperd.text import rfc3339, shown
+from sweeperd.text import decode, rfc3339
 
-Row = tuple[str, object, object]
+DetailRow = tuple[str, object, object]
 
 _FATES = {Fate.PENDING: "yellow", Fate.NOT_TAKEN: "yellow", Fate.DEAD_LETTER: "red", Fate.ACKNOWLEDGED: "green"}
 _WHY = {
@@ -70,7 +70,7 @@ def _show(output: Output, found: list[tuple[Shard, Inspection]]) -> None:
     if not output.terminal:
         output.table(("section", "name", "value"), rows)
         return
-    sections: dict[str, list[Row]] = {}
+    sections: dict[str, list[DetailRow]] = {}
     for row in rows:
         sections.setdefault(row[0], []).append(row)
     for section, of_section in sections.items():
@@ -78,21 +78,21 @@ def _show(output: Output, found: list[tuple[Shard, Inspection]]) -> None:
         output.say("")
 
 
-def _rows(shard: Shard, inspection: Inspection) -> Iterator[Row]:
+def _rows(shard: Shard, inspection: Inspection) -> Iterator[DetailRow]:
     about = f"reservation on {shard.name}"
-    yield about, "id", shown(inspection.id)
-    yield about, "key", shown(shard.keys.reservation(inspection.id))
+    yield about, "id", decode(inspection.id)
+    yield about, "key", decode(shard.keys.reservation(inspection.id))
     if inspection.type != "hash":
         yield about, "type", Cell(inspection.type, "red")
     for name, value in inspection.fields.items():
-        yield about, shown(name), _value(name, value)
+        yield about, decode(name), _value(name, value)
     if inspection.ttl_ms is not None:
         yield about, "(goes away in)", span(inspection.ttl_ms / 1000)
     yield about, "(in the index)", "no" if inspection.score is None else _time(inspection.score)
     if inspection.quarantined_at is not None:
         yield about, "(in quarantine since)", Cell(_time(inspection.quarantined_at), "red")
     for scope, budget in inspection.budgets.items():
-        yield f"budgets on {shard.name}", shown(scope), _budget(budget)
+        yield f"budgets on {shard.name}", decode(scope), _budget(budget)
     yield from _event(f"event on {shard.name}", inspection)
     decision, sweep = inspection.explanation.decision, f"a sweep of {shard.name} now"
     yield sweep, "would answer", Cell(decision.outcome.value, "bold")
@@ -100,18 +100,18 @@ def _rows(shard: Shard, inspection: Inspection) -> Iterator[Row]:
     if inspection.score is None:
         yield sweep, "but", "it is not in the index, so none comes to it"
     for write in inspection.explanation.writes:
-        yield sweep, "would write", " ".join(map(shown, write))
+        yield sweep, "would write", " ".join(map(decode, write))
 
 
-def _event(section: str, inspection: Inspection) -> Iterator[Row]:
+def _event(section: str, inspection: Inspection) -> Iterator[DetailRow]:
     if inspection.event is None:
         if b"expired_at" in inspection.fields:
             yield section, "(none)", "not in the stream, or not any more"
         return
     yield section, "webhook-id", inspection.event.webhook_id
-    yield section, "stream id", shown(inspection.event.id)
+    yield section, "stream id", decode(inspection.event.id)
     for name, value in inspection.event.fields.items():
-        yield section, shown(name), _value(name, value)
+        yield section, decode(name), _value(name, value)
     for delivery in inspection.event.deliveries:
         yield (
             section.replace("event", "deliveries"),
@@ -148,14 +148,14 @@ def _budget(budget: dict[bytes, bytes] | str | None) -> object:
         return Cell(f"not a hash but a {budget}", "red")
     told_first = (b"reserved", b"remaining", b"spent", b"debt", b"allocated")
     first = {name: budget[name] for name in told_first if name in budget}
-    return " ".join(f"{shown(name)}={shown(value)}" for name, value in (first | budget).items())
+    return " ".join(f"{decode(name)}={decode(value)}" for name, value in (first | budget).items())
 
 
 def _value(name: bytes, value: bytes) -> str:
     """Times as people read them too."""
     if name.endswith(b"_at") and value.isdigit() and len(value) <= 16:
-        return f"{shown(value)} ({_time(int(value))})"
-    return shown(value)
+        return f"{decode(value)} ({_time(int(value))})"
+    return decode(value)
 
 
 def _time(milliseconds: float) -> str:
@@ -168,21 +168,21 @@ def _as_dict(shard: Shard, inspection: Inspection) -> dict[str, Any]:
     event, decision = inspection.event, inspection.explanation.decision
     return {
         "shard": shard.name,
-        "id": shown(inspection.id),
-        "key": shown(shard.keys.reservation(inspection.id)),
+        "id": decode(inspection.id),
+        "key": decode(shard.keys.reservation(inspection.id)),
         "type": inspection.type,
         "fields": _texts(inspection.fields),
         "ttl_ms": inspection.ttl_ms,
         "score": inspection.score,
         "quarantined_at": inspection.quarantined_at,
         "budgets": {
-            shown(scope): _texts(budget) if isinstance(budget, dict) else budget
+            decode(scope): _texts(budget) if isinstance(budget, dict) else budget
             for scope, budget in inspection.budgets.items()
         },
         "event": event
         and {
             "webhook_id": event.webhook_id,
-            "stream_id": shown(event.id),
+            "stream_id": decode(event.id),
             "fields": _texts(event.fields),
             "deliveries": [dataclasses.asdict(delivery) for delivery in event.deliveries],
         },
@@ -190,10 +190,10 @@ def _as_dict(shard: Shard, inspection: Inspection) -> dict[str, Any]:
             "outcome": decision.outcome,
             "detail": decision.detail,
             "why": _why(inspection),
-            "writes": [list(map(shown, write)) for write in inspection.explanation.writes],
+            "writes": [list(map(decode, write)) for write in inspection.explanation.writes],
         },
     }
 
 
 def _texts(fields: dict[bytes, bytes]) -> dict[str, str]:
-    return {shown(name): shown(value) for name, value in fields.items()}
+    return {decode(name): decode(value) for name, value in fields.items()}

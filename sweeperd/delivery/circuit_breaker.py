@@ -15,7 +15,7 @@ def growing_wait(initial: float, longest: float, times: int) -> float:
     return min(longest, initial * 2.0 ** min(times - 1, 60))
 
 
-class Circuit:
+class CircuitBreaker:
     """Closed: events flow. Open: nothing is sent until the wait is over; then one probe decides."""
 
     def __init__(self, initial: float, longest: float, clock: Callable[[], float] = time.monotonic) -> None:

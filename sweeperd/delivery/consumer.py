@@ -13,10 +13,10 @@ import redis
 
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.acknowledger import RECOVERY_PAUSE, Acknowledger
-from sweeperd.delivery.circuit_breaker import Circuit, growing_wait
-from sweeperd.delivery.endpoint_state import CircuitBoard, EndpointBoard, EndpointWatch
-from sweeperd.delivery.outbox import PARKED, TAKE_OVER_AFTER, Entry, EventStream, Pending
-from sweeperd.delivery.sender import Message, Verdict, Webhook
+from sweeperd.delivery.circuit_breaker import CircuitBreaker, growing_wait
+from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateCache, EndpointStateStore
+from sweeperd.delivery.outbox import PARKED, TAKE_OVER_AFTER, Outbox, OutboxEntry, Pending
+from sweeperd.delivery.sender import DeliveryResult, Message, WebhookClient
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard
@@ -46,8 +46,8 @@ class EndpointWorker:
         endpoint: EndpointSettings,
         settings: WebhooksSettings,
         shard: Shard,
-        stream: EventStream,
-        webhook: Webhook,
+        stream: Outbox,
+        webhook: WebhookClient,
         encode: Encode,
         senders: int,
         metrics: Metrics,
@@ -56,15 +56,17 @@ class EndpointWorker:
         self.name = endpoint.name
         #: What every log line carries.
         self._about: dict[str, object] = {"shard": shard.name, "endpoint": endpoint.name}
-        self.circuit = Circuit(settings.redelivery_initial.total_seconds(), settings.redelivery_max.total_seconds())
+        self.circuit = CircuitBreaker(
+            settings.redelivery_initial.total_seconds(), settings.redelivery_max.total_seconds()
+        )
         self._tenants = None if endpoint.tenants is None else {tenant.encode() for tenant in endpoint.tenants}
         self._wait_initial = settings.redelivery_initial.total_seconds()
         self._wait_longest = settings.redelivery_max.total_seconds()
         self._max_age_ms = int(settings.max_age.total_seconds() * 1000)
         self._shard = shard
         self._stream = stream
-        self._watch = EndpointWatch(EndpointBoard(shard), endpoint.name)
-        self._circuits = CircuitBoard(shard)
+        self._watch = EndpointStateCache(EndpointStateStore(shard), endpoint.name)
+        self._circuits = CircuitStateStore(shard)
         self._webhook = webhook
         self._encode = encode
         self._metrics = metrics
@@ -76,8 +78,8 @@ class EndpointWorker:
         self._piece = max(1, senders // 4)
         self._sender_count = self._senders_left = senders
         self._acknowledger = Acknowledger(self._acknowledge, self._settled, self._piece, self._about)
-        self._queue: queue.SimpleQueue[tuple[Entry, bool] | None] = queue.SimpleQueue()
-        self._in_hand: dict[bytes, Entry] = {}
+        self._queue: queue.SimpleQueue[tuple[OutboxEntry, bool] | None] = queue.SimpleQueue()
+        self._in_hand: dict[bytes, OutboxEntry] = {}
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._counts: Counter[str] = Counter()
@@ -172,7 +174,7 @@ class EndpointWorker:
         now = time.monotonic()
         if now >= self._keep_at:
             self._keep_at = now + TAKE_OVER_AFTER / 3
-            self._stream.keep(self.name, list(self._in_hand))
+            self._stream.heartbeat(self.name, list(self._in_hand))
         # A run that is to end concludes from a step with nothing in hand that nothing is left, so that one looks.
         look = now >= self._look_at or not (block or self._in_hand)
         if look:
@@ -182,7 +184,7 @@ class EndpointWorker:
         if self._left_alone():
             return self._rest(block)
         if self.circuit.open:
-            return self._bury_old() or self._probe() or self._rest(block)
+            return self._dead_letter_old() or self._probe() or self._rest(block)
         free = self._capacity - len(self._in_hand)
         if free < self._piece:
             self._await_fewer(self._capacity - self._piece + 1, BLOCK)
@@ -221,7 +223,7 @@ class EndpointWorker:
         with self._changed:
             self._changed.notify_all()
 
-    def _take_again(self, count: int) -> list[Entry]:
+    def _take_again(self, count: int) -> list[OutboxEntry]:
         """Take what has waited long enough for its next hand-over, and what a dead process had in hand."""
         threshold_ms = int(min(self._wait_initial, TAKE_OVER_AFTER) * 1000)
         due = filter(self._due, self._stream.pending(self.name, threshold_ms))
@@ -253,7 +255,7 @@ class EndpointWorker:
             log.warning("the group could not be made", extra=self._about | {"error": str(error)})
         self._stop.wait(RECOVERY_PAUSE)
 
-    def _hand_out(self, entries: Sequence[Entry], *, probe: bool = False) -> bool:
+    def _hand_out(self, entries: Sequence[OutboxEntry], *, probe: bool = False) -> bool:
         """
         Queue for the senders; what this endpoint did not ask for is acknowledged here, what is no more is buried.
 
@@ -263,7 +265,7 @@ class EndpointWorker:
         if not self._stream.confirmed(self.name, entries):
             for entry in entries:
                 if entry.fields:
-                    self._stream.give_back(self.name, entry)
+                    self._stream.release(self.name, entry)
             raise RedisUnavailable(f"{self._shard.address}: too few replicas have confirmed {len(entries)} events")
         there = [entry for entry in entries if entry.fields]
         wanted = {entry.id: entry for entry in there if self._wants(entry)}
@@ -274,10 +276,10 @@ class EndpointWorker:
             self._queue.put((entry, probe))
         for entry in entries:
             if not entry.fields:
-                self._bury(entry, "the event is no longer in the stream")
+                self._dead_letter(entry, "the event is no longer in the stream")
         return bool(entries)
 
-    def _wants(self, entry: Entry) -> bool:
+    def _wants(self, entry: OutboxEntry) -> bool:
         if entry.only_for is not None:
             # Whoever had it delivered again looked at the tenants: a letter that is lost here would be lost in silence.
             return entry.only_for == self.name
@@ -301,7 +303,7 @@ class EndpointWorker:
             if not self._senders_left:
                 self._acknowledger.end()
 
-    def _send_safely(self, entry: Entry, probe: bool) -> None:
+    def _send_safely(self, entry: OutboxEntry, probe: bool) -> None:
         delivered = False
         try:
             with self._shard.reaching():
@@ -330,14 +332,14 @@ class EndpointWorker:
                 self._counts["delivered"] += len(ids)
             self._changed.notify_all()
 
-    def _send(self, entry: Entry, probe: bool) -> bool:
+    def _send(self, entry: OutboxEntry, probe: bool) -> bool:
         """Hand over. Returns whether it was delivered, and so is the acknowledger's to settle."""
         held_back = self.circuit.open and not probe
         if self._stop.is_set() or held_back or self._left_alone():
-            self._stream.give_back(self.name, entry)
+            self._stream.release(self.name, entry)
             return False
         message = self._encode(entry.fields)
-        verdict = self._webhook.hand_over(message, attempts=1 if probe else None)
+        verdict = self._webhook.deliver(message, attempts=1 if probe else None)
         about = self._about | {"event_id": message.event_id, "trace_id": message.trace_id}
         if entry.only_for is not None:
             about["replay"] = True
@@ -348,7 +350,7 @@ class EndpointWorker:
         self._failed(entry, verdict, probe, about)
         return False
 
-    def _succeeded(self, verdict: Verdict, about: dict[str, object]) -> None:
+    def _succeeded(self, verdict: DeliveryResult, about: dict[str, object]) -> None:
         was_open = self.circuit.open
         self.circuit.succeeded()
         if was_open:
@@ -357,7 +359,7 @@ class EndpointWorker:
         if log.isEnabledFor(logging.DEBUG):
             log.debug("delivered", extra=about | {"status": verdict.status, "seconds": round(verdict.seconds, 3)})
 
-    def _failed(self, entry: Entry, verdict: Verdict, probe: bool, about: dict[str, object]) -> None:
+    def _failed(self, entry: OutboxEntry, verdict: DeliveryResult, probe: bool, about: dict[str, object]) -> None:
         self._last_reason = verdict.reason
         log.warning("not delivered", extra=about | {"reason": verdict.reason, "hand_overs": entry.deliveries})
         opened = not verdict.gone and self.circuit.failed(probe=probe)
@@ -367,32 +369,32 @@ class EndpointWorker:
         elif opened:
             log.error("the endpoint fails; its events wait", extra=self._about | {"reason": verdict.reason})
         if verdict.retry_after and not verdict.gone:
-            self._watch.quiet(min(verdict.retry_after, self._max_age_ms / 1000))
+            self._watch.mute(min(verdict.retry_after, self._max_age_ms / 1000))
         if not verdict.gone and self._age_ms(entry) > self._max_age_ms:
-            self._bury(entry, verdict.reason)
+            self._dead_letter(entry, verdict.reason)
         else:
-            self._stream.park(self.name, entry)
+            self._stream.nack(self.name, entry)
         if opened or probe:
             self._circuits.tell(self.name, self.circuit, verdict.reason)
 
-    def _put_back(self, entry: Entry) -> None:
+    def _put_back(self, entry: OutboxEntry) -> None:
         """After a fault of ours: the circuit knows nothing of it, the event waits like any other."""
         try:
             with self._shard.reaching():
                 if self._age_ms(entry) > self._max_age_ms:
-                    self._bury(entry, "it cannot be sent")
+                    self._dead_letter(entry, "it cannot be sent")
                 else:
-                    self._stream.park(self.name, entry)
+                    self._stream.nack(self.name, entry)
         except (RedisUnavailable, redis.RedisError):
             log.warning("an event is left pending", extra=self._about)
 
     # ---- giving up
 
-    def _age_ms(self, entry: Entry) -> int:
+    def _age_ms(self, entry: OutboxEntry) -> int:
         return self._shard.clock.now_ms() - entry.added_ms
 
-    def _bury(self, entry: Entry, reason: str) -> None:
-        if self._stream.bury(self.name, entry, reason):
+    def _dead_letter(self, entry: OutboxEntry, reason: str) -> None:
+        if self._stream.dead_letter(self.name, entry, reason):
             self._count("dead_lettered")
             self._metrics.webhook_dead_letters.labels(self.name).inc()
             log.error(
@@ -405,12 +407,12 @@ class EndpointWorker:
                 },
             )
 
-    def _bury_old(self) -> bool:
+    def _dead_letter_old(self) -> bool:
         """While the circuit is open, nobody tries the old events any more, so age alone ends them. A page at a time."""
         before_ms = self._shard.clock.now_ms() - self._max_age_ms
         untaken = self._stream.untaken(self.name, before_ms, self._capacity)
         for entry in self._stream.read(self.name, untaken) if untaken else []:
-            self._stream.give_back(self.name, entry)
+            self._stream.release(self.name, entry)
         parked = (pending for pending in self._stream.pending(self.name, 0) if pending.owner == PARKED)
         page = itertools.islice(parked, self._capacity)
         old = {pending.id: pending for pending in page if pending.added_ms < before_ms}
@@ -420,9 +422,9 @@ class EndpointWorker:
             else:
                 # To take it in order to bury it was no hand-over.
                 handed_over = replace(entry, deliveries=old[entry.id].deliveries)
-                self._bury(handed_over, self._last_reason or "the endpoint does not answer")
+                self._dead_letter(handed_over, self._last_reason or "the endpoint does not answer")
         return bool(old)
 
     def _left_alone(self) -> bool:
         state = self._watch.state
-        return state.paused or state.quiet_until > self._shard.clock.now_ms()
+        return state.paused or state.muted_until > self._shard.clock.now_ms()

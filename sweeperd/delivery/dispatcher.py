@@ -11,8 +11,8 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.delivery.consumer import Encode, EndpointWorker
-from sweeperd.delivery.outbox import EventStream, Replication
-from sweeperd.delivery.sender import Result, Verdict, Webhook
+from sweeperd.delivery.outbox import Outbox, Replication
+from sweeperd.delivery.sender import DeliveryResult, Result, WebhookClient
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.store.process import process_name
@@ -30,7 +30,7 @@ class DeliveryReport:
     dead_lettered: int
 
 
-class Delivery:
+class Dispatcher:
     """All endpoints of one process and one shard. `concurrency`: how many requests they may have in flight together."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Delivery:
         self._max_age_ms = int(webhooks.max_age.total_seconds() * 1000)
         consumer = f"{process_name()}-{secrets.token_hex(4)}"
         replication = Replication(settings.events.wait_replicas, settings.events.wait_timeout.total_seconds())
-        self._stream = EventStream(shard, consumer, replication)
+        self._stream = Outbox(shard, consumer, replication)
         self._ready = False
         #: The connections are shared out, so that a receiver that hangs keeps no other from its own.
         self.endpoints = [
@@ -59,7 +59,7 @@ class Delivery:
                 webhooks,
                 shard,
                 self._stream,
-                Webhook(endpoint, webhooks, shard.clock, senders, self._observer(endpoint.name), stop),
+                WebhookClient(endpoint, webhooks, shard.clock, senders, self._observer(endpoint.name), stop),
                 encode,
                 senders,
                 metrics,
@@ -81,7 +81,7 @@ class Delivery:
             if not self._ready:
                 log.warning("redis is full; the endpoints' groups are made later", extra={"shard": self._shard.name})
 
-    def succeed(self, before: "Delivery") -> None:
+    def adopt(self, before: "Dispatcher") -> None:
         """Take over from one on the same shard that takes no more events: where its groups are to be."""
         self._stream.positions.update(before._stream.positions)
 
@@ -131,11 +131,11 @@ class Delivery:
                 counts["undelivered"] += self._stream.backlog(endpoint.name, limit=None).events
         return DeliveryReport(counts["delivered"], counts["undelivered"], counts["dead_lettered"])
 
-    def _observer(self, endpoint: str) -> Callable[[Verdict], None]:
+    def _observer(self, endpoint: str) -> Callable[[DeliveryResult], None]:
         attempts = {result: self._metrics.webhook_attempts.labels(endpoint, result) for result in Result}
         duration = self._metrics.webhook_duration.labels(endpoint)
 
-        def observe(verdict: Verdict) -> None:
+        def observe(verdict: DeliveryResult) -> None:
             attempts[verdict.result].inc()
             duration.observe(verdict.seconds)
 

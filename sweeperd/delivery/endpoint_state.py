@@ -8,7 +8,7 @@ import threading
 import pydantic
 import redis
 
-from sweeperd.delivery.circuit_breaker import Circuit
+from sweeperd.delivery.circuit_breaker import CircuitBreaker
 from sweeperd.store.errors import is_full, is_server_trouble
 from sweeperd.store.process import process_name
 from sweeperd.store.scripts import Call, Script
@@ -27,7 +27,7 @@ class EndpointState(pydantic.BaseModel):
     paused_at: int | None = None
     reason: str = ""
     #: Until when nothing is sent, because the receiver said so.
-    quiet_until: int = 0
+    muted_until: int = 0
 
     @property
     def paused(self) -> bool:
@@ -35,14 +35,14 @@ class EndpointState(pydantic.BaseModel):
         return self.paused_at is not None
 
 
-class EndpointBoard:
+class EndpointStateStore:
     """
     `sweeperd:endpoints`: what replicas tell each other, and what an operator tells all of them. An endpoint that is not
     on it is open; to resume one is to take it off.
     """
 
     def __init__(self, shard: Shard) -> None:
-        self._quiet = Script("delivery/quiet")
+        self._mute = Script("delivery/mute")
         self._client = shard.client
         self._key = shard.keys.endpoints
         self._clock = shard.clock
@@ -67,14 +67,14 @@ class EndpointBoard:
                 raise
         return state
 
-    def quiet(self, endpoint: str, seconds: float) -> EndpointState:
+    def mute(self, endpoint: str, seconds: float) -> EndpointState:
         """
         Send nothing for so long, on all replicas; one that is paused stays so. Returns what holds now. A full Redis
         takes no note of it, as with `pause`. Raises redis.RedisError.
         """
-        state = EndpointState(quiet_until=self._clock.now_ms() + int(seconds * 1000))
+        state = EndpointState(muted_until=self._clock.now_ms() + int(seconds * 1000))
         try:
-            note = self._quiet.run(self._client, Call([self._key], [endpoint, state.model_dump_json()]))
+            note = self._mute.run(self._client, Call([self._key], [endpoint, state.model_dump_json()]))
         except redis.ResponseError as error:
             if not is_full(error):
                 raise
@@ -111,7 +111,7 @@ class CircuitState(pydantic.BaseModel):
         return self.probe_at > 0 and now_ms < self.probe_at + PROBE_PATIENCE_MS
 
 
-class CircuitBoard:
+class CircuitStateStore:
     """
     `sweeperd:circuits`: what operators may know of circuits. Each process has circuits of its own and goes by nothing
     that stands here. It is told of when one opens, when a probe fails and when one closes.
@@ -130,7 +130,7 @@ class CircuitBoard:
         except ValueError:
             return CircuitState()
 
-    def tell(self, endpoint: str, circuit: Circuit, reason: str = "") -> None:
+    def tell(self, endpoint: str, circuit: CircuitBreaker, reason: str = "") -> None:
         """Where Redis refuses it (full, no rights), nothing but this is missing. Raises redis.RedisError."""
         state = CircuitState()
         if circuit.open:
@@ -143,13 +143,13 @@ class CircuitBoard:
                 raise
 
 
-class EndpointWatch:
+class EndpointStateCache:
     """
     What this process knows of one endpoint. Its reader looks at the board while its senders are told things by the
     receiver: what they are told is newer than what is being read at that moment.
     """
 
-    def __init__(self, board: EndpointBoard, endpoint: str) -> None:
+    def __init__(self, board: EndpointStateStore, endpoint: str) -> None:
         self.state = EndpointState()
         self._board = board
         self._endpoint = endpoint
@@ -168,9 +168,9 @@ class EndpointWatch:
         """As the board's; known here at once. Raises redis.RedisError."""
         self._take(self._board.pause(self._endpoint, reason))
 
-    def quiet(self, seconds: float) -> None:
+    def mute(self, seconds: float) -> None:
         """As the board's; known here at once. Raises redis.RedisError."""
-        self._take(self._board.quiet(self._endpoint, seconds))
+        self._take(self._board.mute(self._endpoint, seconds))
 
     def _take(self, state: EndpointState) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ import redis
 from sweeperd.store.errors import is_full
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.text import shown
+from sweeperd.text import decode
 
 #: The owner of events that were handed over in vain and wait for their next time.
 PARKED = b"(parked)"
@@ -33,7 +33,7 @@ _START = b"0-0"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class OutboxEntry:
     """One event, as a group was given it."""
 
     id: bytes
@@ -50,7 +50,7 @@ class Entry:
     def only_for(self) -> str | None:
         """The one endpoint that is to have it, because an operator has it delivered again; None: all of them."""
         name = self.fields.get(ONLY_FOR)
-        return None if name is None else shown(name)
+        return None if name is None else decode(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Replication:
     timeout_seconds: float = 1.0
 
 
-class EventStream:
+class Outbox:
     """The event stream of one shard. Every method raises redis.RedisError."""
 
     def __init__(self, shard: Shard, consumer: str, replication: Replication | None = None) -> None:
@@ -95,7 +95,7 @@ class EventStream:
         self._dead_letters = shard.keys.dead_letters
         self._consumer_name = consumer
         self._consumer = consumer.encode()
-        self._bury = Script("delivery/bury")
+        self._dead_letter = Script("delivery/dead_letter")
         self._leave = Script("delivery/leave")
         #: Where each group is, or is to be made: the last event that it has been given.
         self.positions: dict[str, bytes] = {}
@@ -113,11 +113,11 @@ class EventStream:
             return True
         return self._make_group(group, self.positions.setdefault(group, self._last_id()))
 
-    def read(self, group: str, count: int, block_ms: int = 0) -> list[Entry]:
+    def read(self, group: str, count: int, block_ms: int = 0) -> list[OutboxEntry]:
         """Take events that nobody has taken, waiting up to `block_ms` for one (0: not at all)."""
         block = block_ms or None
         reply = self._client.xreadgroup(group, self._consumer_name, {self._key: ">"}, count=count, block=block)
-        entries = [Entry(entry, 1, fields) for entry, fields in _first_stream(reply)]
+        entries = [OutboxEntry(entry, 1, fields) for entry, fields in _first_stream(reply)]
         if entries:
             self.positions[group] = entries[-1].id
         return entries
@@ -135,7 +135,7 @@ class EventStream:
             if len(rows) < PAGE:
                 return
 
-    def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> list[Entry]:
+    def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> list[OutboxEntry]:
         """
         Take these for another hand-over, except those that another replica has taken meanwhile: a claim ends their idle
         time. An event that is not in the stream any more comes without fields, and is not claimed: Redis 7 would forget
@@ -147,17 +147,19 @@ class EventStream:
         for pending in wanted:
             look.xrange(self._key, pending.id, pending.id)
         there = [pending for pending, found in zip(wanted, look.execute(), strict=True) if found]
-        gone = [Entry(pending.id, pending.deliveries, {}) for pending in wanted if pending not in there]
+        gone = [OutboxEntry(pending.id, pending.deliveries, {}) for pending in wanted if pending not in there]
         if not there:
             return gone
         ids: list[Any] = [pending.id for pending in there]
         reply = self._client.xclaim(self._key, group, self._consumer, min_idle_ms, ids)
         claimed = {entry: fields for entry, fields in cast(list[tuple[bytes, dict[bytes, bytes]]], reply) if entry}
         return gone + [
-            Entry(pending.id, pending.deliveries + 1, claimed[pending.id]) for pending in there if pending.id in claimed
+            OutboxEntry(pending.id, pending.deliveries + 1, claimed[pending.id])
+            for pending in there
+            if pending.id in claimed
         ]
 
-    def confirmed(self, group: str, entries: Sequence[Entry]) -> bool:
+    def confirmed(self, group: str, entries: Sequence[OutboxEntry]) -> bool:
         """
         Whether so many replicas as are asked for have these events, and with them the expiries that they tell of. Waits
         for them; true at once where none are asked for.
@@ -176,15 +178,15 @@ class EventStream:
         _, having = pipeline.execute()
         return int(having) >= wanted
 
-    def keep(self, group: str, ids: Iterable[bytes]) -> None:
+    def heartbeat(self, group: str, ids: Iterable[bytes]) -> None:
         """Say that these are in hand, so that nobody takes them over."""
         self._own(group, self._consumer, list(ids), idle_ms=0)
 
-    def park(self, group: str, entry: Entry) -> None:
+    def nack(self, group: str, entry: OutboxEntry) -> None:
         """Put back what was handed over in vain; its wait begins now."""
         self._own(group, PARKED, [entry.id], idle_ms=0)
 
-    def give_back(self, group: str, entry: Entry) -> None:
+    def release(self, group: str, entry: OutboxEntry) -> None:
         """Put back what was taken and not handed over, for anybody to take at once."""
         self._own(group, PARKED, [entry.id], idle_ms=10**10, deliveries=entry.deliveries - 1)
 
@@ -193,10 +195,10 @@ class EventStream:
         if ids:
             self._client.xack(self._key, group, *ids)
 
-    def bury(self, group: str, entry: Entry, reason: str) -> bool:
+    def dead_letter(self, group: str, entry: OutboxEntry, reason: str) -> bool:
         """Give up on a delivery: a dead letter in place of a pending event. False where it was not pending any more."""
         call = Call([self._key, self._dead_letters], [group, entry.id, reason, entry.deliveries])
-        return bool(self._bury.run(self._client, call))
+        return bool(self._dead_letter.run(self._client, call))
 
     def untaken(self, group: str, before_ms: int, count: int) -> int:
         """How many events, up to `count`, were added before then and have not been taken by the group."""

@@ -4,7 +4,7 @@ import hashlib
 import json
 
 from sweeperd.delivery.sender import Message
-from sweeperd.text import rfc3339, shown, shown_list
+from sweeperd.text import decode, decode_list, rfc3339
 
 EVENT_TYPE = "reservation.expired"
 
@@ -20,7 +20,7 @@ def message(origin: bytes, fields: dict[bytes, bytes]) -> Message:
     tenant, scope = fields.get(b"tenant", b""), _text(fields, b"scope")
     created_at, expires_at = _whole(fields, b"created_at"), _whole(fields, b"expires_at")
     expired_at = _time(fields, b"expired_at")
-    trace_id = shown(fields.get(b"trace_id", b""))
+    trace_id = decode(fields.get(b"trace_id", b""))
     data = {
         "reservation_id": _text(fields, b"id"),
         "scope": scope,
@@ -61,12 +61,12 @@ def _event_id(origin: bytes, fields: dict[bytes, bytes]) -> str:
 
 
 def _text(fields: dict[bytes, bytes], name: bytes) -> str | None:
-    return shown(fields[name]) if fields.get(name) else None
+    return decode(fields[name]) if fields.get(name) else None
 
 
 def _list(fields: dict[bytes, bytes], name: bytes) -> tuple[str, ...] | None:
     try:
-        return shown_list(fields.get(name, b"[]"))
+        return decode_list(fields.get(name, b"[]"))
     except ValueError:
         return None
 

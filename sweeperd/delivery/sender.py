@@ -54,7 +54,7 @@ class Result(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DeliveryResult:
     """What came of a request, or of the last one of a hand-over."""
 
     result: Result
@@ -80,7 +80,7 @@ class Verdict:
 class Exchange:
     """One request and what came back. Headers and body may hold secrets: show them to nobody as they are."""
 
-    verdict: Verdict
+    verdict: DeliveryResult
     request_headers: dict[str, str]
     #: Nothing where there was no answer.
     response_headers: dict[str, str]
@@ -91,7 +91,7 @@ class Exchange:
         return f"Exchange({self.verdict})"
 
 
-class Webhook:
+class WebhookClient:
     """
     One endpoint: its connections and its secrets.
 
@@ -104,7 +104,7 @@ class Webhook:
         settings: WebhooksSettings,
         clock: Clock,
         connections: int,
-        observe: Callable[[Verdict], None],
+        observe: Callable[[DeliveryResult], None],
         stop: threading.Event,
     ) -> None:
         self._keys = [secret.get_secret_value() for secret in endpoint.secrets]
@@ -123,12 +123,12 @@ class Webhook:
         }
         self._transport = Transport(endpoint.url.get_secret_value(), headers, connections, connect_timeout, timeout)
 
-    def hand_over(self, message: Message, attempts: int | None = None) -> Verdict:
+    def deliver(self, message: Message, attempts: int | None = None) -> DeliveryResult:
         """
         Send, and send again a few times where it fails and may yet succeed. Returns the verdict of the last request; a
         `Retry-After` that is longer than the longest back-off ends the hand-over.
         """
-        verdict = self.exchange(message).verdict
+        verdict = self.send_once(message).verdict
         if not self._worth_a_retry(verdict):
             return verdict  # as it goes nearly always; to set a retry up costs a tenth of the request
         retrying = tenacity.Retrying(
@@ -144,7 +144,7 @@ class Webhook:
                 break  # the stop came while it waited
             with attempt:
                 if number > 1:
-                    verdict = self.exchange(message).verdict
+                    verdict = self.send_once(message).verdict
             attempt.retry_state.set_result(verdict)
         return verdict
 
@@ -171,12 +171,12 @@ class Webhook:
             headers["X-Cycles-Signature"] = "sha256=" + hmac.digest(self._keys[0], message.body, hashlib.sha256).hex()
         return headers
 
-    def _worth_a_retry(self, verdict: Verdict) -> bool:
+    def _worth_a_retry(self, verdict: DeliveryResult) -> bool:
         if verdict.delivered or verdict.gone:
             return False
         return verdict.retry_after is None or verdict.retry_after <= self._longest_wait
 
-    def exchange(self, message: Message) -> Exchange:
+    def send_once(self, message: Message) -> Exchange:
         """Send once, and return what was sent and what came back."""
         # The receiver checks the timestamp against its own clock; Redis's is the only one that this system vouches for.
         sent, answered, body = self.headers(message, self._clock.now_ms() // 1000), {}, b""
@@ -186,7 +186,7 @@ class Webhook:
             sent = dict(request.headers)
             response = self._transport.send(request)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            verdict = Verdict(Result.FAILED, _why(error), seconds=time.monotonic() - started)
+            verdict = DeliveryResult(Result.FAILED, _why(error), seconds=time.monotonic() - started)
         else:
             answered = dict(response.headers)
             body = _read_some(response, deadline=started + self._patience)
@@ -194,12 +194,12 @@ class Webhook:
         self._observe(verdict)
         return Exchange(verdict, sent, answered, body)
 
-    def _judge(self, response: urllib3.BaseHTTPResponse, seconds: float) -> Verdict:
+    def _judge(self, response: urllib3.BaseHTTPResponse, seconds: float) -> DeliveryResult:
         status = response.status
         if 200 <= status < 300:
-            return Verdict(Result.DELIVERED, f"HTTP {status}", status, seconds=seconds)
+            return DeliveryResult(Result.DELIVERED, f"HTTP {status}", status, seconds=seconds)
         result = Result.REJECTED if 300 <= status < 500 else Result.FAILED
-        return Verdict(result, f"HTTP {status}", status, self._retry_after(response), seconds)
+        return DeliveryResult(result, f"HTTP {status}", status, self._retry_after(response), seconds)
 
     def _retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
         """`Retry-After` in seconds: a number, or a date that is measured by the response's own (RFC 9110, 10.2.3)."""
@@ -232,10 +232,10 @@ class _Wait(wait_base):
         return max(self._backoff(retry_state), _last_verdict(retry_state).retry_after or 0.0)
 
 
-def _last_verdict(retry_state: tenacity.RetryCallState) -> Verdict:
+def _last_verdict(retry_state: tenacity.RetryCallState) -> DeliveryResult:
     if retry_state.outcome is None:
         raise RuntimeError("there was no attempt")
-    verdict: Verdict = retry_state.outcome.result()
+    verdict: DeliveryResult = retry_state.outcome.result()
     return verdict
 
 

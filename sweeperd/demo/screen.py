@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from sweeperd.ledger import Balance
-from sweeperd.text import shown
+from sweeperd.text import decode
 
 #: What happens, and how it looks.
 STYLES: dict[str, dict[str, Any]] = {
@@ -44,7 +44,7 @@ class Evidence:
 
     def fault(self, book: Balance) -> str:
         """What is wrong with a budget, now that all is over; empty where nothing is. The demo makes no debt."""
-        scope, total = shown(book.scope), book.remaining + book.reserved + book.spent
+        scope, total = decode(book.scope), book.remaining + book.reserved + book.spent
         charged = self.charged.get(scope, 0)
         if book.allocated != total:
             return f"{scope}: {book.allocated:,} allocated, but remaining + reserved + spent is {total:,}"
@@ -141,10 +141,10 @@ class Screen:
         head = f"  {'budget':<21}{'unit':<8}{'allocated':>9}{'remaining':>11}{'reserved':>10}{'spent':>8}"
         self.echo(click.style(head, dim=True))
         for book in evidence.books:
-            *above, name = shown(book.scope).split("/")
+            *above, name = decode(book.scope).split("/")
             numbers = f"{book.allocated:>9,}{book.remaining:>11,}{book.reserved:>10,}{book.spent:>8,}"
             self.echo(
-                f"  {'  ' * len(above) + name:<21}{shown(book.unit):<8}{numbers}   {_mark(not evidence.fault(book))}"
+                f"  {'  ' * len(above) + name:<21}{decode(book.unit):<8}{numbers}   {_mark(not evidence.fault(book))}"
             )
 
     def _verdict(self, good: str, faults: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ import redis
 from sweeperd.store.errors import is_full
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.text import shown
+from sweeperd.text import decode
 
 #: An id, tenant, scope, unit or idempotency key: bytes, or text that stands for its UTF-8. Answers hold bytes.
 Name = str | bytes
@@ -50,7 +50,7 @@ class LedgerError(Exception):
 
     def __init__(self, detail: bytes = b"") -> None:
         self.detail = detail
-        super().__init__(f"{self.says}: {shown(detail)}" if detail else self.says)
+        super().__init__(f"{self.says}: {decode(detail)}" if detail else self.says)
 
 
 class InsufficientBudget(LedgerError):
@@ -531,7 +531,7 @@ def _balances(answer: dict[str, Any], unit: bytes | None = None) -> tuple[Balanc
             int(debt),
             int(limit),
             is_over_limit,
-            shown(_bytes(status)),
+            decode(_bytes(status)),
         )
         for scope, allocated, remaining, reserved, spent, debt, limit, is_over_limit, status in answer["balances"]
     )

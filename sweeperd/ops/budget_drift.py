@@ -95,7 +95,7 @@ class Difference:
         return Difference(least, most, other.reserved, other.held, other.at_ms) if least <= most else None
 
 
-class Holdings:
+class BudgetDrift:
     """The budgets of one walk. First every budget's `reserved` comes in, then every reservation."""
 
     def __init__(self, keys: Keys, expected: int) -> None:

@@ -32,7 +32,7 @@ RESOLVE_LIMIT = 5.0
 NOBODY = b"\0sweeperd check"
 
 
-class Level(enum.StrEnum):
+class CheckLevel(enum.StrEnum):
     """How it looks."""
 
     OK = "ok"
@@ -41,10 +41,10 @@ class Level(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """One line: what was looked at, how it looks, and what to do about it where something is to be done."""
 
-    level: Level
+    level: CheckLevel
     #: `shard NAME` or `endpoint NAME`.
     where: str
     check: str
@@ -63,19 +63,19 @@ class Finding:
 
 
 #: What a check found: level, what it says, what to do.
-Verdict = tuple[Level, str, str]
+Verdict = tuple[CheckLevel, str, str]
 
 
 def _ok(says: str) -> Verdict:
-    return Level.OK, says, ""
+    return CheckLevel.OK, says, ""
 
 
 def _warning(says: str, advice: str) -> Verdict:
-    return Level.WARNING, says, advice
+    return CheckLevel.WARNING, says, advice
 
 
 def _failure(says: str, advice: str) -> Verdict:
-    return Level.FAILURE, says, advice
+    return CheckLevel.FAILURE, says, advice
 
 
 def _unknown(command: str) -> Verdict:
@@ -114,7 +114,7 @@ class Subject:
             return None
 
 
-def check_shard(shard: Shard, settings: Settings) -> Iterator[Finding]:
+def check_shard(shard: Shard, settings: Settings) -> Iterator[CheckFinding]:
     """Everything about one shard, each finding as soon as it is known. Raises nothing."""
     where = f"shard {shard.name}"
     subject = Subject(shard, settings)
@@ -125,23 +125,25 @@ def check_shard(shard: Shard, settings: Settings) -> Iterator[Finding]:
         except (RedisUnavailable, redis.RedisError) as error:
             verdict = _failure(describe(error), "see that Redis runs and that the URL, user and password are right")
         level, says, advice = verdict
-        yield Finding(level, where, name, says, advice)
-        if name == "reachable" and level is Level.FAILURE:
+        yield CheckFinding(level, where, name, says, advice)
+        if name == "reachable" and level is CheckLevel.FAILURE:
             return
 
 
-def check_endpoint(endpoint: EndpointSettings, *, connect: float | None = None) -> Finding:
+def check_endpoint(endpoint: EndpointSettings, *, connect: float | None = None) -> CheckFinding:
     """
     Whether the endpoint's host is known, and with `connect` (seconds) whether it takes a connection. Nothing is sent.
     """
     level, says, advice = _endpoint(endpoint, connect)
-    return Finding(level, f"endpoint {endpoint.name}", "resolvable" if connect is None else "connectable", says, advice)
+    return CheckFinding(
+        level, f"endpoint {endpoint.name}", "resolvable" if connect is None else "connectable", says, advice
+    )
 
 
-def worst(findings: Sequence[Finding]) -> Level:
+def worst(findings: Sequence[CheckFinding]) -> CheckLevel:
     """The worst of them."""
     levels = {finding.level for finding in findings}
-    return next((level for level in (Level.FAILURE, Level.WARNING) if level in levels), Level.OK)
+    return next((level for level in (CheckLevel.FAILURE, CheckLevel.WARNING) if level in levels), CheckLevel.OK)
 
 
 # ---- one check each
@@ -361,21 +363,21 @@ _CHECKS: Mapping[str, Callable[[Subject], Verdict]] = {
 # ---- rights
 
 #: A command in a form that changes nothing.
-Trial = tuple[bytes | str | int, ...]
+TrialCommand = tuple[bytes | str | int, ...]
 
 
-def trials(shard: Shard, settings: Settings) -> list[Trial]:
+def trials(shard: Shard, settings: Settings) -> list[TrialCommand]:
     """Every command that is tried. For the tests, which hold it to what the ACL grants."""
     subject = Subject(shard, settings)
     return [*_needed(subject), *_for_walks(subject)]
 
 
-def _needed(subject: Subject) -> list[Trial]:
+def _needed(subject: Subject) -> list[TrialCommand]:
     keys, settings = subject.shard.keys, subject.settings
     reservation, budget = keys.reservation(NOBODY), keys.budget(NOBODY, NOBODY)
     index, events, dead, aside = keys.reservation_index, keys.events, keys.dead_letters, keys.quarantine
     board, lease = keys.endpoints, keys.lease("sweep")
-    needed: list[Trial] = [
+    needed: list[TrialCommand] = [
         ("EVAL", "return 1", 1, index),
         ("EVALSHA", "0" * 40, 1, index),
         # The time-to-live, the number, the id or the pair that each of these has is none.
@@ -420,7 +422,7 @@ def _needed(subject: Subject) -> list[Trial]:
     return needed
 
 
-def _for_walks(subject: Subject) -> list[Trial]:
+def _for_walks(subject: Subject) -> list[TrialCommand]:
     keys = subject.shard.keys
     return [
         ("SCAN", 0, "COUNT", 1),
@@ -434,7 +436,7 @@ def _for_walks(subject: Subject) -> list[Trial]:
     ]
 
 
-def _refused(shard: Shard, tried: Sequence[Trial]) -> list[str]:
+def _refused(shard: Shard, tried: Sequence[TrialCommand]) -> list[str]:
     """What the user may not do, each said once."""
     pipeline = shard.client.pipeline(transaction=False)
     for trial in tried:
@@ -448,7 +450,7 @@ def _is_refusal(reply: object) -> bool:
     return isinstance(reply, REFUSED) or (isinstance(reply, redis.ResponseError) and "NOPERM" in str(reply))
 
 
-def _said(trial: Trial) -> str:
+def _said(trial: TrialCommand) -> str:
     """The command, and the key that it was to be used on."""
     words = [word.decode(errors="backslashreplace") if isinstance(word, bytes) else str(word) for word in trial]
     key = next((word for word, part in zip(words, trial, strict=True) if isinstance(part, bytes)), "")

@@ -12,7 +12,7 @@ from sweeperd.delivery.payload import message
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.text import shown
+from sweeperd.text import decode
 
 #: How many are replayed or dropped in one go.
 PAGE = 100
@@ -47,7 +47,7 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DeadLetterFilter:
     """Which dead letters are meant: those of an endpoint, of a tenant; with neither, all."""
 
     endpoint: str | None = None
@@ -60,7 +60,7 @@ class Wanted:
         # What is not UTF-8 is asked for as it is shown, or as it is.
         return (
             self.tenant is None
-            or shown(letter.tenant) == self.tenant
+            or decode(letter.tenant) == self.tenant
             or letter.tenant == self.tenant.encode("utf-8", "surrogateescape")
         )
 
@@ -89,11 +89,13 @@ _WHY_NOT = {
 
 def last_id(shard: Shard) -> str | None:
     """The id of the newest dead letter; None where there is none. Raises redis.RedisError."""
-    newest = cast(list[streams.Row], shard.client.xrevrange(shard.keys.dead_letters, count=1))
+    newest = cast(list[streams.StreamRow], shard.client.xrevrange(shard.keys.dead_letters, count=1))
     return newest[0][0].decode() if newest else None
 
 
-def read(shard: Shard, wanted: Wanted, last: str | None = None, *, newest_first: bool = False) -> Iterator[DeadLetter]:
+def read(
+    shard: Shard, wanted: DeadLetterFilter, last: str | None = None, *, newest_first: bool = False
+) -> Iterator[DeadLetter]:
     """The dead letters that are meant, up to the id `last`, page by page. Raises redis.RedisError."""
     end = b"+" if last is None else last.encode()
     for entry, fields in streams.read(shard, shard.keys.dead_letters, b"-", end, backwards=newest_first):
@@ -119,7 +121,7 @@ def count(shard: Shard) -> tuple[Counter[str], bool]:
     for number, (_, fields) in enumerate(streams.read(shard, shard.keys.dead_letters)):
         if number == COUNT_LIMIT:
             return counts, False
-        counts[shown(fields.get(b"endpoint", b""))] += 1
+        counts[decode(fields.get(b"endpoint", b""))] += 1
     return counts, True
 
 
@@ -159,8 +161,8 @@ def _letter(shard: Shard, entry: bytes, fields: dict[bytes, bytes]) -> DeadLette
     return DeadLetter(
         shard.name,
         entry.decode(),
-        shown(fields.get(b"endpoint", b"")),
-        shown(fields.get(b"reason", b"")),
+        decode(fields.get(b"endpoint", b"")),
+        decode(fields.get(b"reason", b"")),
         int(attempts) if attempts.isdigit() and len(attempts) <= 19 else 0,
         fields.get(b"tenant", b""),
         json.loads(message(shard.origin, fields).body) if b"id" in fields else None,

@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 import redis
 
 from sweeperd.config import EndpointSettings, WebhooksSettings
-from sweeperd.delivery.endpoint_state import EndpointBoard, EndpointState
-from sweeperd.delivery.outbox import EventStream
-from sweeperd.delivery.sender import Exchange, Message, Webhook
+from sweeperd.delivery.endpoint_state import EndpointState, EndpointStateStore
+from sweeperd.delivery.outbox import Outbox
+from sweeperd.delivery.sender import Exchange, Message, WebhookClient
 from sweeperd.ops import dead_letters
 from sweeperd.store.shard import Shard
-from sweeperd.text import rfc3339, shown
+from sweeperd.text import decode, rfc3339
 
 #: The type of a test event: no receiver takes it for an expiry.
 TEST_TYPE = "sweeperd.test"
@@ -75,7 +75,7 @@ class EndpointView:
 def view(shard: Shard, endpoints: Sequence[EndpointSettings]) -> list[EndpointView]:
     """All endpoints of one shard: the configured ones, and others that have left something there. Raises RedisError."""
     now = shard.read_clock()
-    stream, board = EventStream(shard, "operator"), EndpointBoard(shard)
+    stream, board = Outbox(shard, "operator"), EndpointStateStore(shard)
     positions = _positions(shard)
     letters, counted = dead_letters.count(shard)
     known = {endpoint.name: endpoint for endpoint in endpoints}
@@ -91,7 +91,7 @@ def view(shard: Shard, endpoints: Sequence[EndpointSettings]) -> list[EndpointVi
                 backlog.events,
                 backlog.oldest_seconds,
                 state,
-                state.quiet_until > now,
+                state.muted_until > now,
                 letters[name],
                 counted,
             )
@@ -106,7 +106,7 @@ class NotNoted(Exception):
 def pause(shard: Shard, name: str, reason: str) -> EndpointState:
     """Stop sending to it, in all processes, within seconds. Raises NotNoted, redis.RedisError."""
     shard.read_clock()
-    board = EndpointBoard(shard)
+    board = EndpointStateStore(shard)
     told = board.pause(name, reason)
     if board.read(name) != told:
         raise NotNoted
@@ -115,7 +115,7 @@ def pause(shard: Shard, name: str, reason: str) -> EndpointState:
 
 def resume(shard: Shard, name: str) -> bool:
     """Send again, in all processes, within seconds. False where nothing kept it from that. Raises redis.RedisError."""
-    return EndpointBoard(shard).resume(name)
+    return EndpointStateStore(shard).resume(name)
 
 
 def _positions(shard: Shard) -> dict[str, str]:
@@ -125,14 +125,14 @@ def _positions(shard: Shard) -> dict[str, str]:
         if "no such key" in str(error):
             return {}
         raise
-    return {shown(row["name"]): row["last-delivered-id"].decode() for row in rows}
+    return {decode(row["name"]): row["last-delivered-id"].decode() for row in rows}
 
 
 # ---- trying one out
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class EndpointTest:
     """A test event and what came of it. No secret is in it: what is secret is HIDDEN, signatures are cut short."""
 
     endpoint: str
@@ -149,20 +149,20 @@ class Trial:
     seconds: float
 
 
-def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings) -> Trial:
+def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings) -> EndpointTest:
     """
     Send one signed event of TEST_TYPE, once, as the daemon would. Nothing in Redis changes; its clock is read, because
     that is what the signature's time is. Raises redis.RedisError.
     """
     told = _test_message(endpoint.name, shard.read_clock())
-    webhook = Webhook(endpoint, webhooks, shard.clock, 1, lambda _verdict: None, threading.Event())
+    webhook = WebhookClient(endpoint, webhooks, shard.clock, 1, lambda _verdict: None, threading.Event())
     try:
-        exchange = webhook.exchange(told)
+        exchange = webhook.send_once(told)
     finally:
         webhook.close()
     hide = _Hider(endpoint, exchange)
     verdict = exchange.verdict
-    return Trial(
+    return EndpointTest(
         endpoint.name,
         shown_url(endpoint),
         told.event_id,
@@ -220,7 +220,7 @@ class _Hider:
         coding = {name.lower(): value for name, value in exchange.response_headers.items()}.get("content-encoding")
         if coding:
             return f"({self.text(coding)}, not shown)"
-        return self.text(shown(exchange.response_body))[:BODY_SHOWN]
+        return self.text(decode(exchange.response_body))[:BODY_SHOWN]
 
 
 def shown_url(endpoint: EndpointSettings) -> str:

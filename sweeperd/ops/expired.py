@@ -11,7 +11,7 @@ from sweeperd.delivery.outbox import ONLY_FOR
 from sweeperd.delivery.payload import message
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
-from sweeperd.text import rfc3339, shown
+from sweeperd.text import decode, rfc3339
 
 #: An event's id tells when it was added, which is the moment of its expiry. But ids never go back: where Redis's clock
 #: was set back, or a fail-over went to a host whose clock is behind, they run ahead of it. So far beyond a span is
@@ -69,7 +69,7 @@ class ExpiryReader:
             return True
         tenant = fields.get(b"tenant", b"")
         # What is not UTF-8 is asked for as it is shown, or as it is.
-        return shown(tenant) == self._tenant or tenant == self._tenant.encode("utf-8", "surrogateescape")
+        return decode(tenant) == self._tenant or tenant == self._tenant.encode("utf-8", "surrogateescape")
 
     def _expiry(self, entry: bytes, fields: dict[bytes, bytes], expired_at_ms: int) -> Expiry:
         deadline, grace = _whole(fields, b"expires_at"), _whole(fields, b"grace_ms")
@@ -78,7 +78,7 @@ class ExpiryReader:
         return Expiry(self.shard.name, entry, expired_at_ms, lag, body)
 
 
-def hole(shard: Shard, since_ms: int) -> str:
+def retention_gap(shard: Shard, since_ms: int) -> str:
     """
     Why the events from `since_ms` on may not be all that there were, so that nobody takes a hole for silence; empty
     where they are. Raises redis.RedisError.

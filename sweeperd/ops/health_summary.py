@@ -17,7 +17,7 @@ PENDING_WATCH, PENDING_BAD = 60.0, 900.0
 DETAILS = 5
 
 
-class Level(enum.StrEnum):
+class HealthLevel(enum.StrEnum):
     """How it is; the last is the worst."""
 
     GOOD = "good"
@@ -26,7 +26,7 @@ class Level(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ShardView:
     """What is known of a shard: the last status that could be read, how old it is, and why there is no newer one."""
 
     name: str
@@ -42,17 +42,17 @@ class Answer:
 
     question: str
     answer: str
-    level: Level
+    level: HealthLevel
     details: tuple[str, ...]
 
 
-_Finding = tuple[Level, str]
+_Finding = tuple[HealthLevel, str]
 
 
-def outlook(settings: Settings, views: Sequence[View]) -> tuple[Answer, Answer, Answer]:
+def summarize_health(settings: Settings, views: Sequence[ShardView]) -> tuple[Answer, Answer, Answer]:
     """The three answers. Where there is only one shard it is not named."""
 
-    def collected(look: Callable[[View], Iterator[_Finding]]) -> list[_Finding]:
+    def collected(look: Callable[[ShardView], Iterator[_Finding]]) -> list[_Finding]:
         prefix = "{}: " if len(views) > 1 else ""
         return [(level, prefix.format(view.name) + text) for view in views for level, text in look(view)]
 
@@ -60,19 +60,19 @@ def outlook(settings: Settings, views: Sequence[View]) -> tuple[Answer, Answer, 
     return (
         _answer(
             "Are we keeping up?",
-            {Level.GOOD: "Yes", Level.WATCH: "Not quite", Level.BAD: "No"},
+            {HealthLevel.GOOD: "Yes", HealthLevel.WATCH: "Not quite", HealthLevel.BAD: "No"},
             collected(lambda view: _sweep(settings, view)),
             "nothing is overdue for long",
         ),
         _answer(
             "Does everyone get their events?",
-            {Level.GOOD: "Yes", Level.WATCH: "Not quite", Level.BAD: "No"},
+            {HealthLevel.GOOD: "Yes", HealthLevel.WATCH: "Not quite", HealthLevel.BAD: "No"},
             collected(_deliveries),
             "there are no endpoints" if no_endpoints else "no event waits for long",
         ),
         _answer(
             "Is anything set aside?",
-            {Level.GOOD: "No", Level.WATCH: "Yes" if any(map(_anything_aside, views)) else "Not known"},
+            {HealthLevel.GOOD: "No", HealthLevel.WATCH: "Yes" if any(map(_anything_aside, views)) else "Not known"},
             collected(_set_aside),
             "nothing waits for a person",
         ),
@@ -87,26 +87,26 @@ def span(seconds: float) -> str:
     return f"{seconds / 86400:.0f} d"
 
 
-def _answer(question: str, answers: dict[Level, str], findings: Sequence[_Finding], all_well: str) -> Answer:
-    ranks = list(Level)
+def _answer(question: str, answers: dict[HealthLevel, str], findings: Sequence[_Finding], all_well: str) -> Answer:
+    ranks = list(HealthLevel)
     worst_first = sorted(findings, key=lambda finding: -ranks.index(finding[0]))
-    level = worst_first[0][0] if worst_first else Level.GOOD
+    level = worst_first[0][0] if worst_first else HealthLevel.GOOD
     details = [text for _, text in worst_first[:DETAILS]]
     if len(worst_first) > DETAILS:
         details.append(f"and {len(worst_first) - DETAILS} more")
     return Answer(question, answers[level], level, tuple(details) or (all_well,))
 
 
-def _sweep(settings: Settings, view: View) -> Iterator[_Finding]:
+def _sweep(settings: Settings, view: ShardView) -> Iterator[_Finding]:
     status = view.status
     if view.error:
-        yield Level.BAD, f"Redis cannot be read: {view.error}"
+        yield HealthLevel.BAD, f"Redis cannot be read: {view.error}"
         return
     if status is None:
-        yield Level.WATCH, "not looked at yet"
+        yield HealthLevel.WATCH, "not looked at yet"
         return
     if view.age_seconds > STALE:
-        yield Level.BAD, f"Redis has not answered for {span(view.age_seconds)}"
+        yield HealthLevel.BAD, f"Redis has not answered for {span(view.age_seconds)}"
         return
     # A replica that dies is replaced after the lease's TTL and an interval; a drain may take its whole time budget.
     sweep = settings.sweep
@@ -114,21 +114,21 @@ def _sweep(settings: Settings, view: View) -> Iterator[_Finding]:
     if status.sweeping:
         late += sweep.time_budget.total_seconds()
     if status.tick_age_seconds is None:
-        yield Level.WATCH, "no sweep has ended yet"
+        yield HealthLevel.WATCH, "no sweep has ended yet"
     elif (age := status.tick_age_seconds + view.age_seconds) > late:
-        yield Level.BAD, f"not swept for {span(age)}"
+        yield HealthLevel.BAD, f"not swept for {span(age)}"
     due = status.due
     if due.oldest_overdue_seconds > OVERDUE_WATCH:
-        level = Level.BAD if due.oldest_overdue_seconds > OVERDUE_BAD else Level.WATCH
+        level = HealthLevel.BAD if due.oldest_overdue_seconds > OVERDUE_BAD else HealthLevel.WATCH
         about = "" if due.exact else "about "
         yield level, f"{about}{due.overdue:,} overdue, the oldest for {span(due.oldest_overdue_seconds)}"
 
 
-def _deliveries(view: View) -> Iterator[_Finding]:
+def _deliveries(view: ShardView) -> Iterator[_Finding]:
     if view.status is None or view.error or view.age_seconds > STALE:
         # What cannot be read is not delivered either: events are taken from the same Redis.
         if view.status is None or view.status.endpoints:
-            yield Level.WATCH, "not known"
+            yield HealthLevel.WATCH, "not known"
         return
     for endpoint in view.status.endpoints:
         finding = _delivery(endpoint)
@@ -143,26 +143,26 @@ def _delivery(endpoint: EndpointStatus) -> _Finding | None:
     if endpoint.state == "unknown":
         return None
     if endpoint.state == "paused":
-        return Level.BAD, f"{endpoint.name} is paused; {waiting}"
+        return HealthLevel.BAD, f"{endpoint.name} is paused; {waiting}"
     if endpoint.state == "failing":
-        return Level.BAD, f"{endpoint.name} fails; {waiting}"
+        return HealthLevel.BAD, f"{endpoint.name} fails; {waiting}"
     if endpoint.oldest_pending_seconds > PENDING_BAD:
-        return Level.BAD, f"{endpoint.name}: {waiting}"
+        return HealthLevel.BAD, f"{endpoint.name}: {waiting}"
     if endpoint.oldest_pending_seconds > PENDING_WATCH:
-        return Level.WATCH, f"{endpoint.name}: {waiting}"
+        return HealthLevel.WATCH, f"{endpoint.name}: {waiting}"
     return None
 
 
-def _anything_aside(view: View) -> bool:
+def _anything_aside(view: ShardView) -> bool:
     return view.status is not None and bool(view.status.quarantined or view.status.dead_letters)
 
 
-def _set_aside(view: View) -> Iterator[_Finding]:
+def _set_aside(view: ShardView) -> Iterator[_Finding]:
     if view.status is None:
-        yield Level.WATCH, "not known"
+        yield HealthLevel.WATCH, "not known"
         return
     if view.status.quarantined:
-        yield Level.WATCH, f"{view.status.quarantined:,} in quarantine"
+        yield HealthLevel.WATCH, f"{view.status.quarantined:,} in quarantine"
     if view.status.dead_letters:
         letters = "dead letter" if view.status.dead_letters == 1 else "dead letters"
-        yield Level.WATCH, f"{view.status.dead_letters:,} {letters}"
+        yield HealthLevel.WATCH, f"{view.status.dead_letters:,} {letters}"

@@ -10,7 +10,7 @@ from sweeperd.ops.explain import explain
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.index_reader import Entry, Pager, Position
+from sweeperd.sweep.index_reader import IndexEntry, IndexPager, Position
 from sweeperd.sweep.sweeper import Outcome
 
 #: The problem of an entry that somebody else has taken off the list.
@@ -36,7 +36,7 @@ class SetAside:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class QuarantineFilter:
     """Which entries are meant: these ids, or all of this reason and of one of these tenants (None: of any)."""
 
     ids: tuple[bytes, ...] | None = None
@@ -49,7 +49,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class QuarantineChange:
     """What became of one entry. `problem`: why it stays where it is; empty where it was done."""
 
     entry: SetAside
@@ -64,7 +64,7 @@ class Quarantine:
         self._settings = settings
         #: How many entries are read in one go, and how many commands are sent in one.
         self._length = settings.pipeline_depth
-        self._pager = Pager(shard, shard.keys.quarantine)
+        self._pager = IndexPager(shard, shard.keys.quarantine)
         self._requeue = Script("ops/requeue")
         self._explain = Script("ops/explain")
 
@@ -72,12 +72,12 @@ class Quarantine:
         """How many entries there are."""
         return int(self._shard.client.zcard(self._shard.keys.quarantine))
 
-    def find(self, wanted: Wanted) -> Iterator[SetAside]:
+    def find(self, wanted: QuarantineFilter) -> Iterator[SetAside]:
         """The entries that are meant, the oldest first, read page by page. Ids that are not there do not come."""
         for page in self._pages(wanted, lambda _: True):
             yield from page
 
-    def requeue(self, wanted: Wanted) -> Iterator[list[Done]]:
+    def requeue(self, wanted: QuarantineFilter) -> Iterator[list[QuarantineChange]]:
         """
         Put them back into the index, page by page, those that were there when it began. What a sweep would only set
         aside again is not repaired yet: it stays on the list.
@@ -89,7 +89,7 @@ class Quarantine:
             removed.update(each.entry.id for each in done if each.problem in ("", NOT_THERE))
             yield done
 
-    def dismiss(self, wanted: Wanted) -> Iterator[list[Done]]:
+    def dismiss(self, wanted: QuarantineFilter) -> Iterator[list[QuarantineChange]]:
         """Take them off the list, page by page. Reservation and budgets stay as they are."""
         removed: set[bytes] = set()
         for page in self._pages(wanted, lambda entry: entry.id not in removed):
@@ -99,9 +99,9 @@ class Quarantine:
                 pipeline.zrem(self._shard.keys.quarantine, entry.id)
             gone = pipeline.execute()
             removed.update(entry.id for entry in page)
-            yield [Done(entry, "" if count else NOT_THERE) for entry, count in zip(page, gone, strict=True)]
+            yield [QuarantineChange(entry, "" if count else NOT_THERE) for entry, count in zip(page, gone, strict=True)]
 
-    def _requeue_page(self, page: Sequence[SetAside]) -> list[Done]:
+    def _requeue_page(self, page: Sequence[SetAside]) -> list[QuarantineChange]:
         keys, client = self._shard.keys, self._shard.client
         explanations = explain(self._shard, self._settings, [entry.id for entry in page], self._explain)
         problems = {
@@ -118,9 +118,9 @@ class Quarantine:
                 problems[id_] = describe(reply)
             elif reply != b"requeued":
                 problems[id_] = reply.decode()
-        return [Done(entry, problems.get(entry.id, "")) for entry in page]
+        return [QuarantineChange(entry, problems.get(entry.id, "")) for entry in page]
 
-    def _pages(self, wanted: Wanted, stays: Callable[[SetAside], bool]) -> Iterator[list[SetAside]]:
+    def _pages(self, wanted: QuarantineFilter, stays: Callable[[SetAside], bool]) -> Iterator[list[SetAside]]:
         """
         The entries that are meant, of those that are there now: what is set aside while this goes on is not looked at
         again. `stays` is asked about each entry of a page when the next one is asked for.
@@ -146,9 +146,9 @@ class Quarantine:
         for id_ in ids:
             pipeline.zscore(self._shard.keys.quarantine, id_)
         scores = zip(ids, pipeline.execute(), strict=True)
-        return self._read([Entry(id_, str(score).encode()) for id_, score in scores if score is not None])
+        return self._read([IndexEntry(id_, str(score).encode()) for id_, score in scores if score is not None])
 
-    def _read(self, entries: Sequence[Entry]) -> list[SetAside]:
+    def _read(self, entries: Sequence[IndexEntry]) -> list[SetAside]:
         pipeline = self._shard.client.pipeline(transaction=False)
         for entry in entries:
             pipeline.hmget(self._shard.keys.reservation(entry.id), *_FIELDS)

@@ -26,11 +26,11 @@ from typing import Any, cast
 
 from sweeperd.config import SweepSettings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.ops.budget_drift import MOMENTS, Difference, Holdings, Seen
-from sweeperd.ops.throttle import Pace
+from sweeperd.ops.budget_drift import MOMENTS, BudgetDrift, Difference, Seen
+from sweeperd.ops.throttle import Throttle
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.text import shown
+from sweeperd.text import decode
 
 #: How many keys one SCAN looks at, and how many reservations or budgets one script: 0.1 to 0.2 ms of Redis's time each.
 PAGE, LOOK = 50, 5
@@ -85,12 +85,12 @@ class Finding:
         """For JSON."""
         if self.fault is not Fault.BUDGET_DRIFT:
             scores = {"score": self.found or None, "expires_at": self.expected or None}
-            return {"kind": self.fault.value, "id": shown(self.subject), **scores, "mended": self.mended}
+            return {"kind": self.fault.value, "id": decode(self.subject), **scores, "mended": self.mended}
         assert self.bounds is not None  # noqa: S101 - for the type checker
         least, most = self.bounds
         return {
             "kind": self.fault.value,
-            "budget": shown(self.subject),
+            "budget": decode(self.subject),
             "reserved": int(self.found),
             "held": int(self.expected),
             "difference": least if least == most else None,
@@ -150,7 +150,7 @@ class ReconcileReport:
         return json.dumps(self.as_dict())
 
 
-class Stage(enum.StrEnum):
+class WalkStage(enum.StrEnum):
     """What a walk is busy with."""
 
     BUDGETS = "reading the budgets"
@@ -160,7 +160,7 @@ class Stage(enum.StrEnum):
 
 
 #: (stage, done so far, expected in all)
-Progress = Callable[[Stage, int, int], None]
+WalkProgress = Callable[[WalkStage, int, int], None]
 
 
 def reconcile(
@@ -171,14 +171,14 @@ def reconcile(
     repair: bool = False,
     limit: int = FINDINGS,
     stop: threading.Event | None = None,
-    progress: Progress = lambda *_: None,
+    progress: WalkProgress = lambda *_: None,
 ) -> ReconcileReport:
     """
     Walk one shard at `rate` keys a second at most; with `repair`, mend the index. `limit` findings are kept. Raises
     RedisUnavailable, and Interrupted once `stop` is set.
     """
     with shard.reaching():
-        return _Walk(shard, settings, Pace(rate, stop), progress, limit, repair=repair).run()
+        return _Walk(shard, settings, Throttle(rate, stop), progress, limit, repair=repair).run()
 
 
 @dataclass
@@ -195,8 +195,8 @@ class _Walk:
         self,
         shard: Shard,
         settings: SweepSettings,
-        pace: Pace,
-        progress: Progress,
+        pace: Throttle,
+        progress: WalkProgress,
         limit: int,
         *,
         repair: bool,
@@ -227,9 +227,9 @@ class _Walk:
         started, started_at = time.monotonic(), self._shard.read_clock()
         size = self._client.dbsize()
         self._told = Seen(size)
-        holdings = Holdings(self._keys, size)
+        holdings = BudgetDrift(self._keys, size)
         self._read_budgets(holdings, size)
-        self._walk_reservations(holdings, size, Stage.RESERVATIONS, faults=True)
+        self._walk_reservations(holdings, size, WalkStage.RESERVATIONS, faults=True)
         differences = self._differences(holdings)
         self._walk_index()
         while self._hints:
@@ -254,12 +254,12 @@ class _Walk:
 
     # ---- budgets
 
-    def _read_budgets(self, holdings: Holdings, size: int) -> None:
+    def _read_budgets(self, holdings: BudgetDrift, size: int) -> None:
         """The moments of every budget. All of them come before the walk over the reservations begins."""
-        for page in self._scan(self._keys.budget_stem, size, Stage.BUDGETS):
+        for page in self._scan(self._keys.budget_stem, size, WalkStage.BUDGETS):
             self._take_moments(holdings, [key for key in page if key not in holdings])
 
-    def _take_moments(self, holdings: Holdings, budgets: Sequence[bytes]) -> None:
+    def _take_moments(self, holdings: BudgetDrift, budgets: Sequence[bytes]) -> None:
         for part in _parts(list(dict.fromkeys(budgets))):
             for _ in range(MOMENTS):
                 self._pace.begin()
@@ -268,7 +268,7 @@ class _Walk:
                 self._pace.end()
                 self._pace.wait(MOMENT_PAUSE)
 
-    def _differences(self, holdings: Holdings) -> Mapping[bytes, Difference | None]:
+    def _differences(self, holdings: BudgetDrift) -> Mapping[bytes, Difference | None]:
         """What a walk that has just ended found. None of it counts where its clock or its audit was not kept."""
         now = self._shard.read_clock()
         first, last = holdings.first_ms, holdings.last_ms
@@ -283,9 +283,9 @@ class _Walk:
         suspects = {key: each for key, each in first.items() if each is not None and each.is_drift}
         if not suspects:
             return {}, unjudged
-        again = Holdings(self._keys, size)
+        again = BudgetDrift(self._keys, size)
         self._take_moments(again, list(suspects))
-        self._walk_reservations(again, size, Stage.AGAIN, faults=False)
+        self._walk_reservations(again, size, WalkStage.AGAIN, faults=False)
         second = self._differences(again)
         drifts = {}
         for key, suspect in suspects.items():
@@ -301,7 +301,7 @@ class _Walk:
 
     # ---- reservations and index
 
-    def _walk_reservations(self, holdings: Holdings, size: int, stage: Stage, *, faults: bool) -> None:
+    def _walk_reservations(self, holdings: BudgetDrift, size: int, stage: WalkStage, *, faults: bool) -> None:
         stem = self._keys.reservation(b"")
         since: int | str = "" if holdings.first_ms is None else holdings.first_ms
         for page in self._scan(stem, size, stage):
@@ -327,7 +327,7 @@ class _Walk:
             self._tally.entries += len(entries)
             self._settle()
             done += len(entries)
-            self._progress(Stage.INDEX, done, max(size, done))
+            self._progress(WalkStage.INDEX, done, max(size, done))
             if not cursor:
                 self._same_server(at_once=True)
                 return
@@ -392,7 +392,7 @@ class _Walk:
 
     # ---- the server
 
-    def _scan(self, stem: bytes, size: int, stage: Stage) -> Iterator[list[bytes]]:
+    def _scan(self, stem: bytes, size: int, stage: WalkStage) -> Iterator[list[bytes]]:
         """All keys that begin with it, page by page; some may come twice."""
         pattern = re.sub(rb"([\\*?\[\]^-])", rb"\\\1", stem) + b"*"
         cursor, done = 0, 0

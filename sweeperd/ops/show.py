@@ -11,7 +11,7 @@ from sweeperd.delivery.outbox import PARKED
 from sweeperd.delivery.payload import message
 from sweeperd.ops.explain import Explanation, explain
 from sweeperd.store.shard import Shard
-from sweeperd.text import shown, strings
+from sweeperd.text import decode, strings
 
 #: Its event was added by the script that took the time of its expiry, a moment before: where to look for it, ms.
 EVENT_BEFORE, EVENT_AFTER = 10, 5_000
@@ -160,7 +160,7 @@ def _range(shard: Shard, key: bytes, first_ms: int, last: str) -> Iterator[tuple
 
 def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -> Iterator[EventDelivery]:
     letters = {
-        shown(letter.get(b"endpoint", b"")): letter
+        decode(letter.get(b"endpoint", b"")): letter
         for _, letter in _range(shard, shard.keys.dead_letters, int(entry.partition(b"-")[0]), "+")
         if letter.get(b"event") == entry
     }
@@ -172,17 +172,17 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
             letter = letters[name]
             attempts = letter.get(b"attempts", b"")
             hand_overs = int(attempts) if attempts.isdigit() else 0
-            yield EventDelivery(name, Fate.DEAD_LETTER, hand_overs, reason=shown(letter.get(b"reason", b"")))
+            yield EventDelivery(name, Fate.DEAD_LETTER, hand_overs, reason=decode(letter.get(b"reason", b"")))
         elif name not in groups:
             yield EventDelivery(name, Fate.NO_GROUP)
         elif _moment(entry) > _moment(groups[name]):
             yield EventDelivery(name, Fate.NOT_TAKEN)
         elif rows := _pending(shard, name, entry):
             row = rows[0]
-            owner = "" if row["consumer"] == PARKED else shown(row["consumer"])
+            owner = "" if row["consumer"] == PARKED else decode(row["consumer"])
             idle = row["time_since_delivered"] / 1000
             yield EventDelivery(name, Fate.PENDING, row["times_delivered"], owner, idle)
-        elif tenants is not None and shown(event.get(b"tenant", b"")) not in tenants:
+        elif tenants is not None and decode(event.get(b"tenant", b"")) not in tenants:
             yield EventDelivery(name, Fate.NOT_ASKED_FOR)
         else:
             yield EventDelivery(name, Fate.ACKNOWLEDGED)
@@ -195,7 +195,7 @@ def _pending(shard: Shard, group: str, entry: bytes) -> list[dict[str, Any]]:
 
 def _groups(shard: Shard) -> dict[str, bytes]:
     """Each group and the last event that it has been given."""
-    return {shown(row["name"]): row["last-delivered-id"] for row in shard.client.xinfo_groups(shard.keys.events)}
+    return {decode(row["name"]): row["last-delivered-id"] for row in shard.client.xinfo_groups(shard.keys.events)}
 
 
 def _moment(entry: bytes) -> tuple[int, int]:

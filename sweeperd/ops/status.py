@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import redis
 
 from sweeperd.config import Settings, SweepSettings
-from sweeperd.delivery.endpoint_state import CircuitBoard, EndpointBoard
-from sweeperd.delivery.outbox import EventStream
+from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateStore
+from sweeperd.delivery.outbox import Outbox
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.explain import explain
 from sweeperd.store.errors import describe
 from sweeperd.store.lease import holder
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.last_sweep import Tick, last_tick
+from sweeperd.sweep.last_sweep import LastSweep, read_last_sweep
 from sweeperd.sweep.sweeper import Outcome
-from sweeperd.text import shown
+from sweeperd.text import decode
 
 #: How many due entries are looked into; where there are more, so many of them, evenly spread.
 SAMPLE = 200
@@ -99,7 +99,7 @@ class ShardStatus:
     due: Due = Due()
     quarantined: int = 0
     #: The last tick; None before the first.
-    tick: Tick | None = None
+    tick: LastSweep | None = None
     #: Host and process id of who sweeps at this moment; empty where nobody does.
     sweeping: str = ""
     endpoints: tuple[EndpointStatus, ...] = ()
@@ -161,7 +161,7 @@ def _read(settings: Settings, shard: Shard, sample: int) -> ShardStatus:
         now_ms=now,
         due=_due(shard, settings.sweep, now, due, sample),
         quarantined=quarantined,
-        tick=last_tick(shard),
+        tick=read_last_sweep(shard),
         sweeping=holder(shard, "sweep"),
         endpoints=_endpoints(settings, shard, now, by_endpoint),
         dead_letters=dead_letters,
@@ -213,14 +213,14 @@ def _dead_letters(shard: Shard) -> Counter[str]:
             break
         first = b"(" + reply[0]
         for endpoint, count in zip(reply[1::2], reply[2::2], strict=True):
-            counts[shown(endpoint)] += count
+            counts[decode(endpoint)] += count
         if sum(reply[2::2]) < LETTERS_PAGE:
             break
     return counts
 
 
 def _endpoints(settings: Settings, shard: Shard, now: int, dead_letters: Counter[str]) -> tuple[EndpointStatus, ...]:
-    stream, board, circuits = EventStream(shard, "operator"), EndpointBoard(shard), CircuitBoard(shard)
+    stream, board, circuits = Outbox(shard, "operator"), EndpointStateStore(shard), CircuitStateStore(shard)
     found = []
     for endpoint in settings.webhooks.endpoints:
         name = endpoint.name
@@ -233,7 +233,7 @@ def _endpoints(settings: Settings, shard: Shard, now: int, dead_letters: Counter
                 oldest_pending_seconds=backlog.oldest_seconds,
                 paused_at_ms=state.paused_at,
                 paused_reason=state.reason,
-                quiet_seconds=max(0.0, (state.quiet_until - now) / 1000),
+                quiet_seconds=max(0.0, (state.muted_until - now) / 1000),
                 circuit_open=is_open,
                 failures=circuit.failures if is_open else 0,
                 failure=circuit.reason if is_open else "",

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sweeperd.ops.health_summary import View
+from sweeperd.ops.health_summary import ShardView
 from sweeperd.ops.status import ShardStatus
 
 #: Between two samples, seconds, and how far back they go.
@@ -30,7 +30,7 @@ class Sample:
     pending: Mapping[str, int] | None = None
 
 
-class Lookout:
+class StatusHistory:
     """
     One thread looks, others ask; who asks never waits for Redis. `read` may take as long as it likes, and does not
     raise where Redis cannot be worked with. It is called seldom, but at each `look` while somebody asks.
@@ -47,7 +47,7 @@ class Lookout:
         self._error = ""
         self._asked_at: float | None = None
 
-    def succeed(self, before: "Lookout") -> None:
+    def adopt(self, before: "StatusHistory") -> None:
         """Take over what another remembers of the same shard."""
         with before._lock:
             samples, status, read_at, error = before._samples.copy(), before._status, before._read_at, before._error
@@ -70,12 +70,12 @@ class Lookout:
             if due:
                 self._samples.append(_sample(now, status))
 
-    def view(self) -> View:
+    def view(self) -> ShardView:
         """What is known now. Somebody asks, so it is looked at more often from now on."""
         with self._lock:
             self._asked_at = now = time.monotonic()
             age = now - self._read_at if self._status else 0.0
-            return View(self._name, self._address, self._status, age, self._error)
+            return ShardView(self._name, self._address, self._status, age, self._error)
 
     def samples(self) -> list[Sample]:
         """The last hour, the oldest first, with what is known now as the last one."""

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from sweeperd import __version__
 from sweeperd.config import Settings
-from sweeperd.ops.health_summary import STALE, View, outlook
+from sweeperd.ops.health_summary import STALE, ShardView, summarize_health
 from sweeperd.ops.status import EndpointStatus, ShardStatus
 from sweeperd.ops.status_history import Sample
 from sweeperd.store.process import process_name
@@ -19,9 +19,11 @@ UNKNOWN = 10
 SPAN_MS = 5000
 
 
-def report(settings: Settings, shards: Sequence[tuple[View, Sequence[Sample]]], now: float) -> dict[str, Any]:
+def status_report(
+    settings: Settings, shards: Sequence[tuple[ShardView, Sequence[Sample]]], now: float
+) -> dict[str, Any]:
     """All of it. `now`: monotonic, seconds, like the samples'."""
-    answers = outlook(settings, [view for view, _ in shards])
+    answers = summarize_health(settings, [view for view, _ in shards])
     return {
         "version": __version__,
         "by": _text(process_name()),
@@ -38,7 +40,7 @@ def report(settings: Settings, shards: Sequence[tuple[View, Sequence[Sample]]], 
     }
 
 
-def _shard(settings: Settings, view: View, samples: Sequence[Sample], now: float) -> dict[str, Any]:
+def _shard(settings: Settings, view: ShardView, samples: Sequence[Sample], now: float) -> dict[str, Any]:
     return {
         "name": view.name,
         "address": _text(view.address),

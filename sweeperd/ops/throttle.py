@@ -11,7 +11,7 @@ class Interrupted(Exception):
     """The walk was told to stop."""
 
 
-class Pace:
+class Throttle:
     """
     At most `rate` keys a second. `stop` ends the walk at its next step.
 

@@ -1,4 +1,4 @@
-"""The daemon: a keeper for each shard and the scheduler, started and stopped in order."""
+"""The daemon: a shard runner for each shard and the scheduler, started and stopped in order."""
 
 import threading
 import time
@@ -12,8 +12,8 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import shares
 from sweeperd.metrics import Metrics
-from sweeperd.ops.status_report import report
-from sweeperd.runtime.shard_runner import Keeper
+from sweeperd.ops.status_report import status_report
+from sweeperd.runtime.shard_runner import ShardRunner
 from sweeperd.store.shard import open_shards
 
 
@@ -25,38 +25,38 @@ class Daemon:
         self._stop = threading.Event()
         self.metrics = metrics or Metrics(tenant_label=settings.metrics.tenant_label)
         shards = open_shards(settings)
-        self._keepers = [
-            Keeper(settings, shard, self.metrics, self._stop, concurrency)
+        self._runners = [
+            ShardRunner(settings, shard, self.metrics, self._stop, concurrency)
             for shard, concurrency in zip(shards, shares(settings.webhooks.concurrency, len(shards)), strict=True)
         ]
-        self._duties = [duty for keeper in self._keepers for duty in keeper.duties]
+        self._tasks = [duty for runner in self._runners for duty in runner.tasks]
         # A thread for each duty, so that none waits for another's shard.
-        self._scheduler = BackgroundScheduler(timezone=UTC, executors={"default": SchedulerPool(len(self._duties))})
+        self._scheduler = BackgroundScheduler(timezone=UTC, executors={"default": SchedulerPool(len(self._tasks))})
 
     def start(self) -> None:
         """Start all threads."""
         self._scheduler.start()
-        for keeper in self._keepers:
-            keeper.start(self._scheduler)
+        for runner in self._runners:
+            runner.start(self._scheduler)
 
     def about(self) -> dict[str, object]:
         """What it works on, for the log."""
         return {
-            "shards": {keeper.name: keeper.address for keeper in self._keepers},
+            "shards": {runner.name: runner.address for runner in self._runners},
             "interval_seconds": self._settings.sweep.interval.total_seconds(),
             "endpoints": [endpoint.name for endpoint in self._settings.webhooks.endpoints],
         }
 
     def catch_up(self) -> None:
         """Call it every second or so: what the scheduler has forgotten runs at once."""
-        for duty in self._duties:
+        for duty in self._tasks:
             duty.catch_up()
 
     def retire(self, seconds: float) -> bool:
         """Take no more work; wait so long for the current slices. Returns whether they have ended."""
         self._stop.set()
         deadline = time.monotonic() + seconds
-        return all([duty.join(deadline) for duty in self._duties])
+        return all([duty.join(deadline) for duty in self._tasks])
 
     def finish(self, deadline: float) -> bool:
         """
@@ -66,8 +66,8 @@ class Daemon:
         """
         self._stop.set()
         # All at once: a shard that does not answer takes none of the others' time.
-        with ThreadPoolExecutor(len(self._keepers), thread_name_prefix="end") as pool:
-            ended = all(list(pool.map(lambda keeper: keeper.end(deadline), self._keepers)))
+        with ThreadPoolExecutor(len(self._runners), thread_name_prefix="end") as pool:
+            ended = all(list(pool.map(lambda runner: runner.end(deadline), self._runners)))
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
         return ended
@@ -76,15 +76,15 @@ class Daemon:
         """`finish`, by default within `shutdown_grace`."""
         return self.finish(deadline or time.monotonic() + self._settings.shutdown_grace.total_seconds())
 
-    def succeed(self, before: "Daemon") -> None:
+    def adopt(self, before: "Daemon") -> None:
         """Take over from a daemon that has retired: what it knows of its shards is still so."""
-        predecessors = {keeper.place: keeper for keeper in before._keepers}
-        for keeper in self._keepers:
-            if predecessor := predecessors.get(keeper.place):
-                keeper.succeed(predecessor)
+        predecessors = {runner.place: runner for runner in before._runners}
+        for runner in self._runners:
+            if predecessor := predecessors.get(runner.place):
+                runner.adopt(predecessor)
         for name in before._endpoints - self._endpoints:
             self.metrics.forget_endpoint(name)
-        for name in {keeper.name for keeper in before._keepers} - {keeper.name for keeper in self._keepers}:
+        for name in {runner.name for runner in before._runners} - {runner.name for runner in self._runners}:
             self.metrics.forget_shard(name)
 
     @property
@@ -93,7 +93,7 @@ class Daemon:
 
     def health(self) -> tuple[bool, str]:
         """Whether the process is well, and what is wrong with it."""
-        problems = [problem for keeper in self._keepers for problem in keeper.health]
+        problems = [problem for runner in self._runners for problem in runner.health]
         return not problems, ", ".join(problems) or "ok"
 
     def readiness(self) -> tuple[bool, str]:
@@ -101,11 +101,11 @@ class Daemon:
         Ready once each shard has been tried, and as long as one can be swept. All replicas see the same dead Redis, so
         were one enough to be unready, it would stop a roll-out and take the metrics of all others away.
         """
-        troubles = [f"{keeper.name}: {keeper.trouble}" for keeper in self._keepers if keeper.trouble]
-        ready = all(keeper.tried for keeper in self._keepers) and len(troubles) < len(self._keepers)
+        troubles = [f"{runner.name}: {runner.trouble}" for runner in self._runners if runner.trouble]
+        ready = all(runner.tried for runner in self._runners) and len(troubles) < len(self._runners)
         return ready, "\n".join(["ok"] * ready + troubles)
 
     def report(self) -> dict[str, Any]:
         """What the page shows: of each shard the last that is known. Waits for nothing."""
-        shards = [(keeper.lookout.view(), keeper.lookout.samples()) for keeper in self._keepers]
-        return report(self._settings, shards, time.monotonic())
+        shards = [(runner.status_history.view(), runner.status_history.samples()) for runner in self._runners]
+        return status_report(self._settings, shards, time.monotonic())

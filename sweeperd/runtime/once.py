@@ -11,16 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from sweeperd.config import Settings
-from sweeperd.delivery.dispatcher import Delivery, DeliveryReport, shares
+from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher, shares
 from sweeperd.delivery.payload import message
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard, open_shards
-from sweeperd.sweep.last_sweep import TickBoard
+from sweeperd.sweep.last_sweep import LastSweepStore
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper
-from sweeperd.sweep.telemetry import Audit
+from sweeperd.sweep.telemetry import SweepTelemetry
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 LOOK_AGAIN = 0.1
 
 
-class Stage(enum.StrEnum):
+class OnceStage(enum.StrEnum):
     """What the run is busy with."""
 
     SWEEPING = "sweeping"
@@ -36,7 +36,7 @@ class Stage(enum.StrEnum):
 
 
 #: (stage, done so far, expected in all)
-Progress = Callable[[Stage, int, int], None]
+OnceProgress = Callable[[OnceStage, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class OnceReport:
 def run_once(
     settings: Settings,
     stop: threading.Event,
-    progress: Progress = lambda *_: None,
+    progress: OnceProgress = lambda *_: None,
     metrics: Metrics | None = None,
 ) -> OnceReport:
     """
@@ -133,8 +133,10 @@ class _Run:
         self._shard = shard
         self._stop = stop
         self._told = told
-        self._audit = Audit(metrics, shard.name)
-        self._delivery = Delivery(settings, shard, functools.partial(message, shard.origin), metrics, stop, concurrency)
+        self._audit = SweepTelemetry(metrics, shard.name)
+        self._delivery = Dispatcher(
+            settings, shard, functools.partial(message, shard.origin), metrics, stop, concurrency
+        )
 
     def __call__(self) -> None:
         try:
@@ -188,13 +190,13 @@ class _Run:
         return False
 
     def _drain(self) -> None:
-        ticks = TickBoard(self._shard)
+        ticks = LastSweepStore(self._shard)
 
         def observe(decisions: Sequence[Decision], trace_id: str) -> None:
             self._audit.decided(decisions, trace_id)
             ticks.decided(decisions)
             self.counts.update(decision.outcome for decision in decisions)
-            self._told(self.name, Stage.SWEEPING, self.counts.total(), due)
+            self._told(self.name, OnceStage.SWEEPING, self.counts.total(), due)
 
         settings = self._settings.sweep
         sweeper = Sweeper(self._shard, reservations(self._shard.keys, settings), settings, observe, self._stop)
@@ -212,26 +214,26 @@ class _Run:
         self._delivery.start(until_idle=True)
         while not self._delivery.join(time.monotonic() + 0.2):
             done = sum(endpoint.counts().total() for endpoint in self._delivery.endpoints)
-            self._told(self.name, Stage.DELIVERING, done, waiting)
-        self._told(self.name, Stage.DELIVERING, waiting, waiting)
+            self._told(self.name, OnceStage.DELIVERING, done, waiting)
+        self._told(self.name, OnceStage.DELIVERING, waiting, waiting)
 
 
 class _Progress:
     """Sums the shards' progress. The second stage is told of once no shard is at the first any more."""
 
-    def __init__(self, progress: Progress, shards: Sequence[str]) -> None:
+    def __init__(self, progress: OnceProgress, shards: Sequence[str]) -> None:
         self._progress = progress
         self._lock = threading.Lock()
         self._sweeping = set(shards)
         #: Stage -> shard -> done so far, expected in all.
-        self._latest: dict[Stage, dict[str, tuple[int, int]]] = {stage: {} for stage in Stage}
+        self._latest: dict[OnceStage, dict[str, tuple[int, int]]] = {stage: {} for stage in OnceStage}
 
-    def __call__(self, shard: str, stage: Stage, done: int, expected: int) -> None:
+    def __call__(self, shard: str, stage: OnceStage, done: int, expected: int) -> None:
         with self._lock:
             self._latest[stage][shard] = done, expected
-            if stage is Stage.DELIVERING:
+            if stage is OnceStage.DELIVERING:
                 self._sweeping.discard(shard)
-            if stage is Stage.SWEEPING or not self._sweeping:
+            if stage is OnceStage.SWEEPING or not self._sweeping:
                 on_shards = self._latest[stage].values()
                 self._progress(stage, sum(done for done, _ in on_shards), sum(expected for _, expected in on_shards))
 

@@ -21,7 +21,7 @@ class _Job(Protocol):
     def modify(self, *, next_run_time: datetime) -> object: ...
 
 
-class Duty:
+class PeriodicTask:
     """
     Runs `work` at once and then every `interval` seconds or a little sooner, never twice at a time. Whatever it raises
     is logged, and the next time comes all the same. `longest` is how many seconds one run may take before it counts as

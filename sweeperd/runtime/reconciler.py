@@ -38,7 +38,7 @@ class Walked(pydantic.BaseModel):
     found: dict[Fault, int]
 
 
-class Patrol:
+class PeriodicReconciler:
     """
     Walks one shard once in each `reconcile.interval`, whichever replica's turn it is. When the last walk ended is kept
     in Redis, so a daemon that is started again and again does not walk again and again, and all replicas export what it

@@ -15,8 +15,8 @@ from sweeperd.config import Settings
 from sweeperd.errors import ConfigError
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.daemon import Daemon
-from sweeperd.runtime.systemd import Notifier
-from sweeperd.web.server import Web
+from sweeperd.runtime.systemd import SystemdNotifier
+from sweeperd.web.server import WebServer
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Service:
         settings: Settings,
         load: Callable[[], Settings],
         apply_log: Callable[[Settings], None],
-        notifier: Notifier,
+        notifier: SystemdNotifier,
     ) -> None:
         self._settings = settings
         self._load = load
@@ -188,7 +188,7 @@ class Service:
         deadline = time.monotonic() + grace
         while not before.retire(0.1) and not self._ending and time.monotonic() < deadline:
             self._feed()
-        daemon.succeed(before)
+        daemon.adopt(before)
         daemon.start()
         self._daemon, self._settings = daemon, settings
         self._last_work = threading.Thread(target=before.finish, args=(deadline,), name="finish", daemon=True)
@@ -199,9 +199,9 @@ class Service:
         """Whether a daemon that was replaced still has work in flight. One at a time, however many signals come."""
         return self._last_work is not None and self._last_work.is_alive()
 
-    def _listen(self, settings: Settings) -> Web | None:
+    def _listen(self, settings: Settings) -> WebServer | None:
         address = settings.http.address
-        return Web(address, self._metrics, self.health, self.readiness, self.report) if address else None
+        return WebServer(address, self._metrics, self.health, self.readiness, self.report) if address else None
 
     # ---- the end
 

@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from sweeperd.config import Settings
-from sweeperd.delivery.dispatcher import Delivery
+from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.payload import message
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.ops.status import read_status
-from sweeperd.ops.status_history import Lookout
-from sweeperd.runtime.periodic import Duty
-from sweeperd.runtime.reconciler import Patrol
+from sweeperd.ops.status_history import StatusHistory
+from sweeperd.runtime.periodic import PeriodicTask
+from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.last_sweep import TickBoard
+from sweeperd.sweep.last_sweep import LastSweepStore
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Decision, Sweeper
-from sweeperd.sweep.telemetry import Audit
+from sweeperd.sweep.telemetry import SweepTelemetry
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ MAINTENANCE_INTERVAL = 15.0
 LOOK_INTERVAL = 3.0
 
 
-class Keeper:
+class ShardRunner:
     """Keeps one shard. `concurrency`: how many requests it may have in flight."""
 
     def __init__(
@@ -41,32 +41,36 @@ class Keeper:
         self.name = shard.name
         self._shard = shard
         self._stop = stop
-        self._audit = Audit(metrics, shard.name)
+        self._audit = SweepTelemetry(metrics, shard.name)
         self._lease = Lease(shard, "sweep", settings.sweep.lease_ttl, self._audit.lost_lease)
         kind = reservations(shard.keys, settings.sweep)
-        self._ticks = TickBoard(shard)
+        self._ticks = LastSweepStore(shard)
         self._sweeper = Sweeper(shard, kind, settings.sweep, self._decided, stop)
         encode = functools.partial(message, shard.origin)
-        self._delivery = Delivery(settings, shard, encode, metrics, stop, concurrency)
+        self._delivery = Dispatcher(settings, shard, encode, metrics, stop, concurrency)
         interval = settings.sweep.interval.total_seconds()
         patience = 60 + 4 * settings.redis.socket_timeout.total_seconds()
-        self.lookout = Lookout(shard.name, shard.address, functools.partial(read_status, settings, shard))
+        self.status_history = StatusHistory(shard.name, shard.address, functools.partial(read_status, settings, shard))
         self._vital = [
-            Duty(f"sweep of {self.name}", self._sweep, interval, settings.sweep.time_budget.total_seconds() + patience),
-            Duty(f"maintenance of {self.name}", self._maintain, min(MAINTENANCE_INTERVAL, 3 * interval), patience),
+            PeriodicTask(
+                f"sweep of {self.name}", self._sweep, interval, settings.sweep.time_budget.total_seconds() + patience
+            ),
+            PeriodicTask(
+                f"maintenance of {self.name}", self._maintain, min(MAINTENANCE_INTERVAL, 3 * interval), patience
+            ),
         ]
-        self._patrol: Patrol | None = None
+        self._reconciler: PeriodicReconciler | None = None
         if settings.reconcile.interval:
-            self._patrol = Patrol(settings, shard, metrics, stop)
+            self._reconciler = PeriodicReconciler(settings, shard, metrics, stop)
             # A walk may take a day and is ended by a stop within a moment, so it is never stuck.
-            every = self._patrol.look_every
-            self._vital.append(Duty(f"reconcile of {self.name}", self._reconcile, every, math.inf))
+            every = self._reconciler.look_every
+            self._vital.append(PeriodicTask(f"reconcile of {self.name}", self._reconcile, every, math.inf))
         else:
             metrics.forget_reconcile(shard.name)
         #: In a thread of its own, so that nothing waits for what is only to be shown.
-        self.duties = [
+        self.tasks = [
             *self._vital,
-            Duty(f"look at {self.name}", self._look, min(LOOK_INTERVAL, 3 * interval), patience),
+            PeriodicTask(f"look at {self.name}", self._look, min(LOOK_INTERVAL, 3 * interval), patience),
         ]
         #: Whether a sweep was tried yet.
         self.tried = False
@@ -83,11 +87,11 @@ class Keeper:
         """What makes it the same shard after a reload: its name, where it is, its prefix."""
         return self.name, self.address, self._shard.keys.prefix
 
-    def succeed(self, before: "Keeper") -> None:
+    def adopt(self, before: "ShardRunner") -> None:
         """Take over from one that has retired: what it knows of Redis is still so."""
         self.tried, self.trouble = before.tried, before.trouble
-        self._delivery.succeed(before._delivery)
-        self.lookout.succeed(before.lookout)
+        self._delivery.adopt(before._delivery)
+        self.status_history.adopt(before.status_history)
 
     @property
     def health(self) -> list[str]:
@@ -99,13 +103,13 @@ class Keeper:
 
     def start(self, scheduler: BackgroundScheduler) -> None:
         """Start all threads."""
-        for duty in self.duties:
+        for duty in self.tasks:
             duty.schedule(scheduler)
         self._delivery.start()
 
     def end(self, deadline: float) -> bool:
         """After a stop: wait until `deadline` (monotonic) for what is in hand. Returns whether every thread ended."""
-        ended = all([duty.join(deadline) for duty in self.duties])
+        ended = all([duty.join(deadline) for duty in self.tasks])
         ended = self._delivery.join(deadline) and ended
         self._shard.close()
         return ended
@@ -148,11 +152,11 @@ class Keeper:
 
     def _look(self) -> None:
         if not self._stop.is_set():
-            self.lookout.look()
+            self.status_history.look()
 
     def _reconcile(self) -> None:
-        assert self._patrol  # noqa: S101 - for the type checker
+        assert self._reconciler  # noqa: S101 - for the type checker
         try:
-            self._patrol.look()
+            self._reconciler.look()
         except RedisUnavailable as error:
             log.warning("reconcile waits for redis", extra={"shard": self.name, "error": str(error)})

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 SEND_LIMIT = 1.0
 
 
-class Notifier:
+class SystemdNotifier:
     """Tells the service manager; a message that cannot be sent is logged once and changes nothing else."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:

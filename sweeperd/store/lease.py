@@ -13,7 +13,7 @@ from sweeperd.store.errors import is_full
 from sweeperd.store.process import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.text import shown
+from sweeperd.text import decode
 
 #: What follows the process's name in a token: 16 hex digits.
 _UNIQUE = re.compile("-[0-9a-f]{16}$")
@@ -24,7 +24,7 @@ LAST_RENEWAL = 1.0
 def holder(shard: Shard, job: str) -> str:
     """Which process does the job just now; empty where none does. Raises redis.RedisError."""
     token = shard.client.get(shard.keys.lease(job))
-    return _UNIQUE.sub("", shown(token)) if isinstance(token, bytes) else ""
+    return _UNIQUE.sub("", decode(token)) if isinstance(token, bytes) else ""
 
 
 class Lease:

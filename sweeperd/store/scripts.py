@@ -75,9 +75,9 @@ class Script:
         return self._run_unknown(client, calls, _send(client, "EVALSHA", self.sha, calls))
 
     @contextlib.contextmanager
-    def stream(self, client: "redis.Redis") -> Iterator["Stream"]:
+    def stream(self, client: "redis.Redis") -> Iterator["ScriptPipeline"]:
         """Runs of it on a connection of their own, sent before the replies to earlier ones were read."""
-        stream = Stream(self, client)
+        stream = ScriptPipeline(self, client)
         try:
             yield stream
         finally:
@@ -95,7 +95,7 @@ class Script:
         return replies
 
 
-class Received(NamedTuple):
+class PipelineReplies(NamedTuple):
     """The replies to what was sent in one go, and by the server's own clock how long it was busy with it, in µs."""
 
     replies: list[Any]
@@ -105,7 +105,7 @@ class Received(NamedTuple):
     pause_micros: int | None
 
 
-class Stream:
+class ScriptPipeline:
     """
     Runs of one script, first in, first out. Redis works on what was sent while we work on its last replies, so that
     neither waits for the other. In a Cluster, where a command may have to go elsewhere, nothing is sent ahead.
@@ -132,7 +132,7 @@ class Stream:
         packed = [pack_command(command) for command in commands]
         self._connection.send_packed_command([b"".join([_PACKED_TIME, *packed, _PACKED_TIME])])
 
-    def receive(self) -> Received:
+    def receive(self) -> PipelineReplies:
         """
         The replies to the first that were sent and not received yet, as `run_many` gives them. Raises redis.RedisError
         where the connection fails: what was done of these, and of those behind them, is unknown.
@@ -148,7 +148,7 @@ class Stream:
         waited_since = self._next_waits_since
         self._next_waits_since = until if busy and self._sent else None
         known = not any(isinstance(reply, NoScriptError) for reply in replies)
-        return Received(
+        return PipelineReplies(
             self._script._run_unknown(self._client, calls, replies),
             until - since if known and since is not None and until is not None else None,
             None if since is None or waited_since is None else since - waited_since,

@@ -8,12 +8,12 @@ from sweeperd.store.shard import Shard
 #: How many entries are read in one go.
 PAGE = 500
 
-Row = tuple[bytes, dict[bytes, bytes]]
+StreamRow = tuple[bytes, dict[bytes, bytes]]
 
 
 def read(
     shard: Shard, key: bytes, first: bytes = b"-", last: bytes = b"+", *, backwards: bool = False
-) -> Iterator[Row]:
+) -> Iterator[StreamRow]:
     """
     The entries with ids from `first` to `last` (`(id`: without that one), each with its fields; `backwards`: the newest
     first. Raises redis.RedisError.
@@ -21,7 +21,7 @@ def read(
     client = shard.client
     while True:
         rows = client.xrevrange(key, last, first, PAGE) if backwards else client.xrange(key, first, last, PAGE)
-        for row in cast(list[Row], rows):
+        for row in cast(list[StreamRow], rows):
             yield row
             if backwards:
                 last = b"(" + row[0]

@@ -18,7 +18,7 @@ BELIEVED = 0.25
 NO_PAUSE = 10
 
 
-class SliceLength:
+class AdaptiveBatchSize:
     """
     From `shortest` to `longest` entries, so that Redis is busy with a slice for `limit_micros` at most.
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.index_reader import Entry, Position
+from sweeperd.sweep.index_reader import IndexEntry, Position
 
 #: For how long at least and at most a stretch is not looked at again, seconds. At random, so that not all of them are
 #: due in the same tick.
@@ -30,10 +30,10 @@ REMEMBERED = 5_000
 
 
 @dataclass(frozen=True)
-class Look:
+class GraceScan:
     """
     A script that pages as page.lua does and tells what is in grace. `args` come behind those of page.lua; what it
-    returns is told in page_in_grace.lua.
+    returns is told in grace_scan.lua.
     """
 
     script: Script
@@ -41,7 +41,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class CachedRange:
     """So many entries in a row, every one of them in grace when it was looked at."""
 
     count: int
@@ -60,25 +60,25 @@ class Stretch:
         return Position(self.last, self.tail + (begin.passed if begin.score == self.last else 0))
 
 
-class LookedAt(NamedTuple):
+class ScannedPage(NamedTuple):
     """A page: its entries, and whether there is nothing behind them that is due."""
 
-    entries: list[Entry]
+    entries: list[IndexEntry]
     last: bool
 
 
-class Graces:
+class GraceCache:
     """What is known of one index. One tick at a time goes through it, from the lowest score to the highest."""
 
-    def __init__(self, shard: Shard, index: bytes, look: Look) -> None:
+    def __init__(self, shard: Shard, index: bytes, look: GraceScan) -> None:
         self._shard = shard
         self._index = index
         self._look = look
-        self._check = Script("sweep/stretches")
+        self._check = Script("sweep/unchanged_ranges")
         #: The stretches that this tick has not come to yet.
-        self._ahead: deque[Stretch] = deque()
+        self._ahead: deque[CachedRange] = deque()
         #: Those that it has found as they were, and new ones.
-        self._behind: list[Stretch] = []
+        self._behind: list[CachedRange] = []
         #: Up to this score the page is read now, so that the next stretch begins where it did.
         self._bound: bytes | None = None
 
@@ -108,22 +108,22 @@ class Graces:
             self._bound = self._ahead.popleft().last
         return position, sum(stretch.count for stretch in asked[:held])
 
-    def read(self, until: int, position: Position, count: int) -> LookedAt:
+    def read(self, until: int, position: Position, count: int) -> ScannedPage:
         """The next entries with a score up to `until`, and of each whether it is in grace. Raises redis.RedisError."""
         bounded = self._bound is not None and float(self._bound) < until
         last: bytes | int = self._bound if bounded and self._bound is not None else until
         args: list[bytes | int] = [last, position.score, position.passed, count, *self._look.args]
         reply: Any = self._look.script.run(self._shard.client, Call([self._index], args))
         flat, flags, more, *stretch = reply
-        entries = list(map(Entry, flat[::2], flat[1::2], [flag == ord("1") for flag in flags]))
+        entries = list(map(IndexEntry, flat[::2], flat[1::2], [flag == ord("1") for flag in flags]))
         if stretch:
             fingerprint, until_ms = stretch
             self._remember(entries, fingerprint, int(until_ms))
         if more != b"1":
             self._bound = None
-        return LookedAt(entries, more != b"1" and not bounded)
+        return ScannedPage(entries, more != b"1" and not bounded)
 
-    def _next(self, position: Position, entries: int) -> list[Stretch]:
+    def _next(self, position: Position, entries: int) -> list[CachedRange]:
         """The stretches to be asked about, from the first that is ahead."""
         now = time.monotonic()
         while self._ahead and float(self._ahead[0].first) < float(position.score):
@@ -131,7 +131,7 @@ class Graces:
             stretch = self._ahead.popleft()
             if now < stretch.look_again_at:
                 self._behind.append(stretch)
-        asked: list[Stretch] = []
+        asked: list[CachedRange] = []
         for stretch in self._ahead:
             if now >= stretch.look_again_at or entries <= 0:
                 break
@@ -141,10 +141,10 @@ class Graces:
             self._bound = self._ahead.popleft().last
         return asked
 
-    def _remember(self, entries: Sequence[Entry], fingerprint: bytes, until_ms: int) -> None:
+    def _remember(self, entries: Sequence[IndexEntry], fingerprint: bytes, until_ms: int) -> None:
         if len(self._behind) + len(self._ahead) >= REMEMBERED:
             return
         first, last = entries[0].score, entries[-1].score
         tail = sum(entry.score == last for entry in entries)
         look_again_at = time.monotonic() + random.uniform(*LOOK_AGAIN)  # noqa: S311
-        self._behind.append(Stretch(len(entries), first, last, tail, fingerprint, until_ms, look_again_at))
+        self._behind.append(CachedRange(len(entries), first, last, tail, fingerprint, until_ms, look_again_at))

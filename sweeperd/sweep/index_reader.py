@@ -8,7 +8,7 @@ from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """One entry of the index."""
 
     id: bytes
@@ -24,7 +24,7 @@ class Position:
     score: bytes = b"-inf"
     passed: int = 0
 
-    def behind(self, entries: Iterable[tuple[Entry, bool]]) -> "Position":
+    def behind(self, entries: Iterable[tuple[IndexEntry, bool]]) -> "Position":
         """Behind these, each of which stays where it is or does not."""
         score, passed = self.score, self.passed
         for entry, stays in entries:
@@ -33,12 +33,12 @@ class Position:
             passed += stays
         return Position(score, passed)
 
-    def behind_all(self, entries: Iterable[Entry]) -> "Position":
+    def behind_all(self, entries: Iterable[IndexEntry]) -> "Position":
         """Behind these, all of which stay."""
         return self.behind((entry, True) for entry in entries)
 
 
-class Pager:
+class IndexPager:
     """Reads an index page by page."""
 
     def __init__(self, shard: Shard, index: bytes) -> None:
@@ -46,8 +46,8 @@ class Pager:
         self._index = index
         self._page = Script("sweep/page")
 
-    def read(self, until: int, position: Position, count: int) -> list[Entry]:
+    def read(self, until: int, position: Position, count: int) -> list[IndexEntry]:
         """The next entries with a score up to `until`. Raises redis.RedisError."""
         call = Call([self._index], [until, position.score, position.passed, count])
         flat: list[bytes] = self._page.run(self._shard.client, call)
-        return list(map(Entry, flat[::2], flat[1::2]))
+        return list(map(IndexEntry, flat[::2], flat[1::2]))

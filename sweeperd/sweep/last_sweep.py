@@ -12,7 +12,7 @@ from sweeperd.store.process import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.sweeper import Decision, Outcome, SweepReport
-from sweeperd.text import shown
+from sweeperd.text import decode
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ _FIELDS = (b"at", b"by", b"seconds", b"complete", b"expired", b"earlier_at", b"e
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class LastSweep:
     """The last tick over a shard, whoever made it."""
 
     #: When it ended, ms on Redis's clock.
@@ -42,12 +42,12 @@ class Tick:
         return 1000 * (self.expired - self.earlier_expired) / elapsed if elapsed > 0 else 0.0
 
 
-class TickBoard:
+class LastSweepStore:
     """`sweeperd:ticks`, as one sweeping process writes it. Not to be shared by threads."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._script = Script("sweep/tick")
+        self._script = Script("sweep/last_sweep")
         self._by = process_name()
         self._expired = 0
         self._told = False
@@ -75,14 +75,14 @@ class TickBoard:
                 self._told = True
 
 
-def last_tick(shard: Shard) -> Tick | None:
+def read_last_sweep(shard: Shard) -> LastSweep | None:
     """None where there is none, or where what is there cannot be read. Raises redis.RedisError."""
     row = cast(list[bytes | None], shard.client.hmget(shard.keys.ticks, list(_FIELDS)))
     at, by, seconds, complete, expired, earlier_at, earlier_expired = row
     try:
-        return Tick(
+        return LastSweep(
             int(at or b""),
-            shown(by or b""),
+            decode(by or b""),
             float(seconds or b""),
             complete == b"1",
             int(expired or b""),

@@ -6,9 +6,9 @@ from typing import Any
 from sweeperd.config import SweepSettings
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
-from sweeperd.sweep.grace_cache import Look
+from sweeperd.sweep.grace_cache import GraceScan
 from sweeperd.sweep.sweeper import Decision, Kind, Outcome
-from sweeperd.text import shown_list
+from sweeperd.text import decode_list
 
 
 def reservations(keys: Keys, settings: SweepSettings) -> Kind:
@@ -26,7 +26,7 @@ def reservations(keys: Keys, settings: SweepSettings) -> Kind:
             [entry, budget_stem, grace_ms, shortest_ms + int(random.random() * spread_ms), trace_id],  # noqa: S311
         )
 
-    look = Look(Script("sweep/page_in_grace"), [keys.reservation(b""), grace_ms])
+    look = GraceScan(Script("sweep/grace_scan"), [keys.reservation(b""), grace_ms])
     return Kind("reservations", index, quarantine, Script("sweep/expire"), call, _decision, look)
 
 
@@ -35,7 +35,7 @@ def _decision(entry: bytes, reply: Any) -> Decision:
     outcome = Outcome(reply[0].decode())
     if outcome is Outcome.EXPIRED:
         _, tenant, lag_ms, missing = reply
-        return Decision(entry, outcome, tenant=tenant, lag_ms=lag_ms, missing=shown_list(missing))
+        return Decision(entry, outcome, tenant=tenant, lag_ms=lag_ms, missing=decode_list(missing))
     if outcome is Outcome.QUARANTINED:
         return Decision(entry, outcome, reply[1].decode(), tenant=reply[2])
     if outcome is Outcome.SKIPPED:

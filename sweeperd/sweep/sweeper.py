@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from sweeperd.config import SweepSettings
 from sweeperd.store.errors import describe, is_server_trouble
-from sweeperd.store.scripts import Call, Script, Stream
+from sweeperd.store.scripts import Call, Script, ScriptPipeline
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.batch_size import SliceLength
-from sweeperd.sweep.grace_cache import Graces, Look
-from sweeperd.sweep.index_reader import Entry, Pager, Position
+from sweeperd.sweep.batch_size import AdaptiveBatchSize
+from sweeperd.sweep.grace_cache import GraceCache, GraceScan
+from sweeperd.sweep.index_reader import IndexEntry, IndexPager, Position
 
 #: So many entries are looked at, and so many are passed by unlooked at, in the time that it takes to expire one.
 LOOKS, SKIPS = 8, 32
@@ -65,7 +65,7 @@ class Kind:
     #: (id, the script's reply) to what it decided.
     decision: Callable[[bytes, Any], Decision]
     #: How to tell from the page already what is in grace, where there is a way.
-    look: Look | None = None
+    look: GraceScan | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Backlog:
 class _Slice:
     """Entries whose decisions are asked for in one go, except of those that were seen to be in grace."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[IndexEntry]
     #: Whether the page that they are from was read with a look.
     looked: bool
 
@@ -114,7 +114,7 @@ class _Slice:
 class _Tick:
     """How far a tick is."""
 
-    stream: Stream
+    stream: ScriptPipeline
     trace_id: str
     position: Position
     counts: Counter[Outcome] = field(default_factory=Counter)
@@ -151,12 +151,12 @@ class Sweeper:
         self._ahead = min(2, settings.pipeline_depth)
         shortest = max(1, settings.pipeline_depth_min // self._ahead)
         slice_micros = settings.slice_time.total_seconds() * 1e6
-        self._slice_length = SliceLength(shortest, settings.pipeline_depth // self._ahead, slice_micros)
+        self._slice_length = AdaptiveBatchSize(shortest, settings.pipeline_depth // self._ahead, slice_micros)
         self._time_budget = settings.time_budget.total_seconds()
         self._observe = observe
         self._stop = stop
-        self._pager = Pager(shard, kind.index)
-        self._graces = None if kind.look is None else Graces(shard, kind.index, kind.look)
+        self._pager = IndexPager(shard, kind.index)
+        self._graces = None if kind.look is None else GraceCache(shard, kind.index, kind.look)
         #: Whether the last entries were in grace for the most part: to look first is then cheaper. They lie in front.
         self._look_first = True
         self._resume = Position()
@@ -232,7 +232,7 @@ class Sweeper:
         duration = time.monotonic() - started
         return SweepReport(tick.trace_id, tick.counts, complete, duration, tick.passed, int(self._slice_length))
 
-    def _slices(self, batch: Sequence[Entry], looked: bool) -> Iterator[_Slice]:
+    def _slices(self, batch: Sequence[IndexEntry], looked: bool) -> Iterator[_Slice]:
         """Of as many undecided entries as go in one go at that moment."""
         start = 0
         while start < len(batch):
@@ -285,7 +285,7 @@ class Sweeper:
         if trouble is not None:
             raise trouble
 
-    def _receive(self, stream: Stream, count: int) -> list[Any]:
+    def _receive(self, stream: ScriptPipeline, count: int) -> list[Any]:
         """The replies to the oldest slice; how long Redis took for it says how long the next ones may be."""
         if not count:
             return []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sweeperd.metrics import Metrics
 from sweeperd.sweep.sweeper import Backlog, Decision, Outcome, SweepReport
-from sweeperd.text import shown
+from sweeperd.text import decode
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ _ALARMING = {Outcome.QUARANTINED: logging.WARNING, Outcome.ERROR: logging.ERROR}
 _DETAIL = {Outcome.SKIPPED: "state", Outcome.QUARANTINED: "reason", Outcome.ERROR: "error"}
 
 
-class Audit:
+class SweepTelemetry:
     """The sweep of one shard, told to the log and the metrics from the same values."""
 
     def __init__(self, metrics: Metrics, shard: str) -> None:
@@ -39,7 +39,7 @@ class Audit:
         observe_lag = metrics.expiry_lag.labels(shard).observe
         for decision in decisions:
             if decision.outcome is Outcome.EXPIRED:
-                tenants[shown(decision.tenant)] += 1
+                tenants[decode(decision.tenant)] += 1
                 observe_lag(decision.lag_ms / 1000)
             if decision.missing:
                 metrics.missing_budgets.labels(shard).inc(len(decision.missing))
@@ -109,9 +109,9 @@ class Audit:
 
 def _told(decision: Decision) -> dict[str, object]:
     """What a line says of one entry."""
-    about: dict[str, object] = {"reservation_id": shown(decision.id)}
+    about: dict[str, object] = {"reservation_id": decode(decision.id)}
     if decision.tenant:
-        about["tenant"] = shown(decision.tenant)
+        about["tenant"] = decode(decision.tenant)
     if decision.detail:
         about[_DETAIL[decision.outcome]] = decision.detail
     if decision.outcome is Outcome.EXPIRED:

@@ -15,7 +15,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import make_wsgi_app
 
 from sweeperd.metrics import Metrics
-from sweeperd.web.status_page import Document
+from sweeperd.web.status_page import StatusPage
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class _QuietHandler(WSGIRequestHandler):
         return io.StringIO()
 
 
-class Web:
+class WebServer:
     """
     The page, `/status.json`, `/metrics`, `/healthz` and `/readyz` on one address. `report` gives what the page shows.
     Raises OSError where the address is taken.
@@ -104,7 +104,7 @@ class Web:
         host, port = address
         self._metrics_app = make_wsgi_app(metrics.registry)
         self._checks = {"/healthz": health, "/readyz": readiness}
-        self._document = Document()
+        self._document = StatusPage()
         self._report = report
         self._reported = b""
         self._reported_at = 0.0

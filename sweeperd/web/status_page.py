@@ -5,7 +5,7 @@ import hashlib
 from importlib import resources
 
 
-class Document:
+class StatusPage:
     """
     The page as it is sent. It may run the one script and use the one style that it carries, by their hashes, and ask
     only the server that it came from. Whatever a text from Redis holds, it cannot become code.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.ops.health_summary import View
+from sweeperd.ops.health_summary import ShardView
 from sweeperd.ops.status import EndpointStatus
 from sweeperd.store.embedded import Server, free_port
 from tests.conftest import BINARIES
@@ -167,7 +167,7 @@ def hostile() -> Shards:
     status = replace(eu.status, endpoints=(failing, paused, *letters), sweeping=HOSTILE[0], tick=tick)
     return [
         (replace(eu, status=status), []),
-        (View("us", HOSTILE[3], error=HOSTILE[1]), []),
+        (ShardView("us", HOSTILE[3], error=HOSTILE[1]), []),
     ]
 
 

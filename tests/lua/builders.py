@@ -64,13 +64,13 @@ class World:
     def __init__(self, client: "redis.Redis", prefix: str = "", *, rivals: bool = False) -> None:
         #: Others run the script at the same time, so that what explain.lua says need not hold any more.
         self.rivals = rivals
-        #: Whether page_in_grace.lua looks at all of the index before each run.
+        #: Whether grace_scan.lua looks at all of the index before each run.
         self.looks = True
         self.client: Any = client
         self.keys = Keys(prefix)
         self.script = Script("sweep/expire")
         self.explaining = Script("ops/explain")
-        self.looking = Script("sweep/page_in_grace")
+        self.looking = Script("sweep/grace_scan")
 
     @contextlib.contextmanager
     def batch(self) -> Iterator["World"]:
@@ -166,7 +166,7 @@ class World:
     def expire(self, rid: bytes = RID, *, at: int | None = None, **call: Any) -> list[Any]:
         """
         Run the script once; on a clock frozen at `at` where that is given. What explain.lua says that it will do comes
-        first, and what page_in_grace.lua says, so each test of the script is one of these too: they say what happens,
+        first, and what grace_scan.lua says, so each test of the script is one of these too: they say what happens,
         and change nothing.
         """
         if self.rivals:
@@ -189,7 +189,7 @@ class World:
         """Whether the page says that it is in grace; None where it is not in the index, or nobody looks."""
         if not self.looks:
             return None
-        script = self.looking if at is None else frozen(at, "sweep/page_in_grace")
+        script = self.looking if at is None else frozen(at, "sweep/grace_scan")
         stem = self.keys.reservation(b"")
         call = Call([self.keys.reservation_index], ["+inf", "-inf", 0, 1000, stem, grace])
         try:

@@ -22,7 +22,7 @@ from sweeperd.store import scripts as lua
 from sweeperd.store.embedded import Server
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Outcome, Sweeper
-from sweeperd.sweep.telemetry import Audit
+from sweeperd.sweep.telemetry import SweepTelemetry
 from tests.property import play
 from tests.support.books import ALWAYS, Property, check, read
 from tests.support.harness import eventually, server_time
@@ -37,7 +37,7 @@ class World(play.World):
     def __init__(self, client: redis.Redis, server: Server) -> None:
         super().__init__(client, server)
         self.metrics = Metrics()
-        self.audit = Audit(self.metrics, "default")
+        self.audit = SweepTelemetry(self.metrics, "default")
 
     def reserved(self, grace: timedelta = timedelta(0)) -> Reserved:
         """A reservation whose deadline has passed."""

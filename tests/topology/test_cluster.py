@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sweeperd.config import RedisSettings
-from sweeperd.delivery.outbox import EventStream, Replication
+from sweeperd.delivery.outbox import Outbox, Replication
 from sweeperd.errors import RedisUnavailable
 from sweeperd.store.lease import Lease
 from sweeperd.store.scripts import Call, Script
@@ -101,8 +101,8 @@ def test_a_slot_on_the_move_is_one_redis(budgets_first: bool) -> None:
             named = [keys.reservation(entry), keys.reservation_index, keys.events, keys.quarantine]
             return Call(named, [entry, keys.budget_stem, 0, 60_000, "trace"])
 
-        stream = EventStream(shard, "us", Replication(1, 1.0))
-        cautious = EventStream(shard, "us", Replication(2, 0.05))
+        stream = Outbox(shard, "us", Replication(1, 1.0))
+        cautious = Outbox(shard, "us", Replication(2, 0.05))
         moved = moved_step_by_step(running, PREFIX, target, budgets_first=budgets_first)
         for steps, step in enumerate(moved, 1):
             shard.read_clock()

@@ -7,8 +7,8 @@ import pytest
 from sweeperd.config import Settings, SweepSettings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops import reconcile as module
-from sweeperd.ops.check import Level, check_shard, worst
-from sweeperd.ops.reconcile import Fault, Progress, ReconcileReport, Stage, reconcile
+from sweeperd.ops.check import CheckLevel, check_shard, worst
+from sweeperd.ops.reconcile import Fault, ReconcileReport, WalkProgress, WalkStage, reconcile
 from sweeperd.store.shard import Shard, open_shards
 from tests.support.harness import reserve
 from tests.topology.servers import cluster, moved_step_by_step
@@ -17,7 +17,7 @@ PREFIX = "{tenant-a}:"
 IDS = [str(number) for number in range(150)]
 
 
-def walk(shard: Shard, progress: Progress = lambda *_: None, *, repair: bool = False) -> ReconcileReport:
+def walk(shard: Shard, progress: WalkProgress = lambda *_: None, *, repair: bool = False) -> ReconcileReport:
     return reconcile(shard, SweepSettings(), 1e9, repair=repair, progress=progress)
 
 
@@ -33,15 +33,15 @@ def test_a_slot_that_moves_under_the_walk(monkeypatch: pytest.MonkeyPatch) -> No
         with closing(shard):
             before = walk(shard)
             assert (before.reservations, before.budgets, before.remaining) == (len(IDS), 2, 0)
-            assert worst(list(check_shard(shard, settings))) is Level.WARNING
+            assert worst(list(check_shard(shard, settings))) is CheckLevel.WARNING
 
             steps = moved_step_by_step(running, PREFIX, target)
             begun = False
 
-            def move(stage: Stage, *_: int) -> None:
+            def move(stage: WalkStage, *_: int) -> None:
                 """The first keys go while the walk is under way."""
                 nonlocal begun
-                if stage is Stage.RESERVATIONS and not begun:
+                if stage is WalkStage.RESERVATIONS and not begun:
                     begun = True
                     assert [next(steps), next(steps)] == ["opened", "keys"]
 
@@ -54,8 +54,8 @@ def test_a_slot_that_moves_under_the_walk(monkeypatch: pytest.MonkeyPatch) -> No
                     walk(shard)
 
             # It may also move as a whole between two steps of a walk.
-            def move_back(stage: Stage, *_: int) -> None:
-                if stage is Stage.RESERVATIONS and running.owner(PREFIX) is target:
+            def move_back(stage: WalkStage, *_: int) -> None:
+                if stage is WalkStage.RESERVATIONS and running.owner(PREFIX) is target:
                     assert list(moved_step_by_step(running, PREFIX, source))[-1] == "closed"
 
             with pytest.raises(RedisUnavailable, match="another took its place"):

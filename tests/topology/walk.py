@@ -3,12 +3,12 @@
 import threading
 
 from sweeperd.config import Settings
-from sweeperd.delivery.outbox import EventStream
-from sweeperd.ops.quarantine import Quarantine, Wanted
+from sweeperd.delivery.outbox import Outbox
+from sweeperd.ops.quarantine import Quarantine, QuarantineFilter
 from sweeperd.ops.show import Fate, inspect
 from sweeperd.ops.status import read_status
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.last_sweep import TickBoard
+from sweeperd.sweep.last_sweep import LastSweepStore
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Outcome, Sweeper
 from tests.support.harness import reserve
@@ -22,7 +22,7 @@ def walk(running: Cluster) -> None:
     endpoints = [{"name": "billing", "url": "http://127.0.0.1:9/"}]
     settings = Settings.model_validate({"redis": {"url": running.url}, "webhooks": {"endpoints": endpoints}})
     shard = Shard(settings.redis, PREFIX)
-    board, stream = TickBoard(shard), EventStream(shard, "us")
+    board, stream = LastSweepStore(shard), Outbox(shard, "us")
     kind = reservations(shard.keys, settings.sweep)
     sweeper = Sweeper(shard, kind, settings.sweep, lambda decisions, _: board.decided(decisions), threading.Event())
     with running.client(running.owner(PREFIX)) as client:
@@ -39,7 +39,7 @@ def walk(running: Cluster) -> None:
     assert found is not None
     assert found.event is not None
     assert [(one.endpoint, one.fate) for one in found.event.deliveries] == [("billing", Fate.NOT_TAKEN)]
-    ((done,),) = Quarantine(shard, settings.sweep).requeue(Wanted())
+    ((done,),) = Quarantine(shard, settings.sweep).requeue(QuarantineFilter())
     assert (done.entry.id, done.problem) == (b"b", "")
     assert read_status(settings, shard).due.overdue == 1
     found = inspect(settings, shard, b"b")

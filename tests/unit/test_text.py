@@ -2,7 +2,7 @@
 
 import pytest
 
-from sweeperd.text import rfc3339, shown, shown_list, strings
+from sweeperd.text import decode, decode_list, rfc3339, strings
 
 
 @pytest.mark.parametrize(
@@ -10,7 +10,7 @@ from sweeperd.text import rfc3339, shown, shown_list, strings
     [(b"", ""), (b"plain", "plain"), ("größe".encode(), "größe"), (b"a\xffb", "a\\xffb"), (b"\xe2\x82", "\\xe2\\x82")],
 )
 def test_shown(value: bytes, text: str) -> None:
-    assert shown(value) == text
+    assert decode(value) == text
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_beyond_the_calendar(milliseconds: int) -> None:
 def test_the_strings_of_a_json_array() -> None:
     value = b'["a", "gr\xc3\xb6\xc3\x9fe", "\xff"]'
     assert strings(value) == (b"a", "größe".encode(), b"\xff")
-    assert shown_list(value) == ("a", "größe", "\\xff")
+    assert decode_list(value) == ("a", "größe", "\\xff")
 
 
 @pytest.mark.parametrize("value", [b"", b"{}", b"[1]", b'["a"', b'["\\ud800"]', b"null"])

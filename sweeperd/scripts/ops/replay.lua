@@ -2,7 +2,7 @@
 -- in one step. Whoever dies half-way has either done it or not.
 --
 -- KEYS[1] -> sweeperd:events        STREAM
--- KEYS[2] -> sweeperd:dead-letters  STREAM  as bury.lua writes it
+-- KEYS[2] -> sweeperd:dead-letters  STREAM  as dead_letter.lua writes it
 --
 -- ARGV[1] -> the id of the dead letter
 --

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from sweeperd.cli import main
 from sweeperd.config import SweepSettings
-from sweeperd.delivery.outbox import EventStream
+from sweeperd.delivery.outbox import Outbox
 from sweeperd.store.embedded import Server
 from sweeperd.store.keys import Keys
 from sweeperd.store.shard import Shard
@@ -63,7 +63,7 @@ def give_up(
     shard: Shard, ids: Sequence[bytes | str], endpoint: str = "billing", reason: str = "HTTP 500", tenant: str = "acme"
 ) -> list[bytes]:
     """Have these reservations expire, and the endpoint not get their events. Returns the ids of the dead letters."""
-    stream = EventStream(shard, "test")
+    stream = Outbox(shard, "test")
     stream.ensure_group(endpoint)
     reserve(shard.client, ids, tenant=tenant)
     expire(shard.client, ids)
@@ -71,7 +71,7 @@ def give_up(
     bare = {entry.encode() if isinstance(entry, str) else entry for entry in ids}
     for entry in stream.read(endpoint, 100_000):
         if entry.fields[b"id"] in bare:
-            assert stream.bury(endpoint, entry, reason)
+            assert stream.dead_letter(endpoint, entry, reason)
         else:
             stream.acknowledge(endpoint, [entry.id])  # another endpoint's
     return [letter for letter, _ in shard.client.xrange(shard.keys.dead_letters)][before:]

@@ -9,7 +9,7 @@ import redis
 
 from sweeperd.cli import dead_letters as cli
 from sweeperd.cli.output import Output
-from sweeperd.delivery.endpoint_state import EndpointBoard
+from sweeperd.delivery.endpoint_state import EndpointStateStore
 from sweeperd.delivery.outbox import ONLY_FOR
 from sweeperd.delivery.payload import message
 from sweeperd.ops import dead_letters
@@ -154,7 +154,7 @@ def test_what_would_not_reach_its_endpoint_is_not_replayed(invoke: Run, shard: S
 
 def test_a_paused_endpoint_gets_it_later(invoke: Run, shard: Shard) -> None:
     give_up(shard, ["a"])
-    EndpointBoard(shard).pause("billing", "moving house")
+    EndpointStateStore(shard).pause("billing", "moving house")
     result = invoke("dead-letters", "replay", "--all", "--yes", endpoints=ENDPOINTS)
     assert result.exit_code == 0
     assert result.stderr == ("sweeperd: billing is paused: its events wait until `sweeperd endpoints resume billing`\n")
@@ -169,7 +169,7 @@ def test_somebody_else_was_faster(
     letters = give_up(shard, ["a"])
     monkeypatch.setattr(Output, "confirm", after_somebody_else)
     monkeypatch.setattr(cli, "_pages", lambda found: iter([page]))
-    page = list(dead_letters.read(shard, dead_letters.Wanted()))
+    page = list(dead_letters.read(shard, dead_letters.DeadLetterFilter()))
     for verb in ("replay", "drop"):
         result = invoke("dead-letters", verb, "--all", endpoints=ENDPOINTS)
         assert result.exit_code == 1

@@ -12,8 +12,8 @@ import redis
 import standardwebhooks
 
 from sweeperd.config import EndpointSettings
-from sweeperd.delivery.endpoint_state import EndpointBoard
-from sweeperd.delivery.outbox import EventStream
+from sweeperd.delivery.endpoint_state import EndpointStateStore
+from sweeperd.delivery.outbox import Outbox
 from sweeperd.ops import dead_letters
 from sweeperd.ops.endpoints import BODY_SHOWN, shown_url
 from sweeperd.store.embedded import Server, free_port
@@ -54,7 +54,7 @@ def test_list_before_anything_was_delivered(invoke: Run) -> None:
         "paused": False,
         "paused_at": None,
         "reason": "",
-        "quiet_until": None,
+        "muted_until": None,
         "quiet": False,
         "dead_letters": 0,
         "dead_letters_all_counted": True,
@@ -65,7 +65,7 @@ def test_list_before_anything_was_delivered(invoke: Run) -> None:
 def test_list_tells_what_waits_and_why(
     invoke: Run, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream, board = EventStream(shard, "test"), EndpointBoard(shard)
+    stream, board = Outbox(shard, "test"), EndpointStateStore(shard)
     stream.ensure_group("audit")
     give_up(shard, ["a", "b"])
     give_up(shard, ["c"], endpoint="old")
@@ -73,7 +73,7 @@ def test_list_tells_what_waits_and_why(
     expire(client, ["d"])
     stream.read("audit", 1)
     board.pause("billing", "moving house")
-    board.quiet("audit", 600)
+    board.mute("audit", 600)
     rows = listed(invoke)
     assert list(rows) == ["billing", "audit", "old"]
     assert (rows["billing"]["pending"], rows["billing"]["dead_letters"]) == (2, 2)
@@ -117,7 +117,7 @@ def test_a_url_without_credentials(url: str, shown: str) -> None:
 
 
 def test_pause_and_resume(invoke: Run, shard: Shard, client: redis.Redis) -> None:
-    board = EndpointBoard(shard)
+    board = EndpointStateStore(shard)
     result = invoke("endpoints", "pause", "billing", "--reason", "moving house", "--yes", endpoints=ENDPOINTS)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "billing is paused on default\n", "")
     state = board.read("billing")
@@ -156,10 +156,10 @@ def test_pause_and_resume_as_json(invoke: Run) -> None:
 
 
 def test_resume_ends_a_quiet(invoke: Run, shard: Shard) -> None:
-    EndpointBoard(shard).quiet("billing", 600)
+    EndpointStateStore(shard).mute("billing", 600)
     result = invoke("endpoints", "resume", "billing", "--yes", endpoints=ENDPOINTS)
     assert result.stdout == "billing is resumed on default; it was quiet\n"
-    assert EndpointBoard(shard).read("billing").quiet_until == 0
+    assert EndpointStateStore(shard).read("billing").muted_until == 0
 
 
 def test_on_every_shard(invoke: Run, server: Server, client: redis.Redis) -> None:
@@ -190,13 +190,13 @@ def test_a_dead_shard_hides_no_other(verb: list[str], invoke: Run, server: Serve
 
 def test_a_full_redis_takes_no_note_of_a_pause(invoke: Run, own_shard: Shard, own_server: Server) -> None:
     """What was asked for is not so, and must not look as if it were."""
-    EndpointBoard(own_shard).pause("audit", "gone")
+    EndpointStateStore(own_shard).pause("audit", "gone")
     with full(own_shard):
         result = invoke("endpoints", "pause", "billing", "--yes", url=own_server.url, endpoints=ENDPOINTS)
         assert result.exit_code == 1
         assert "billing is not paused on default: redis is full and took no note of it" in result.stderr
         assert invoke("endpoints", "resume", "audit", "--yes", url=own_server.url, endpoints=ENDPOINTS).exit_code == 0
-    assert not EndpointBoard(own_shard).read("audit").paused
+    assert not EndpointStateStore(own_shard).read("audit").paused
 
 
 # ---- test

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.ops.quarantine import NOT_THERE, Done, Quarantine, SetAside, Wanted
+from sweeperd.ops.quarantine import NOT_THERE, Quarantine, QuarantineChange, QuarantineFilter, SetAside
 from sweeperd.ops.reasons import REASONS
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.scripts import Call, Script, source
@@ -310,7 +310,7 @@ def test_beside_live_traffic_the_books_balance(shard: Shard, client: redis.Redis
     quarantine = Quarantine(shard, settings)
 
     def all_requeued() -> bool:
-        for _ in quarantine.requeue(Wanted()):
+        for _ in quarantine.requeue(QuarantineFilter()):
             pass
         return not threads[1].is_alive() and not quarantine.size()
 
@@ -358,7 +358,7 @@ def test_what_stays_locked_is_told_exactly(sweeperd: Sweeperd, client: redis.Red
 
 def test_only_what_was_there_at_the_beginning_is_dismissed(shard: Shard, client: redis.Redis) -> None:
     ids = broken(client, 120)
-    pages = Quarantine(shard, SweepSettings()).dismiss(Wanted())
+    pages = Quarantine(shard, SweepSettings()).dismiss(QuarantineFilter())
     first = next(pages)
     assert len(first) == 50
     client.zadd("sweeperd:quarantine", {"new": shard.read_clock() + 1000})
@@ -372,9 +372,9 @@ def test_who_was_faster_is_told_of(shard: Shard, client: redis.Redis) -> None:
     quarantine = Quarantine(shard, SweepSettings())
     (rid,) = broken(client, 1)
     repair(client, [rid])
-    (entry,) = quarantine.find(Wanted())
+    (entry,) = quarantine.find(QuarantineFilter())
     client.zrem("sweeperd:quarantine", rid)
-    assert quarantine._requeue_page([entry]) == [Done(entry, NOT_THERE)]
+    assert quarantine._requeue_page([entry]) == [QuarantineChange(entry, NOT_THERE)]
     assert isinstance(entry, SetAside)
 
 

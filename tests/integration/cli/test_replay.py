@@ -6,11 +6,11 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.delivery.outbox import ONLY_FOR, Entry, EventStream
+from sweeperd.delivery.outbox import ONLY_FOR, Outbox, OutboxEntry
 from sweeperd.delivery.payload import message
 from sweeperd.metrics import Metrics
 from sweeperd.ops import dead_letters
-from sweeperd.ops.dead_letters import PAGE, Replayed, Wanted
+from sweeperd.ops.dead_letters import PAGE, DeadLetterFilter, Replayed
 from sweeperd.runtime.once import run_once
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
@@ -36,7 +36,7 @@ def test_event_and_letter_change_places(shard: Shard, client: redis.Redis) -> No
     assert event == first | {ONLY_FOR: b"billing"}
     told, again = message(b"", first), message(b"", event)
     assert (again.event_id, again.body) == (told.event_id, told.body)
-    (taken,) = EventStream(shard, "test").read("billing", 10)
+    (taken,) = Outbox(shard, "test").read("billing", 10)
     assert (taken.id, taken.only_for) == (stream_id, "billing")
     assert taken.added_ms >= int(before[-1][0].partition(b"-")[0]), "its age begins anew"
     check(read(client), ALWAYS)
@@ -44,11 +44,11 @@ def test_event_and_letter_change_places(shard: Shard, client: redis.Redis) -> No
 
 def test_given_up_on_again_and_replayed_again(shard: Shard, client: redis.Redis) -> None:
     letters = text(give_up(shard, ["one"]))
-    stream, first = EventStream(shard, "test"), client.xrange(EVENTS)[0][1]
+    stream, first = Outbox(shard, "test"), client.xrange(EVENTS)[0][1]
     for _ in range(3):
         assert dead_letters.replay(shard, letters) == [Replayed.REPLAYED]
         (entry,) = stream.read("billing", 10)
-        assert stream.bury("billing", entry, "HTTP 500")
+        assert stream.dead_letter("billing", entry, "HTTP 500")
         letters = text([letter for letter, _ in client.xrange(DEAD)])
     *_, (_, event) = client.xrange(EVENTS)
     assert list(event.items()) == [*first.items(), (ONLY_FOR, b"billing")]
@@ -57,7 +57,7 @@ def test_given_up_on_again_and_replayed_again(shard: Shard, client: redis.Redis)
 def test_what_cannot_be_replayed_stays(shard: Shard, client: redis.Redis) -> None:
     letters = text(give_up(shard, ["one"]))
     assert dead_letters.replay(shard, ["1-1"]) == [Replayed.GONE]
-    EventStream(shard, "test").ensure_group("audit")
+    Outbox(shard, "test").ensure_group("audit")
     lost = client.xadd(DEAD, {"event": "5-0", "endpoint": "audit", "reason": "gone", "attempts": 2}).decode()
     client.xgroup_destroy(EVENTS, "billing")
     before = client.xrange(EVENTS)
@@ -113,9 +113,11 @@ def test_it_is_read_in_pages_and_both_ways(shard: Shard, monkeypatch: pytest.Mon
     letters = text(give_up(shard, [str(number) for number in range(8)]))
     for page in (3, 4, 8, 9):
         monkeypatch.setattr("sweeperd.store.streams.PAGE", page)
-        assert [letter.id for letter in dead_letters.read(shard, Wanted())] == letters
-        assert [letter.id for letter in dead_letters.read(shard, Wanted(), newest_first=True)] == letters[::-1]
-        assert [letter.id for letter in dead_letters.read(shard, Wanted(), letters[4])] == letters[:5]
+        assert [letter.id for letter in dead_letters.read(shard, DeadLetterFilter())] == letters
+        assert [letter.id for letter in dead_letters.read(shard, DeadLetterFilter(), newest_first=True)] == letters[
+            ::-1
+        ]
+        assert [letter.id for letter in dead_letters.read(shard, DeadLetterFilter(), letters[4])] == letters[:5]
     assert [letter.id for letter in dead_letters.find(shard, ["1-1", letters[3]])] == [letters[3]]
     assert dead_letters.last_id(shard) == letters[-1]
 
@@ -149,7 +151,7 @@ def test_a_replay_of_what_was_never_told_breaks_the_books(shard: Shard, client: 
 
 
 def test_who_is_to_have_it_may_be_any_bytes() -> None:
-    assert Entry(b"1-0", 1, {ONLY_FOR: b"\xff"}).only_for == "\\xff"
+    assert OutboxEntry(b"1-0", 1, {ONLY_FOR: b"\xff"}).only_for == "\\xff"
 
 
 # ---- the endpoints
@@ -159,7 +161,7 @@ def test_it_reaches_its_endpoint_and_no_other_whatever_tenants_they_ask_for_now(
     shard: Shard, server: Server, client: redis.Redis
 ) -> None:
     """Who replays it has looked at the tenants; to drop it here, after a reload, would be to lose it in silence."""
-    EventStream(shard, "test").ensure_group("audit")
+    Outbox(shard, "test").ensure_group("audit")
     letters = text(give_up(shard, ["one"]))
     client.xgroup_setid(EVENTS, "audit", "$")
     dead_letters.replay(shard, letters)

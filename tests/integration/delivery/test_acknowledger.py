@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from sweeperd.delivery.acknowledger import Acknowledger
-from sweeperd.delivery.outbox import EventStream
+from sweeperd.delivery.outbox import Outbox
 from sweeperd.store.shard import Shard
 from tests.support.harness import eventually
 
@@ -21,7 +21,7 @@ class Gathering:
 
     def __init__(self, shard: Shard, events: int, together: int) -> None:
         self._shard = shard
-        self._stream = EventStream(shard, "us")
+        self._stream = Outbox(shard, "us")
         self._stream.ensure_group(GROUP)
         for number in range(events):
             shard.client.xadd(KEY, {"id": f"r{number}"})

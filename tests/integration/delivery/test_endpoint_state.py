@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from sweeperd.delivery.endpoint_state import EndpointBoard, EndpointState, EndpointWatch
+from sweeperd.delivery.endpoint_state import EndpointState, EndpointStateCache, EndpointStateStore
 from sweeperd.store.shard import Shard
 from tests.support.fixtures import full
 from tests.support.harness import server_time
@@ -15,21 +15,21 @@ KEY = "sweeperd:endpoints"
 
 
 @pytest.fixture
-def board(shard: Shard) -> EndpointBoard:
-    return EndpointBoard(shard)
+def board(shard: Shard) -> EndpointStateStore:
+    return EndpointStateStore(shard)
 
 
-def test_an_endpoint_that_is_not_on_it_is_open(board: EndpointBoard) -> None:
+def test_an_endpoint_that_is_not_on_it_is_open(board: EndpointStateStore) -> None:
     state = board.read("billing")
     assert state == EndpointState()
     assert not state.paused
-    assert state.quiet_until == 0
+    assert state.muted_until == 0
 
 
-def test_pause(board: EndpointBoard, shard: Shard, client: redis.Redis) -> None:
+def test_pause(board: EndpointStateStore, shard: Shard, client: redis.Redis) -> None:
     before = server_time(client)
     told = board.pause("billing", "the receiver answered 410")
-    state = EndpointBoard(shard).read("billing")  # another replica
+    state = EndpointStateStore(shard).read("billing")  # another replica
     assert state == told
     assert state.paused
     assert state.reason == "the receiver answered 410"
@@ -40,44 +40,44 @@ def test_pause(board: EndpointBoard, shard: Shard, client: redis.Redis) -> None:
     assert (note["paused_at"], note["reason"]) == (state.paused_at, "the receiver answered 410")
 
 
-def test_an_operator_resumes_it(board: EndpointBoard, client: redis.Redis) -> None:
+def test_an_operator_resumes_it(board: EndpointStateStore, client: redis.Redis) -> None:
     board.pause("billing", "")
     board.pause("audit", "")
     assert board.resume("billing")
     assert not board.read("billing").paused
     assert board.read("audit").paused
     assert not board.resume("billing"), "it is open already"
-    board.quiet("billing", 60)
+    board.mute("billing", 60)
     assert board.resume("billing")
     assert board.read("billing") == EndpointState()
 
 
-def test_quiet_does_not_lift_a_pause(board: EndpointBoard) -> None:
+def test_quiet_does_not_lift_a_pause(board: EndpointStateStore) -> None:
     """A request that was in flight when somebody paused the endpoint is answered with Retry-After."""
     paused = board.pause("billing", "moving house")
-    assert board.quiet("billing", 60) == paused
+    assert board.mute("billing", 60) == paused
     assert board.read("billing") == paused
 
 
-def test_quiet_follows_quiet(board: EndpointBoard) -> None:
-    board.quiet("billing", 60)
-    longer = board.quiet("billing", 600)
+def test_quiet_follows_quiet(board: EndpointStateStore) -> None:
+    board.mute("billing", 60)
+    longer = board.mute("billing", 600)
     assert board.read("billing") == longer
 
 
 @pytest.mark.parametrize("note", [b"nonsense", b'{"colour": 1}', b'"paused"', b"null"])
-def test_quiet_leaves_alone_what_cannot_be_read(note: bytes, board: EndpointBoard, client: redis.Redis) -> None:
+def test_quiet_leaves_alone_what_cannot_be_read(note: bytes, board: EndpointStateStore, client: redis.Redis) -> None:
     client.hset(KEY, "billing", note)
-    assert board.quiet("billing", 60).paused
+    assert board.mute("billing", 60).paused
     assert client.hget(KEY, "billing") == note
 
 
-def test_quiet(board: EndpointBoard, client: redis.Redis) -> None:
-    told = board.quiet("billing", 90.5)
+def test_quiet(board: EndpointStateStore, client: redis.Redis) -> None:
+    told = board.mute("billing", 90.5)
     state = board.read("billing")
     assert state == told
     assert not state.paused
-    assert state.quiet_until == pytest.approx(server_time(client) + 90_500, abs=2000)
+    assert state.muted_until == pytest.approx(server_time(client) + 90_500, abs=2000)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_quiet(board: EndpointBoard, client: redis.Redis) -> None:
         b"null",
         b'"paused"',
         b'{"colour": 1}',
-        b'{"quiet_until": "soon"}',
-        b'{"quiet_until": null}',
+        b'{"muted_until": "soon"}',
+        b'{"muted_until": null}',
     ],
 )
-def test_what_cannot_be_read_pauses_it(note: bytes, board: EndpointBoard, client: redis.Redis) -> None:
+def test_what_cannot_be_read_pauses_it(note: bytes, board: EndpointStateStore, client: redis.Redis) -> None:
     """To send to a receiver that must be left alone is worse than to wait."""
     client.hset(KEY, "billing", note)
     state = board.read("billing")
@@ -104,20 +104,20 @@ def test_what_cannot_be_read_pauses_it(note: bytes, board: EndpointBoard, client
     assert KEY in state.reason
 
 
-def test_a_note_by_hand(board: EndpointBoard, client: redis.Redis) -> None:
+def test_a_note_by_hand(board: EndpointStateStore, client: redis.Redis) -> None:
     client.hset(KEY, "billing", '{"paused_at": 1, "reason": "moving house"}')
     assert board.read("billing") == EndpointState(paused_at=1, reason="moving house")
 
 
 def test_a_full_redis_takes_no_note(own_shard: Shard) -> None:
-    board = EndpointBoard(own_shard)
+    board = EndpointStateStore(own_shard)
     with full(own_shard):
         assert board.pause("billing", "gone").paused, "but the process that was told knows"
-        assert board.quiet("billing", 5).quiet_until > 0
+        assert board.mute("billing", 5).muted_until > 0
     assert board.read("billing") == EndpointState()
 
 
-def test_any_other_refusal_is_raised(board: EndpointBoard, client: redis.Redis) -> None:
+def test_any_other_refusal_is_raised(board: EndpointStateStore, client: redis.Redis) -> None:
     client.set(KEY, "x")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         board.pause("billing", "gone")
@@ -125,11 +125,11 @@ def test_any_other_refusal_is_raised(board: EndpointBoard, client: redis.Redis) 
         board.read("billing")
 
 
-@pytest.mark.parametrize("tell", [lambda watch: watch.quiet(60), lambda watch: watch.pause("gone")])
+@pytest.mark.parametrize("tell", [lambda watch: watch.mute(60), lambda watch: watch.pause("gone")])
 def test_what_a_sender_is_told_outlives_a_look_that_began_before(
-    tell: Callable[[EndpointWatch], None], board: EndpointBoard, monkeypatch: pytest.MonkeyPatch
+    tell: Callable[[EndpointStateCache], None], board: EndpointStateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch, read = EndpointWatch(board, "billing"), board.read
+    watch, read = EndpointStateCache(board, "billing"), board.read
 
     def overtaken(endpoint: str) -> EndpointState:
         state = read(endpoint)
@@ -144,8 +144,8 @@ def test_what_a_sender_is_told_outlives_a_look_that_began_before(
     assert watch.state == board.read("billing") != EndpointState()
 
 
-def test_a_watch_sees_that_an_endpoint_was_resumed(board: EndpointBoard, client: redis.Redis) -> None:
-    watch = EndpointWatch(board, "billing")
+def test_a_watch_sees_that_an_endpoint_was_resumed(board: EndpointStateStore, client: redis.Redis) -> None:
+    watch = EndpointStateCache(board, "billing")
     watch.pause("gone")
     assert watch.state.paused
     board.resume("billing")

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from sweeperd.delivery import outbox as events_module
-from sweeperd.delivery.outbox import PAGE, PARKED, TAKE_OVER_AFTER, Entry, EventStream, Pending, Replication
+from sweeperd.delivery.outbox import PAGE, PARKED, TAKE_OVER_AFTER, Outbox, OutboxEntry, Pending, Replication
 from sweeperd.store.shard import Shard
 from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time
@@ -19,15 +19,15 @@ DAY = 86_400_000
 
 
 @pytest.fixture
-def stream(shard: Shard) -> EventStream:
+def stream(shard: Shard) -> Outbox:
     """This process's view of the stream."""
-    return EventStream(shard, "us")
+    return Outbox(shard, "us")
 
 
 @pytest.fixture
-def other(shard: Shard) -> EventStream:
+def other(shard: Shard) -> Outbox:
     """Another replica's."""
-    return EventStream(shard, "them")
+    return Outbox(shard, "them")
 
 
 def add(client: redis.Redis, count: int = 1, at: int | None = None) -> list[bytes]:
@@ -44,21 +44,21 @@ def held(client: redis.Redis, group: str = GROUP) -> dict[bytes, tuple[bytes, in
     return {row["message_id"]: (row["consumer"], row["times_delivered"]) for row in rows}
 
 
-def age(client: redis.Redis, entry: Entry, milliseconds: int, owner: bytes = b"us") -> None:
+def age(client: redis.Redis, entry: OutboxEntry, milliseconds: int, owner: bytes = b"us") -> None:
     """Let a pending event have been idle for so long."""
     client.xclaim(KEY, GROUP, owner.decode(), 0, [entry.id], idle=milliseconds, justid=True)
 
 
-def idle(stream: EventStream, entry: Entry) -> int:
+def idle(stream: Outbox, entry: OutboxEntry) -> int:
     (pending,) = [pending for pending in stream.pending(GROUP, 0) if pending.id == entry.id]
     return pending.idle_ms
 
 
-def ids(entries: Sequence[Entry | Pending]) -> list[bytes]:
+def ids(entries: Sequence[OutboxEntry | Pending]) -> list[bytes]:
     return [entry.id for entry in entries]
 
 
-def taken(stream: EventStream, client: redis.Redis, count: int = 1) -> list[Entry]:
+def taken(stream: Outbox, client: redis.Redis, count: int = 1) -> list[OutboxEntry]:
     """Events that this process has taken and not acknowledged."""
     stream.ensure_group(GROUP)
     add(client, count)
@@ -72,7 +72,7 @@ def in_stream(client: redis.Redis) -> set[bytes]:
 # ---- groups
 
 
-def test_a_group_gets_the_events_from_now_on(stream: EventStream, client: redis.Redis) -> None:
+def test_a_group_gets_the_events_from_now_on(stream: Outbox, client: redis.Redis) -> None:
     add(client, 3)
     assert stream.ensure_group(GROUP)
     later = add(client, 2)
@@ -81,21 +81,21 @@ def test_a_group_gets_the_events_from_now_on(stream: EventStream, client: redis.
     assert stream.read(GROUP, 10) == [], "the group that is there stays as it is"
 
 
-def test_a_group_can_be_there_before_the_stream(stream: EventStream, client: redis.Redis) -> None:
+def test_a_group_can_be_there_before_the_stream(stream: Outbox, client: redis.Redis) -> None:
     assert stream.ensure_group(GROUP)
     assert client.xlen(KEY) == 0
     first = add(client)
     assert ids(stream.read(GROUP, 10)) == first
 
 
-def test_a_group_that_another_replica_made(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+def test_a_group_that_another_replica_made(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     other.ensure_group(GROUP)
     first = add(client)
     assert stream.ensure_group(GROUP)
     assert ids(stream.read(GROUP, 10)) == first
 
 
-def test_groups_do_not_share_events(stream: EventStream, client: redis.Redis) -> None:
+def test_groups_do_not_share_events(stream: Outbox, client: redis.Redis) -> None:
     for group in (GROUP, "audit"):
         stream.ensure_group(group)
     added = add(client, 2)
@@ -103,7 +103,7 @@ def test_groups_do_not_share_events(stream: EventStream, client: redis.Redis) ->
     assert ids(stream.read("audit", 10)) == added
 
 
-def test_the_stream_vanishes(stream: EventStream, client: redis.Redis) -> None:
+def test_the_stream_vanishes(stream: Outbox, client: redis.Redis) -> None:
     last = taken(stream, client, 2)[-1]
     client.flushall()
     eventually(lambda: server_time(client) > int(last.id.partition(b"-")[0]))
@@ -113,7 +113,7 @@ def test_the_stream_vanishes(stream: EventStream, client: redis.Redis) -> None:
     assert ids(stream.read(GROUP, 10)) == between + later
 
 
-def test_the_group_vanishes(stream: EventStream, client: redis.Redis) -> None:
+def test_the_group_vanishes(stream: Outbox, client: redis.Redis) -> None:
     """None is passed over; what was taken and not acknowledged went with the group."""
     taken(stream, client, 2)
     untaken = add(client, 2)
@@ -123,7 +123,7 @@ def test_the_group_vanishes(stream: EventStream, client: redis.Redis) -> None:
 
 
 def test_a_group_is_made_in_a_full_redis_later(own_shard: Shard) -> None:
-    stream, client = EventStream(own_shard, "us"), own_shard.client
+    stream, client = Outbox(own_shard, "us"), own_shard.client
     add(client, 2)
     with full(own_shard):
         assert not stream.ensure_group(GROUP)
@@ -134,7 +134,7 @@ def test_a_group_is_made_in_a_full_redis_later(own_shard: Shard) -> None:
 
 
 def test_nothing_is_trimmed_that_a_group_to_be_made_shall_have(own_shard: Shard) -> None:
-    stream, client = EventStream(own_shard, "us"), own_shard.client
+    stream, client = Outbox(own_shard, "us"), own_shard.client
     old = server_time(client) - 10 * DAY
     add(client, 300, at=old)
     with full(own_shard):
@@ -149,7 +149,7 @@ def test_nothing_is_trimmed_that_a_group_to_be_made_shall_have(own_shard: Shard)
 # ---- taking and putting back
 
 
-def test_read(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+def test_read(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     stream.ensure_group(GROUP)
     before = server_time(client)
     added = add(client, 5)
@@ -162,7 +162,7 @@ def test_read(stream: EventStream, other: EventStream, client: redis.Redis) -> N
     assert set(held(client).values()) == {(b"us", 1), (b"them", 1)}
 
 
-def test_read_waits_no_longer_than_it_is_told(stream: EventStream) -> None:
+def test_read_waits_no_longer_than_it_is_told(stream: Outbox) -> None:
     stream.ensure_group(GROUP)
     for block_ms, least, most in ((0, 0.0, 1.0), (300, 0.25, 3.0)):
         started = time.monotonic()
@@ -170,14 +170,14 @@ def test_read_waits_no_longer_than_it_is_told(stream: EventStream) -> None:
         assert least <= time.monotonic() - started < most
 
 
-def test_read_without_the_group(stream: EventStream) -> None:
+def test_read_without_the_group(stream: Outbox) -> None:
     with pytest.raises(redis.ResponseError, match="NOGROUP"):
         stream.read(GROUP, 1)
 
 
-def test_pending(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+def test_pending(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     first, second = taken(stream, client, 2)
-    other.park(GROUP, second)
+    other.nack(GROUP, second)
     age(client, first, 60_000)
     pending = list(stream.pending(GROUP, 0))
     assert [(p.id, p.owner, p.deliveries) for p in pending] == [(first.id, b"us", 1), (second.id, PARKED, 1)]
@@ -187,14 +187,14 @@ def test_pending(stream: EventStream, other: EventStream, client: redis.Redis) -
 
 
 @pytest.mark.parametrize("count", [0, 1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 2 * PAGE + 50])
-def test_pending_page_by_page(count: int, stream: EventStream, client: redis.Redis) -> None:
+def test_pending_page_by_page(count: int, stream: Outbox, client: redis.Redis) -> None:
     stream.ensure_group(GROUP)
     added = add(client, count, at=5)  # many in the same millisecond
     stream.read(GROUP, count + 1)
     assert ids(list(stream.pending(GROUP, 0))) == added
 
 
-def test_what_is_acknowledged_while_it_is_paged_through(stream: EventStream, client: redis.Redis) -> None:
+def test_what_is_acknowledged_while_it_is_paged_through(stream: Outbox, client: redis.Redis) -> None:
     entries = taken(stream, client, 3 * PAGE)
     seen = []
     for pending in stream.pending(GROUP, 0):
@@ -203,7 +203,7 @@ def test_what_is_acknowledged_while_it_is_paged_through(stream: EventStream, cli
     assert seen == ids(entries)
 
 
-def test_claim(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+def test_claim(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     entry, mine = taken(stream, client, 2)
     age(client, entry, 60_000)
     wanted = list(stream.pending(GROUP, 30_000))
@@ -216,7 +216,7 @@ def test_claim(stream: EventStream, other: EventStream, client: redis.Redis) -> 
     assert stream.claim(GROUP, [], 0) == []
 
 
-def test_claim_what_was_acknowledged_meanwhile(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+def test_claim_what_was_acknowledged_meanwhile(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     (entry,) = taken(stream, client)
     wanted = list(other.pending(GROUP, 0))
     stream.acknowledge(GROUP, [entry.id])
@@ -224,29 +224,29 @@ def test_claim_what_was_acknowledged_meanwhile(stream: EventStream, other: Event
     assert held(client) == {}
 
 
-def test_keep(stream: EventStream, client: redis.Redis) -> None:
+def test_keep(stream: Outbox, client: redis.Redis) -> None:
     entries = taken(stream, client, 2)
     for entry in entries:
         age(client, entry, 60_000)
-    stream.keep(GROUP, [entries[0].id])
-    stream.keep(GROUP, [])
+    stream.heartbeat(GROUP, [entries[0].id])
+    stream.heartbeat(GROUP, [])
     assert idle(stream, entries[0]) < 30_000 < idle(stream, entries[1])
     assert held(client)[entries[0].id] == (b"us", 1), "it is no hand-over"
 
 
-def test_park(stream: EventStream, client: redis.Redis) -> None:
+def test_park(stream: Outbox, client: redis.Redis) -> None:
     (entry,) = taken(stream, client)
     age(client, entry, 60_000)
-    stream.park(GROUP, entry)
+    stream.nack(GROUP, entry)
     assert held(client) == {entry.id: (PARKED, 1)}
     assert idle(stream, entry) < 30_000, "its wait begins now"
     assert stream.read(GROUP, 10) == [], "it is not given as a new one"
 
 
-def test_give_back(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+def test_give_back(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     """It was not handed over: it counts as before, and anybody may take it at once."""
     (entry,) = taken(stream, client)
-    stream.give_back(GROUP, entry)
+    stream.release(GROUP, entry)
     assert held(client) == {entry.id: (PARKED, 0)}
     assert idle(stream, entry) >= TAKE_OVER_AFTER * 1000
     (again,) = other.claim(GROUP, list(other.pending(GROUP, 15_000)), 15_000)
@@ -254,16 +254,16 @@ def test_give_back(stream: EventStream, other: EventStream, client: redis.Redis)
     assert held(client) == {entry.id: (b"them", 1)}
 
 
-def test_hand_overs_are_counted_over_replicas(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+def test_hand_overs_are_counted_over_replicas(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     (entry,) = taken(stream, client)
     for number, replica in enumerate([other, stream, other], 2):
-        replica.park(GROUP, entry)
+        replica.nack(GROUP, entry)
         (entry,) = replica.claim(GROUP, list(replica.pending(GROUP, 0)), 0)
         assert entry.deliveries == number
     assert held(client) == {entry.id: (b"them", 4)}
 
 
-def test_acknowledge(stream: EventStream, client: redis.Redis) -> None:
+def test_acknowledge(stream: Outbox, client: redis.Redis) -> None:
     first, second, third = taken(stream, client, 3)
     stream.acknowledge(GROUP, [first.id, third.id])
     stream.acknowledge(GROUP, [])
@@ -271,13 +271,13 @@ def test_acknowledge(stream: EventStream, client: redis.Redis) -> None:
     assert client.xlen(KEY) == 3, "they stay readable"
 
 
-def test_what_came_back_is_not_lost_again(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+def test_what_came_back_is_not_lost_again(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     """Whoever puts back what another has acknowledged meanwhile does not make it pending again."""
     (entry,) = taken(stream, client)
     other.acknowledge(GROUP, [entry.id])
-    for put_back in (stream.park, stream.give_back):
+    for put_back in (stream.nack, stream.release):
         put_back(GROUP, entry)
-    stream.keep(GROUP, [entry.id])
+    stream.heartbeat(GROUP, [entry.id])
     assert held(client) == {}
 
 
@@ -288,9 +288,9 @@ def letters(client: redis.Redis) -> list[dict[bytes, bytes]]:
     return [fields for _, fields in client.xrange(DEAD)]
 
 
-def test_bury(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+def test_bury(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     first, second = taken(stream, client, 2)
-    assert stream.bury(GROUP, first, "HTTP 500")
+    assert stream.dead_letter(GROUP, first, "HTTP 500")
     assert list(held(client)) == [second.id]
     expected = {
         b"event": first.id,
@@ -301,70 +301,68 @@ def test_bury(stream: EventStream, other: EventStream, client: redis.Redis) -> N
         b"tenant": b"acme",
     }
     assert letters(client) == [expected]
-    assert not stream.bury(GROUP, first, "HTTP 500")
-    assert not other.bury(GROUP, first, "HTTP 500")
+    assert not stream.dead_letter(GROUP, first, "HTTP 500")
+    assert not other.dead_letter(GROUP, first, "HTTP 500")
     assert letters(client) == [expected], "once"
     assert first.id in in_stream(client), "other endpoints may still want it"
 
 
-def test_bury_what_was_delivered_meanwhile(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+def test_bury_what_was_delivered_meanwhile(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     (entry,) = taken(stream, client)
     other.acknowledge(GROUP, [entry.id])
-    assert not stream.bury(GROUP, entry, "too late")
+    assert not stream.dead_letter(GROUP, entry, "too late")
     assert letters(client) == []
 
 
-def test_bury_for_each_endpoint(stream: EventStream, client: redis.Redis) -> None:
+def test_bury_for_each_endpoint(stream: Outbox, client: redis.Redis) -> None:
     stream.ensure_group("audit")
     (entry,) = taken(stream, client)
     stream.read("audit", 1)
-    assert stream.bury(GROUP, entry, "x")
-    assert stream.bury("audit", entry, "x")
+    assert stream.dead_letter(GROUP, entry, "x")
+    assert stream.dead_letter("audit", entry, "x")
     assert [letter[b"endpoint"] for letter in letters(client)] == [b"billing", b"audit"]
 
 
-def test_bury_what_is_no_longer_in_the_stream(stream: EventStream, client: redis.Redis) -> None:
+def test_bury_what_is_no_longer_in_the_stream(stream: Outbox, client: redis.Redis) -> None:
     (entry,) = taken(stream, client)
     client.xdel(KEY, entry.id)
-    assert stream.bury(GROUP, entry, "gone")
+    assert stream.dead_letter(GROUP, entry, "gone")
     assert letters(client) == [{b"event": entry.id, b"endpoint": b"billing", b"reason": b"gone", b"attempts": b"1"}]
     assert held(client) == {}
 
 
-def test_claim_and_bury_what_is_no_longer_in_the_stream(
-    stream: EventStream, other: EventStream, client: redis.Redis
-) -> None:
+def test_claim_and_bury_what_is_no_longer_in_the_stream(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     """Redis 7 forgets such an event when it is claimed, and 6.2 does not; it must be told of all the same."""
     first, second = taken(stream, client, 2)
     client.xdel(KEY, first.id)
     gone, there = other.claim(GROUP, list(other.pending(GROUP, 0)), 0)
     assert (gone.id, gone.fields) == (first.id, {})
     assert (there.id, there.fields) == (second.id, second.fields)
-    assert other.bury(GROUP, gone, "the event is no longer in the stream")
+    assert other.dead_letter(GROUP, gone, "the event is no longer in the stream")
     assert [letter[b"event"] for letter in letters(client)] == [first.id]
     assert list(held(client)) == [second.id]
 
 
 def test_bury_in_a_full_redis(own_shard: Shard) -> None:
-    stream, client = EventStream(own_shard, "us"), own_shard.client
+    stream, client = Outbox(own_shard, "us"), own_shard.client
     (entry,) = taken(stream, client)
     with full(own_shard):
-        assert stream.bury(GROUP, entry, "HTTP 500")
+        assert stream.dead_letter(GROUP, entry, "HTTP 500")
     assert [letter[b"event"] for letter in letters(client)] == [entry.id]
 
 
-def test_dead_letters_cannot_be_written(stream: EventStream, client: redis.Redis) -> None:
+def test_dead_letters_cannot_be_written(stream: Outbox, client: redis.Redis) -> None:
     (entry,) = taken(stream, client)
     client.set(DEAD, "x")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        stream.bury(GROUP, entry, "HTTP 500")
+        stream.dead_letter(GROUP, entry, "HTTP 500")
     assert list(held(client)) == [entry.id], "nothing has been done"
 
 
 # ---- what waits
 
 
-def test_untaken(stream: EventStream, client: redis.Redis) -> None:
+def test_untaken(stream: Outbox, client: redis.Redis) -> None:
     assert stream.untaken(GROUP, 10**15, 5) == 0
     stream.ensure_group(GROUP)
     for at in (1000, 2000, 3000):
@@ -377,7 +375,7 @@ def test_untaken(stream: EventStream, client: redis.Redis) -> None:
     assert stream.untaken(GROUP, 3000, 100) == 1
 
 
-def test_backlog(stream: EventStream, shard: Shard, client: redis.Redis) -> None:
+def test_backlog(stream: Outbox, shard: Shard, client: redis.Redis) -> None:
     def backlog() -> tuple[int, float]:
         shard.read_clock()
         told = stream.backlog(GROUP)
@@ -402,7 +400,7 @@ def test_backlog(stream: EventStream, shard: Shard, client: redis.Redis) -> None
     assert backlog() == (0, 0.0)
 
 
-def test_backlog_after_events_were_removed(stream: EventStream, client: redis.Redis) -> None:
+def test_backlog_after_events_were_removed(stream: Outbox, client: redis.Redis) -> None:
     """From then on Redis 7 does not know how far a group lags behind, either."""
     stream.ensure_group(GROUP)
     added = add(client, 10)
@@ -411,7 +409,7 @@ def test_backlog_after_events_were_removed(stream: EventStream, client: redis.Re
     assert stream.backlog(GROUP).events == 8
 
 
-def test_backlog_up_to_a_limit(stream: EventStream, client: redis.Redis) -> None:
+def test_backlog_up_to_a_limit(stream: Outbox, client: redis.Redis) -> None:
     stream.ensure_group(GROUP)
     add(client, 3500)
     counts = "lag" in client.xinfo_groups(KEY)[0]  # Redis 7 does, at no cost
@@ -432,12 +430,12 @@ def now(client: redis.Redis) -> int:
 
 
 @pytest.fixture
-def trimmed(stream: EventStream) -> Iterator[functools.partial[int]]:
+def trimmed(stream: Outbox) -> Iterator[functools.partial[int]]:
     """Trim with a retention of a day and a `max_age` of three, for a single endpoint."""
     return functools.partial(stream.trim, [GROUP], DAY, 3 * DAY)
 
 
-def consume(stream: EventStream, group: str = GROUP, count: int = 10_000) -> list[bytes]:
+def consume(stream: Outbox, group: str = GROUP, count: int = 10_000) -> list[bytes]:
     """Take and acknowledge."""
     done = ids(stream.read(group, count))
     stream.acknowledge(group, done)
@@ -445,7 +443,7 @@ def consume(stream: EventStream, group: str = GROUP, count: int = 10_000) -> lis
 
 
 def test_trim_what_is_acknowledged_and_old(
-    stream: EventStream, trimmed: functools.partial[int], client: redis.Redis, now: int
+    stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
 ) -> None:
     stream.ensure_group(GROUP)
     old = add(client, 5 * NODE, at=now - 2 * DAY)
@@ -457,7 +455,7 @@ def test_trim_what_is_acknowledged_and_old(
     assert trimmed() == 0
 
 
-def test_trim_without_any_endpoint(stream: EventStream, client: redis.Redis, now: int) -> None:
+def test_trim_without_any_endpoint(stream: Outbox, client: redis.Redis, now: int) -> None:
     assert stream.trim([], DAY, 3 * DAY) == 0
     add(client, 5 * NODE, at=now - 2 * DAY)
     young = add(client, 5 * NODE)
@@ -466,7 +464,7 @@ def test_trim_without_any_endpoint(stream: EventStream, client: redis.Redis, now
 
 
 def test_nothing_is_trimmed_that_is_not_acknowledged(
-    stream: EventStream, trimmed: functools.partial[int], client: redis.Redis, now: int
+    stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
 ) -> None:
     stream.ensure_group(GROUP)
     added = add(client, 5 * NODE, at=now - 100 * DAY)
@@ -480,7 +478,7 @@ def test_nothing_is_trimmed_that_is_not_acknowledged(
 
 
 def test_nothing_is_trimmed_that_is_not_taken(
-    stream: EventStream, trimmed: functools.partial[int], client: redis.Redis, now: int
+    stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
 ) -> None:
     stream.ensure_group(GROUP)
     added = add(client, 5 * NODE, at=now - 100 * DAY)
@@ -490,7 +488,7 @@ def test_nothing_is_trimmed_that_is_not_taken(
     assert ids(stream.read(GROUP, 10_000)) == added[2 * NODE + 50 :]
 
 
-def test_the_slowest_endpoint_counts(stream: EventStream, client: redis.Redis, now: int) -> None:
+def test_the_slowest_endpoint_counts(stream: Outbox, client: redis.Redis, now: int) -> None:
     for group in (GROUP, "audit"):
         stream.ensure_group(group)
     added = add(client, 5 * NODE, at=now - 2 * DAY)
@@ -503,7 +501,7 @@ def test_the_slowest_endpoint_counts(stream: EventStream, client: redis.Redis, n
 
 @pytest.mark.parametrize("state", ["untaken", "taken"])
 def test_an_endpoint_that_is_configured_no_more(
-    state: str, stream: EventStream, trimmed: functools.partial[int], client: redis.Redis, now: int
+    state: str, stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
 ) -> None:
     """Its group holds the stream for `max_age` at most."""
     for group in (GROUP, "former"):
@@ -520,7 +518,7 @@ def test_an_endpoint_that_is_configured_no_more(
 
 
 def test_a_former_endpoint_that_lags_behind_nothing_holds_nothing(
-    stream: EventStream, trimmed: functools.partial[int], client: redis.Redis, now: int
+    stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
 ) -> None:
     for group in (GROUP, "former"):
         stream.ensure_group(group)
@@ -531,7 +529,7 @@ def test_a_former_endpoint_that_lags_behind_nothing_holds_nothing(
 
 
 def test_an_endpoint_whose_group_is_unknown_holds_everything(
-    stream: EventStream, trimmed: functools.partial[int], client: redis.Redis, now: int
+    stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
 ) -> None:
     add(client, 5 * NODE, at=now - 100 * DAY)
     assert trimmed() == 0
@@ -544,7 +542,7 @@ def consumers(client: redis.Redis) -> set[bytes]:
     return {row["name"] for row in client.xinfo_consumers(KEY, GROUP)}
 
 
-def test_leave(stream: EventStream, other: EventStream, client: redis.Redis) -> None:
+def test_leave(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     (entry,) = taken(stream, client)
     other.read(GROUP, 1)
     client.xgroup_createconsumer(KEY, GROUP, "them")
@@ -559,11 +557,11 @@ def test_leave(stream: EventStream, other: EventStream, client: redis.Redis) -> 
 
 
 def test_remove_silent_consumers(
-    stream: EventStream, other: EventStream, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    stream: Outbox, other: Outbox, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert stream.remove_silent_consumers(GROUP) == 0
     first, second = taken(stream, client, 2)
-    stream.park(GROUP, first)
+    stream.nack(GROUP, first)
     stream.acknowledge(GROUP, [first.id, second.id])
     for name in ("dead-1", "dead-2"):
         client.xgroup_createconsumer(KEY, GROUP, name)
@@ -580,7 +578,7 @@ def test_remove_silent_consumers(
     assert held(client) == {entry.id: (b"them", 1)}
 
 
-def test_nobody_is_waited_for_unless_asked(stream: EventStream, client: redis.Redis) -> None:
+def test_nobody_is_waited_for_unless_asked(stream: Outbox, client: redis.Redis) -> None:
     entries = taken(stream, client, 3)
     client.config_resetstat()
     assert stream.confirmed(GROUP, entries)
@@ -588,19 +586,19 @@ def test_nobody_is_waited_for_unless_asked(stream: EventStream, client: redis.Re
 
 
 def test_replicas_that_are_not_there_confirm_nothing(shard: Shard, client: redis.Redis) -> None:
-    stream = EventStream(shard, "us", Replication(replicas=1, timeout_seconds=0.1))
+    stream = Outbox(shard, "us", Replication(replicas=1, timeout_seconds=0.1))
     entries = taken(stream, client, 3)
     started = time.monotonic()
     assert not stream.confirmed(GROUP, entries)
     assert 0.1 <= time.monotonic() - started < shard.socket_timeout
     assert held(client) == {entry.id: (b"us", 1) for entry in entries}, "to ask is no hand-over"
     assert stream.confirmed(GROUP, []), "nothing to confirm"
-    gone = Entry(b"1-1", 1, {})
+    gone = OutboxEntry(b"1-1", 1, {})
     assert stream.confirmed(GROUP, [gone]), "what is no more has nothing to confirm"
 
 
 def test_the_wait_ends_before_the_socket_gives_up(shard: Shard, client: redis.Redis) -> None:
-    stream = EventStream(shard, "us", Replication(replicas=1, timeout_seconds=3600))
+    stream = Outbox(shard, "us", Replication(replicas=1, timeout_seconds=3600))
     entries = taken(stream, client)
     shard.socket_timeout = 0.2
     started = time.monotonic()

@@ -13,7 +13,7 @@ import redis
 
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.ops import check as module
-from sweeperd.ops.check import Finding, Level, check_endpoint, check_shard, trials, worst
+from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_shard, trials, worst
 from sweeperd.store.embedded import Binary, Server, free_port
 from sweeperd.store.shard import Shard, open_shards
 from tests.integration.conftest import Cli
@@ -21,7 +21,7 @@ from tests.support.acl import ACL, PASSWORD, rules
 from tests.support.fixtures import full
 from tests.support.harness import environment, eventually, reserve
 
-OK, WARNING, FAILURE = Level.OK, Level.WARNING, Level.FAILURE
+OK, WARNING, FAILURE = CheckLevel.OK, CheckLevel.WARNING, CheckLevel.FAILURE
 #: What a Redis that nobody has set up is warned of.
 PLAIN = {"persistence": WARNING, "lazyfree-lazy-expire": WARNING}
 
@@ -31,19 +31,19 @@ def settings_for(url: str, **sections: object) -> Settings:
 
 
 @contextlib.contextmanager
-def looked_at(url: str, **sections: object) -> Iterator[dict[str, Finding]]:
+def looked_at(url: str, **sections: object) -> Iterator[dict[str, CheckFinding]]:
     settings = settings_for(url, **sections)
     (shard,) = open_shards(settings)
     with contextlib.closing(shard):
         yield {finding.check: finding for finding in check_shard(shard, settings)}
 
 
-def look(url: str, **sections: object) -> dict[str, Finding]:
+def look(url: str, **sections: object) -> dict[str, CheckFinding]:
     with looked_at(url, **sections) as findings:
         return findings
 
 
-def bad(findings: dict[str, Finding]) -> dict[str, Level]:
+def bad(findings: dict[str, CheckFinding]) -> dict[str, CheckLevel]:
     """What is not well, but for that of which a plain Redis is warned anyway."""
     return {
         name: finding.level
@@ -140,7 +140,9 @@ def test_a_replica(server: Server, client: redis.Redis) -> None:
         ("noeviction", 10**9, OK),
     ],
 )
-def test_what_may_be_evicted(server: Server, client: redis.Redis, policy: str, maxmemory: int, level: Level) -> None:
+def test_what_may_be_evicted(
+    server: Server, client: redis.Redis, policy: str, maxmemory: int, level: CheckLevel
+) -> None:
     with configured(client, maxmemory_policy=policy, maxmemory=maxmemory):
         finding = look(server.url)["maxmemory-policy"]
     assert (finding.level, finding.says.split()[0]) == (level, policy)
@@ -242,7 +244,7 @@ def test_the_user_of_the_acl_may_do_all_and_may_not_look_at_everything(server: S
         ("-zscore", WARNING, "ZSCORE reservation:ttl"),
     ],
 )
-def test_a_right_that_is_missing(server: Server, client: redis.Redis, rule: str, level: Level, told: str) -> None:
+def test_a_right_that_is_missing(server: Server, client: redis.Redis, rule: str, level: CheckLevel, told: str) -> None:
     with user(client, server, rule) as url:
         finding = look(url, webhooks=ENDPOINTS)["rights"]
     assert finding.level is level

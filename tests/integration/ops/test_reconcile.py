@@ -12,7 +12,7 @@ from sweeperd.config import RedisSettings, SweepSettings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
 from sweeperd.ops import reconcile as module
-from sweeperd.ops.reconcile import Fault, ReconcileReport, Stage, reconcile
+from sweeperd.ops.reconcile import Fault, ReconcileReport, WalkStage, reconcile
 from sweeperd.ops.throttle import Interrupted
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
@@ -222,9 +222,9 @@ def test_repair_works_at_maxmemory(own_server: Server) -> None:
 
 def test_progress_goes_through_its_stages(shard: Shard) -> None:
     plant(shard)
-    told: list[tuple[Stage, int, int]] = []
+    told: list[tuple[WalkStage, int, int]] = []
     reconcile(shard, SweepSettings(), FAST, progress=lambda *step: told.append(step))
-    assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(Stage)[:4]
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(WalkStage)[:4]
     assert all(0 < done <= total for _, done, total in told)
 
 
@@ -245,8 +245,8 @@ def test_a_restart_ends_the_walk(own_server: Server, monkeypatch: pytest.MonkeyP
     with a_shard(own_server) as shard:
         reserve(shard.client, [str(number) for number in range(500)], overdue_by=LATER)
 
-        def restart_once(stage: Stage, *_: int) -> None:
-            if stage is Stage.RESERVATIONS and not restarted:
+        def restart_once(stage: WalkStage, *_: int) -> None:
+            if stage is WalkStage.RESERVATIONS and not restarted:
                 restarted.append(True)
                 own_server.kill()
                 own_server.start()

@@ -100,7 +100,7 @@ def test_dead_letters_are_counted_up_to_a_limit(
 def test_what_the_board_and_the_circuits_say(shard: Shard, client: redis.Redis) -> None:
     now = server_time(client)
     client.hset("sweeperd:endpoints", "gone", json.dumps({"paused_at": now, "reason": "the receiver answered 410"}))
-    client.hset("sweeperd:endpoints", "busy", json.dumps({"quiet_until": now + 60_000}))
+    client.hset("sweeperd:endpoints", "busy", json.dumps({"muted_until": now + 60_000}))
     circuit = CircuitState(probe_at=now + 1000, failures=7, reason="HTTP 500", by="host-1")
     client.hset("sweeperd:circuits", "dead", circuit.model_dump_json())
     client.hset("sweeperd:circuits", "stale", circuit.model_copy(update={"probe_at": now - 61_000}).model_dump_json())

@@ -12,14 +12,14 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.ops import reconcile
 from sweeperd.runtime import reconciler as module
-from sweeperd.runtime.reconciler import Patrol
-from sweeperd.runtime.shard_runner import Keeper
+from sweeperd.runtime.reconciler import PeriodicReconciler
+from sweeperd.runtime.shard_runner import ShardRunner
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard, open_shards
 from tests.support.fixtures import a_shard, full
 from tests.support.harness import SCOPES, eventually, reserve
 
-Make = Callable[..., tuple[Patrol, Metrics]]
+Make = Callable[..., tuple[PeriodicReconciler, Metrics]]
 RECORD = "sweeperd:reconcile"
 
 
@@ -35,11 +35,11 @@ def replica(server: Server) -> Iterator[Make]:
 
         def make(
             interval: str = "1d", *, at: Server = server, stop: threading.Event | None = None, rate: int = 1_000_000
-        ) -> tuple[Patrol, Metrics]:
+        ) -> tuple[PeriodicReconciler, Metrics]:
             shard = shards.enter_context(a_shard(at))
             settings = Settings.model_validate({"reconcile": {"interval": interval, "rate": rate}})
             metrics = Metrics()
-            patrol = Patrol(settings, shard, metrics, stop or threading.Event())
+            patrol = PeriodicReconciler(settings, shard, metrics, stop or threading.Event())
             patrol.look()
             return patrol, metrics
 
@@ -193,6 +193,6 @@ def test_it_can_be_turned_off(server: Server, interval: str, duties: int) -> Non
     metrics = Metrics()
     (shard,) = open_shards(settings)
     with closing(shard):
-        keeper = Keeper(settings, shard, metrics, threading.Event(), 1)
-    assert len(keeper.duties) == duties
+        runner = ShardRunner(settings, shard, metrics, threading.Event(), 1)
+    assert len(runner.tasks) == duties
     assert runs(metrics) == (None if not interval else 0)

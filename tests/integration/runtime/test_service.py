@@ -6,18 +6,18 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.delivery.dispatcher import Delivery
+from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.service import Service
-from sweeperd.runtime.shard_runner import Keeper
-from sweeperd.runtime.systemd import Notifier
+from sweeperd.runtime.shard_runner import ShardRunner
+from sweeperd.runtime.systemd import SystemdNotifier
 from sweeperd.store.embedded import Server
 from tests.support.manager import manager
 
 
-def keeper(daemon: Daemon) -> Keeper:
+def runner(daemon: Daemon) -> ShardRunner:
     """The one of its one shard."""
-    (sole,) = daemon._keepers
+    (sole,) = daemon._runners
     return sole
 
 
@@ -27,11 +27,11 @@ def test_the_watchdog_is_fed_only_while_all_is_well(
     settings = Settings.model_validate({"redis": {"url": server.url}, "http": {"listen": ""}})
     with manager(tmp_path) as heard:
         # A limit that has always passed: every call that may feed does.
-        notifier = Notifier({"NOTIFY_SOCKET": heard.address, "WATCHDOG_USEC": "1"})
+        notifier = SystemdNotifier({"NOTIFY_SOCKET": heard.address, "WATCHDOG_USEC": "1"})
         service = Service(settings, lambda: settings, lambda _: None, notifier)
-        sole = keeper(service._daemon)
-        duty, *_ = sole.duties
-        monkeypatch.setattr(Delivery, "complete", True)
+        sole = runner(service._daemon)
+        duty, *_ = sole.tasks
+        monkeypatch.setattr(Dispatcher, "complete", True)
         service._look()
         assert (heard.said("WATCHDOG"), heard.said("STATUS")) == (["1"], ["Not ready: default: no sweep yet"])
 
@@ -42,9 +42,9 @@ def test_the_watchdog_is_fed_only_while_all_is_well(
         assert heard.said("STATUS")[-1] == "Not well: the sweep of default is stuck"
 
         monkeypatch.undo()
-        monkeypatch.setattr(Delivery, "complete", True)
+        monkeypatch.setattr(Dispatcher, "complete", True)
         # What is only looked at for the page is no reason to be restarted.
-        monkeypatch.setattr(sole.duties[-1], "_changed_at", duty._changed_at - 3600)
+        monkeypatch.setattr(sole.tasks[-1], "_changed_at", duty._changed_at - 3600)
         sole.tried, sole.trouble = True, ""
         service._look()
         assert heard.said("WATCHDOG") == ["1", "1"]
@@ -69,17 +69,17 @@ def test_a_group_that_could_not_be_made_is_made_where_it_was_to_be_after_a_reloa
         first = client.xadd("sweeperd:events", {"id": "before"})
         client.config_set("maxmemory", 1)
         before = Daemon(settings("5s"))
-        keeper(before)._delivery.prepare()
+        runner(before)._delivery.prepare()
         client.config_set("maxmemory", 0)
         client.xadd("sweeperd:events", {"id": "since"})
         elsewhere, after = Daemon(settings("5s", "other:")), Daemon(settings("1s"))
         for daemon in (elsewhere, after):
-            daemon.succeed(before)
-            keeper(daemon)._delivery.prepare()
+            daemon.adopt(before)
+            runner(daemon)._delivery.prepare()
         assert client.xinfo_groups("sweeperd:events")[0]["last-delivered-id"] == first
         assert client.xinfo_groups("other:sweeperd:events")[0]["last-delivered-id"] == b"0-0"
         for daemon in (before, elsewhere, after):
-            keeper(daemon)._shard.close()
+            runner(daemon)._shard.close()
 
 
 def test_after_a_reload_the_page_still_has_its_hour(server: Server) -> None:
@@ -87,10 +87,10 @@ def test_after_a_reload_the_page_still_has_its_hour(server: Server) -> None:
         return Settings.model_validate({"redis": {"url": server.url}, "sweep": {"interval": interval}})
 
     before, after = Daemon(settings("5s")), Daemon(settings("1s"))
-    keeper(before).lookout.look()
-    after.succeed(before)
+    runner(before).status_history.look()
+    after.adopt(before)
     (shard,) = after.report()["shards"]
     assert shard["status"]["overdue"] == 0
     assert shard["history"]["overdue"] == [0]
     for daemon in (before, after):
-        keeper(daemon)._shard.close()
+        runner(daemon)._shard.close()

@@ -11,7 +11,7 @@ from sweeperd.config import SweepSettings
 from sweeperd.store.embedded import Server
 from sweeperd.store.process import process_name
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.last_sweep import Tick, TickBoard, last_tick
+from sweeperd.sweep.last_sweep import LastSweep, LastSweepStore, read_last_sweep
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper, SweepReport
 from tests.support.fixtures import full
@@ -30,18 +30,18 @@ def expired(count: int) -> list[Decision]:
     return [Decision(b"%d" % number, Outcome.EXPIRED) for number in range(count)] + others
 
 
-def noted(shard: Shard) -> Tick:
-    tick = last_tick(shard)
+def noted(shard: Shard) -> LastSweep:
+    tick = read_last_sweep(shard)
     assert tick is not None
     return tick
 
 
 def test_there_is_none_before_the_first(shard: Shard) -> None:
-    assert last_tick(shard) is None
+    assert read_last_sweep(shard) is None
 
 
 def test_the_last_tick_is_noted(shard: Shard, client: redis.Redis) -> None:
-    before, board = server_time(client), TickBoard(shard)
+    before, board = server_time(client), LastSweepStore(shard)
     board.decided(expired(3))
     board.decided(expired(2))
     board.note(report(complete=False))
@@ -52,7 +52,7 @@ def test_the_last_tick_is_noted(shard: Shard, client: redis.Redis) -> None:
 
 def test_the_total_runs_on_over_replicas(shard: Shard) -> None:
     for _ in range(3):
-        board = TickBoard(shard)
+        board = LastSweepStore(shard)
         board.decided(expired(2))
         board.note(report())
         board.note(report())
@@ -61,9 +61,9 @@ def test_the_total_runs_on_over_replicas(shard: Shard) -> None:
 
 
 @pytest.fixture
-def moments(shard: Shard) -> list[tuple[int, Tick]]:
+def moments(shard: Shard) -> list[tuple[int, LastSweep]]:
     """Ticks half a minute apart, each with 30 expired."""
-    board, seen, start = TickBoard(shard), [], 1_700_000_000_000
+    board, seen, start = LastSweepStore(shard), [], 1_700_000_000_000
     for half_minutes in range(10):
         shard.clock.set(start + half_minutes * MINUTE // 2)
         board.decided(expired(30))
@@ -72,7 +72,7 @@ def moments(shard: Shard) -> list[tuple[int, Tick]]:
     return seen
 
 
-def test_the_rate_is_that_of_the_last_minute_or_two(moments: list[tuple[int, Tick]]) -> None:
+def test_the_rate_is_that_of_the_last_minute_or_two(moments: list[tuple[int, LastSweep]]) -> None:
     for half_minutes, tick in moments:
         assert tick.at_ms - tick.earlier_at_ms <= 2 * MINUTE
         if half_minutes >= 4:
@@ -85,7 +85,7 @@ def test_the_rate_is_that_of_the_last_minute_or_two(moments: list[tuple[int, Tic
 
 
 def test_the_servers_clock_may_be_set_back(shard: Shard) -> None:
-    board = TickBoard(shard)
+    board = LastSweepStore(shard)
     shard.clock.set(1_700_000_000_000)
     board.decided(expired(5))
     board.note(report())
@@ -98,7 +98,7 @@ def test_the_servers_clock_may_be_set_back(shard: Shard) -> None:
 
 
 def test_a_full_redis_takes_the_note(own_shard: Shard) -> None:
-    board = TickBoard(own_shard)
+    board = LastSweepStore(own_shard)
     with full(own_shard):
         board.decided(expired(2))
         board.note(report())
@@ -109,7 +109,7 @@ def test_a_tick_that_cannot_be_noted_is_swept_all_the_same(
     shard: Shard, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.set(KEY, "somebody else's")
-    board = TickBoard(shard)
+    board = LastSweepStore(shard)
     for _ in range(3):
         board.decided(expired(1))
         board.note(report())
@@ -121,12 +121,12 @@ def test_a_tick_that_cannot_be_noted_is_swept_all_the_same(
 
 @pytest.mark.parametrize("field", ["at", "seconds", "expired", "earlier_at", "earlier_expired"])
 def test_what_cannot_be_read_is_none_and_mended_by_the_next(field: str, shard: Shard, client: redis.Redis) -> None:
-    board = TickBoard(shard)
+    board = LastSweepStore(shard)
     board.note(report())
     client.hset(KEY, field, "nonsense")
-    assert last_tick(shard) is None
+    assert read_last_sweep(shard) is None
     board.note(report())
-    assert last_tick(shard)
+    assert read_last_sweep(shard)
 
 
 def test_an_idle_tick_stays_under_ten_commands(shard: Shard, client: redis.Redis) -> None:
@@ -134,7 +134,7 @@ def test_an_idle_tick_stays_under_ten_commands(shard: Shard, client: redis.Redis
     settings = SweepSettings()
     kind = reservations(shard.keys, settings)
     sweeper = Sweeper(shard, kind, settings, lambda *_: None, threading.Event())
-    board = TickBoard(shard)
+    board = LastSweepStore(shard)
 
     def run() -> None:
         board.note(sweeper.tick())

@@ -14,9 +14,9 @@ import redis
 
 from sweeperd.config import SweepSettings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.store.scripts import Call, Script, Stream, source
+from sweeperd.store.scripts import Call, Script, ScriptPipeline, source
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.grace_cache import Graces, Look
+from sweeperd.sweep.grace_cache import GraceCache, GraceScan
 from sweeperd.sweep.sweeper import Decision, Kind, Outcome, Sweeper
 from tests.support.harness import eventually, server_time
 
@@ -90,7 +90,7 @@ class World:
             Script("fates", FATES),
             lambda entry, _: Call([INDEX, JOURNAL], [entry, self.now]),
             lambda entry, reply: Decision(entry, Outcome(reply[0].decode())),
-            Look(Script("look", LOOK), [JOURNAL]) if self.look else None,
+            GraceScan(Script("look", LOOK), [JOURNAL]) if self.look else None,
         )
         return Sweeper(self.shard, kind, SweepSettings.model_validate(settings), self._observe, self.stop)
 
@@ -181,15 +181,15 @@ def test_a_batch_is_sent_in_slices(world: World) -> None:
 def test_no_more_calls_than_a_slice_are_on_their_way(depth: int, world: World) -> None:
     world.fill({f"go-{number}": 1 for number in range(20)})
     sent: list[int] = []
-    original = Stream.send
+    original = ScriptPipeline.send
 
-    def send(stream: Stream, calls: Sequence[Call]) -> None:
+    def send(stream: ScriptPipeline, calls: Sequence[Call]) -> None:
         sent.append(len(calls))
         assert sum(sent) - len(world.observed) <= depth
         original(stream, calls)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Stream, "send", send)
+        patch.setattr(ScriptPipeline, "send", send)
         assert world.sweeper(20, depth).tick().candidates == 20
     assert max(sent) == max(1, depth // 2), "the other half is sent before the replies to this one are read"
 
@@ -289,17 +289,17 @@ def test_a_slice_whose_connection_breaks_while_the_next_is_sent_is_passed_over_t
     """A server that dies of a slice is noticed when the next one is written, not only when replies are read."""
     world.fill({f"fail-{number}": 9 - number for number in range(6)})
     sweeper = world.sweeper(6, 4)
-    original = Stream.send
+    original = ScriptPipeline.send
     sent: list[int] = []
 
-    def send(stream: Stream, calls: Sequence[Call]) -> None:
+    def send(stream: ScriptPipeline, calls: Sequence[Call]) -> None:
         sent.append(len(calls))
         if len(sent) == 2:
             raise redis.ConnectionError("Connection reset by peer")
         original(stream, calls)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Stream, "send", send)
+        patch.setattr(ScriptPipeline, "send", send)
         with pytest.raises(RedisUnavailable, match="reset"):
             sweeper.tick()
         world.observed.clear()
@@ -380,15 +380,15 @@ def test_what_is_in_grace_is_looked_at_and_not_decided_once_that_pays(world: Wor
     stays = {f"stay-{number}": 1000 - number for number in range(200)}
     world.fill(stays | {"go-1": 850, "go-2": 1})
     runs: list[int] = []
-    original = Stream.send
+    original = ScriptPipeline.send
 
-    def send(stream: Stream, calls: Sequence[Call]) -> None:
+    def send(stream: ScriptPipeline, calls: Sequence[Call]) -> None:
         runs.append(len(calls))
         original(stream, calls)
 
     sweeper = world.sweeper(100, 10)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Stream, "send", send)
+        patch.setattr(ScriptPipeline, "send", send)
         first = sweeper.tick()
         assert sum(runs) == 2, "those that go"
         world.fill({f"go-{number}": 2000 for number in range(10, 60)})
@@ -410,7 +410,7 @@ def test_where_nothing_is_in_grace_any_more_nobody_looks(world: World) -> None:
     world.fill({f"stay-{number}": 1000 for number in range(50)} | {f"go-{number}": 1 for number in range(500)})
     assert sweeper.tick().complete
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Graces, "read", _never)
+        patch.setattr(GraceCache, "read", _never)
         world.shard.client.delete(INDEX)
         world.fill({f"go-{number}": 1 for number in range(50)})
         assert sweeper.tick().counts[Outcome.EXPIRED] == 50

@@ -8,17 +8,17 @@ from typing import Any
 
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
-from sweeperd.ops.health_summary import View
+from sweeperd.ops.health_summary import ShardView
 from sweeperd.ops.status import Due, EndpointStatus, ShardStatus
 from sweeperd.ops.status_history import Sample
-from sweeperd.ops.status_report import report
-from sweeperd.sweep.last_sweep import Tick
-from sweeperd.web.server import Web
+from sweeperd.ops.status_report import status_report
+from sweeperd.sweep.last_sweep import LastSweep
+from sweeperd.web.server import WebServer
 
 NOW_MS = 1_795_000_000_000
 SAMPLES = 240
 
-Shards = Sequence[tuple[View, Sequence[Sample]]]
+Shards = Sequence[tuple[ShardView, Sequence[Sample]]]
 
 
 @contextlib.contextmanager
@@ -26,12 +26,12 @@ def served(settings: Settings, shards: Callable[[], Shards]) -> Iterator[str]:
     """The address of a page that shows these."""
 
     def reported() -> dict[str, Any]:
-        return report(settings, shards(), time.monotonic()) | {"by": "sweeperd-6d9f-1"}
+        return status_report(settings, shards(), time.monotonic()) | {"by": "sweeperd-6d9f-1"}
 
     def well() -> tuple[bool, str]:
         return True, "ok"
 
-    web = Web(("127.0.0.1", 0), Metrics(), well, well, reported)
+    web = WebServer(("127.0.0.1", 0), Metrics(), well, well, reported)
     web.start()
     try:
         yield f"http://127.0.0.1:{web.port}/"
@@ -57,8 +57,8 @@ def settings(*endpoints: str) -> Settings:
     )
 
 
-def tick(*, expired: int, rate: float, by: str = "sweeperd-6d9f-1", age_ms: int = 2300) -> Tick:
-    return Tick(NOW_MS - age_ms, by, 0.041, True, expired, expired - int(90 * rate), NOW_MS - 90_000)
+def tick(*, expired: int, rate: float, by: str = "sweeperd-6d9f-1", age_ms: int = 2300) -> LastSweep:
+    return LastSweep(NOW_MS - age_ms, by, 0.041, True, expired, expired - int(90 * rate), NOW_MS - 90_000)
 
 
 def hour(
@@ -152,4 +152,4 @@ def busy() -> Shards:
             "warehouse": lambda minute: max(0.0, ripple(minute, 1, 0.5)),
         },
     )
-    return [(View("eu", eu.address, eu, 0.8), eu_hour), (View("us", us.address, us, 1.0), us_hour)]
+    return [(ShardView("eu", eu.address, eu, 0.8), eu_hour), (ShardView("us", us.address, us, 1.0), us_hour)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, Circuit, growing_wait
+from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker, growing_wait
 
 
 @pytest.mark.parametrize(
@@ -19,16 +19,16 @@ class Clock:
         return self.now
 
 
-def opened() -> tuple[Circuit, Clock]:
+def opened() -> tuple[CircuitBreaker, Clock]:
     clock = Clock()
-    circuit = Circuit(10, 35, clock)
+    circuit = CircuitBreaker(10, 35, clock)
     for _ in range(FAILURES_TO_OPEN):
         circuit.failed()
     return circuit, clock
 
 
 def test_it_opens_after_several_failures_in_a_row() -> None:
-    circuit = Circuit(10, 35, Clock())
+    circuit = CircuitBreaker(10, 35, Clock())
     opening = []
     for _ in range(FAILURES_TO_OPEN - 1):
         opening.append(circuit.failed())
@@ -40,7 +40,7 @@ def test_it_opens_after_several_failures_in_a_row() -> None:
 
 
 def test_a_success_between_keeps_it_closed() -> None:
-    circuit = Circuit(10, 35, Clock())
+    circuit = CircuitBreaker(10, 35, Clock())
     for _ in range(3 * FAILURES_TO_OPEN):
         circuit.failed()
         circuit.succeeded()

@@ -17,7 +17,7 @@ import standardwebhooks
 
 from sweeperd import __version__
 from sweeperd.config import EndpointSettings, WebhooksSettings
-from sweeperd.delivery.sender import KEPT, RESPONSE_LIMIT, Message, Result, Verdict, Webhook
+from sweeperd.delivery.sender import KEPT, RESPONSE_LIMIT, DeliveryResult, Message, Result, WebhookClient
 from sweeperd.store.clock import Clock
 from sweeperd.store.embedded import free_port
 from tests.support.harness import eventually
@@ -35,12 +35,12 @@ class Sender:
     """A webhook of this endpoint, with the verdicts that it told."""
 
     def __init__(self, url: str, settings: dict[str, object] | None = None, **endpoint: object) -> None:
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[DeliveryResult] = []
         self.stop = threading.Event()
         self.clock = Clock()
         self.clock.set(int(time.time() * 1000))
         quick = {"timeout": "5s", "connect_timeout": "5s", "backoff_initial": "1ms", "backoff_max": "5ms"}
-        self.webhook = Webhook(
+        self.webhook = WebhookClient(
             EndpointSettings.model_validate({"name": "odd", "url": url, **endpoint}),
             WebhooksSettings.model_validate(quick | (settings or {})),
             self.clock,
@@ -49,9 +49,9 @@ class Sender:
             self.stop,
         )
 
-    def once(self) -> Verdict:
+    def once(self) -> DeliveryResult:
         """A single request."""
-        return self.webhook.hand_over(MESSAGE, attempts=1)
+        return self.webhook.deliver(MESSAGE, attempts=1)
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def test_rotation_signs_with_every_secret() -> None:
 
 def test_each_attempt_is_a_span_of_its_own_and_signed_anew() -> None:
     with Receiver(lambda _, before: Answer(500 if before < 2 else 200)) as receiver:
-        Sender(receiver.url, secrets=[WHSEC]).webhook.hand_over(MESSAGE)
+        Sender(receiver.url, secrets=[WHSEC]).webhook.deliver(MESSAGE)
     spans = [re.fullmatch(f"00-{TRACE}-([0-9a-f]{{16}})-01", r.headers["traceparent"]) for r in receiver.requests]
     assert len({span[1] for span in spans if span}) == 3
     for request in receiver.requests:
@@ -162,7 +162,7 @@ def test_an_event_without_a_trace_has_no_traceparent() -> None:
     """One with an empty trace id is malformed, and a receiver may refuse the whole request."""
     with Receiver() as receiver:
         sender = Sender(receiver.url)
-        sender.webhook.hand_over(Message("evt_1", "reservation.expired", "", b"", b"{}"))
+        sender.webhook.deliver(Message("evt_1", "reservation.expired", "", b"", b"{}"))
     (request,) = receiver.requests
     assert "traceparent" not in request.headers
     assert "X-Cycles-Trace-Id" not in request.headers
@@ -218,7 +218,7 @@ def test_what_cannot_stand_in_a_header_is_not_sent(trace: str) -> None:
     """It would end the header, and what follows it would be one of its own."""
     with Receiver() as receiver:
         sender = Sender(receiver.url)
-        verdict = sender.webhook.hand_over(Message("evt_1", "reservation.expired", trace, b"", b"{}"), attempts=1)
+        verdict = sender.webhook.deliver(Message("evt_1", "reservation.expired", trace, b"", b"{}"), attempts=1)
         assert (verdict.result, verdict.status) == (Result.FAILED, None)
         assert sender.once().delivered, "the connection is none the worse for it"
     assert [request.headers["X-Cycles-Trace-Id"] for request in receiver.requests] == [TRACE]
@@ -411,7 +411,7 @@ def test_retry_after(status: bytes, headers: bytes, seconds: float | None) -> No
 def test_attempts(statuses: list[int], result: Result, requests: int) -> None:
     with Receiver(lambda _, before: Answer(statuses[before])) as receiver:
         sender = Sender(receiver.url, {"attempts": 3})
-        verdict = sender.webhook.hand_over(MESSAGE)
+        verdict = sender.webhook.deliver(MESSAGE)
     assert verdict.result is result
     assert verdict.status == statuses[requests - 1]
     assert len(receiver.requests) == requests
@@ -421,7 +421,7 @@ def test_attempts(statuses: list[int], result: Result, requests: int) -> None:
 
 def test_no_answer_is_tried_again() -> None:
     with Receiver(lambda _, before: Answer(hang_up=before == 0)) as receiver:
-        assert Sender(receiver.url).webhook.hand_over(MESSAGE).delivered
+        assert Sender(receiver.url).webhook.deliver(MESSAGE).delivered
     assert len(receiver.requests) == 2
 
 
@@ -429,7 +429,7 @@ def test_back_off_grows_up_to_its_limit() -> None:
     """The waits are random, so their sum over many is looked at: bounded by the limit, and not nothing."""
     with Receiver(lambda *_: Answer(500)) as receiver:
         settings = {"attempts": 20, "backoff_initial": "40ms", "backoff_max": "40ms"}
-        Sender(receiver.url, settings).webhook.hand_over(MESSAGE)
+        Sender(receiver.url, settings).webhook.deliver(MESSAGE)
     times = [request.at for request in receiver.requests]
     assert len(times) == 20
     assert 0.1 < times[-1] - times[0] < 19 * 0.04 + 2
@@ -437,14 +437,14 @@ def test_back_off_grows_up_to_its_limit() -> None:
 
 def test_a_longer_retry_after_ends_the_hand_over() -> None:
     with Receiver(lambda *_: Answer(503, {"Retry-After": "2"})) as receiver:
-        verdict = Sender(receiver.url, {"attempts": 3, "backoff_max": "1s"}).webhook.hand_over(MESSAGE)
+        verdict = Sender(receiver.url, {"attempts": 3, "backoff_max": "1s"}).webhook.deliver(MESSAGE)
     assert (verdict.status, verdict.retry_after) == (503, 2.0)
     assert len(receiver.requests) == 1
 
 
 def test_a_shorter_retry_after_is_waited_for() -> None:
     with Receiver(lambda _, before: Answer(200 if before else 503, {} if before else {"Retry-After": "1"})) as receiver:
-        assert Sender(receiver.url, {"backoff_max": "2s"}).webhook.hand_over(MESSAGE).delivered
+        assert Sender(receiver.url, {"backoff_max": "2s"}).webhook.deliver(MESSAGE).delivered
     first, second = receiver.requests
     assert 1.0 <= second.at - first.at < 4
 
@@ -452,8 +452,8 @@ def test_a_shorter_retry_after_is_waited_for() -> None:
 def test_stop_ends_the_wait_between_retries() -> None:
     with Receiver(lambda *_: Answer(503, {"Retry-After": "60"})) as receiver:
         sender = Sender(receiver.url, {"backoff_max": "100s"})
-        verdicts: list[Verdict] = []
-        thread = threading.Thread(target=lambda: verdicts.append(sender.webhook.hand_over(MESSAGE)), daemon=True)
+        verdicts: list[DeliveryResult] = []
+        thread = threading.Thread(target=lambda: verdicts.append(sender.webhook.deliver(MESSAGE)), daemon=True)
         thread.start()
         eventually(lambda: sender.verdicts)
         time.sleep(0.1)  # into the wait; should it not have begun yet, the test is only weaker
@@ -468,7 +468,7 @@ def test_no_retry_after_a_stop() -> None:
     with Receiver(lambda *_: Answer(500)) as receiver:
         sender = Sender(receiver.url)
         sender.stop.set()
-        assert sender.webhook.hand_over(MESSAGE).status == 500
+        assert sender.webhook.deliver(MESSAGE).status == 500
     assert len(receiver.requests) == 1
 
 
@@ -508,7 +508,7 @@ def test_a_message_shows_no_body() -> None:
 def test_an_exchange_tells_what_was_sent_and_what_came_back() -> None:
     with Receiver(lambda *_: Answer(503, {"X-Trouble": "disk"}, b"a" * KEPT + b"b")) as receiver:
         sender = Sender(receiver.url.replace("http://", "http://user:hush@"), headers={"X-Team": "ops"})
-        exchange = sender.webhook.exchange(MESSAGE)
+        exchange = sender.webhook.send_once(MESSAGE)
     (request,) = receiver.requests
     sent = {name.lower(): value for name, value in exchange.request_headers.items()}
     assert sent.items() <= {name.lower(): value for name, value in request.headers.items()}.items()
@@ -522,7 +522,7 @@ def test_an_exchange_tells_what_was_sent_and_what_came_back() -> None:
 
 
 def test_an_exchange_without_an_answer() -> None:
-    exchange = Sender(f"http://127.0.0.1:{free_port()}/").webhook.exchange(MESSAGE)
+    exchange = Sender(f"http://127.0.0.1:{free_port()}/").webhook.send_once(MESSAGE)
     assert (exchange.verdict.reason, exchange.response_headers, exchange.response_body) == (
         "Connection refused",
         {},

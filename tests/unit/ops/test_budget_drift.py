@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sweeperd.ops.budget_drift import Difference, Holdings, Seen
+from sweeperd.ops.budget_drift import BudgetDrift, Difference, Seen
 from sweeperd.store.keys import Keys
 
 KEY = b"budget:team:TOKENS"
@@ -13,7 +13,7 @@ T = 1000
 
 def difference(reserved: int, holding: Sequence[bytes | str], *, times: int = 1) -> tuple[int, int] | None:
     """The bounds of the difference where so much was reserved at T and one reservation is found like this."""
-    holdings = Holdings(Keys(), 10)
+    holdings = BudgetDrift(Keys(), 10)
     holdings.reserved(T, [(KEY, str(reserved).encode())])
     for _ in range(times):
         holdings.held(b"id", [part.encode() if isinstance(part, str) else part for part in holding])
@@ -60,7 +60,7 @@ def test_beyond_what_a_double_holds() -> None:
 
 
 def test_every_moment_has_to_fit() -> None:
-    holdings = Holdings(Keys(), 10)
+    holdings = BudgetDrift(Keys(), 10)
     for at, reserved in ((1000, b"5"), (1002, b"5")):
         holdings.reserved(at, [(KEY, reserved)])
     holdings.held(b"id", [b"1000", b"", b"5", b"TOKENS", b"team"])
@@ -72,7 +72,7 @@ def test_every_moment_has_to_fit() -> None:
 
 
 def test_a_budget_that_is_gone_or_unreadable_is_not_judged() -> None:
-    holdings = Holdings(Keys(), 10)
+    holdings = BudgetDrift(Keys(), 10)
     holdings.reserved(1000, [(KEY, b"5"), (b"budget:gone:TOKENS", b"5")])
     holdings.reserved(1002, [(KEY, b"?"), (b"budget:gone:TOKENS", b"")])
     assert holdings.differences() == {KEY: None}

@@ -5,123 +5,123 @@ from dataclasses import replace
 import pytest
 
 from sweeperd.config import Settings
-from sweeperd.ops.health_summary import DETAILS, Level, View, outlook, span
+from sweeperd.ops.health_summary import DETAILS, HealthLevel, ShardView, span, summarize_health
 from sweeperd.ops.status import Due, EndpointStatus, ShardStatus
-from sweeperd.sweep.last_sweep import Tick
+from sweeperd.sweep.last_sweep import LastSweep
 
 NOW = 1_795_000_000_000
 HOOK = EndpointStatus("hook")
 WELL = ShardStatus(
-    "eu", "redis:6379", now_ms=NOW, tick=Tick(NOW - 2000, "host-1", 0.1, True, 5, 0, 0), endpoints=(HOOK,)
+    "eu", "redis:6379", now_ms=NOW, tick=LastSweep(NOW - 2000, "host-1", 0.1, True, 5, 0, 0), endpoints=(HOOK,)
 )
 SETTINGS = Settings.model_validate({"webhooks": {"endpoints": [{"name": "hook", "url": "http://localhost/"}]}})
 
-Told = tuple[Level, str, tuple[str, ...]]
+Told = tuple[HealthLevel, str, tuple[str, ...]]
 
 
-def told(number: int, *views: View) -> Told:
+def told(number: int, *views: ShardView) -> Told:
     """Level, answer and details of one of the questions."""
-    answer = outlook(SETTINGS, views)[number]
+    answer = summarize_health(SETTINGS, views)[number]
     return answer.level, answer.answer, answer.details
 
 
-def view(**changes: object) -> View:
-    return View("eu", "redis:6379", replace(WELL, **changes))  # type: ignore[arg-type]
+def view(**changes: object) -> ShardView:
+    return ShardView("eu", "redis:6379", replace(WELL, **changes))  # type: ignore[arg-type]
 
 
-def swept(seconds_ago: float) -> Tick:
-    return Tick(NOW - int(seconds_ago * 1000), "host-1", 0.1, True, 5, 0, 0)
+def swept(seconds_ago: float) -> LastSweep:
+    return LastSweep(NOW - int(seconds_ago * 1000), "host-1", 0.1, True, 5, 0, 0)
 
 
-def waiting(**about: object) -> View:
+def waiting(**about: object) -> ShardView:
     return view(endpoints=(replace(HOOK, **about),))  # type: ignore[arg-type]
 
 
 def test_all_is_well() -> None:
     assert [told(number, view()) for number in range(3)] == [
-        (Level.GOOD, "Yes", ("nothing is overdue for long",)),
-        (Level.GOOD, "Yes", ("no event waits for long",)),
-        (Level.GOOD, "No", ("nothing waits for a person",)),
+        (HealthLevel.GOOD, "Yes", ("nothing is overdue for long",)),
+        (HealthLevel.GOOD, "Yes", ("no event waits for long",)),
+        (HealthLevel.GOOD, "No", ("nothing waits for a person",)),
     ]
 
 
 @pytest.mark.parametrize(
     ("about", "expected"),
     [
-        (view(due=Due(900, 0, 900, True, 9.0, 9.0)), (Level.GOOD, "Yes", ("nothing is overdue for long",))),
-        (view(due=Due(9, 9, 0, True, 7200.0, 0.0)), (Level.GOOD, "Yes", ("nothing is overdue for long",))),
+        (view(due=Due(900, 0, 900, True, 9.0, 9.0)), (HealthLevel.GOOD, "Yes", ("nothing is overdue for long",))),
+        (view(due=Due(9, 9, 0, True, 7200.0, 0.0)), (HealthLevel.GOOD, "Yes", ("nothing is overdue for long",))),
         (
             view(due=Due(1200, 0, 1200, True, 30.0, 30.0)),
-            (Level.WATCH, "Not quite", ("1,200 overdue, the oldest for 30 s",)),
+            (HealthLevel.WATCH, "Not quite", ("1,200 overdue, the oldest for 30 s",)),
         ),
         (
             view(due=Due(5000, 1, 4999, False, 300.0, 240.0)),
-            (Level.BAD, "No", ("about 4,999 overdue, the oldest for 4 min",)),
+            (HealthLevel.BAD, "No", ("about 4,999 overdue, the oldest for 4 min",)),
         ),
-        (view(tick=None), (Level.WATCH, "Not quite", ("no sweep has ended yet",))),
-        (view(tick=swept(60)), (Level.BAD, "No", ("not swept for 60 s",))),
-        (replace(view(tick=swept(30)), age_seconds=15.0), (Level.BAD, "No", ("not swept for 45 s",))),
-        (view(tick=swept(60), sweeping="host-2"), (Level.GOOD, "Yes", ("nothing is overdue for long",))),
-        (view(tick=swept(90), sweeping="host-2"), (Level.BAD, "No", ("not swept for 90 s",))),
+        (view(tick=None), (HealthLevel.WATCH, "Not quite", ("no sweep has ended yet",))),
+        (view(tick=swept(60)), (HealthLevel.BAD, "No", ("not swept for 60 s",))),
+        (replace(view(tick=swept(30)), age_seconds=15.0), (HealthLevel.BAD, "No", ("not swept for 45 s",))),
+        (view(tick=swept(60), sweeping="host-2"), (HealthLevel.GOOD, "Yes", ("nothing is overdue for long",))),
+        (view(tick=swept(90), sweeping="host-2"), (HealthLevel.BAD, "No", ("not swept for 90 s",))),
         (
-            View("eu", "", WELL, 4.0, "Connection refused"),
-            (Level.BAD, "No", ("Redis cannot be read: Connection refused",)),
+            ShardView("eu", "", WELL, 4.0, "Connection refused"),
+            (HealthLevel.BAD, "No", ("Redis cannot be read: Connection refused",)),
         ),
-        (View("eu", "", WELL, 35.0), (Level.BAD, "No", ("Redis has not answered for 35 s",))),
-        (View("eu", ""), (Level.WATCH, "Not quite", ("not looked at yet",))),
+        (ShardView("eu", "", WELL, 35.0), (HealthLevel.BAD, "No", ("Redis has not answered for 35 s",))),
+        (ShardView("eu", ""), (HealthLevel.WATCH, "Not quite", ("not looked at yet",))),
     ],
 )
-def test_whether_we_keep_up(about: View, expected: Told) -> None:
+def test_whether_we_keep_up(about: ShardView, expected: Told) -> None:
     assert told(0, about) == expected
 
 
 @pytest.mark.parametrize(
     ("about", "expected"),
     [
-        (waiting(pending=5, oldest_pending_seconds=50), (Level.GOOD, "Yes", ("no event waits for long",))),
-        (waiting(quiet_seconds=30), (Level.GOOD, "Yes", ("no event waits for long",))),
+        (waiting(pending=5, oldest_pending_seconds=50), (HealthLevel.GOOD, "Yes", ("no event waits for long",))),
+        (waiting(quiet_seconds=30), (HealthLevel.GOOD, "Yes", ("no event waits for long",))),
         (
             waiting(pending=5, oldest_pending_seconds=61),
-            (Level.WATCH, "Not quite", ("hook: 5 wait, the oldest for 61 s",)),
+            (HealthLevel.WATCH, "Not quite", ("hook: 5 wait, the oldest for 61 s",)),
         ),
         (
             waiting(pending=5000, oldest_pending_seconds=1000),
-            (Level.BAD, "No", ("hook: 5,000 wait, the oldest for 17 min",)),
+            (HealthLevel.BAD, "No", ("hook: 5,000 wait, the oldest for 17 min",)),
         ),
         (
             waiting(pending=1, oldest_pending_seconds=3, circuit_open=True, failures=5),
-            (Level.BAD, "No", ("hook fails; 1 wait, the oldest for 3 s",)),
+            (HealthLevel.BAD, "No", ("hook fails; 1 wait, the oldest for 3 s",)),
         ),
-        (waiting(paused_at_ms=NOW), (Level.BAD, "No", ("hook is paused; nothing waits",))),
-        (waiting(configured=False, dead_letters=7), (Level.GOOD, "Yes", ("no event waits for long",))),
-        (View("eu", "", WELL, 4.0, "Connection refused"), (Level.WATCH, "Not quite", ("not known",))),
+        (waiting(paused_at_ms=NOW), (HealthLevel.BAD, "No", ("hook is paused; nothing waits",))),
+        (waiting(configured=False, dead_letters=7), (HealthLevel.GOOD, "Yes", ("no event waits for long",))),
+        (ShardView("eu", "", WELL, 4.0, "Connection refused"), (HealthLevel.WATCH, "Not quite", ("not known",))),
     ],
 )
-def test_whether_everyone_gets_their_events(about: View, expected: Told) -> None:
+def test_whether_everyone_gets_their_events(about: ShardView, expected: Told) -> None:
     assert told(1, about) == expected
 
 
 @pytest.mark.parametrize(
     ("about", "expected"),
     [
-        (view(quarantined=3), (Level.WATCH, "Yes", ("3 in quarantine",))),
-        (view(quarantined=1, dead_letters=1), (Level.WATCH, "Yes", ("1 in quarantine", "1 dead letter"))),
-        (view(dead_letters=2000), (Level.WATCH, "Yes", ("2,000 dead letters",))),
-        (View("eu", "", None, 0.0, "Connection refused"), (Level.WATCH, "Not known", ("not known",))),
+        (view(quarantined=3), (HealthLevel.WATCH, "Yes", ("3 in quarantine",))),
+        (view(quarantined=1, dead_letters=1), (HealthLevel.WATCH, "Yes", ("1 in quarantine", "1 dead letter"))),
+        (view(dead_letters=2000), (HealthLevel.WATCH, "Yes", ("2,000 dead letters",))),
+        (ShardView("eu", "", None, 0.0, "Connection refused"), (HealthLevel.WATCH, "Not known", ("not known",))),
     ],
 )
-def test_whether_something_is_set_aside(about: View, expected: Told) -> None:
+def test_whether_something_is_set_aside(about: ShardView, expected: Told) -> None:
     assert told(2, about) == expected
 
 
 def test_a_shard_that_is_not_known_hides_nothing_of_another() -> None:
-    views = [View("us", "", None, 0.0, "Connection refused"), view(quarantined=3)]
-    assert told(2, *views) == (Level.WATCH, "Yes", ("us: not known", "eu: 3 in quarantine"))
+    views = [ShardView("us", "", None, 0.0, "Connection refused"), view(quarantined=3)]
+    assert told(2, *views) == (HealthLevel.WATCH, "Yes", ("us: not known", "eu: 3 in quarantine"))
 
 
 def test_of_several_shards_the_worst_is_told_first_and_each_is_named() -> None:
     views = [view(), replace(view(tick=None), name="us"), replace(view(tick=swept(300)), name="asia")]
-    assert told(0, *views) == (Level.BAD, "No", ("asia: not swept for 5 min", "us: no sweep has ended yet"))
+    assert told(0, *views) == (HealthLevel.BAD, "No", ("asia: not swept for 5 min", "us: no sweep has ended yet"))
 
 
 def test_many_findings_are_cut_short() -> None:
@@ -132,8 +132,8 @@ def test_many_findings_are_cut_short() -> None:
 
 
 def test_without_endpoints_nobody_is_left_out() -> None:
-    answers = outlook(Settings(), [view(endpoints=())])
-    assert (answers[1].level, answers[1].details) == (Level.GOOD, ("there are no endpoints",))
+    answers = summarize_health(Settings(), [view(endpoints=())])
+    assert (answers[1].level, answers[1].details) == (HealthLevel.GOOD, ("there are no endpoints",))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sweeperd.cli.output import printable
 from sweeperd.ops.ids import candidates
-from sweeperd.text import shown
+from sweeperd.text import decode
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_what_may_be_meant(text: str, meant: list[bytes]) -> None:
 
 @given(st.binary(max_size=50))
 def test_any_id_is_found_as_logs_show_it(reservation: bytes) -> None:
-    as_in_a_log = shown(reservation)
+    as_in_a_log = decode(reservation)
     if "\\" not in reservation.decode("latin-1"):
         assert reservation in candidates(as_in_a_log)
 

@@ -6,8 +6,8 @@ import pytest
 
 from sweeperd.ops import status_history as lookout
 from sweeperd.ops.status import Due, EndpointStatus, ShardStatus
-from sweeperd.ops.status_history import REMEMBERED, SAMPLE_EVERY, WATCHED_FOR, Lookout
-from sweeperd.sweep.last_sweep import Tick
+from sweeperd.ops.status_history import REMEMBERED, SAMPLE_EVERY, WATCHED_FOR, StatusHistory
+from sweeperd.sweep.last_sweep import LastSweep
 
 
 class World:
@@ -30,7 +30,7 @@ class World:
             "redis:6379",
             now_ms=int(self.now * 1000),
             due=Due(self.reads, 0, self.reads),
-            tick=Tick(0, "host-1", 0.1, True, 10 * self.reads, 0, 0),
+            tick=LastSweep(0, "host-1", 0.1, True, 10 * self.reads, 0, 0),
             endpoints=(EndpointStatus("hook", pending=self.reads), EndpointStatus("gone", configured=False)),
         )
 
@@ -43,24 +43,24 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 @pytest.fixture
-def ours(world: World) -> Lookout:
-    return Lookout("eu", "redis:6379", world.read)
+def ours(world: World) -> StatusHistory:
+    return StatusHistory("eu", "redis:6379", world.read)
 
 
-def pass_time(world: World, ours: Lookout, seconds: float, step: float = 3.0) -> None:
+def pass_time(world: World, ours: StatusHistory, seconds: float, step: float = 3.0) -> None:
     until = world.now + seconds
     while world.now < until:
         ours.look()
         world.now += step
 
 
-def test_while_nobody_asks_redis_is_read_for_the_samples_alone(world: World, ours: Lookout) -> None:
+def test_while_nobody_asks_redis_is_read_for_the_samples_alone(world: World, ours: StatusHistory) -> None:
     pass_time(world, ours, 10 * SAMPLE_EVERY)
     assert world.reads == 10
     assert [sample.overdue for sample in ours.samples()] == list(range(1, 11))
 
 
-def test_while_somebody_asks_it_is_read_at_each_look(world: World, ours: Lookout) -> None:
+def test_while_somebody_asks_it_is_read_at_each_look(world: World, ours: StatusHistory) -> None:
     ours.look()
     ours.view()
     pass_time(world, ours, WATCHED_FOR)
@@ -69,7 +69,7 @@ def test_while_somebody_asks_it_is_read_at_each_look(world: World, ours: Lookout
     assert world.reads == 2 + WATCHED_FOR / 3
 
 
-def test_what_is_known_now_is_the_last_sample(world: World, ours: Lookout) -> None:
+def test_what_is_known_now_is_the_last_sample(world: World, ours: StatusHistory) -> None:
     ours.look()
     ours.view()
     assert [sample.overdue for sample in ours.samples()] == [1]
@@ -81,20 +81,20 @@ def test_what_is_known_now_is_the_last_sample(world: World, ours: Lookout) -> No
     assert [sample.overdue for sample in ours.samples()] == [1, 3]
 
 
-def test_an_hour_is_remembered_and_no_more(world: World, ours: Lookout) -> None:
+def test_an_hour_is_remembered_and_no_more(world: World, ours: StatusHistory) -> None:
     pass_time(world, ours, 3 * REMEMBERED)
     assert len(ours.samples()) == REMEMBERED / SAMPLE_EVERY
     world.now += REMEMBERED / 2
     assert len(ours.samples()) == pytest.approx(REMEMBERED / SAMPLE_EVERY / 2, abs=2)
 
 
-def test_only_endpoints_that_are_configured_are_remembered(ours: Lookout) -> None:
+def test_only_endpoints_that_are_configured_are_remembered(ours: StatusHistory) -> None:
     """The names of the others come from Redis, as many as somebody writes there."""
     ours.look()
     assert [sample.pending for sample in ours.samples()] == [{"hook": 1}]
 
 
-def test_a_dead_redis_leaves_a_gap_and_the_last_status_with_its_age(world: World, ours: Lookout) -> None:
+def test_a_dead_redis_leaves_a_gap_and_the_last_status_with_its_age(world: World, ours: StatusHistory) -> None:
     ours.look()
     world.error = "Connection refused"
     pass_time(world, ours, 2 * SAMPLE_EVERY)
@@ -116,7 +116,7 @@ def test_who_asks_does_not_wait_for_who_looks() -> None:
         end.wait(20)
         return ShardStatus("eu", "redis:6379", "Timeout")
 
-    ours = Lookout("eu", "redis:6379", read)
+    ours = StatusHistory("eu", "redis:6379", read)
     looker = threading.Thread(target=ours.look)
     looker.start()
     assert hung.wait(10)
@@ -126,10 +126,10 @@ def test_who_asks_does_not_wait_for_who_looks() -> None:
     assert ours.view().error == "Timeout"
 
 
-def test_after_a_reload_the_hour_is_still_there(world: World, ours: Lookout) -> None:
+def test_after_a_reload_the_hour_is_still_there(world: World, ours: StatusHistory) -> None:
     pass_time(world, ours, 4 * SAMPLE_EVERY)
-    after = Lookout("eu", "redis:6379", world.read)
-    after.succeed(ours)
+    after = StatusHistory("eu", "redis:6379", world.read)
+    after.adopt(ours)
     assert after.samples() == ours.samples()
     assert after.view() == ours.view()
     after.look()

@@ -10,16 +10,16 @@ from importlib import resources
 import pytest
 
 from sweeperd.config import Settings
-from sweeperd.ops.health_summary import View
+from sweeperd.ops.health_summary import ShardView
 from sweeperd.ops.status import EndpointStatus, ShardStatus
 from sweeperd.ops.status_history import Sample
-from sweeperd.ops.status_report import TEXT, UNKNOWN, report
-from sweeperd.web.status_page import Document
+from sweeperd.ops.status_report import TEXT, UNKNOWN, status_report
+from sweeperd.web.status_page import StatusPage
 from tests.support.eyes.staged import busy, settings
 
 
 def test_the_busy_hour() -> None:
-    told = report(settings("billing", "crm", "warehouse"), busy(), time.monotonic())
+    told = status_report(settings("billing", "crm", "warehouse"), busy(), time.monotonic())
     json.dumps(told)
     assert [answer["answer"] for answer in told["answers"]] == ["Yes", "No", "Yes"]
     eu, us = told["shards"]
@@ -32,7 +32,7 @@ def test_the_busy_hour() -> None:
 
 
 def test_no_part_of_a_url_that_can_hold_a_secret_is_told() -> None:
-    text = json.dumps(report(settings("billing", "crm", "warehouse"), busy(), time.monotonic()))
+    text = json.dumps(status_report(settings("billing", "crm", "warehouse"), busy(), time.monotonic()))
     assert '"https://billing.example.com"' in text
     assert "secret" not in text
     assert "user" not in text
@@ -49,7 +49,7 @@ def test_no_part_of_a_url_that_can_hold_a_secret_is_told() -> None:
 def test_whom_it_is_sent_to(url: str, place: str) -> None:
     ours = Settings.model_validate({"webhooks": {"endpoints": [{"name": "hook", "url": url}]}})
     status = ShardStatus("eu", "", endpoints=(EndpointStatus("hook"),))
-    (shard,) = report(ours, [(View("eu", "", status), [])], 0.0)["shards"]
+    (shard,) = status_report(ours, [(ShardView("eu", "", status), [])], 0.0)["shards"]
     assert shard["status"]["endpoints"][0]["place"] == place
 
 
@@ -57,7 +57,7 @@ def test_hostile_texts_are_short_and_readable() -> None:
     name = "\x1b[31m\u202e<script>alert(1)</script>\n" + "x" * 10_000
     others = tuple(EndpointStatus(f"{name}{number}", configured=False, dead_letters=1) for number in range(50))
     status = ShardStatus("eu", "", sweeping=name, endpoints=(EndpointStatus("hook"), *others))
-    (shard,) = report(settings("hook"), [(View("eu", "", status, error=name), [])], 0.0)["shards"]
+    (shard,) = status_report(settings("hook"), [(ShardView("eu", "", status, error=name), [])], 0.0)["shards"]
     listed = shard["status"]["endpoints"]
     assert len(listed) == 1 + UNKNOWN
     assert shard["status"]["more_endpoints"] == 50 - UNKNOWN
@@ -73,14 +73,14 @@ def test_rates_are_told_over_gaps_and_not_over_a_new_beginning() -> None:
         return Sample(at, None if expired is None else 0, 0, expired, int(at * 1000))
 
     samples = [sample(15, 0), sample(30, 30), sample(45, None), sample(60, 90), sample(75, 10), sample(76, 20)]
-    (shard,) = report(Settings(), [(View("eu", ""), samples)], 80.0)["shards"]
+    (shard,) = status_report(Settings(), [(ShardView("eu", ""), samples)], 80.0)["shards"]
     assert shard["history"]["expired_per_second"] == [None, 2.0, None, 2.0, None, None]
     assert shard["history"]["seconds_ago"] == [65, 50, 35, 20, 5, 4]
     assert shard["status"] is None
 
 
 def test_the_document_needs_nothing_else_and_may_do_nothing_else() -> None:
-    document = Document()
+    document = StatusPage()
     text = document.body.decode()
     headers = dict(document.headers)
     policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))

@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 
 from sweeperd.delivery.dispatcher import DeliveryReport
-from sweeperd.runtime.once import OnceReport, Stage, _Progress
+from sweeperd.runtime.once import OnceReport, OnceStage, _Progress
 from sweeperd.sweep.sweeper import Outcome
 
-SWEEPING, DELIVERING = Stage.SWEEPING, Stage.DELIVERING
+SWEEPING, DELIVERING = OnceStage.SWEEPING, OnceStage.DELIVERING
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_exit_code(
 
 
 def test_progress_is_summed_and_the_second_stage_waits_for_the_first() -> None:
-    told: list[tuple[Stage, int, int]] = []
+    told: list[tuple[OnceStage, int, int]] = []
     progress = _Progress(lambda *step: told.append(step), ["eu", "us", "down"])
 
     progress("eu", SWEEPING, 50, 100)

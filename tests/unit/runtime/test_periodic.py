@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from sweeperd.runtime.periodic import Duty
+from sweeperd.runtime.periodic import PeriodicTask
 from tests.support.harness import eventually
 
-Schedule = Callable[..., Duty]
+Schedule = Callable[..., PeriodicTask]
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def scheduler() -> Iterator[BackgroundScheduler]:
 
 @pytest.fixture
 def schedule(scheduler: BackgroundScheduler) -> Schedule:
-    def scheduled(work: Callable[[], None], interval: float, longest: float = 60) -> Duty:
-        duty = Duty("chore", work, interval, longest)
+    def scheduled(work: Callable[[], None], interval: float, longest: float = 60) -> PeriodicTask:
+        duty = PeriodicTask("chore", work, interval, longest)
         duty.schedule(scheduler)
         return duty
 
@@ -159,7 +159,7 @@ def test_stuck_in_its_work(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) 
 
 def test_stuck_because_it_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    duty = Duty("chore", Work(), 10, 60)
+    duty = PeriodicTask("chore", Work(), 10, 60)
     clock.now += 500
     duty.schedule(BackgroundScheduler(timezone=UTC))  # one that was never started
     assert not duty.stuck
@@ -170,4 +170,4 @@ def test_stuck_because_it_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_join_an_idle_one() -> None:
-    assert Duty("chore", Work(), 10, 60).join(0.0)
+    assert PeriodicTask("chore", Work(), 10, 60).join(0.0)

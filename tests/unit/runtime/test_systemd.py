@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from sweeperd.runtime.systemd import Notifier
+from sweeperd.runtime.systemd import SystemdNotifier
 from tests.support.manager import manager
 
 
 @pytest.mark.parametrize("abstract", [False, True], ids=["path", "abstract"])
 def test_what_is_said(abstract: bool, tmp_path: Path) -> None:
     with manager(tmp_path, abstract=abstract) as heard:
-        notifier = Notifier({"NOTIFY_SOCKET": heard.address})
+        notifier = SystemdNotifier({"NOTIFY_SOCKET": heard.address})
         before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         notifier.ready("Sweeping\nalways")
         notifier.status("Sweeping\nalways")
@@ -39,7 +39,7 @@ def test_what_is_said(abstract: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", [None, "", "vsock:2:1", "relative", "/"])
 def test_without_a_socket_nothing_happens(address: str | None, caplog: pytest.LogCaptureFixture) -> None:
-    notifier = Notifier({"WATCHDOG_USEC": "1000"} | ({} if address is None else {"NOTIFY_SOCKET": address}))
+    notifier = SystemdNotifier({"WATCHDOG_USEC": "1000"} | ({} if address is None else {"NOTIFY_SOCKET": address}))
     assert notifier.watchdog_limit is None
     notifier.ready("ready")
     notifier.alive()
@@ -48,7 +48,7 @@ def test_without_a_socket_nothing_happens(address: str | None, caplog: pytest.Lo
 
 def test_the_watchdog_is_fed_well_within_its_limit_and_not_more(tmp_path: Path) -> None:
     with manager(tmp_path) as heard:
-        notifier = Notifier(
+        notifier = SystemdNotifier(
             {"NOTIFY_SOCKET": heard.address, "WATCHDOG_USEC": "400000", "WATCHDOG_PID": str(os.getpid())}
         )
         assert notifier.watchdog_limit == 0.4
@@ -69,13 +69,13 @@ def test_the_watchdog_is_fed_well_within_its_limit_and_not_more(tmp_path: Path) 
 )
 def test_no_watchdog(environment: dict[str, str], tmp_path: Path) -> None:
     with manager(tmp_path) as heard:
-        notifier = Notifier({"NOTIFY_SOCKET": heard.address} | environment)
+        notifier = SystemdNotifier({"NOTIFY_SOCKET": heard.address} | environment)
         notifier.alive()
         assert (notifier.watchdog_limit, heard.listen()) == (None, [])
 
 
 def test_a_manager_that_is_gone_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")})
+    notifier = SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")})
     with caplog.at_level(logging.WARNING):
         notifier.ready("one")
         notifier.status("two")

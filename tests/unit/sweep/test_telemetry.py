@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from sweeperd.metrics import Metrics
 from sweeperd.sweep.sweeper import Backlog, Decision, Outcome, SweepReport
-from sweeperd.sweep.telemetry import Audit
+from sweeperd.sweep.telemetry import SweepTelemetry
 
 TRACE = "0123456789abcdef0123456789abcdef"
 
@@ -32,7 +32,7 @@ class Told:
     def __init__(self, caplog: pytest.LogCaptureFixture, *, tenant_label: bool = True) -> None:
         caplog.set_level(logging.DEBUG)
         self.metrics = Metrics(tenant_label=tenant_label)
-        self.audit = Audit(self.metrics, "s1")
+        self.audit = SweepTelemetry(self.metrics, "s1")
         self._caplog = caplog
         self._before = samples(self.metrics.registry)
 

@@ -13,7 +13,7 @@ import pytest
 
 from sweeperd.metrics import Metrics
 from sweeperd.web import server as web
-from sweeperd.web.server import CONNECTIONS, Web
+from sweeperd.web.server import CONNECTIONS, WebServer
 from tests.support.harness import eventually
 
 HEADERS = {
@@ -47,7 +47,7 @@ def reports() -> Reports:
 def serving(reports: Reports) -> Iterator[int]:
     metrics = Metrics()
     metrics.announce_shard("eu", [])
-    ours = Web(("127.0.0.1", 0), metrics, lambda: (True, "ok"), lambda: (False, "no sweep yet"), reports)
+    ours = WebServer(("127.0.0.1", 0), metrics, lambda: (True, "ok"), lambda: (False, "no sweep yet"), reports)
     ours.start()
     yield ours.port
     ours.close()

@@ -9,7 +9,7 @@ if note then
   local readable, state = pcall(cjson.decode, note)
   -- What cannot be read counts as a pause.
   if not readable or type(state) ~= 'table' or type(state.paused_at) == 'number'
-    or (next(state) and type(state.quiet_until) ~= 'number') then
+    or (next(state) and type(state.muted_until) ~= 'number') then
     return note
   end
 end

@@ -196,7 +196,7 @@ class SweepSettings(_Section):
     batch_size: int = Field(default=1000, ge=1, le=10_000)
     pipeline_depth: int = Field(default=50, ge=1, le=1000)
     pipeline_depth_min: int = Field(default=4, ge=1, le=1000)
-    slice_time: PositiveDuration = timedelta(milliseconds=2)
+    batch_time: PositiveDuration = timedelta(milliseconds=2)
     time_budget: PositiveDuration = timedelta(seconds=30)
     lease_ttl: LeaseTtl = timedelta(seconds=15)
     audit_retention: PositiveDuration = timedelta(days=30)

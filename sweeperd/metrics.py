@@ -54,8 +54,11 @@ class Metrics:
             buckets=SWEEP_BUCKETS,
             registry=registry,
         )
-        self.slice_length = Gauge(
-            "sweeperd_slice_length", "Script calls that are sent to Redis in one go", ["shard"], registry=registry
+        self.pipeline_depth = Gauge(
+            "sweeperd_pipeline_depth",
+            "Script calls on their way to Redis at once, in the last sweep",
+            ["shard"],
+            registry=registry,
         )
         self.candidates = Counter(
             "sweeperd_candidates_total", "Index entries decided, by outcome", ["shard", "outcome"], registry=registry
@@ -200,7 +203,7 @@ class Metrics:
     def forget_shard(self, shard: str) -> None:
         """The same for a shard."""
         self.forget_reconcile(shard)
-        for gauge in (self.slice_length, self.due_entries, self.oldest_due, self.quarantined_entries, self.redis_up):
+        for gauge in (self.pipeline_depth, self.due_entries, self.oldest_due, self.quarantined_entries, self.redis_up):
             with contextlib.suppress(KeyError):  # not measured yet
                 gauge.remove(shard)
         with self._lock:

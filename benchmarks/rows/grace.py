@@ -11,8 +11,9 @@ from benchmarks.rows.throughput import HALF
 from sweeperd.config import RedisSettings, SweepSettings
 from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Outcome
 from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Outcome, Sweeper
+from sweeperd.sweep.sweeper import Sweeper
 from sweeperd.sweep.telemetry import SweepTelemetry
 
 HOUR_MS = 3_600_000

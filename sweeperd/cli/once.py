@@ -14,7 +14,7 @@ from sweeperd.cli.options import Exit, Options, fail
 from sweeperd.cli.signals import stop_on_signals
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.once import OnceProgress, OnceReport, OnceStage, run_once
-from sweeperd.sweep.sweeper import Outcome
+from sweeperd.sweep.kind import Outcome
 
 
 def run(options: Options, as_json: bool, metrics_file: Path | None) -> int:

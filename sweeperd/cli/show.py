@@ -15,7 +15,7 @@ from sweeperd.ops.ids import candidates
 from sweeperd.ops.reasons import REASONS
 from sweeperd.ops.show import EventDelivery, Fate, Inspection, inspect
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.sweeper import Outcome
+from sweeperd.sweep.kind import Outcome
 from sweeperd.text import decode, rfc3339
 
 DetailRow = tuple[str, object, object]

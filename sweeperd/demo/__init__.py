@@ -24,7 +24,7 @@ from sweeperd.logs import CHATTY, TextFormatter
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.store.embedded import any_redis
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.sweeper import Outcome
+from sweeperd.sweep.kind import Outcome
 
 #: When the demo gives up, seconds: early enough that all is cleaned up within half a minute.
 LIMIT = 22.0

@@ -8,8 +8,8 @@ from sweeperd.config import SweepSettings
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import Script
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Decision, Outcome
 from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Decision, Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.index_reader import IndexEntry, IndexPager, Position
-from sweeperd.sweep.sweeper import Outcome
+from sweeperd.sweep.kind import Outcome
 
 #: The problem of an entry that somebody else has taken off the list.
 NOT_THERE = "not_quarantined"

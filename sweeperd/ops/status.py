@@ -21,8 +21,8 @@ from sweeperd.store.errors import describe
 from sweeperd.store.lease import holder
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Outcome
 from sweeperd.sweep.last_sweep import LastSweep, read_last_sweep
-from sweeperd.sweep.sweeper import Outcome
 from sweeperd.text import decode
 
 #: How many due entries are looked into; where there are more, so many of them, evenly spread.

@@ -17,9 +17,10 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard, open_shards
+from sweeperd.sweep.kind import Decision, Outcome
 from sweeperd.sweep.last_sweep import LastSweepStore
 from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper
+from sweeperd.sweep.sweeper import Sweeper
 from sweeperd.sweep.telemetry import SweepTelemetry
 
 log = logging.getLogger(__name__)

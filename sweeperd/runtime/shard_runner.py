@@ -19,9 +19,10 @@ from sweeperd.runtime.periodic import PeriodicTask
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Decision
 from sweeperd.sweep.last_sweep import LastSweepStore
 from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Decision, Sweeper
+from sweeperd.sweep.sweeper import Sweeper
 from sweeperd.sweep.telemetry import SweepTelemetry
 
 log = logging.getLogger(__name__)

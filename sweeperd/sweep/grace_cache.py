@@ -21,23 +21,13 @@ from typing import Any, NamedTuple
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.index_reader import IndexEntry, Position
+from sweeperd.sweep.kind import GraceScan
 
 #: For how long at least and at most a stretch is not looked at again, seconds. At random, so that not all of them are
 #: due in the same tick.
 LOOK_AGAIN = (30.0, 60.0)
 #: How many stretches are remembered: with 200 entries each, a million entries take about a MiB.
 REMEMBERED = 5_000
-
-
-@dataclass(frozen=True)
-class GraceScan:
-    """
-    A script that pages as page.lua does and tells what is in grace. `args` come behind those of page.lua; what it
-    returns is told in grace_scan.lua.
-    """
-
-    script: Script
-    args: Sequence[bytes | int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.process import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.sweeper import Decision, Outcome, SweepReport
+from sweeperd.sweep.kind import Decision, Outcome, SweepReport
 from sweeperd.text import decode
 
 log = logging.getLogger(__name__)

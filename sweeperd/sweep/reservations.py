@@ -6,8 +6,7 @@ from typing import Any
 from sweeperd.config import SweepSettings
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
-from sweeperd.sweep.grace_cache import GraceScan
-from sweeperd.sweep.sweeper import Decision, Kind, Outcome
+from sweeperd.sweep.kind import Decision, GraceScan, Kind, Outcome
 from sweeperd.text import decode_list
 
 

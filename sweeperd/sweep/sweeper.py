@@ -1,100 +1,24 @@
 """One tick over one shard: page through the index, have the script decide each entry, report."""
 
-import enum
 import secrets
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from sweeperd.config import SweepSettings
 from sweeperd.store.errors import describe, is_server_trouble
-from sweeperd.store.scripts import Call, Script, ScriptPipeline
+from sweeperd.store.scripts import ScriptPipeline
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.batch_size import AdaptiveBatchSize
-from sweeperd.sweep.grace_cache import GraceCache, GraceScan
+from sweeperd.sweep.grace_cache import GraceCache
 from sweeperd.sweep.index_reader import IndexEntry, IndexPager, Position
+from sweeperd.sweep.kind import Backlog, Decision, Kind, Outcome, SweepReport
 
 #: So many entries are looked at, and so many are passed by unlooked at, in the time that it takes to expire one.
 LOOKS, SKIPS = 8, 32
-
-
-class Outcome(enum.StrEnum):
-    """What became of one index entry."""
-
-    EXPIRED = "expired"
-    SKIPPED = "skipped"
-    IN_GRACE = "in_grace"
-    NOT_DUE = "not_due"
-    NOT_FOUND = "not_found"
-    QUARANTINED = "quarantined"
-    ERROR = "error"
-
-    @property
-    def stays(self) -> bool:
-        """Whether the entry is still where it was in the index."""
-        return self in (Outcome.IN_GRACE, Outcome.ERROR)
-
-
-class Decision(NamedTuple):
-    """What the script decided for one entry. A plain tuple: there are millions of them after an outage."""
-
-    id: bytes
-    outcome: Outcome
-    #: The state of what was skipped, the reason of a quarantine, the text of an error.
-    detail: str = ""
-    tenant: bytes = b""
-    #: From the moment when it could be expired to the moment when it was, ms.
-    lag_ms: int = 0
-    #: What should have been given back to, and does not exist.
-    missing: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What is swept. The sweep knows ids, an index and a script; everything else about them is in here."""
-
-    name: str
-    index: bytes
-    quarantine: bytes
-    script: Script
-    #: (id, trace id) to a run of the script.
-    call: Callable[[bytes, str], Call]
-    #: (id, the script's reply) to what it decided.
-    decision: Callable[[bytes, Any], Decision]
-    #: How to tell from the page already what is in grace, where there is a way.
-    look: GraceScan | None = None
-
-
-@dataclass(frozen=True)
-class SweepReport:
-    """One tick in numbers."""
-
-    trace_id: str
-    counts: Mapping[Outcome, int]
-    #: False where the tick stopped before the end of what was due.
-    complete: bool
-    duration_seconds: float
-    #: How many of them were passed by as in grace, without a word about each.
-    passed: int
-    #: How many calls were sent in one go at last.
-    slice_length: int
-
-    @property
-    def candidates(self) -> int:
-        """How many entries were decided."""
-        return sum(self.counts.values())
-
-
-@dataclass(frozen=True)
-class Backlog:
-    """What is logically gone and still resident, and what was set aside."""
-
-    due: int
-    oldest_due_seconds: float
-    quarantined: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +74,13 @@ class Sweeper:
         # So many calls are on their way at once, in two halves: while Redis runs one, we read and write the other.
         self._ahead = min(2, settings.pipeline_depth)
         shortest = max(1, settings.pipeline_depth_min // self._ahead)
-        slice_micros = settings.slice_time.total_seconds() * 1e6
+        slice_micros = settings.batch_time.total_seconds() * 1e6
         self._slice_length = AdaptiveBatchSize(shortest, settings.pipeline_depth // self._ahead, slice_micros)
         self._time_budget = settings.time_budget.total_seconds()
         self._observe = observe
         self._stop = stop
         self._pager = IndexPager(shard, kind.index)
-        self._graces = None if kind.look is None else GraceCache(shard, kind.index, kind.look)
+        self._graces = None if kind.grace_scan is None else GraceCache(shard, kind.index, kind.grace_scan)
         #: Whether the last entries were in grace for the most part: to look first is then cheaper. They lie in front.
         self._look_first = True
         self._resume = Position()
@@ -230,7 +154,8 @@ class Sweeper:
 
     def _report(self, tick: _Tick, started: float, *, complete: bool) -> SweepReport:
         duration = time.monotonic() - started
-        return SweepReport(tick.trace_id, tick.counts, complete, duration, tick.passed, int(self._slice_length))
+        depth = self._ahead * int(self._slice_length)
+        return SweepReport(tick.trace_id, tick.counts, complete, duration, tick.passed, depth)
 
     def _slices(self, batch: Sequence[IndexEntry], looked: bool) -> Iterator[_Slice]:
         """Of as many undecided entries as go in one go at that moment."""

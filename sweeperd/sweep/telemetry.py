@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from sweeperd.metrics import Metrics
-from sweeperd.sweep.sweeper import Backlog, Decision, Outcome, SweepReport
+from sweeperd.sweep.kind import Backlog, Decision, Outcome, SweepReport
 from sweeperd.text import decode
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class SweepTelemetry:
         self._metrics.sweep_duration.labels(self._shard).observe(report.duration_seconds)
         # All others have been counted with their decisions.
         self._metrics.candidates.labels(self._shard, Outcome.IN_GRACE).inc(report.passed)
-        self._metrics.slice_length.labels(self._shard).set(report.slice_length)
+        self._metrics.pipeline_depth.labels(self._shard).set(report.pipeline_depth)
         self._metrics.redis_up.labels(self._shard).set(1)
         if report.candidates:
             counts: dict[str, object] = {outcome.value: count for outcome, count in report.counts.items() if count}

@@ -12,7 +12,7 @@ from tests.support.receiver import Answer, Receiver
 METRICS = {
     "sweeperd_sweeps",
     "sweeperd_sweep_duration_seconds",
-    "sweeperd_slice_length",
+    "sweeperd_pipeline_depth",
     "sweeperd_candidates",
     "sweeperd_expired",
     "sweeperd_expiry_lag_seconds",

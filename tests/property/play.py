@@ -15,8 +15,9 @@ from sweeperd.config import RedisSettings, SweepSettings
 from sweeperd.ledger import Ledger, LedgerError, OveragePolicy
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Decision, Outcome
 from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper
+from sweeperd.sweep.sweeper import Sweeper
 from tests.support.books import ALWAYS, Books, Broken, Property, check, read
 from tests.support.harness import eventually, server_time
 

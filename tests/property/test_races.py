@@ -20,8 +20,9 @@ from sweeperd.ledger import Ledger, LedgerError, ReservationExpired, Reserved
 from sweeperd.metrics import Metrics
 from sweeperd.store import scripts as lua
 from sweeperd.store.embedded import Server
+from sweeperd.sweep.kind import Outcome
 from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Outcome, Sweeper
+from sweeperd.sweep.sweeper import Sweeper
 from sweeperd.sweep.telemetry import SweepTelemetry
 from tests.property import play
 from tests.support.books import ALWAYS, Property, check, read

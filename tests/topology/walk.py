@@ -8,9 +8,10 @@ from sweeperd.ops.quarantine import Quarantine, QuarantineFilter
 from sweeperd.ops.show import Fate, inspect
 from sweeperd.ops.status import read_status
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Outcome
 from sweeperd.sweep.last_sweep import LastSweepStore
 from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Outcome, Sweeper
+from sweeperd.sweep.sweeper import Sweeper
 from tests.support.harness import reserve
 from tests.topology.servers import Cluster
 

@@ -8,13 +8,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sweeperd import __version__
 from sweeperd.metrics import Metrics
-from sweeperd.sweep.sweeper import Outcome
+from sweeperd.sweep.kind import Outcome
 
 #: The contract's section 9, and what was added to it.
 CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_sweeps_total": ("counter", {"shard", "result"}),
     "sweeperd_sweep_duration_seconds": ("histogram", {"shard"}),
-    "sweeperd_slice_length": ("gauge", {"shard"}),
+    "sweeperd_pipeline_depth": ("gauge", {"shard"}),
     "sweeperd_candidates_total": ("counter", {"shard", "outcome"}),
     "sweeperd_expired_total": ("counter", {"tenant"}),
     "sweeperd_expiry_lag_seconds": ("histogram", {"shard"}),
@@ -48,7 +48,7 @@ def filled(*, tenant_label: bool = True) -> Metrics:
     metrics.announce_shard("s1", list(Outcome))
     metrics.announce_endpoint("billing")
     metrics.expired("acme")
-    for gauge in (metrics.slice_length, metrics.due_entries, metrics.oldest_due, metrics.quarantined_entries):
+    for gauge in (metrics.pipeline_depth, metrics.due_entries, metrics.oldest_due, metrics.quarantined_entries):
         gauge.labels("s1").set(1)
     metrics.waiting("s1", "billing", 1, 1)
     metrics.announce_reconcile("s1", ["lost"])

@@ -15,8 +15,8 @@ from sweeperd.delivery.outbox import Outbox
 from sweeperd.store.embedded import Server
 from sweeperd.store.keys import Keys
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Outcome
 from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Outcome
 from tests.support.harness import reserve
 
 #: A name as a hostile tenant may choose it.

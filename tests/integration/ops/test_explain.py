@@ -12,7 +12,7 @@ from sweeperd.config import SweepSettings
 from sweeperd.ops.explain import Explanation, explain
 from sweeperd.store.scripts import Script, source
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.sweeper import Outcome
+from sweeperd.sweep.kind import Outcome
 from tests.lua.builders import NOW, RID, Snapshot, World, frozen, seed
 from tests.lua.test_expire_rules import ARRANGE, outcome_of
 

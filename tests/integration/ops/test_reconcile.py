@@ -16,8 +16,9 @@ from sweeperd.ops.reconcile import Fault, ReconcileReport, WalkStage, reconcile
 from sweeperd.ops.throttle import Interrupted
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Decision, Outcome
 from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper
+from sweeperd.sweep.sweeper import Sweeper
 from tests.support.books import Property, check, read
 from tests.support.fixtures import a_shard, full
 from tests.support.harness import SCOPES, reserve, server_time

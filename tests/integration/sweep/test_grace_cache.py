@@ -11,8 +11,9 @@ import redis
 from sweeperd.config import SweepSettings
 from sweeperd.store.shard import Shard
 from sweeperd.sweep import grace_cache as grace
+from sweeperd.sweep.kind import Decision, Outcome, SweepReport
 from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper, SweepReport
+from sweeperd.sweep.sweeper import Sweeper
 from tests.support.harness import eventually, reserve, server_time
 
 HOUR = 3_600_000

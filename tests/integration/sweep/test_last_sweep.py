@@ -11,9 +11,10 @@ from sweeperd.config import SweepSettings
 from sweeperd.store.embedded import Server
 from sweeperd.store.process import process_name
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Decision, Outcome, SweepReport
 from sweeperd.sweep.last_sweep import LastSweep, LastSweepStore, read_last_sweep
 from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Decision, Outcome, Sweeper, SweepReport
+from sweeperd.sweep.sweeper import Sweeper
 from tests.support.fixtures import full
 from tests.support.harness import daemon, environment, eventually, once, reserve, server_time
 

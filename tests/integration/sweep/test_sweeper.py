@@ -16,8 +16,9 @@ from sweeperd.config import SweepSettings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.store.scripts import Call, Script, ScriptPipeline, source
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.grace_cache import GraceCache, GraceScan
-from sweeperd.sweep.sweeper import Decision, Kind, Outcome, Sweeper
+from sweeperd.sweep.grace_cache import GraceCache
+from sweeperd.sweep.kind import Decision, GraceScan, Kind, Outcome
+from sweeperd.sweep.sweeper import Sweeper
 from tests.support.harness import eventually, server_time
 
 #: What becomes of an entry is told by how its id begins; each run is written down in the journal.
@@ -445,8 +446,8 @@ def test_a_look_that_is_cut_short_is_taken_up_where_it_stopped(cut: str, world: 
 def test_slices_get_shorter_where_redis_is_slow_and_longer_again(world: World) -> None:
     sweeper = world.sweeper(100, 40)
     world.fill({f"slow-{number}": 1 for number in range(120)})
-    assert sweeper.tick().slice_length == 2, "half of pipeline_depth_min; each takes all of slice_time"
+    assert sweeper.tick().pipeline_depth == 4, "pipeline_depth_min; each batch takes all of batch_time"
     world.shard.client.delete(INDEX)
     world.fill({f"go-{number}": 1 for number in range(1000)})
-    assert sweeper.tick().slice_length > 2
+    assert sweeper.tick().pipeline_depth > 4
     assert len(world.observed) == 1120

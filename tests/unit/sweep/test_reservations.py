@@ -6,8 +6,8 @@ import pytest
 
 from sweeperd.config import SweepSettings
 from sweeperd.store.keys import Keys
+from sweeperd.sweep.kind import Decision, Outcome
 from sweeperd.sweep.reservations import _decision, reservations
-from sweeperd.sweep.sweeper import Decision, Outcome
 
 TRACE = "0123456789abcdef0123456789abcdef"
 

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sweeperd.metrics import Metrics
-from sweeperd.sweep.sweeper import Backlog, Decision, Outcome, SweepReport
+from sweeperd.sweep.kind import Backlog, Decision, Outcome, SweepReport
 from sweeperd.sweep.telemetry import SweepTelemetry
 
 TRACE = "0123456789abcdef0123456789abcdef"
@@ -158,7 +158,7 @@ def test_a_tick(told: Told) -> None:
         ("sweeperd_sweeps_total", ("s1", "ok")): 1,
         ("sweeperd_sweep_duration_seconds_count", ("s1",)): 1,
         ("sweeperd_sweep_duration_seconds_sum", ("s1",)): 0.25,
-        ("sweeperd_slice_length", ("s1",)): 25,
+        ("sweeperd_pipeline_depth", ("s1",)): 25,
         ("sweeperd_redis_up", ("s1",)): 1,
     }
     expected = {"message": "swept", "shard": "s1", "trace_id": TRACE, "seconds": 0.25, "expired": 2, "in_grace": 1}

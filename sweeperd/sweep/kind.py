@@ -1,0 +1,95 @@
+"""The values of a sweep: a kind (what is swept), a decision about one entry, and the report of a tick."""
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sweeperd.store.scripts import Call, Script
+
+
+class Outcome(enum.StrEnum):
+    """What became of one index entry."""
+
+    EXPIRED = "expired"
+    SKIPPED = "skipped"
+    IN_GRACE = "in_grace"
+    NOT_DUE = "not_due"
+    NOT_FOUND = "not_found"
+    QUARANTINED = "quarantined"
+    ERROR = "error"
+
+    @property
+    def stays(self) -> bool:
+        """Whether the entry is still where it was in the index."""
+        return self in (Outcome.IN_GRACE, Outcome.ERROR)
+
+
+class Decision(NamedTuple):
+    """What the script decided for one entry. A plain tuple: there are millions of them after an outage."""
+
+    id: bytes
+    outcome: Outcome
+    #: The state of a skipped entry, the reason of a quarantine, the text of an error.
+    detail: str = ""
+    tenant: bytes = b""
+    #: From the moment when it could be expired to the moment when it was, ms.
+    lag_ms: int = 0
+    #: The scopes whose budget should have got the amount back, and does not exist.
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GraceScan:
+    """
+    A script that reads a page of the index as page.lua does, and marks the entries that are in grace. Its arguments are
+    the four of page.lua, then `args`. Its reply is described in grace_scan.lua.
+    """
+
+    script: Script
+    args: Sequence[bytes | int]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One sort of thing that is swept. The sweep itself knows ids, an index and a script; the rest is in here."""
+
+    name: str
+    index: bytes
+    quarantine: bytes
+    script: Script
+    #: (id, trace id) to a run of the script.
+    call: Callable[[bytes, str], Call]
+    #: (id, the script's reply) to the decision.
+    decision: Callable[[bytes, Any], Decision]
+    #: Marks the entries of a page that are in grace; None where the kind has no such script.
+    grace_scan: GraceScan | None = None
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """One tick in numbers."""
+
+    trace_id: str
+    counts: Mapping[Outcome, int]
+    #: False where the tick stopped before the end of the due entries.
+    complete: bool
+    duration_seconds: float
+    #: How many of the entries in grace were passed by a remembered range, so that there is no decision about each.
+    passed: int
+    #: How many script calls were on their way to Redis at once, in the last batches of the tick.
+    pipeline_depth: int
+
+    @property
+    def candidates(self) -> int:
+        """How many entries were decided."""
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """The entries that are due and still resident, and those in quarantine."""
+
+    due: int
+    oldest_due_seconds: float
+    quarantined: int

@@ -43,7 +43,7 @@ MIN_LEASE_TTL, MAX_LEASE_TTL = timedelta(seconds=1), timedelta(minutes=10)
 #: The name of the only shard, where there is no list of them.
 DEFAULT_SHARD = "default"
 #: The settings that are lists: in the environment they are JSON.
-JSON_KEYS = (["shards"], ["webhooks", "endpoints"])
+JSON_KEYS = (["shards"], ["webhooks", "endpoints"], ["http", "hosts"])
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
@@ -147,6 +147,8 @@ PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 OptionalDuration = Annotated[timedelta | None, BeforeValidator(_or_off), AfterValidator(_positive_or_off)]
 #: Stands in metrics, in log lines and in the names of consumer groups.
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+#: The name of a host, without port.
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})$")]
 LeaseTtl = Annotated[Duration, AfterValidator(_lease_ttl)]
 RedisUrl = Annotated[SecretStr, BeforeValidator(_fetched), AfterValidator(_redis_url)]
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
@@ -280,6 +282,7 @@ class HttpSettings(_Section):
     """Where metrics and health are served."""
 
     listen: str = "127.0.0.1:9464"
+    hosts: list[HostName] = []
 
     @field_validator("listen")
     @classmethod

@@ -176,6 +176,8 @@ class Service:
             if self._web:
                 self._web.close()
             self._web = web
+        elif web:
+            web.allow(settings.http.hosts)
         self._apply_log(settings)
         log.info("reloaded", extra={**daemon.about(), "http_port": web.port if web else None})
 
@@ -201,7 +203,9 @@ class Service:
 
     def _listen(self, settings: Settings) -> WebServer | None:
         address = settings.http.address
-        return WebServer(address, self._metrics, self.health, self.readiness, self.report) if address else None
+        if not address:
+            return None
+        return WebServer(address, self._metrics, self.health, self.readiness, self.report, settings.http.hosts)
 
     # ---- the end
 

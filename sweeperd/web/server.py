@@ -1,33 +1,26 @@
-"""The HTTP port: the page, metrics and health, read-only."""
+"""The HTTP port: the status page, metrics and health, read-only."""
 
-import contextlib
-import io
 import json
 import logging
-import socket
-import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import make_server
 
 from prometheus_client import make_wsgi_app
 
 from sweeperd.metrics import Metrics
+from sweeperd.web.connections import BoundedServer, BoundedServer6, QuietHandler
+from sweeperd.web.hosts import AllowedHosts
 from sweeperd.web.status_page import StatusPage
 
 log = logging.getLogger(__name__)
 
-#: Whether all is well, and what is to be told of it.
+#: Whether all is well, and the text of the answer.
 Check = Callable[[], tuple[bool, str]]
 
-#: How many connections are open at a time. One more, and the one that has been open for longest is cut off: who is slow
-#: on purpose keeps no probe and no scrape out.
-CONNECTIONS = 32
-#: How long a client may be silent, seconds.
-SILENCE = 10.0
-#: For so long an answer serves all who look at the page, seconds.
+#: How long one `/status.json` document is reused for every open status page, seconds.
 FRESH = 1.0
 
 _HEADERS = [
@@ -39,58 +32,11 @@ _HEADERS = [
 _Start = Callable[..., Any]
 
 
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = CONNECTIONS
-
-    def __init__(self, *arguments: Any) -> None:
-        #: The open connections, the oldest first.
-        self._open: dict[socket.socket, None] = {}
-        self._lock = threading.RLock()
-        super().__init__(*arguments)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            if len(self._open) >= 2 * CONNECTIONS:
-                # Those that were cut off have not ended yet.
-                self.shutdown_request(request)
-                return
-            for connection in list(self._open)[: max(0, len(self._open) - CONNECTIONS + 1)]:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-            self._open[request] = None
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            self._open.pop(request, None)
-            super().shutdown_request(request)
-
-    def handle_error(self, _request: Any, _client_address: Any) -> None:
-        """A client that went away, or was cut off, is no error."""
-        log.debug("a connection ended early", exc_info=True)
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
-class _QuietHandler(WSGIRequestHandler):
-    timeout = SILENCE
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """A probe every few seconds is not worth a line."""
-
-    def get_stderr(self) -> Any:
-        """What goes wrong in an answer is logged where it is made; the rest is a client that went away."""
-        return io.StringIO()
-
-
 class WebServer:
     """
-    The page, `/status.json`, `/metrics`, `/healthz` and `/readyz` on one address. `report` gives what the page shows.
-    Raises OSError where the address is taken.
+    The status page, `/status.json`, `/metrics`, `/healthz` and `/readyz` on one address (host, port). `report` gives
+    the document of `/status.json`; `hosts` are the names that a request may come by, apart from `localhost` and IP
+    addresses. Raises OSError where the address is taken.
     """
 
     def __init__(
@@ -100,17 +46,19 @@ class WebServer:
         health: Check,
         readiness: Check,
         report: Callable[[], dict[str, Any]],
+        hosts: Iterable[str] = (),
     ) -> None:
         host, port = address
         self._metrics_app = make_wsgi_app(metrics.registry)
         self._checks = {"/healthz": health, "/readyz": readiness}
-        self._document = StatusPage()
+        self._page = StatusPage()
+        self._hosts = AllowedHosts(hosts)
         self._report = report
         self._reported = b""
         self._reported_at = 0.0
         self._lock = threading.Lock()
-        server_class = _Server6 if ":" in host else _Server
-        self._server = make_server(host, port, self._serve, server_class=server_class, handler_class=_QuietHandler)
+        server_class = BoundedServer6 if ":" in host else BoundedServer
+        self._server = make_server(host, port, self._serve, server_class=server_class, handler_class=QuietHandler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
 
     @property
@@ -122,6 +70,10 @@ class WebServer:
     def alive(self) -> bool:
         """Whether it serves."""
         return self._thread.is_alive()
+
+    def allow(self, hosts: Iterable[str]) -> None:
+        """From now on serve requests by these names; see `hosts`."""
+        self._hosts = AllowedHosts(hosts)
 
     def start(self) -> None:
         """Serve, in a thread."""
@@ -144,15 +96,18 @@ class WebServer:
 
     def _answer(self, environ: dict[str, Any], start_response: _Start) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
+        if not self._hosts.serves(environ.get("HTTP_HOST")):
+            return _text(start_response, "421 Misdirected Request", "ask by address, or add this name to http.hosts\n")
         if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
             return _text(start_response, "405 Method Not Allowed", "read-only\n", [("Allow", "GET, HEAD")])
         if path == "/":
-            page = self._document
+            page = self._page
             return _send(start_response, "200 OK", "text/html; charset=utf-8", page.body, page.headers)
         if path == "/status.json":
             return _send(start_response, "200 OK", "application/json", self._json())
         if path == "/metrics":
-            metrics: Iterable[bytes] = self._metrics_app(environ, start_response)
+            # prometheus_client's application knows no HEAD; the body is dropped in `_serve`.
+            metrics: Iterable[bytes] = self._metrics_app(environ | {"REQUEST_METHOD": "GET"}, start_response)
             return metrics
         if check := self._checks.get(path):
             well, text = check()
@@ -160,7 +115,7 @@ class WebServer:
         return _text(start_response, "404 Not Found", "there is /, /status.json, /metrics, /healthz and /readyz\n")
 
     def _json(self) -> bytes:
-        """Made once for all who look at the same moment."""
+        """The document of the last FRESH seconds: many open pages cost one report."""
         with self._lock:
             if time.monotonic() - self._reported_at >= FRESH or not self._reported:
                 self._reported, self._reported_at = json.dumps(self._report()).encode(), time.monotonic()

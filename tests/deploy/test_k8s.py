@@ -133,11 +133,19 @@ def test_kustomizations_name_what_there_is(path: Path) -> None:
 @pytest.mark.parametrize(
     ("directory", "kinds"),
     [
-        ("base", ["ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "ServiceAccount"]),
+        ("base", ["ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount"]),
         ("overlays/cronjob", ["ConfigMap", "CronJob", "NetworkPolicy", "ServiceAccount"]),
         (
             "overlays/podmonitor",
-            ["ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor", "ServiceAccount"],
+            [
+                "ConfigMap",
+                "Deployment",
+                "NetworkPolicy",
+                "PodDisruptionBudget",
+                "PodMonitor",
+                "Service",
+                "ServiceAccount",
+            ],
         ),
     ],
 )

@@ -6,14 +6,15 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from sweeperd.metrics import Metrics
 from sweeperd.web import server as web
-from sweeperd.web.server import CONNECTIONS, WebServer
+from sweeperd.web.connections import CONNECTIONS, THREADS, QuietHandler
+from sweeperd.web.server import WebServer
 from tests.support.harness import eventually
 
 HEADERS = {
@@ -45,11 +46,19 @@ def reports() -> Reports:
 
 @contextlib.contextmanager
 def serving(reports: Reports) -> Iterator[int]:
+    with serving_as(reports) as server:
+        yield server.port
+
+
+@contextlib.contextmanager
+def serving_as(reports: Reports) -> Iterator[WebServer]:
     metrics = Metrics()
     metrics.announce_shard("eu", [])
-    ours = WebServer(("127.0.0.1", 0), metrics, lambda: (True, "ok"), lambda: (False, "no sweep yet"), reports)
+    ours = WebServer(
+        ("127.0.0.1", 0), metrics, lambda: (True, "ok"), lambda: (False, "no sweep yet"), reports, ["sweeperd"]
+    )
     ours.start()
-    yield ours.port
+    yield ours
     ours.close()
 
 
@@ -66,9 +75,11 @@ def own_port(reports: Reports) -> Iterator[int]:
         yield number
 
 
-def ask(port: int, path: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
+def ask(
+    port: int, path: str, method: str = "GET", headers: Mapping[str, str] | None = None
+) -> tuple[int, dict[str, str], bytes]:
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
-        connection.request(method, path)
+        connection.request(method, path, headers=headers or {})
         response = connection.getresponse()
         return response.status, dict(response.getheaders()), response.read()
 
@@ -111,10 +122,45 @@ def test_it_is_read_only(port: int, path: str) -> None:
         assert (status, headers["Allow"]) == (405, "GET, HEAD")
 
 
-def test_a_head_has_no_body(port: int) -> None:
-    status, headers, body = ask(port, "/", "HEAD")
-    assert (status, body) == (200, b"")
-    assert int(headers["Content-Length"]) > 1000
+@pytest.mark.parametrize("path", ["/", "/status.json", "/metrics", "/healthz", "/readyz", "/elsewhere"])
+def test_a_head_is_answered_as_a_get_without_its_body(port: int, path: str) -> None:
+    status, headers, _ = ask(port, path)
+    answer = ask(port, path, "HEAD")
+    assert (answer[0], answer[1]["Content-Type"], answer[2]) == (status, headers["Content-Type"], b"")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "10.1.2.3:9464",
+        "[::1]:9464",
+        "[fe80::1]",
+        "localhost",
+        "LOCALHOST:80",
+        "sweeperd",
+        "Sweeperd.:9464",
+    ],
+)
+def test_an_address_localhost_and_configured_names_are_served(port: int, host: str) -> None:
+    assert ask(port, "/status.json", headers={"Host": host})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:9464", "sweeperd.evil.example", "127.0.0.1.evil.example", ""]
+)
+@pytest.mark.parametrize("path", ["/", "/status.json", "/metrics", "/healthz", "/elsewhere"])
+def test_another_name_is_refused(port: int, path: str, host: str) -> None:
+    status, _, body = ask(port, path, headers={"Host": host})
+    assert (status, b"http.hosts" in body, b"asked" in body) == (421, True, False)
+
+
+def test_names_change_with_a_reload(reports: Reports) -> None:
+    with serving_as(reports) as server:
+        assert ask(server.port, "/", headers={"Host": "status.internal"})[0] == 421
+        server.allow(["status.internal"])
+        assert ask(server.port, "/", headers={"Host": "status.internal"})[0] == 200
+        assert ask(server.port, "/", headers={"Host": "sweeperd"})[0] == 421
 
 
 def test_many_who_look_cost_one_report(own_port: int, reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +198,7 @@ def test_who_is_slow_on_purpose_keeps_nobody_out(port: int) -> None:
             with contextlib.suppress(OSError):
                 client.sendall(b"GET / HTTP/1.1\r\n")
             slow.append(client)
-            assert serving_threads() <= before + 2 * CONNECTIONS
+            assert serving_threads() <= before + THREADS
         for path in ("/metrics", "/healthz", "/"):
             assert eventually(lambda asked=path: answered(port, asked))
         # The oldest were cut off, the newest are still waited for.
@@ -163,6 +209,24 @@ def test_who_is_slow_on_purpose_keeps_nobody_out(port: int) -> None:
     eventually(lambda: serving_threads() <= before)
 
 
+def test_a_connection_above_the_bound_gets_no_thread(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Handlers that do not end although their connection was cut off: the worst that a slow client can do.
+    held = threading.Event()
+    monkeypatch.setattr(QuietHandler, "handle", lambda _self: held.wait(20))
+    before = serving_threads()
+    with contextlib.ExitStack() as stack:
+        stack.callback(held.set)
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)) for _ in range(THREADS + 5)
+        ]
+        # The server closes what is above the bound at once, without a word.
+        assert [client.recv(1) for client in clients[THREADS:]] == [b""] * 5
+        assert serving_threads() == before + THREADS
+    assert eventually(lambda: serving_threads() <= before)
+    monkeypatch.undo()
+    assert eventually(lambda: answered(port, "/healthz"))
+
+
 def answered(port: int, path: str) -> bool:
     try:
         return ask(port, path)[0] == 200
@@ -171,6 +235,6 @@ def answered(port: int, path: str) -> bool:
 
 
 def test_who_says_nothing_is_left(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web._QuietHandler, "timeout", 0.2)
+    monkeypatch.setattr(QuietHandler, "timeout", 0.2)
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
         assert client.recv(1) == b""

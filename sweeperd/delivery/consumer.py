@@ -16,7 +16,9 @@ from sweeperd.delivery.acknowledger import RECOVERY_PAUSE, Acknowledger
 from sweeperd.delivery.circuit_breaker import CircuitBreaker, growing_wait
 from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateCache, EndpointStateStore
 from sweeperd.delivery.outbox import PARKED, TAKE_OVER_AFTER, Outbox, OutboxEntry, Pending
-from sweeperd.delivery.sender import DeliveryResult, Message, WebhookClient
+from sweeperd.delivery.payload import Message
+from sweeperd.delivery.result import DeliveryResult
+from sweeperd.delivery.sender import WebhookClient
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard

@@ -12,7 +12,8 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.delivery.consumer import Encode, EndpointWorker
 from sweeperd.delivery.outbox import Outbox, Replication
-from sweeperd.delivery.sender import DeliveryResult, Result, WebhookClient
+from sweeperd.delivery.result import DeliveryResult, Result
+from sweeperd.delivery.sender import WebhookClient
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.store.process import process_name

@@ -1,9 +1,9 @@
-"""The body of the webhook, from one entry of the outbox."""
+"""The body of a webhook, made from one entry of the outbox."""
 
 import hashlib
 import json
+from dataclasses import dataclass
 
-from sweeperd.delivery.sender import Message
 from sweeperd.text import decode, decode_list, rfc3339
 
 EVENT_TYPE = "reservation.expired"
@@ -11,27 +11,42 @@ EVENT_TYPE = "reservation.expired"
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One event, ready to be sent. `body` is the exact bytes that are signed."""
+
+    event_id: str
+    event_type: str
+    trace_id: str
+    tenant: bytes
+    body: bytes
+
+    def __repr__(self) -> str:
+        # The body stays out of logs.
+        return f"Message({self.event_id})"
+
+
 def message(origin: bytes, fields: dict[bytes, bytes]) -> Message:
     """
-    The webhook of one entry of the event stream of the shard with this `origin`. A field that the entry does not have,
-    or has in a form that cannot be told, is left out.
+    The webhook of one entry of the event stream. `origin` identifies the shard. A field that is absent or malformed is
+    left out of the body.
     """
     event_id = _event_id(origin, fields)
     tenant, scope = fields.get(b"tenant", b""), _text(fields, b"scope")
-    created_at, expires_at = _whole(fields, b"created_at"), _whole(fields, b"expires_at")
+    created_at, expires_at = _integer(fields, b"created_at"), _integer(fields, b"expires_at")
     expired_at = _time(fields, b"expired_at")
     trace_id = decode(fields.get(b"trace_id", b""))
     data = {
         "reservation_id": _text(fields, b"id"),
         "scope": scope,
         "unit": _text(fields, b"unit"),
-        "estimated_amount": _whole(fields, b"amount"),
+        "estimated_amount": _integer(fields, b"amount"),
         "created_at": _time(fields, b"created_at"),
         "expires_at": _time(fields, b"expires_at"),
         "expired_at": expired_at,
         "ttl_ms": None if created_at is None or expires_at is None else expires_at - created_at,
-        "grace_ms": _whole(fields, b"grace_ms"),
-        "extensions_used": _whole(fields, b"extensions"),
+        "grace_ms": _integer(fields, b"grace_ms"),
+        "extensions_used": _integer(fields, b"extensions"),
         "missing_budgets": _list(fields, b"missing"),
     }
     body = {
@@ -52,12 +67,12 @@ def message(origin: bytes, fields: dict[bytes, bytes]) -> Message:
 
 def _event_id(origin: bytes, fields: dict[bytes, bytes]) -> str:
     """
-    The same for every attempt, endpoint and replica, because it is made of nothing but the reservation and its expiry.
-    An id that is used again later expires at another time, and so has another event.
+    The id is the same for every attempt, endpoint and replica, because only the reservation and its expiry go into it.
+    A reservation id that is used again expires at another time, and so gets another event id.
     """
     parts = (origin, fields.get(b"tenant", b""), fields.get(b"id", b""), fields.get(b"expired_at", b""))
-    told = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    return "evt_" + hashlib.sha256(told).hexdigest()[:32]
+    hashed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return "evt_" + hashlib.sha256(hashed).hexdigest()[:32]
 
 
 def _text(fields: dict[bytes, bytes], name: bytes) -> str | None:
@@ -71,13 +86,13 @@ def _list(fields: dict[bytes, bytes], name: bytes) -> tuple[str, ...] | None:
         return None
 
 
-def _whole(fields: dict[bytes, bytes], name: bytes) -> int | None:
+def _integer(fields: dict[bytes, bytes], name: bytes) -> int | None:
     text = fields.get(name, b"")
     return int(text) if text.isdigit() and len(text) <= 19 else None
 
 
 def _time(fields: dict[bytes, bytes], name: bytes) -> str | None:
-    milliseconds = _whole(fields, name)
+    milliseconds = _integer(fields, name)
     try:
         return None if milliseconds is None else rfc3339(milliseconds)
     except (OverflowError, ValueError):

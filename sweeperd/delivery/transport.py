@@ -1,4 +1,4 @@
-"""The way to one URL: requests' own, with what is the same for every request worked out once."""
+"""POSTs to one URL through requests' own adapter. What is the same for each request is computed once."""
 
 import copy
 import functools
@@ -12,9 +12,10 @@ import urllib3
 
 class Transport:
     """
-    POSTs to one URL over connections that are kept. `fixed`: the headers that every request carries. Threads may share
-    it. It follows no redirect, keeps no cookie and looks into no netrc; proxies and certificate bundles are those that
-    the environment names at its start.
+    POSTs to one URL over connections that stay open. `fixed`: the headers of each request. Threads may share it.
+
+    It follows no redirect, keeps no cookie and reads no netrc. Proxies and certificate bundles are the ones that the
+    environment named when it was made.
     """
 
     def __init__(
@@ -31,14 +32,14 @@ class Transport:
 
     def request(self, headers: dict[str, str], body: bytes) -> requests.PreparedRequest:
         """
-        A request with these headers beside the fixed ones. Raises requests.RequestException where URL or headers cannot
-        be sent, ValueError.
+        A request with these headers and the fixed ones. Raises requests.RequestException where URL or headers cannot be
+        sent, ValueError.
         """
         if self._pattern is None:
             pattern = self._session.prepare_request(
                 requests.Request("POST", self._url, headers=self._fixed, data=b"", auth=_url_auth(self._url))
             )
-            # What each request adds has other names, so nothing needs the dict that ignores case, and its price.
+            # A plain dict is faster than requests' dict that ignores case. The names that a request adds are new ones.
             self._headers = dict(pattern.headers)
             self._pattern = pattern
         for header in headers.items():
@@ -50,8 +51,8 @@ class Transport:
 
     def send(self, request: requests.PreparedRequest) -> urllib3.BaseHTTPResponse:
         """
-        Send it, and return the answer once its headers are there: read its body, close it and give its connection back.
-        Raises requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError.
+        Send it and wait for the headers of the response. The caller reads the body, closes the response and releases
+        its connection. Raises requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError.
         """
         answer: urllib3.BaseHTTPResponse = self._adapter.send(request, timeout=self._timeout, **self._environment)
         return answer
@@ -62,7 +63,7 @@ class Transport:
 
 
 class _Adapter(requests.adapters.HTTPAdapter):
-    """requests' adapter for a single URL. What it overrides is what requests has there to be overridden."""
+    """requests' adapter for a single URL. It overrides only methods that requests documents for that."""
 
     def __init__(self, connections: int) -> None:
         super().__init__(pool_connections=1, pool_maxsize=connections, max_retries=0)
@@ -79,24 +80,23 @@ class _Adapter(requests.adapters.HTTPAdapter):
         return self._pool
 
     def cert_verify(self, *_: Any) -> None:
-        """Done once, with the pool."""
+        """Nothing: it was done when the pool was made."""
 
     def request_url(self, *_: Any) -> str:
         return self._target
 
     def build_response(self, _request: Any, response: Any) -> Any:
-        """urllib3's own: nobody looks at what requests would make of it."""
+        """urllib3's own response. requests' wrapper around it is not needed."""
         return response
 
 
 class _OnePiece:
     """
-    A connection that sends headers and body together: one system call, one packet, one wake-up of the receiver. It is
-    given headers that requests has looked at, and so does not look at them again, which would cost as much as to send
-    them.
+    A connection that sends headers and body together: one system call, one packet, one wake-up of the receiver.
+    requests has checked the headers, so http.client's second check is left out: it costs as much as sending them.
     """
 
-    #: While a request is being put together: its headers, and all else that is to be sent.
+    #: While a request is being built: its headers, and the other pieces that http.client sends.
     _head: list[str] | None = None
     _pieces: list[bytes]
 
@@ -107,7 +107,7 @@ class _OnePiece:
             head = "".join(self._head).encode("latin-1")
         finally:
             self._head = None
-        # What comes first is the request line and the empty line that ends the headers.
+        # The first piece is the request line and the empty line that ends the headers.
         first, *body = self._pieces
         self.send(b"".join([first[:-2], head, first[-2:], *body]))
 
@@ -127,14 +127,14 @@ class _OnePiece:
 
 @functools.cache
 def _in_one_piece(kind: type) -> type:
-    """This kind of connection (plain, TLS, through a SOCKS proxy), sending so."""
+    """The same kind of connection (plain, TLS, through a SOCKS proxy) as an _OnePiece."""
     return kind if issubclass(kind, _OnePiece) else type(f"OnePiece{kind.__name__}", (_OnePiece, kind), {})
 
 
 def _url_auth(url: str) -> Any:
     """
-    User and password of the URL. Else something that adds nothing: with no `auth` at all, requests would look into
-    ~/.netrc and overwrite an endpoint's own Authorization header with what it finds there.
+    User and password of the URL; without them, a function that adds nothing. Without any `auth`, requests would read
+    ~/.netrc and overwrite the Authorization header of an endpoint.
     """
     user, password = requests.utils.get_auth_from_url(url)
     return (user, password) if user or password else lambda request: request

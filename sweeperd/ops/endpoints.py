@@ -13,7 +13,8 @@ import redis
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.delivery.outbox import Outbox
-from sweeperd.delivery.sender import Exchange, Message, WebhookClient
+from sweeperd.delivery.payload import Message
+from sweeperd.delivery.sender import Exchange, WebhookClient
 from sweeperd.ops import dead_letters
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, rfc3339
@@ -155,25 +156,25 @@ def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings
     that is what the signature's time is. Raises redis.RedisError.
     """
     told = _test_message(endpoint.name, shard.read_clock())
-    webhook = WebhookClient(endpoint, webhooks, shard.clock, 1, lambda _verdict: None, threading.Event())
+    webhook = WebhookClient(endpoint, webhooks, shard.clock, 1, lambda _result: None, threading.Event())
     try:
         exchange = webhook.send_once(told)
     finally:
         webhook.close()
     hide = _Hider(endpoint, exchange)
-    verdict = exchange.verdict
+    outcome = exchange.outcome
     return EndpointTest(
         endpoint.name,
         shown_url(endpoint),
         told.event_id,
         {name: hide.header(name, value) for name, value in exchange.request_headers.items()},
         told.body.decode(),
-        verdict.delivered,
-        verdict.reason,
-        verdict.status,
+        outcome.delivered,
+        outcome.reason,
+        outcome.status,
         {name: hide.text(value) for name, value in exchange.response_headers.items()},
         hide.body(exchange),
-        verdict.seconds,
+        outcome.seconds,
     )
 
 

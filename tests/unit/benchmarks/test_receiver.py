@@ -6,7 +6,7 @@ import time
 import pytest
 
 from benchmarks.receiver import ANSWER, Receiver
-from sweeperd.delivery.sender import Message
+from sweeperd.delivery.payload import Message
 from tests.unit.delivery.test_sender import Sender
 
 pytestmark = pytest.mark.usefixtures("bare_environment")

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from sweeperd.delivery.payload import message
-from sweeperd.delivery.sender import Message
+from sweeperd.delivery.payload import Message, message
 
 TRACE = "0123456789abcdef0123456789abcdef"
 EVENT = {

@@ -17,7 +17,9 @@ import standardwebhooks
 
 from sweeperd import __version__
 from sweeperd.config import EndpointSettings, WebhooksSettings
-from sweeperd.delivery.sender import KEPT, RESPONSE_LIMIT, DeliveryResult, Message, Result, WebhookClient
+from sweeperd.delivery.payload import Message
+from sweeperd.delivery.result import DeliveryResult, Result
+from sweeperd.delivery.sender import KEPT, RESPONSE_LIMIT, WebhookClient
 from sweeperd.store.clock import Clock
 from sweeperd.store.embedded import free_port
 from tests.support.harness import eventually
@@ -516,14 +518,14 @@ def test_an_exchange_tells_what_was_sent_and_what_came_back() -> None:
     assert sent["authorization"].startswith("Basic ")
     assert exchange.response_headers["X-Trouble"] == "disk"
     assert exchange.response_body == b"a" * KEPT
-    assert sender.verdicts == [exchange.verdict]
-    assert (exchange.verdict.result, exchange.verdict.status) == (Result.FAILED, 503)
+    assert sender.verdicts == [exchange.outcome]
+    assert (exchange.outcome.result, exchange.outcome.status) == (Result.FAILED, 503)
     assert "Basic" not in repr(exchange)
 
 
 def test_an_exchange_without_an_answer() -> None:
     exchange = Sender(f"http://127.0.0.1:{free_port()}/").webhook.send_once(MESSAGE)
-    assert (exchange.verdict.reason, exchange.response_headers, exchange.response_body) == (
+    assert (exchange.outcome.reason, exchange.response_headers, exchange.response_body) == (
         "Connection refused",
         {},
         b"",

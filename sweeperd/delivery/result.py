@@ -1,0 +1,108 @@
+"""The result of a request to an endpoint: the status, `Retry-After`, or the reason why there was no response."""
+
+import email.utils
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import requests
+import urllib3
+import urllib3.exceptions
+
+
+class Result(StrEnum):
+    """How a request is counted."""
+
+    DELIVERED = "delivered"
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryResult:
+    """The result of one request, or of the last one of several attempts."""
+
+    result: Result
+    #: The status, or why there was no response. Never a URL, because a URL may hold a password.
+    reason: str
+    status: int | None = None
+    #: The wait that `Retry-After` asks for, seconds.
+    retry_after: float | None = None
+    #: From the start of the request to the end of the response.
+    seconds: float = 0.0
+
+    @property
+    def delivered(self) -> bool:
+        """The receiver has accepted the request."""
+        return self.result is Result.DELIVERED
+
+    @property
+    def gone(self) -> bool:
+        """The receiver is gone for good and wants no more requests."""
+        return self.status == 410
+
+
+def judge(status: int, headers: Mapping[str, str], now_ms: int, seconds: float) -> DeliveryResult:
+    """The result of a response. `now_ms`: Redis's clock, for a `Retry-After` date in a response that has no `Date`."""
+    if 200 <= status < 300:
+        return DeliveryResult(Result.DELIVERED, f"HTTP {status}", status, seconds=seconds)
+    result = Result.REJECTED if 300 <= status < 500 else Result.FAILED
+    return DeliveryResult(result, f"HTTP {status}", status, _retry_after(headers, now_ms), seconds)
+
+
+def failed(error: BaseException, seconds: float) -> DeliveryResult:
+    """The result of a request without a response."""
+    return DeliveryResult(Result.FAILED, _reason(error), seconds=seconds)
+
+
+def _retry_after(headers: Mapping[str, str], now_ms: int) -> float | None:
+    """`Retry-After` in seconds: a number, or a date minus the response's own `Date` (RFC 9110, 10.2.3)."""
+    text = headers.get("Retry-After", "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    until = _http_date(text)
+    if until is None:
+        return None
+    sent = _http_date(headers.get("Date", ""))
+    return max(0.0, until - (now_ms / 1000 if sent is None else sent))
+
+
+def _http_date(text: str) -> float | None:
+    """Seconds since the epoch; None where the text is no date."""
+    parsed = email.utils.parsedate_tz(text)
+    try:
+        return None if parsed is None else email.utils.mktime_tz(parsed)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _reason(error: BaseException) -> str:
+    """Why there was no response, in words that hold neither URL nor credentials."""
+    if isinstance(error, requests.exceptions.InvalidSchema | requests.exceptions.InvalidURL):
+        return "the URL cannot be used"
+    for inner in _chain(error):
+        match inner:
+            case ssl.SSLError():
+                return f"TLS: {getattr(inner, 'verify_message', None) or inner.reason or type(inner).__name__}"
+            case socket.gaierror() | urllib3.exceptions.NameResolutionError():
+                return "the host's name cannot be resolved"
+            case urllib3.exceptions.NewConnectionError():
+                continue  # urllib3 counts it as a time-out; the error inside it has the reason
+            case urllib3.exceptions.ConnectTimeoutError() | requests.ConnectTimeout():
+                return "no connection in time"
+            case urllib3.exceptions.ReadTimeoutError() | requests.ReadTimeout() | TimeoutError():
+                return "no answer in time"
+            case OSError(strerror=str(words)) if words:
+                return words
+    return "the connection broke" if isinstance(error, requests.ConnectionError) else type(error).__name__
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and the errors inside it: requests and urllib3 keep them as reason, as first argument, or as cause."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        inner = getattr(current, "reason", None) or (current.args[0] if current.args else None)
+        current = inner if isinstance(inner, BaseException) else current.__cause__ or current.__context__

@@ -59,6 +59,11 @@ def _duration(value: object) -> object:
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
+def milliseconds(duration: timedelta) -> int:
+    """A duration in whole milliseconds, as the scripts and Redis's commands take it."""
+    return duration // timedelta(milliseconds=1)
+
+
 def _positive(value: timedelta) -> timedelta:
     if value <= timedelta(0):
         raise ValueError("must be longer than nothing")

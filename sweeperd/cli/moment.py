@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from sweeperd.config import Duration
+from sweeperd.config import Duration, milliseconds
 
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)?)?", re.ASCII | re.IGNORECASE
@@ -37,7 +37,7 @@ def moment(context: click.Context, parameter: click.Parameter, value: str | None
     if value is None:
         return None
     with contextlib.suppress(ValidationError):
-        return Moment(ago_ms=int(_DURATION.validate_python(value).total_seconds() * 1000))
+        return Moment(ago_ms=milliseconds(_DURATION.validate_python(value)))
     if _RFC3339.fullmatch(value):
         with contextlib.suppress(ValueError, OverflowError):
             found = datetime.fromisoformat(value.upper())

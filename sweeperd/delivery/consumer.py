@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import redis
 
-from sweeperd.config import EndpointSettings, WebhooksSettings
+from sweeperd.config import EndpointSettings, WebhooksSettings, milliseconds
 from sweeperd.delivery.acknowledger import RECOVERY_PAUSE, Acknowledger
 from sweeperd.delivery.circuit_breaker import CircuitBreaker, growing_wait
 from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateCache, EndpointStateStore
@@ -64,7 +64,7 @@ class EndpointWorker:
         self._tenants = None if endpoint.tenants is None else {tenant.encode() for tenant in endpoint.tenants}
         self._wait_initial = settings.redelivery_initial.total_seconds()
         self._wait_longest = settings.redelivery_max.total_seconds()
-        self._max_age_ms = int(settings.max_age.total_seconds() * 1000)
+        self._max_age_ms = milliseconds(settings.max_age)
         self._shard = shard
         self._stream = stream
         self._watch = EndpointStateCache(EndpointStateStore(shard), endpoint.name)

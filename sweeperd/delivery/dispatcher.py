@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import redis
 
-from sweeperd.config import Settings
+from sweeperd.config import Settings, milliseconds
 from sweeperd.delivery.consumer import Encode, EndpointWorker
 from sweeperd.delivery.outbox import Outbox, Replication
 from sweeperd.delivery.result import DeliveryResult, Result
@@ -47,8 +47,8 @@ class Dispatcher:
         self._shard = shard
         self._metrics = metrics
         self._stop = stop
-        self._retention_ms = int(settings.events.retention.total_seconds() * 1000)
-        self._max_age_ms = int(webhooks.max_age.total_seconds() * 1000)
+        self._retention_ms = milliseconds(settings.events.retention)
+        self._max_age_ms = milliseconds(webhooks.max_age)
         consumer = f"{process_name()}-{secrets.token_hex(4)}"
         replication = Replication(settings.events.wait_replicas, settings.events.wait_timeout.total_seconds())
         self._stream = Outbox(shard, consumer, replication)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from sweeperd.config import SweepSettings
+from sweeperd.config import SweepSettings, milliseconds
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.budget_drift import MOMENTS, BudgetDrift, Difference, Seen
 from sweeperd.ops.throttle import Throttle
@@ -204,8 +204,8 @@ class _Walk:
         self._shard = shard
         self._client = shard.client
         self._keys = shard.keys
-        self._grace_ms = int(settings.grace.total_seconds() * 1000)
-        self._retention_ms = int(settings.audit_retention.total_seconds() * 1000)
+        self._grace_ms = milliseconds(settings.grace)
+        self._retention_ms = milliseconds(settings.audit_retention)
         self._pace = pace
         self._progress = progress
         self._limit = limit

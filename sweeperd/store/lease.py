@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import redis
 
+from sweeperd.config import milliseconds
 from sweeperd.store.errors import is_full
 from sweeperd.store.process import process_name
 from sweeperd.store.scripts import Call, Script
@@ -41,6 +42,7 @@ class Lease:
         self._name = f"lease-{job}-{shard.name}"
         self._key = shard.keys.lease(job)
         self._ttl = ttl.total_seconds()
+        self._ttl_ms = milliseconds(ttl)
         self._on_lost = on_lost
         # Operators read it: it says who holds the lease.
         self._token = f"{process_name()}-{secrets.token_hex(8)}"
@@ -107,7 +109,3 @@ class Lease:
     def _extend(self) -> bool:
         """Make it last from now on, where it is still held. Returns whether it is."""
         return bool(self._renew.run(self._client, Call([self._key], [self._token, self._ttl_ms])))
-
-    @property
-    def _ttl_ms(self) -> int:
-        return int(self._ttl * 1000)

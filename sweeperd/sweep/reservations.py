@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from sweeperd.config import SweepSettings
+from sweeperd.config import SweepSettings, milliseconds
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep.kind import Decision, GraceScan, Kind, Outcome
@@ -12,8 +12,8 @@ from sweeperd.text import decode_list
 
 def reservations(keys: Keys, settings: SweepSettings) -> Kind:
     """Reservations, as `sweep.Sweeper` takes them."""
-    grace_ms = int(settings.grace.total_seconds() * 1000)
-    retention_ms = int(settings.audit_retention.total_seconds() * 1000)
+    grace_ms = milliseconds(settings.grace)
+    retention_ms = milliseconds(settings.audit_retention)
     # What was expired together must not all end together: Redis would have to free it within the same moment.
     shortest_ms = max(1, retention_ms - int(retention_ms * settings.audit_spread))
     spread_ms = retention_ms - shortest_ms + 1

@@ -1,44 +1,71 @@
-"""The reference ledger: it makes the reservations that the sweep expires, and keeps their budgets."""
+"""
+The reference ledger: it makes the reservations that the sweep expires, and keeps their budgets.
 
-from sweeperd.ledger.client import (
-    INT64_MAX,
-    MAX_EXTENSIONS,
+Each operation is one Lua script: atomic over all scopes, on Redis's clock, and safe to repeat under its idempotency
+key.
+
+    >>> from contextlib import suppress
+    >>> from datetime import timedelta
+    >>> from sweeperd.ledger import BudgetExists, Ledger
+    >>> with Ledger.from_url("redis://127.0.0.1:6379/0") as ledger:
+    ...     with suppress(BudgetExists):
+    ...         budget = ledger.open_budget("tenant:acme", "TOKENS", 10_000)
+    ...     held = ledger.reserve(
+    ...         "acme",
+    ...         ["tenant:acme"],
+    ...         "TOKENS",
+    ...         500,
+    ...         ttl=timedelta(minutes=1),
+    ...         grace=timedelta(seconds=5),
+    ...         idempotency_key="job 1",
+    ...     )
+    ...     done = ledger.commit("acme", held.reservation_id, 420, idempotency_key="job 1")
+    >>> done.charged, done.balances[0].remaining
+    (420, 9580)
+"""
+
+from sweeperd.errors import RedisUnavailable
+from sweeperd.ledger.arguments import INT64_MAX, MAX_EXTENSIONS, MAX_SCOPES
+from sweeperd.ledger.client import Ledger
+from sweeperd.ledger.errors import (
     AmountOverflow,
-    Balance,
     BudgetClosed,
     BudgetExists,
     BudgetFrozen,
-    Committed,
     DeadlineTooFar,
-    Debited,
     DebtOutstanding,
     EstimateExceeded,
-    Extended,
     IdempotencyMismatch,
     InsufficientBudget,
     InvalidBudget,
     InvalidReservation,
-    Ledger,
     LedgerError,
-    Name,
     NoBudget,
-    OveragePolicy,
     OverdraftLimitExceeded,
     OverLimit,
     RedisFull,
-    Released,
     ReservationExists,
     ReservationExpired,
     ReservationFinalized,
     ReservationNotFound,
-    Reserved,
     ReservedUnderflow,
     TooManyExtensions,
+)
+from sweeperd.ledger.models import (
+    Balance,
+    Committed,
+    Debited,
+    Extended,
+    Name,
+    OveragePolicy,
+    Released,
+    Reserved,
 )
 
 __all__ = [
     "INT64_MAX",
     "MAX_EXTENSIONS",
+    "MAX_SCOPES",
     "AmountOverflow",
     "Balance",
     "BudgetClosed",
@@ -62,6 +89,7 @@ __all__ = [
     "OveragePolicy",
     "OverdraftLimitExceeded",
     "RedisFull",
+    "RedisUnavailable",
     "Released",
     "ReservationExists",
     "ReservationExpired",

@@ -1,0 +1,57 @@
+"""What the ledger's methods accept, and what they refuse before anything is sent."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import sweeperd
+from sweeperd import ledger
+from sweeperd.ledger import MAX_SCOPES, Ledger, LedgerError, arguments
+
+
+def test_from_1_to_256_scopes() -> None:
+    assert arguments.scope_list(["a", b"b"]) == [b"a", b"b"]
+    assert len(arguments.scope_list(["a"] * MAX_SCOPES)) == 256
+    for count in (0, 257):
+        with pytest.raises(ValueError, match=f"from 1 to 256, not {count}"):
+            arguments.scope_list(["a"] * count)
+
+
+def test_the_hash_of_a_request_keeps_its_parts_apart() -> None:
+    assert arguments.request_hash("ab", b"c") == arguments.request_hash(b"ab", "c")
+    assert arguments.request_hash("ab", "c") != arguments.request_hash("a", "bc")
+
+
+def test_durations_are_whole_milliseconds() -> None:
+    assert arguments.milliseconds("ttl", timedelta(microseconds=1999), least=1) == 1
+    with pytest.raises(ValueError, match="ttl is shorter than 1 ms"):
+        arguments.milliseconds("ttl", timedelta(microseconds=999), least=1)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1", "", "redis://:secret@[::1"])
+def test_from_url_refuses_what_is_no_url_of_redis(url: str) -> None:
+    with pytest.raises(ValueError, match="url") as raised:
+        Ledger.from_url(url)
+    assert "secret" not in str(raised.value)
+
+
+def test_from_url_wants_a_hash_tag_for_a_cluster() -> None:
+    with pytest.raises(ValueError, match="hash tag"):
+        Ledger.from_url("redis+cluster://127.0.0.1:7000")
+    Ledger.from_url("redis+cluster://127.0.0.1:7000", prefix="{a}:").close()
+
+
+def test_help_shows_the_whole_api() -> None:
+    for name in ledger.__all__:
+        thing = getattr(ledger, name)
+        if isinstance(thing, type):
+            assert thing.__doc__, name
+    for name, method in vars(Ledger).items():
+        assert name.startswith("_") or not callable(method) or method.__doc__, name
+    defined = {name for name, thing in vars(ledger.errors).items() if isinstance(thing, type)}
+    assert {name for name in defined if issubclass(getattr(ledger.errors, name), LedgerError)} <= set(ledger.__all__)
+
+
+def test_the_package_is_typed() -> None:
+    assert (Path(sweeperd.__file__).parent / "py.typed").is_file()

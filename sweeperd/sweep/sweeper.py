@@ -10,7 +10,7 @@ from typing import Any
 
 from sweeperd.config import SweepSettings
 from sweeperd.store.errors import describe, is_server_trouble
-from sweeperd.store.scripts import ScriptPipeline
+from sweeperd.store.pipeline import ScriptPipeline
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.batch_size import AdaptiveBatchSize
 from sweeperd.sweep.grace_cache import GraceCache
@@ -95,7 +95,7 @@ class Sweeper:
         Redis chokes on, it must not keep the entries behind it from being looked at.
         """
         started = time.monotonic()
-        with self._shard.reaching(), self._kind.script.stream(self._shard.client) as stream:
+        with self._shard.reaching(), ScriptPipeline(self._kind.script, self._shard.client) as stream:
             tick = _Tick(stream, secrets.token_hex(16), self._resume)
             self._resume = Position()
             until = self._shard.read_clock()

@@ -36,8 +36,8 @@ MUTATIONS = {
     ),
     "an ending under the bare id": (
         Property.EXPLAINED,
-        "redis.call('HSET', KEYS[1], ...)",
-        "redis.call('HSET', 'reservation:' .. ARGV[2], ...)",
+        "redis.call('HSET', request.key, ...)",
+        "redis.call('HSET', 'reservation:' .. request.id, ...)",
     ),
     "an answer is not kept": (
         Property.ONE_TO_ONE,
@@ -62,7 +62,7 @@ MUTATIONS = {
     ),
     "an ending leaves the index alone": (
         Property.INDEXED,
-        "redis.call('ZREM', KEYS[2], ARGV[2])",
+        "redis.call('ZREM', request.index, request.id)",
         "",
     ),
     "expire tells of somebody else": (Property.TOLD_ONCE, "'*', 'id', ARGV[1]", "'*', 'id', 'nobody'"),

@@ -5,7 +5,17 @@ from pathlib import Path
 
 from sweeperd.store.scripts import script_names, source
 
+#: The linter's options.
+LUACHECK = ["--quiet", "--std", "lua51", "--read-globals", "redis", "KEYS", "ARGV", "cjson", "--max-line-length", "120"]
+
+
+def write_joined(target: Path) -> list[Path]:
+    """One file for each script. Returns the files."""
+    files = [target / f"{name.replace('/', '-')}.lua" for name in script_names()]
+    for name, file in zip(script_names(), files, strict=True):
+        file.write_text(source(name))
+    return files
+
+
 if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    for name in script_names():
-        (target / f"{name.replace('/', '-')}.lua").write_text(source(name))
+    print(*LUACHECK, "--", *write_joined(Path(sys.argv[1])))

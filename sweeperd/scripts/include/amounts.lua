@@ -2,9 +2,10 @@
 --
 -- All text that is reckoned with was checked by is_int64. Up to 15 digits a double is exact, and quicker than limbs.
 
+-- @include int64
+
 local amounts = {}
 do
-  -- @include int64
   local DIGITS = 15
 
   function amounts.is_int64(text)

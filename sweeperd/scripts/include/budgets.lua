@@ -1,6 +1,8 @@
--- Budgets as a script finds them, and as it is to leave them. Needs amounts.lua.
+-- Budgets: read under their keys, changed as Lua tables, written back.
 --
 -- For each budget, after every script: allocated = remaining + reserved + spent - debt.
+
+-- @include amounts
 
 local budgets = {}
 do

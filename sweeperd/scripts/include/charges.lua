@@ -1,6 +1,9 @@
--- Charges what no reservation holds, as the overage policy says. Needs amounts.lua and budgets.lua.
+-- Charges what no reservation holds, as the overage policy says.
 --
 -- Every budget is charged the same amount, so that what a scope spent is never more than its parent did.
+
+-- @include amounts
+-- @include budgets
 
 local charges = {POLICIES = {REJECT = true, ALLOW_IF_AVAILABLE = true, ALLOW_WITH_OVERDRAFT = true}}
 do

@@ -1,4 +1,6 @@
--- What an operator's scripts see of a reservation. Needs clock.lua. Nothing here writes.
+-- What an operator's scripts see of a reservation. Nothing here writes.
+
+-- @include clock
 
 local look = {}
 do

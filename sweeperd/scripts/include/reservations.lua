@@ -1,18 +1,21 @@
--- A reservation as commit, release and extend need it. Needs clock.lua, amounts.lua, budgets.lua and idempotency.lua.
--- These scripts begin with the same keys and arguments:
+-- A reservation as commit, release and extend need it: found, checked, ended, and the answer recorded.
 --
--- KEYS[1] -> reservation:res_<id>        HASH    the reservation
--- KEYS[2] -> reservation:ttl             ZSET    bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> idem:<op>:<tenant>:<key>    STRING  what was answered under this idempotency key
---
--- ARGV[1] -> the hash of the request
--- ARGV[2] -> the bare reservation id
--- ARGV[3] -> the tenant who asks
--- ARGV[4] -> the idempotency key
--- ARGV[5] -> what comes before <scope>:<unit> in the name of a budget (a HASH). Which budgets there are is known
---            only once the reservation has been read, so they cannot be KEYS; they share its prefix, and so its slot.
--- ARGV[6] -> grace in ms for a reservation that has no grace_ms of its own
--- ARGV[7] -> how long a reservation that has ended stays readable, ms
+-- Every function takes the request, a table:
+--   key             reservation:res_<id>      HASH    the reservation
+--   index           reservation:ttl           ZSET    bare id -> expires_at, ms on this server's clock
+--   record          idem:<op>:<tenant>:<key>  STRING  what was answered under this idempotency key
+--   hash            the hash of the request
+--   id              the bare reservation id
+--   tenant          the tenant who asks
+--   budget_stem     what comes before <scope>:<unit> in the name of a budget
+--   default_grace   grace in ms for a reservation that has no grace_ms of its own
+--   retention       how long a reservation that has ended stays readable, ms
+
+-- @include clock
+-- @include amounts
+-- @include budgets
+-- @include idempotency
+-- @include scopes
 
 local reservations = {}
 do
@@ -20,13 +23,11 @@ do
     return nil, {'refused', 'INVALID_RESERVATION', reason}
   end
 
-  -- @include scopes
-
   -- The tenant's reservation where it can still be changed: up to the deadline, and where in_grace is set up to the
   -- end of its grace, both included. At now > expires_at + grace the sweep may expire it, so from then on it counts
   -- as expired, whether the sweep has come by or not.
-  local function read(in_grace)
-    local row = redis.pcall('HMGET', KEYS[1], 'state', 'tenant', 'expires_at', 'grace_ms', 'estimate_amount',
+  local function read(request, in_grace)
+    local row = redis.pcall('HMGET', request.key, 'state', 'tenant', 'expires_at', 'grace_ms', 'estimate_amount',
       'estimate_unit', 'budgeted_scopes', 'affected_scopes', 'created_at', 'overage_policy', 'extension_count',
       'max_extensions', 'idempotency_key')
     if row.err then
@@ -37,7 +38,7 @@ do
     end
     local state, amount, unit = row[1], row[5], row[6]
     -- A reservation of another tenant is one that this tenant does not have.
-    if row[2] ~= ARGV[3] then
+    if row[2] ~= request.tenant then
       return nil, {'refused', 'RESERVATION_NOT_FOUND', ''}
     end
     if state == 'COMMITTED' or state == 'RELEASED' then
@@ -49,7 +50,7 @@ do
     if state ~= 'ACTIVE' then
       return invalid('INVALID_STATE')
     end
-    local expires_at, grace = clock.whole(row[3]), clock.whole(row[4] or ARGV[6])
+    local expires_at, grace = clock.whole(row[3]), clock.whole(row[4] or request.default_grace)
     if not expires_at or not grace then
       return invalid('INVALID_EXPIRY')
     end
@@ -74,19 +75,19 @@ do
 
   -- What all three begin with: the reservation, its budgets as budgets.read returns them, and the checks of what is
   -- going to be written. Or nil and the reply.
-  function reservations.open(in_grace)
-    local replayed = idempotency.replay(KEYS[3], ARGV[1])
+  function reservations.open(request, in_grace)
+    local replayed = idempotency.replay(request.record, request.hash)
     if replayed then
       return nil, replayed
     end
-    redis.call('ZCARD', KEYS[2]) -- where the key is of another type, fail here, before the first write
-    local reservation, problem = read(in_grace)
+    redis.call('ZCARD', request.index) -- where the key is of another type, fail here, before the first write
+    local reservation, problem = read(request, in_grace)
     if problem then
       return nil, problem
     end
     local keys = {}
     for i = 1, #reservation.scopes do
-      keys[i] = ARGV[5] .. reservation.scopes[i] .. ':' .. reservation.unit
+      keys[i] = request.budget_stem .. reservation.scopes[i] .. ':' .. reservation.unit
     end
     local mentions, each, missing = budgets.read(keys, reservation.scopes)
     if not mentions then
@@ -97,18 +98,18 @@ do
   end
 
   -- Ends the reservation: these fields are set, the index entry goes, and the hash stays for an audit.
-  function reservations.finish(...)
-    redis.call('HSET', KEYS[1], ...)
-    redis.call('ZREM', KEYS[2], ARGV[2])
-    redis.call('PEXPIRE', KEYS[1], ARGV[7])
+  function reservations.finish(request, ...)
+    redis.call('HSET', request.key, ...)
+    redis.call('ZREM', request.index, request.id)
+    redis.call('PEXPIRE', request.key, request.retention)
   end
 
   -- Records the answer for as long as the reservation was to live. Returns the reply.
-  function reservations.answer(reservation, answer)
+  function reservations.answer(request, reservation, answer)
     answer.unit = reservation.unit
     answer.balances = budgets.balances(reservation.each)
     answer.missing = reservation.missing
     local lifetime = reservation.expires_at + reservation.grace - reservation.created_at
-    return idempotency.record(KEYS[3], ARGV[1], answer, lifetime)
+    return idempotency.record(request.record, request.hash, answer, lifetime)
   end
 end

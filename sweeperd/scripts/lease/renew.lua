@@ -1,6 +1,13 @@
--- KEYS[1] -> sweeperd:lease:<job>  STRING  the owner's token
--- ARGV[1] -> the token of whoever asks;  ARGV[2] -> TTL, ms
--- Returns 1 where the lease was still its own and now lasts that long, else 0.
+-- Makes a lease last longer, if it is still held by the process that asks.
+--
+-- KEYS[1] -> sweeperd:lease:<job>  STRING  the token of its holder
+--
+-- ARGV[1] -> the token of the process that asks
+-- ARGV[2] -> TTL, ms
+--
+-- Returns 1 where the lease is held under this token and lasts for the TTL from now on; 0 where it is gone or has
+-- another holder.
+
 if redis.call('GET', KEYS[1]) == ARGV[1] then
   return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end

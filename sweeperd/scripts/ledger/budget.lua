@@ -1,10 +1,12 @@
 -- Reads a budget.
 --
 -- KEYS[1] -> budget:<scope>:<unit>  HASH
--- ARGV[1] -> scope;  ARGV[2] -> unit
+--
+-- ARGV[1] -> scope
+-- ARGV[2] -> unit
+--
 -- Returns {'ok', answer} or {'refused', code, scope}. The answer is JSON.
 
--- @include amounts
 -- @include budgets
 
 local mentions, each = budgets.read(KEYS, {ARGV[1]})

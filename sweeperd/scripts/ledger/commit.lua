@@ -1,6 +1,17 @@
 -- Ends a reservation: charges what was really used, in all of its budgets or in none, and gives back the rest.
 --
--- KEYS[1..3], ARGV[1..7]: see reservations.lua
+-- KEYS[1] -> reservation:res_<id>           HASH    the reservation
+-- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
+-- KEYS[3] -> idem:commit:<tenant>:<key>     STRING  what was answered under this idempotency key
+--
+-- ARGV[1] -> the hash of the request
+-- ARGV[2] -> the bare reservation id
+-- ARGV[3] -> the tenant who asks
+-- ARGV[4] -> the idempotency key
+-- ARGV[5] -> what comes before <scope>:<unit> in the name of a budget (a HASH). Which budgets there are is known
+--            only once the reservation has been read, so they cannot be KEYS; they share its prefix, and so its slot.
+-- ARGV[6] -> grace in ms for a reservation that has no grace_ms of its own
+-- ARGV[7] -> how long a reservation that has ended stays readable, ms
 -- ARGV[8] -> what was used: decimal int64, not below 0
 --
 -- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON.
@@ -13,10 +24,11 @@
 -- @include amounts
 -- @include budgets
 -- @include charges
--- @include idempotency
 -- @include reservations
 
-local reservation, reply = reservations.open(true)
+local request = {key = KEYS[1], index = KEYS[2], record = KEYS[3], hash = ARGV[1], id = ARGV[2], tenant = ARGV[3],
+  budget_stem = ARGV[5], default_grace = ARGV[6], retention = ARGV[7]}
+local reservation, reply = reservations.open(request, true)
 if not reservation then
   return reply
 end
@@ -50,6 +62,6 @@ if refusal then
 end
 
 budgets.write(reservation.each)
-reservations.finish('state', 'COMMITTED', 'charged_amount', charged, 'debt_incurred', debt,
+reservations.finish(request, 'state', 'COMMITTED', 'charged_amount', charged, 'debt_incurred', debt,
   'committed_at', clock.now_text, 'committed_idempotency_key', ARGV[4], 'committed_payload_hash', ARGV[1])
-return reservations.answer(reservation, {charged = charged, debt = debt, at = clock.now_text})
+return reservations.answer(request, reservation, {charged = charged, debt = debt, at = clock.now_text})

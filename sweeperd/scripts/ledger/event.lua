@@ -14,7 +14,6 @@
 -- What it tells of has happened already, so debt or a limit that was passed do not keep it from being booked.
 
 -- @include clock
--- @include amounts
 -- @include budgets
 -- @include charges
 -- @include idempotency

@@ -1,6 +1,17 @@
 -- Moves a reservation's deadline, in the hash and in the index. There is no grace for it.
 --
--- KEYS[1..3], ARGV[1..7]: see reservations.lua
+-- KEYS[1] -> reservation:res_<id>           HASH    the reservation
+-- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
+-- KEYS[3] -> idem:extend:<tenant>:<key>     STRING  what was answered under this idempotency key
+--
+-- ARGV[1] -> the hash of the request
+-- ARGV[2] -> the bare reservation id
+-- ARGV[3] -> the tenant who asks
+-- ARGV[4] -> the idempotency key
+-- ARGV[5] -> what comes before <scope>:<unit> in the name of a budget (a HASH). Which budgets there are is known
+--            only once the reservation has been read, so they cannot be KEYS; they share its prefix, and so its slot.
+-- ARGV[6] -> grace in ms for a reservation that has no grace_ms of its own
+-- ARGV[7] -> how long a reservation that has ended stays readable, ms
 -- ARGV[8] -> by how much, ms
 -- ARGV[9] -> what comes before the idempotency key in the name of a reserve's record (a STRING). The key is known
 --            only once the reservation has been read.
@@ -8,12 +19,11 @@
 -- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON.
 
 -- @include clock
--- @include amounts
--- @include budgets
--- @include idempotency
 -- @include reservations
 
-local reservation, reply = reservations.open(false)
+local request = {key = KEYS[1], index = KEYS[2], record = KEYS[3], hash = ARGV[1], id = ARGV[2], tenant = ARGV[3],
+  budget_stem = ARGV[5], default_grace = ARGV[6], retention = ARGV[7]}
+local reservation, reply = reservations.open(request, false)
 if not reservation then
   return reply
 end
@@ -41,4 +51,4 @@ if reservation.idempotency_key then
     redis.call('PEXPIRE', record, string.format('%d', rest))
   end
 end
-return reservations.answer(reservation, {expires_at = expires_text, extension_count = count_text})
+return reservations.answer(request, reservation, {expires_at = expires_text, extension_count = count_text})

@@ -1,18 +1,29 @@
 -- Ends a reservation that was not used: gives back everything, in all of its budgets or in none.
 --
--- KEYS[1..3], ARGV[1..7]: see reservations.lua
+-- KEYS[1] -> reservation:res_<id>           HASH    the reservation
+-- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
+-- KEYS[3] -> idem:release:<tenant>:<key>    STRING  what was answered under this idempotency key
+--
+-- ARGV[1] -> the hash of the request
+-- ARGV[2] -> the bare reservation id
+-- ARGV[3] -> the tenant who asks
+-- ARGV[4] -> the idempotency key
+-- ARGV[5] -> what comes before <scope>:<unit> in the name of a budget (a HASH). Which budgets there are is known
+--            only once the reservation has been read, so they cannot be KEYS; they share its prefix, and so its slot.
+-- ARGV[6] -> grace in ms for a reservation that has no grace_ms of its own
+-- ARGV[7] -> how long a reservation that has ended stays readable, ms
 --
 -- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON.
 --
 -- It is accepted until the end of the grace, exactly as long as expire.lua leaves the reservation alone.
 
 -- @include clock
--- @include amounts
 -- @include budgets
--- @include idempotency
 -- @include reservations
 
-local reservation, reply = reservations.open(true)
+local request = {key = KEYS[1], index = KEYS[2], record = KEYS[3], hash = ARGV[1], id = ARGV[2], tenant = ARGV[3],
+  budget_stem = ARGV[5], default_grace = ARGV[6], retention = ARGV[7]}
+local reservation, reply = reservations.open(request, true)
 if not reservation then
   return reply
 end
@@ -22,6 +33,6 @@ if refusal then
 end
 
 budgets.write(reservation.each)
-reservations.finish('state', 'RELEASED', 'released_at', clock.now_text, 'released_idempotency_key', ARGV[4],
+reservations.finish(request, 'state', 'RELEASED', 'released_at', clock.now_text, 'released_idempotency_key', ARGV[4],
   'released_payload_hash', ARGV[1])
-return reservations.answer(reservation, {amount = reservation.amount, at = clock.now_text})
+return reservations.answer(request, reservation, {amount = reservation.amount, at = clock.now_text})

@@ -1,10 +1,12 @@
 -- What expire.lua would decide now, and what it would write, without any of it being done.
 --
--- Keys and arguments are those of expire.lua, and so is the decision: its very text runs below, with a `redis` whose
--- writes are taken down and not sent. They answer as the server would: with the server's error where the key is of
--- another type, or where a stream cannot take another entry.
+-- KEYS[1..4], ARGV[1..5] -> what expire.lua takes, in its order
 --
--- Returns {what expire.lua returns, {{command, key, ...}, ...}}.
+-- Returns {what expire.lua returns, {{command, key, ...}, ...}}: the reply and the writes.
+--
+-- The decision is that of expire.lua: its text is included below, and runs with a `redis` that records the writes and
+-- sends none. Each write is answered as the server would answer it: with the server's error where the key is of another
+-- type, or where the stream cannot take another entry.
 
 local writes = {}
 local reply
@@ -77,7 +79,7 @@ do
 
   local redis = {call = sent, pcall = tried}
   reply = (function()
--- @include sweep/expire
+    -- @include sweep/expire
   end)()
 end
 if reply.err then

@@ -1,3 +1,8 @@
--- KEYS -> names in the shard's slot
--- Returns TIME. While a Cluster moves the slot, it refuses this, because not all of the keys are on one node.
+-- Are these keys on one node of a Cluster? While a Cluster moves a slot, some keys of it are on another node, and Redis
+-- refuses to run a script with such KEYS.
+--
+-- KEYS -> names in the shard's slot; nothing is read of them
+--
+-- Returns TIME.
+
 return redis.call('TIME')

@@ -14,7 +14,6 @@
 -- It looks again before it writes, so whatever a walk saw before is no more than a hint. No ledger value is touched.
 -- The first write is a ZREM, of nothing perhaps: Redis at maxmemory takes it, and after it the ZADD too.
 
--- @include clock
 -- @include reservation_look
 
 local row, wrong_type = look.row(KEYS[3])

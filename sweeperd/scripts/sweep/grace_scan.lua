@@ -3,7 +3,10 @@
 --
 -- KEYS[1] -> reservation:ttl  ZSET  bare id -> expires_at, ms on this server's clock
 --
--- ARGV[1..4] -> as in page.lua
+-- ARGV[1] -> the last score of interest
+-- ARGV[2] -> the score at which to go on
+-- ARGV[3] -> how many entries of exactly that score to pass over
+-- ARGV[4] -> how many entries at most
 -- ARGV[5] -> what comes before the bare id in the name of a reservation (a HASH). Which there are is known only once
 --            the page has been read, so they cannot be KEYS; they share the index's prefix, and so its slot.
 -- ARGV[6] -> grace in ms for a reservation that has no grace_ms of its own

@@ -4,6 +4,7 @@ import pytest
 import redis
 
 from sweeperd.store.embedded import Server
+from sweeperd.store.pipeline import ScriptPipeline
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from tests.support.harness import eventually
@@ -24,7 +25,7 @@ def client(shard: Shard, request: pytest.FixtureRequest) -> redis.Redis:
 
 
 def test_replies_come_in_the_order_of_the_calls(client: redis.Redis) -> None:
-    with SCRIPT.stream(client) as stream:
+    with ScriptPipeline(SCRIPT, client) as stream:
         stream.send(call(1, 2))
         stream.send(call(3))
         assert stream.receive().replies == [2, 4]
@@ -33,7 +34,7 @@ def test_replies_come_in_the_order_of_the_calls(client: redis.Redis) -> None:
 
 
 def test_an_error_stands_in_its_calls_place(client: redis.Redis) -> None:
-    with SCRIPT.stream(client) as stream:
+    with ScriptPipeline(SCRIPT, client) as stream:
         stream.send(call(1, "no", 2))
         stream.send(call(3))
         one, error, two = stream.receive().replies
@@ -42,16 +43,16 @@ def test_an_error_stands_in_its_calls_place(client: redis.Redis) -> None:
 
 
 def test_a_connection_with_replies_on_the_way_is_not_used_again(client: redis.Redis) -> None:
-    with SCRIPT.stream(client) as stream:
+    with ScriptPipeline(SCRIPT, client) as stream:
         stream.send(call(1))
-    with SCRIPT.stream(client) as stream:
+    with ScriptPipeline(SCRIPT, client) as stream:
         stream.send(call(5))
         assert stream.receive().replies == [10]
     assert client.ping()
 
 
 def test_a_connection_that_fails_is_told_of_and_replaced(client: redis.Redis, server: Server) -> None:
-    with redis.Redis.from_url(server.url) as other, SCRIPT.stream(client) as stream:
+    with redis.Redis.from_url(server.url) as other, ScriptPipeline(SCRIPT, client) as stream:
         stream.send(call(1))
         assert stream.receive().replies == [2]
         other.client_kill_filter(_type="normal", skipme=True)
@@ -63,7 +64,7 @@ def test_a_connection_that_fails_is_told_of_and_replaced(client: redis.Redis, se
 
         with pytest.raises(redis.ConnectionError):
             again()
-    with SCRIPT.stream(client) as stream:
+    with ScriptPipeline(SCRIPT, client) as stream:
         stream.send(call(3))
         assert stream.receive().replies == [6]
 
@@ -83,7 +84,7 @@ SLOW = Script(
 
 
 def test_the_server_says_how_long_it_was_busy(shard: Shard) -> None:
-    with SLOW.stream(shard.client) as stream:
+    with ScriptPipeline(SLOW, shard.client) as stream:
         stream.send(call(0))
         assert stream.receive().micros is None  # it did not know the script
         stream.send(call(20_000, 10_000))
@@ -99,7 +100,7 @@ def test_the_server_says_how_long_it_was_busy_with_others(shard: Shard, server: 
     SLOW.run(shard.client, call(0)[0])
 
     def waited_out_another() -> bool:
-        with redis.Redis.from_url(server.url) as others, SLOW.stream(shard.client) as stream:
+        with redis.Redis.from_url(server.url) as others, ScriptPipeline(SLOW, shard.client) as stream:
             first, second = (others.connection_pool.get_connection() for _ in range(2))
             # While the server is busy, two clients line up; while it serves the one, that one lines up again.
             first.send_command("EVALSHA", SLOW.sha, 0, 100_000)
@@ -118,7 +119,7 @@ def test_the_server_says_how_long_it_was_busy_with_others(shard: Shard, server: 
 
 
 def test_what_was_not_waiting_does_not_count_as_others_work(shard: Shard) -> None:
-    with SLOW.stream(shard.client) as stream:
+    with ScriptPipeline(SLOW, shard.client) as stream:
         stream.send(call(0))
         stream.receive()
         stream.send(call(0))

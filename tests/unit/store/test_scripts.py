@@ -1,0 +1,101 @@
+"""What holds for the text of every Lua script: its header, its includes, and that the linter finds nothing in it."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sweeperd.store.scripts import INCLUDE, own_text, script_names, source
+from tests.support.joined_scripts import LUACHECK, write_joined
+
+SCRIPTS = script_names()
+FRAGMENTS = script_names(INCLUDE)
+_INCLUDED = re.compile(r"-- @include ([\w/]+)")
+
+
+def code(name: str) -> str:
+    """The text without its comments."""
+    return "\n".join(line for line in own_text(name).splitlines() if not line.strip().startswith("--"))
+
+
+def header(name: str) -> str:
+    """The comment lines at the top, up to the first that is none."""
+    return re.match(r"(?:--.*\n)*", own_text(name))[0]  # type: ignore[index]
+
+
+def names_of(fragment: str) -> set[str]:
+    """The names that a fragment gives to the text after it: its locals outside of any block."""
+    defined = re.findall(r"^local (?:function )?([\w, ]+)", code(fragment), re.MULTILINE)
+    return {name.strip() for names in defined for name in names.split(",")}
+
+
+def uses(name: str, fragment: str) -> bool:
+    text = code(name)
+    words = [word for word in names_of(fragment) if not re.search(rf"\blocal {word}\b", text)]
+    return any(re.search(rf"(?<![\w.]){word}\b(?! *=)", text) for word in words)
+
+
+def stated(name: str, kind: str) -> list[range]:
+    """Which KEYS or ARGV the header states: `KEYS[1] ->`, `ARGV[1..4] ->`, `ARGV[3..] ->`, or `KEYS ->` for all."""
+    lines = "\n".join(line for line in header(name).splitlines() if " -> " in line)
+    found = re.findall(rf"\b{kind}\[(\d+)(\.\.)?(\d*)\]", lines)
+    whole = [range(1, 1000)] if re.search(rf"^-- {kind} ->", lines, re.MULTILINE) else []
+    return whole + [range(int(first), int(last or (999 if dots else first)) + 1) for first, dots, last in found]
+
+
+def test_fragments_are_no_scripts() -> None:
+    assert "sweep/expire" in SCRIPTS
+    assert "include/clock" in FRAGMENTS
+    assert not set(SCRIPTS) & set(FRAGMENTS)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_its_header_states_keys_arguments_and_reply(name: str) -> None:
+    assert re.search(r"^-- Returns\b", header(name), re.MULTILINE)
+    for kind in ("KEYS", "ARGV"):
+        ranges = stated(name, kind)
+        assert bool(ranges) >= (kind in code(name))
+        for number in map(int, re.findall(rf"\b{kind}\[(\d+)\]", code(name))):
+            assert any(number in known for known in ranges), f"{kind}[{number}]"
+
+
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_a_fragment_reads_neither_keys_nor_arguments(name: str) -> None:
+    assert not re.search(r"\b(KEYS|ARGV)\b", own_text(name))
+
+
+@pytest.mark.parametrize("name", SCRIPTS + FRAGMENTS)
+def test_it_includes_what_it_uses(name: str) -> None:
+    """Each file declares its own includes, so that none depends on what another happens to include."""
+    included = {other if "/" in other else f"{INCLUDE}/{other}" for other in _INCLUDED.findall(own_text(name))}
+    used = {other for other in FRAGMENTS if other != name and uses(name, other)}
+    assert included - set(SCRIPTS) == used
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_fragment_stands_once_in_a_script(name: str) -> None:
+    whole = source(name)
+    assert "@include" not in whole
+    for fragment in FRAGMENTS:
+        body = [line for line in code(fragment).splitlines() if line]
+        assert whole.count("\n".join(body[:2])) <= 1, fragment
+
+
+def test_what_an_indented_include_brings_ends_with_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {
+        "x/main": "do\n  -- @include one\nend\n-- @include two\n-- @include one\n",
+        "include/one": "local one = 1\n",
+        "include/two": "-- @include one\nlocal two = one\n",
+    }
+    monkeypatch.setattr("sweeperd.store.scripts.own_text", texts.__getitem__)
+    assert source.__wrapped__("x/main") == "do\nlocal one = 1\nend\nlocal one = 1\nlocal two = one\n"
+
+
+@pytest.mark.skipif(not shutil.which("luacheck"), reason="needs luacheck")
+def test_the_linter_finds_nothing_in_any_script(tmp_path: Path) -> None:
+    files = write_joined(tmp_path)
+    assert len(files) == len(SCRIPTS)
+    done = subprocess.run(["luacheck", *LUACHECK, "--", *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

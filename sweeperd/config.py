@@ -14,9 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SecretBytes,
     SecretStr,
@@ -29,6 +27,8 @@ from pydantic_core import ErrorDetails
 
 from sweeperd import redis_url
 from sweeperd.errors import ConfigError
+from sweeperd.kind_settings import KindSettings, check_kinds
+from sweeperd.setting_types import Duration, OptionalDuration, PositiveDuration, Section
 
 #: Names the configuration file where `--config` does not.
 CONFIG_VARIABLE = "SWEEPERD_CONFIG"
@@ -43,40 +43,10 @@ MIN_LEASE_TTL, MAX_LEASE_TTL = timedelta(seconds=1), timedelta(minutes=10)
 #: The name of the only shard, where there is no list of them.
 DEFAULT_SHARD = "default"
 #: The settings that are lists: in the environment they are JSON.
-JSON_KEYS = (["shards"], ["webhooks", "endpoints"], ["http", "hosts"])
+JSON_KEYS = (["shards"], ["kinds"], ["webhooks", "endpoints"], ["http", "hosts"])
 
-_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
 #: Headers that a request has anyway; the ones that an endpoint adds must not replace them.
 _OWN_HEADERS = re.compile(r"webhook-.*|x-cycles-.*|traceparent|user-agent|content-(type|length)|host", re.IGNORECASE)
-
-
-def _duration(value: object) -> object:
-    if isinstance(value, timedelta):
-        return value
-    if not isinstance(value, str) or not (match := _DURATION.fullmatch(value)):
-        raise ValueError('a duration is text such as "250ms", "5s", "10m", "72h" or "30d"')
-    return timedelta(**{_UNITS[match[2]]: int(match[1])})
-
-
-def milliseconds(duration: timedelta) -> int:
-    """A duration in whole milliseconds, as the scripts and Redis's commands take it."""
-    return duration // timedelta(milliseconds=1)
-
-
-def _positive(value: timedelta) -> timedelta:
-    if value <= timedelta(0):
-        raise ValueError("must be longer than nothing")
-    return value
-
-
-def _or_off(value: object) -> object:
-    """The empty text turns it off."""
-    return None if value in ("", None) else _duration(value)
-
-
-def _positive_or_off(value: timedelta | None) -> timedelta | None:
-    return None if value is None else _positive(value)
 
 
 def _lease_ttl(value: timedelta) -> timedelta:
@@ -146,10 +116,6 @@ def _host_and_port(listen: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-Duration = Annotated[timedelta, BeforeValidator(_duration)]
-PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
-#: "" turns it off: None.
-OptionalDuration = Annotated[timedelta | None, BeforeValidator(_or_off), AfterValidator(_positive_or_off)]
 #: Stands in metrics, in log lines and in the names of consumer groups.
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 #: The name of a host, without port.
@@ -160,11 +126,7 @@ HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
 SigningKey = Annotated[SecretBytes, BeforeValidator(_signing_key)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True)
-
-
-class RedisSettings(_Section):
+class RedisSettings(Section):
     """How to reach Redis."""
 
     url: RedisUrl = SecretStr("redis://127.0.0.1:6379/0")
@@ -181,13 +143,13 @@ def check_prefix(url: RedisUrl, prefix: str) -> None:
         )
 
 
-class KeysSettings(_Section):
+class KeysSettings(Section):
     """What the names of the keys begin with."""
 
     prefix: str = ""
 
 
-class ShardSettings(_Section):
+class ShardSettings(Section):
     """One of several shards."""
 
     name: Identifier
@@ -195,7 +157,7 @@ class ShardSettings(_Section):
     prefix: str = ""
 
 
-class SweepSettings(_Section):
+class SweepSettings(Section):
     """How often, how much and how long to sweep."""
 
     interval: PositiveDuration = timedelta(seconds=5)
@@ -217,14 +179,14 @@ class SweepSettings(_Section):
         return self
 
 
-class ReconcileSettings(_Section):
+class ReconcileSettings(Section):
     """The daemon's own walk over all reservations."""
 
     interval: OptionalDuration = timedelta(days=1)
     rate: int = Field(default=1000, ge=1, le=1_000_000)
 
 
-class EventsSettings(_Section):
+class EventsSettings(Section):
     """The event stream."""
 
     retention: PositiveDuration = timedelta(days=30)
@@ -232,7 +194,7 @@ class EventsSettings(_Section):
     wait_timeout: PositiveDuration = timedelta(seconds=1)
 
 
-class EndpointSettings(_Section):
+class EndpointSettings(Section):
     """One webhook receiver."""
 
     name: Identifier
@@ -254,7 +216,7 @@ class EndpointSettings(_Section):
         return headers
 
 
-class WebhooksSettings(_Section):
+class WebhooksSettings(Section):
     """Delivery of the events."""
 
     concurrency: int = Field(default=16, ge=1, le=1024)
@@ -283,7 +245,7 @@ class WebhooksSettings(_Section):
         return self
 
 
-class HttpSettings(_Section):
+class HttpSettings(Section):
     """Where metrics and health are served."""
 
     listen: str = "127.0.0.1:9464"
@@ -302,26 +264,34 @@ class HttpSettings(_Section):
         return _host_and_port(self.listen) if self.listen else None
 
 
-class MetricsSettings(_Section):
+class MetricsSettings(Section):
     """What the metrics carry."""
 
     tenant_label: bool = True
 
 
-class LogSettings(_Section):
+class LogSettings(Section):
     """The log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "text", "json"] = "auto"
 
 
-class Settings(_Section):
+class ReservationsSettings(Section):
+    """The built-in kind."""
+
+    enabled: bool = True
+
+
+class Settings(Section):
     """All settings. `load` makes one."""
 
     redis: RedisSettings = RedisSettings()
     keys: KeysSettings = KeysSettings()
     shards: list[ShardSettings] = []
     sweep: SweepSettings = SweepSettings()
+    reservations: ReservationsSettings = ReservationsSettings()
+    kinds: list[KindSettings] = []
     reconcile: ReconcileSettings = ReconcileSettings()
     events: EventsSettings = EventsSettings()
     webhooks: WebhooksSettings = WebhooksSettings()
@@ -334,6 +304,11 @@ class Settings(_Section):
     def all_shards(self) -> list[ShardSettings]:
         """The shards; the only one, where there is no list of them, is named DEFAULT_SHARD."""
         return self.shards or [ShardSettings(name=DEFAULT_SHARD, url=self.redis.url, prefix=self.keys.prefix)]
+
+    @model_validator(mode="after")
+    def _kinds_fit_together(self) -> Self:
+        check_kinds(self.kinds, self.reservations.enabled)
+        return self
 
     @model_validator(mode="after")
     def _shards_fit_together(self) -> Self:
@@ -370,7 +345,7 @@ def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) 
     """
     path = _find(path, environment)
     data = _read(path) if path else {}
-    context = {"environment": environment}
+    context = {"environment": environment, "directory": path.parent if path else Path()}
     try:
         # A file has types, so it is held to them; what comes from the environment is text.
         settings = Settings.model_validate(data, strict=True, context=context)

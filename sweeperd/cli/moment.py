@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from sweeperd.config import Duration, milliseconds
+from sweeperd.setting_types import Duration, milliseconds
 
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)?)?", re.ASCII | re.IGNORECASE

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import redis
 
-from sweeperd.config import EndpointSettings, WebhooksSettings, milliseconds
+from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.acknowledger import RECOVERY_PAUSE, Acknowledger
 from sweeperd.delivery.circuit_breaker import CircuitBreaker, growing_wait
 from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateCache, EndpointStateStore
@@ -21,6 +21,7 @@ from sweeperd.delivery.result import DeliveryResult
 from sweeperd.delivery.sender import WebhookClient
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
+from sweeperd.setting_types import milliseconds
 from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import redis
 
-from sweeperd.config import Settings, milliseconds
+from sweeperd.config import Settings
 from sweeperd.delivery.consumer import Encode, EndpointWorker
 from sweeperd.delivery.outbox import Outbox, Replication
 from sweeperd.delivery.result import DeliveryResult, Result
 from sweeperd.delivery.sender import WebhookClient
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
+from sweeperd.setting_types import milliseconds
 from sweeperd.store.process import process_name
 from sweeperd.store.shard import Shard
 

@@ -24,10 +24,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from sweeperd.config import SweepSettings, milliseconds
+from sweeperd.config import SweepSettings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.budget_drift import MOMENTS, BudgetDrift, Difference, Seen
 from sweeperd.ops.throttle import Throttle
+from sweeperd.setting_types import milliseconds
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode

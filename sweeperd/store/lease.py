@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import redis
 
-from sweeperd.config import milliseconds
+from sweeperd.setting_types import milliseconds
 from sweeperd.store.errors import is_full
 from sweeperd.store.process import process_name
 from sweeperd.store.scripts import Call, Script

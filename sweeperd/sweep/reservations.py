@@ -3,7 +3,8 @@
 import random
 from typing import Any
 
-from sweeperd.config import SweepSettings, milliseconds
+from sweeperd.config import SweepSettings
+from sweeperd.setting_types import milliseconds
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep.kind import Decision, GraceScan, Kind, Outcome

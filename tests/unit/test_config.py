@@ -33,6 +33,8 @@ DEFAULTS = {
     "sweep.lease_ttl": timedelta(seconds=15),
     "sweep.audit_retention": timedelta(days=30),
     "sweep.audit_spread": 0.01,
+    "reservations.enabled": True,
+    "kinds": [],
     "reconcile.interval": timedelta(days=1),
     "reconcile.rate": 1000,
     "events.retention": timedelta(days=30),

@@ -10,12 +10,19 @@ from pydantic import BaseModel
 
 from sweeperd.config import EndpointSettings, Settings, ShardSettings, load
 from sweeperd.errors import ConfigError
+from sweeperd.kind_settings import KindSettings
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
 #: A key, or a table's name; `#` without a blank is an example that is turned off.
 KEY = re.compile(r"#?(\w+) = ")
 #: What the items of lists are.
-LISTS: dict[object, type[BaseModel]] = {list[EndpointSettings]: EndpointSettings, list[ShardSettings]: ShardSettings}
+LISTS: dict[object, type[BaseModel]] = {
+    list[EndpointSettings]: EndpointSettings,
+    list[ShardSettings]: ShardSettings,
+    list[KindSettings]: KindSettings,
+}
+#: The keys of a kind with a script, which the example of a kind without one cannot have.
+SCRIPT_KEYS = re.compile(r"(?m)^(script|fields|reads) = .*$")
 TABLE = re.compile(r"#?\[+([\w.]+)\]+")
 
 
@@ -50,7 +57,11 @@ def test_every_key_is_there_once() -> None:
 def test_every_value_is_the_default() -> None:
     assert load(EXAMPLE, {}) == Settings()
     off = {key for key, number in keys_in_the_file() if lines()[number].startswith("#")}
-    examples = {*keys_in_the_code(EndpointSettings, "webhooks.endpoints."), *keys_in_the_code(ShardSettings, "shards.")}
+    examples = {
+        *keys_in_the_code(EndpointSettings, "webhooks.endpoints."),
+        *keys_in_the_code(ShardSettings, "shards."),
+        *keys_in_the_code(KindSettings, "kinds."),
+    }
     assert off == examples, "all else is turned on"
 
 
@@ -91,3 +102,18 @@ def test_the_example_of_a_shard_loads_without_the_keys_that_it_replaces(tmp_path
     (shard,) = settings.shards
     assert shard.model_fields_set == set(ShardSettings.model_fields)
     assert settings.model_copy(update={"shards": []}) == Settings()
+
+
+def test_the_example_of_a_kind_loads(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(SCRIPT_KEYS.sub("", turned_on("kinds")), encoding="utf-8")
+    (kind,) = load(path, {}).kinds
+    assert kind.model_fields_set == set(KindSettings.model_fields) - {"script", "fields", "reads"}
+
+
+def test_the_example_of_a_script_kind_loads(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    (tmp_path / "seat_hold.lua").write_text("function decide() end", encoding="utf-8")
+    path.write_text(re.sub(r"(?m)^(active|give_back|event) = .*$", "", turned_on("kinds")), encoding="utf-8")
+    (kind,) = load(path, {}).kinds
+    assert kind.script == "function decide() end"

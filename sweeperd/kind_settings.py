@@ -1,0 +1,269 @@
+"""`[[kinds]]`: what is swept beside reservations."""
+
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BeforeValidator, ValidationInfo, field_validator, model_validator
+from pydantic import Field as Checked
+
+from sweeperd.kind_commands import ID, Command, Field, Word, parse_command, parse_word
+from sweeperd.setting_types import Duration, PositiveDuration, Section, milliseconds
+
+#: Names that would be mistaken for something of sweeperd's own.
+RESERVED_NAMES = {"reservation", "reservations", "system", "webhook", "sweeperd"}
+#: The fields of the event's data that sweeperd itself sets.
+OWN_DATA = {"id", "expires_at", "expired_at", "missing"}
+#: The fields of the hash that sweeperd itself sets.
+OWN_FIELDS = {"expired_at", "quarantined_at", "quarantine_reason", "quarantine_detail"}
+#: What the keys of sweeperd, and of reservations while they are swept, begin with.
+OWN_KEYS = "sweeperd:"
+RESERVATION_KEYS = ("reservation:", "budget:")
+MAX_WRITES = 64
+#: The most fields that a script may read of the hash, and the largest script file, bytes.
+MAX_FIELDS, MAX_SCRIPT = 256, 65_536
+
+
+def _script_text(value: object, info: ValidationInfo) -> object:
+    """`file:PATH`, relative to the settings file, to the text of the file."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.startswith("file:"):
+        raise ValueError('names a Lua file: "file:PATH"')
+    path = Path((info.context or {}).get("directory", "."), value.removeprefix("file:"))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ValueError(f"{path} cannot be read: {reason}") from None
+    if len(text.encode()) > MAX_SCRIPT:
+        raise ValueError(f"{path} is longer than {MAX_SCRIPT} bytes")
+    return text
+
+
+ScriptText = Annotated[str | None, BeforeValidator(_script_text)]
+Name = Annotated[str, Checked(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
+Text = Annotated[str, Checked(min_length=1)]
+
+
+class SumSettings(Section):
+    """A field of a hash, and the field of the active entries that it should be the sum of."""
+
+    key: Text
+    field: Text
+    of: Text
+
+
+class KindSettings(Section):
+    """One sort of thing that is swept."""
+
+    name: Name
+    index: Text
+    key: Text
+    deadline: Text
+    grace: Duration = timedelta(0)
+    active: dict[str, str] = {}
+    ended: dict[str, str] = {}
+    retention: Duration = timedelta(days=7)
+    tenant: Text | None = None
+    give_back: list[Text | list[str]] = []
+    event: list[Text] = []
+    script: ScriptText = None
+    fields: list[Text] | None = None
+    writes: list[Text] | None = None
+    reads: list[Text] | None = None
+    channels: list[Text] = []
+    max_writes: int = Checked(default=MAX_WRITES, ge=1, le=MAX_WRITES)
+    max_wait: PositiveDuration = timedelta(hours=1)
+    sums: list[SumSettings] = []
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_free(cls, name: str) -> str:
+        if name in RESERVED_NAMES:
+            raise ValueError(f"{name} is taken by sweeperd itself")
+        return name
+
+    @field_validator("key")
+    @classmethod
+    def _key_names_the_entry(cls, key: str) -> str:
+        word = parse_word(key)
+        placeholders = [part.name for part in word if isinstance(part, Field)]
+        if placeholders != [ID] or len(word) == 1:
+            raise ValueError('is text with {id} in it once and no other placeholder, such as "seats:hold:{id}"')
+        return key
+
+    @field_validator("give_back")
+    @classmethod
+    def _commands_are_allowed(cls, give_back: list[str | list[str]]) -> list[str | list[str]]:
+        for template in give_back:
+            parse_command(template)
+        return give_back
+
+    @field_validator("event")
+    @classmethod
+    def _event_fields_are_free(cls, event: list[str]) -> list[str]:
+        if own := OWN_DATA.intersection(event):
+            raise ValueError(f"{min(own)} is set by sweeperd itself")
+        if len(set(event)) != len(event) or len(event) > MAX_WRITES:
+            raise ValueError(f"names each field once, {MAX_WRITES} at most")
+        return event
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for problem in _problems(self):
+            raise ValueError(problem)
+        return self
+
+    # ---- what the settings come to
+
+    @cached_property
+    def entry(self) -> tuple[str, str]:
+        """What comes before and after the id in the name of a hash."""
+        word = parse_word(self.key)
+        place = word.index(Field(ID))
+        return "".join(map(str, word[:place])), "".join(map(str, word[place + 1 :]))
+
+    @property
+    def entry_pattern(self) -> str:
+        """The name of every hash, with `*` for the id."""
+        return "*".join(self.entry)
+
+    @property
+    def commands(self) -> list[Command]:
+        """The writes of `give_back`."""
+        return [parse_command(template) for template in self.give_back]
+
+    @property
+    def write_patterns(self) -> list[str]:
+        """The keys that may be written."""
+        if self.writes is not None:
+            return self.writes
+        return list(dict.fromkeys(command.pattern for command in self.commands if command.name != "PUBLISH"))
+
+    @property
+    def read_patterns(self) -> list[str]:
+        """The keys that a script may read."""
+        return self.write_patterns if self.reads is None else self.reads
+
+    @property
+    def channel_patterns(self) -> list[str]:
+        """The channels that may be published to."""
+        return self.channels
+
+    @property
+    def grace_ms(self) -> int:
+        """The grace in ms."""
+        return milliseconds(self.grace)
+
+    @property
+    def retention_ms(self) -> int:
+        """How long the ended hash stays, ms; 0: not at all."""
+        return milliseconds(self.retention)
+
+    @property
+    def max_wait_ms(self) -> int:
+        """The longest wait that a script may ask for, ms."""
+        return milliseconds(self.max_wait)
+
+
+def _problems(kind: KindSettings) -> "list[str]":
+    """What does not fit together, most important first."""
+    found = _script_problems(kind) if kind.script is not None else _declared_problems(kind)
+    if own := OWN_FIELDS.intersection(kind.ended):
+        found.append(f"ended: {min(own)} is set by sweeperd itself")
+    if kind.deadline in kind.ended:
+        found.append("ended: it must not change the deadline")
+    if own := OWN_FIELDS.intersection(kind.active):
+        found.append(f"active: {min(own)} is set by sweeperd itself")
+    if kind.index.startswith(OWN_KEYS) or kind.key.startswith(OWN_KEYS):
+        found.append(f"index and key: {OWN_KEYS}* is sweeperd's own")
+    return found
+
+
+def _script_problems(kind: KindSettings) -> list[str]:
+    found = [
+        f"{key}: belongs to a kind without a script; the script decides it"
+        for key, value in (("active", kind.active), ("give_back", kind.give_back), ("event", kind.event))
+        if value
+    ]
+    if kind.writes is None:
+        found.append("writes: a kind with a script names the keys that it may write")
+    if not kind.ended and kind.retention:
+        found.append("ended: a kind with a script names a field that tells an ended entry, or it would expire again")
+    if kind.fields is not None and len(kind.fields) > MAX_FIELDS:
+        found.append(f"fields: more than {MAX_FIELDS}")
+    return found
+
+
+def _declared_problems(kind: KindSettings) -> list[str]:
+    found = [
+        f"{key}: belongs to a kind with a script"
+        for key, given in (("fields", kind.fields), ("reads", kind.reads))
+        if given is not None
+    ]
+    differing = [field for field, value in kind.active.items() if kind.ended.get(field, value) != value]
+    if not differing and kind.retention:
+        found.append(
+            "ended: must give a field of active another value, or an expired entry would be active still "
+            'and expire again (or set retention = "0s")'
+        )
+    if len(kind.give_back) > kind.max_writes:
+        found.append(f"give_back: more than max_writes = {kind.max_writes} commands")
+    for command in kind.commands:
+        problem = _refused_key(kind, command)
+        if problem:
+            found.append(f"give_back: {problem}")
+    return found
+
+
+def _refused_key(kind: KindSettings, command: Command) -> str:
+    """Why the command can never be allowed; empty where it can."""
+    if command.name == "PUBLISH":
+        if not kind.channels:
+            return f"PUBLISH {command.pattern}: name its channel in channels"
+        return ""
+    start = command.key[0]
+    if isinstance(start, str) and start.startswith(OWN_KEYS):
+        return f"{command.pattern} is sweeperd's own"
+    if kind.writes is not None and _is_literal(command.key) and not any_match(kind.writes, command.pattern):
+        return f"{command.pattern} matches no pattern of writes"
+    if _is_literal(command.key) and command.pattern == kind.index:
+        return f"{command.pattern} is the index"
+    return ""
+
+
+def _is_literal(word: Word) -> bool:
+    return all(isinstance(part, str) for part in word)
+
+
+def any_match(patterns: Sequence[str], key: str) -> bool:
+    """Whether the key matches a pattern, in which only `*` is special."""
+    return any(re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), key, re.DOTALL) for pattern in patterns)
+
+
+def check_kinds(kinds: Sequence[KindSettings], reservations: bool) -> None:
+    """Raises ValueError where two kinds, or a kind and reservations, are in each other's way."""
+    names: set[str] = set()
+    indexes = {"reservation:ttl": "reservations"} if reservations else {}
+    for kind in kinds:
+        if kind.name in names:
+            raise ValueError(f"kinds: two are named {kind.name}")
+        names.add(kind.name)
+        other = indexes.setdefault(kind.index, kind.name)
+        if other != kind.name:
+            raise ValueError(f"kinds: {kind.name}: the index {kind.index} is that of {other}")
+        own = [stem for stem in RESERVATION_KEYS if reservations and kind.key.startswith(stem)]
+        if own:
+            raise ValueError(f"kinds: {kind.name}: {own[0]}* belongs to reservations (reservations.enabled)")
+        for pattern in kind.write_patterns if reservations else []:
+            if pattern.startswith(RESERVATION_KEYS):
+                raise ValueError(f"kinds: {kind.name}: {pattern} belongs to reservations (reservations.enabled)")
+    patterns = [(kind.name, kind.entry) for kind in kinds]
+    for number, (name, entry) in enumerate(patterns):
+        for other_name, other_entry in patterns[:number]:
+            if entry == other_entry:
+                raise ValueError(f"kinds: {name} and {other_name} have the same key")

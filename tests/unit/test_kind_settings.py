@@ -1,0 +1,189 @@
+"""`[[kinds]]`: what is taken, and each way to be wrong, named by file and key."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sweeperd.errors import ConfigError
+from sweeperd.kind_commands import Amount, Command, Field, parse_command, parse_word
+from sweeperd.kind_settings import any_match
+from tests.support.fixtures import Load
+
+SEATS = {
+    "name": '"seat-hold"',
+    "index": '"seats:ttl"',
+    "key": '"seats:hold:{id}"',
+    "deadline": '"expires_at"',
+    "active": '{ state = "HELD" }',
+    "ended": '{ state = "EXPIRED" }',
+    "give_back": '["HINCRBY seats:{show} free {qty}", "HINCRBY seats:{show} held -{qty} MIN 0"]',
+    "event": '["show"]',
+}
+
+
+def toml(**changes: str | None) -> str:
+    keys = {name: value for name, value in (SEATS | changes).items() if value is not None}
+    return "[[kinds]]\n" + "".join(f"{name} = {value}\n" for name, value in keys.items())
+
+
+def test_a_kind_comes_to_commands_and_patterns(config: Load) -> None:
+    (kind,) = config(toml()).kinds
+    assert kind.entry == ("seats:hold:", "")
+    assert kind.entry_pattern == "seats:hold:*"
+    assert kind.write_patterns == ["seats:*"]
+    assert kind.commands == [
+        Command("HINCRBY", ("seats:", Field("show")), (("free",),), Amount(field="qty")),
+        Command("HINCRBY", ("seats:", Field("show")), (("held",),), Amount(field="qty", negative=True), "0"),
+    ]
+    assert kind.commands[0].fields == ("show", "qty")
+    assert (kind.grace_ms, kind.retention_ms) == (0, 7 * 86_400_000)
+
+
+REFUSED = {
+    "name": [
+        *(
+            (f'"{name}"', "taken by sweeperd")
+            for name in ("reservation", "reservations", "system", "webhook", "sweeperd")
+        ),
+        ('"Seat"', "pattern"),
+        ('"seat_hold"', "pattern"),
+    ],
+    "key": [
+        ('"seats"', "{id}"),
+        ('"{id}"', "{id}"),
+        ('"a:{id}:{id}"', "{id}"),
+        ('"a:{id"', "brace"),
+        ('"a:{x}"', "{id}"),
+    ],
+    "index": [('"reservation:ttl"', "that of reservations"), ('"sweeperd:x"', "sweeperd's own"), ('""', "at least 1")],
+    "ended": [
+        ("{}", "another value"),
+        ('{ state = "HELD" }', "another value"),
+        ('{ other = "EXPIRED" }', "another value"),
+        ('{ state = "EXPIRED", expired_at = "1" }', "sweeperd itself"),
+        ('{ state = "EXPIRED", expires_at = "1" }', "deadline"),
+    ],
+    "event": [('["id"]', "sweeperd itself"), ('["expired_at"]', "sweeperd itself"), ('["a", "a"]', "once")],
+    "give_back": [
+        ('["hincrby a b 1"]', "did you mean HINCRBY?"),
+        ('["EVAL x"]', "no command that a kind may use"),
+        ('["HINCRBY a b"]', "the form is: HINCRBY key field amount"),
+        ('["HINCRBY a b 1 MAX 3"]', "MIN"),
+        ('["HINCRBY a b +1"]', "no amount"),
+        ('["HINCRBY a b 007"]', "no amount"),
+        ('["HINCRBY a b {qty}0"]', "no amount"),
+        ('["HINCRBY a b {id}"]', "no amount"),
+        ('["HSET a b"]', "the form is"),
+        ('["HSET a b c d"]', "the form is"),
+        ('["SET a b EX 3"]', "the form is"),
+        ('["SET a b PX 0"]', "no time"),
+        ('["PEXPIRE a 0"]', "no time"),
+        ('["PEXPIRE a -{ms}"]', "no time"),
+        ('["ZADD a 1 b c"]', "the form is"),
+        ('["ZADD a inf b"]', "no amount"),
+        ('["DEL a b"]', "the form is"),
+        ('["SADD a {"]', "brace"),
+        ('["SADD a {}"]', "brace"),
+        ('["PUBLISH a b"]', "channels"),
+        ('["SADD sweeperd:x {id}"]', "sweeperd's own"),
+        ('["ZREM seats:ttl {id}"]', "is the index"),
+        ('["HINCRBY budget:{x} remaining {qty}"]', "belongs to reservations"),
+    ],
+    "retention": [('"7"', "a duration")],
+    "max_writes": [("0", "greater than"), ("65", "less than"), ("1", "max_writes = 1")],
+    "grace": [('"-1s"', "a duration")],
+    "writes": [('["other:*"]', None)],
+    "fields": [('["a"]', "script")],
+    "reads": [('["a"]', "script")],
+    "script": [('"x.lua"', "file:PATH"), ('"file:missing.lua"', "cannot be read")],
+}
+
+
+@pytest.mark.parametrize(("key", "value", "problem"), [(k, v, p) for k, pairs in REFUSED.items() for v, p in pairs])
+def test_it_is_refused_with_its_key(config: Load, key: str, value: str, problem: str | None) -> None:
+    text = toml(**{key: value})
+    if problem is None:
+        config(text)
+        return
+    with pytest.raises(ConfigError, match=re.escape(problem)) as error:
+        config(text)
+    assert "config.toml: " in str(error.value)
+    assert "kinds" in str(error.value)
+    assert key in str(error.value) or problem in str(error.value)
+
+
+def test_no_ended_is_needed_where_the_hash_goes_at_once(config: Load) -> None:
+    (kind,) = config(toml(active=None, ended=None, retention='"0s"')).kinds
+    assert kind.retention_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("second", "problem"),
+    [
+        ({}, "two are named seat-hold"),
+        ({"name": '"other"'}, "the index seats:ttl is that of seat-hold"),
+        ({"name": '"other"', "index": '"other"'}, "the same key"),
+    ],
+)
+def test_two_kinds_that_meet_are_refused(config: Load, second: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        config(toml() + toml(**second))
+
+
+def test_without_reservations_their_keys_are_free(config: Load) -> None:
+    text = toml(
+        index='"reservation:ttl"', key='"reservation:res_{id}"', give_back='["HINCRBY budget:{s} reserved -{a}"]'
+    )
+    with pytest.raises(ConfigError, match="reservations"):
+        config(text)
+    (kind,) = config(text + "[reservations]\nenabled = false\n").kinds
+    assert kind.index == "reservation:ttl"
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"writes": None}, "writes"),
+        ({"ended": None}, "ended"),
+        ({"active": '{ state = "HELD" }'}, "active"),
+        ({"give_back": '["DEL seats:{x}"]'}, "give_back"),
+        ({"event": '["show"]'}, "event"),
+        ({}, None),
+    ],
+)
+def test_a_script_takes_the_place_of_the_declaration(
+    config: Load, tmp_path: Path, changes: dict[str, str | None], problem: str | None
+) -> None:
+    (tmp_path / "k.lua").write_text("x")
+    script: dict[str, str | None] = {"active": None, "give_back": None, "event": None, "writes": '["seats:*"]'}
+    text = toml(**(script | {"script": '"file:k.lua"'} | changes))
+    if problem is None:
+        (kind,) = config(text).kinds
+        assert (kind.script, kind.read_patterns) == ("x", ["seats:*"])
+    else:
+        with pytest.raises(ConfigError, match=problem):
+            config(text)
+
+
+def test_words_are_split_before_they_are_filled() -> None:
+    assert parse_command("SADD  a {b} c{d}e") == parse_command(["SADD", "a", "{b}", "c{d}e"])
+    assert parse_command(["SADD", "a b", "{c d}"]).key == ("a b",)
+    assert parse_command(["SADD", "a b", "{c d}"]).fields == ("c d",)
+    assert parse_word("{{{x}}}") == ("{", Field("x"), "}")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key", "matches"),
+    [
+        ("seats:*", "seats:1", True),
+        ("seats:*", "xseats:1", False),
+        ("a?c", "abc", False),
+        ("a[b]", "a[b]", True),
+        ("*:x", "a\nb:x", True),
+        ("a*b*c", "a-b-c", True),
+        ("a*b*c", "a-c-b", False),
+    ],
+)
+def test_only_the_star_is_special(pattern: str, key: str, matches: bool) -> None:
+    assert any_match([pattern], key) is matches

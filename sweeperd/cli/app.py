@@ -1,5 +1,6 @@
 """The command itself: the daemon, `--once`, and which subcommands there are."""
 
+import dataclasses
 import importlib
 import os
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, Literal
 import click
 
 from sweeperd import __version__
-from sweeperd.cli.options import Exit, Options, fail
+from sweeperd.cli.options import Exit, OnceOptions, Options, fail
 from sweeperd.config import CONFIG_VARIABLE
 from sweeperd.errors import RedisUnavailable
 
@@ -61,6 +62,16 @@ class _Commands(click.Group):
     type=click.Path(dir_okay=False, path_type=Path),
     help="With --once: write the run's metrics there, for node_exporter's textfile collector.",
 )
+@click.option(
+    "--metrics-push",
+    metavar="URL",
+    help="With --once: push the run's metrics to this Pushgateway, for a CronJob.",
+)
+@click.option(
+    "--exit-zero-on-pending",
+    is_flag=True,
+    help="With --once: exit with 0 in place of 3 where events wait for delivery.",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Overrides log.level.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Overrides log.format.")
 @click.version_option(__version__, prog_name="sweeperd")
@@ -71,6 +82,8 @@ def main(
     once: bool,
     as_json: bool,
     metrics_file: Path | None,
+    metrics_push: str | None,
+    exit_zero_on_pending: bool,
     log_level: Literal["debug", "info", "warning", "error"] | None,
     log_format: Literal["text", "json"] | None,
 ) -> None:
@@ -84,25 +97,31 @@ def main(
     context.obj = options = Options(config_file, log_level, log_format, as_json)
     if as_json and not once and context.invoked_subcommand in (None, "demo"):
         raise click.UsageError("--json goes with --once")
-    if metrics_file is not None:
-        if not once:
-            raise click.UsageError("--metrics-file goes with --once")
-        if not os.access(metrics_file.parent, os.W_OK | os.X_OK):
-            raise click.UsageError(f"--metrics-file: nothing can be written in {metrics_file.parent}")
+    once_options = OnceOptions(metrics_file, metrics_push, exit_zero_on_pending)
+    if not once:
+        _refuse_without_once(once_options)
+    if metrics_file is not None and not os.access(metrics_file.parent, os.W_OK | os.X_OK):
+        raise click.UsageError(f"--metrics-file: nothing can be written in {metrics_file.parent}")
     if context.invoked_subcommand is not None:
         if once:
             raise click.UsageError("--once takes no subcommand")
         return
-    context.exit(_once(options, as_json, metrics_file) if once else _daemon(options))
+    context.exit(_once(options, once_options) if once else _daemon(options))
+
+
+def _refuse_without_once(given: OnceOptions) -> None:
+    for field in dataclasses.fields(given):
+        if getattr(given, field.name) != field.default:
+            raise click.UsageError(f"--{field.name.replace('_', '-')} goes with --once")
 
 
 # Both import what they run: to ask for the version, or for a subcommand, does not wait for either.
 
 
-def _once(options: Options, as_json: bool, metrics_file: Path | None) -> int:
+def _once(options: Options, once_options: OnceOptions) -> int:
     from sweeperd.cli.once import run  # noqa: PLC0415
 
-    return run(options, as_json, metrics_file)
+    return run(options, once_options)
 
 
 def _daemon(options: Options) -> int:

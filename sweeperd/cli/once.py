@@ -8,23 +8,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from prometheus_client import write_to_textfile
+from prometheus_client import push_to_gateway, write_to_textfile
 
-from sweeperd.cli.options import Exit, Options, fail
+from sweeperd.cli.options import Exit, OnceOptions, Options, fail
 from sweeperd.cli.signals import stop_on_signals
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.once import OnceProgress, OnceReport, OnceStage, run_once
 from sweeperd.sweep.kind import Outcome
 
+#: How long a Pushgateway may take, seconds.
+PUSH_TIMEOUT = 10.0
 
-def run(options: Options, as_json: bool, metrics_file: Path | None) -> int:
+
+def run(options: Options, once: OnceOptions) -> int:
     """Run and report. Returns the exit code, or ends the process with one."""
-    show = sys.stderr.isatty() and not as_json
+    show = sys.stderr.isatty() and not options.as_json
     # A progress bar and a line for each expiry do not go together.
     settings = options.settings(default_level="warning" if show else None)
     metrics = Metrics(tenant_label=settings.metrics.tenant_label, lasting=False)
     try:
-        with _metrics_written(metrics, metrics_file), stop_on_signals() as stop, _progress(show) as progress:
+        with _metrics_left(metrics, once), stop_on_signals() as stop, _progress(show) as progress:
             report = run_once(settings, stop, progress, metrics)
     except Exception as error:
         logging.getLogger(__name__).exception("the run failed")
@@ -33,25 +36,45 @@ def run(options: Options, as_json: bool, metrics_file: Path | None) -> int:
         click.echo(f"sweeperd: {failure}", err=True)
     if not report.any_done:
         return Exit.FAILED
-    if as_json:
+    if options.as_json:
         click.echo(json.dumps(report.as_dict()))
     elif sys.stdout.isatty():
         click.echo(_summary(report))
+    if once.exit_zero_on_pending and report.exit_code == Exit.UNDELIVERED:
+        return Exit.DONE
     return report.exit_code
 
 
 @contextlib.contextmanager
-def _metrics_written(metrics: Metrics, path: Path | None) -> Iterator[None]:
-    """Write the metrics when the block has ended, well or not: a failed run must not look like one that never was."""
+def _metrics_left(metrics: Metrics, once: OnceOptions) -> Iterator[None]:
+    """
+    Write and push the metrics when the block has ended, well or not: a failed run must not look like one that never
+    was.
+    """
     try:
         yield
     finally:
-        if path is not None:
-            try:
-                # To a file beside it that takes its place when it is complete.
-                write_to_textfile(str(path), metrics.registry)
-            except OSError as error:
-                fail(f"the metrics cannot be written to {path}: {error.strerror or error}", Exit.FAILED)
+        if once.metrics_file is not None:
+            _write_metrics(metrics, once.metrics_file)
+        if once.metrics_push is not None:
+            _push_metrics(metrics, once.metrics_push)
+
+
+def _write_metrics(metrics: Metrics, path: Path) -> None:
+    try:
+        # Into a temporary file, which replaces the old one when it is complete.
+        write_to_textfile(str(path), metrics.registry)
+    except OSError as error:
+        fail(f"the metrics cannot be written to {path}: {error.strerror or error}", Exit.FAILED)
+
+
+def _push_metrics(metrics: Metrics, gateway: str) -> None:
+    try:
+        push_to_gateway(gateway, job="sweeperd", registry=metrics.registry, timeout=PUSH_TIMEOUT)
+    except (OSError, ValueError) as error:
+        # The URL may hold a password, so the line does not show it.
+        reason = getattr(error, "reason", None) or error
+        fail(f"the metrics cannot be pushed: {getattr(reason, 'strerror', None) or reason}", Exit.FAILED)
 
 
 @contextlib.contextmanager

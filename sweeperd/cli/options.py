@@ -26,6 +26,18 @@ class Exit(IntEnum):
 
 
 @dataclass(frozen=True)
+class OnceOptions:
+    """The options that go with `--once`."""
+
+    #: Where the run's metrics are written, for node_exporter's textfile collector.
+    metrics_file: Path | None = None
+    #: The URL of a Pushgateway that gets the run's metrics.
+    metrics_push: str | None = None
+    #: Whether a run that leaves events waiting ends with 0 in place of 3.
+    exit_zero_on_pending: bool = False
+
+
+@dataclass(frozen=True)
 class Options:
     """What stood before the subcommand."""
 

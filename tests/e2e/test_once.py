@@ -3,8 +3,13 @@
 import json
 import signal
 import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import NamedTuple
 
+import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -220,3 +225,84 @@ def test_a_place_for_metrics_that_is_not_there_is_told_before_the_run(
     assert run.returncode == 2
     assert "nothing can be written in" in run.stderr
     assert client.xlen("sweeperd:events") == 0
+
+
+def test_events_that_wait_are_exit_3_or_0_where_that_is_asked_for(server: Server, client: redis.Redis) -> None:
+    reserve(client, ["one"])
+    env = environment(server.url, endpoints=[{"name": "hook", "url": f"http://127.0.0.1:{free_port()}/"}])
+    env["SWEEPERD_WEBHOOKS__ATTEMPTS"] = "1"
+    codes, reports = [], []
+    for options in ((), ("--exit-zero-on-pending",)):
+        run = subprocess.run(
+            command("--once", "--json", *options), env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+        codes.append(run.returncode)
+        reports.append(json.loads(run.stdout)["undelivered"])
+    assert (codes, reports) == ([3, 0], [1, 1])
+
+
+def test_a_failure_is_not_hidden_by_exit_zero_on_pending() -> None:
+    env = environment(f"redis://127.0.0.1:{free_port()}/0")
+    run = subprocess.run(
+        command("--once", "--exit-zero-on-pending"), env=env, capture_output=True, timeout=60, check=False
+    )
+    assert run.returncode == 1
+
+
+class Pushed(NamedTuple):
+    """One request to a Pushgateway."""
+
+    path: str
+    samples: dict[str, float]
+
+
+@pytest.fixture
+def gateway() -> Iterator[tuple[str, list[Pushed]]]:
+    """The URL of a server that takes what is pushed, and what it has taken."""
+    taken: list[Pushed] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            families = text_string_to_metric_families(body)
+            taken.append(Pushed(self.path, {s.name: s.value for family in families for s in family.samples}))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", taken
+        server.shutdown()
+        thread.join(10)
+
+
+def test_the_metrics_of_a_run_are_pushed(
+    server: Server, client: redis.Redis, gateway: tuple[str, list[Pushed]]
+) -> None:
+    reserve(client, ["one", "two"])
+    url, taken = gateway
+    arguments = ("--once", "--log-level", "error", "--metrics-push", url)
+    done = subprocess.run(command(*arguments), env=environment(server.url), timeout=60, check=False)
+    assert done.returncode == 0
+    ((path, samples),) = taken
+    assert path == "/metrics/job/sweeperd"
+    assert samples["sweeperd_expired_total"] == 2
+
+
+def test_a_gateway_that_does_not_answer_fails_the_run(server: Server, client: redis.Redis) -> None:
+    reserve(client, ["one"])
+    run = subprocess.run(
+        command("--once", "--log-level", "error", "--metrics-push", f"http://127.0.0.1:{free_port()}"),
+        env=environment(server.url),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1] == "sweeperd: the metrics cannot be pushed: Connection refused"
+    assert client.xlen("sweeperd:events") == 1, "the sweep was done"

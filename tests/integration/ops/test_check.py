@@ -12,8 +12,10 @@ import pytest
 import redis
 
 from sweeperd.config import EndpointSettings, Settings
-from sweeperd.ops import check as module
-from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_shard, trials, worst
+from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_shard, worst
+from sweeperd.ops.check import server as server_checks
+from sweeperd.ops.check import shard as module
+from sweeperd.ops.check.rights import trials
 from sweeperd.store.embedded import Binary, Server, free_port
 from sweeperd.store.shard import Shard, open_shards
 from tests.integration.conftest import Cli
@@ -71,7 +73,7 @@ def test_a_redis_as_it_should_be(server: Server, client: redis.Redis) -> None:
     with configured(client, appendonly="yes", lazyfree_lazy_expire="yes"):
         findings = look(server.url)
     assert {finding.level for finding in findings.values()} == {OK}
-    assert list(findings) == list(module._CHECKS)
+    assert list(findings) == list(module.CHECKS)
     assert not any(finding.advice for finding in findings.values())
     assert {finding.where for finding in findings.values()} == {"shard default"}
     assert re.fullmatch(r"Redis \d+\.\d+\.\d+", findings["version"].says)
@@ -115,7 +117,7 @@ def test_no_redis_and_a_wrong_password(server: Server, client: redis.Redis) -> N
 
 
 def test_an_old_version(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "OLDEST", (99, 1))
+    monkeypatch.setattr(server_checks, "OLDEST", (99, 1))
     findings = look(server.url)
     assert bad(findings) == {"version": FAILURE}
     assert "older than 99.1" in findings["version"].says
@@ -230,7 +232,7 @@ def test_the_user_of_the_acl_may_do_all_and_may_not_look_at_everything(server: S
         findings = look(url, webhooks=ENDPOINTS)
     assert findings["rights"].level is OK
     assert bad(findings) == {}
-    assert findings["lazyfree-lazy-expire"].says == "unknown: this user is not allowed to look (CONFIG GET)"
+    assert findings["lazyfree-lazy-expire"].says == "unknown: this user may not run CONFIG GET"
     assert "unknown" in findings["persistence"].says
 
 
@@ -336,7 +338,7 @@ def test_the_command(cli: Cli, server: Server, client: redis.Redis) -> None:
     header, *rows = (line.split("\t") for line in done.stdout.splitlines())
     assert header == ["level", "where", "check", "says", "advice"]
     assert rows[0][:3] == ["ok", "configuration", "loads"]
-    assert [row[2] for row in rows[1:-1]] == list(module._CHECKS)
+    assert [row[2] for row in rows[1:-1]] == list(module.CHECKS)
     assert rows[-1][:3] == ["ok", "endpoint billing", "resolvable"]
     assert cli("check", env, "--strict").exit_code == 1
     assert cli("check", env, "--connect").exit_code == 1

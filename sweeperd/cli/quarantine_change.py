@@ -1,0 +1,178 @@
+"""The commands that change the quarantine: which entries, the question, the progress and the result."""
+
+import contextlib
+import functools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import click
+
+from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, yes_option
+from sweeperd.cli.output import Output, printable, shortened
+from sweeperd.cli.shards import tolerated
+from sweeperd.config import Settings
+from sweeperd.ops.ids import candidates
+from sweeperd.ops.quarantine import Quarantine, QuarantineChange, QuarantineFilter
+from sweeperd.ops.reasons import REASONS
+from sweeperd.store.shard import Shard
+from sweeperd.text import decode
+
+#: How many of the entries that stay are named, and how many units are summed.
+NAMED, UNITS = 100, 20
+#: In these states a reservation holds nothing any more.
+_FINAL = (b"COMMITTED", b"RELEASED", b"EXPIRED")
+
+reason_option = click.option("--reason", type=click.Choice(list(REASONS)), help="Only those set aside for this reason.")
+_OPTIONS = (
+    click.argument("ids", metavar="[ID]...", nargs=-1),
+    reason_option,
+    click.option("--all", "everything", is_flag=True, help="All of them."),
+    shard_option,
+    yes_option,
+    json_option,
+    click.pass_obj,
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The entries that an operator names: ids as typed, or all of one reason."""
+
+    texts: tuple[str, ...]
+    reason: str | None
+
+
+def _selection(ids: tuple[str, ...], reason: str | None, everything: bool) -> Selection:
+    if (bool(ids), reason is not None, everything).count(True) != 1:
+        raise click.UsageError("say which: by ID, by --reason, or --all")
+    return Selection(tuple(dict.fromkeys(ids)), reason)
+
+
+def changing(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of the commands that change the list; the command gets a `selection`."""
+
+    @functools.wraps(command)
+    def with_selection(
+        options: Options, ids: tuple[str, ...], reason: str | None, everything: bool, **rest: Any
+    ) -> None:
+        command(options, selection=_selection(ids, reason, everything), **rest)
+
+    decorated: Callable[..., None] = with_selection
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+@dataclass
+class Change:
+    """A change of the list over all shards, and its result."""
+
+    output: Output
+    verb: str
+    #: What to ask before; {} stands for how many entries.
+    question: str
+    act: Callable[[Quarantine, QuarantineFilter], Iterator[list[QuarantineChange]]]
+    troubles: list[str] = field(default_factory=list)
+    done: int = 0
+    stay: int = 0
+    #: The first entries that stay: shard, id, reason.
+    stays: list[tuple[str, str, str]] = field(default_factory=list)
+    #: Unit -> the amount that the changed entries hold in each of their scopes.
+    held: Counter[str] = field(default_factory=Counter)
+
+    def run(self, options: Options, only: str | None, selection: Selection, *, yes: bool) -> None:
+        """Find the entries, ask, act. Ends the process where the operator does not agree."""
+        with options.shards(only) as (settings, shards):
+            plan = self._plan(settings, shards, selection)
+            total = sum(count for _, _, count in plan)
+            if total:
+                self.output.confirm(self.question.format(_entries(total)), yes=yes)
+            with self._progress(total) as advance:
+                for shard, wanted, _ in plan:
+                    with tolerated(shard, self.troubles):
+                        for page in self.act(Quarantine(shard, settings.sweep), wanted):
+                            self._count(shard, page)
+                            advance(len(page))
+
+    def show(self, *, locked: bool = False) -> None:
+        """Print what was done, and what was not done and why."""
+        held = dict(self.held.most_common(UNITS))
+        if self.output.as_json:
+            stays = [{"shard": shard, "id": id_, "reason": reason} for shard, id_, reason in self.stays]
+            answer = {self.verb: self.done, "stay": self.stay, "stays": stays}
+            self.output.json(answer | ({"locked": held} if locked else {}))
+            return
+        self.output.say(f"{self.verb} {_entries(self.done)}")
+        if locked and held:
+            sums = ", ".join(f"{amount} {unit}" for unit, amount in held.items())
+            self.output.say(f"still locked in each of their scopes: {sums}")
+        if self.stays:
+            self.output.table(("shard", "id", "stays", ""), [(*row, REASONS.get(row[2], "")) for row in self.stays])
+
+    def end(self) -> None:
+        """The exit code, and a line for each trouble. Ends the process where there is one."""
+        if self.stay:
+            self.troubles.append(f"{_entries(self.stay)} not {self.verb}")
+        end(self.troubles)
+
+    def _plan(
+        self, settings: Settings, shards: Sequence[Shard], selection: Selection
+    ) -> list[tuple[Shard, QuarantineFilter, int]]:
+        """For each shard: which entries are named, and how many they are."""
+        plan, found = [], set[str]()
+        for shard in shards:
+            with tolerated(shard, self.troubles):
+                quarantine = Quarantine(shard, settings.sweep)
+                if not selection.texts:
+                    wanted = QuarantineFilter(reason=selection.reason)
+                    count = sum(1 for _ in quarantine.find(wanted)) if selection.reason else quarantine.size()
+                    plan.append((shard, wanted, count))
+                    continue
+                ids = []
+                for text in selection.texts:
+                    for entry in islice(quarantine.find(QuarantineFilter(tuple(candidates(text)))), 1):
+                        found.add(text)
+                        ids.append(entry.id)
+                plan.append((shard, QuarantineFilter(tuple(dict.fromkeys(ids))), len(set(ids))))
+        down = bool(self.troubles)  # the entry may be on the shard that does not answer
+        for text in selection.texts:
+            if text not in found and not down:
+                self.troubles.append(f"{shortened(printable(text))} is not in quarantine")
+        return plan
+
+    def _count(self, shard: Shard, page: Sequence[QuarantineChange]) -> None:
+        for each in page:
+            entry = each.entry
+            if each.problem:
+                self.stay += 1
+                if len(self.stays) < NAMED:
+                    self.stays.append((shard.name, decode(entry.id), each.problem))
+                continue
+            self.done += 1
+            unit = decode(entry.unit)
+            if entry.state not in _FINAL and entry.amount.isdigit() and len(entry.amount) <= 19:
+                self.held[unit if unit in self.held or len(self.held) < UNITS else "of other units"] += int(
+                    entry.amount
+                )
+
+    @contextlib.contextmanager
+    def _progress(self, total: int) -> Iterator[Callable[[int], None]]:
+        if not self.output.terminal or total < NAMED:
+            yield lambda _: None
+            return
+        with click.progressbar(length=total, label=self.verb.capitalize(), show_pos=True, file=sys.stderr) as bar:
+            yield bar.update
+
+
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count} entries"
+
+
+def end(troubles: Sequence[str]) -> None:
+    """Ends the process with exit code 1 where there is a trouble."""
+    if troubles:
+        fail("\n".join(troubles), Exit.FAILED)

@@ -1,0 +1,78 @@
+"""The keys of a shard, and what its user may do with them."""
+
+from collections.abc import Callable
+
+import redis
+
+from sweeperd.ops.check.findings import CheckResult, failure, ok, warning
+from sweeperd.ops.check.rights import TRIAL_NAME, for_walks, needed, refused
+from sweeperd.ops.check.subject import Subject
+from sweeperd.store.errors import REFUSED, describe
+from sweeperd.store.scripts import Call, Script, script_names, source
+
+
+def writable(subject: Subject) -> CheckResult:
+    """A write of nothing: a replica refuses it, and a server that lacks replicas or cannot save."""
+    try:
+        subject.shard.client.zrem(subject.shard.keys.reservation_index, TRIAL_NAME)
+    except (redis.ResponseError, *REFUSED) as error:
+        if "WRONGTYPE" in str(error):
+            return ok("it takes writes")  # but not here; see the types of the keys
+        return failure(f"it refuses writes: {describe(error)}", "nothing can expire until it takes them again")
+    return ok("it takes writes")
+
+
+def key_types(subject: Subject) -> CheckResult:
+    """Whether every key of sweeperd has its type."""
+    keys, client = subject.shard.keys, subject.shard.client
+    checks: list[tuple[bytes, str, Callable[[bytes], object]]] = [
+        (keys.reservation_index, "ZSET", client.zcard),
+        (keys.quarantine, "ZSET", client.zcard),
+        (keys.events, "STREAM", client.xlen),
+        (keys.dead_letters, "STREAM", client.xlen),
+        (keys.endpoints, "HASH", lambda key: client.hget(key, "")),
+        (keys.reconcile, "HASH", lambda key: client.hget(key, "")),
+        (keys.lease("sweep"), "STRING", client.get),
+        (keys.lease("reconcile"), "STRING", client.get),
+    ]
+    wrong = []
+    for key, kind, count in checks:
+        try:
+            count(key)
+        except redis.ResponseError as error:
+            if "WRONGTYPE" in str(error):
+                wrong.append(f"{key.decode(errors='backslashreplace')} is no {kind}")
+    if wrong:
+        return failure(", ".join(wrong), "find out who writes there, and move those keys away; is keys.prefix right?")
+    return ok("every key is of its type, or not there yet")
+
+
+def scripts(subject: Subject) -> CheckResult:
+    """Whether the user may load and run every script."""
+    names = script_names()
+    index = subject.shard.keys.reservation_index
+    problems = []
+    for name in names:
+        # It is compiled as a whole and ends before its first line.
+        text = "do return 1 end\n" + source(name)
+        try:
+            Script(name, text).run(subject.shard.client, Call([index], []))
+        except redis.ResponseError as error:
+            problems.append(f"{name}: {describe(error)}")
+    if problems:
+        return failure("; ".join(problems), "let this user run EVAL and EVALSHA on all keys of the shard")
+    return ok(f"{len(names)} load")
+
+
+def rights(subject: Subject) -> CheckResult:
+    """Whether the user may run every command that sweeperd needs."""
+    missing = refused(subject.shard, needed(subject))
+    if missing:
+        return failure(f"this user may not {', '.join(missing)}", "grant what deploy/redis/sweeperd.acl grants")
+    missing = refused(subject.shard, for_walks(subject))
+    if missing:
+        return warning(
+            f"this user may not {', '.join(missing)}: reconcile does not work",
+            "grant what deploy/redis/sweeperd.acl grants",
+        )
+    return ok("all commands on all keys of the shard")

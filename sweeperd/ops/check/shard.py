@@ -1,0 +1,46 @@
+"""All checks of one shard, one after the other."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import redis
+
+from sweeperd.config import Settings
+from sweeperd.errors import RedisUnavailable
+from sweeperd.ops.check import data, server
+from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, failure
+from sweeperd.ops.check.subject import Subject
+from sweeperd.store.errors import describe
+from sweeperd.store.shard import Shard
+
+#: Every check of a shard, in the order in which they run.
+CHECKS: Mapping[str, Callable[[Subject], CheckResult]] = {
+    "reachable": server.reachable,
+    "version": server.version,
+    "role": server.role,
+    "writable": data.writable,
+    "maxmemory-policy": server.eviction_policy,
+    "memory": server.memory,
+    "persistence": server.persistence,
+    "lazyfree-lazy-expire": server.lazy_expire,
+    "replication": server.replication,
+    "rights": data.rights,
+    "scripts": data.scripts,
+    "key types": data.key_types,
+    "clock": server.clock,
+}
+
+
+def check_shard(shard: Shard, settings: Settings) -> Iterator[CheckFinding]:
+    """All checks of one shard; each finding comes as soon as it is known. Raises nothing."""
+    where = f"shard {shard.name}"
+    subject = Subject(shard, settings)
+    for name, check in CHECKS.items():
+        try:
+            with shard.reaching():
+                result = check(subject)
+        except (RedisUnavailable, redis.RedisError) as error:
+            result = failure(describe(error), "see that Redis runs and that the URL, user and password are right")
+        level, says, advice = result
+        yield CheckFinding(level, where, name, says, advice)
+        if name == "reachable" and level is CheckLevel.FAILURE:
+            return

@@ -13,7 +13,7 @@ from sweeperd.cli.options import Exit, OnceOptions, Options, fail
 from sweeperd.config import CONFIG_VARIABLE
 from sweeperd.errors import RedisUnavailable
 
-#: Subcommand -> its module beside this one. It is imported once it is asked for: the daemon and cron pay for none.
+#: Subcommand -> its module in this folder. A module is imported when its subcommand runs, so the daemon and cron import none.
 _COMMANDS = {
     "demo": "demo",
     "check": "check",

@@ -11,7 +11,7 @@ from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_s
 _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAILURE: "bold red"}
 
 
-@click.command("check", short_help="Look at the configuration and at the Redis behind it.")
+@click.command("check", short_help="Check the configuration, Redis and the endpoints.")
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
 @click.option("--connect", is_flag=True, help="Open a connection to each endpoint; nothing is sent.")
 @shard_option
@@ -19,14 +19,14 @@ _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAIL
 @click.pass_obj
 def command(options: Options, strict: bool, connect: bool, shard: str | None, as_json: bool) -> None:
     """
-    Look at the configuration, the Redis of each shard and the endpoints; one line for each check. Changes nothing.
+    Check the configuration, the Redis of each shard and the endpoints; one line for each check. Changes nothing.
 
     Exit codes: 0 no failure; 1 a failure, and with --strict a warning; 2 bad option or configuration.
     """
     output = Output(as_json=as_json)
     findings: list[CheckFinding] = []
 
-    def tell(finding: CheckFinding) -> None:
+    def note(finding: CheckFinding) -> None:
         findings.append(finding)
         if output.terminal:
             advice = f" -> {finding.advice}" if finding.advice else ""
@@ -38,13 +38,13 @@ def command(options: Options, strict: bool, connect: bool, shard: str | None, as
     with options.shards(shard) as (settings, shards):
         endpoints = settings.webhooks.endpoints
         loaded = f"{len(settings.all_shards)} shard(s), {len(endpoints)} endpoint(s)"
-        tell(CheckFinding(CheckLevel.OK, "configuration", "loads", loaded))
+        note(CheckFinding(CheckLevel.OK, "configuration", "loads", loaded))
         for each in shards:
             for finding in check_shard(each, settings):
-                tell(finding)
+                note(finding)
         limit = settings.webhooks.connect_timeout.total_seconds() if connect else None
         for endpoint in endpoints:
-            tell(check_endpoint(endpoint, connect=limit))
+            note(check_endpoint(endpoint, connect=limit))
     result = worst(findings)
     if as_json:
         output.json({"result": result.value, "checks": [finding.as_dict() for finding in findings]})

@@ -77,7 +77,7 @@ class Drop:
             yield letter, "" if gone else Replayed.GONE.why_not
 
     def after(self, _shard: Shard, _endpoints: Iterable[str]) -> None:
-        """Nothing else to tell."""
+        """Dropping letters needs no hint."""
 
 
 def change_letters(
@@ -122,11 +122,11 @@ def change_letters(
 
 
 class _Picked:
-    """What is meant on one shard: how many of each endpoint, and a way to read them page by page."""
+    """The selected letters of one shard: how many of each endpoint, and a way to read them page by page."""
 
     def __init__(self, shard: Shard, ids: Sequence[str], wanted: DeadLetterFilter) -> None:
         self.shard = shard
-        # What is given up on from here on is not meant; a replay that fails again is not replayed again.
+        # Letters that are written from now on are not selected: a replay that fails again is not replayed again.
         last = None if ids else dead_letters.last_id(shard)
 
         def letters() -> Iterator[DeadLetter]:
@@ -163,7 +163,7 @@ def _pages(letters: Iterator[DeadLetter]) -> Iterator[list[DeadLetter]]:
 
 
 class _Log:
-    """Prints each letter when it is done with: what was done until a crash has been told, and memory stays bounded."""
+    """Prints each letter as soon as it is changed, so that a crash loses no line and memory stays bounded."""
 
     def __init__(self, output: Output, done: str) -> None:
         self._output = output
@@ -174,8 +174,8 @@ class _Log:
 
     def note(self, letter: DeadLetter, problem: str) -> None:
         if self._output.as_json:
-            told = as_dict(letter) | ({"result": "left", "problem": problem} if problem else {"result": self._done})
-            click.echo(("," if self._counts else "") + "\n" + json.dumps(told), nl=False)
+            document = as_dict(letter) | ({"result": "left", "problem": problem} if problem else {"result": self._done})
+            click.echo(("," if self._counts else "") + "\n" + json.dumps(document), nl=False)
         else:
             body = letter.body or {}
             what = f"{letter.id} for {shortened(letter.endpoint)}: {body.get('event_id', 'no event')}"

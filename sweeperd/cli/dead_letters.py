@@ -74,7 +74,7 @@ def list_(
 @selecting
 def replay(options: Options, **selected: Any) -> None:
     """
-    Have them delivered to their endpoint again: those with these IDs, of an endpoint, of a tenant, or --all.
+    Deliver dead letters to their endpoint again: by ID, by --endpoint, by --tenant, or --all.
 
     The webhook has the same webhook-id as before, and webhooks.max_age counts anew. A letter that would not reach its
     endpoint, because that is in the configuration no more or does not ask for the tenant any more, stays where it is.
@@ -86,9 +86,9 @@ def replay(options: Options, **selected: Any) -> None:
 @selecting
 def drop(options: Options, **selected: Any) -> None:
     """
-    Remove them for good: those with these IDs, of an endpoint, of a tenant, or --all.
+    Remove dead letters for good: by ID, by --endpoint, by --tenant, or --all.
 
-    With --json they are printed whole, so that nothing is lost that somebody keeps.
+    With --json they are printed whole, so that the output can serve as a copy.
     """
     change_letters(options, Drop(), **selected)
 

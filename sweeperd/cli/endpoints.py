@@ -43,14 +43,16 @@ def list_(options: Options, as_json: bool, shard: str | None) -> None:
 
 @command.command("pause")
 @click.argument("name")
-@click.option("--reason", default="an operator paused it", show_default=True, help="What to tell the others.")
+@click.option(
+    "--reason", default="an operator paused it", show_default=True, help="Why; `endpoints list` and `status` show it."
+)
 @yes_option
 @json_option
 @shard_option
 @click.pass_obj
 def pause(options: Options, name: str, reason: str, yes: bool, as_json: bool, shard: str | None) -> None:
     """Send nothing to it until it is resumed. Its events wait, and none is lost. Every daemon obeys within seconds."""
-    output, troubles, told = Output(as_json=as_json), Troubles(), []
+    output, troubles, changed_on = Output(as_json=as_json), Troubles(), []
     with options.shards(shard) as (settings, shards):
         endpoint = _endpoint(settings, name)
         before = _states(shards, endpoint.name, troubles)
@@ -58,7 +60,7 @@ def pause(options: Options, name: str, reason: str, yes: bool, as_json: bool, sh
             output.confirm(f"Pause {name}?", yes=yes)
         for one, state in before:
             if state.paused:
-                told.append(_told(one, state, changed=False))
+                results.append(_result(one, state, changed=False))
                 output.say(f"{name} is paused on {one.name} already, {_since(state)}")
                 continue
             with troubles.noted(one):
@@ -67,9 +69,9 @@ def pause(options: Options, name: str, reason: str, yes: bool, as_json: bool, sh
                 except NotNoted:
                     troubles.fail(f"{name} is not paused on {one.name}: redis is full and took no note of it")
                 else:
-                    told.append(_told(one, paused, changed=True))
+                    results.append(_result(one, paused, changed=True))
                     output.say(f"{name} is paused on {one.name}")
-    _end(output, name, told, troubles)
+    _end(output, name, results, troubles)
 
 
 @command.command("resume")
@@ -83,7 +85,7 @@ def resume(options: Options, name: str, yes: bool, as_json: bool, shard: str | N
     Send to it again. It ends a pause by a 410, one by an operator, and the quiet that a receiver asked for. What waited
     is delivered; what was in hand when it was paused follows after webhooks.redelivery_initial.
     """
-    output, troubles, told = Output(as_json=as_json), Troubles(), []
+    output, troubles, changed_on = Output(as_json=as_json), Troubles(), []
     with options.shards(shard) as (settings, shards):
         endpoint = _endpoint(settings, name)
         before = _states(shards, endpoint.name, troubles)
@@ -92,12 +94,12 @@ def resume(options: Options, name: str, yes: bool, as_json: bool, shard: str | N
         for one, state in before:
             with troubles.noted(one):
                 changed = endpoints.resume(one, name)
-                told.append(_told(one, EndpointState(), changed=changed) | {"was": _state(state)})
+                results.append(_result(one, EndpointState(), changed=changed) | {"was": _state(state)})
                 was = f"; it was paused {_since(state)}" if state.paused else "; it was quiet"
                 output.say(
                     f"{name} is resumed on {one.name}{was}" if changed else f"{name} is not paused on {one.name}"
                 )
-    _end(output, name, told, troubles)
+    _end(output, name, results, troubles)
 
 
 @command.command("test")
@@ -143,7 +145,7 @@ def _states(shards: list[Shard], name: str, troubles: Troubles) -> list[tuple[Sh
     return found
 
 
-def _told(shard: Shard, state: EndpointState, *, changed: bool) -> dict[str, Any]:
+def _result(shard: Shard, state: EndpointState, *, changed: bool) -> dict[str, Any]:
     return {"shard": shard.name, "changed": changed} | _state(state)
 
 
@@ -158,13 +160,13 @@ def _state(state: EndpointState) -> dict[str, Any]:
 
 def _since(state: EndpointState) -> str:
     # 0: the note cannot be read.
-    since = f"since {rfc3339(state.paused_at)}" if state.paused_at else "nobody knows since when"
+    since = f"since {rfc3339(state.paused_at)}" if state.paused_at else "since an unknown time"
     return f"{since}: {state.reason}"
 
 
-def _end(output: Output, name: str, told: list[dict[str, Any]], troubles: Troubles) -> None:
+def _end(output: Output, name: str, results: list[dict[str, Any]], troubles: Troubles) -> None:
     if output.as_json:
-        output.json({"endpoint": name, "shards": told, "down": troubles.down})
+        output.json({"endpoint": name, "shards": results, "down": troubles.down})
     troubles.end()
 
 

@@ -24,10 +24,10 @@ from sweeperd.ops.shard_trouble import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
 from sweeperd.text import rfc3339
 
-#: Between two looks for what is new, and between two tries of a shard that is down; seconds.
-LOOK_EVERY, RETRY_EVERY = 0.5, 2.0
+#: Between two reads of new events, and between two tries of a shard that is down; seconds.
+READ_EVERY, RETRY_EVERY = 0.5, 2.0
 
-#: What is told of an expiry, and how wide it is on a terminal.
+#: The columns of an expiry, and how wide each is on a terminal.
 _COLUMNS = {
     "expired_at": 24,
     "tenant": 16,
@@ -137,7 +137,7 @@ def _noted(troubles: Troubles, reader: ExpiryReader) -> Iterator[Expiry]:
 
 
 def _follow(readers: list[ExpiryReader], write: Callable[[Iterable[Expiry]], None]) -> None:
-    """Until a signal. A shard that is down is told of once, and goes on where it was when it answers again."""
+    """Until a signal. A shard that is down is reported once; when it answers again, reading goes on where it stopped."""
     down: dict[ExpiryReader, float] = {}
 
     def events(reader: ExpiryReader) -> Iterator[Expiry]:
@@ -159,7 +159,7 @@ def _follow(readers: list[ExpiryReader], write: Callable[[Iterable[Expiry]], Non
     with stop_on_signals() as stop:
         while not stop.is_set():
             write(heapq.merge(*map(events, readers), key=_by_time))
-            stop.wait(LOOK_EVERY)
+            stop.wait(READ_EVERY)
 
 
 def _by_time(event: Expiry) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from sweeperd.cli.output import printable, shortened
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> None:
-    """Ends the process, with the likeliest name that there is, where `name` is none of those that are known."""
+    """Ends the process where `name` is unknown; the message holds the most similar known name."""
     names = sorted(known)
     if name in names:
         return

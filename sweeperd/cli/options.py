@@ -67,7 +67,7 @@ class Options:
     def shards(self, only: str | None = None) -> Iterator[tuple[Settings, list[Shard]]]:
         """
         The settings and all shards, or the one of that name, closed at the end. For an operator's command: its log
-        tells errors only. Ends the process where there is no such shard.
+        holds errors only. Ends the process where there is no such shard.
         """
         settings = self.settings(default_level="error")
         shards = open_shards(settings)

@@ -80,18 +80,18 @@ class Output:
             click.echo("\t".join(printable(_value(cell)) for cell in row))
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Go on only where somebody says yes. Raises click.UsageError where there is nobody to ask."""
+        """Go on only where the operator agrees. Raises click.UsageError without a terminal to ask on."""
         if yes:
             return
         if self.as_json or not sys.stdin.isatty():
-            raise click.UsageError(f"{printable(question)} There is nobody to ask here; say it with --yes")
+            raise click.UsageError(f"{printable(question)} This is no terminal to ask on; use --yes")
         if not click.confirm(printable(question), err=True):
             click.echo("nothing was changed", err=True)
             raise click.exceptions.Exit(1)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> Table:
-    """The same as a table of rich, for who shows it live."""
+    """The same as a table of rich, for a live display."""
     made = Table(title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for column in columns:
         made.add_column(column, overflow="fold")

@@ -124,7 +124,7 @@ def _summary(name: str, report: ReconcileReport) -> str:
 
 @contextlib.contextmanager
 def _progress(shard: str) -> Iterator[WalkProgress]:
-    """A bar with an estimate, where somebody is looking."""
+    """A progress bar with an estimate, on a terminal."""
     if not sys.stderr.isatty():
         yield lambda *_: None
         return

@@ -1,4 +1,4 @@
-"""Commands over several shards: one that is dead hides nothing of the others."""
+"""Commands over several shards: a shard that is down does not hide the rest."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Ending a command that runs until it is told to stop."""
+"""Stopping a command by signals."""
 
 import contextlib
 import signal

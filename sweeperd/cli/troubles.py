@@ -1,4 +1,4 @@
-"""Several shards, of which one may be down: the others are shown, the trouble is told, and the exit code is 1."""
+"""Commands over several shards: one that is down is reported, the rest is shown, and the exit code is 1."""
 
 import contextlib
 import sys
@@ -22,7 +22,7 @@ class Troubles:
 
     @contextlib.contextmanager
     def noted(self, shard: Shard) -> Iterator[None]:
-        """What goes wrong with this shard inside the block ends the block, and is told."""
+        """Trouble with this shard ends the block, and is reported."""
         try:
             with working_on(shard):
                 yield
@@ -31,7 +31,7 @@ class Troubles:
             self.fail(str(trouble))
 
     def fail(self, problem: str) -> None:
-        """Tell a problem on standard error, and remember it for the exit code."""
+        """Print a problem on standard error, and remember it for the exit code."""
         self._failed = True
         warn(problem)
 

@@ -16,7 +16,7 @@ from sweeperd.text import decode
 
 #: How many are replayed or dropped in one go.
 PAGE = 100
-#: How far the dead letters of one shard are counted for a look at the endpoints.
+#: The most dead letters of one shard that are counted for a list of endpoints.
 COUNT_LIMIT = 10_000
 
 
@@ -48,7 +48,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which dead letters are meant: those of an endpoint, of a tenant; with neither, all."""
+    """Selects dead letters by endpoint and by tenant; without either it selects all."""
 
     endpoint: str | None = None
     tenant: str | None = None
@@ -81,9 +81,9 @@ class Replayed(StrEnum):
 
 _WHY_NOT = {
     Replayed.REPLAYED: "",
-    Replayed.GONE: "somebody else has replayed or dropped it",
+    Replayed.GONE: "another command has replayed or dropped it",
     Replayed.NO_EVENT: "the event is lost: it was no longer in the stream when it was given up on",
-    Replayed.NO_GROUP: "nobody takes the endpoint's events: start a sweeperd that has it in its configuration first",
+    Replayed.NO_GROUP: "the endpoint has no consumer group: start a sweeperd that has the endpoint in its configuration first",
 }
 
 
@@ -105,7 +105,7 @@ def read(
 
 
 def find(shard: Shard, ids: Sequence[str]) -> list[DeadLetter]:
-    """Those of these that are there. Raises redis.RedisError."""
+    """The dead letters with these ids, as far as they exist. Raises redis.RedisError."""
     found = []
     for start in range(0, len(ids), PAGE):
         pipeline = shard.client.pipeline(transaction=False)
@@ -149,7 +149,7 @@ def replay(shard: Shard, ids: Sequence[str]) -> list[Replayed]:
 
 
 def drop(shard: Shard, ids: Sequence[str]) -> list[bool]:
-    """Remove each of these. False for one that somebody else has replayed or dropped. Raises redis.RedisError."""
+    """Remove each of these. False for one that another command has replayed or dropped. Raises redis.RedisError."""
     pipeline = shard.client.pipeline(transaction=False)
     for letter_id in ids:
         pipeline.xdel(shard.keys.dead_letters, letter_id)

@@ -13,9 +13,9 @@ from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, rfc3339
 
-#: An event's id tells when it was added, which is the moment of its expiry. But ids never go back: where Redis's clock
-#: was set back, or a fail-over went to a host whose clock is behind, they run ahead of it. So far beyond a span is
-#: looked for its events, ms.
+#: The id of an event holds the time when it was added, which is the moment of its expiry. But ids never go back. Where
+#: Redis's clock was set back, or a fail-over went to a host whose clock is slow, ids are ahead of the clock. So the
+#: reader goes on so far after the end of the span, ms.
 AHEAD_MS = 60_000
 #: Redis 6.2 takes the two readings of its clock one after the other.
 BEHIND_MS = 1_000
@@ -29,7 +29,7 @@ class Expiry:
     stream_id: bytes
     #: ms on Redis's clock.
     expired_at_ms: int
-    #: From deadline and grace to the expiry; None where the event does not tell.
+    #: From deadline and grace to the expiry; None where the event lacks one of the times.
     lag_ms: int | None
     body: dict[str, Any]
 
@@ -59,8 +59,8 @@ class ExpiryReader:
         for entry, fields in streams.read(self.shard, self.shard.keys.events, self._first, self._last):
             self._first = b"(" + entry
             if ONLY_FOR not in fields and self._asked_for(fields):
-                told = _whole(fields, b"expired_at")
-                expired_at_ms = streams.milliseconds(entry) if told is None else told
+                written = _whole(fields, b"expired_at")
+                expired_at_ms = streams.milliseconds(entry) if written is None else written
                 if expired_at_ms >= self._since_ms and (self._until_ms is None or expired_at_ms < self._until_ms):
                     yield self._expiry(entry, fields, expired_at_ms)
 
@@ -80,8 +80,8 @@ class ExpiryReader:
 
 def retention_gap(shard: Shard, since_ms: int) -> str:
     """
-    Why the events from `since_ms` on may not be all that there were, so that nobody takes a hole for silence; empty
-    where they are. Raises redis.RedisError.
+    Why events from `since_ms` on may be missing from the stream; empty where none is. Without this an operator would
+    read a gap as a time without expiries. Raises redis.RedisError.
     """
     try:
         info = shard.client.xinfo_stream(shard.keys.events)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from sweeperd.config import Settings
 from sweeperd.ops.status import EndpointStatus, ShardStatus
 
-#: A shard that was not read for so long does not answer, seconds. While nobody watches it is read every 15 s or so.
+#: A shard whose last answer is older than this does not answer, seconds. Without a viewer it is read every 15 s or so.
 STALE = 30.0
-#: So long may an entry be overdue, or an event wait, before it is worth a look, and before it is trouble, seconds. The
+#: How long an entry may be overdue, or an event may wait, before the level is `watch`, and before it is `bad`, seconds. The
 #: alert rules have the same limits for trouble.
 OVERDUE_WATCH, OVERDUE_BAD = 20.0, 60.0
 PENDING_WATCH, PENDING_BAD = 60.0, 900.0
@@ -52,9 +52,9 @@ _Finding = tuple[HealthLevel, str]
 def summarize_health(settings: Settings, views: Sequence[ShardView]) -> tuple[Answer, Answer, Answer]:
     """The three answers. Where there is only one shard it is not named."""
 
-    def collected(look: Callable[[ShardView], Iterator[_Finding]]) -> list[_Finding]:
+    def collected(findings_of: Callable[[ShardView], Iterator[_Finding]]) -> list[_Finding]:
         prefix = "{}: " if len(views) > 1 else ""
-        return [(level, prefix.format(view.name) + text) for view in views for level, text in look(view)]
+        return [(level, prefix.format(view.name) + text) for view in views for level, text in findings_of(view)]
 
     no_endpoints = not settings.webhooks.endpoints
     return (
@@ -103,7 +103,7 @@ def _sweep(settings: Settings, view: ShardView) -> Iterator[_Finding]:
         yield HealthLevel.BAD, f"Redis cannot be read: {view.error}"
         return
     if status is None:
-        yield HealthLevel.WATCH, "not looked at yet"
+        yield HealthLevel.WATCH, "not read yet"
         return
     if view.age_seconds > STALE:
         yield HealthLevel.BAD, f"Redis has not answered for {span(view.age_seconds)}"

@@ -13,7 +13,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.index_reader import IndexEntry, IndexPager, Position
 from sweeperd.sweep.kind import Outcome
 
-#: The problem of an entry that somebody else has taken off the list.
+#: The problem of an entry that is no longer on the list.
 NOT_THERE = "not_quarantined"
 
 _FIELDS = (b"quarantine_reason", b"tenant", b"state", b"estimate_amount", b"estimate_unit")
@@ -26,7 +26,7 @@ class SetAside:
     id: bytes
     #: When it was set aside, ms on Redis's clock.
     at_ms: int
-    #: Empty where the hash is gone, or somebody has repaired the mark away.
+    #: Empty where the hash is gone, or has no mark any more.
     reason: str
     tenant: bytes = b""
     state: bytes = b""
@@ -79,8 +79,8 @@ class Quarantine:
 
     def requeue(self, wanted: QuarantineFilter) -> Iterator[list[QuarantineChange]]:
         """
-        Put them back into the index, page by page, those that were there when it began. What a sweep would only set
-        aside again is not repaired yet: it stays on the list.
+        Put entries back into the index, page by page: the entries that were on the list at the beginning. An entry that
+        a sweep would set aside again is not repaired yet, so it stays on the list.
         """
         removed: set[bytes] = set()
         for page in self._pages(wanted, lambda entry: entry.id not in removed):
@@ -122,8 +122,7 @@ class Quarantine:
 
     def _pages(self, wanted: QuarantineFilter, stays: Callable[[SetAside], bool]) -> Iterator[list[SetAside]]:
         """
-        The entries that are meant, of those that are there now: what is set aside while this goes on is not looked at
-        again. `stays` is asked about each entry of a page when the next one is asked for.
+        The selected entries that are on the list now, page by page. Entries that are set aside later are not returned. `stays` is asked about each entry of a page when the next one is asked for.
         """
         if wanted.ids is not None:
             for start in range(0, len(wanted.ids), self._length):

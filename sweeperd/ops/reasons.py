@@ -1,4 +1,4 @@
-"""The reasons of a quarantine, as expire.lua gives them, and what each means to whoever repairs."""
+"""The reasons of a quarantine, as expire.lua names them, and what each means for the operator who repairs."""
 
 from collections.abc import Mapping
 

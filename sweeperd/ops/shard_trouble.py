@@ -1,4 +1,4 @@
-"""One shard's trouble, in one line: with several shards, one that is down must not hide the others."""
+"""The trouble of one shard, in one line. A shard that is down must not hide the rest."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ class ShardTrouble(Exception):
 
 @contextlib.contextmanager
 def working_on(shard: Shard) -> Iterator[None]:
-    """Turn whatever Redis refuses into ShardTrouble."""
+    """Turn every error of Redis into ShardTrouble."""
     named = "" if shard.name == DEFAULT_SHARD else f"shard {shard.name}: "
     try:
         with shard.reaching():

@@ -13,9 +13,9 @@ from sweeperd.ops.explain import Explanation, explain
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, strings
 
-#: Its event was added by the script that took the time of its expiry, a moment before: where to look for it, ms.
+#: The script that wrote `expired_at` also added the event. The event is searched so long before and after that time, ms.
 EVENT_BEFORE, EVENT_AFTER = 10, 5_000
-#: How many entries of a stream are looked through for one, how many at a time.
+#: The most entries of a stream that are read in search of one, and how many in one call.
 SEARCH, PAGE = 20_000, 500
 #: How many scopes' budgets are shown.
 SCOPES = 100
@@ -26,13 +26,13 @@ Fields = dict[bytes, bytes]
 class Fate(enum.StrEnum):
     """What has become of an event at one endpoint."""
 
-    #: Taken and not acknowledged: somebody has it in hand, or it waits for its next hand-over.
+    #: Taken and not acknowledged: a process has it in hand, or it waits for its next attempt.
     PENDING = "pending"
     NOT_TAKEN = "not taken yet"
     DEAD_LETTER = "dead letter"
     #: 2xx, or not asked for; or the endpoint is younger than the event.
     ACKNOWLEDGED = "acknowledged"
-    #: The endpoint's tenants in the configuration are others.
+    #: The endpoint's `tenants` do not name this tenant.
     NOT_ASKED_FOR = "not asked for"
     #: The endpoint is in the configuration, but no daemon with it has run yet.
     NO_GROUP = "no group yet"

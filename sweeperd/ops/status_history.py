@@ -1,4 +1,4 @@
-"""Looks at one shard as an operator does, and remembers the last hour of it: what the page shows."""
+"""The status of one shard over the last hour, read by one thread: what the status page shows."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from sweeperd.ops.status import ShardStatus
 
 #: Between two samples, seconds, and how far back they go.
 SAMPLE_EVERY, REMEMBERED = 15.0, 3600.0
-#: For so long after somebody has asked, it looks at each `look`: seconds.
+#: After a request for the status, every call of `update` reads Redis for so long, seconds.
 WATCHED_FOR = 15.0
 
 
@@ -32,8 +32,8 @@ class Sample:
 
 class StatusHistory:
     """
-    One thread looks, others ask; who asks never waits for Redis. `read` may take as long as it likes, and does not
-    raise where Redis cannot be worked with. It is called seldom, but at each `look` while somebody asks.
+    One thread calls `update`; requests use `view` and `samples`, which never wait for Redis. `read` may take long, and
+    does not raise where Redis is not available. It is called every SAMPLE_EVERY, and at each `update` after a request.
     """
 
     def __init__(self, name: str, address: str, read: Callable[[], ShardStatus]) -> None:
@@ -54,7 +54,7 @@ class StatusHistory:
         with self._lock:
             self._samples, self._status, self._read_at, self._error = samples, status, read_at, error
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Call it every few seconds."""
         now = time.monotonic()
         with self._lock:
@@ -71,7 +71,7 @@ class StatusHistory:
                 self._samples.append(_sample(now, status))
 
     def view(self) -> ShardView:
-        """What is known now. Somebody asks, so it is looked at more often from now on."""
+        """The last status that was read. This counts as a request: Redis is read more often from now on."""
         with self._lock:
             self._asked_at = now = time.monotonic()
             age = now - self._read_at if self._status else 0.0

@@ -106,7 +106,7 @@ def _endpoint(status: ShardStatus, endpoint: EndpointStatus, place: str, samples
 
 
 def _rates(samples: Sequence[Sample]) -> list[float | None]:
-    """How many expired a second, since the last sample that is known; None where that cannot be told."""
+    """Expiries per second since the previous known sample; None where that is not known."""
     rates: list[float | None] = []
     before: Sample | None = None
     for sample in samples:
@@ -132,6 +132,6 @@ def _place(url: str) -> str:
 
 
 def _text(value: str) -> str:
-    """Short, and without what would hide or turn around the text beside it."""
+    """Short, and without characters that hide the text next to it or reverse its direction."""
     short = value if len(value) <= TEXT else value[: TEXT - 1] + "…"
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in short)

@@ -153,7 +153,7 @@ class ShardRunner:
 
     def _look(self) -> None:
         if not self._stop.is_set():
-            self.status_history.look()
+            self.status_history.update()
 
     def _reconcile(self) -> None:
         assert self._reconciler  # noqa: S101 - for the type checker

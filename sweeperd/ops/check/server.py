@@ -133,7 +133,7 @@ def replication(subject: Subject) -> CheckResult:
         return failure(f"{says}, min-replicas-to-write is {needed}: writes are refused", "add replicas, or lower it")
     if online and not wanted:
         return warning(
-            f"{says}, events.wait_replicas is 0: a fail-over may undo an expiry that a webhook has told of",
+            f"{says}, events.wait_replicas is 0: a fail-over may undo an expiry after its webhook was sent",
             "set events.wait_replicas where that must not be",
         )
     return ok(says)
@@ -145,4 +145,4 @@ def clock(subject: Subject) -> CheckResult:
     server = subject.shard.read_clock() / 1000
     after = time.time()
     offset = (before + after) / 2 - server
-    return ok(f"this host is {abs(offset):.3f} s {'ahead' if offset > 0 else 'behind'}; nothing depends on it")
+    return ok(f"this host is {abs(offset):.3f} s {'fast' if offset > 0 else 'slow'}; nothing depends on it")

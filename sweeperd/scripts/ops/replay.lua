@@ -1,5 +1,5 @@
--- Has a dead letter delivered again: its event goes back into the stream, for its endpoint alone, and the letter goes,
--- in one step. Whoever dies half-way has either done it or not.
+-- Delivers a dead letter again: its event goes back into the stream for its endpoint alone, and the letter is removed,
+-- in one step, so that a crash does both or none.
 --
 -- KEYS[1] -> sweeperd:events        STREAM
 -- KEYS[2] -> sweeperd:dead-letters  STREAM  as dead_letter.lua writes it
@@ -8,9 +8,9 @@
 --
 -- Returns {outcome, ...}:
 --   {'replayed', stream id}
---   {'gone'}      there is no such letter: replayed or dropped by somebody else
+--   {'gone'}      there is no such letter: another command has replayed or dropped it
 --   {'no_event'}  the letter has no event, which was out of the stream already when it was given up on
---   {'no_group'}  nobody takes the endpoint's events
+--   {'no_group'}  the endpoint has no consumer group
 --
 -- The event is the same, field by field, so its event id is. `only_for` says who is to have it: all other endpoints
 -- acknowledge it without a request, and it is no expiry. Its age begins anew with its stream id.

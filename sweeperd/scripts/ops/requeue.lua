@@ -8,8 +8,8 @@
 --
 -- Returns 'requeued', 'not_quarantined', or the reason why there is no score for it: 'WRONG_TYPE', 'INVALID_EXPIRY'.
 --
--- It decides nothing about the reservation: whatever became of it meanwhile, the sweep looks at it again. Where the
--- hash is gone the score is now, and the sweep clears the entry away.
+-- It decides nothing about the reservation: the next sweep does. Where the hash is gone the score is now, and the sweep
+-- removes the entry.
 --
 -- All checks come before the first write. That is a ZREM: it needs no memory, so a full Redis takes it and the rest.
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.cli import dead_letters as cli
+from sweeperd.cli import dead_letter_change as cli
 from sweeperd.cli.output import Output
 from sweeperd.delivery.endpoint_state import EndpointStateStore
 from sweeperd.delivery.outbox import ONLY_FOR
@@ -147,7 +147,7 @@ def test_what_would_not_reach_its_endpoint_is_not_replayed(invoke: Run, shard: S
         None,
         "the endpoint asks for this tenant's events no more",
         "the event is lost: it was no longer in the stream when it was given up on",
-        "nobody takes the endpoint's events: start a sweeperd that has it in its configuration first",
+        "the endpoint has no consumer group: start a sweeperd that has it in its configuration first",
     ]
     assert client.xlen(DEAD) == 4
 
@@ -173,7 +173,7 @@ def test_somebody_else_was_faster(
     for verb in ("replay", "drop"):
         result = invoke("dead-letters", verb, "--all", endpoints=ENDPOINTS)
         assert result.exit_code == 1
-        assert "left as it is: somebody else has replayed or dropped it" in result.stdout
+        assert "left as it is: another command has replayed or dropped it" in result.stdout
 
 
 # ---- shards
@@ -230,7 +230,7 @@ def test_a_dead_shard_hides_no_other(verb: list[str], invoke: Run, server: Serve
         ),
         (["list", "--endpoint", "x" * 10_000], "there is no endpoint 'xxx"),
         (["list", "--limit", "0"], "not in the range"),
-        (["drop", "--all"], "There is nobody to ask here; say it with --yes"),
+        (["drop", "--all"], "This is no terminal to ask on here; say it with --yes"),
         (["list", "--shard", "nowhere"], "there is no shard 'nowhere'"),
         (["burn"], "No such command 'burn'"),
     ],

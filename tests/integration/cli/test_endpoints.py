@@ -97,7 +97,7 @@ def test_list_tells_what_waits_and_why(
 def test_what_stands_on_the_board_and_cannot_be_read(invoke: Run, client: redis.Redis) -> None:
     client.hset(BOARD, "billing", "nonsense")
     assert listed(invoke)["billing"]["paused"]
-    assert "nobody knows since when" in invoke("endpoints", "list", endpoints=ENDPOINTS).stdout
+    assert "since an unknown time" in invoke("endpoints", "list", endpoints=ENDPOINTS).stdout
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_a_typo_in_a_name(verb: str, name: str, problem: str, invoke: Run, clien
     ("arguments", "problem"),
     [
         (["pause"], "Missing argument 'NAME'"),
-        (["pause", "billing"], "Pause billing? There is nobody to ask here; say it with --yes"),
+        (["pause", "billing"], "Pause billing? This is no terminal to ask on here; say it with --yes"),
         (["burn"], "No such command 'burn'"),
         (["list", "--shard", "nowhere"], "there is no shard 'nowhere'"),
     ],

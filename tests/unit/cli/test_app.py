@@ -149,3 +149,11 @@ def test_nobody_waits_for_the_import_of_what_he_does_not_run(module: str, spared
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert module in done.stdout.split()
     assert not [name for name in done.stdout.split() if name in spared]
+
+
+@pytest.mark.parametrize("command", ["check", "status", "quarantine", "reconcile"])
+def test_a_command_that_sends_nothing_does_not_import_requests(command: str) -> None:
+    program = f"import sys, sweeperd.cli.{command}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert f"sweeperd.cli.{command}" in done.stdout.split()
+    assert "requests" not in done.stdout.split()

@@ -68,7 +68,7 @@ def test_all_is_well() -> None:
             (HealthLevel.BAD, "No", ("Redis cannot be read: Connection refused",)),
         ),
         (ShardView("eu", "", WELL, 35.0), (HealthLevel.BAD, "No", ("Redis has not answered for 35 s",))),
-        (ShardView("eu", ""), (HealthLevel.WATCH, "Not quite", ("not looked at yet",))),
+        (ShardView("eu", ""), (HealthLevel.WATCH, "Not quite", ("not read yet",))),
     ],
 )
 def test_whether_we_keep_up(about: ShardView, expected: Told) -> None:

@@ -50,7 +50,7 @@ def ours(world: World) -> StatusHistory:
 def pass_time(world: World, ours: StatusHistory, seconds: float, step: float = 3.0) -> None:
     until = world.now + seconds
     while world.now < until:
-        ours.look()
+        ours.update()
         world.now += step
 
 
@@ -61,7 +61,7 @@ def test_while_nobody_asks_redis_is_read_for_the_samples_alone(world: World, our
 
 
 def test_while_somebody_asks_it_is_read_at_each_look(world: World, ours: StatusHistory) -> None:
-    ours.look()
+    ours.update()
     ours.view()
     pass_time(world, ours, WATCHED_FOR)
     assert world.reads == 1 + WATCHED_FOR / 3
@@ -70,14 +70,14 @@ def test_while_somebody_asks_it_is_read_at_each_look(world: World, ours: StatusH
 
 
 def test_what_is_known_now_is_the_last_sample(world: World, ours: StatusHistory) -> None:
-    ours.look()
+    ours.update()
     ours.view()
     assert [sample.overdue for sample in ours.samples()] == [1]
     world.now += 3
-    ours.look()
+    ours.update()
     assert [sample.overdue for sample in ours.samples()] == [1, 2]
     world.now += 3
-    ours.look()
+    ours.update()
     assert [sample.overdue for sample in ours.samples()] == [1, 3]
 
 
@@ -90,12 +90,12 @@ def test_an_hour_is_remembered_and_no_more(world: World, ours: StatusHistory) ->
 
 def test_only_endpoints_that_are_configured_are_remembered(ours: StatusHistory) -> None:
     """The names of the others come from Redis, as many as somebody writes there."""
-    ours.look()
+    ours.update()
     assert [sample.pending for sample in ours.samples()] == [{"hook": 1}]
 
 
 def test_a_dead_redis_leaves_a_gap_and_the_last_status_with_its_age(world: World, ours: StatusHistory) -> None:
-    ours.look()
+    ours.update()
     world.error = "Connection refused"
     pass_time(world, ours, 2 * SAMPLE_EVERY)
     view = ours.view()
@@ -104,7 +104,7 @@ def test_a_dead_redis_leaves_a_gap_and_the_last_status_with_its_age(world: World
     assert view.status.due.overdue == 1
     assert [sample.overdue for sample in ours.samples()] == [1, None]
     world.error = ""
-    ours.look()
+    ours.update()
     assert (ours.view().error, ours.view().age_seconds) == ("", 0)
 
 
@@ -132,5 +132,5 @@ def test_after_a_reload_the_hour_is_still_there(world: World, ours: StatusHistor
     after.adopt(ours)
     assert after.samples() == ours.samples()
     assert after.view() == ours.view()
-    after.look()
+    after.update()
     assert len(after.samples()) == len(ours.samples()) + 1

@@ -13,7 +13,7 @@ from sweeperd.cli.options import Exit, OnceOptions, Options, fail
 from sweeperd.config import CONFIG_VARIABLE
 from sweeperd.errors import RedisUnavailable
 
-#: Subcommand -> its module in this folder. A module is imported when its subcommand runs, so the daemon and cron import none.
+#: Subcommand -> its module in this folder. It is imported when its subcommand runs: the daemon and cron import none.
 _COMMANDS = {
     "demo": "demo",
     "check": "check",

@@ -52,7 +52,7 @@ def list_(options: Options, as_json: bool, shard: str | None) -> None:
 @click.pass_obj
 def pause(options: Options, name: str, reason: str, yes: bool, as_json: bool, shard: str | None) -> None:
     """Send nothing to it until it is resumed. Its events wait, and none is lost. Every daemon obeys within seconds."""
-    output, troubles, changed_on = Output(as_json=as_json), Troubles(), []
+    output, troubles, results = Output(as_json=as_json), Troubles(), []
     with options.shards(shard) as (settings, shards):
         endpoint = _endpoint(settings, name)
         before = _states(shards, endpoint.name, troubles)
@@ -85,7 +85,7 @@ def resume(options: Options, name: str, yes: bool, as_json: bool, shard: str | N
     Send to it again. It ends a pause by a 410, one by an operator, and the quiet that a receiver asked for. What waited
     is delivered; what was in hand when it was paused follows after webhooks.redelivery_initial.
     """
-    output, troubles, changed_on = Output(as_json=as_json), Troubles(), []
+    output, troubles, results = Output(as_json=as_json), Troubles(), []
     with options.shards(shard) as (settings, shards):
         endpoint = _endpoint(settings, name)
         before = _states(shards, endpoint.name, troubles)

@@ -137,7 +137,7 @@ def _noted(troubles: Troubles, reader: ExpiryReader) -> Iterator[Expiry]:
 
 
 def _follow(readers: list[ExpiryReader], write: Callable[[Iterable[Expiry]], None]) -> None:
-    """Until a signal. A shard that is down is reported once; when it answers again, reading goes on where it stopped."""
+    """Until a signal. A shard that is down is reported once; it goes on where it stopped when it answers again."""
     down: dict[ExpiryReader, float] = {}
 
     def events(reader: ExpiryReader) -> Iterator[Expiry]:

@@ -83,7 +83,7 @@ _WHY_NOT = {
     Replayed.REPLAYED: "",
     Replayed.GONE: "another command has replayed or dropped it",
     Replayed.NO_EVENT: "the event is lost: it was no longer in the stream when it was given up on",
-    Replayed.NO_GROUP: "the endpoint has no consumer group: start a sweeperd that has the endpoint in its configuration first",
+    Replayed.NO_GROUP: "the endpoint has no consumer group: first start a sweeperd that has it in its configuration",
 }
 
 

@@ -9,8 +9,8 @@ from sweeperd.ops.status import EndpointStatus, ShardStatus
 
 #: A shard whose last answer is older than this does not answer, seconds. Without a viewer it is read every 15 s or so.
 STALE = 30.0
-#: How long an entry may be overdue, or an event may wait, before the level is `watch`, and before it is `bad`, seconds. The
-#: alert rules have the same limits for trouble.
+#: How long an entry may be overdue, or an event may wait, before the level is `watch`, and before it is `bad`, seconds.
+#: The alert rules have the same limits for `bad`.
 OVERDUE_WATCH, OVERDUE_BAD = 20.0, 60.0
 PENDING_WATCH, PENDING_BAD = 60.0, 900.0
 #: How many details an answer has.

@@ -122,7 +122,8 @@ class Quarantine:
 
     def _pages(self, wanted: QuarantineFilter, stays: Callable[[SetAside], bool]) -> Iterator[list[SetAside]]:
         """
-        The selected entries that are on the list now, page by page. Entries that are set aside later are not returned. `stays` is asked about each entry of a page when the next one is asked for.
+        The selected entries that are on the list now, page by page. Entries that are set aside later
+        are not returned. `stays` is asked about each entry of a page when the next one is asked for.
         """
         if wanted.ids is not None:
             for start in range(0, len(wanted.ids), self._length):

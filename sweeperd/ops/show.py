@@ -13,7 +13,7 @@ from sweeperd.ops.explain import Explanation, explain
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, strings
 
-#: The script that wrote `expired_at` also added the event. The event is searched so long before and after that time, ms.
+#: The script that wrote `expired_at` added the event too, so its id is in this range around that time, ms.
 EVENT_BEFORE, EVENT_AFTER = 10, 5_000
 #: The most entries of a stream that are read in search of one, and how many in one call.
 SEARCH, PAGE = 20_000, 500

@@ -147,7 +147,7 @@ def test_what_would_not_reach_its_endpoint_is_not_replayed(invoke: Run, shard: S
         None,
         "the endpoint asks for this tenant's events no more",
         "the event is lost: it was no longer in the stream when it was given up on",
-        "the endpoint has no consumer group: start a sweeperd that has it in its configuration first",
+        "the endpoint has no consumer group: first start a sweeperd that has it in its configuration",
     ]
     assert client.xlen(DEAD) == 4
 
@@ -230,7 +230,7 @@ def test_a_dead_shard_hides_no_other(verb: list[str], invoke: Run, server: Serve
         ),
         (["list", "--endpoint", "x" * 10_000], "there is no endpoint 'xxx"),
         (["list", "--limit", "0"], "not in the range"),
-        (["drop", "--all"], "This is no terminal to ask on here; say it with --yes"),
+        (["drop", "--all"], "This is no terminal to ask on; use --yes"),
         (["list", "--shard", "nowhere"], "there is no shard 'nowhere'"),
         (["burn"], "No such command 'burn'"),
     ],

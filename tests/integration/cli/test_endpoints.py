@@ -332,7 +332,7 @@ def test_a_typo_in_a_name(verb: str, name: str, problem: str, invoke: Run, clien
     ("arguments", "problem"),
     [
         (["pause"], "Missing argument 'NAME'"),
-        (["pause", "billing"], "Pause billing? This is no terminal to ask on here; say it with --yes"),
+        (["pause", "billing"], "Pause billing? This is no terminal to ask on; use --yes"),
         (["burn"], "No such command 'burn'"),
         (["list", "--shard", "nowhere"], "there is no shard 'nowhere'"),
     ],

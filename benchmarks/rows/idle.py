@@ -38,7 +38,7 @@ class Heard:
     def listen(self, client: redis.Redis, ready: threading.Event) -> None:
         """Take in all until somebody echoes the end."""
         lease = Keys().lease("sweep").decode()
-        with client.monitor() as monitor:  # type: ignore[no-untyped-call]
+        with client.monitor() as monitor:
             ready.set()
             for heard in monitor.listen():
                 name, _, arguments = heard["command"].partition(" ")

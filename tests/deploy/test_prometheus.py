@@ -32,7 +32,8 @@ def test_the_cases_of_the_alerts_hold(file: object) -> None:
 
 
 def test_each_alert_has_a_case_that_fires_it_and_one_that_does_not() -> None:
-    fires, silent = set(), set()
+    fires: set[str] = set()
+    silent: set[str] = set()
     for file in RULE_TESTS:
         for case in yaml.safe_load(file.read_text())["tests"]:
             (name,) = {check["alertname"] for check in case["alert_rule_test"]}

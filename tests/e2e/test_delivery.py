@@ -13,6 +13,7 @@ from sweeperd.store.embedded import Server, free_port
 from tests.support.acl import limited
 from tests.support.harness import Daemon, daemon, environment, eventually, once, reserve
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
+from tests.support.streams import entries
 
 #: Quick enough for a test, slow enough to tell the two layers of retries apart.
 QUICK = {
@@ -212,7 +213,7 @@ def test_what_is_older_than_max_age_becomes_a_dead_letter(server: Server, client
         eventually(lambda: client.xlen("sweeperd:dead-letters") == len(IDS))
         eventually(lambda: running.metric("sweeperd_webhook_dead_letters_total", endpoint="odd") == len(IDS))
         assert pending(client) == 0
-        letters = [fields for _, fields in client.xrange("sweeperd:dead-letters")]
+        letters = [fields for _, fields in entries(client, "sweeperd:dead-letters")]
         assert {fields[b"endpoint"] for fields in letters} == {b"odd"}
         assert {fields[b"reason"] for fields in letters} == {b"HTTP 500"}
         assert {fields[b"id"].decode() for fields in letters} == set(IDS)

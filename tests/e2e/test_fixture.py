@@ -113,7 +113,7 @@ def _check(request: Request, client: redis.Redis, prefix: str) -> None:
     assert event["data"]["estimated_amount"] == int(row[b"estimate_amount"])
     assert event["data"]["ttl_ms"] == int(row[b"expires_at"]) - int(row[b"created_at"])
     assert event["timestamp"] == event["data"]["expired_at"]
-    assert event["tenant_id"] == row[b"tenant"].decode()
+    assert event["tenant_id"].encode() == row[b"tenant"]
 
 
 def _dump(client: redis.Redis) -> dict[bytes, object]:

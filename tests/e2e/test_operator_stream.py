@@ -25,6 +25,7 @@ from tests.support.books import Property, check, read
 from tests.support.fixtures import a_shard
 from tests.support.harness import Daemon, command, daemon, environment, eventually, reserve
 from tests.support.receiver import Answer, Receiver
+from tests.support.streams import append, entries
 
 EVENTS, DEAD = "sweeperd:events", "sweeperd:dead-letters"
 AOF = ["--appendonly", "yes", "--appendfsync", "always"]
@@ -179,7 +180,7 @@ def test_on_a_terminal_no_name_is_obeyed(server: Server, client: redis.Redis) ->
             "amount": 5,
             "expired_at": now - 5000 + number,
         }
-        client.xadd(EVENTS, event, id=f"{now - 5000 + number}-1")
+        append(client, EVENTS, event, f"{now - 5000 + number}-1")
     code, output = on_a_terminal(environment(server.url), "expired")
     assert code == 0
     # Redis 6.2 cannot rule out that there was more before.
@@ -261,7 +262,7 @@ def test_a_replay_is_killed_half_way_and_run_again(server: Server, client: redis
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == (f"{half_way} replayed" if half_way else "there are no such dead letters")
     assert client.xlen(DEAD) == 0
-    replayed = Counter(fields[b"id"] for _, fields in client.xrange(EVENTS) if ONLY_FOR in fields)
+    replayed = Counter(fields[b"id"] for _, fields in entries(client, EVENTS) if ONLY_FOR in fields)
     assert replayed == Counter(str(number).encode() for number in range(total)), "each once"
     check(read(client), set(Property))
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -103,7 +104,7 @@ def test_once_sweeps_as_soon_as_the_lease_is_free(server: Server, client: redis.
 
     def refused() -> bool:
         """Whether the run has asked for the lease in vain."""
-        return client.info("commandstats").get("cmdstat_set", {}).get("calls", 0) >= 2
+        return int(client.info("commandstats").get("cmdstat_set", {}).get("calls", 0)) >= 2
 
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(once, environment(server.url, sweep__lease_ttl="60s"), limit=50)
@@ -163,7 +164,7 @@ class Watch:
     """Samples what is due, in a thread of its own: the greatest age, and the longest time without any progress."""
 
     def __init__(self, url: str) -> None:
-        self._client = redis.Redis.from_url(url)
+        self._client: Any = redis.Redis.from_url(url)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.oldest = 0.0

@@ -12,6 +12,7 @@ from sweeperd.store.embedded import Server
 from tests.support.books import Property, check, read
 from tests.support.harness import IN_HAND, budget, command, environment, eventually, once, reserve
 from tests.support.receiver import Receiver
+from tests.support.streams import entries
 
 #: How often it is killed. Set it to 50 for the full size: two minutes on two cores.
 KILLS = int(os.environ.get("SWEEPERD_TEST_KILLS", "20"))
@@ -52,7 +53,7 @@ def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> 
         last = once(env, limit=300)
         assert last.code == 0, last.errors
 
-        events = client.xrange("sweeperd:events")
+        events = entries(client, "sweeperd:events")
         ids = [fields[b"id"] for _, fields in events]
         assert len(ids) == len(set(ids)) == TOTAL
         told = {request.event["data"]["reservation_id"].encode() for request in receiver.requests}

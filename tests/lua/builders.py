@@ -89,7 +89,7 @@ class World:
         parts = [part if isinstance(part, bytes) else part.encode() for part in (scope, unit)]
         return self.keys.budget_stem + b":".join(parts)
 
-    def reservation(self, rid: bytes = RID, *, indexed: bool = True, **fields: Value | None) -> bytes:
+    def reservation(self, rid: bytes = RID, /, *, indexed: bool = True, **fields: Value | None) -> bytes:
         """An overdue reservation of 100 TOKENS. A field given as None is left out. Returns its key."""
         default: dict[str, Value | None] = {
             "reservation_id": rid,

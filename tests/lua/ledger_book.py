@@ -68,7 +68,7 @@ class Book:
                 self.client.hset(self.world.budget_key(scope), mapping=fields)
 
     def reserve(self, amount: int = 100, scopes: Sequence[Name] = SCOPES, **changes: Any) -> Reserved:
-        request = {"ttl": MINUTE, "grace": GRACE, "idempotency_key": self.fresh()} | changes
+        request: dict[str, Any] = {"ttl": MINUTE, "grace": GRACE, "idempotency_key": self.fresh()} | changes
         return self.ledger.reserve("acme", scopes, "TOKENS", amount, **request)
 
     def commit(self, rid: Name, amount: int = 100, **changes: Any) -> Committed:
@@ -81,7 +81,7 @@ class Book:
         return self.ledger.extend("acme", rid, by, **({"idempotency_key": self.fresh()} | changes))
 
     def event(self, amount: int = 100, scopes: Sequence[Name] = SCOPES, **changes: Any) -> Debited:
-        request = {"idempotency_key": self.fresh(), "overage_policy": OveragePolicy.REJECT} | changes
+        request: dict[str, Any] = {"idempotency_key": self.fresh(), "overage_policy": OveragePolicy.REJECT} | changes
         return self.ledger.event("acme", scopes, "TOKENS", amount, **request)
 
     def balance(self, scope: Name = TOP) -> Balance:

@@ -2,7 +2,8 @@
 
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 import redis
@@ -33,19 +34,24 @@ def expected(amount: int, reserved: int, remaining: int) -> tuple[set[bytes], in
     return {b"expired"}, reserved - amount, remaining + amount
 
 
-def mismatches(client: "redis.Redis", cases: Iterable[tuple[int, int, int]]) -> list[object]:
+def mismatches(client: "redis.Redis", cases: Iterable[Sequence[int]]) -> list[object]:
     """Sweep a reservation of each amount on a budget of its own; what differs from Python's arithmetic."""
     world, cases = World(client), list(cases)
     pipeline = client.pipeline(transaction=False)
     for number, (amount, reserved, remaining) in enumerate(cases):
-        fields = {"state": "ACTIVE", "expires_at": DEADLINE, "estimate_amount": amount, "estimate_unit": "U"}
+        fields: dict[Any, Any] = {
+            "state": "ACTIVE",
+            "expires_at": DEADLINE,
+            "estimate_amount": amount,
+            "estimate_unit": "U",
+        }
         pipeline.hset(world.keys.reservation(b"%d" % number), mapping={**fields, "budgeted_scopes": f'["{number}"]'})
         pipeline.hset(world.budget_key(str(number), "U"), mapping={"reserved": reserved, "remaining": remaining})
     pipeline.execute()
     replies = world.script.run_many(client, [world.call(b"%d" % number) for number in range(len(cases))])
     for number in range(len(cases)):
         pipeline.hmget(world.budget_key(str(number), "U"), "reserved", "remaining")
-    found = []
+    found: list[object] = []
     for case, reply, budget in zip(cases, replies, pipeline.execute(), strict=True):
         allowed, *amounts = expected(*case)
         told = reply[1] if reply[0] == b"quarantined" else reply[0]

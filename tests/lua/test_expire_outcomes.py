@@ -1,5 +1,7 @@
 """Each outcome of expire.lua: the reply, what it changes, and that it changes nothing else."""
 
+from typing import Any
+
 import pytest
 
 from tests.lua.builders import (
@@ -11,7 +13,6 @@ from tests.lua.builders import (
     SCOPES,
     TRACE,
     VOLATILE,
-    Value,
     World,
     json_bytes,
     scopes_of,
@@ -131,7 +132,8 @@ def test_event_fields(world: World) -> None:
 def test_event_of_a_reservation_with_the_required_fields_only(world: World) -> None:
     world.client.delete(world.keys.reservation(RID))
     optional = ("tenant", "scope_path", "created_at", "grace_ms", "extension_count", "reservation_id", "metadata_json")
-    world.reservation(**dict.fromkeys(optional))
+    absent: dict[str, Any] = dict.fromkeys(optional)
+    world.reservation(**absent)
     assert world.expire(grace=77)[:2] == [b"expired", b""]
     ((_, event),) = world.events()
     assert [event[name] for name in (b"id", b"tenant", b"scope", b"created_at", b"extensions")] == [RID, *[b""] * 4]
@@ -171,7 +173,7 @@ def test_the_expired_hash_gets_the_audit_retention(world: World, retention: int,
     ],
 )
 def test_affected_scopes_count_where_budgeted_scopes_is_missing(
-    bystanders: World, fields: dict[str, Value | None], released: set[str]
+    bystanders: World, fields: dict[str, Any], released: set[str]
 ) -> None:
     world = bystanders
     for scope in ("a", "b"):

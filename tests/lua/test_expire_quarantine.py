@@ -1,6 +1,7 @@
 """Each reason for a quarantine over many malformed values, and what takes precedence over what."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,8 @@ def test_missing_scopes(world: World) -> None:
 def test_malformed_scopes(world: World, field: str, value: Value) -> None:
     if field == "affected_scopes":
         drop(world, "budgeted_scopes")  # else it counts alone, however malformed the other is
-    world.reservation(**{"budgeted_scopes": None, field: value})
+    fields: dict[str, Any] = {"budgeted_scopes": None, field: value}
+    world.reservation(**fields)
     world.check_quarantined(b"MALFORMED_SCOPES")
 
 
@@ -202,7 +204,7 @@ def test_a_quarantined_reservation_that_was_repaired_expires(world: World) -> No
     assert world.amounts(SCOPES[0]) == (b"900", b"5100")
 
 
-ALL_DAMAGED: dict[str, Value] = {
+ALL_DAMAGED: dict[str, Any] = {
     "expires_at": "nan",
     "grace_ms": "-1",
     "estimate_amount": "1e3",
@@ -210,7 +212,7 @@ ALL_DAMAGED: dict[str, Value] = {
     "budgeted_scopes": "{}",
     "affected_scopes": "[]",
 }
-LATER_DAMAGE: list[dict[str, Value]] = [
+LATER_DAMAGE: list[dict[str, Any]] = [
     {"estimate_amount": "1e3"},
     {"estimate_unit": ""},
     {"estimate_amount": "", "estimate_unit": "", "budgeted_scopes": "", "affected_scopes": ""},
@@ -230,7 +232,7 @@ def damaged(world: World) -> World:
 
 @pytest.mark.parametrize("state", ["COMMITTED", "RELEASED", "EXPIRED"])
 @pytest.mark.parametrize("fields", [ALL_DAMAGED, *LATER_DAMAGE])
-def test_a_final_state_wins_over_all_damage(damaged: World, state: str, fields: dict[str, Value]) -> None:
+def test_a_final_state_wins_over_all_damage(damaged: World, state: str, fields: dict[str, Any]) -> None:
     damaged.reservation(**{**fields, "state": state})
     before = damaged.snapshot()
     assert damaged.expire() == [b"skipped", state.encode()]
@@ -276,7 +278,7 @@ def test_an_invalid_expiry_wins_over_the_rest(damaged: World) -> None:
 @pytest.mark.parametrize("fields", LATER_DAMAGE)
 @pytest.mark.parametrize(("at", "outcome"), [(DEADLINE, b"not_due"), (DEADLINE + 5000, b"in_grace")])
 def test_not_due_and_in_grace_win_over_what_matters_later(
-    damaged: World, fields: dict[str, Value], at: int, outcome: bytes
+    damaged: World, fields: dict[str, Any], at: int, outcome: bytes
 ) -> None:
     # What is still alive may yet be repaired, or committed by a service that reads it otherwise.
     damaged.reservation(**{**fields, "expires_at": DEADLINE, "grace_ms": 5000})

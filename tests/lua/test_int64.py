@@ -33,7 +33,7 @@ return texts
 
 
 def run(client: "redis.Redis", body: str, values: list[Any]) -> list[bytes]:
-    texts: list[bytes] = client.eval(source("include/int64") + body, 0, *values)  # type: ignore[assignment]
+    texts: list[bytes] = client.eval(source("include/int64") + body, 0, *values)
     return texts
 
 

@@ -117,8 +117,9 @@ def test_what_another_service_reserved(server: Server) -> None:
         load(shard.client)
         ledger, operations, changed = Ledger(shard), itertools.cycle(("commit", "release", "extend")), Counter[str]()
         soon = shard.read_clock() + MINUTE_MS
-        for rid, expires_at in shard.client.zrange(shard.keys.reservation_index, 0, -1, withscores=True):
-            row = shard.client.hgetall(shard.keys.reservation(rid))
+        client: Any = shard.client
+        for rid, expires_at in client.zrange(shard.keys.reservation_index, 0, -1, withscores=True):
+            row = client.hgetall(shard.keys.reservation(rid))
             if row.get(b"state") != b"ACTIVE" or expires_at < soon:
                 continue
             tenant, amount, operation = row[b"tenant"], int(row[b"estimate_amount"]), next(operations)
@@ -130,7 +131,7 @@ def test_what_another_service_reserved(server: Server) -> None:
                 assert ledger.extend(tenant, rid, ms(1), idempotency_key=rid).expires_at == expires_at + 1
             changed[operation] += 1
         assert min(changed.values()) > 20, changed
-        for key in shard.client.keys(shard.keys.budget_stem + b"*"):
+        for key in client.keys(shard.keys.budget_stem + b"*"):
             scope, _, unit = key.removeprefix(shard.keys.budget_stem).rpartition(b":")
             told = ledger.budget(scope, unit)
             assert told.allocated == told.remaining + told.reserved + told.spent - told.debt, key
@@ -419,13 +420,13 @@ def one_step(rng: random.Random, bits: int, book: Book, model: Model, scopes: li
             held, estimate, _ = model.held.pop(rid)
             model.charge(held, 0, estimate, 0, REJECT)
     except Refused:
-        refused = {
+        refused: dict[str, Callable[[], object]] = {
             "reserve": lambda: book.reserve(amount, scopes),
             "commit": lambda: book.commit(rid, amount),
             "event": lambda: book.event(amount, scopes, overage_policy=policy),
-        }[name]
+        }
         with pytest.raises(LedgerError):
-            refused()
+            refused[name]()
         return f"{name}, refused"
     if name == "reserve":
         rid = book.reserve(amount, scopes, overage_policy=policy).reservation_id

@@ -1,7 +1,7 @@
 """What each operation of the ledger does, to the unit."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +25,13 @@ def book(server: Server) -> Iterator[Book]:
 
 
 def balance(scope: str, remaining: int, reserved: int = 0, spent: int = 0, **other: Any) -> Balance:
-    fields = {"allocated": 1000, "debt": 0, "overdraft_limit": 0, "is_over_limit": False, "status": "ACTIVE"} | other
+    fields: dict[str, Any] = {
+        "allocated": 1000,
+        "debt": 0,
+        "overdraft_limit": 0,
+        "is_over_limit": False,
+        "status": "ACTIVE",
+    } | other
     return Balance(scope.encode(), b"TOKENS", remaining=remaining, reserved=reserved, spent=spent, **fields)
 
 
@@ -246,7 +252,9 @@ def test_event_charges_what_every_scope_has(book: Book) -> None:
 
 
 def test_what_is_reserved_can_be_committed_whatever_the_status(book: Book) -> None:
-    for status, end in [("FROZEN", book.commit), ("CLOSED", book.release)]:
+    ends: list[tuple[str, Callable[[bytes], Committed | Released]]]
+    ends = [("FROZEN", book.commit), ("CLOSED", book.release)]
+    for status, end in ends:
         rid = book.reserve(100).reservation_id
         book.client.hset(book.world.budget_key(TOP), "status", status)
         assert end(rid).balances[0].status == status

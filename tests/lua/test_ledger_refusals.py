@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -222,11 +223,11 @@ def test_no_such_reservation(book: Book, operation: str) -> None:
 @pytest.mark.parametrize("operation", ENDS)
 def test_the_reservation_of_another_tenant(book: Book, operation: str) -> None:
     rid = book.reserve().reservation_id
-    amount = {"commit": [1], "extend": [ms(1)], "release": []}[operation]
+    arguments: dict[str, list[Any]] = {"commit": [1], "extend": [ms(1)], "release": []}
     refused(
         book,
         ledger.ReservationNotFound,
-        lambda: getattr(book.ledger, operation)("other", rid, *amount, idempotency_key="k"),
+        lambda: getattr(book.ledger, operation)("other", rid, *arguments[operation], idempotency_key="k"),
     )
 
 
@@ -319,8 +320,7 @@ def test_extensions_that_cannot_be_counted(book: Book, fields: dict[str, str]) -
 def test_a_deadline_that_the_sweep_could_not_read(book: Book) -> None:
     left = 2**53 - NOW
     for ttl, grace in [(left + 1, 0), (1, left), (left // 2 + 1, left // 2 + 1), (10**15, 10**16)]:
-        request = {"ttl": ms(ttl), "grace": ms(grace)}
-        refused(book, ledger.DeadlineTooFar, lambda request=request: book.reserve(**request))
+        refused(book, ledger.DeadlineTooFar, partial(book.reserve, ttl=ms(ttl), grace=ms(grace)))
     refused(book, ledger.DeadlineTooFar, lambda: book.reserve(ttl=timedelta.max))
     rid = book.reserve(ttl=ms(left - 1), grace=ms(1)).reservation_id
     assert book.row(rid)[b"expires_at"] == b"%d" % (2**53 - 1)

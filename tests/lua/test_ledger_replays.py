@@ -32,7 +32,13 @@ def book(server: Server) -> Iterator[Book]:
 
 def request(book: Book, operation: str, rid: bytes = b"") -> Callable[[], Any]:
     """A request that can be sent again: its idempotency key is `k`."""
-    arguments = {"reserve": [100], "event": [100], "commit": [rid, 30], "release": [rid], "extend": [rid, MINUTE]}
+    arguments: dict[str, list[Any]] = {
+        "reserve": [100],
+        "event": [100],
+        "commit": [rid, 30],
+        "release": [rid],
+        "extend": [rid, MINUTE],
+    }
     return lambda: getattr(book, operation)(*arguments[operation], idempotency_key="k")
 
 
@@ -211,7 +217,7 @@ def test_a_record_lasts_a_day_or_as_long_as_the_reservation(book: Book, ttl: int
     book.freeze(NOW)
     lifetime = ttl + (2 * DAY_MS if grace is None else grace)
     expected = max(DAY_MS, lifetime)
-    lasting = {"ttl": ms(ttl), "grace": None if grace is None else ms(grace)}
+    lasting: dict[str, Any] = {"ttl": ms(ttl), "grace": None if grace is None else ms(grace)}
     rids = [book.reserve(1, idempotency_key=key, **lasting).reservation_id for key in "abc"]
     assert near(book.record_ttl("reserve", b"a"), expected)
     book.freeze(NOW + ttl)  # at the last moment

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import redis
@@ -20,7 +21,7 @@ from sweeperd.ledger import Ledger, LedgerError, ReservationExpired, Reserved
 from sweeperd.metrics import Metrics
 from sweeperd.store import scripts as lua
 from sweeperd.store.embedded import Server
-from sweeperd.sweep.kind import Outcome
+from sweeperd.sweep.kind import Kind, Outcome
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper
 from sweeperd.sweep.telemetry import SweepTelemetry
@@ -61,9 +62,9 @@ class World(play.World):
                 left.pop()()
             return kind.call(entry, trace_id)
 
-        return self.another(dataclasses.replace(kind, call=call, look=None))
+        return self.another(dataclasses.replace(kind, call=call, grace_scan=None))
 
-    def another(self, kind: object = None) -> Sweeper:
+    def another(self, kind: Kind | None = None) -> Sweeper:
         """One more sweeper on the same shard."""
         kind = kind or reservations(self.shard.keys, SETTINGS)
         return Sweeper(self.shard, kind, SETTINGS, self.audit.decided, threading.Event())
@@ -74,7 +75,9 @@ class World(play.World):
         return int(self.metrics.registry.get_sample_value("sweeperd_candidates_total", labels) or 0)
 
     def state(self, entry: bytes) -> bytes:
-        return self.client.hget(self.shard.keys.reservation(entry), "state")
+        state: Any = self.client.hget(self.shard.keys.reservation(entry), "state")
+        assert isinstance(state, bytes)
+        return state
 
     def balance(self) -> tuple[int, int, int]:
         """(remaining, reserved, spent) of each of the scopes, which are the same but for what was allocated."""

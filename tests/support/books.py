@@ -9,12 +9,13 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import redis
 
 from sweeperd.delivery.outbox import ONLY_FOR
 from sweeperd.store.keys import Keys
+from tests.support.streams import entries
 
 Row = Mapping[bytes, bytes]
 
@@ -107,8 +108,8 @@ def read(client: redis.Redis, prefix: str = "") -> Books:
         budgets,
         {key.removeprefix(stem): row for key, row in reservations.items()},
         {key: json.loads(record.partition(b"\n")[2]) for key, record in records.items()},
-        dict(client.zrange(keys.reservation_index, 0, -1, withscores=True)),
-        tuple(fields for _, fields in client.xrange(keys.events)),
+        dict(cast(Any, client).zrange(keys.reservation_index, 0, -1, withscores=True)),
+        tuple(fields for _, fields in entries(client, keys.events)),
         frozenset(strangers),
     )
 

@@ -64,7 +64,7 @@ def reserve(
         expires_at = server_time(client) - overdue_by - grace
         pipeline = client.pipeline()  # atomic: a sweeper may be at work
         for entry in part:
-            times = {"created_at": expires_at - TTL_MS, "expires_at": expires_at}
+            times: dict[Any, Any] = {"created_at": expires_at - TTL_MS, "expires_at": expires_at}
             pipeline.hset(keys.reservation(entry), mapping=times)
             pipeline.zadd(keys.reservation_index, {entry: expires_at})
         pipeline.execute()
@@ -113,11 +113,11 @@ def _reserve_calls(
 
 def budget(client: redis.Redis, scope: str = SCOPES[0], prefix: str = "") -> tuple[int, int]:
     """(reserved, remaining) of a budget."""
-    reserved, remaining = client.hmget(f"{prefix}budget:{scope}:TOKENS", "reserved", "remaining")
+    reserved, remaining = map(str, client.hmget(f"{prefix}budget:{scope}:TOKENS", "reserved", "remaining"))
     return int(reserved), int(remaining)
 
 
-def eventually(condition: Callable[[], Any], limit: float = 20.0) -> Any:
+def eventually(condition: Callable[..., Any], limit: float = 20.0) -> Any:
     """Wait until the condition holds and return what it gave; fails after `limit` seconds."""
     deadline = time.monotonic() + limit
     while True:

@@ -71,7 +71,7 @@ def account(receiver: Receiver, books: Books) -> int:
     Every event of the stream was delivered. A webhook whose event is not in the stream told of an expiry that a
     fail-over undid: its reservation was swept again, and told again, or was itself lost. Returns how many these are.
     """
-    kept = {message(books.keys.prefix, fields).event_id for fields in books.events}
+    kept = {message(books.keys.prefix, dict(fields)).event_id for fields in books.events}
     told = {request.event_id for request in receiver.requests}
     assert kept <= told, "an event that is in the stream was not delivered"
     undone = {

@@ -61,7 +61,7 @@ class SentinelProcess:
                 state = client.sentinel_master(SERVICE)
             except redis.RedisError:
                 return False
-        return state["num-slaves"] == 2 and state["num-other-sentinels"] == 2 and state["flags"] == "master"
+        return bool(state["num-slaves"] == 2 and state["num-other-sentinels"] == 2 and state["flags"] == "master")
 
     def be_patient(self, milliseconds: int) -> None:
         """Take the primary for down after so long."""
@@ -224,9 +224,9 @@ def cluster() -> Iterator[Cluster]:
         servers, buses = [], []
         for _ in range(6):
             bus = free_port()
-            options = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(HASTY_MS), "--cluster-port", str(bus))
+            options = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(HASTY_MS), "--cluster-port", str(bus)]
             # Without it a replica that has not heard of its primary for a while may not take its place.
-            options += ("--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0")
+            options += ["--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"]
             servers.append(stack.enter_context(Server(binary, options)))
             buses.append(bus)
         running = Cluster(servers)

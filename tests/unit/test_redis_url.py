@@ -1,5 +1,7 @@
 """URLs of Redis: what each form says, what is refused, and that nothing secret is shown."""
 
+from typing import Any
+
 import pytest
 from redis import ResponseError
 
@@ -147,7 +149,7 @@ def test_nobody_is_there(url: str) -> None:
 def test_nothing_is_sent_twice_in_silence(kind: str | None) -> None:
     url = f"redis+{kind}" if kind else "redis://127.0.0.1"
     client = connect(parse(url), url, "{a}", connect_timeout=2, socket_timeout=3)
-    connection = client.connection_pool.make_connection()
+    connection: Any = client.connection_pool.make_connection()
     assert connection.retry.get_retries() == 0
     assert (connection.socket_connect_timeout, connection.socket_timeout) == (2, 3)
     for sentinel in getattr(getattr(client.connection_pool, "sentinel_manager", None), "sentinels", []):

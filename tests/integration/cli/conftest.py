@@ -18,6 +18,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Outcome
 from sweeperd.sweep.reservations import reservations
 from tests.support.harness import reserve
+from tests.support.streams import entries
 
 #: A name as a hostile tenant may choose it.
 HOSTILE = [
@@ -74,4 +75,4 @@ def give_up(
             assert stream.dead_letter(endpoint, entry, reason)
         else:
             stream.acknowledge(endpoint, [entry.id])  # another endpoint's
-    return [letter for letter, _ in shard.client.xrange(shard.keys.dead_letters)][before:]
+    return [letter for letter, _ in entries(shard.client, shard.keys.dead_letters)][before:]

@@ -16,6 +16,7 @@ from sweeperd.ops import dead_letters
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.shard import Shard
 from tests.integration.cli.conftest import HOSTILE, Run, give_up
+from tests.support.streams import entries
 
 EVENTS, DEAD = "sweeperd:events", "sweeperd:dead-letters"
 ENDPOINTS = [{"name": "billing", "url": "http://127.0.0.1:1/"}, {"name": "audit", "url": "http://127.0.0.1:1/"}]
@@ -36,7 +37,7 @@ def test_list(invoke: Run, shard: Shard, client: redis.Redis) -> None:
     one, two = give_up(shard, ["one", "two"], reason="no answer in time")
     newest, oldest = listed(invoke)
     assert (oldest["id"], newest["id"]) == (one.decode(), two.decode())
-    assert oldest["event"] == json.loads(message(b"", client.xrange(EVENTS)[0][1]).body)
+    assert oldest["event"] == json.loads(message(b"", entries(client, EVENTS)[0][1]).body)
     assert (oldest["endpoint"], oldest["reason"], oldest["attempts"]) == ("billing", "no answer in time", 1)
     assert 0 <= oldest["age_seconds"] < 60
     head, first, _ = invoke("dead-letters", "list").stdout.splitlines()
@@ -72,7 +73,7 @@ def test_replay(invoke: Run, shard: Shard, client: redis.Redis) -> None:
     lines = result.stdout.splitlines()
     assert re.fullmatch(rf"{one.decode()} for billing: evt_[0-9a-f]{{32}}, reservation one of acme: replayed", lines[0])
     assert lines[2:] == ["2 replayed"]
-    assert [fields[b"id"] for _, fields in client.xrange(EVENTS) if ONLY_FOR in fields] == [b"one", b"three"]
+    assert [fields[b"id"] for _, fields in entries(client, EVENTS) if ONLY_FOR in fields] == [b"one", b"three"]
     assert reservations(listed(invoke)) == ["two"]
 
 
@@ -103,9 +104,9 @@ def test_which_are_changed(verb: str, which: list[str], left: list[str], invoke:
 
 def test_a_drop_touches_nothing_else(invoke: Run, shard: Shard, client: redis.Redis) -> None:
     give_up(shard, ["a"])
-    before = client.xrange(EVENTS)
+    before = entries(client, EVENTS)
     assert invoke("dead-letters", "drop", "--all", "--yes").exit_code == 0
-    assert client.xrange(EVENTS) == before
+    assert entries(client, EVENTS) == before
     assert client.xlen(DEAD) == 0
 
 
@@ -163,13 +164,15 @@ def test_a_paused_endpoint_gets_it_later(invoke: Run, shard: Shard) -> None:
 def test_somebody_else_was_faster(
     invoke: Run, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    page: list[dead_letters.DeadLetter] = []
+
     def after_somebody_else(_output: Output, _question: str, *, yes: bool) -> None:
         client.xdel(DEAD, *letters)
 
     letters = give_up(shard, ["a"])
     monkeypatch.setattr(Output, "confirm", after_somebody_else)
     monkeypatch.setattr(cli, "_pages", lambda found: iter([page]))
-    page = list(dead_letters.read(shard, dead_letters.DeadLetterFilter()))
+    page += list(dead_letters.read(shard, dead_letters.DeadLetterFilter()))
     for verb in ("replay", "drop"):
         result = invoke("dead-letters", verb, "--all", endpoints=ENDPOINTS)
         assert result.exit_code == 1
@@ -277,7 +280,14 @@ def test_a_key_of_another_type(invoke: Run, client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names(name: str, invoke: Run, shard: Shard, client: redis.Redis) -> None:
-    letter = {"event": "1-0", "endpoint": name, "reason": name, "attempts": name, "id": name, "tenant": name}
+    letter: dict[Any, Any] = {
+        "event": "1-0",
+        "endpoint": name,
+        "reason": name,
+        "attempts": name,
+        "id": name,
+        "tenant": name,
+    }
     client.xadd(DEAD, letter, id="7-0")
     outputs = [
         invoke("dead-letters", "list"),

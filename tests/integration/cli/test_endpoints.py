@@ -145,6 +145,7 @@ def test_pause_and_resume_as_json(invoke: Run) -> None:
         document: dict[str, Any] = json.loads(result.stdout)
         assert (document["endpoint"], document["down"]) == ("billing", {})
         (row,) = document["shards"]
+        assert isinstance(row, dict)
         return row
 
     paused = told("pause", "billing")

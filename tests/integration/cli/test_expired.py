@@ -15,6 +15,7 @@ from sweeperd.store import streams
 from sweeperd.store.embedded import Server, free_port
 from tests.integration.cli.conftest import HOSTILE, Run, expire
 from tests.support.harness import reserve, server_time
+from tests.support.streams import append, entries
 
 EVENTS = "sweeperd:events"
 T = 1_795_262_400_000  # 2026-11-21T12:00:00Z
@@ -37,7 +38,7 @@ def add(client: redis.Redis, at_ms: int, reservation: str, entry: str = "", key:
         "missing": "[]",
         "trace_id": "f" * 32,
     }
-    client.xadd(key, event | fields, id=entry or f"{at_ms}-1")
+    append(client, key, event | fields, entry or f"{at_ms}-1")
 
 
 def ids(output: str) -> list[str]:
@@ -50,8 +51,9 @@ def test_what_expired_is_told_as_the_webhook_tells_it(invoke: Run, client: redis
     result = invoke("expired", "--json")
     assert result.exit_code == 0
     bodies = [json.loads(line) for line in result.stdout.splitlines()]
-    entries = client.xrange(EVENTS)
-    assert bodies == [json.loads(message(b"", fields).body) | {"shard": "default"} for _, fields in entries]
+    assert bodies == [
+        json.loads(message(b"", fields).body) | {"shard": "default"} for _, fields in entries(client, EVENTS)
+    ]
     assert bodies[0]["data"]["estimated_amount"] == 2**61
 
 

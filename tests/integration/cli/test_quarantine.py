@@ -344,10 +344,10 @@ def test_dismiss_takes_it_off_the_list_only(world: World, sweeperd: Sweeperd) ->
 
 def test_what_stays_locked_is_told_exactly(sweeperd: Sweeperd, client: redis.Redis) -> None:
     for number in range(40):
-        fields = {"state": "LIMBO", "estimate_amount": 2**63 - 1, "estimate_unit": f"UNIT{number // 2}"}
+        fields: dict[Any, Any] = {"state": "LIMBO", "estimate_amount": 2**63 - 1, "estimate_unit": f"UNIT{number // 2}"}
         client.hset(f"reservation:res_{number}", mapping=fields | {"quarantine_reason": "INVALID_STATE"})
         client.zadd("sweeperd:quarantine", {str(number): 1})
-    ended = {"state": "COMMITTED", "estimate_amount": 5, "estimate_unit": "UNIT0"}
+    ended: dict[Any, Any] = {"state": "COMMITTED", "estimate_amount": 5, "estimate_unit": "UNIT0"}
     client.hset("reservation:res_ended", mapping=ended)
     client.hset("reservation:res_odd", mapping=ended | {"state": "LIMBO", "estimate_amount": "1e9"})
     client.zadd("sweeperd:quarantine", {"ended": 1, "odd": 1, "gone": 1})

@@ -43,7 +43,8 @@ def test_it_finds_and_mends(cli: Cli, client: redis.Redis, server: Server) -> No
     looked = cli("reconcile", env)
     assert looked.exit_code == 1
     _, *rows = (line.split("\t") for line in looked.stdout.splitlines())
-    expires_at = client.hget("reservation:res_lost", "expires_at").decode()
+    deadline: Any = client.hget("reservation:res_lost", "expires_at")
+    expires_at = deadline.decode()
     assert sorted(row[:5] for row in rows) == [
         ["default", "lost", "lost", "", expires_at],
         ["default", "orphan", r"\x1b[31morphan\t", "9000000000000000", ""],

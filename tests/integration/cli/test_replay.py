@@ -18,6 +18,7 @@ from tests.integration.cli.conftest import give_up
 from tests.support.books import ALWAYS, Broken, Property, check, read
 from tests.support.fixtures import a_shard, full
 from tests.support.receiver import Receiver
+from tests.support.streams import append, entries
 
 EVENTS, DEAD = "sweeperd:events", "sweeperd:dead-letters"
 
@@ -28,10 +29,10 @@ def text(ids: list[bytes]) -> list[str]:
 
 def test_event_and_letter_change_places(shard: Shard, client: redis.Redis) -> None:
     letters = text(give_up(shard, ["one", "two"]))
-    first, second = (fields for _, fields in client.xrange(EVENTS))
+    first, second = (fields for _, fields in entries(client, EVENTS))
     assert dead_letters.replay(shard, letters[:1]) == [Replayed.REPLAYED]
-    assert [entry.decode() for entry, _ in client.xrange(DEAD)] == letters[1:]
-    *before, (stream_id, event) = client.xrange(EVENTS)
+    assert [entry.decode() for entry, _ in entries(client, DEAD)] == letters[1:]
+    *before, (stream_id, event) = entries(client, EVENTS)
     assert [fields for _, fields in before] == [first, second]
     assert event == first | {ONLY_FOR: b"billing"}
     told, again = message(b"", first), message(b"", event)
@@ -44,13 +45,13 @@ def test_event_and_letter_change_places(shard: Shard, client: redis.Redis) -> No
 
 def test_given_up_on_again_and_replayed_again(shard: Shard, client: redis.Redis) -> None:
     letters = text(give_up(shard, ["one"]))
-    stream, first = Outbox(shard, "test"), client.xrange(EVENTS)[0][1]
+    stream, first = Outbox(shard, "test"), entries(client, EVENTS)[0][1]
     for _ in range(3):
         assert dead_letters.replay(shard, letters) == [Replayed.REPLAYED]
         (entry,) = stream.read("billing", 10)
         assert stream.dead_letter("billing", entry, "HTTP 500")
-        letters = text([letter for letter, _ in client.xrange(DEAD)])
-    *_, (_, event) = client.xrange(EVENTS)
+        letters = text([letter for letter, _ in entries(client, DEAD)])
+    *_, (_, event) = entries(client, EVENTS)
     assert list(event.items()) == [*first.items(), (ONLY_FOR, b"billing")]
 
 
@@ -58,11 +59,11 @@ def test_what_cannot_be_replayed_stays(shard: Shard, client: redis.Redis) -> Non
     letters = text(give_up(shard, ["one"]))
     assert dead_letters.replay(shard, ["1-1"]) == [Replayed.GONE]
     Outbox(shard, "test").ensure_group("audit")
-    lost = client.xadd(DEAD, {"event": "5-0", "endpoint": "audit", "reason": "gone", "attempts": 2}).decode()
+    lost = append(client, DEAD, {"event": "5-0", "endpoint": "audit", "reason": "gone", "attempts": 2}).decode()
     client.xgroup_destroy(EVENTS, "billing")
-    before = client.xrange(EVENTS)
+    before = entries(client, EVENTS)
     assert dead_letters.replay(shard, [lost, *letters]) == [Replayed.NO_EVENT, Replayed.NO_GROUP]
-    assert client.xrange(EVENTS) == before
+    assert entries(client, EVENTS) == before
     client.delete(EVENTS)
     assert dead_letters.replay(shard, letters) == [Replayed.NO_GROUP]
     assert client.xlen(DEAD) == 2
@@ -104,7 +105,7 @@ def test_rivals_replay_each_letter_once(shard: Shard, client: redis.Redis, serve
     assert outcomes.count(Replayed.REPLAYED) == len(letters)
     assert outcomes.count(Replayed.GONE) == 2 * len(letters)
     assert client.xlen(DEAD) == 0
-    replayed = [fields[b"id"] for _, fields in client.xrange(EVENTS) if ONLY_FOR in fields]
+    replayed = [fields[b"id"] for _, fields in entries(client, EVENTS) if ONLY_FOR in fields]
     assert sorted(replayed) == sorted(str(number).encode() for number in range(3 * PAGE))
     check(read(client), ALWAYS)
 
@@ -137,15 +138,15 @@ def test_a_replay_is_in_the_books_no_second_expiry(shard: Shard, client: redis.R
     letters = text(give_up(shard, ["one"]))
     dead_letters.replay(shard, letters)
     check(read(client), [Property.TOLD_ONCE])
-    client.xadd(EVENTS, client.xrange(EVENTS)[0][1])
+    append(client, EVENTS, entries(client, EVENTS)[0][1])
     with pytest.raises(Broken, match=Property.TOLD_ONCE):
         check(read(client), [Property.TOLD_ONCE])
 
 
 def test_a_replay_of_what_was_never_told_breaks_the_books(shard: Shard, client: redis.Redis) -> None:
     give_up(shard, ["one"])
-    forged = client.xrange(EVENTS)[0][1] | {b"amount": b"6", ONLY_FOR: b"billing"}
-    client.xadd(EVENTS, forged)
+    forged = entries(client, EVENTS)[0][1] | {b"amount": b"6", ONLY_FOR: b"billing"}
+    append(client, EVENTS, forged)
     with pytest.raises(Broken, match=Property.TOLD_ONCE):
         check(read(client), [Property.TOLD_ONCE])
 
@@ -173,5 +174,5 @@ def test_it_reaches_its_endpoint_and_no_other_whatever_tenants_they_ask_for_now(
         settings = Settings.model_validate({"redis": {"url": server.url}, "webhooks": {"endpoints": endpoints}})
         report = run_once(settings, threading.Event(), lambda *_: None, Metrics())
     assert (report.delivery.delivered, report.delivery.undelivered) == (1, 0)
-    assert [request.event_id for request in billing.requests] == [message(b"", client.xrange(EVENTS)[0][1]).event_id]
+    assert [request.event_id for request in billing.requests] == [message(b"", entries(client, EVENTS)[0][1]).event_id]
     assert audit.requests == []

@@ -15,6 +15,7 @@ from tests.lua.builders import FAR_FUTURE, RID, SCOPES, World
 from tests.lua.test_expire_rules import ARRANGE, outcome_of
 from tests.support.harness import reserve, server_time
 from tests.support.receiver import Answer, Receiver
+from tests.support.streams import append
 
 
 def endpoints(**urls: str) -> list[dict[str, object]]:
@@ -86,7 +87,7 @@ def test_the_event_and_what_became_of_it(sweeperd: Sweeperd, server: Server, cli
     assert (told["bad"]["hand_overs"], told["bad"]["owner"]) == (1, "")
     client.xack("sweeperd:events", "bad", event["stream_id"])
     letter = {"event": event["stream_id"], "endpoint": "bad", "reason": "HTTP 500", "attempts": 9}
-    client.xadd("sweeperd:dead-letters", letter)
+    append(client, "sweeperd:dead-letters", letter)
     told = deliveries(sweeperd("show", "r1", "--json", **settings))
     assert (told["bad"]["fate"], told["bad"]["hand_overs"], told["bad"]["reason"]) == ("dead letter", 9, "HTTP 500")
     client.xreadgroup("behind", "host-1", {"sweeperd:events": ">"})
@@ -191,7 +192,8 @@ def test_hostile_texts(sweeperd: Sweeperd, world: World) -> None:
     scopes = json.dumps([HOSTILE.decode("utf-8", "replace")])
     for fields in ({"tenant": HOSTILE, "estimate_unit": HOSTILE}, {"budgeted_scopes": scopes}, {"state": HOSTILE}):
         world.reservation(**fields)
-        world.reservation(**{HOSTILE.decode("latin-1"): HOSTILE})
+        odd: dict[str, Any] = {HOSTILE.decode("latin-1"): HOSTILE}
+        world.reservation(**odd)
         ran = sweeperd("show", RID.decode())
         assert ran.code == 0
         only_printable(ran.out)

@@ -112,9 +112,11 @@ def test_watching_with_json_ends_cleanly_on_ctrl_c(server: Server, client: redis
         text=True,
     )
     assert watching.stdout is not None
-    first = json.loads(watching.stdout.readline())
+    output = watching.stdout
+    assert output
+    first = json.loads(output.readline())
     client.zadd("sweeperd:quarantine", {"x": 1})
-    eventually(lambda: json.loads(watching.stdout.readline())["shards"][0]["quarantined"] == 1)
+    eventually(lambda: json.loads(output.readline())["shards"][0]["quarantined"] == 1)
     watching.send_signal(signal.SIGINT)
     _, errors = watching.communicate(timeout=20)
     assert (watching.returncode, errors) == (0, "")

@@ -2,7 +2,8 @@
 
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import redis
@@ -12,6 +13,7 @@ from sweeperd.delivery.outbox import PAGE, PARKED, TAKE_OVER_AFTER, Outbox, Outb
 from sweeperd.store.shard import Shard
 from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time
+from tests.support.streams import entries
 
 KEY, DEAD = "sweeperd:events", "sweeperd:dead-letters"
 GROUP = "billing"
@@ -40,7 +42,7 @@ def add(client: redis.Redis, count: int = 1, at: int | None = None) -> list[byte
 
 def held(client: redis.Redis, group: str = GROUP) -> dict[bytes, tuple[bytes, int]]:
     """What the group has not acknowledged: id -> owner and deliveries."""
-    rows = client.xpending_range(KEY, group, "-", "+", 10_000)
+    rows: Any = client.xpending_range(KEY, group, "-", "+", 10_000)
     return {row["message_id"]: (row["consumer"], row["times_delivered"]) for row in rows}
 
 
@@ -66,7 +68,7 @@ def taken(stream: Outbox, client: redis.Redis, count: int = 1) -> list[OutboxEnt
 
 
 def in_stream(client: redis.Redis) -> set[bytes]:
-    return {entry for entry, _ in client.xrange(KEY)}
+    return {entry for entry, _ in entries(client, KEY)}
 
 
 # ---- groups
@@ -285,7 +287,7 @@ def test_what_came_back_is_not_lost_again(stream: Outbox, other: Outbox, client:
 
 
 def letters(client: redis.Redis) -> list[dict[bytes, bytes]]:
-    return [fields for _, fields in client.xrange(DEAD)]
+    return [fields for _, fields in entries(client, DEAD)]
 
 
 def test_bury(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
@@ -430,7 +432,7 @@ def now(client: redis.Redis) -> int:
 
 
 @pytest.fixture
-def trimmed(stream: Outbox) -> Iterator[functools.partial[int]]:
+def trimmed(stream: Outbox) -> functools.partial[int]:
     """Trim with a retention of a day and a `max_age` of three, for a single endpoint."""
     return functools.partial(stream.trim, [GROUP], DAY, 3 * DAY)
 

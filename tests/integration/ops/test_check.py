@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -55,9 +56,9 @@ def bad(findings: dict[str, CheckFinding]) -> dict[str, CheckLevel]:
 
 
 @contextlib.contextmanager
-def configured(client: redis.Redis, **options: object) -> Iterator[None]:
+def configured(client: redis.Redis, **options: Any) -> Iterator[None]:
     """Set options of the server while the block lasts."""
-    before = {}
+    before: dict[Any, Any] = {}
     for name, value in options.items():
         option = name.replace("_", "-")
         before.update(client.config_get(option))

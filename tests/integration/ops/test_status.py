@@ -55,8 +55,10 @@ def test_the_default_grace_counts(shard: Shard, client: redis.Redis) -> None:
 def test_a_large_backlog_is_estimated_from_a_sample(shard: Shard, client: redis.Redis) -> None:
     for number in range(100):
         grace = number % 2
-        times = {"overdue_by": -3_600_000 - number * 1000, "grace": 3_700_000} if grace else {"overdue_by": 100_000}
-        reserve(client, [f"r{number}"], **times)
+        if grace:
+            reserve(client, [f"r{number}"], overdue_by=-3_600_000 - number * 1000, grace=3_700_000)
+        else:
+            reserve(client, [f"r{number}"], overdue_by=100_000)
     due = read_status(settings(), shard, sample=20).due
     assert (due.entries, due.exact) == (100, False)
     assert due.in_grace + due.overdue == 100

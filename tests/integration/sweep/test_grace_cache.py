@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import redis
@@ -15,6 +16,7 @@ from sweeperd.sweep.kind import Decision, Outcome, SweepReport
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper
 from tests.support.harness import eventually, reserve, server_time
+from tests.support.streams import entries
 
 HOUR = 3_600_000
 
@@ -56,7 +58,7 @@ class World:
                 self.move(name, scores[name] + longest - each)
 
     def scores(self) -> dict[str, float]:
-        pairs = self.shard.client.zrange(self.shard.keys.reservation_index, 0, -1, withscores=True)
+        pairs: Any = self.shard.client.zrange(self.shard.keys.reservation_index, 0, -1, withscores=True)
         return {name.decode(): score for name, score in pairs}
 
     def move(self, name: str, score: float) -> None:
@@ -183,7 +185,7 @@ def test_it_is_as_exact_as_to_ask_about_each(seed: int, world: World) -> None:
 
 def expired(client: redis.Redis) -> set[bytes]:
     """Of which there is an event."""
-    return {fields[b"id"] for _, fields in client.xrange("sweeperd:events")}
+    return {fields[b"id"] for _, fields in entries(client, "sweeperd:events")}
 
 
 def test_those_in_front_that_have_the_same_score_may_go(world: World) -> None:

@@ -104,7 +104,7 @@ def test_the_gate_lets_nothing_pass_that_is_a_quarter_worse(
 
 def test_the_gate_judges_by_the_median_and_by_the_version_of_redis() -> None:
     measured = {"some": [on("6.2.1", sample(ratio=1)), on("7.0.9", sample(ratio=1), sample(ratio=5), sample(ratio=2))]}
-    baseline = {"6.2": {"some": {"ratio": 0.5}}, "7.0": {"some": {"ratio": 2}}}
+    baseline: dict[str, dict[str, dict[str, float]]] = {"6.2": {"some": {"ratio": 0.5}}, "7.0": {"some": {"ratio": 2}}}
     judgements = gate.judge([row(ratio=Goal("at_most", 9))], measured, baseline)
     assert [(one.redis, one.now, one.holds) for one in judgements] == [("6.2", 1, False), ("7.0", 2, True)]
     assert [line[-2:] for line in gate.table(judgements).lines] == [["100% worse", "no"], ["0% better", "yes"]]

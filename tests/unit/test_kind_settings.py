@@ -40,7 +40,7 @@ def test_a_kind_comes_to_commands_and_patterns(config: Load) -> None:
     assert (kind.grace_ms, kind.retention_ms) == (0, 7 * 86_400_000)
 
 
-REFUSED = {
+REFUSED: dict[str, list[tuple[str, str | None]]] = {
     "name": [
         *(
             (f'"{name}"', "taken by sweeperd")

@@ -91,7 +91,7 @@ def refused(shard: Shard, tried: Sequence[TrialCommand]) -> list[str]:
     """What the user may not run, without duplicates. Raises redis.RedisError."""
     pipeline = shard.client.pipeline(transaction=False)
     for trial in tried:
-        pipeline.execute_command(*trial)  # type: ignore[no-untyped-call]
+        pipeline.execute_command(*trial)
     replies = pipeline.execute(raise_on_error=False)
     found = [_description(trial) for trial, reply in zip(tried, replies, strict=True) if _is_refusal(reply)]
     return list(dict.fromkeys(found))

@@ -87,7 +87,7 @@ def test_after_a_reload_the_page_still_has_its_hour(server: Server) -> None:
         return Settings.model_validate({"redis": {"url": server.url}, "sweep": {"interval": interval}})
 
     before, after = Daemon(settings("5s")), Daemon(settings("1s"))
-    runner(before).status_history.look()
+    runner(before).status_history.update()
     after.adopt(before)
     (shard,) = after.report()["shards"]
     assert shard["status"]["overdue"] == 0

@@ -6,6 +6,7 @@ table of settings in docs/configuration.md.
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 from prometheus_client.metrics import MetricWrapperBase
@@ -60,15 +61,15 @@ def metrics() -> Iterator[tuple[str, str, str, str]]:
         if isinstance(collector, MetricWrapperBase):
             name = collector._name + ("_total" if collector._type == "counter" else "")
             labels = ", ".join(f"`{label}`" for label in collector._labelnames)
-            yield name, collector._type, labels, collector._documentation.replace("|", "\\|")
+            yield name, str(collector._type), labels, collector._documentation.replace("|", "\\|")
 
 
 # ---- commands
 
 
 def cli_page() -> str:
-    width = {"terminal_width": WIDTH, "max_content_width": WIDTH}
-    root = click.Context(main, info_name="sweeperd", **(main.context_settings | width))
+    width: dict[str, Any] = {"terminal_width": WIDTH, "max_content_width": WIDTH}
+    root = click.Context(main, info_name="sweeperd", **main.context_settings, **width)
     sections = [_section(context) for context in commands(root)]
     return (
         "# Commands\n\n"

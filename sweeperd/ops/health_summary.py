@@ -13,6 +13,8 @@ STALE = 30.0
 #: The alert rules have the same limits for `bad`.
 OVERDUE_WATCH, OVERDUE_BAD = 20.0, 60.0
 PENDING_WATCH, PENDING_BAD = 60.0, 900.0
+#: The finding about a shard whose Redis cannot be read.
+UNKNOWN = "not known"
 #: How many details an answer has.
 DETAILS = 5
 
@@ -72,7 +74,7 @@ def summarize_health(settings: Settings, views: Sequence[ShardView]) -> tuple[An
         ),
         _answer(
             "Is anything set aside?",
-            {HealthLevel.GOOD: "No", HealthLevel.WATCH: "Yes" if any(map(_anything_aside, views)) else "Not known"},
+            {HealthLevel.GOOD: "No", HealthLevel.WATCH: "Yes"},
             collected(_set_aside),
             "nothing waits for a person",
         ),
@@ -91,10 +93,11 @@ def _answer(question: str, answers: dict[HealthLevel, str], findings: Sequence[_
     ranks = list(HealthLevel)
     worst_first = sorted(findings, key=lambda finding: -ranks.index(finding[0]))
     level = worst_first[0][0] if worst_first else HealthLevel.GOOD
+    only_unknown = bool(worst_first) and all(text.endswith(UNKNOWN) for _, text in worst_first)
     details = [text for _, text in worst_first[:DETAILS]]
     if len(worst_first) > DETAILS:
         details.append(f"and {len(worst_first) - DETAILS} more")
-    return Answer(question, answers[level], level, tuple(details) or (all_well,))
+    return Answer(question, "Not known" if only_unknown else answers[level], level, tuple(details) or (all_well,))
 
 
 def _sweep(settings: Settings, view: ShardView) -> Iterator[_Finding]:
@@ -128,7 +131,7 @@ def _deliveries(view: ShardView) -> Iterator[_Finding]:
     if view.status is None or view.error or view.age_seconds > STALE:
         # What cannot be read is not delivered either: events are taken from the same Redis.
         if view.status is None or view.status.endpoints:
-            yield HealthLevel.WATCH, "not known"
+            yield HealthLevel.WATCH, UNKNOWN
         return
     for endpoint in view.status.endpoints:
         finding = _delivery(endpoint)
@@ -153,13 +156,9 @@ def _delivery(endpoint: EndpointStatus) -> _Finding | None:
     return None
 
 
-def _anything_aside(view: ShardView) -> bool:
-    return view.status is not None and bool(view.status.quarantined or view.status.dead_letters)
-
-
 def _set_aside(view: ShardView) -> Iterator[_Finding]:
     if view.status is None:
-        yield HealthLevel.WATCH, "not known"
+        yield HealthLevel.WATCH, UNKNOWN
         return
     if view.status.quarantined:
         yield HealthLevel.WATCH, f"{view.status.quarantined:,} in quarantine"

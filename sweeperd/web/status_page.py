@@ -1,4 +1,4 @@
-"""The document: markup, style and script in one, and the headers that keep it harmless."""
+"""The status page as one document: markup, style and script, and the headers that keep it harmless."""
 
 import base64
 import hashlib

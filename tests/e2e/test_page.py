@@ -100,7 +100,7 @@ def test_what_happens_is_seen(browser: Browser, tmp_path: Path) -> None:
             eventually(lambda: number(page, "Overdue") == 70)
 
             server.kill()
-            page.shows("What you see is")
+            page.shows("The figures are")
             assert "Redis cannot be read" in page.text
             assert number(page, "Overdue") == 70
             assert running.get("/healthz") == (200, "ok\n")

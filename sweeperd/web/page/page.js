@@ -1,6 +1,6 @@
 "use strict";
-// Asks for status.json every few seconds and shows it. What comes from there is text and numbers, and is only ever put
-// into the page as text.
+// Reads status.json every few seconds and shows it. Texts from Redis are only ever put into the page as text, never as
+// markup.
 (() => {
   const EVERY_MS = 3000;
   const PATIENCE_MS = 8000;
@@ -38,7 +38,7 @@
     return made;
   }
 
-  // Only what changes is touched, so that a selection and a reader's place stay.
+  // A node is changed only where its text differs, so that a selection and the scroll position stay.
   function say(node, text) {
     if (node.textContent !== text) node.textContent = text;
   }
@@ -47,7 +47,7 @@
     if (node.className !== className) node.className = className;
   }
 
-  // Elements for a list of keys: those that are there stay, in the order of the keys.
+  // The elements for a list of keys, in the order of the keys. An element stays as long as its key does.
   class Family {
     constructor(parent, make) {
       this.parent = parent;
@@ -89,8 +89,8 @@
       const grid = drawn("line", { class: "grid", x1: 0, x2: WIDTH, y1: 0, y2: 0 });
       this.svg.append(this.gaps, grid, this.area, this.line, this.cursor);
       this.since = element("span");
-      this.told = element("span");
-      const caption = element("figcaption", "", this.since, this.told, element("span", "", "now"));
+      this.reading = element("span");
+      const caption = element("figcaption", "", this.since, this.reading, element("span", "", "now"));
       this.root = element("figure", "", this.svg, caption);
       this.svg.addEventListener("pointermove", (event) => this.point(event));
       this.svg.addEventListener("pointerleave", () => this.point(null));
@@ -117,7 +117,7 @@
       this.area.setAttribute("d", lines.map(floor).join(""));
       this.showGaps(down);
       say(this.since, `${span(this.reach)} ago`);
-      if (!this.pointed) say(this.told, `up to ${this.format(this.most)}`);
+      if (!this.pointed) say(this.reading, `up to ${this.format(this.most)}`);
       const last = values.findLast((value) => value !== null) ?? 0;
       this.svg.setAttribute("aria-label", `${this.label}: ${this.format(last)} now, up to ${this.format(this.most)} in ${span(this.reach)}`);
     }
@@ -141,7 +141,7 @@
       this.pointed = event !== null && this.ago?.length > 0;
       this.cursor.setAttribute("visibility", this.pointed ? "visible" : "hidden");
       if (!this.pointed) {
-        if (this.ago) say(this.told, `up to ${this.format(this.most)}`);
+        if (this.ago) say(this.reading, `up to ${this.format(this.most)}`);
         return;
       }
       const box = this.svg.getBoundingClientRect();
@@ -154,7 +154,7 @@
       this.cursor.setAttribute("x1", x);
       this.cursor.setAttribute("x2", x);
       const value = this.values[nearest];
-      say(this.told, `${value === null ? "not known" : this.format(value)}, ${span(this.ago[nearest])} ago`);
+      say(this.reading, `${value === null ? "not known" : this.format(value)}, ${span(this.ago[nearest])} ago`);
     }
   }
 
@@ -262,8 +262,9 @@
       this.overdue = new Panel("Overdue", (value) => counted.format(value), 10);
       this.expired = new Panel("Expired a second", (value) => measured.format(value), 0.1);
       this.quarantine = new Panel("In quarantine", (value) => counted.format(value), 3);
-      const heads = ["Endpoint", "State", "Waiting", "Oldest", "Dead letters", "Waiting, last hour"].map((text, number) =>
+      const heads = ["Endpoint", "State", "Waiting", "Oldest", "Dead letters", ""].map((text, number) =>
         element("th", number > 1 && number < 5 ? "number" : "", text));
+      this.reach = heads[5];
       const rows = element("tbody");
       this.endpoints = new Family(rows, () => new Endpoint());
       this.table = element("table", "", element("thead", "", element("tr", "", ...heads)), rows);
@@ -303,6 +304,8 @@
         counted.format(status.quarantined), status.dead_letters ? `and ${plural(status.dead_letters, "dead letter", "dead letters")}` : "",
         status.quarantined ? "watch" : "", ago, history.quarantined, down,
       );
+      // The charts show what is known, which is less than an hour after a start.
+      say(this.reach, `Waiting, last ${span(this.overdue.chart.reach)}`);
       this.table.hidden = status.endpoints.length === 0;
       this.endpoints.show(
         status.endpoints.map((endpoint) => ({ endpoint, ago, down })),
@@ -314,11 +317,11 @@
     }
 
     showTrouble(shard) {
-      const age = shard.status === null ? "" : ` What you see is ${span(shard.age_seconds)} old.`;
+      const age = shard.status === null ? "" : ` The figures are ${span(shard.age_seconds)} old.`;
       let text = "";
-      if (shard.error) text = `Redis cannot be read: ${shard.error}.${age}`;
+      if (shard.error) text = `Redis cannot be read: ${shard.error.replace(/\.$/, "")}.${age}`;
       else if (shard.stale) text = `Redis does not answer.${age}`;
-      else if (shard.status === null) text = "Not looked at yet.";
+      else if (shard.status === null) text = "Not read yet.";
       say(this.trouble, text);
       this.trouble.hidden = text === "";
     }
@@ -335,7 +338,7 @@
 
   const answers = new Family(byId("answers"), () => new Answer());
   const shards = new Family(byId("shards"), () => new Shard());
-  const TITLES = { good: "All well", watch: "Look", bad: "Trouble" };
+  const TITLES = { good: "All well", watch: "Attention", bad: "Trouble" };
   let shownAt = null;
   let failing = false;
 
@@ -354,12 +357,12 @@
     say(byId("about"), `sweeperd ${report.version}, as ${report.by} sees it`);
   }
 
-  function tell() {
+  function showAge() {
     const age = shownAt === null ? null : (performance.now() - shownAt) / 1000;
     document.body.classList.toggle("offline", failing);
     byId("offline").hidden = !failing;
     if (failing) {
-      say(byId("offline"), `sweeperd does not answer.${age === null ? "" : ` What you see is ${span(age)} old.`}`);
+      say(byId("offline"), `sweeperd does not answer.${age === null ? "" : ` The figures are ${span(age)} old.`}`);
       say(byId("live"), "no connection");
     } else if (age !== null) {
       say(byId("live"), age < 5 ? "live" : `${span(age)} old`);
@@ -379,17 +382,17 @@
     } catch {
       failing = true;
     }
-    tell();
+    showAge();
     busy = false;
     if (!document.hidden) timer = setTimeout(poll, EVERY_MS);
   }
 
   let timer = 0;
   let busy = false;
-  // Nobody looks at a page that is hidden, so it asks nothing until it is seen again.
+  // A hidden page reads nothing until it is visible again.
   document.addEventListener("visibilitychange", () => {
     if (!document.hidden) poll();
   });
-  setInterval(tell, 1000);
+  setInterval(showAge, 1000);
   poll();
 })();

@@ -94,7 +94,7 @@ def test_whether_we_keep_up(about: ShardView, expected: Told) -> None:
         ),
         (waiting(paused_at_ms=NOW), (HealthLevel.BAD, "No", ("hook is paused; nothing waits",))),
         (waiting(configured=False, dead_letters=7), (HealthLevel.GOOD, "Yes", ("no event waits for long",))),
-        (ShardView("eu", "", WELL, 4.0, "Connection refused"), (HealthLevel.WATCH, "Not quite", ("not known",))),
+        (ShardView("eu", "", WELL, 4.0, "Connection refused"), (HealthLevel.WATCH, "Not known", ("not known",))),
     ],
 )
 def test_whether_everyone_gets_their_events(about: ShardView, expected: Told) -> None:

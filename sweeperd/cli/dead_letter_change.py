@@ -107,7 +107,7 @@ def change_letters(
             output.confirm(change.question.format(several), yes=yes)
         log = _Log(output, change.done)
         for here in picked:
-            if here.shard.name in troubles.down:
+            if troubles.is_down(here.shard):
                 continue
             with troubles.noted(here.shard):
                 names = set()
@@ -142,7 +142,7 @@ def _pick(shards: Sequence[Shard], ids: Sequence[str], wanted: DeadLetterFilter,
     ids = list(dict.fromkeys(ids))
     picked, places = [], {letter_id: list[str]() for letter_id in ids}
     for shard in shards:
-        if shard.name in troubles.down:
+        if troubles.is_down(shard):
             continue
         with troubles.noted(shard):
             here = _Picked(shard, ids, wanted)

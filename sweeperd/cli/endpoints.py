@@ -7,7 +7,7 @@ import click
 from sweeperd.cli.names import check_name
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, yes_option
 from sweeperd.cli.output import Cell, Output
-from sweeperd.cli.troubles import Troubles
+from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.delivery.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.ops import endpoints
@@ -28,11 +28,9 @@ def command() -> None:
 def list_(options: Options, as_json: bool, shard: str | None) -> None:
     """Each endpoint on each shard: where it is, what waits for it, and whether it is paused."""
     output, troubles = Output(as_json=as_json), Troubles()
-    views: list[EndpointView] = []
     with options.shards(shard) as (settings, shards):
-        for one in shards:
-            with troubles.noted(one):
-                views += endpoints.view(one, settings.webhooks.endpoints)
+        found = for_each_shard(shards, lambda one: endpoints.view(one, settings.webhooks.endpoints), troubles)
+    views = [view for _, on_shard in found for view in on_shard]
     if as_json:
         output.json({"endpoints": [_as_dict(view) for view in views], "down": troubles.down})
     else:
@@ -138,11 +136,7 @@ def _endpoint(settings: Settings, name: str) -> EndpointSettings:
 
 
 def _states(shards: list[Shard], name: str, troubles: Troubles) -> list[tuple[Shard, EndpointState]]:
-    found = []
-    for shard in shards:
-        with troubles.noted(shard):
-            found.append((shard, EndpointStateStore(shard).read(name)))
-    return found
+    return for_each_shard(shards, lambda shard: EndpointStateStore(shard).read(name), troubles)
 
 
 def _result(shard: Shard, state: EndpointState, *, changed: bool) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import click
 
 from sweeperd.cli.options import Options, json_option, shard_option
 from sweeperd.cli.output import Cell, Output, span
-from sweeperd.cli.quarantine_change import Change, Selection, changing, end, reason_option
-from sweeperd.cli.shards import tolerated
+from sweeperd.cli.quarantine_change import Change, Selection, changing, reason_option
+from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.ops.ids import candidates
 from sweeperd.ops.quarantine import Quarantine, QuarantineFilter, SetAside
 from sweeperd.ops.reasons import REASONS
@@ -44,16 +44,18 @@ def list_(
     options: Options, reason: str | None, tenant: str | None, limit: int, shard: str | None, as_json: bool
 ) -> None:
     """Reason, age, tenant, and what each holds in each of its scopes."""
-    output, troubles, found = Output(as_json=as_json), list[str](), list[_Listed]()
+    output, troubles = Output(as_json=as_json), Troubles()
     wanted = QuarantineFilter(reason=reason, tenants=None if tenant is None else tuple(candidates(tenant)))
     with options.shards(shard) as (settings, shards):
-        for each in shards:
-            with tolerated(each, troubles):
-                quarantine = Quarantine(each, settings.sweep)
-                entries = list(islice(quarantine.find(wanted), limit + 1))
-                found.append(_Listed(each, quarantine.size(), each.read_clock(), entries[:limit], len(entries) > limit))
+
+        def listing(each: Shard) -> _Listed:
+            quarantine = Quarantine(each, settings.sweep)
+            entries = list(islice(quarantine.find(wanted), limit + 1))
+            return _Listed(each, quarantine.size(), each.read_clock(), entries[:limit], len(entries) > limit)
+
+        found = [listed for _, listed in for_each_shard(shards, listing, troubles)]
     if as_json:
-        output.json({"shards": [listed.as_dict() for listed in found]})
+        output.json({"shards": [listed.as_dict() for listed in found], "down": troubles.down})
     else:
         output.table(
             ("shard", "id", "reason", "set aside", "tenant", "holds", "state"),
@@ -65,7 +67,7 @@ def list_(
         for name in sorted({entry.reason for listed in found for entry in listed.entries} & REASONS.keys()):
             if output.terminal:
                 output.say(f"{name}: {REASONS[name]}", "dim")
-    end(troubles)
+    troubles.end()
 
 
 @command.command("requeue")

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, yes_option
+from sweeperd.cli.options import Options, json_option, shard_option, yes_option
 from sweeperd.cli.output import Output, printable, shortened
-from sweeperd.cli.shards import tolerated
+from sweeperd.cli.troubles import Troubles
 from sweeperd.config import Settings
 from sweeperd.ops.ids import candidates
 from sweeperd.ops.quarantine import Quarantine, QuarantineChange, QuarantineFilter
@@ -76,7 +76,7 @@ class Change:
     #: What to ask before; {} stands for how many entries.
     question: str
     act: Callable[[Quarantine, QuarantineFilter], Iterator[list[QuarantineChange]]]
-    troubles: list[str] = field(default_factory=list)
+    troubles: Troubles = field(default_factory=Troubles)
     done: int = 0
     stay: int = 0
     #: The first entries that stay: shard, id, reason.
@@ -93,7 +93,7 @@ class Change:
                 self.output.confirm(self.question.format(_entries(total)), yes=yes)
             with self._progress(total) as advance:
                 for shard, wanted, _ in plan:
-                    with tolerated(shard, self.troubles):
+                    with self.troubles.noted(shard):
                         for page in self.act(Quarantine(shard, settings.sweep), wanted):
                             self._count(shard, page)
                             advance(len(page))
@@ -103,7 +103,7 @@ class Change:
         held = dict(self.held.most_common(UNITS))
         if self.output.as_json:
             stays = [{"shard": shard, "id": id_, "reason": reason} for shard, id_, reason in self.stays]
-            answer = {self.verb: self.done, "stay": self.stay, "stays": stays}
+            answer = {self.verb: self.done, "stay": self.stay, "stays": stays, "down": self.troubles.down}
             self.output.json(answer | ({"locked": held} if locked else {}))
             return
         self.output.say(f"{self.verb} {_entries(self.done)}")
@@ -116,8 +116,8 @@ class Change:
     def end(self) -> None:
         """The exit code, and a line for each trouble. Ends the process where there is one."""
         if self.stay:
-            self.troubles.append(f"{_entries(self.stay)} not {self.verb}")
-        end(self.troubles)
+            self.troubles.fail(f"{_entries(self.stay)} not {self.verb}")
+        self.troubles.end()
 
     def _plan(
         self, settings: Settings, shards: Sequence[Shard], selection: Selection
@@ -125,7 +125,7 @@ class Change:
         """For each shard: which entries are named, and how many they are."""
         plan, found = [], set[str]()
         for shard in shards:
-            with tolerated(shard, self.troubles):
+            with self.troubles.noted(shard):
                 quarantine = Quarantine(shard, settings.sweep)
                 if not selection.texts:
                     wanted = QuarantineFilter(reason=selection.reason)
@@ -138,10 +138,10 @@ class Change:
                         found.add(text)
                         ids.append(entry.id)
                 plan.append((shard, QuarantineFilter(tuple(dict.fromkeys(ids))), len(set(ids))))
-        down = bool(self.troubles)  # the entry may be on the shard that does not answer
-        for text in selection.texts:
-            if text not in found and not down:
-                self.troubles.append(f"{shortened(printable(text))} is not in quarantine")
+        if not self.troubles.down:  # an entry may be on a shard that does not answer
+            for text in selection.texts:
+                if text not in found:
+                    self.troubles.fail(f"{shortened(printable(text))} is not in quarantine")
         return plan
 
     def _count(self, shard: Shard, page: Sequence[QuarantineChange]) -> None:
@@ -170,9 +170,3 @@ class Change:
 
 def _entries(count: int) -> str:
     return "1 entry" if count == 1 else f"{count} entries"
-
-
-def end(troubles: Sequence[str]) -> None:
-    """Ends the process with exit code 1 where there is a trouble."""
-    if troubles:
-        fail("\n".join(troubles), Exit.FAILED)

@@ -9,7 +9,7 @@ import click
 
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
 from sweeperd.cli.output import Cell, Output, printable, shortened, span
-from sweeperd.cli.shards import tolerated
+from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import Settings
 from sweeperd.ops.ids import candidates
 from sweeperd.ops.reasons import REASONS
@@ -40,22 +40,17 @@ def command(options: Options, reservation: str, shard: str | None, as_json: bool
 
     ID is the bare id, as it is or as logs and tables show it (\xff). Exit code 1 where no shard knows it.
     """
-    output = Output(as_json=as_json)
-    found: list[tuple[Shard, Inspection]] = []
-    troubles: list[str] = []
+    output, troubles = Output(as_json=as_json), Troubles()
     with options.shards(shard) as (settings, shards):
-        for each in shards:
-            with tolerated(each, troubles):
-                inspection = _inspect(settings, each, reservation)
-                found += [(each, inspection)] if inspection else []
+        seen = for_each_shard(shards, lambda each: _inspect(settings, each, reservation), troubles)
+    found = [(each, inspection) for each, inspection in seen if inspection]
     if as_json and found:
-        output.json({"shards": [_as_dict(each, inspection) for each, inspection in found]})
+        output.json({"shards": [_as_dict(each, inspection) for each, inspection in found], "down": troubles.down})
     elif found:
         _show(output, found)
-    if not found and not troubles:
+    if not found and not troubles.down:
         fail(f"there is no reservation {shortened(printable(reservation))}", Exit.FAILED)
-    if troubles:
-        fail("\n".join(troubles), Exit.FAILED)
+    troubles.end()
 
 
 def _inspect(settings: Settings, shard: Shard, text: str) -> Inspection | None:

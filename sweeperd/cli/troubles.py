@@ -1,8 +1,14 @@
-"""Commands over several shards: one that is down is reported, the rest is shown, and the exit code is 1."""
+"""
+The shards of one command, of which some may be down.
+
+Every command works so: what the other shards give is printed; each shard that is down is one line on standard error and
+one entry of `down` in the JSON document (`{"shard", "address", "error"}`); the exit code is 1.
+"""
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import click
 
@@ -11,23 +17,33 @@ from sweeperd.cli.output import printable
 from sweeperd.ops.shard_trouble import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
 
+T = TypeVar("T")
+
 
 class Troubles:
-    """What one command could not do."""
+    """What one command could not do: the shards that are down, and other problems."""
 
     def __init__(self) -> None:
-        #: Shard -> why it could not be worked with.
-        self.down: dict[str, str] = {}
+        self._down: dict[str, ShardTrouble] = {}
         self._failed = False
+
+    @property
+    def down(self) -> list[dict[str, str]]:
+        """The shards that could not be worked with, for the JSON document."""
+        return [trouble.as_dict() for trouble in self._down.values()]
+
+    def is_down(self, shard: Shard) -> bool:
+        """Whether the command met trouble on this shard before."""
+        return shard.name in self._down
 
     @contextlib.contextmanager
     def noted(self, shard: Shard) -> Iterator[None]:
-        """Trouble with this shard ends the block, and is reported."""
+        """An error of this shard's Redis ends the block, and is noted."""
         try:
             with working_on(shard):
                 yield
         except ShardTrouble as trouble:
-            self.down[shard.name] = str(trouble)
+            self._down[shard.name] = trouble
             self.fail(str(trouble))
 
     def fail(self, problem: str) -> None:
@@ -36,9 +52,18 @@ class Troubles:
         warn(problem)
 
     def end(self) -> None:
-        """Ends the process where something went wrong."""
+        """End the process with exit code 1 where there was a problem."""
         if self._failed:
             sys.exit(Exit.FAILED)
+
+
+def for_each_shard(shards: Iterable[Shard], work: Callable[[Shard], T], troubles: Troubles) -> list[tuple[Shard, T]]:
+    """Do the work on each shard, and return each shard with its result. A shard that is down goes to `troubles`."""
+    done = []
+    for shard in shards:
+        with troubles.noted(shard):
+            done.append((shard, work(shard)))
+    return done
 
 
 def warn(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The trouble of one shard, in one line. A shard that is down must not hide the rest."""
+"""A shard that cannot be worked with. With several shards, one that is down must not hide the others."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,17 +12,27 @@ from sweeperd.store.shard import Shard
 
 
 class ShardTrouble(Exception):
-    """What was asked of one shard could not be done. The message is one line, without credentials."""
+    """A command could not do its work on one shard. The text is one line, without credentials."""
+
+    def __init__(self, shard: Shard, problem: str) -> None:
+        """`problem` is one line that names the shard's address."""
+        super().__init__(problem if shard.name == DEFAULT_SHARD else f"shard {shard.name}: {problem}")
+        self.shard = shard.name
+        self.address = shard.address
+        self.problem = problem
+
+    def as_dict(self) -> dict[str, str]:
+        """An entry of `down`, the list of such shards in every JSON document."""
+        return {"shard": self.shard, "address": self.address, "error": self.problem}
 
 
 @contextlib.contextmanager
 def working_on(shard: Shard) -> Iterator[None]:
-    """Turn every error of Redis into ShardTrouble."""
-    named = "" if shard.name == DEFAULT_SHARD else f"shard {shard.name}: "
+    """Raise ShardTrouble for each error of Redis inside the block."""
     try:
         with shard.reaching():
             yield
     except RedisUnavailable as error:
-        raise ShardTrouble(f"{named}redis is not available: {error}") from error
+        raise ShardTrouble(shard, f"redis is not available: {error}") from error
     except redis.RedisError as error:  # a key of another type, say
-        raise ShardTrouble(f"{named}{shard.address}: {describe(error)}") from error
+        raise ShardTrouble(shard, f"{shard.address}: {describe(error)}") from error

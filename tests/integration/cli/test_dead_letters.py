@@ -96,7 +96,7 @@ def test_which_are_changed(verb: str, which: list[str], left: list[str], invoke:
     told = json.loads(result.stdout)
     done = {"replay": "replayed", "drop": "dropped"}[verb]
     assert told[done] == 4 - len(left) == len(told["dead_letters"])
-    assert (told["left"], told["down"]) == (0, {})
+    assert (told["left"], told["down"]) == (0, [])
     assert {letter["result"] for letter in told["dead_letters"]} == {done}
     assert set(reservations(told["dead_letters"])) == set("abcd") - set(left), "what was dropped is printed whole"
     assert reservations(listed(invoke)) == left
@@ -202,7 +202,7 @@ def test_a_dead_shard_hides_no_other(verb: list[str], invoke: Run, server: Serve
     assert result.exit_code == 1
     told = json.loads(result.stdout)
     assert reservations(told["dead_letters"]) == ["a"]
-    assert list(told["down"]) == ["dead"]
+    assert [trouble["shard"] for trouble in told["down"]] == ["dead"]
     assert result.stderr.startswith("sweeperd: shard dead: redis is not available: ")
     assert result.stderr.count("\n") == 1
     assert "hush" not in result.stdout + result.stderr

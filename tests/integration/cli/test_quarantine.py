@@ -458,7 +458,7 @@ def test_ids_that_are_not_set_aside(verb: str, sweeperd: Sweeperd, client: redis
 def test_redis_is_not_there(arguments: list[str], sweeperd: Sweeperd) -> None:
     ran = sweeperd("quarantine", *arguments, url=f"redis://:hush@127.0.0.1:{free_port()}/0")
     assert (ran.code, ran.err.count("\n")) == (1, 1)
-    assert ran.err.startswith("sweeperd: shard default: redis is not available: redis://127.0.0.1:")
+    assert ran.err.startswith("sweeperd: redis is not available: redis://127.0.0.1:")
     assert "hush" not in ran.err
 
 

@@ -171,7 +171,7 @@ def test_bad_input(sweeperd: Sweeperd) -> None:
         assert problem in ran.err
     ran = sweeperd("show", "a", url=f"redis://:hush@127.0.0.1:{free_port()}/0")
     assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
-    assert ran.err.startswith("sweeperd: shard default: redis is not available: redis://127.0.0.1:")
+    assert ran.err.startswith("sweeperd: redis is not available: redis://127.0.0.1:")
     assert "hush" not in ran.err
 
 

@@ -10,8 +10,8 @@ from sweeperd.ops.explain import explain
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.index_reader import IndexEntry, IndexPager, Position
 from sweeperd.sweep.kind import Outcome
+from sweeperd.sweep.paging import IndexEntry, IndexPager, Position
 
 #: The problem of an entry that is no longer on the list.
 NOT_THERE = "not_quarantined"
@@ -139,7 +139,7 @@ class Quarantine:
             if len(entries) < self._length:
                 return
             staying = [not wanted.takes(entry) or stays(entry) for entry in entries]
-            position = position.behind(zip(page, staying, strict=True))
+            position = position.after(zip(page, staying, strict=True))
 
     def _named(self, ids: Sequence[bytes]) -> list[SetAside]:
         pipeline = self._shard.client.pipeline(transaction=False)

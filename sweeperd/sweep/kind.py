@@ -35,6 +35,8 @@ class Decision(NamedTuple):
     tenant: bytes = b""
     #: From the moment when it could be expired to the moment when it was, ms.
     lag_ms: int = 0
+    #: When the grace of an entry in grace ends, ms on the server's clock; 0 where that is not known.
+    grace_end_ms: int = 0
     #: The scopes whose budget should have got the amount back, and does not exist.
     missing: tuple[str, ...] = ()
 

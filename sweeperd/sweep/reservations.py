@@ -40,4 +40,6 @@ def _decision(entry: bytes, reply: Any) -> Decision:
         return Decision(entry, outcome, reply[1].decode(), tenant=reply[2])
     if outcome is Outcome.SKIPPED:
         return Decision(entry, outcome, reply[1].decode())
+    if outcome is Outcome.IN_GRACE:
+        return Decision(entry, outcome, grace_end_ms=reply[1])
     return Decision(entry, outcome)

@@ -182,7 +182,7 @@ class World:
         assert not isinstance(told, Exception), told
         same = 2 if at is None and reply[0] == b"expired" else len(reply)  # then comes how late it is
         assert told[0][:same] == reply[:same]
-        assert in_grace in (None, reply == [b"in_grace"])
+        assert in_grace in (None, reply[0] == b"in_grace")
         return reply
 
     def looked(self, rid: bytes, at: int | None, grace: int) -> bool | None:

@@ -13,20 +13,20 @@ from tests.lua.builders import DEADLINE, FAR_FUTURE, NOW, RID, Value, World, see
         # A grace of its own.
         (5000, 0, DEADLINE - 1, [b"not_due"]),
         (5000, 0, DEADLINE, [b"not_due"]),
-        (5000, 0, DEADLINE + 1, [b"in_grace"]),
-        (5000, 0, DEADLINE + 4999, [b"in_grace"]),
-        (5000, 0, DEADLINE + 5000, [b"in_grace"]),
+        (5000, 0, DEADLINE + 1, [b"in_grace", DEADLINE + 5000]),
+        (5000, 0, DEADLINE + 4999, [b"in_grace", DEADLINE + 5000]),
+        (5000, 0, DEADLINE + 5000, [b"in_grace", DEADLINE + 5000]),
         (5000, 0, DEADLINE + 5001, [b"expired", b"acme", 1, b"[]"]),
         # The default, where it has none.
         (None, 5000, DEADLINE, [b"not_due"]),
-        (None, 5000, DEADLINE + 5000, [b"in_grace"]),
+        (None, 5000, DEADLINE + 5000, [b"in_grace", DEADLINE + 5000]),
         (None, 5000, DEADLINE + 5001, [b"expired", b"acme", 1, b"[]"]),
         (None, 0, DEADLINE, [b"not_due"]),
         (None, 0, DEADLINE + 1, [b"expired", b"acme", 1, b"[]"]),
         # Its own wins, be it shorter or longer.
         (0, 5000, DEADLINE, [b"not_due"]),
         (0, 5000, DEADLINE + 1, [b"expired", b"acme", 1, b"[]"]),
-        (7000, 5000, DEADLINE + 7000, [b"in_grace"]),
+        (7000, 5000, DEADLINE + 7000, [b"in_grace", DEADLINE + 7000]),
         (7000, 5000, DEADLINE + 7001, [b"expired", b"acme", 1, b"[]"]),
     ],
 )

@@ -1,5 +1,5 @@
--- What {id, score, id, score, ...} are known by: no other entries have the same one. Written as JSON, because an id may
--- hold any character. An imitation of Redis that has no SHA1 gives the JSON itself, which is as good and longer.
+-- The fingerprint of {id, score, id, score, ...}: no other entries have the same one. It is made of JSON, because an id
+-- may hold any character. Where the server has no SHA1 (fakeredis) it is the JSON itself, which is as good and longer.
 
 local function fingerprint(entries)
   local text = cjson.encode(entries)

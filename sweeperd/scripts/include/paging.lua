@@ -1,5 +1,5 @@
 -- A page of a sorted set, by position: {id, score, id, score, ...} of `count` entries at most, with scores from `score`
--- to `last`, behind as many of exactly `score` as were `passed`.
+-- to `last`, after the first `passed` entries of exactly `score`.
 --
 -- Positions come from ZCOUNT, which is logarithmic; ZRANGEBYSCORE with an offset would walk over every entry that it
 -- passes, and a million reservations with one deadline, all in grace, would be walked over again for each page.

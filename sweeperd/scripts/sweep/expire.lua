@@ -14,7 +14,8 @@
 -- Anything more is ignored, a client's idea of the time above all: now is this server's TIME.
 --
 -- Returns {outcome, ...}:
---   {'not_found'}  {'not_due'}  {'in_grace'}
+--   {'not_found'}  {'not_due'}
+--   {'in_grace', ms when the grace ends}
 --   {'skipped', state}
 --   {'quarantined', reason, tenant}
 --   {'expired', tenant, ms since deadline + grace, scopes without a budget as a JSON array}
@@ -32,6 +33,8 @@
 -- with %d (redis.call would print a number with 17 digits of floating point, at several times the cost), and tables
 -- that have served are used again.
 
+-- @include deadline
+
 -- Up to 15 digits, a sum of two numbers is exact in a double.
 local PLAIN, PLAIN_DIGITS = '^[1-9]%d*$', 15
 local INT64_MAX = '9223372036854775807'
@@ -45,16 +48,6 @@ local function set_aside(reason, now, tenant)
     call('HSET', KEYS[1], 'quarantined_at', now, 'quarantine_reason', reason)
   end
   return {'quarantined', reason, tenant or ''}
-end
-
--- Milliseconds from plain decimal text; nil where it is none, or where a double would round it.
-local function milliseconds(text)
-  if text == '0' or find(text, PLAIN) then
-    local value = text + 0
-    if value < 9007199254740992 or text == '9007199254740992' then
-      return value
-    end
-  end
 end
 
 -- Moves amount from reserved to remaining in exact arithmetic. Returns both as text, or as third value the
@@ -78,9 +71,7 @@ local function move_exactly(reserved, remaining, amount)
   return int64_text(reserved_high, reserved_low), remaining
 end
 
-local time = call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local now_text = format('%d', now)
+local now, now_text = clock.now, clock.now_text
 
 local row = attempt('HMGET', KEYS[1], 'state', 'expires_at', 'grace_ms', 'estimate_amount', 'estimate_unit',
   'budgeted_scopes', 'tenant', 'scope_path', 'created_at', 'extension_count')
@@ -105,17 +96,17 @@ if state ~= 'ACTIVE' then
 end
 
 local grace_text = row[3] or ARGV[3]
-local expires_at, grace = expires_text and milliseconds(expires_text), milliseconds(grace_text)
-if not expires_at or not grace then
+local phase, expires_at, grace = deadline_phase(expires_text, grace_text)
+if not phase then
   return set_aside('INVALID_EXPIRY', now_text, tenant)
 end
-if now <= expires_at then
+if phase == 'not_due' then
   call('ZREM', KEYS[2], ARGV[1])
   call('ZADD', KEYS[2], expires_text, ARGV[1])
   return {'not_due'}
 end
-if now <= expires_at + grace then
-  return {'in_grace'}
+if phase == 'in_grace' then
+  return {'in_grace', expires_at + grace}
 end
 
 if not amount or not (amount == '0' or find(amount, PLAIN)) or not unit or unit == ''

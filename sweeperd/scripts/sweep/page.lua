@@ -1,4 +1,4 @@
--- One page of the index, by position: what follows the entries that were looked at already and stay where they are.
+-- One page of the index, by position: the entries that follow those which were decided already and stay in the index.
 --
 -- KEYS[1] -> the index  ZSET  id -> deadline, ms
 --

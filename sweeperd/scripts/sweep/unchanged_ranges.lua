@@ -1,24 +1,25 @@
--- Which stretches of the index, one behind the other, are as they were when all of their entries were in grace, and
--- still are?
+-- Which ranges of the index, one after the other, still have the entries that they had when all of them were in grace,
+-- and no grace among them has ended?
 --
 -- KEYS[1] -> the index  ZSET  id -> deadline, ms
 --
 -- ARGV[1], ARGV[2] -> where paging stands: at this score, past so many entries of it, which stay
--- ARGV[3..] -> of each stretch: how many entries it has; their fingerprint; until when all of them are in grace, ms
+-- ARGV[3..] -> of each range: how many entries it has; their fingerprint; when the first grace among them ends, ms
 --
--- Returns how many of them hold, from the first on. One does not where entries came or went in it or before it.
+-- Returns how many ranges are unchanged, counted from the first. A range has changed where entries came or went in it
+-- or before it.
 
 -- @include clock
 -- @include fingerprint
 
 local rank = redis.call('ZCOUNT', KEYS[1], '-inf', '(' .. ARGV[1]) + ARGV[2]
-local held = 0
+local unchanged = 0
 for i = 3, #ARGV, 3 do
-  local behind = rank + ARGV[i]
+  local last = rank + ARGV[i] - 1
   if clock.now > tonumber(ARGV[i + 2])
-    or fingerprint(redis.call('ZRANGE', KEYS[1], rank, behind - 1, 'WITHSCORES')) ~= ARGV[i + 1] then
+    or fingerprint(redis.call('ZRANGE', KEYS[1], rank, last, 'WITHSCORES')) ~= ARGV[i + 1] then
     break
   end
-  rank, held = behind, held + 1
+  rank, unchanged = last + 1, unchanged + 1
 end
-return held
+return unchanged

@@ -133,7 +133,7 @@ def test_a_grace_that_ends_is_noticed_at_once(world: World) -> None:
 
 def test_what_changed_in_the_hash_alone_is_noticed_after_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """No writer that keeps the contract does that."""
-    monkeypatch.setattr(grace, "LOOK_AGAIN", (0.3, 0.3))
+    monkeypatch.setattr(grace, "RESCAN_AFTER", (0.3, 0.3))
     world.in_grace(*map(str, range(100)))
     world.tick()
     world.shard.client.hset(world.shard.keys.reservation(b"42"), "grace_ms", 0)
@@ -141,7 +141,7 @@ def test_what_changed_in_the_hash_alone_is_noticed_after_a_while(world: World, m
 
 
 def test_it_remembers_no_more_than_it_may(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grace, "REMEMBERED", 2)
+    monkeypatch.setattr(grace, "CAPACITY", 2)
     world.in_grace(*map(str, range(300)), ago=range(10_000, 10_000 - 7 * 300, -7))
     world.tick()
     report, looked = world.looks(world.tick)
@@ -202,3 +202,35 @@ def test_those_in_front_that_have_the_same_score_may_go(world: World) -> None:
     assert world.tick().counts[Outcome.IN_GRACE] == 60
     report = world.tick()
     assert (report.counts[Outcome.IN_GRACE], report.passed) == (60, 60)
+
+
+def cut_short(sweeper: Sweeper) -> SweepReport:
+    """A tick that reads one page and decides one batch."""
+    steps = iter([False, False])
+    return sweeper.tick(lambda: next(steps, True))
+
+
+def test_a_grace_that_has_ended_is_noticed_while_ticks_are_cut_short(world: World) -> None:
+    world.sweeper = world.another(batch_size=100, pipeline_depth=1)
+    world.in_grace("soon", ago=60_000, left=1500)
+    world.in_grace(*map(str, range(100)), ago=range(50_000, 40_000, -100))
+    assert cut_short(world.sweeper).counts[Outcome.IN_GRACE] > 0
+    ends = world.scores()["soon"] + 61_500
+    eventually(lambda: server_time(world.shard.client) > ends)
+    first, second = cut_short(world.sweeper), cut_short(world.sweeper)
+    assert not first.complete
+    assert not second.complete
+    assert expired(world.shard.client) == {b"soon"}
+    passed = sum(cut_short(world.sweeper).counts[Outcome.IN_GRACE] for _ in range(30))
+    assert passed >= 100, "the other entries have their turn as well"
+
+
+def test_ranges_that_are_gone_are_not_all_asked_about_in_a_tick_that_is_to_stop(world: World) -> None:
+    world.in_grace(*map(str, range(400)), ago=range(100_000, 60_000, -100))
+    world.tick()
+    world.shard.client.delete(world.shard.keys.reservation_index)
+    world.shard.client.config_resetstat()
+    report = cut_short(world.sweeper)
+    assert not report.complete
+    assert world.shard.client.info("commandstats")["cmdstat_evalsha"]["calls"] <= 2 * 2, "two for each page"
+    eventually(lambda: world.tick().complete)

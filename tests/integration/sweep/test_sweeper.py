@@ -49,7 +49,7 @@ end
 return {'in_grace'}
 """
 #: What stays can be told from the page.
-LOOK = f"""
+GRACE_SCAN = f"""
 {source("include/paging")}
 local found, flags = page(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]), {{}}
 for i = 1, #found, 2 do
@@ -59,7 +59,7 @@ for i = 1, #found, 2 do
   end
   flags[#flags + 1] = stays and '1' or '0'
 end
-return {{found, table.concat(flags), #flags == tonumber(ARGV[4]) and '1' or '0'}}
+return {{found, table.concat(flags), #flags == tonumber(ARGV[4]) and '1' or '0', '', ''}}
 """
 INDEX, JOURNAL, QUARANTINE = b"index", b"journal", b"quarantine"
 
@@ -73,10 +73,10 @@ class World:
     observed: list[Decision] = field(default_factory=list)
     trace_ids: list[str] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
-    #: What happens after each slice.
+    #: What happens after each batch.
     then: Callable[[], object] = lambda: None
     #: Whether the page can tell what stays.
-    look: bool = False
+    scan: bool = False
 
     def fill(self, entries: dict[str, int]) -> None:
         """Put entries into the index, by how many ms ago they were due."""
@@ -92,7 +92,7 @@ class World:
             Script("fates", FATES),
             lambda entry, _: Call([INDEX, JOURNAL], [entry, self.now]),
             lambda entry, reply: Decision(entry, Outcome(reply[0].decode())),
-            GraceScan(Script("look", LOOK), [JOURNAL]) if self.look else None,
+            GraceScan(Script("grace_scan", GRACE_SCAN), [JOURNAL]) if self.scan else None,
         )
         return Sweeper(self.shard, kind, SweepSettings.model_validate(settings), self._observe, self.stop)
 
@@ -114,12 +114,12 @@ class World:
         return {name.decode() for name in names}
 
 
-LOOKING = pytest.mark.parametrize("world", [True], ids=["look"], indirect=True)
+SCANNING = pytest.mark.parametrize("world", [True], ids=["scan"], indirect=True)
 
 
-@pytest.fixture(params=[False, True], ids=["", "look"])
+@pytest.fixture(params=[False, True], ids=["", "scan"])
 def world(shard: Shard, request: pytest.FixtureRequest) -> World:
-    return World(shard, server_time(shard.client), look=request.param)
+    return World(shard, server_time(shard.client), scan=request.param)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -151,7 +151,7 @@ def test_each_due_entry_is_decided_once(seed: int, world: World) -> None:
     assert sorted(world.journal()) == sorted(name for name in due if name.startswith(("stay", "fail")))
 
 
-def test_more_than_a_batch_of_one_score_that_all_stay(world: World) -> None:
+def test_more_than_a_page_of_one_score_that_all_stay(world: World) -> None:
     entries = {f"stay-{number}": 1000 for number in range(25)}
     world.fill(entries | {"go-behind": 999})
     sweeper = world.sweeper(4, 3)
@@ -174,7 +174,7 @@ def test_the_oldest_come_first(world: World) -> None:
     assert world.journal() == ["go-a", "fail-b", "go-c"]
 
 
-def test_a_batch_is_sent_in_slices(world: World) -> None:
+def test_a_page_is_sent_in_batches(world: World) -> None:
     world.fill({f"go-{number}": 1 for number in range(10)})
     seen = []
     world.then = lambda: seen.append(len(world.observed))
@@ -183,7 +183,7 @@ def test_a_batch_is_sent_in_slices(world: World) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5, 6])
-def test_no_more_calls_than_a_slice_are_on_their_way(depth: int, world: World) -> None:
+def test_no_more_calls_than_the_pipeline_depth_are_on_their_way(depth: int, world: World) -> None:
     world.fill({f"go-{number}": 1 for number in range(20)})
     sent: list[int] = []
     original = ScriptPipeline.send
@@ -196,7 +196,7 @@ def test_no_more_calls_than_a_slice_are_on_their_way(depth: int, world: World) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ScriptPipeline, "send", send)
         assert world.sweeper(20, depth).tick().candidates == 20
-    assert max(sent) == max(1, depth // 2), "the other half is sent before the replies to this one are read"
+    assert max(sent) == max(1, depth // 2), "the other batch is sent before the replies to this one are read"
 
 
 def test_entries_that_come_due_meanwhile_are_the_next_ticks(world: World) -> None:
@@ -225,15 +225,15 @@ def test_one_entry_that_fails_stops_no_other(world: World) -> None:
 def test_a_tick_that_ran_out_of_time_is_taken_up_where_it_stopped(world: World) -> None:
     entries = {f"{'go' if number % 3 else 'fail'}-{number}": 9 - number // 5 for number in range(25)}
     world.fill(entries)
-    world.then = lambda: time.sleep(0.002)  # each slice uses the budget up
+    world.then = lambda: time.sleep(0.002)  # each batch uses the budget up
     sweeper = world.sweeper(10, 4, "1ms")
     decided = []
     for tick in range(10):
         report = sweeper.tick()
-        slice_ = world.journal()
-        assert 0 < len(slice_) <= 4
-        assert report.candidates == len(slice_)
-        decided += slice_
+        batch = world.journal()
+        assert 0 < len(batch) <= 4
+        assert report.candidates == len(batch)
+        decided += batch
         if report.complete:
             break
         assert len(decided) < len(entries), f"tick {tick} has looked at all and does not know it"
@@ -244,14 +244,14 @@ def test_a_tick_that_ran_out_of_time_is_taken_up_where_it_stopped(world: World) 
     assert sorted(world.journal()) == sorted(name for name in entries if name.startswith("fail"))
 
 
-def test_stop_ends_the_tick_after_the_slice(world: World) -> None:
+def test_stop_ends_the_tick_after_the_batch(world: World) -> None:
     entries = {f"fail-{number}": 1 for number in range(10)}
     world.fill(entries)
     world.then = world.stop.set
     sweeper = world.sweeper(10, 6)
     report = sweeper.tick()
     assert not report.complete
-    assert report.candidates == 6, "the half behind it was on its way"
+    assert report.candidates == 6, "the batch after it was on its way"
     first = world.journal()
     assert len(first) == 6
     world.then = lambda: None
@@ -261,7 +261,7 @@ def test_stop_ends_the_tick_after_the_slice(world: World) -> None:
     assert sorted(first + world.journal()) == sorted(entries)
 
 
-def test_it_gives_way_after_the_slice(world: World) -> None:
+def test_it_gives_way_after_the_batch(world: World) -> None:
     entries = {f"fail-{number}": 1 for number in range(10)}
     world.fill(entries)
     sweeper = world.sweeper(6, 3)
@@ -273,7 +273,7 @@ def test_it_gives_way_after_the_slice(world: World) -> None:
     assert sorted(first + world.journal()) == sorted(entries)
 
 
-def test_a_slice_that_the_server_chokes_on_is_passed_over_by_the_next_tick(world: World) -> None:
+def test_a_batch_that_the_server_fails_on_is_passed_over_by_the_next_tick(world: World) -> None:
     world.fill({"trouble-1": 9, "trouble-2": 9} | {f"go-{number}": 8 for number in range(5)})
     sweeper = world.sweeper(4, 4)
     with pytest.raises(RedisUnavailable, match=r"READONLY|replica"):
@@ -290,8 +290,8 @@ def test_a_slice_that_the_server_chokes_on_is_passed_over_by_the_next_tick(world
     assert world.journal() == ["trouble-1", "trouble-2"], "it is not forgotten, either"
 
 
-def test_a_slice_whose_connection_breaks_while_the_next_is_sent_is_passed_over_too(world: World) -> None:
-    """A server that dies of a slice is noticed when the next one is written, not only when replies are read."""
+def test_a_batch_whose_connection_breaks_while_the_next_is_sent_is_passed_over_too(world: World) -> None:
+    """A server that dies of a batch is noticed when the next one is written, not only when replies are read."""
     world.fill({f"fail-{number}": 9 - number for number in range(6)})
     sweeper = world.sweeper(6, 4)
     original = ScriptPipeline.send
@@ -313,7 +313,18 @@ def test_a_slice_whose_connection_breaks_while_the_next_is_sent_is_passed_over_t
     assert sweeper.tick().candidates == 6, "it is not forgotten, either"
 
 
-def test_nothing_starves_behind_trouble_in_a_mixed_slice(world: World) -> None:
+def test_the_last_batch_of_a_page_is_passed_over_too(world: World) -> None:
+    world.fill({"go-1": 9, "go-2": 8, "trouble-3": 7, "trouble-4": 6, "go-5": 5})
+    sweeper = world.sweeper(4, 4)
+    with pytest.raises(RedisUnavailable):
+        sweeper.tick()
+    world.observed.clear()
+    assert sweeper.tick().complete
+    assert [decision.id for decision in world.observed] == [b"go-5"]
+    assert world.index() == {"trouble-3", "trouble-4"}
+
+
+def test_nothing_starves_behind_trouble_in_a_mixed_batch(world: World) -> None:
     entries = {"go-1": 9, "stay-2": 9, "trouble-3": 9, "go-4": 9} | {f"go-{number}": 8 for number in range(5, 12)}
     world.fill(entries)
     sweeper = world.sweeper(5, 4)
@@ -326,7 +337,7 @@ def test_nothing_starves_behind_trouble_in_a_mixed_slice(world: World) -> None:
 
 
 def test_what_was_decided_before_the_trouble_is_told(world: World) -> None:
-    """A fail-over in the middle of a slice: the expiries before it are known to have happened."""
+    """A fail-over in the middle of a batch: the expiries before it are known to have happened."""
     world.fill({"go-1": 9, "stay-2": 8, "trouble-3": 7, "trouble-4": 6})
     with pytest.raises(RedisUnavailable):
         world.sweeper(10, 10).tick()
@@ -342,7 +353,7 @@ def test_a_tick_has_a_trace_id_of_its_own(world: World) -> None:
     assert all(re.fullmatch("[0-9a-f]{32}", report.trace_id) for report in reports)
 
 
-def test_the_script_cache_is_flushed_between_slices(world: World) -> None:
+def test_the_script_cache_is_flushed_between_batches(world: World) -> None:
     entries = {f"{fate}-{number}": 1 for number in range(6) for fate in ("go", "stay")}
     world.fill(entries)
     world.then = world.shard.client.script_flush
@@ -380,7 +391,7 @@ def test_backlog(world: World, client: redis.Redis) -> None:
     assert 90 <= backlog.oldest_due_seconds < 100
 
 
-@LOOKING
+@SCANNING
 def test_what_is_in_grace_is_looked_at_and_not_decided_once_that_pays(world: World) -> None:
     stays = {f"stay-{number}": 1000 - number for number in range(200)}
     world.fill(stays | {"go-1": 850, "go-2": 1})
@@ -399,7 +410,7 @@ def test_what_is_in_grace_is_looked_at_and_not_decided_once_that_pays(world: Wor
         world.fill({f"go-{number}": 2000 for number in range(10, 60)})
         world.fill({"go-3": 500})
         second = sweeper.tick()
-        assert sum(runs) < 2 + 51 + 20, "what stays behind those that go is looked at again after a slice or two"
+        assert sum(runs) < 2 + 51 + 20, "what stays behind those that go is looked at again after a batch or two"
     assert first.complete
     assert second.complete
     assert dict(first.counts) == {Outcome.IN_GRACE: 200, Outcome.EXPIRED: 2}
@@ -409,13 +420,13 @@ def test_what_is_in_grace_is_looked_at_and_not_decided_once_that_pays(world: Wor
     assert sorted(decided) == sorted([*stays, *stays, *gone])
 
 
-@LOOKING
+@SCANNING
 def test_where_nothing_is_in_grace_any_more_nobody_looks(world: World) -> None:
     sweeper = world.sweeper(100, 10)
     world.fill({f"stay-{number}": 1000 for number in range(50)} | {f"go-{number}": 1 for number in range(500)})
     assert sweeper.tick().complete
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GraceCache, "read", _never)
+        patch.setattr(GraceCache, "scan", _never)
         world.shard.client.delete(INDEX)
         world.fill({f"go-{number}": 1 for number in range(50)})
         assert sweeper.tick().counts[Outcome.EXPIRED] == 50
@@ -425,7 +436,7 @@ def _never(*_: Any) -> None:
     raise AssertionError("somebody looked")
 
 
-@LOOKING
+@SCANNING
 @pytest.mark.parametrize("cut", ["stop", "give way"])
 def test_a_look_that_is_cut_short_is_taken_up_where_it_stopped(cut: str, world: World) -> None:
     entries = {f"{'fail' if number % 4 == 0 else 'stay'}-{number}": 1000 - number // 7 for number in range(400)}
@@ -447,7 +458,7 @@ def test_a_look_that_is_cut_short_is_taken_up_where_it_stopped(cut: str, world: 
     )
 
 
-def test_slices_get_shorter_where_redis_is_slow_and_longer_again(world: World) -> None:
+def test_batches_get_shorter_where_redis_is_slow_and_longer_again(world: World) -> None:
     sweeper = world.sweeper(100, 40)
     world.fill({f"slow-{number}": 1 for number in range(120)})
     assert sweeper.tick().pipeline_depth == 4, "pipeline_depth_min; each batch takes all of batch_time"

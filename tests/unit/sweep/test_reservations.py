@@ -17,7 +17,7 @@ TRACE = "0123456789abcdef0123456789abcdef"
     [
         ([b"not_found"], Decision(b"r1", Outcome.NOT_FOUND)),
         ([b"not_due"], Decision(b"r1", Outcome.NOT_DUE)),
-        ([b"in_grace"], Decision(b"r1", Outcome.IN_GRACE)),
+        ([b"in_grace", 17], Decision(b"r1", Outcome.IN_GRACE, grace_end_ms=17)),
         ([b"skipped", b"COMMITTED"], Decision(b"r1", Outcome.SKIPPED, "COMMITTED")),
         (
             [b"quarantined", b"INVALID_STATE", b"acme"],

@@ -1,0 +1,85 @@
+"""Where each tick begins: where the last one stopped, and at the start again once a grace has ended there."""
+
+import math
+import random
+
+from sweeperd.sweep.cursor import Cursor
+from sweeperd.sweep.paging import START, Position
+
+
+def at(score: int, passed: int = 0) -> Position:
+    return Position(b"%d" % score, passed)
+
+
+def test_a_tick_is_taken_up_where_it_stopped() -> None:
+    cursor = Cursor()
+    assert cursor.start(100) == START
+    cursor.stop(at(5))
+    assert cursor.start(101) == at(5)
+    cursor.stop(at(5, 3))
+    assert cursor.start(102) == at(5, 3)
+    cursor.finish()
+    assert cursor.start(103) == START
+
+
+def test_an_ended_grace_starts_a_second_walk_and_both_take_turns() -> None:
+    cursor = Cursor()
+    cursor.start(100)
+    cursor.pass_by(150)
+    cursor.pass_by(200)
+    cursor.stop(at(50))
+    assert cursor.start(150) == at(50), "the last ms of grace counts"
+    cursor.stop(at(60))
+    assert cursor.start(151) == START
+    cursor.pass_by(200)
+    cursor.stop(at(20))
+    assert cursor.start(152) == at(60)
+    cursor.stop(at(70))
+    assert cursor.start(153) == at(20)
+    cursor.stop(at(80))
+    assert cursor.start(154) == at(80), "the second walk has got past the first: it is the only one"
+    cursor.stop(at(90))
+    assert cursor.start(155) == at(90)
+    cursor.stop(at(90))
+    assert cursor.start(201) == START
+
+
+def test_a_walk_that_has_ended_ends_the_second_one() -> None:
+    cursor = Cursor()
+    cursor.start(100)
+    cursor.pass_by(110)
+    cursor.stop(at(50))
+    cursor.start(111)
+    cursor.stop(at(20))
+    assert cursor.start(112) == at(50)
+    cursor.finish()
+    assert [cursor.start(now) for now in (113, 114)] == [START, START]
+
+
+def test_positions_are_ordered_by_score_as_a_number() -> None:
+    assert at(9).precedes(at(10))
+    assert START.precedes(at(-5))
+    assert at(5, 2).precedes(at(5, 3))
+    assert not at(5, 3).precedes(at(5, 3))
+
+
+def test_no_entry_waits_long_however_short_the_ticks_are() -> None:
+    """Entries leave grace all the time; each is decided within two rounds of the index after its grace has ended."""
+    chance = random.Random(1)
+    entries, step = 60, 7
+    ends = {score: chance.randrange(1, 300) for score in range(entries)}
+    cursor, left, worst = Cursor(), dict(ends), 0
+    for now in range(1, 400):
+        position = cursor.start(now)
+        begin = 0 if position == START else int(position.score)
+        for score in range(begin, min(begin + step, entries)):
+            if score in left and left[score] < now:
+                worst = max(worst, now - left.pop(score))
+            elif score in left:
+                cursor.pass_by(left[score])
+        if begin + step >= entries:
+            cursor.finish()
+        else:
+            cursor.stop(at(begin + step))
+    assert left == {}
+    assert worst < 4 * math.ceil(entries / step)

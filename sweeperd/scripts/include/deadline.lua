@@ -2,15 +2,17 @@
 
 -- @include clock
 
--- Takes the text of both, ms. Returns nil where one of them is no whole number that a double holds exactly; else
--- 'not_due', 'in_grace' or 'overdue', then both as numbers. The deadline itself, and the last ms of grace, still count.
-local function deadline_phase(expires_text, grace_text)
+-- Takes the text of both, ms, and the moment in question, which is now where it is left out. Returns nil where one of
+-- them is no whole number that a double holds exactly; else 'not_due', 'in_grace' or 'overdue', then both as numbers.
+-- The deadline itself is not past it, and the last ms of grace is in grace.
+local function deadline_phase(expires_text, grace_text, at)
   local expires_at, grace = clock.whole(expires_text), clock.whole(grace_text)
   if not expires_at or not grace then
     return nil
   end
-  if clock.now <= expires_at then
+  at = at or clock.now
+  if at <= expires_at then
     return 'not_due', expires_at, grace
   end
-  return clock.now <= expires_at + grace and 'in_grace' or 'overdue', expires_at, grace
+  return at <= expires_at + grace and 'in_grace' or 'overdue', expires_at, grace
 end

@@ -12,6 +12,7 @@
 --   retention       how long a reservation that has ended stays readable, ms
 
 -- @include clock
+-- @include deadline
 -- @include amounts
 -- @include budgets
 -- @include idempotency
@@ -50,11 +51,11 @@ do
     if state ~= 'ACTIVE' then
       return invalid('INVALID_STATE')
     end
-    local expires_at, grace = clock.whole(row[3]), clock.whole(row[4] or request.default_grace)
-    if not expires_at or not grace then
+    local phase, expires_at, grace = deadline_phase(row[3], row[4] or request.default_grace)
+    if not phase then
       return invalid('INVALID_EXPIRY')
     end
-    if clock.now > expires_at + (in_grace and grace or 0) then
+    if phase == 'overdue' or (phase == 'in_grace' and not in_grace) then
       return nil, {'refused', 'RESERVATION_EXPIRED', ''}
     end
     if not amounts.is_amount(amount) or not unit or unit == '' then

@@ -15,6 +15,7 @@
 --                                                  it ended, '' where it still holds, '?' where that cannot be told
 
 -- @include clock
+-- @include deadline
 -- @include reservation_look
 -- @include scopes
 
@@ -41,8 +42,7 @@ local function held_until(row)
     return ended >= since and row[ending] or nil
   end
   -- Commits and releases are taken until the end of the grace; a sweep may come at any time after it.
-  local deadline, grace = clock.whole(row[2]), clock.whole(row[9] or ARGV[1])
-  if row[1] ~= 'EXPIRED' and deadline and grace and deadline + grace < since then
+  if row[1] ~= 'EXPIRED' and deadline_phase(row[2], row[9] or ARGV[1], since) == 'overdue' then
     return nil
   end
   return '?'

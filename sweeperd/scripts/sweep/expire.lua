@@ -33,6 +33,7 @@
 -- with %d (redis.call would print a number with 17 digits of floating point, at several times the cost), and tables
 -- that have served are used again.
 
+-- @include clock
 -- @include deadline
 
 -- Up to 15 digits, a sum of two numbers is exact in a double.

@@ -123,6 +123,8 @@ HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})$"
 LeaseTtl = Annotated[Duration, AfterValidator(_lease_ttl)]
 RedisUrl = Annotated[SecretStr, BeforeValidator(_fetched), AfterValidator(_redis_url)]
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
+#: How an event is written: as sweeperd's own JSON object, or as a CloudEvent 1.0 in structured mode.
+Format = Literal["event", "cloudevents"]
 SigningKey = Annotated[SecretBytes, BeforeValidator(_signing_key)]
 
 
@@ -201,6 +203,8 @@ class EndpointSettings(Section):
     url: HttpUrl
     secrets: list[SigningKey] = []
     tenants: list[str] | None = None
+    format: Format = "event"
+    batch_size: int = Field(default=1, ge=1, le=1000)
     headers: dict[str, SecretStr] = {}
 
     @field_validator("headers")

@@ -31,8 +31,8 @@ BLOCK = 1.0
 #: The longest between two looks at what is to be handed over again, seconds.
 LOOK_AGAIN = 5.0
 
-#: The fields of a stream entry to what is sent.
-Encode = Callable[[dict[bytes, bytes]], Message]
+#: From the id and the fields of a stream entry to the message that is sent.
+Encode = Callable[[bytes, dict[bytes, bytes]], Message]
 
 
 class EndpointWorker:
@@ -341,8 +341,8 @@ class EndpointWorker:
         if self._stop.is_set() or held_back or self._left_alone():
             self._stream.release(self.name, entry)
             return False
-        message = self._encode(entry.fields)
-        verdict = self._webhook.deliver(message, attempts=1 if probe else None)
+        message = self._encode(entry.id, entry.fields)
+        verdict = self._webhook.deliver([message], attempts=1 if probe else None)
         about = self._about | {"event_id": message.event_id, "trace_id": message.trace_id}
         if entry.only_for is not None:
             about["replay"] = True

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.delivery.consumer import Encode, EndpointWorker
+from sweeperd.delivery.consumer import EndpointWorker
 from sweeperd.delivery.outbox import Outbox, Replication
+from sweeperd.delivery.payload import EventEncoder
 from sweeperd.delivery.result import DeliveryResult, Result
 from sweeperd.delivery.sender import WebhookClient
 from sweeperd.errors import RedisUnavailable
@@ -39,7 +40,6 @@ class Dispatcher:
         self,
         settings: Settings,
         shard: Shard,
-        encode: Encode,
         metrics: Metrics,
         stop: threading.Event,
         concurrency: int,
@@ -62,7 +62,7 @@ class Dispatcher:
                 shard,
                 self._stream,
                 WebhookClient(endpoint, webhooks, shard.clock, senders, self._observer(endpoint.name), stop),
-                encode,
+                EventEncoder(shard.name, shard.origin, endpoint.format),
                 senders,
                 metrics,
                 stop,

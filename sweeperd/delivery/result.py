@@ -43,6 +43,11 @@ class DeliveryResult:
         """The receiver is gone for good and wants no more requests."""
         return self.status == 410
 
+    @property
+    def content_refused(self) -> bool:
+        """The receiver refuses what is in the request. Of a batch, a smaller one may be accepted."""
+        return self.status in (400, 413, 422)
+
 
 def judge(status: int, headers: Mapping[str, str], now_ms: int, seconds: float) -> DeliveryResult:
     """The result of a response. `now_ms`: Redis's clock, for a `Retry-After` date in a response that has no `Date`."""

@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import requests
@@ -15,6 +15,7 @@ from tenacity.wait import wait_base
 from sweeperd import __version__
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.payload import Message
+from sweeperd.delivery.request import WebhookRequest, batch_request, single_request
 from sweeperd.delivery.result import DeliveryResult, failed, judge
 from sweeperd.delivery.signing import Signer
 from sweeperd.delivery.transport import Transport
@@ -57,6 +58,9 @@ class WebhookClient:
         observe: Callable[[DeliveryResult], None],
         stop: threading.Event,
     ) -> None:
+        self._format = endpoint.format
+        #: A batch is an array, even of a single event, so that the receiver always gets the same type.
+        self._batches = endpoint.batch_size > 1
         self._signer = Signer([secret.get_secret_value() for secret in endpoint.secrets])
         connect_timeout, timeout = settings.connect_timeout.total_seconds(), settings.timeout.total_seconds()
         #: The limit for connecting, waiting for the response and reading it, together, seconds.
@@ -68,21 +72,26 @@ class WebhookClient:
         self._observe = observe
         self._stop = stop
         headers = {name: value.get_secret_value() for name, value in endpoint.headers.items()} | {
-            "Content-Type": "application/json",
-            "User-Agent": f"sweeperd/{__version__}",
+            "User-Agent": f"sweeperd/{__version__}"
         }
         self._transport = Transport(endpoint.url.get_secret_value(), headers, connections, connect_timeout, timeout)
 
-    def deliver(self, message: Message, attempts: int | None = None) -> DeliveryResult:
+    def deliver(self, messages: Sequence[Message], attempts: int | None = None) -> DeliveryResult:
         """
-        Send, and retry quickly while a retry may help: `attempts` requests at most. Returns the result of the last
-        request. A `Retry-After` that is longer than the longest back-off ends the retries.
-        """
-        result = self.send_once(message).outcome
-        # Most requests need no retry, and to set up tenacity costs a tenth of a request.
-        return self._retry(message, result, attempts or self._attempts) if self._retryable(result) else result
+        Send these events in one request, and retry quickly while a retry may help: `attempts` requests at most. Returns
+        the result of the last request. A `Retry-After` that is longer than the longest back-off ends the retries, and
+        so does a batch of several events that is refused: only a smaller one can help.
 
-    def _retry(self, message: Message, result: DeliveryResult, attempts: int) -> DeliveryResult:
+        `messages` is not empty, and is one event for an endpoint whose `batch_size` is 1.
+        """
+        request = self._request(messages)
+        result = self._send(request).outcome
+        # Most requests need no retry, and to set up tenacity costs a tenth of a request.
+        if not self._retryable(result) or (request.events > 1 and result.content_refused):
+            return result
+        return self._retry(request, result, attempts or self._attempts)
+
+    def _retry(self, request: WebhookRequest, result: DeliveryResult, attempts: int) -> DeliveryResult:
         """`result` is the result of the first attempt."""
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(attempts) | tenacity.stop_when_event_set(self._stop),
@@ -97,7 +106,7 @@ class WebhookClient:
                 break  # the stop came during the wait
             with attempt:
                 if number > 1:
-                    result = self.send_once(message).outcome
+                    result = self._send(request).outcome
             attempt.retry_state.set_result(result)
         return result
 
@@ -105,13 +114,22 @@ class WebhookClient:
         """Close the connections."""
         self._transport.close()
 
-    def send_once(self, message: Message) -> Exchange:
-        """Send one request without retries."""
+    def send_once(self, messages: Sequence[Message]) -> Exchange:
+        """Send these events in one request, without retries. `messages` as for `deliver`."""
+        return self._send(self._request(messages))
+
+    def _request(self, messages: Sequence[Message]) -> WebhookRequest:
+        if self._batches:
+            return batch_request(messages, self._format)
+        (message,) = messages
+        return single_request(message, self._format)
+
+    def _send(self, webhook: WebhookRequest) -> Exchange:
         # The receiver compares the timestamp with its own clock. sweeperd trusts Redis's clock only.
-        headers, answered, body = self._headers(message, self._clock.now_ms() // 1000), {}, b""
+        headers, answered, body = self._headers(webhook, self._clock.now_ms() // 1000), {}, b""
         started = time.monotonic()
         try:
-            request = self._transport.request(headers, message.body)
+            request = self._transport.request(headers, webhook.body)
             headers = dict(request.headers)
             response = self._transport.send(request)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
@@ -123,18 +141,12 @@ class WebhookClient:
         self._observe(result)
         return Exchange(result, headers, answered, body)
 
-    def _headers(self, message: Message, timestamp: int) -> dict[str, str]:
+    def _headers(self, webhook: WebhookRequest, timestamp: int) -> dict[str, str]:
         """The headers of this attempt. `timestamp`: seconds since the epoch."""
-        headers = {
-            "webhook-id": message.event_id,
-            "webhook-timestamp": str(timestamp),
-            "X-Cycles-Event-Id": message.event_id,
-            "X-Cycles-Event-Type": message.event_type,
-        }
-        if message.trace_id:
-            headers["X-Cycles-Trace-Id"] = message.trace_id
-            headers["traceparent"] = f"00-{message.trace_id}-{random.getrandbits(64) or 1:016x}-01"
-        return headers | self._signer.headers(message.event_id, timestamp, message.body)
+        headers = webhook.headers | {"webhook-id": webhook.webhook_id, "webhook-timestamp": str(timestamp)}
+        if webhook.trace_id:
+            headers["traceparent"] = f"00-{webhook.trace_id}-{random.getrandbits(64) or 1:016x}-01"
+        return headers | self._signer.headers(webhook.webhook_id, timestamp, webhook.body)
 
     def _retryable(self, result: DeliveryResult) -> bool:
         if result.delivered or result.gone:

@@ -42,6 +42,7 @@ _OPEN_HEADERS = frozenset(
         "x-cycles-event-id",
         "x-cycles-event-type",
         "x-cycles-trace-id",
+        "x-sweeperd-sequence",
     }
 )
 _SIGNATURES = frozenset({"webhook-signature", "x-cycles-signature"})
@@ -158,7 +159,7 @@ def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings
     told = _test_message(endpoint.name, shard.read_clock())
     webhook = WebhookClient(endpoint, webhooks, shard.clock, 1, lambda _result: None, threading.Event())
     try:
-        exchange = webhook.send_once(told)
+        exchange = webhook.send_once([told])
     finally:
         webhook.close()
     hide = _Hider(endpoint, exchange)
@@ -190,7 +191,7 @@ def _test_message(endpoint: str, now_ms: int) -> Message:
         "data": {"endpoint": endpoint, "message": "An operator tries this endpoint out. Nothing has expired."},
         "trace_id": trace_id,
     }
-    return Message(event_id, TEST_TYPE, trace_id, b"", json.dumps(body, separators=(",", ":")).encode())
+    return Message(event_id, TEST_TYPE, trace_id, json.dumps(body, separators=(",", ":")).encode())
 
 
 class _Hider:

@@ -1,7 +1,6 @@
 """One run for cron: drain what is due, deliver what is in the stream, end. All shards at the same time."""
 
 import enum
-import functools
 import logging
 import threading
 import time
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 
 from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher, shares
-from sweeperd.delivery.payload import message
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.store.lease import Lease
@@ -135,9 +133,7 @@ class _Run:
         self._stop = stop
         self._told = told
         self._audit = SweepTelemetry(metrics, shard.name)
-        self._delivery = Dispatcher(
-            settings, shard, functools.partial(message, shard.origin), metrics, stop, concurrency
-        )
+        self._delivery = Dispatcher(settings, shard, metrics, stop, concurrency)
 
     def __call__(self) -> None:
         try:

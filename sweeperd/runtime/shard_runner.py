@@ -10,7 +10,6 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import Dispatcher
-from sweeperd.delivery.payload import message
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.ops.status import read_status
@@ -47,8 +46,7 @@ class ShardRunner:
         kind = reservations(shard.keys, settings.sweep)
         self._ticks = LastSweepStore(shard)
         self._sweeper = Sweeper(shard, kind, settings.sweep, self._decided, stop)
-        encode = functools.partial(message, shard.origin)
-        self._delivery = Dispatcher(settings, shard, encode, metrics, stop, concurrency)
+        self._delivery = Dispatcher(settings, shard, metrics, stop, concurrency)
         interval = settings.sweep.interval.total_seconds()
         patience = 60 + 4 * settings.redis.socket_timeout.total_seconds()
         self.status_history = StatusHistory(shard.name, shard.address, functools.partial(read_status, settings, shard))

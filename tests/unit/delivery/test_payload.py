@@ -1,12 +1,17 @@
-"""Reservations: what the script is told, what is made of its answers, and the event that a receiver gets."""
+"""The body of a webhook: the event and the CloudEvent of an entry of the outbox."""
 
 import json
+import string
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from cloudevents.core.formats.json import JSONFormat
+from cloudevents.core.v1.event import CloudEvent
+from hypothesis import example, given, strategies
 
-from sweeperd.delivery.payload import Message, message
+from sweeperd.config import Format
+from sweeperd.delivery.payload import EventEncoder, Message, message
 
 TRACE = "0123456789abcdef0123456789abcdef"
 EVENT = {
@@ -64,10 +69,11 @@ def test_the_body() -> None:
             "grace_ms": 5000,
             "extensions_used": 2,
             "missing_budgets": [],
+            "closed_budgets": [],
         },
         "trace_id": TRACE,
     }
-    assert told == Message(told.event_id, "reservation.expired", TRACE, b"acme", told.body)
+    assert told == Message(told.event_id, "reservation.expired", TRACE, told.body)
 
 
 #: Field of the stream -> keys of the body that need it, `data`'s with a dot before.
@@ -141,11 +147,12 @@ def test_any_bytes_are_shown(value: bytes, shown: str) -> None:
     data = event["data"]
     told = data["reservation_id"], event["tenant_id"], event["scope"], data["scope"], data["unit"]
     assert told == (shown,) * 5
-    assert message(b"", EVENT | {b"tenant": value}).tenant == value
 
 
-def test_missing_budgets() -> None:
-    assert body(missing=b'["tenant:acme","a\\"b"]')["data"]["missing_budgets"] == ["tenant:acme", 'a"b']
+@pytest.mark.parametrize("name", ["missing", "closed"])
+def test_budgets_left_alone(name: str) -> None:
+    data = body(**{name: b'["tenant:acme","a\\"b"]'})["data"]
+    assert data[f"{name}_budgets"] == ["tenant:acme", 'a"b']
 
 
 def test_missing_budgets_that_are_not_utf8() -> None:
@@ -171,9 +178,78 @@ def test_event_id() -> None:
     assert len(set(others)) == len(others)
 
 
-# ---- the script's answers
-
-
 def test_times_are_utc() -> None:
-    told = body()["data"]["created_at"]
-    assert datetime.fromisoformat(told) == datetime.fromtimestamp(1700000000.123, UTC)
+    created_at = body()["data"]["created_at"]
+    assert datetime.fromisoformat(created_at) == datetime.fromtimestamp(1700000000.123, UTC)
+
+
+# ---- the encoder of an endpoint
+
+STREAM_ID = b"1700000065456-3"
+SEQUENCE = "seats:00000001700000065456-00000000000000000003"
+
+
+def test_the_encoder_makes_the_same_event() -> None:
+    plain = message(b"origin", EVENT)
+    assert EventEncoder("seats", b"origin")(STREAM_ID, EVENT) == plain._replace(sequence=SEQUENCE)
+
+
+def test_sequences_sort_as_the_stream_does() -> None:
+    ids = [b"999-9", b"999-10", b"1000-0", b"1700000000000-0", b"18446744073709551615-18446744073709551615"]
+    sequences = [EventEncoder("seats", b"")(stream_id, EVENT).sequence for stream_id in ids]
+    assert sequences == sorted(sequences)
+    assert {len(sequence) for sequence in sequences} == {len(SEQUENCE)}
+
+
+def test_a_cloud_event() -> None:
+    encoded = EventEncoder("seats", b"", "cloudevents")(STREAM_ID, EVENT)
+    # The library has no batches; it reads an element as it reads a single event.
+    event = JSONFormat().read(CloudEvent, encoded.body)
+    assert event.get_attributes() == {
+        "specversion": "1.0",
+        "id": message(b"", EVENT).event_id,
+        "source": "/sweeperd/seats",
+        "type": "reservation.expired",
+        "subject": "r1",
+        "time": datetime(2023, 11, 14, 22, 14, 25, 456000, UTC),
+        "datacontenttype": "application/json",
+        "sequence": SEQUENCE,
+    }
+    assert event.get_data() == {"tenant_id": "acme"} | body()["data"]
+
+
+def test_what_is_unknown_is_left_out_of_a_cloud_event() -> None:
+    encoded = EventEncoder("seats", b"", "cloudevents")(STREAM_ID, {})
+    assert JSONFormat().read(CloudEvent, encoded.body).get_data() == {"missing_budgets": [], "closed_budgets": []}
+
+
+odd = strategies.sampled_from(
+    [b"", b'"', b"\\", b"\n", b"\xff", b"%s", b"<id>", b"1001", b"[]", b'["a"]', b"007", b"0", "é".encode(), b"-1"]
+)
+plain_text = strategies.text(alphabet=string.ascii_letters + string.digits + " :/._-%<>", min_size=1).map(str.encode)
+amounts = strategies.integers(0, 2**63 - 1).map(lambda number: b"%d" % number)
+times = strategies.integers(0, 10**14).map(lambda number: b"%d" % number)
+entries = strategies.fixed_dictionaries(
+    dict.fromkeys([b"id", b"tenant", b"scope", b"unit", b"trace_id"], plain_text | odd)
+    | dict.fromkeys([b"amount", b"grace_ms", b"extensions"], amounts | odd)
+    | dict.fromkeys([b"created_at", b"expires_at", b"expired_at"], times | odd),
+    optional=dict.fromkeys([b"missing", b"closed", b"only_for"], strategies.just(b"[]") | odd),
+)
+
+
+@pytest.mark.parametrize("form", ["event", "cloudevents"])
+@pytest.mark.parametrize("shard", ["default", "1001", "1000000000000000001"])
+@given(entry=entries, without=strategies.sets(strategies.sampled_from(sorted(EVENT)), max_size=1))
+@example(entry=EVENT, without=set())
+@example(entry=EVENT | {b"created_at": b"1700000060124"}, without=set())
+@example(entry=EVENT | {b"expired_at": b"1000000000000"}, without=set())
+@example(entry=EVENT | {b"expired_at": b"9999999999999"}, without=set())
+def test_the_template_writes_what_the_dict_writes(
+    form: Format, shard: str, entry: dict[bytes, bytes], without: set[bytes]
+) -> None:
+    fields = {name: value for name, value in entry.items() if name not in without}
+    encoder = EventEncoder(shard, b"", form)
+    filled = encoder.fill("evt_1", "default:1", fields)
+    assert filled in (None, encoder.encode("evt_1", "default:1", fields))
+    if fields.items() >= EVENT.items():
+        assert filled, "the template takes an everyday event"

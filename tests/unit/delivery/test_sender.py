@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 
 TRACE = "0123456789abcdef0123456789abcdef"
 BODY = json.dumps({"event_id": "evt_1", "tenant_id": "täglich"}, ensure_ascii=False).encode()
-MESSAGE = Message("evt_1", "reservation.expired", TRACE, b"acme", BODY)
+MESSAGE = Message("evt_1", "reservation.expired", TRACE, BODY)
 WHSEC = "whsec_" + base64.b64encode(bytes(range(200, 232))).decode()
 
 
@@ -53,7 +53,7 @@ class Sender:
 
     def once(self) -> DeliveryResult:
         """A single request."""
-        return self.webhook.deliver(MESSAGE, attempts=1)
+        return self.webhook.deliver([MESSAGE], attempts=1)
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def test_rotation_signs_with_every_secret() -> None:
 
 def test_each_attempt_is_a_span_of_its_own_and_signed_anew() -> None:
     with Receiver(lambda _, before: Answer(500 if before < 2 else 200)) as receiver:
-        Sender(receiver.url, secrets=[WHSEC]).webhook.deliver(MESSAGE)
+        Sender(receiver.url, secrets=[WHSEC]).webhook.deliver([MESSAGE])
     spans = [re.fullmatch(f"00-{TRACE}-([0-9a-f]{{16}})-01", r.headers["traceparent"]) for r in receiver.requests]
     assert len({span[1] for span in spans if span}) == 3
     for request in receiver.requests:
@@ -164,7 +164,7 @@ def test_an_event_without_a_trace_has_no_traceparent() -> None:
     """One with an empty trace id is malformed, and a receiver may refuse the whole request."""
     with Receiver() as receiver:
         sender = Sender(receiver.url)
-        sender.webhook.deliver(Message("evt_1", "reservation.expired", "", b"", b"{}"))
+        sender.webhook.deliver([Message("evt_1", "reservation.expired", "", b"{}")])
     (request,) = receiver.requests
     assert "traceparent" not in request.headers
     assert "X-Cycles-Trace-Id" not in request.headers
@@ -220,7 +220,7 @@ def test_what_cannot_stand_in_a_header_is_not_sent(trace: str) -> None:
     """It would end the header, and what follows it would be one of its own."""
     with Receiver() as receiver:
         sender = Sender(receiver.url)
-        verdict = sender.webhook.deliver(Message("evt_1", "reservation.expired", trace, b"", b"{}"), attempts=1)
+        verdict = sender.webhook.deliver([Message("evt_1", "reservation.expired", trace, b"{}")], attempts=1)
         assert (verdict.result, verdict.status) == (Result.FAILED, None)
         assert sender.once().delivered, "the connection is none the worse for it"
     assert [request.headers["X-Cycles-Trace-Id"] for request in receiver.requests] == [TRACE]
@@ -413,7 +413,7 @@ def test_retry_after(status: bytes, headers: bytes, seconds: float | None) -> No
 def test_attempts(statuses: list[int], result: Result, requests: int) -> None:
     with Receiver(lambda _, before: Answer(statuses[before])) as receiver:
         sender = Sender(receiver.url, {"attempts": 3})
-        verdict = sender.webhook.deliver(MESSAGE)
+        verdict = sender.webhook.deliver([MESSAGE])
     assert verdict.result is result
     assert verdict.status == statuses[requests - 1]
     assert len(receiver.requests) == requests
@@ -423,7 +423,7 @@ def test_attempts(statuses: list[int], result: Result, requests: int) -> None:
 
 def test_no_answer_is_tried_again() -> None:
     with Receiver(lambda _, before: Answer(hang_up=before == 0)) as receiver:
-        assert Sender(receiver.url).webhook.deliver(MESSAGE).delivered
+        assert Sender(receiver.url).webhook.deliver([MESSAGE]).delivered
     assert len(receiver.requests) == 2
 
 
@@ -431,7 +431,7 @@ def test_back_off_grows_up_to_its_limit() -> None:
     """The waits are random, so their sum over many is looked at: bounded by the limit, and not nothing."""
     with Receiver(lambda *_: Answer(500)) as receiver:
         settings = {"attempts": 20, "backoff_initial": "40ms", "backoff_max": "40ms"}
-        Sender(receiver.url, settings).webhook.deliver(MESSAGE)
+        Sender(receiver.url, settings).webhook.deliver([MESSAGE])
     times = [request.at for request in receiver.requests]
     assert len(times) == 20
     assert 0.1 < times[-1] - times[0] < 19 * 0.04 + 2
@@ -439,14 +439,14 @@ def test_back_off_grows_up_to_its_limit() -> None:
 
 def test_a_longer_retry_after_ends_the_hand_over() -> None:
     with Receiver(lambda *_: Answer(503, {"Retry-After": "2"})) as receiver:
-        verdict = Sender(receiver.url, {"attempts": 3, "backoff_max": "1s"}).webhook.deliver(MESSAGE)
+        verdict = Sender(receiver.url, {"attempts": 3, "backoff_max": "1s"}).webhook.deliver([MESSAGE])
     assert (verdict.status, verdict.retry_after) == (503, 2.0)
     assert len(receiver.requests) == 1
 
 
 def test_a_shorter_retry_after_is_waited_for() -> None:
     with Receiver(lambda _, before: Answer(200 if before else 503, {} if before else {"Retry-After": "1"})) as receiver:
-        assert Sender(receiver.url, {"backoff_max": "2s"}).webhook.deliver(MESSAGE).delivered
+        assert Sender(receiver.url, {"backoff_max": "2s"}).webhook.deliver([MESSAGE]).delivered
     first, second = receiver.requests
     assert 1.0 <= second.at - first.at < 4
 
@@ -455,7 +455,7 @@ def test_stop_ends_the_wait_between_retries() -> None:
     with Receiver(lambda *_: Answer(503, {"Retry-After": "60"})) as receiver:
         sender = Sender(receiver.url, {"backoff_max": "100s"})
         verdicts: list[DeliveryResult] = []
-        thread = threading.Thread(target=lambda: verdicts.append(sender.webhook.deliver(MESSAGE)), daemon=True)
+        thread = threading.Thread(target=lambda: verdicts.append(sender.webhook.deliver([MESSAGE])), daemon=True)
         thread.start()
         eventually(lambda: sender.verdicts)
         time.sleep(0.1)  # into the wait; should it not have begun yet, the test is only weaker
@@ -470,8 +470,52 @@ def test_no_retry_after_a_stop() -> None:
     with Receiver(lambda *_: Answer(500)) as receiver:
         sender = Sender(receiver.url)
         sender.stop.set()
-        assert sender.webhook.deliver(MESSAGE).status == 500
+        assert sender.webhook.deliver([MESSAGE]).status == 500
     assert len(receiver.requests) == 1
+
+
+# ---- batches
+
+BATCH = [MESSAGE, Message("evt_2", "reservation.expired", TRACE, BODY.replace(b"evt_1", b"evt_2"), "default:1-2")]
+
+
+@pytest.mark.parametrize("messages", [BATCH, BATCH[:1]], ids=["two", "one"])
+def test_a_batch_is_one_signed_request(messages: list[Message]) -> None:
+    with Receiver() as receiver:
+        sender = Sender(receiver.url, secrets=[WHSEC], batch_size=100)
+        assert all(sender.webhook.deliver(messages).delivered for _ in range(2))
+    first, again = receiver.requests
+    assert json.loads(first.body) == [json.loads(message.body) for message in messages]
+    for request in (first, again):
+        assert standardwebhooks.Webhook(WHSEC).verify(request.body, request.headers) == json.loads(first.body)
+        assert request.headers["traceparent"].startswith(f"00-{TRACE}-")
+        assert not [name for name in request.headers if name.startswith("X-Cycles-Event")]
+    assert first.event_id == again.event_id
+    assert len(sender.verdicts) == 2, "requests are counted, not events"
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_refused_batch_is_not_sent_again_as_it_is(status: int) -> None:
+    with Receiver(lambda *_: Answer(status)) as receiver:
+        sender = Sender(receiver.url, {"attempts": 3}, batch_size=2)
+        assert sender.webhook.deliver(BATCH).content_refused
+        assert len(receiver.requests) == 1
+        assert sender.webhook.deliver(BATCH[:1]).content_refused
+        assert len(receiver.requests) == 4, "a single event is retried as ever"
+
+
+def test_a_batch_that_fails_otherwise_is_retried() -> None:
+    with Receiver(lambda _, before: Answer(500 if before < 2 else 200)) as receiver:
+        assert Sender(receiver.url, {"attempts": 3}, batch_size=2).webhook.deliver(BATCH).delivered
+    assert len(receiver.requests) == 3
+
+
+def test_cloud_events_have_their_own_content_type() -> None:
+    with Receiver() as receiver:
+        Sender(receiver.url, format="cloudevents").once()
+        Sender(receiver.url, format="cloudevents", batch_size=2).webhook.deliver(BATCH)
+    types = [request.headers["Content-Type"] for request in receiver.requests]
+    assert types == ["application/cloudevents+json", "application/cloudevents-batch+json"]
 
 
 # ---- what is not told
@@ -501,7 +545,7 @@ def test_reasons_tell_no_url() -> None:
 
 def test_a_message_shows_no_body() -> None:
     assert repr(MESSAGE) == "Message(evt_1)"
-    assert HUSH not in f"{Message('evt_2', 'x', TRACE, b'', HUSH.encode())}"
+    assert HUSH not in f"{Message('evt_2', 'x', TRACE, HUSH.encode())}"
 
 
 # ---- for people
@@ -510,7 +554,7 @@ def test_a_message_shows_no_body() -> None:
 def test_an_exchange_tells_what_was_sent_and_what_came_back() -> None:
     with Receiver(lambda *_: Answer(503, {"X-Trouble": "disk"}, b"a" * KEPT + b"b")) as receiver:
         sender = Sender(receiver.url.replace("http://", "http://user:hush@"), headers={"X-Team": "ops"})
-        exchange = sender.webhook.send_once(MESSAGE)
+        exchange = sender.webhook.send_once([MESSAGE])
     (request,) = receiver.requests
     sent = {name.lower(): value for name, value in exchange.request_headers.items()}
     assert sent.items() <= {name.lower(): value for name, value in request.headers.items()}.items()
@@ -524,7 +568,7 @@ def test_an_exchange_tells_what_was_sent_and_what_came_back() -> None:
 
 
 def test_an_exchange_without_an_answer() -> None:
-    exchange = Sender(f"http://127.0.0.1:{free_port()}/").webhook.send_once(MESSAGE)
+    exchange = Sender(f"http://127.0.0.1:{free_port()}/").webhook.send_once([MESSAGE])
     assert (exchange.outcome.reason, exchange.response_headers, exchange.response_body) == (
         "Connection refused",
         {},

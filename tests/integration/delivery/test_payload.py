@@ -1,0 +1,24 @@
+"""The events that expire.lua writes are encoded by the template, not by the slow way."""
+
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import Format
+from sweeperd.delivery.payload import EventEncoder
+from tests.integration.cli.conftest import expire
+from tests.support.harness import reserve
+
+
+@pytest.mark.parametrize("form", ["event", "cloudevents"])
+def test_the_template_takes_an_event_of_the_script(form: Format, client: redis.Redis) -> None:
+    reserve(client, ["res-1"], amount=2**61)
+    expire(client, ["res-1"])
+    entries: Any = client.xrange("sweeperd:events")
+    ((stream_id, fields),) = entries
+    encoder = EventEncoder("default", b"", form)
+    message = encoder(stream_id, fields)
+    assert message.sequence == f"default:{int(stream_id.split(b'-')[0]):020}-{0:020}"
+    assert encoder.fill(message.event_id, message.sequence, fields) == message.body
+    assert encoder.encode(message.event_id, message.sequence, fields) == message.body

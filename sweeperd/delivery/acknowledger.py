@@ -1,84 +1,173 @@
-"""Acknowledges delivered events many at a time: a round trip for each would cost as much as half of its request."""
+"""Settles events in Redis, many in one round trip: acknowledge, nack, release, dead-letter."""
 
+import enum
+import itertools
 import logging
+import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from sweeperd.delivery.in_flight import InFlight
+from sweeperd.delivery.outbox import Outbox, OutboxEntry
 from sweeperd.errors import RedisUnavailable
+from sweeperd.metrics import Metrics
+from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)
 
-#: The longest that a delivered event waits for others to be acknowledged with, seconds.
+#: The longest that the first settlement waits for more to share its round trip, seconds.
 GATHER = 0.005
 #: How long to leave Redis alone after it failed, seconds.
 RECOVERY_PAUSE = 1.0
 
 
+class Action(enum.IntEnum):
+    """What happens to an event."""
+
+    #: It was delivered: acknowledge it and count it.
+    ACKNOWLEDGE = enum.auto()
+    #: The endpoint does not want it: acknowledge it, no request was made.
+    SKIP = enum.auto()
+    #: It was sent in vain: park it, its wait begins now.
+    NACK = enum.auto()
+    #: It was not sent: park it, any process may take it at once.
+    RELEASE = enum.auto()
+    #: It is given up on.
+    DEAD_LETTER = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """One action for events that are in hand."""
+
+    action: Action
+    entries: Sequence[OutboxEntry]
+    #: Why, for a dead letter.
+    reason: str = ""
+
+    @property
+    def ids(self) -> list[bytes]:
+        """The ids of its events."""
+        return [entry.id for entry in self.entries]
+
+
 class Acknowledger:
     """
-    Gathers what was delivered to one endpoint. `run` is a thread's work: it acknowledges as soon as there are as many
-    as are worth a round trip, or the first of them has waited long enough.
+    Gathers the settlements of one endpoint. `run` is the work of a thread: it writes to Redis as soon as `together`
+    settlements have gathered, or the first has waited for GATHER. A round trip for each event would cost half as much
+    as its request.
 
-    `acknowledge` tells Redis and raises RedisUnavailable; it is tried again until it succeeds or `end` was called.
-    `settled` is told what is over, and whether it was acknowledged. What was not stays pending, for whoever finds it
-    silent: its webhook comes again. `about`: what every log line carries.
+    Where Redis is unavailable the settlements stay in hand and are tried again, until `end` was called. An event that
+    could not be settled stays pending: the process that takes it over later sends it again.
     """
 
     def __init__(
         self,
-        acknowledge: Callable[[Sequence[bytes]], None],
-        settled: Callable[[Sequence[bytes], bool], None],
+        endpoint: str,
+        shard: Shard,
+        outbox: Outbox,
+        in_flight: InFlight,
+        metrics: Metrics,
         together: int,
-        about: Mapping[str, object],
+        log_fields: Mapping[str, object],
     ) -> None:
-        self._acknowledge = acknowledge
-        self._settled = settled
+        self._endpoint = endpoint
+        self._shard = shard
+        self._outbox = outbox
+        self._in_flight = in_flight
+        self._dead_letters = metrics.webhook_dead_letters.labels(endpoint)
         self._together = together
-        self._about = dict(about)
-        self._delivered: list[bytes] = []
+        self._log_fields = dict(log_fields)
+        self._waiting: list[Settlement] = []
         self._ended = False
         self._changed = threading.Condition(threading.Lock())
+        self._counts: Counter[str] = Counter()
 
-    def add(self, entry: bytes) -> None:
-        """This event was delivered."""
+    def add(self, settlement: Settlement) -> None:
+        """Settle these events soon."""
         with self._changed:
-            self._delivered.append(entry)
-            if len(self._delivered) in (1, self._together):
+            self._waiting.append(settlement)
+            if len(self._waiting) in (1, self._together):
                 self._changed.notify()
 
     def end(self) -> None:
-        """There will be no more: `run` acknowledges what there is and returns."""
+        """Nothing will be added any more: `run` settles what it has and returns."""
         with self._changed:
             self._ended = True
             self._changed.notify()
 
+    def counts(self) -> Counter[str]:
+        """How many events were `delivered` and `dead_lettered` by this process."""
+        with self._changed:
+            return Counter(self._counts)
+
     def run(self) -> None:
-        """Acknowledge until `end`."""
+        """Settle until `end`."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._delivered or self._ended)
-                self._changed.wait_for(lambda: self._ended or len(self._delivered) >= self._together, GATHER)
-                ids, self._delivered, last = self._delivered, [], self._ended
-            if ids:
-                self._settle(ids, last=last)
+                self._changed.wait_for(lambda: self._waiting or self._ended)
+                self._changed.wait_for(lambda: self._ended or len(self._waiting) >= self._together, GATHER)
+                settlements, self._waiting, last = self._waiting, [], self._ended
+            if settlements:
+                self._settle(settlements, last=last)
             elif last:
                 return
 
-    def _settle(self, ids: list[bytes], *, last: bool) -> None:
+    def _settle(self, settlements: list[Settlement], *, last: bool) -> None:
+        left = sorted(settlements, key=operator.attrgetter("action"))
         try:
-            self._acknowledge(ids)
+            with self._shard.reaching():
+                for action, group in itertools.groupby(tuple(left), operator.attrgetter("action")):
+                    done = list(group)
+                    self._write(action, done)
+                    del left[: len(done)]
+                    self._finish(done)
         except RedisUnavailable as error:
-            about = self._about | {"events": len(ids), "error": str(error)}
+            fields = self._log_fields | {"events": sum(len(one.entries) for one in left), "error": str(error)}
             if not last:
-                log.warning("delivered events wait to be acknowledged", extra=about)
+                log.warning("events in hand wait to be settled", extra=fields)
                 with self._changed:
-                    self._delivered[:0] = ids
+                    self._waiting[:0] = left
                     self._changed.wait_for(lambda: self._ended, RECOVERY_PAUSE)
                 return
-            log.warning("delivered events are left pending", extra=about)
+            log.warning("events are left pending", extra=fields)
         except Exception:
-            log.exception("delivered events could not be acknowledged", extra=self._about | {"events": len(ids)})
-        else:
-            self._settled(ids, True)
-            return
-        self._settled(ids, False)
+            log.exception("events could not be settled", extra=self._log_fields)
+        self._finish(left)  # nothing is left where all went well
+
+    def _finish(self, settlements: Sequence[Settlement]) -> None:
+        """These are not in hand any more."""
+        self._in_flight.remove([entry for settlement in settlements for entry in settlement.ids])
+
+    def _write(self, action: Action, settlements: Sequence[Settlement]) -> None:
+        entries = [entry for settlement in settlements for entry in settlement.entries]
+        match action:
+            case Action.ACKNOWLEDGE | Action.SKIP:
+                self._outbox.acknowledge(self._endpoint, [entry.id for entry in entries])
+                if action is Action.ACKNOWLEDGE:
+                    self._count("delivered", len(entries))
+            case Action.NACK:
+                self._outbox.nack(self._endpoint, entries)
+            case Action.RELEASE:
+                self._outbox.release(self._endpoint, entries)
+            case Action.DEAD_LETTER:
+                for settlement in settlements:
+                    self._dead_letter(settlement)
+
+    def _dead_letter(self, settlement: Settlement) -> None:
+        for entry in settlement.entries:
+            if not self._outbox.dead_letter(self._endpoint, entry, settlement.reason):
+                continue  # it was not pending any more
+            self._count("dead_lettered", 1)
+            self._dead_letters.inc()
+            log.error(
+                "given up: the event is a dead letter",
+                extra=self._log_fields
+                | {"stream_id": entry.id.decode(), "reason": settlement.reason, "hand_overs": entry.deliveries},
+            )
+
+    def _count(self, name: str, count: int) -> None:
+        with self._changed:
+            self._counts[name] += count

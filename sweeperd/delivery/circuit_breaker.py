@@ -1,28 +1,25 @@
-"""When to stop asking a receiver that does not answer, and when to ask again."""
+"""When to stop sending to a receiver that fails, and when to try again."""
 
 import threading
 import time
 from collections.abc import Callable
 
-#: So many failed hand-overs in a row open the circuit.
+from sweeperd.delivery.redelivery import growing_wait
+
+#: So many failed deliveries in a row open the circuit.
 FAILURES_TO_OPEN = 5
 
 
-def growing_wait(initial: float, longest: float, times: int) -> float:
-    """Seconds to wait after so many failures: nothing, `initial`, twice that, ... up to `longest`."""
-    if times <= 0:
-        return 0.0
-    return min(longest, initial * 2.0 ** min(times - 1, 60))
-
-
 class CircuitBreaker:
-    """Closed: events flow. Open: nothing is sent until the wait is over; then one probe decides."""
+    """Closed: events flow. Open: nothing is sent until the wait is over; then the result of one probe decides."""
 
     def __init__(self, initial: float, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._initial = initial
         self._longest = longest
         self._clock = clock
         self._failures = 0
+        #: Why the last delivery failed.
+        self.reason = ""
         self._open_until = 0.0
         self._lock = threading.Lock()
 
@@ -33,12 +30,12 @@ class CircuitBreaker:
 
     @property
     def failures(self) -> int:
-        """How many hand-overs failed in a row; while it is open only probes count."""
+        """How many deliveries failed in a row; while it is open only probes count."""
         return self._failures
 
     @property
     def wait(self) -> float:
-        """Seconds until the probe is due; 0 where it is, or where there is nothing to probe."""
+        """Seconds until the probe is due; 0 where it is due now, or where the circuit is closed."""
         return max(0.0, self._open_until - self._clock()) if self.open else 0.0
 
     @property
@@ -46,17 +43,19 @@ class CircuitBreaker:
         """Whether it is time for the probe."""
         return self.open and self._clock() >= self._open_until
 
-    def succeeded(self) -> None:
-        """A hand-over succeeded: the circuit is closed."""
+    def succeeded(self) -> bool:
+        """A delivery succeeded. Returns whether that closed the circuit."""
         with self._lock:
-            self._failures = 0
+            was_open, self._failures = self.open, 0
+            return was_open
 
-    def failed(self, *, probe: bool = False) -> bool:
+    def failed(self, reason: str = "", *, probe: bool = False) -> bool:
         """
-        A hand-over failed. Returns whether that opened the circuit. While it is open only the probe counts: what was
-        under way when it opened says nothing new.
+        A delivery failed. Returns whether that opened the circuit. While it is open only the probe counts: a request
+        that was in flight when it opened says nothing new.
         """
         with self._lock:
+            self.reason = reason
             if self.open and not probe:
                 return False
             self._failures += 1

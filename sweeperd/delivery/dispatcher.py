@@ -1,4 +1,4 @@
-"""Event stream times endpoints: a worker for each endpoint, and what the stream needs beside them."""
+"""The deliveries of one process and one shard: one for each endpoint, and the maintenance of the outbox."""
 
 import logging
 import secrets
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.delivery.consumer import EndpointWorker
+from sweeperd.delivery.endpoint import EndpointDelivery
 from sweeperd.delivery.outbox import Outbox, Replication
 from sweeperd.delivery.payload import EventEncoder
 from sweeperd.delivery.result import DeliveryResult, Result
@@ -34,7 +34,7 @@ class DeliveryReport:
 
 
 class Dispatcher:
-    """All endpoints of one process and one shard. `concurrency`: how many requests they may have in flight together."""
+    """All endpoints of one process and one shard. `concurrency`: how many requests may be in flight together."""
 
     def __init__(
         self,
@@ -52,15 +52,15 @@ class Dispatcher:
         self._max_age_ms = milliseconds(webhooks.max_age)
         consumer = f"{process_name()}-{secrets.token_hex(4)}"
         replication = Replication(settings.events.wait_replicas, settings.events.wait_timeout.total_seconds())
-        self._stream = Outbox(shard, consumer, replication)
+        self._outbox = Outbox(shard, consumer, replication)
         self._ready = False
-        #: The connections are shared out, so that a receiver that hangs keeps no other from its own.
+        #: Each endpoint has connections of its own, so that a receiver that hangs does not delay another endpoint.
         self.endpoints = [
-            EndpointWorker(
+            EndpointDelivery(
                 endpoint,
                 webhooks,
                 shard,
-                self._stream,
+                self._outbox,
                 WebhookClient(endpoint, webhooks, shard.clock, senders, self._observer(endpoint.name), stop),
                 EventEncoder(shard.name, shard.origin, endpoint.format),
                 senders,
@@ -74,18 +74,18 @@ class Dispatcher:
 
     def prepare(self) -> None:
         """
-        See to it that each endpoint's group is there; call it before each sweep, it does nothing once all are. A full
-        Redis refuses groups: the sweep goes on without, and they are made later. Raises RedisUnavailable.
+        Make each endpoint's group where it is missing. Call it before each sweep; once all groups are there it does
+        nothing. A full Redis refuses groups: the sweep goes on and they are made later. Raises RedisUnavailable.
         """
         if not self._ready:
             with self._shard.reaching():
-                self._ready = all([self._stream.ensure_group(endpoint.name) for endpoint in self.endpoints])
+                self._ready = all([self._outbox.ensure_group(endpoint.name) for endpoint in self.endpoints])
             if not self._ready:
                 log.warning("redis is full; the endpoints' groups are made later", extra={"shard": self._shard.name})
 
     def adopt(self, before: "Dispatcher") -> None:
-        """Take over from one on the same shard that takes no more events: where its groups are to be."""
-        self._stream.positions.update(before._stream.positions)
+        """Take over the positions of the groups from a dispatcher of the same shard that has been stopped."""
+        self._outbox.positions.update(before._outbox.positions)
 
     def start(self, *, until_idle: bool = False) -> None:
         """Start every endpoint's threads."""
@@ -94,8 +94,8 @@ class Dispatcher:
 
     def join(self, deadline: float | None = None) -> bool:
         """
-        Wait until `deadline` (monotonic) for all threads to end, and take this process out of the groups. Returns
-        whether they ended; what is still in flight then is delivered again by another replica or later.
+        Wait until `deadline` (monotonic) for all threads to end, then remove this process from the groups. Returns
+        whether they ended; an event that is still in flight then is delivered again, by another replica or later.
         """
         for endpoint in self.endpoints:
             if self._stop.is_set():
@@ -105,9 +105,12 @@ class Dispatcher:
             try:
                 with self._shard.reaching():
                     for endpoint in self.endpoints:
-                        self._stream.leave(endpoint.name)
+                        self._outbox.leave(endpoint.name)
             except (RedisUnavailable, redis.RedisError) as error:
-                log.info("the consumer stays behind", extra={"shard": self._shard.name, "error": str(error)})
+                log.info(
+                    "the consumer is not removed from its groups",
+                    extra={"shard": self._shard.name, "error": str(error)},
+                )
         return ended
 
     @property
@@ -116,21 +119,21 @@ class Dispatcher:
         return all(endpoint.complete for endpoint in self.endpoints)
 
     def maintain(self) -> None:
-        """Trim the stream, remove dead processes from the groups, measure what waits. Raises RedisUnavailable."""
+        """Trim the stream, remove dead processes from the groups, measure the backlogs. Raises RedisUnavailable."""
         with self._shard.reaching():
-            self._stream.trim((endpoint.name for endpoint in self.endpoints), self._retention_ms, self._max_age_ms)
+            self._outbox.trim((endpoint.name for endpoint in self.endpoints), self._retention_ms, self._max_age_ms)
             for endpoint in self.endpoints:
-                backlog = self._stream.backlog(endpoint.name)
+                backlog = self._outbox.backlog(endpoint.name)
                 self._metrics.waiting(self._shard.name, endpoint.name, backlog.events, backlog.oldest_seconds)
-                self._stream.remove_silent_consumers(endpoint.name)
+                self._outbox.remove_silent_consumers(endpoint.name)
 
     def report(self) -> DeliveryReport:
-        """What this process has done, and what is left. Raises RedisUnavailable."""
+        """The pairs that this process has delivered, and those that are left. Raises RedisUnavailable."""
         counts: Counter[str] = Counter()
         with self._shard.reaching():
             for endpoint in self.endpoints:
                 counts += endpoint.counts()
-                counts["undelivered"] += self._stream.backlog(endpoint.name, limit=None).events
+                counts["undelivered"] += self._outbox.backlog(endpoint.name, limit=None).events
         return DeliveryReport(counts["delivered"], counts["undelivered"], counts["dead_lettered"])
 
     def _observer(self, endpoint: str) -> Callable[[DeliveryResult], None]:

@@ -1,6 +1,6 @@
 """
-What all replicas must know of an endpoint: that it is paused, by a 410 or by an operator, or that it asked for quiet. A
-process that delivers looks here every few seconds, so what an operator writes is obeyed within as many.
+What all replicas must know of an endpoint: that it is paused, by a 410 or by an operator, or muted by `Retry-After`.
+Each delivering process reads it every few seconds, so it obeys an operator within as many.
 """
 
 import threading
@@ -9,24 +9,24 @@ import pydantic
 import redis
 
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
-from sweeperd.store.errors import is_full, is_server_trouble
+from sweeperd.store.errors import is_server_trouble
 from sweeperd.store.process import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 
-#: How long after its time a probe may be known to have failed, ms: what was told of the circuit holds for so long.
+#: How long a circuit's note counts as open after the time of its probe, ms: its process may have died.
 PROBE_PATIENCE_MS = 60_000
 
 
 class EndpointState(pydantic.BaseModel):
-    """Times are ms on Redis's clock."""
+    """Times are ms on Redis's clock. Fields that a later version adds are ignored."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
     #: Since when nothing is sent until an operator resumes it, and why.
     paused_at: int | None = None
     reason: str = ""
-    #: Until when nothing is sent, because the receiver said so.
+    #: Until when nothing is sent, because the receiver asked for it.
     muted_until: int = 0
 
     @property
@@ -34,15 +34,16 @@ class EndpointState(pydantic.BaseModel):
         """Nothing is sent until an operator resumes the endpoint; its events wait."""
         return self.paused_at is not None
 
+    def resting(self, now_ms: int) -> bool:
+        """Whether nothing is sent now: it is paused or muted."""
+        return self.paused or self.muted_until > now_ms
+
 
 class EndpointStateStore:
-    """
-    `sweeperd:endpoints`: what replicas tell each other, and what an operator tells all of them. An endpoint that is not
-    on it is open; to resume one is to take it off.
-    """
+    """`sweeperd:endpoints`: the state of each endpoint for all replicas. No entry: it is neither paused nor muted."""
 
     def __init__(self, shard: Shard) -> None:
-        self._mute = Script("delivery/mute")
+        self._set_state = Script("delivery/set_state")
         self._client = shard.client
         self._key = shard.keys.endpoints
         self._clock = shard.clock
@@ -52,69 +53,117 @@ class EndpointStateStore:
         entry = self._client.hget(self._key, endpoint)
         if not isinstance(entry, bytes):
             return EndpointState()
-        return self._parsed(entry)
+        return self._parse(entry)
+
+    def write(self, endpoint: str, state: EndpointState) -> EndpointState:
+        """
+        Write a state for all replicas, at maxmemory too. A mute leaves an endpoint that is paused as it is. Returns the
+        state that holds now. Raises redis.RedisError.
+        """
+        return self._parse(self._set_state.run(self._client, Call([self._key], [endpoint, state.model_dump_json()])))
 
     def pause(self, endpoint: str, reason: str) -> EndpointState:
-        """
-        Stop sending to an endpoint, on all replicas, until it is resumed. A full Redis takes no note of it: the process
-        that was told knows, the others will be told themselves. Raises redis.RedisError.
-        """
-        state = EndpointState(paused_at=self._clock.now_ms(), reason=reason)
-        try:
-            self._client.hset(self._key, endpoint, state.model_dump_json())
-        except redis.ResponseError as error:
-            if not is_full(error):
-                raise
-        return state
+        """Stop sending to an endpoint, on all replicas, until it is resumed. Raises redis.RedisError."""
+        return self.write(endpoint, EndpointState(paused_at=self._clock.now_ms(), reason=reason))
 
     def mute(self, endpoint: str, seconds: float) -> EndpointState:
-        """
-        Send nothing for so long, on all replicas; one that is paused stays so. Returns what holds now. A full Redis
-        takes no note of it, as with `pause`. Raises redis.RedisError.
-        """
-        state = EndpointState(muted_until=self._clock.now_ms() + int(seconds * 1000))
-        try:
-            note = self._mute.run(self._client, Call([self._key], [endpoint, state.model_dump_json()]))
-        except redis.ResponseError as error:
-            if not is_full(error):
-                raise
-            return state
-        return self._parsed(note)
+        """Send nothing for so many seconds, on all replicas. Raises redis.RedisError."""
+        return self.write(endpoint, EndpointState(muted_until=self._clock.now_ms() + int(seconds * 1000)))
 
     def resume(self, endpoint: str) -> bool:
-        """Send again, on all replicas. False where it was neither paused nor quiet. Raises redis.RedisError."""
+        """Send again, on all replicas. False where it was neither paused nor muted. Raises redis.RedisError."""
         return bool(self._client.hdel(self._key, endpoint))
 
-    def _parsed(self, note: bytes) -> EndpointState:
+    def _parse(self, entry: bytes) -> EndpointState:
         try:
-            return EndpointState.model_validate_json(note)
+            return EndpointState.model_validate_json(entry)
         except ValueError:
-            # Somebody wrote here by hand. To send to a receiver that must be left alone is worse than to wait.
-            return EndpointState(paused_at=0, reason=f"{self._key.decode()} holds what cannot be read")
+            # Written by hand, and wrongly. To send to a receiver that must be left alone is worse than to wait.
+            return EndpointState(paused_at=0, reason=f"the entry in {self._key.decode()} cannot be read")
+
+
+class EndpointStateCache:
+    """
+    The state of one endpoint in this process. The reader refreshes it from Redis; a sender pauses or mutes it by the
+    response of the receiver, which holds here at once, and is kept until Redis has taken it.
+    """
+
+    def __init__(self, shard: Shard, endpoint: str) -> None:
+        self.state = EndpointState()
+        self._store = EndpointStateStore(shard)
+        self._clock = shard.clock
+        self._endpoint = endpoint
+        self._lock = threading.Lock()
+        #: A state that Redis has not taken yet.
+        self._unsaved: EndpointState | None = None
+        #: How often a sender has changed the state: a read that began before the change is out of date.
+        self._changes = 0
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing may be sent now."""
+        return self.state.resting(self._clock.now_ms())
+
+    def refresh(self) -> None:
+        """Save what is not saved yet, then take the state that Redis has. Raises redis.RedisError."""
+        self.save()
+        changes = self._changes
+        state = self._store.read(self._endpoint)
+        with self._lock:
+            if self._changes == changes and self._unsaved is None:
+                self.state = state
+
+    def pause(self, reason: str) -> None:
+        """Send nothing until an operator resumes the endpoint. `save` has to follow."""
+        self._change(EndpointState(paused_at=self._clock.now_ms(), reason=reason))
+
+    def mute(self, seconds: float) -> None:
+        """Send nothing for so many seconds. `save` has to follow."""
+        self._change(EndpointState(muted_until=self._clock.now_ms() + int(seconds * 1000)))
+
+    def save(self) -> None:
+        """Write the last change to Redis, or keep it for the next time where Redis refuses it. Raises RedisError."""
+        unsaved = self._unsaved
+        if unsaved is None:
+            return
+        try:
+            state = self._store.write(self._endpoint, unsaved)
+        except redis.ResponseError as error:
+            if is_server_trouble(error):
+                raise
+            return
+        with self._lock:
+            if self._unsaved is unsaved:
+                self._unsaved, self.state = None, state
+
+    def _change(self, state: EndpointState) -> None:
+        with self._lock:
+            self._changes += 1
+            self.state = self._unsaved = state
 
 
 class CircuitState(pydantic.BaseModel):
-    """A circuit as the process whose it is told of it. Times are ms on Redis's clock."""
+    """A circuit, as its process has published it. Times are ms on Redis's clock."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
     #: When its next probe is due; 0: it is closed.
     probe_at: int = 0
-    #: How many hand-overs have failed in a row, and why the last one did.
+    #: How many deliveries have failed in a row, and why the last one did.
     failures: int = 0
     reason: str = ""
     #: Host and process id.
     by: str = ""
 
     def open(self, now_ms: int) -> bool:
-        """Whether it is open now. What was told by a process that has died since is not believed for ever."""
+        """Whether it is open now. A note that is not renewed after its probe is of a process that has died."""
         return self.probe_at > 0 and now_ms < self.probe_at + PROBE_PATIENCE_MS
 
 
 class CircuitStateStore:
     """
-    `sweeperd:circuits`: what operators may know of circuits. Each process has circuits of its own and goes by nothing
-    that stands here. It is told of when one opens, when a probe fails and when one closes.
+    `sweeperd:circuits`: the circuits, for operators. Each process has circuits of its own and obeys no entry of this
+    hash. It writes one when a circuit opens, when a probe fails and when a circuit closes.
     """
 
     def __init__(self, shard: Shard) -> None:
@@ -130,49 +179,14 @@ class CircuitStateStore:
         except ValueError:
             return CircuitState()
 
-    def tell(self, endpoint: str, circuit: CircuitBreaker, reason: str = "") -> None:
-        """Where Redis refuses it (full, no rights), nothing but this is missing. Raises redis.RedisError."""
+    def write(self, endpoint: str, circuit: CircuitBreaker) -> None:
+        """Where Redis refuses it (full, no rights), only operators miss it. Raises redis.RedisError."""
         state = CircuitState()
         if circuit.open:
             probe_at = self._clock.now_ms() + int(circuit.wait * 1000)
-            state = CircuitState(probe_at=probe_at, failures=circuit.failures, reason=reason, by=process_name())
+            state = CircuitState(probe_at=probe_at, failures=circuit.failures, reason=circuit.reason, by=process_name())
         try:
             self._client.hset(self._key, endpoint, state.model_dump_json())
         except redis.ResponseError as error:
             if is_server_trouble(error):
                 raise
-
-
-class EndpointStateCache:
-    """
-    What this process knows of one endpoint. Its reader looks at the board while its senders are told things by the
-    receiver: what they are told is newer than what is being read at that moment.
-    """
-
-    def __init__(self, board: EndpointStateStore, endpoint: str) -> None:
-        self.state = EndpointState()
-        self._board = board
-        self._endpoint = endpoint
-        self._lock = threading.Lock()
-        self._times_told = 0
-
-    def look(self) -> None:
-        """Take what the board says now. Raises redis.RedisError."""
-        before = self._times_told
-        state = self._board.read(self._endpoint)
-        with self._lock:
-            if self._times_told == before:
-                self.state = state
-
-    def pause(self, reason: str) -> None:
-        """As the board's; known here at once. Raises redis.RedisError."""
-        self._take(self._board.pause(self._endpoint, reason))
-
-    def mute(self, seconds: float) -> None:
-        """As the board's; known here at once. Raises redis.RedisError."""
-        self._take(self._board.mute(self._endpoint, seconds))
-
-    def _take(self, state: EndpointState) -> None:
-        with self._lock:
-            self._times_told += 1
-            self.state = state

@@ -1,9 +1,9 @@
 """
-The event stream and its consumer groups: read, claim, acknowledge, trim, dead letters.
+The event stream and its consumer groups: read, claim, acknowledge, trim, dead-letter.
 
-Each endpoint is a group. What a group was given and has not acknowledged is pending, and each pending event has an
-owner: the process that has it in hand and says so every few seconds, or `PARKED`, where it waits for its next
-hand-over. An event whose owner has been silent is a dead process's, and anybody's to take.
+Each endpoint is a group. An event that a group has taken and not acknowledged is pending. A pending event has an owner:
+the process that has it in hand and sends a heartbeat every few seconds, or `PARKED` while the event waits for its next
+delivery. Where the owner has sent no heartbeat for TAKE_OVER_AFTER, its process is dead and any other takes the event.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,20 +12,23 @@ from typing import Any, cast
 
 import redis
 
-from sweeperd.store.errors import is_full
+from sweeperd.store.errors import is_full, is_missing_key
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
+from sweeperd.store.streams import StreamRow, milliseconds, parse_id
 from sweeperd.text import decode
 
-#: The owner of events that were handed over in vain and wait for their next time.
+#: The owner of events that wait for their next delivery.
 PARKED = b"(parked)"
-#: The field of an event that is not told for the first time: the one endpoint that is to have it. It is no expiry.
+#: The field of a replayed event: the one endpoint that receives it. Such an entry is no expiry.
 ONLY_FOR = b"only_for"
-#: An owner that has been silent for so long is dead, seconds. It speaks three times as often.
+#: An owner that has sent no heartbeat for so long is dead, seconds.
 TAKE_OVER_AFTER = 15.0
-#: How many pending events are looked at in one go.
+#: How many pending events are listed in one round trip.
 PAGE = 100
-#: How far a group's undelivered events are counted where the server does not count them itself (Redis 6.2).
+#: How many pending events change their owner in one command. On Redis 7.0, 200 of them take 0.5 ms.
+CLAIM_SLICE = 200
+#: Up to how many a group's undelivered events are counted where the server does not count them itself (Redis 6.2).
 COUNT_LIMIT = 10_000
 
 _FIRST, _LAST = b"-", b"+"
@@ -34,21 +37,21 @@ _START = b"0-0"
 
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:
-    """One event, as a group was given it."""
+    """One event that a group has taken."""
 
     id: bytes
-    #: How many times it has been handed over, this time included.
+    #: How many times it was taken for delivery, this time included.
     deliveries: int
     fields: dict[bytes, bytes]
 
     @property
     def added_ms(self) -> int:
         """When it was added, ms on Redis's clock: the first half of its id."""
-        return _parsed(self.id)[0]
+        return milliseconds(self.id)
 
     @property
     def only_for(self) -> str | None:
-        """The one endpoint that is to have it, because an operator has it delivered again; None: all of them."""
+        """The one endpoint that receives it, because an operator has replayed it; None: every endpoint."""
         name = self.fields.get(ONLY_FOR)
         return None if name is None else decode(name)
 
@@ -65,12 +68,12 @@ class Pending:
     @property
     def added_ms(self) -> int:
         """When it was added, ms on Redis's clock."""
-        return _parsed(self.id)[0]
+        return milliseconds(self.id)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupBacklog:
-    """What a group has not acknowledged: pending and not taken yet."""
+    """The events that a group has not acknowledged: pending ones and ones not taken yet."""
 
     events: int
     oldest_seconds: float
@@ -78,7 +81,7 @@ class GroupBacklog:
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """How many replicas must have an expiry before anybody is told of it, and how long they may take."""
+    """How many replicas must have an expiry before its event is delivered, and how long they may take."""
 
     replicas: int = 0
     timeout_seconds: float = 1.0
@@ -97,7 +100,7 @@ class Outbox:
         self._consumer = consumer.encode()
         self._dead_letter = Script("delivery/dead_letter")
         self._leave = Script("delivery/leave")
-        #: Where each group is, or is to be made: the last event that it has been given.
+        #: The position of each group: the last event that it has taken. A group that is made again starts here.
         self.positions: dict[str, bytes] = {}
 
     def ensure_group(self, group: str) -> bool:
@@ -114,7 +117,7 @@ class Outbox:
         return self._make_group(group, self.positions.setdefault(group, self._last_id()))
 
     def read(self, group: str, count: int, block_ms: int = 0) -> list[OutboxEntry]:
-        """Take events that nobody has taken, waiting up to `block_ms` for one (0: not at all)."""
+        """Take new events, waiting up to `block_ms` for one (0: not at all)."""
         block = block_ms or None
         reply = self._client.xreadgroup(group, self._consumer_name, {self._key: ">"}, count=count, block=block)
         entries = [OutboxEntry(entry, 1, fields) for entry, fields in _first_stream(reply)]
@@ -137,9 +140,9 @@ class Outbox:
 
     def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> list[OutboxEntry]:
         """
-        Take these for another hand-over, except those that another replica has taken meanwhile: a claim ends their idle
-        time. An event that is not in the stream any more comes without fields, and is not claimed: Redis 7 would forget
-        that it is pending.
+        Take these for another delivery, except events that another replica has taken since: a claim resets the idle
+        time. An event that is not in the stream any more is returned without fields and is not claimed, because Redis 7
+        would forget that it is pending.
         """
         if not wanted:
             return []
@@ -150,9 +153,10 @@ class Outbox:
         gone = [OutboxEntry(pending.id, pending.deliveries, {}) for pending in wanted if pending not in there]
         if not there:
             return gone
-        ids: list[Any] = [pending.id for pending in there]
-        reply = self._client.xclaim(self._key, group, self._consumer, min_idle_ms, ids)
-        claimed = {entry: fields for entry, fields in cast(list[tuple[bytes, dict[bytes, bytes]]], reply) if entry}
+        claimed: dict[bytes, dict[bytes, bytes]] = {}
+        for part in _slices([pending.id for pending in there]):
+            reply = self._client.xclaim(self._key, group, self._consumer, min_idle_ms, part)
+            claimed |= {entry: fields for entry, fields in cast(list[StreamRow], reply) if entry}
         return gone + [
             OutboxEntry(pending.id, pending.deliveries + 1, claimed[pending.id])
             for pending in there
@@ -161,8 +165,8 @@ class Outbox:
 
     def confirmed(self, group: str, entries: Sequence[OutboxEntry]) -> bool:
         """
-        Whether so many replicas as are asked for have these events, and with them the expiries that they tell of. Waits
-        for them; true at once where none are asked for.
+        Whether as many replicas as the settings ask for have these events, and with them the expiries. Waits for the
+        replicas; true at once where none are asked for.
         """
         wanted = self._replication.replicas
         ids: list[Any] = [entry.id for entry in entries if entry.fields]
@@ -171,32 +175,36 @@ class Outbox:
         # The answer has to come before the socket gives up.
         timeout = min(self._replication.timeout_seconds, self._shard.socket_timeout / 2)
         pipeline = self._client.pipeline(transaction=False)
-        # WAIT speaks of what its own connection wrote. The expiries were written by others, but replicas take all
-        # writes in one order: who has this one has those. XREADGROUP does not do, it may have begun long before.
+        # WAIT is about the writes of its own connection. Other connections wrote the expiries, but a replica applies
+        # all writes in one order: one that has this XCLAIM has the expiries. XREADGROUP may have begun before them.
         pipeline.xclaim(self._key, group, self._consumer, 0, ids, idle=0, justid=True)
         pipeline.wait(wanted, int(timeout * 1000))
         _, having = pipeline.execute()
         return int(having) >= wanted
 
-    def heartbeat(self, group: str, ids: Iterable[bytes]) -> None:
-        """Say that these are in hand, so that nobody takes them over."""
-        self._own(group, self._consumer, list(ids), idle_ms=0)
+    def heartbeat(self, group: str, ids: Sequence[bytes]) -> None:
+        """These are in hand, so no other process may take them. In several commands: other clients come in between."""
+        self._own(group, self._consumer, ids, idle_ms=0)
 
-    def nack(self, group: str, entry: OutboxEntry) -> None:
-        """Put back what was handed over in vain; its wait begins now."""
-        self._own(group, PARKED, [entry.id], idle_ms=0)
+    def nack(self, group: str, entries: Sequence[OutboxEntry]) -> None:
+        """Park events that were sent in vain; their wait begins now."""
+        self._own(group, PARKED, [entry.id for entry in entries], idle_ms=0)
 
-    def release(self, group: str, entry: OutboxEntry) -> None:
-        """Put back what was taken and not handed over, for anybody to take at once."""
-        self._own(group, PARKED, [entry.id], idle_ms=10**10, deliveries=entry.deliveries - 1)
+    def release(self, group: str, entries: Sequence[OutboxEntry]) -> None:
+        """Park events that were taken and not sent, for any process to take at once."""
+        by_deliveries: dict[int, list[bytes]] = {}
+        for entry in entries:
+            by_deliveries.setdefault(entry.deliveries, []).append(entry.id)
+        for deliveries, ids in by_deliveries.items():
+            self._own(group, PARKED, ids, idle_ms=10**10, deliveries=deliveries - 1)
 
     def acknowledge(self, group: str, ids: Sequence[bytes]) -> None:
-        """These are done with."""
+        """The group does not need these any more."""
         if ids:
             self._client.xack(self._key, group, *ids)
 
     def dead_letter(self, group: str, entry: OutboxEntry, reason: str) -> bool:
-        """Give up on a delivery: a dead letter in place of a pending event. False where it was not pending any more."""
+        """Replace a pending event by a dead letter. False where it was not pending any more."""
         call = Call([self._key, self._dead_letters], [group, entry.id, reason, entry.deliveries])
         return bool(self._dead_letter.run(self._client, call))
 
@@ -223,7 +231,7 @@ class Outbox:
             oldest = summary["min"] or first
         if oldest is None:
             return GroupBacklog(info["pending"], 0.0)
-        age = self._shard.clock.now_ms() - int(oldest.partition(b"-")[0])
+        age = self._shard.clock.now_ms() - milliseconds(oldest)
         return GroupBacklog(info["pending"] + untaken, max(0.0, age / 1000))
 
     def trim(self, configured: Iterable[str], retention_ms: int, max_age_ms: int) -> int:
@@ -240,8 +248,8 @@ class Outbox:
             first = self._first_needed(name.decode(), info)
             keep_from = min(keep_from, first if name.decode() in wanted else max(first, _id(now - max_age_ms)))
         for unmade in wanted - {name.decode() for name in groups}:
-            # Not made yet, because Redis was full: it is to have everything from here on.
-            keep_from = min(keep_from, _parsed(self.positions.get(unmade, _START)))
+            # Not made yet, because Redis was full. Once it is made it takes everything from its position on.
+            keep_from = min(keep_from, parse_id(self.positions.get(unmade, _START)))
         return int(self._client.xtrim(self._key, minid=f"{keep_from[0]}-{keep_from[1]}", approximate=True))
 
     def leave(self, group: str, consumer: bytes | None = None) -> bool:
@@ -265,7 +273,7 @@ class Outbox:
         try:
             rows = self._client.xinfo_groups(self._key)
         except redis.ResponseError as error:
-            if "no such key" in str(error):
+            if is_missing_key(error):
                 return {}
             raise
         return {row["name"]: row for row in rows}
@@ -274,7 +282,7 @@ class Outbox:
         try:
             info = self._client.xinfo_stream(self._key)
         except redis.ResponseError as error:
-            if "no such key" in str(error):
+            if is_missing_key(error):
                 return _START
             raise
         return cast(bytes, info["last-generated-id"])
@@ -290,11 +298,11 @@ class Outbox:
             raise
         return True
 
-    def _own(self, group: str, owner: bytes, ids: list[Any], idle_ms: int, deliveries: int | None = None) -> None:
-        if ids:
-            self._client.xclaim(self._key, group, owner, 0, ids, idle=idle_ms, retrycount=deliveries, justid=True)
+    def _own(self, group: str, owner: bytes, ids: Sequence[bytes], idle_ms: int, deliveries: int | None = None) -> None:
+        for part in _slices(ids):
+            self._client.xclaim(self._key, group, owner, 0, part, idle=idle_ms, retrycount=deliveries, justid=True)
 
-    def _range(self, first: bytes, last: bytes, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    def _range(self, first: bytes, last: bytes, count: int) -> list[StreamRow]:
         return cast(list[Any], self._client.xrange(self._key, first, last, count=count))
 
     def _count_untaken(self, info: dict[str, Any], limit: int | None) -> tuple[int, bytes | None]:
@@ -319,18 +327,18 @@ class Outbox:
         if info["pending"]:
             summary = self._client.xpending(self._key, group)
             if summary["min"]:
-                return _parsed(summary["min"])
-        return _parsed(info["last-delivered-id"])
+                return parse_id(summary["min"])
+        return parse_id(info["last-delivered-id"])
 
 
 def _id(milliseconds: int) -> tuple[int, int]:
     return (max(0, milliseconds), 0)
 
 
-def _parsed(entry: bytes) -> tuple[int, int]:
-    milliseconds, _, sequence = entry.partition(b"-")
-    return int(milliseconds), int(sequence or 0)
+def _slices(ids: Sequence[bytes]) -> Iterator[list[Any]]:
+    for start in range(0, len(ids), CLAIM_SLICE):
+        yield list(ids[start : start + CLAIM_SLICE])
 
 
-def _first_stream(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
+def _first_stream(reply: Any) -> list[StreamRow]:
     return reply[0][1] if reply else []

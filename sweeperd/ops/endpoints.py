@@ -16,6 +16,7 @@ from sweeperd.delivery.outbox import Outbox
 from sweeperd.delivery.payload import Message
 from sweeperd.delivery.sender import Exchange, WebhookClient
 from sweeperd.ops import dead_letters
+from sweeperd.store.errors import is_missing_key
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, rfc3339
 
@@ -101,18 +102,10 @@ def view(shard: Shard, endpoints: Sequence[EndpointSettings]) -> list[EndpointVi
     return views
 
 
-class NotNoted(Exception):
-    """Redis is full and took no note of a pause."""
-
-
 def pause(shard: Shard, name: str, reason: str) -> EndpointState:
-    """Stop sending to it, in all processes, within seconds. Raises NotNoted, redis.RedisError."""
+    """Stop sending to it, in all processes, within seconds. Raises redis.RedisError."""
     shard.read_clock()
-    board = EndpointStateStore(shard)
-    told = board.pause(name, reason)
-    if board.read(name) != told:
-        raise NotNoted
-    return told
+    return EndpointStateStore(shard).pause(name, reason)
 
 
 def resume(shard: Shard, name: str) -> bool:
@@ -124,7 +117,7 @@ def _positions(shard: Shard) -> dict[str, str]:
     try:
         rows = shard.client.xinfo_groups(shard.keys.events)
     except redis.ResponseError as error:
-        if "no such key" in str(error):
+        if is_missing_key(error):
             return {}
         raise
     return {decode(row["name"]): row["last-delivered-id"].decode() for row in rows}

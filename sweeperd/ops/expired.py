@@ -10,6 +10,7 @@ import redis
 from sweeperd.delivery.outbox import ONLY_FOR
 from sweeperd.delivery.payload import message
 from sweeperd.store import streams
+from sweeperd.store.errors import is_missing_key
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, rfc3339
 
@@ -86,7 +87,7 @@ def retention_gap(shard: Shard, since_ms: int) -> str:
     try:
         info = shard.client.xinfo_stream(shard.keys.events)
     except redis.ResponseError as error:
-        if "no such key" in str(error):
+        if is_missing_key(error):
             return "there is no event stream: nothing has expired here yet, or the stream was deleted"
         raise
     # Redis 6.2 does not count what was added.

@@ -50,6 +50,11 @@ def is_full(error: Any) -> bool:
     return isinstance(error, OutOfMemoryError) or (isinstance(error, redis.ResponseError) and "OOM" in str(error))
 
 
+def is_missing_key(error: redis.ResponseError) -> bool:
+    """Whether the command was refused because its key does not exist."""
+    return "no such key" in str(error)
+
+
 def describe(error: BaseException) -> str:
     """One line about an error of Redis."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -31,6 +31,12 @@ def read(
             return
 
 
+def parse_id(entry: bytes) -> tuple[int, int]:
+    """The two halves of an id: ms on Redis's clock and a number within the ms. They compare as ids do in Redis."""
+    first, _, second = entry.partition(b"-")
+    return int(first), int(second or 0)
+
+
 def milliseconds(entry: bytes) -> int:
     """When an entry was added, ms on Redis's clock: the first half of its id."""
-    return int(entry.partition(b"-")[0])
+    return parse_id(entry)[0]

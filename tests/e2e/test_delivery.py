@@ -317,7 +317,7 @@ def test_what_cannot_be_acknowledged_is_not_sent_again(own_server: Server, tmp_p
             client.acl_setuser("default", commands=["-xack"])
             reserve(client, ids)
             odd.wait_for(lambda requests: len(requests) == len(ids))
-            eventually(lambda: running.logged("delivered events wait to be acknowledged"))
+            eventually(lambda: running.logged("events in hand wait to be settled"))
             assert pending(client) == len(ids)
             assert running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result="delivered") == len(ids)
             client.acl_setuser("default", commands=["+xack"])

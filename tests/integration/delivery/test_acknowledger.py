@@ -4,43 +4,45 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import redis
 
-from sweeperd.delivery.acknowledger import Acknowledger
-from sweeperd.delivery.outbox import Outbox
+from sweeperd.delivery.acknowledger import Acknowledger, Action, Settlement
+from sweeperd.delivery.in_flight import InFlight
+from sweeperd.delivery.outbox import PARKED, Outbox, OutboxEntry
+from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard
 from tests.support.harness import eventually
+from tests.support.streams import entries
 
 KEY, GROUP = "sweeperd:events", "billing"
+DEAD_LETTERS = "sweeperd_webhook_dead_letters_total"
 
 
 class Gathering:
-    """An acknowledger of this process on a stream with so many taken events, and what it said of them."""
+    """An acknowledger of this process on a stream with so many taken events, and what it has done with them."""
 
     def __init__(self, shard: Shard, events: int, together: int) -> None:
         self._shard = shard
-        self._stream = Outbox(shard, "us")
-        self._stream.ensure_group(GROUP)
+        self.outbox = Outbox(shard, "us")
+        self.outbox.ensure_group(GROUP)
         for number in range(events):
             shard.client.xadd(KEY, {"id": f"r{number}"})
-        self.taken = [entry.id for entry in self._stream.read(GROUP, events)]
+        self.taken = self.outbox.read(GROUP, events)
         shard.client.config_resetstat()
-        self.settled: list[tuple[bytes, bool]] = []
-        self.acknowledger = Acknowledger(self._acknowledge, self._settle, together, {"endpoint": GROUP})
+        self.metrics = Metrics()
+        self.in_flight = InFlight(events, threading.Event())
+        self.in_flight.add(entry.id for entry in self.taken)
+        self.acknowledger = Acknowledger(
+            GROUP, shard, self.outbox, self.in_flight, self.metrics, together, {"endpoint": GROUP}
+        )
         self.thread = threading.Thread(target=self.acknowledger.run, daemon=True)
 
-    def _acknowledge(self, ids: Sequence[bytes]) -> None:
-        with self._shard.reaching():
-            self._stream.acknowledge(GROUP, ids)
-
-    def _settle(self, ids: Sequence[bytes], acknowledged: bool) -> None:
-        self.settled += [(entry, acknowledged) for entry in ids]
-
-    def add(self, ids: Sequence[bytes]) -> None:
-        for entry in ids:
-            self.acknowledger.add(entry)
+    def add(self, entries: Sequence[OutboxEntry], action: Action = Action.ACKNOWLEDGE) -> None:
+        for entry in entries:
+            self.acknowledger.add(Settlement(action, [entry], "HTTP 500"))
 
     def end(self) -> None:
         self.acknowledger.end()
@@ -48,8 +50,18 @@ class Gathering:
         assert not self.thread.is_alive()
 
     @property
+    def delivered(self) -> int:
+        return self.acknowledger.counts()["delivered"]
+
+    @property
+    def owners(self) -> dict[bytes, tuple[bytes, int]]:
+        """The pending events: id -> owner and deliveries."""
+        rows: Any = self._shard.client.xpending_range(KEY, GROUP, "-", "+", 1000)
+        return {row["message_id"]: (row["consumer"], row["times_delivered"]) for row in rows}
+
+    @property
     def pending(self) -> int:
-        return int(self._shard.client.xpending(KEY, GROUP)["pending"])
+        return len(self.owners)
 
     @property
     def trips(self) -> int:
@@ -67,13 +79,12 @@ def refused(client: redis.Redis) -> Iterator[None]:
         client.acl_setuser("default", commands=["+xack"])
 
 
-def test_what_has_gathered_is_acknowledged_in_one_go(shard: Shard) -> None:
+def test_what_has_gathered_is_acknowledged_in_one_round_trip(shard: Shard) -> None:
     gathering = Gathering(shard, 20, together=100)
     gathering.add(gathering.taken)
     gathering.thread.start()
-    eventually(lambda: gathering.settled)
-    assert gathering.settled == [(entry, True) for entry in gathering.taken]
-    assert (gathering.pending, gathering.trips) == (0, 1)
+    eventually(lambda: not len(gathering.in_flight))
+    assert (gathering.delivered, gathering.pending, gathering.trips) == (20, 0, 1)
     gathering.end()
 
 
@@ -81,19 +92,36 @@ def test_only_what_was_added_is_acknowledged(shard: Shard) -> None:
     gathering = Gathering(shard, 5, together=2)
     gathering.thread.start()
     gathering.add(gathering.taken[1:3])
-    eventually(lambda: len(gathering.settled) == 2)
+    eventually(lambda: len(gathering.in_flight) == 3)
     gathering.end()
-    held = {row["message_id"] for row in shard.client.xpending_range(KEY, GROUP, "-", "+", 10)}
-    assert held == {gathering.taken[0], *gathering.taken[3:]}
+    left = [gathering.taken[0], *gathering.taken[3:]]
+    assert set(gathering.owners) == set(gathering.in_flight.ids()) == {entry.id for entry in left}
 
 
-def test_one_alone_does_not_wait_for_others_for_long(shard: Shard) -> None:
+def test_each_action(shard: Shard) -> None:
+    """All in one round; the counters say what was delivered and given up on, and nothing else."""
+    gathering = Gathering(shard, 5, together=100)
+    actions = [Action.RELEASE, Action.DEAD_LETTER, Action.SKIP, Action.ACKNOWLEDGE, Action.NACK]
+    for entry, action in zip(gathering.taken, actions, strict=True):
+        gathering.add([entry], action)
+    gathering.thread.start()
+    gathering.end()
+    released, nacked = gathering.taken[0], gathering.taken[4]
+    assert gathering.owners == {released.id: (PARKED, 0), nacked.id: (PARKED, 1)}
+    assert len(gathering.in_flight) == 0
+    assert gathering.acknowledger.counts() == {"delivered": 1, "dead_lettered": 1}
+    assert gathering.metrics.registry.get_sample_value(DEAD_LETTERS, {"endpoint": GROUP}) == 1
+    ((_, letter),) = entries(shard.client, "sweeperd:dead-letters")
+    assert (letter[b"event"], letter[b"reason"]) == (gathering.taken[1].id, b"HTTP 500")
+
+
+def test_a_single_one_does_not_wait_for_more(shard: Shard) -> None:
     gathering = Gathering(shard, 2, together=100)
     gathering.thread.start()
     for number, entry in enumerate(gathering.taken, 1):
         started = time.monotonic()
         gathering.add([entry])
-        eventually(lambda number=number: len(gathering.settled) == number)
+        eventually(lambda number=number: gathering.delivered == number)
         assert time.monotonic() - started < 1
     assert (gathering.pending, gathering.trips) == (0, 2)
     gathering.end()
@@ -104,22 +132,21 @@ def test_the_end_waits_for_what_was_added(shard: Shard) -> None:
     gathering.thread.start()
     gathering.add(gathering.taken)
     gathering.end()
-    assert gathering.pending == 0
-    assert {entry for entry, acknowledged in gathering.settled if acknowledged} == set(gathering.taken)
+    assert (gathering.delivered, gathering.pending) == (20, 0)
 
 
 def test_what_redis_refuses_is_tried_again(own_shard: Shard, caplog: pytest.LogCaptureFixture) -> None:
-    gathering = Gathering(own_shard, 6, together=2)
+    gathering = Gathering(own_shard, 7, together=2)
     gathering.thread.start()
     with refused(own_shard.client):
         gathering.add(gathering.taken[:4])
-        eventually(lambda: "delivered events wait to be acknowledged" in caplog.text)
-        gathering.add(gathering.taken[4:])
-        assert gathering.settled == [], "they stay in hand"
-        assert gathering.pending == 6
-    eventually(lambda: len(gathering.settled) == 6)
-    assert gathering.settled == [(entry, True) for entry in gathering.taken], "each once"
-    assert gathering.pending == 0
+        gathering.add(gathering.taken[6:], Action.NACK)
+        eventually(lambda: "events in hand wait to be settled" in caplog.text)
+        gathering.add(gathering.taken[4:6])
+        assert len(gathering.in_flight) == gathering.pending == 7, "they stay in hand"
+    eventually(lambda: not len(gathering.in_flight))
+    assert gathering.delivered == 6, "each once"
+    assert gathering.owners == {gathering.taken[6].id: (PARKED, 1)}
     gathering.end()
 
 
@@ -130,11 +157,10 @@ def test_at_the_end_what_cannot_be_acknowledged_stays_pending(
     gathering.thread.start()
     with refused(own_shard.client):
         gathering.add(gathering.taken)
-        eventually(lambda: "delivered events wait to be acknowledged" in caplog.text)
+        eventually(lambda: "events in hand wait to be settled" in caplog.text)
         gathering.end()
-    assert sorted(gathering.settled) == [(entry, False) for entry in gathering.taken]
-    assert gathering.pending == 4
-    assert "delivered events are left pending" in caplog.text
+    assert (gathering.delivered, gathering.pending, len(gathering.in_flight)) == (0, 4, 0)
+    assert "events are left pending" in caplog.text
 
 
 def test_a_fault_of_ours_does_not_end_it(shard: Shard, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,12 +169,11 @@ def test_a_fault_of_ours_does_not_end_it(shard: Shard, caplog: pytest.LogCapture
     shard.client.rename(KEY, "elsewhere")
     shard.client.set(KEY, "no stream")
     gathering.add(gathering.taken[:1])
-    eventually(lambda: gathering.settled)
-    assert gathering.settled == [(gathering.taken[0], False)]
-    assert "delivered events could not be acknowledged" in caplog.text
+    eventually(lambda: len(gathering.in_flight) == 1)
+    assert gathering.delivered == 0
+    assert "events could not be settled" in caplog.text
     shard.client.rename("elsewhere", KEY)
     gathering.add(gathering.taken[1:])
-    eventually(lambda: len(gathering.settled) == 2)
-    assert gathering.settled[1] == (gathering.taken[1], True)
+    eventually(lambda: gathering.delivered == 1)
     assert gathering.pending == 1
     gathering.end()

@@ -15,66 +15,66 @@ KEY = "sweeperd:endpoints"
 
 
 @pytest.fixture
-def board(shard: Shard) -> EndpointStateStore:
+def store(shard: Shard) -> EndpointStateStore:
     return EndpointStateStore(shard)
 
 
-def test_an_endpoint_that_is_not_on_it_is_open(board: EndpointStateStore) -> None:
-    state = board.read("billing")
+def test_an_endpoint_that_is_not_on_it_is_open(store: EndpointStateStore) -> None:
+    state = store.read("billing")
     assert state == EndpointState()
     assert not state.paused
     assert state.muted_until == 0
 
 
-def test_pause(board: EndpointStateStore, shard: Shard, client: redis.Redis) -> None:
+def test_pause(store: EndpointStateStore, shard: Shard, client: redis.Redis) -> None:
     before = server_time(client)
-    told = board.pause("billing", "the receiver answered 410")
+    told = store.pause("billing", "the receiver answered 410")
     state = EndpointStateStore(shard).read("billing")  # another replica
     assert state == told
     assert state.paused
     assert state.reason == "the receiver answered 410"
     assert state.paused_at is not None
     assert before - 5 <= state.paused_at <= server_time(client) + 5
-    assert not board.read("audit").paused
+    assert not store.read("audit").paused
     note = json.loads(client.hget(KEY, "billing") or "")
     assert (note["paused_at"], note["reason"]) == (state.paused_at, "the receiver answered 410")
 
 
-def test_an_operator_resumes_it(board: EndpointStateStore, client: redis.Redis) -> None:
-    board.pause("billing", "")
-    board.pause("audit", "")
-    assert board.resume("billing")
-    assert not board.read("billing").paused
-    assert board.read("audit").paused
-    assert not board.resume("billing"), "it is open already"
-    board.mute("billing", 60)
-    assert board.resume("billing")
-    assert board.read("billing") == EndpointState()
+def test_an_operator_resumes_it(store: EndpointStateStore, client: redis.Redis) -> None:
+    store.pause("billing", "")
+    store.pause("audit", "")
+    assert store.resume("billing")
+    assert not store.read("billing").paused
+    assert store.read("audit").paused
+    assert not store.resume("billing"), "it is open already"
+    store.mute("billing", 60)
+    assert store.resume("billing")
+    assert store.read("billing") == EndpointState()
 
 
-def test_quiet_does_not_lift_a_pause(board: EndpointStateStore) -> None:
+def test_quiet_does_not_lift_a_pause(store: EndpointStateStore) -> None:
     """A request that was in flight when somebody paused the endpoint is answered with Retry-After."""
-    paused = board.pause("billing", "moving house")
-    assert board.mute("billing", 60) == paused
-    assert board.read("billing") == paused
+    paused = store.pause("billing", "moving house")
+    assert store.mute("billing", 60) == paused
+    assert store.read("billing") == paused
 
 
-def test_quiet_follows_quiet(board: EndpointStateStore) -> None:
-    board.mute("billing", 60)
-    longer = board.mute("billing", 600)
-    assert board.read("billing") == longer
+def test_quiet_follows_quiet(store: EndpointStateStore) -> None:
+    store.mute("billing", 60)
+    longer = store.mute("billing", 600)
+    assert store.read("billing") == longer
 
 
-@pytest.mark.parametrize("note", [b"nonsense", b'{"colour": 1}', b'"paused"', b"null"])
-def test_quiet_leaves_alone_what_cannot_be_read(note: bytes, board: EndpointStateStore, client: redis.Redis) -> None:
+@pytest.mark.parametrize("note", [b"nonsense", b'{"muted_until": "soon"}', b'"paused"', b"null"])
+def test_quiet_leaves_alone_what_cannot_be_read(note: bytes, store: EndpointStateStore, client: redis.Redis) -> None:
     client.hset(KEY, "billing", note)
-    assert board.mute("billing", 60).paused
+    assert store.mute("billing", 60).paused
     assert client.hget(KEY, "billing") == note
 
 
-def test_quiet(board: EndpointStateStore, client: redis.Redis) -> None:
-    told = board.mute("billing", 90.5)
-    state = board.read("billing")
+def test_quiet(store: EndpointStateStore, client: redis.Redis) -> None:
+    told = store.mute("billing", 90.5)
+    state = store.read("billing")
     assert state == told
     assert not state.paused
     assert state.muted_until == pytest.approx(server_time(client) + 90_500, abs=2000)
@@ -91,63 +91,94 @@ def test_quiet(board: EndpointStateStore, client: redis.Redis) -> None:
         b"5",
         b"null",
         b'"paused"',
-        b'{"colour": 1}',
         b'{"muted_until": "soon"}',
         b'{"muted_until": null}',
     ],
 )
-def test_what_cannot_be_read_pauses_it(note: bytes, board: EndpointStateStore, client: redis.Redis) -> None:
+def test_what_cannot_be_read_pauses_it(note: bytes, store: EndpointStateStore, client: redis.Redis) -> None:
     """To send to a receiver that must be left alone is worse than to wait."""
     client.hset(KEY, "billing", note)
-    state = board.read("billing")
+    state = store.read("billing")
     assert state.paused
     assert KEY in state.reason
 
 
-def test_a_note_by_hand(board: EndpointStateStore, client: redis.Redis) -> None:
+def test_a_note_by_hand(store: EndpointStateStore, client: redis.Redis) -> None:
     client.hset(KEY, "billing", '{"paused_at": 1, "reason": "moving house"}')
-    assert board.read("billing") == EndpointState(paused_at=1, reason="moving house")
+    assert store.read("billing") == EndpointState(paused_at=1, reason="moving house")
 
 
-def test_a_full_redis_takes_no_note(own_shard: Shard) -> None:
-    board = EndpointStateStore(own_shard)
+def test_a_field_of_a_later_version_is_ignored(store: EndpointStateStore, client: redis.Redis) -> None:
+    client.hset(KEY, "billing", '{"colour": 1}')
+    assert store.read("billing") == EndpointState()
+    client.hset(KEY, "billing", '{"paused_at": 1, "reason": "gone", "colour": 1}')
+    assert store.read("billing") == EndpointState(paused_at=1, reason="gone")
+    assert store.mute("billing", 60).paused
+    client.hset(KEY, "billing", '{"muted_until": 7, "colour": 1}')
+    assert store.mute("billing", 60).muted_until > 7
+
+
+def test_a_full_redis_takes_the_state(own_shard: Shard) -> None:
+    store = EndpointStateStore(own_shard)
     with full(own_shard):
-        assert board.pause("billing", "gone").paused, "but the process that was told knows"
-        assert board.mute("billing", 5).muted_until > 0
-    assert board.read("billing") == EndpointState()
+        muted = store.mute("audit", 5)
+        paused = store.pause("billing", "gone")
+    assert store.read("audit") == muted != EndpointState()
+    assert store.read("billing") == paused
+    assert paused.paused
 
 
-def test_any_other_refusal_is_raised(board: EndpointStateStore, client: redis.Redis) -> None:
+def test_any_other_refusal_is_raised(store: EndpointStateStore, client: redis.Redis) -> None:
     client.set(KEY, "x")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        board.pause("billing", "gone")
+        store.pause("billing", "gone")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        board.read("billing")
+        store.read("billing")
 
 
-@pytest.mark.parametrize("tell", [lambda watch: watch.mute(60), lambda watch: watch.pause("gone")])
-def test_what_a_sender_is_told_outlives_a_look_that_began_before(
-    tell: Callable[[EndpointStateCache], None], board: EndpointStateStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("change", [lambda cache: cache.mute(60), lambda cache: cache.pause("gone")])
+def test_a_change_outlives_a_refresh_that_began_before(
+    change: Callable[[EndpointStateCache], None], shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch, read = EndpointStateCache(board, "billing"), board.read
+    cache, read = EndpointStateCache(shard, "billing"), EndpointStateStore.read
 
-    def overtaken(endpoint: str) -> EndpointState:
-        state = read(endpoint)
-        tell(watch)
+    def overtaken(store: EndpointStateStore, endpoint: str) -> EndpointState:
+        state = read(store, endpoint)
+        change(cache)
+        cache.save()
         return state
 
-    monkeypatch.setattr(board, "read", overtaken)
-    watch.look()
-    assert watch.state != EndpointState()
+    monkeypatch.setattr(EndpointStateStore, "read", overtaken)
+    cache.refresh()
+    assert cache.resting
     monkeypatch.undo()
-    watch.look()
-    assert watch.state == board.read("billing") != EndpointState()
+    cache.refresh()
+    assert cache.state == EndpointStateStore(shard).read("billing") != EndpointState()
 
 
-def test_a_watch_sees_that_an_endpoint_was_resumed(board: EndpointStateStore, client: redis.Redis) -> None:
-    watch = EndpointStateCache(board, "billing")
-    watch.pause("gone")
-    assert watch.state.paused
-    board.resume("billing")
-    watch.look()
-    assert watch.state == EndpointState()
+def test_a_refresh_sees_that_an_endpoint_was_resumed(shard: Shard, store: EndpointStateStore) -> None:
+    cache = EndpointStateCache(shard, "billing")
+    cache.pause("gone")
+    cache.save()
+    assert cache.state.paused
+    store.resume("billing")
+    cache.refresh()
+    assert cache.state == EndpointState()
+
+
+@pytest.mark.parametrize("change", [lambda cache: cache.mute(60), lambda cache: cache.pause("gone")])
+def test_a_change_is_kept_until_redis_takes_it(
+    change: Callable[[EndpointStateCache], None], own_shard: Shard, client: redis.Redis
+) -> None:
+    """Without the right to write, the state would otherwise be forgotten at the next refresh."""
+    cache, store = EndpointStateCache(own_shard, "billing"), EndpointStateStore(own_shard)
+    change(cache)
+    own_shard.client.acl_setuser("default", commands=["-hset"])
+    cache.save()
+    cache.refresh()
+    assert cache.resting
+    assert store.read("billing") == EndpointState()
+    own_shard.client.acl_setuser("default", commands=["+hset"])
+    cache.refresh()
+    assert store.read("billing") == cache.state
+    assert cache.resting

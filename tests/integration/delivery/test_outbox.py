@@ -179,7 +179,7 @@ def test_read_without_the_group(stream: Outbox) -> None:
 
 def test_pending(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     first, second = taken(stream, client, 2)
-    other.nack(GROUP, second)
+    other.nack(GROUP, [second])
     age(client, first, 60_000)
     pending = list(stream.pending(GROUP, 0))
     assert [(p.id, p.owner, p.deliveries) for p in pending] == [(first.id, b"us", 1), (second.id, PARKED, 1)]
@@ -239,7 +239,7 @@ def test_keep(stream: Outbox, client: redis.Redis) -> None:
 def test_park(stream: Outbox, client: redis.Redis) -> None:
     (entry,) = taken(stream, client)
     age(client, entry, 60_000)
-    stream.nack(GROUP, entry)
+    stream.nack(GROUP, [entry])
     assert held(client) == {entry.id: (PARKED, 1)}
     assert idle(stream, entry) < 30_000, "its wait begins now"
     assert stream.read(GROUP, 10) == [], "it is not given as a new one"
@@ -248,7 +248,7 @@ def test_park(stream: Outbox, client: redis.Redis) -> None:
 def test_give_back(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     """It was not handed over: it counts as before, and anybody may take it at once."""
     (entry,) = taken(stream, client)
-    stream.release(GROUP, entry)
+    stream.release(GROUP, [entry])
     assert held(client) == {entry.id: (PARKED, 0)}
     assert idle(stream, entry) >= TAKE_OVER_AFTER * 1000
     (again,) = other.claim(GROUP, list(other.pending(GROUP, 15_000)), 15_000)
@@ -259,7 +259,7 @@ def test_give_back(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
 def test_hand_overs_are_counted_over_replicas(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     (entry,) = taken(stream, client)
     for number, replica in enumerate([other, stream, other], 2):
-        replica.nack(GROUP, entry)
+        replica.nack(GROUP, [entry])
         (entry,) = replica.claim(GROUP, list(replica.pending(GROUP, 0)), 0)
         assert entry.deliveries == number
     assert held(client) == {entry.id: (b"them", 4)}
@@ -278,7 +278,7 @@ def test_what_came_back_is_not_lost_again(stream: Outbox, other: Outbox, client:
     (entry,) = taken(stream, client)
     other.acknowledge(GROUP, [entry.id])
     for put_back in (stream.nack, stream.release):
-        put_back(GROUP, entry)
+        put_back(GROUP, [entry])
     stream.heartbeat(GROUP, [entry.id])
     assert held(client) == {}
 
@@ -563,7 +563,7 @@ def test_remove_silent_consumers(
 ) -> None:
     assert stream.remove_silent_consumers(GROUP) == 0
     first, second = taken(stream, client, 2)
-    stream.nack(GROUP, first)
+    stream.nack(GROUP, [first])
     stream.acknowledge(GROUP, [first.id, second.id])
     for name in ("dead-1", "dead-2"):
         client.xgroup_createconsumer(KEY, GROUP, name)

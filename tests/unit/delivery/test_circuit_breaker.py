@@ -2,7 +2,8 @@
 
 import pytest
 
-from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker, growing_wait
+from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker
+from sweeperd.delivery.redelivery import growing_wait
 
 
 @pytest.mark.parametrize(

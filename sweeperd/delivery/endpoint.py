@@ -1,0 +1,129 @@
+"""The delivery of one shard's events to one endpoint: the reader, the senders and the acknowledger, put together."""
+
+import logging
+import threading
+import time
+from collections import Counter
+
+import redis
+
+from sweeperd.config import EndpointSettings, WebhooksSettings
+from sweeperd.delivery.acknowledger import Acknowledger
+from sweeperd.delivery.batches import BatchQueue
+from sweeperd.delivery.circuit_breaker import CircuitBreaker
+from sweeperd.delivery.consumer import Consumer
+from sweeperd.delivery.endpoint_state import EndpointStateCache
+from sweeperd.delivery.in_flight import InFlight
+from sweeperd.delivery.outbox import Outbox
+from sweeperd.delivery.redelivery import Redelivery
+from sweeperd.delivery.sender import WebhookClient
+from sweeperd.delivery.senders import BatchSender, Encode, SenderThreads
+from sweeperd.delivery.subscription import Subscription
+from sweeperd.errors import RedisUnavailable
+from sweeperd.metrics import Metrics
+from sweeperd.store.shard import Shard
+
+log = logging.getLogger(__name__)
+
+
+class EndpointDelivery:
+    """
+    One endpoint on one shard. Events go forward through three stages, each with threads of its own:
+
+        Consumer -> batches -> SenderThreads -> settlements -> Acknowledger
+
+    At most twice as many events as there are senders are in hand, so memory does not grow with the backlog.
+    """
+
+    def __init__(
+        self,
+        endpoint: EndpointSettings,
+        settings: WebhooksSettings,
+        shard: Shard,
+        outbox: Outbox,
+        client: WebhookClient,
+        encode: Encode,
+        senders: int,
+        metrics: Metrics,
+        stop: threading.Event,
+    ) -> None:
+        self.name = endpoint.name
+        self._shard = shard
+        self._log_fields: dict[str, object] = {"shard": shard.name, "endpoint": endpoint.name}
+        together = max(1, senders // 4)
+        redelivery = Redelivery.of(settings)
+        circuit = CircuitBreaker(redelivery.initial, redelivery.longest)
+        state = EndpointStateCache(shard, endpoint.name)
+        batches = BatchQueue()
+        self._in_flight = InFlight(2 * senders, stop)
+        self._acknowledger = Acknowledger(
+            self.name, shard, outbox, self._in_flight, metrics, together, self._log_fields
+        )
+        self._sender = BatchSender(self.name, shard, client, encode, circuit, state, redelivery, stop, self._log_fields)
+        self._consumer = Consumer(
+            Subscription(endpoint),
+            shard,
+            outbox,
+            state,
+            circuit,
+            redelivery,
+            self._in_flight,
+            batches,
+            self._acknowledger,
+            together,
+            stop,
+            self._log_fields,
+        )
+        self._thread_name = f"{shard.name}-{endpoint.name}"
+        self._senders = SenderThreads(self._thread_name, senders, batches, self._sender, self._acknowledger)
+        self._threads: list[threading.Thread] = []
+
+    def start(self, *, until_idle: bool = False) -> None:
+        """Start the threads. `until_idle`: they end by themselves when nothing is left that can be delivered now."""
+        self._threads = [
+            threading.Thread(target=self._acknowledger.run, name=f"acknowledge-{self._thread_name}", daemon=True),
+            threading.Thread(target=self._read, args=(until_idle,), name=f"deliver-{self._thread_name}", daemon=True),
+        ]
+        self._senders.start()
+        for thread in self._threads:
+            thread.start()
+
+    def join(self, deadline: float | None = None) -> bool:
+        """Wait for the threads until `deadline` (monotonic). Returns whether they have all ended."""
+        for thread in self._threads:
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        # The reader and the acknowledger end after the senders.
+        ended = not any(thread.is_alive() for thread in self._threads)
+        if ended:
+            self._sender.close()
+        return ended
+
+    @property
+    def complete(self) -> bool:
+        """Whether all its threads run."""
+        return bool(self._threads) and self._senders.complete and all(thread.is_alive() for thread in self._threads)
+
+    def counts(self) -> Counter[str]:
+        """How many events were `delivered` and `dead_lettered` by this process."""
+        return self._acknowledger.counts()
+
+    def wake(self) -> None:
+        """End the reader's wait, after a stop."""
+        self._in_flight.wake()
+
+    def _read(self, until_idle: bool) -> None:
+        try:
+            self._consumer.run(until_idle=until_idle)
+        finally:
+            self._senders.end()
+            # A request may take longer than it takes other processes to regard this one as dead.
+            while not self._senders.join(time.monotonic() + 1.0):
+                self._heartbeat()
+            self._acknowledger.end()
+
+    def _heartbeat(self) -> None:
+        try:
+            with self._shard.reaching():
+                self._consumer.heartbeat()
+        except (RedisUnavailable, redis.RedisError) as error:
+            log.info("no heartbeat", extra=self._log_fields | {"error": str(error)})

@@ -1,7 +1,5 @@
 """Settings: a TOML file and the environment, to typed and validated values."""
 
-import base64
-import binascii
 import json
 import os
 import re
@@ -16,7 +14,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    SecretBytes,
     SecretStr,
     ValidationError,
     ValidationInfo,
@@ -29,6 +26,7 @@ from sweeperd import redis_url
 from sweeperd.errors import ConfigError
 from sweeperd.kind_settings import KindSettings, check_kinds
 from sweeperd.setting_types import Duration, OptionalDuration, PositiveDuration, Section
+from sweeperd.webhook_secrets import hmac_key
 
 #: Names the configuration file where `--config` does not.
 CONFIG_VARIABLE = "SWEEPERD_CONFIG"
@@ -91,22 +89,12 @@ def _fetched(value: object, info: ValidationInfo) -> object:
     return value
 
 
-def _signing_key(value: object, info: ValidationInfo) -> object:
-    """The bytes of a secret. `whsec_`: base64 (Standard Webhooks)."""
+def _secret(value: object, info: ValidationInfo) -> object:
     value = _fetched(value, info)
     if not isinstance(value, str):
         raise ValueError("a secret is text")  # noqa: TRY004 - pydantic takes ValueError
-    if not value:
-        raise ValueError("a secret cannot be empty")
-    if not value.startswith("whsec_"):
-        return value.encode()
-    try:
-        key = base64.b64decode(value.removeprefix("whsec_"), validate=True)
-    except binascii.Error:
-        raise ValueError("what follows whsec_ is not base64") from None
-    if not key:
-        raise ValueError("a secret cannot be empty")
-    return key
+    hmac_key(value)
+    return value
 
 
 def _host_and_port(listen: str) -> tuple[str, int]:
@@ -125,7 +113,8 @@ RedisUrl = Annotated[SecretStr, BeforeValidator(_fetched), AfterValidator(_redis
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
 #: How an event is written: as sweeperd's own JSON object, or as a CloudEvent 1.0 in structured mode.
 Format = Literal["event", "cloudevents"]
-SigningKey = Annotated[SecretBytes, BeforeValidator(_signing_key)]
+#: The text as it stands: the signatures differ in what they make of it.
+WebhookSecret = Annotated[SecretStr, BeforeValidator(_secret)]
 
 
 class RedisSettings(Section):
@@ -201,7 +190,7 @@ class EndpointSettings(Section):
 
     name: Identifier
     url: HttpUrl
-    secrets: list[SigningKey] = []
+    secrets: list[WebhookSecret] = []
     tenants: list[str] | None = None
     format: Format = "event"
     batch_size: int = Field(default=1, ge=1, le=1000)

@@ -199,7 +199,7 @@ class _Hider:
             elif name.lower() not in _OPEN_HEADERS:
                 secret.add(value)
         # Keys themselves are sent nowhere, but who answers with one has it.
-        secret.update(key.get_secret_value().decode("utf-8", "replace") for key in endpoint.secrets)
+        secret.update(key.get_secret_value() for key in endpoint.secrets)
         longest_first = sorted((text for text in secret if len(text) >= SHORTEST_HIDDEN), key=len, reverse=True)
         self._secrets = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 

@@ -87,7 +87,7 @@ def test_the_example_of_an_endpoint_loads(tmp_path: Path) -> None:
     settings = load(path, {"BILLING_WEBHOOK_SECRET": "whsec_c2VjcmV0"})
     (endpoint,) = settings.webhooks.endpoints
     assert endpoint.model_fields_set == set(EndpointSettings.model_fields)
-    assert endpoint.secrets[0].get_secret_value() == b"secret"
+    assert endpoint.secrets[0].get_secret_value() == "whsec_c2VjcmV0"
     rest = settings.model_copy(update={"webhooks": settings.webhooks.model_copy(update={"endpoints": []})})
     assert rest == Settings()
 

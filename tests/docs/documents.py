@@ -6,6 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
+_BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -49,3 +50,11 @@ def links(document: Path) -> list[str]:
 def cited_tests(document: Path) -> list[str]:
     """The tests that it names."""
     return _CITED.findall(document.read_text(encoding="utf-8"))
+
+
+def code(document: Path, heading: str) -> str:
+    """The first block of code below this heading."""
+    text = document.read_text(encoding="utf-8")
+    found = _BLOCK.search(text, re.search(rf"^#+ {re.escape(heading)}$", text, re.MULTILINE).end())  # type: ignore[union-attr]
+    assert found is not None
+    return found[3]

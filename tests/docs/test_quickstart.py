@@ -1,0 +1,71 @@
+"""The lines of docs/install.md and docs/running.md work as they stand, with ports and paths of the test."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sweeperd.store.embedded import Server, free_port
+from tests.docs.documents import ROOT, code
+from tests.support.harness import eventually
+
+INSTALL = ROOT / "docs" / "install.md"
+#: What the receiver prints.
+WEBHOOK = re.compile(r'"reservation_id":"1".*"missing_budgets":\["tenant:acme"\]')
+BIN = Path(sys.executable).parent
+
+
+def test_five_lines_from_redis_to_the_first_webhook(tmp_path: Path) -> None:
+    for program in ("redis-server", "redis-cli", "bash"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+    lines = code(INSTALL, "From Redis to the first webhook")
+    assert len(lines.splitlines()) == 5
+    port = str(free_port())
+    lines = lines.replace("redis-cli", f"redis-cli -p {port}").replace("6379", port).replace("8080", str(free_port()))
+    env = {
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "SWEEPERD_REDIS__URL": f"redis://127.0.0.1:{port}/0",
+    }
+    output = tmp_path / "output"
+    with output.open("wb") as log:
+        shell = subprocess.Popen(
+            ["bash", "-c", lines], cwd=tmp_path, env=env, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        assert shell.wait(60) == 0, output.read_text()
+        body = eventually(
+            lambda: re.search(r'"reservation_id":"1".*"missing_budgets":\["tenant:acme"\]', output.read_text())
+        )
+        assert body
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        subprocess.run(["redis-cli", "-p", port, "shutdown", "nosave"], check=False, capture_output=True)
+
+
+@pytest.mark.parametrize("document", ["install.md", "running.md"])
+def test_the_cron_line_works_in_cron_s_environment(server: Server, tmp_path: Path, document: str) -> None:
+    if shutil.which("flock") is None:
+        pytest.skip("flock is not installed")
+    (line,) = set(re.findall(r"^ *\* \* \* \* \* +(.*)$", (ROOT / "docs" / document).read_text(), re.MULTILINE))
+    (tmp_path / "config.toml").write_text(f'[redis]\nurl = "{server.url}"\n')
+    for there, here in {
+        "/opt/sweeperd/bin": str(BIN),
+        "/etc/sweeperd/config.toml": str(tmp_path / "config.toml"),
+        "/run/lock": str(tmp_path),
+        "/tmp/sweeperd.lock": str(tmp_path / "lock"),
+        "/var/lib/prometheus/node-exporter": str(tmp_path),
+        "/var/log": str(tmp_path),
+    }.items():
+        line = line.replace(there, here)
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SHELL": "/bin/sh"}
+    done = subprocess.run(["/bin/sh", "-c", line], cwd=tmp_path, env=env, timeout=60, check=False)
+    assert done.returncode == 0, (tmp_path / "sweeperd.log").read_text()
+    if "--metrics-file" in line:
+        assert 'sweeperd_sweeps_total{result="ok",shard="default"} 1.0' in (tmp_path / "sweeperd.prom").read_text()

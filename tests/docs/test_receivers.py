@@ -1,0 +1,99 @@
+"""The receivers of docs/webhooks.md take what sweeperd sends, drop duplicates, and refuse what is not signed."""
+
+import base64
+import hashlib
+import hmac
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+import requests
+
+from sweeperd.store.embedded import Server, free_port
+from tests.docs.documents import ROOT, code
+from tests.support.harness import environment, eventually, once, reserve
+
+KEY = b"0123456789abcdef0123456789abcdef"
+SECRET = "whsec_" + base64.b64encode(KEY).decode()
+#: Heading -> the name of the file, and the program that runs it.
+LANGUAGES = {
+    "Python": ("receiver.py", [sys.executable]),
+    "Node": ("receiver.mjs", ["node"]),
+    "Go": ("receiver.go", ["go", "run"]),
+}
+
+
+class Running:
+    """A receiver of the document, as a process."""
+
+    def __init__(self, language: str, directory: Path) -> None:
+        file, program = LANGUAGES[language]
+        path = directory / file
+        path.write_text(code(ROOT / "docs" / "webhooks.md", language), encoding="utf-8")
+        self.url = f"http://127.0.0.1:{(port := free_port())}/"
+        self._log = directory / "output"
+        env = os.environ | {"WEBHOOK_SECRET": SECRET, "PORT": str(port), "GOCACHE": str(directory / "cache")}
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*program, str(path)], cwd=directory, env=env, stdout=log, stderr=subprocess.STDOUT
+            )
+        eventually(self._listens, limit=60)
+
+    def _listens(self) -> bool:
+        assert self.process.poll() is None, self.output()
+        try:
+            return requests.post(self.url, data=b"{}", timeout=5).status_code == 401
+        except requests.ConnectionError:
+            return False
+
+    def output(self) -> str:
+        return self._log.read_text()
+
+    def post(self, event_id: str, body: bytes, *, at: int | None = None, key: bytes = KEY) -> int:
+        """Send a body, signed at this time; returns the status."""
+        timestamp = str(int(time.time()) if at is None else at)
+        mac = hmac.digest(key, f"{event_id}.{timestamp}.".encode() + body, hashlib.sha256)
+        headers = {
+            "webhook-id": event_id,
+            "webhook-timestamp": timestamp,
+            "webhook-signature": "v1," + base64.b64encode(mac).decode(),
+        }
+        return requests.post(self.url, data=body, headers=headers, timeout=5).status_code
+
+
+@pytest.fixture(params=LANGUAGES)
+def receiver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
+    program = LANGUAGES[request.param][1][0]
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    running = Running(request.param, tmp_path)
+    yield running
+    running.process.kill()
+    running.process.wait()
+
+
+def test_it_takes_the_events_of_sweeperd(receiver: Running, server: Server, client: redis.Redis) -> None:
+    env = environment(server.url, endpoints=[{"name": "r", "url": receiver.url, "secrets": [SECRET]}])
+    assert once(env).code == 0
+    reserve(client, ["a", "b"])
+    result = once(env)
+    assert (result.code, result.report["delivered"]) == (0, 2)
+    eventually(lambda: {"expired a", "expired b"} <= {line[-9:] for line in receiver.output().splitlines()})
+
+
+def test_it_drops_duplicates_and_refuses_what_is_not_signed(receiver: Running) -> None:
+    body = b'{"data": {"reservation_id": "one"}}'
+    assert [receiver.post("evt_1", body), receiver.post("evt_1", body)] == [204, 204]
+    eventually(lambda: "expired one" in receiver.output())
+    forged = b'{"data": {"reservation_id": "forged"}}'
+    assert receiver.post("evt_2", forged, key=b"another key") == 401
+    assert receiver.post("evt_2", forged, at=int(time.time()) - 3600) == 401
+    assert receiver.post("evt_3", b'{"data": {"reservation_id": "last"}}') == 204
+    eventually(lambda: "expired last" in receiver.output())
+    assert receiver.output().count("expired") == 2

@@ -45,6 +45,14 @@ class Keys:
         """ZSET: bare id -> ms when it was set aside."""
         return self.prefix + b"sweeperd:quarantine"
 
+    def kind_index(self, name: str) -> bytes:
+        """ZSET: id -> deadline, ms; the index of one of `[[kinds]]`."""
+        return self.prefix + name.encode()
+
+    def kind_quarantine(self, kind: str) -> bytes:
+        """ZSET: id -> ms when it was set aside; of one of `[[kinds]]`."""
+        return self.quarantine + b":" + kind.encode()
+
     @property
     def endpoints(self) -> bytes:
         """HASH: endpoint name -> what all replicas must know of it, JSON."""

@@ -42,9 +42,19 @@ def source(name: str) -> str:
     return _join(name, set())
 
 
+def expand(text: str) -> str:
+    """A text that was generated, with all that it includes."""
+    return _expand(text, set())
+
+
 def _join(name: str, present: set[str]) -> str:
+    """The text of a file with all that it includes."""
+    return _expand(own_text(name), present)
+
+
+def _expand(text: str, present: set[str]) -> str:
     """
-    The text of a file. Each `-- @include` line becomes the text of that file, which may include more; a file that is
+    Each `-- @include` line of the text becomes the text of that file, which may include more; a file that is
     `present` already is left out, so that each stands once in the whole.
 
     An indented include stands in a block, and ends with it: what it brings is not present after that line.
@@ -58,7 +68,7 @@ def _join(name: str, present: set[str]) -> str:
         known.add(other)
         return _join(other, known)
 
-    return _INCLUDE.sub(included, own_text(name))
+    return _INCLUDE.sub(included, text)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ class Decision(NamedTuple):
     grace_end_ms: int = 0
     #: The scopes whose budget should have got the amount back, and does not exist.
     missing: tuple[str, ...] = ()
+    #: What exactly is wrong, where a quarantine of a configured kind says so.
+    why: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,126 @@
+-- One entry of a kind: how it is read, and what each outcome writes. The first write is always a ZREM, which Redis takes
+-- at maxmemory too, and after which it takes the writes that need memory.
+
+-- @include clock
+-- @include kind_plan
+
+local entry = {}
+do
+  local call, attempt, find = redis.call, redis.pcall, string.find
+  local need = plan.need
+  -- 3 March 1973 in ms. A deadline below is one in seconds, and would expire at once.
+  local EARLIEST = 100000000000
+  local key, index, events, quarantine, id, tenant
+
+  -- keys: the entry's hash, the index, the event stream, the quarantine.
+  function entry.open(keys, entry_id)
+    key, index, events, quarantine = keys[1], keys[2], keys[3], keys[4]
+    id, tenant = entry_id, ''
+  end
+
+  -- Whose entry it is, for the reply and the event.
+  function entry.belongs_to(name)
+    tenant = name or ''
+  end
+
+  -- Takes the entry out of the index and into the quarantine, and marks its hash. Returns the reply.
+  function entry.set_aside(reason, why)
+    call('ZCARD', quarantine) -- where the key is of another type, fail here, before the first write
+    why = why and string.sub(why, 1, 256)
+    need('ZREM', index, id)
+    need('ZADD', quarantine, clock.now_text, id)
+    if reason ~= 'WRONG_TYPE' then
+      need('HSET', key, 'f', 'v')
+    end
+    call('ZREM', index, id)
+    call('ZADD', quarantine, clock.now_text, id)
+    if reason ~= 'WRONG_TYPE' then
+      call('HSET', key, 'quarantined_at', clock.now_text, 'quarantine_reason', reason, 'quarantine_detail', why or '')
+    end
+    return {'quarantined', reason, tenant, why or ''}
+  end
+
+  -- The values of these fields. Or nil and the reply, where the key is no hash.
+  function entry.read(...)
+    local row = attempt('HMGET', key, ...)
+    if row.err then
+      if find(row.err, 'WRONGTYPE', 1, true) then
+        return nil, entry.set_aside('WRONG_TYPE')
+      end
+      return nil, row
+    end
+    return row
+  end
+
+  function entry.exists()
+    return call('EXISTS', key) == 1
+  end
+
+  -- The index entry goes, and nothing else happens.
+  function entry.drop(outcome, detail)
+    need('ZREM', index, id)
+    call('ZREM', index, id)
+    return {outcome, detail and string.sub(detail, 1, 64)}
+  end
+
+  -- The index gets this score.
+  function entry.move(score)
+    need('ZREM', index, id)
+    need('ZADD', index, score, id)
+    call('ZREM', index, id)
+    call('ZADD', index, score, id)
+    return {'not_due'}
+  end
+
+  -- The hash and the index get this deadline.
+  function entry.extend(field, deadline)
+    need('HSET', key, field, deadline)
+    local reply = entry.move(deadline)
+    call('HSET', key, field, deadline)
+    return reply
+  end
+
+  -- A deadline in ms; nil where the text is none.
+  function entry.deadline(text)
+    local value = text and clock.whole(text)
+    return value and value >= EARLIEST and value or nil
+  end
+
+  -- The entry has expired and its plan is checked. event: names and values for the stream. Then the fields and values
+  -- that the hash is marked with. Returns the reply.
+  function entry.expire(event, expires_text, lag, retention, ...)
+    local missing = plan.missing()
+    event[#event + 1] = 'missing'
+    event[#event + 1] = missing
+    need('ZREM', index, id)
+    need('ZADD', index, expires_text, id)
+    need('XADD', events, '*', 'f', 'v')
+    if retention == '0' then
+      need('DEL', key)
+    else
+      need('HSET', key, 'f', 'v')
+      need('PEXPIRE', key, retention)
+    end
+    local refused = plan.publish()
+    if refused then
+      return refused
+    end
+    local indexed = call('ZREM', index, id)
+    -- The stream's last id may be the greatest there is, so this can fail. Until here there is only the ZREM to undo.
+    local added = attempt('XADD', events, '*', unpack(event))
+    if type(added) == 'table' then
+      if indexed == 1 then
+        call('ZADD', index, expires_text, id)
+      end
+      return added
+    end
+    plan.apply()
+    if retention == '0' then
+      call('DEL', key)
+    else
+      call('HSET', key, 'expired_at', clock.now_text, ...)
+      call('PEXPIRE', key, retention)
+    end
+    return {'expired', tenant, lag, missing}
+  end
+end

@@ -1,0 +1,259 @@
+"""
+The script of a kind, generated from its settings: one text for each kind. Names, patterns and templates are constants
+in it; the values of an entry are read at run time and never become Lua.
+
+The script's inputs and replies:
+
+KEYS[1] -> the entry's hash  KEYS[2] -> the index  KEYS[3] -> sweeperd:events  KEYS[4] -> the kind's quarantine
+ARGV[1] -> the id  ARGV[2] -> the prefix  ARGV[3] -> how long the ended hash stays, ms; 0: not at all
+ARGV[4] -> trace id for the event
+
+{'not_found'}  {'not_due'}  {'in_grace'}  {'skipped', detail}  {'quarantined', reason, tenant, why}
+{'expired', tenant, ms since deadline + grace, keys that do not exist as a JSON array}
+"""
+
+import string
+from collections.abc import Iterable, Sequence
+
+from sweeperd.kind_commands import ID, Amount, Command, Field, Word
+from sweeperd.kind_settings import OWN_KEYS, RESERVATION_KEYS, KindSettings
+from sweeperd.store.scripts import expand
+
+#: The globals of a Redis server that a user's script must not see. Another one that a server has fails `check`.
+HIDDEN_GLOBALS = tuple(
+    """
+    redis server KEYS ARGV cjson cmsgpack struct bit os io debug package module require coroutine collectgarbage gcinfo
+    newproxy print _G _VERSION load loadstring loadfile dofile setfenv getfenv getmetatable __redis__err__handler
+    __redis__compare_helper __server__err__handler __server__compare_helper
+    """.split()  # noqa: SIM905
+)
+#: The globals that it may use; as locals, because Redis 6.2 lets a script replace a global for all scripts.
+BASIC_GLOBALS = tuple(
+    """
+    assert error ipairs next pairs pcall rawequal rawget rawset select setmetatable tonumber tostring type unpack xpcall
+    """.split()  # noqa: SIM905
+)
+#: The libraries that it gets a copy of.
+LIBRARIES = ("string", "table", "math")
+
+
+def kind_script(kind: KindSettings, kinds: Sequence[KindSettings], reservations: bool) -> str:
+    """The text of the script. `kinds`: all kinds, whose indexes and hashes no plan may write."""
+    body = _script_body(kind) if kind.script is not None else _declared_body(kind)
+    lines = [
+        "-- @include kind_entry",
+        "-- @include kind_sandbox" if kind.script is not None else "",
+        *_writable(kind, kinds, reservations),
+        f"entry.open(KEYS, ARGV[1])\nplan.open(ARGV[2], writable, audible, {kind.max_writes})",
+        *body,
+    ]
+    prelude_and_body = expand("\n".join(line for line in lines if line) + "\n")
+    return prelude_and_body if kind.script is None else f"{_user_function(kind.script)}\n{prelude_and_body}"
+
+
+def quoted(text: str) -> str:
+    """A Lua string. All but plain ASCII letters, digits and a few signs are escaped."""
+    safe = b" !#$%&()*+,-./:;<=>?@[]^_`{|}~"
+    return (
+        "'"
+        + "".join(chr(b) if (chr(b).isalnum() and b < 128) or b in safe else f"\\{b:03d}" for b in text.encode())
+        + "'"
+    )
+
+
+#: The characters that stand for themselves in a Lua string.
+_PLAIN = set(string.ascii_letters + string.digits + " !#$%&()*+,-./:;<=>?@[]^_`{|}~")
+
+#: After checks: trouble of the server is the reply, a check that failed is a quarantine.
+_STOP = (
+    "if failure then\n  return failure\nend\n"
+    "if problem then\n  return entry.set_aside(problem.reason, problem.why)\nend"
+)
+
+
+# ---- what may be written
+
+
+def _writable(kind: KindSettings, kinds: Sequence[KindSettings], reservations: bool) -> Iterable[str]:
+    forbidden = [f"{OWN_KEYS}*", *(other.entry_pattern for other in kinds), *(other.index for other in kinds)]
+    if reservations:
+        forbidden += [f"{stem}*" for stem in RESERVATION_KEYS]
+    # The keys of templates match the patterns that are derived from them.
+    allowed = "true" if kind.writes is None else _any_match(kind.writes)
+    yield f"local function writable(key)\n  return ({allowed}) and not ({_any_match(forbidden)})\nend"
+    yield f"local function audible(key)\n  return {_any_match(kind.channels)}\nend"
+    if kind.script is not None:
+        yield f"local function readable(key)\n  return {_any_match(kind.read_patterns)}\nend"
+
+
+def _any_match(patterns: Sequence[str]) -> str:
+    return " or ".join(_match(pattern) for pattern in dict.fromkeys(patterns)) or "false"
+
+
+def _match(pattern: str) -> str:
+    """Lua that says whether `key` matches the pattern. Only `*` is special."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return f"key == {quoted(first)}"
+    if rest == [""]:
+        return f"string.sub(key, 1, {len(first.encode())}) == {quoted(first)}" if first else "true"
+    *middle, last = rest
+    return f"plan.like(key, {', '.join(map(quoted, [first, last, *filter(None, middle)]))})"
+
+
+# ---- the order of checks, which both forms share
+
+
+class _Row:
+    """The fields that are read of the hash, and where each stands in the reply."""
+
+    def __init__(self, kind: KindSettings, more: Iterable[str]) -> None:
+        wanted = [*kind.active, *kind.ended, kind.deadline, *([kind.tenant] if kind.tenant else []), *more]
+        self.fields = list(dict.fromkeys(wanted))
+
+    def __getitem__(self, field: str) -> str:
+        return f"row[{self.fields.index(field) + 1}]"
+
+    def read(self) -> str:
+        fields = ", ".join(map(quoted, self.fields))
+        return f"local row, reply = entry.read({fields})\nif not row then\n  return reply\nend"
+
+
+def _begin(kind: KindSettings, row: _Row) -> Iterable[str]:
+    """From the hash to the first check of the state."""
+    yield row.read()
+    yield f"if not {row[row.fields[0]]} and not entry.exists() then\n  return entry.drop('not_found')\nend"
+    if kind.tenant:
+        yield f"entry.belongs_to({row[kind.tenant]})"
+    if kind.ended:
+        carries_all = " and ".join(f"{row[field]} == {quoted(value)}" for field, value in kind.ended.items())
+        yield f"if {carries_all} then\n  return entry.drop('skipped', {row[next(iter(kind.ended))]})\nend"
+
+
+def _due(kind: KindSettings, row: _Row) -> Iterable[str]:
+    """The deadline and the grace."""
+    deadline, grace = row[kind.deadline], kind.grace_ms
+    yield f"local expires_at = entry.deadline({deadline})"
+    yield f"if not expires_at then\n  return entry.set_aside('INVALID_EXPIRY', {quoted(kind.deadline)})\nend"
+    yield f"if clock.now <= expires_at then\n  return entry.move({deadline})\nend"
+    if grace:
+        yield f"if clock.now <= expires_at + {grace} then\n  return {{'in_grace'}}\nend"
+    tenant = f"{row[kind.tenant]} or ''" if kind.tenant else "''"
+    yield (
+        f"local event = {{'type', {quoted(kind.name + '.expired')}, 'kind', {quoted(kind.name)}, 'id', ARGV[1],"
+        f" 'tenant', {tenant}, 'expires_at', {deadline}, 'expired_at', clock.now_text, 'trace_id', ARGV[4]}}"
+    )
+
+
+def _end(kind: KindSettings, row: _Row) -> Iterable[str]:
+    yield _STOP
+    marks = "".join(f", {quoted(field)}, {quoted(value)}" for field, value in kind.ended.items())
+    yield f"return entry.expire(event, {row[kind.deadline]}, clock.now - expires_at - {kind.grace_ms}, ARGV[3]{marks})"
+
+
+# ---- the declared form
+
+
+def _declared_body(kind: KindSettings) -> Iterable[str]:
+    commands = kind.commands
+    needed = list(dict.fromkeys(field for command in commands for field in command.fields))
+    row = _Row(kind, [*needed, *kind.event])
+    yield from _begin(kind, row)
+    for field in kind.active:
+        yield f"if not {row[field]} then\n  return entry.set_aside('INVALID_STATE', {quoted(field)})\nend"
+    for field, value in kind.active.items():
+        yield f"if {row[field]} ~= {quoted(value)} then\n  return entry.drop('skipped', {row[field]})\nend"
+    yield from _due(kind, row)
+    yield "local problem, failure = plan.check(function()"
+    for field in needed:
+        yield f"  plan.field({row[field]}, {quoted(field)})"
+    for field in kind.event:
+        value = row[field]
+        yield f"  if {value} then"
+        yield f"    event[#event + 1], event[#event + 2] = {quoted('data.' + field)}, plan.weigh({value})\n  end"
+    for command in commands:
+        yield f"  {_checked(command, commands, row)}"
+    yield "end)"
+    yield from _end(kind, row)
+
+
+def _checked(command: Command, commands: Sequence[Command], row: _Row) -> str:
+    """The Lua that checks one command."""
+    key = _value(command.key, row)
+    words = [_value(word, row) for word in command.words]
+    if command.name == "HINCRBY":
+        assert command.amount  # noqa: S101 - for the type checker
+        least = "nil" if command.minimum is None else quoted(command.minimum)
+        together = [
+            _value(other.words[0], row) for other in commands if (other.name, other.key) == ("HINCRBY", command.key)
+        ]
+        fields = ", ".join(dict.fromkeys(together))
+        return f"plan.add({key}, {words[0]}, {_amount(command.amount, row)}, {least}, {fields})"
+    amount = [_amount(command.amount, row)] if command.amount else []
+    match command.name:
+        case "SET" if amount:
+            rest = [*words, "'PX'", *amount]
+        case "INCRBY" if command.minimum is not None:
+            rest = [*amount, "'MIN'", quoted(command.minimum)]
+        case _:
+            rest = [*amount, *words]
+    return f"plan.command({{{', '.join([quoted(command.name), key, *rest])}}})"
+
+
+def _value(word: Word, row: _Row) -> str:
+    def lua(part: str | Field) -> str:
+        if isinstance(part, str):
+            return quoted(part)
+        return "ARGV[1]" if part.name == ID else row[part.name]
+
+    return " .. ".join(map(lua, word)) or "''"
+
+
+def _amount(amount: Amount, row: _Row) -> str:
+    if amount.field is None:
+        return quoted(amount.literal)
+    return f"plan.{'negative' if amount.negative else 'amount'}({row[amount.field]})"
+
+
+# ---- the script form
+
+
+def _user_function(text: str) -> str:
+    """
+    The user's file as the body of a function. Its first line is the script's first line, so that errors name the lines
+    of the file. No local of the prelude exists yet, and every global is shadowed.
+    """
+    return (
+        f"local user = function(get, json, {', '.join(LIBRARIES)}, decide, plan) "
+        f"local {', '.join(HIDDEN_GLOBALS)}; "
+        f"local {', '.join(BASIC_GLOBALS)} = {', '.join(BASIC_GLOBALS)}; "
+        f"{text}\nreturn decide, plan\nend"
+    )
+
+
+def _script_body(kind: KindSettings) -> Iterable[str]:
+    row = _Row(kind, kind.fields or [])
+    yield from _begin(kind, row)
+    if kind.fields is None:
+        yield "if redis.call('HLEN', KEYS[1]) > 256 then\n  return entry.set_aside('TOO_MANY_FIELDS')\nend"
+        yield "local hash, flat = {}, redis.call('HGETALL', KEYS[1])"
+        yield "for i = 1, #flat, 2 do\n  hash[flat[i]] = flat[i + 1]\nend"
+    else:
+        yield f"local hash = {{{', '.join(f'[{quoted(field)}] = {row[field]} or nil' for field in row.fields)}}}"
+    yield "local decide, plan_of = user(sandbox.reader(ARGV[2], readable), sandbox.libraries())"
+    yield "local verdict, detail"
+    yield "local problem, failure = plan.check(function()"
+    yield "  local said, what = sandbox.run('decide', decide, hash, clock.now, ARGV[1])"
+    yield f"  verdict, detail = sandbox.verdict(said, what, clock.now, {kind.max_wait_ms})"
+    yield "end)"
+    yield _STOP
+    yield "if verdict == 'skip' then\n  return entry.drop('skipped', detail)\nend"
+    yield "if verdict == 'quarantine' then\n  return entry.set_aside(detail)\nend"
+    yield from _due(kind, row)
+    yield "if verdict == 'wait' then\n  return entry.move(detail)\nend"
+    yield f"if verdict == 'extend' then\n  return entry.extend({quoted(kind.deadline)}, detail)\nend"
+    yield "problem, failure = plan.check(function()"
+    yield "  local list, fields = sandbox.run('plan', plan_of, hash, clock.now, ARGV[1])"
+    yield f"  sandbox.plan(list, fields, {kind.max_writes}, event)"
+    yield "end)"
+    yield from _end(kind, row)

@@ -1,0 +1,205 @@
+"""The script form: what a script may answer and see, and what its faults come to."""
+
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.store.embedded import Server
+from tests.lua.kinds.world import DEADLINE, ID, Seats, scripted
+
+EXPIRE = "function decide() return 'expire' end\n"
+PLAN = "function plan() return {} end\n"
+
+
+def made(client: redis.Redis, text: str, **changes: Any) -> Seats:
+    seats = Seats(client, scripted(text, **changes))
+    seats.show()
+    seats.hold()
+    return seats
+
+
+@pytest.mark.parametrize("answer", ["nil", "true", "'Expire'", "{}", "'skip', 5", "'wait'", "'wait', '9'"])
+def test_an_answer_that_is_none_is_set_aside(client: redis.Redis, answer: str) -> None:
+    made(client, f"function decide() return {answer} end\n{PLAN}").check_quarantined("SCRIPT_ERROR")
+
+
+@pytest.mark.parametrize("ms", ["now", "now - 1", "now + 0.5", "now + 3600001", "0/0", "2^53 + 2"])
+def test_a_wait_is_a_time_to_come_within_its_limit(client: redis.Redis, ms: str) -> None:
+    made(client, f"function decide(_, now) return 'wait', {ms} end\n{PLAN}").check_quarantined("SCRIPT_ERROR")
+
+
+def test_wait_moves_the_index_only(client: redis.Redis) -> None:
+    seats = made(client, f"function decide(_, now) return 'wait', now + 1000 end\n{PLAN}")
+    before = seats.snapshot()
+    assert seats.run(at=DEADLINE + 5).outcome == "not_due"
+    before[seats.kind.index][ID] = DEADLINE + 1005
+    assert seats.snapshot() == before
+
+
+def test_extend_moves_hash_and_index(client: redis.Redis) -> None:
+    seats = made(client, f"function decide(_, now) return 'extend', now + 10000000 end\n{PLAN}")
+    before = seats.snapshot()
+    assert seats.run(at=DEADLINE + 5).outcome == "not_due"
+    before[seats.kind.index][ID] = DEADLINE + 10_000_005
+    before[b"seats:hold:h1"][b"expires_at"] = b"%d" % (DEADLINE + 10_000_005)
+    assert seats.snapshot() == before
+
+
+@pytest.mark.parametrize("answer", ["'wait', now + 1000", "'extend', now + 1000"])
+def test_neither_comes_before_the_deadline(client: redis.Redis, answer: str) -> None:
+    seats = made(client, f"function decide(_, now) return {answer} end\n{PLAN}")
+    seats.hold(expires_at=9_000_000_000_000)
+    assert seats.run().outcome == "not_due"
+    assert client.zscore("seats:ttl", ID) == 9_000_000_000_000
+
+
+@pytest.mark.parametrize("function", ["decide", "plan"])
+def test_a_quarantine_carries_the_reason(client: redis.Redis, function: str) -> None:
+    other = PLAN if function == "decide" else EXPIRE
+    made(client, f"{other}function {function}() return 'quarantine', 'MY_REASON' end").check_quarantined("MY_REASON")
+
+
+@pytest.mark.parametrize("reason", ["nil", "''", "'lower'", "'A B'", "('A'):rep(65)", "5"])
+def test_a_reason_has_a_form(client: redis.Redis, reason: str) -> None:
+    text = f"function decide() return 'quarantine', {reason} end\n{PLAN}"
+    made(client, text).check_quarantined("SCRIPT_ERROR")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (EXPIRE, "no function plan"),
+        (PLAN, "no function decide"),
+        (EXPIRE + "\nfunction plan(hash)\n  return hash.nothing.at_all\nend", "user_script:4:"),
+        (EXPIRE + "function plan() error('mine') end", "mine"),
+        (EXPIRE + "function plan() error({}) end", "no text"),
+        (EXPIRE + "function plan() return 5 end", "a list of commands"),
+        (EXPIRE + "function plan() return {}, 5 end", "a table of event fields"),
+        (EXPIRE + "function plan() return {}, {a = 5} end", "no field of an event"),
+        (EXPIRE + "function plan() return {}, {id = 'x'} end", "no field of an event"),
+        (EXPIRE + "function plan() x = 5 return {} end", "user_script:2:"),
+        (EXPIRE + "function plan() return get('SET', 'seats:x', '1') end", "get reads"),
+        (EXPIRE + "function plan() return get('GET', 'other') end", "may not read"),
+        (EXPIRE + "function plan() return get('EXISTS', 'seats:x', 'other') end", "one key"),
+        (EXPIRE + "function plan() return get('GET', 'seats:s1') end", "WRONGTYPE"),
+        (EXPIRE + "function plan() for i = 1, 65 do get('GET', 'seats:x') end return {} end", "64 reads"),
+        (EXPIRE + "function plan() return get('GET') end", "may not read"),
+        (EXPIRE + "function plan() return get(5, 'seats:x') end", "get reads"),
+    ],
+)
+def test_what_raises_is_set_aside_with_its_line(client: redis.Redis, text: str, why: str) -> None:
+    made(client, text).check_quarantined("SCRIPT_ERROR", why=why)
+
+
+def test_get_reads(client: redis.Redis) -> None:
+    text = (
+        EXPIRE
+        + """
+function plan()
+  local values = get('HMGET', 'seats:s1', 'free', 'nothing')
+  return {}, {free = values[1], nothing = tostring(values[2]), type = get('TYPE', 'seats:s1'),
+    length = tostring(get('HLEN', 'seats:s1')), absent = tostring(get('GET', 'seats:x'))}
+end"""
+    )
+    seats = made(client, text)
+    assert seats.run().outcome == "expired"
+    (event,) = seats.events()
+    data = {name: value for name, value in event.items() if name.startswith(b"data.")}
+    assert data == {
+        b"data.free": b"10",
+        b"data.nothing": b"false",
+        b"data.type": b"hash",
+        b"data.length": b"2",
+        b"data.absent": b"nil",
+    }
+
+
+def test_trouble_of_the_server_is_no_quarantine_whatever_the_script_catches(
+    client: redis.Redis, server: Server
+) -> None:
+    text = EXPIRE + "function plan() pcall(get, 'GET', 'seats:secret') return {} end"
+    seats = made(client, text)
+    client.execute_command(
+        "ACL", "SETUSER", "limited", "reset", "on", ">pw", "+@all", "~seats:ttl", "~seats:hold:*", "~sweeperd:*"
+    )
+    try:
+        before = seats.snapshot()
+        with redis.Redis(port=server.port, username="limited", password="pw", protocol=2) as limited:
+            seats.client = limited
+            with pytest.raises(redis.ResponseError, match=r"NOPERM|permission|can't"):
+                seats.run()
+        seats.client = client
+        assert seats.snapshot() == before
+    finally:
+        client.execute_command("ACL", "DELUSER", "limited")
+
+
+# ---- what it sees
+
+HIDDEN = ["redis", "KEYS", "ARGV", "_G", "load", "loadstring", "cjson", "struct", "setfenv", "getfenv", "getmetatable"]
+PRELUDE = [
+    "entry",
+    "plan_of",
+    "clock",
+    "sandbox",
+    "row",
+    "writable",
+    "uses",
+    "user",
+    "event",
+    "coroutine",
+    "newproxy",
+    "os",
+]
+
+
+@pytest.mark.parametrize("name", [*HIDDEN, *PRELUDE])
+def test_it_sees_neither_the_server_nor_the_prelude(client: redis.Redis, name: str) -> None:
+    text = (
+        EXPIRE
+        + f"""
+function plan()
+  local ok, found = pcall(function() return {name} end)
+  return {{}}, {{seen = tostring(ok and found ~= nil)}}
+end"""
+    )
+    seats = made(client, text)
+    assert seats.run().outcome == "expired"
+    assert seats.events()[0][b"data.seen"] == b"false"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "string.format = function() return 'x' end",
+        "table.sort = nil",
+        "math.floor = function() return 0 end",
+        "tostring = nil type = nil error = nil pcall = nil next = nil rawget = nil",
+        "json.decode = nil json.encode = nil",
+    ],
+)
+def test_nothing_that_it_changes_stays(client: redis.Redis, text: str) -> None:
+    seats = made(client, EXPIRE + f"function plan(h) {text} return {{}}, {{show = h.show}} end")
+    for entry in (b"h1", b"h2"):
+        seats.hold(entry)
+        assert seats.run(entry).outcome == "expired"
+    assert client.eval("return {string.format('%d', 5), type(tostring), cjson.encode({1})}", 0) == [
+        b"5",
+        b"function",
+        b"[1]",
+    ]
+
+
+def test_a_hash_of_too_many_fields_is_set_aside(client: redis.Redis) -> None:
+    seats = made(client, EXPIRE + PLAN)
+    seats.hold(**{f"f{n}": n for n in range(300)})
+    seats.check_quarantined("TOO_MANY_FIELDS")
+
+
+def test_with_fields_it_reads_these_only(client: redis.Redis) -> None:
+    text = "function decide(h) return h.extra and 'skip' or 'expire' end\nfunction plan(h) return {}, {qty = h.qty} end"
+    seats = made(client, text, fields=["qty"])
+    seats.hold(**{f"f{n}": n for n in range(300)}, extra="1")
+    assert seats.run().outcome == "expired"
+    assert seats.events()[0][b"data.qty"] == b"3"

@@ -89,7 +89,7 @@ class Seats:
     def key(self, name: str) -> bytes:
         return self.prefix + name.encode()
 
-    def hold(self, entry: bytes = ID, **fields: Any) -> None:
+    def hold(self, entry: bytes = ID, /, **fields: Any) -> None:
         """An overdue hold of 3 seats of the show `s1`. A field given as None is left out."""
         default = {"state": "HELD", "show": "s1", "qty": "3", "customer": "c1", "expires_at": DEADLINE}
         present = {name: value for name, value in (default | fields).items() if value is not None}

@@ -34,3 +34,17 @@ def rfc3339(milliseconds: int) -> str:
 def _second(seconds: int) -> str:
     """What expires together has the same seconds, again and again."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
+
+
+def span(seconds: float) -> str:
+    """A duration for people: `0.4 s`, `12 s`, `3 m 5 s`, `2 h 10 m`, `4 d 3 h`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60} m"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"

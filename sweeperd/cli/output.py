@@ -28,20 +28,6 @@ def shortened(text: str, limit: int = CELL) -> str:
     return text if len(text) <= limit else f"{text[: limit - 8]}…{text[-7:]}"
 
 
-def span(seconds: float) -> str:
-    """A duration for people: `0.4 s`, `12 s`, `3 m 5 s`, `2 h 10 m`, `4 d 3 h`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} m {whole % 60} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60} m"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
-
-
 @dataclass(frozen=True)
 class Cell:
     """A value with a style of rich, such as `red`; the style shows on a terminal only."""

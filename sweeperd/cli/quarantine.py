@@ -8,14 +8,14 @@ from typing import Any
 import click
 
 from sweeperd.cli.options import Options, json_option, shard_option
-from sweeperd.cli.output import Cell, Output, span
+from sweeperd.cli.output import Cell, Output
 from sweeperd.cli.quarantine_change import Change, Selection, changing, reason_option
 from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.ops.ids import candidates
 from sweeperd.ops.quarantine import Quarantine, QuarantineFilter, SetAside
 from sweeperd.ops.reasons import REASONS
 from sweeperd.store.shard import Shard
-from sweeperd.text import decode
+from sweeperd.text import decode, span
 
 
 @click.group("quarantine", short_help="What was set aside: list it, put it back after a repair, or dismiss it.")

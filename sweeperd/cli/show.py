@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
-from sweeperd.cli.output import Cell, Output, printable, shortened, span
+from sweeperd.cli.output import Cell, Output, printable, shortened
 from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import Settings
 from sweeperd.ops.ids import candidates
@@ -16,7 +16,7 @@ from sweeperd.ops.reasons import REASONS
 from sweeperd.ops.show import EventDelivery, Fate, Inspection, inspect
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Outcome
-from sweeperd.text import decode, rfc3339
+from sweeperd.text import decode, rfc3339, span
 
 DetailRow = tuple[str, object, object]
 

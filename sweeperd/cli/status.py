@@ -13,10 +13,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
-from sweeperd.cli.output import Cell, Output, printable, span, table
+from sweeperd.cli.output import Cell, Output, printable, table
 from sweeperd.config import Settings
 from sweeperd.ops.status import EndpointStatus, ShardStatus, read_all
 from sweeperd.store.shard import Shard
+from sweeperd.text import span
 
 _SHARDS = ("shard", "due", "in grace", "overdue", "oldest overdue", "quarantined", "dead letters")
 _SWEEP = ("shard", "last tick", "by", "took", "expired", "a second", "sweeping now")

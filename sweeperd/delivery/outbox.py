@@ -12,10 +12,11 @@ from typing import Any, cast
 
 import redis
 
-from sweeperd.store.errors import is_full, is_missing_key
+from sweeperd.store import streams
+from sweeperd.store.errors import is_full
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.store.streams import StreamRow, milliseconds, parse_id
+from sweeperd.store.streams import FIRST, LAST, StreamId, StreamRow, milliseconds
 from sweeperd.text import decode
 
 #: The owner of events that wait for their next delivery.
@@ -30,9 +31,6 @@ PAGE = 100
 CLAIM_SLICE = 200
 #: Up to how many a group's undelivered events are counted where the server does not count them itself (Redis 6.2).
 COUNT_LIMIT = 10_000
-
-_FIRST, _LAST = b"-", b"+"
-_START = b"0-0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ class Outbox:
         if info is not None:
             self.positions[group] = info["last-delivered-id"]
             return True
-        return self._make_group(group, self.positions.setdefault(group, self._last_id()))
+        return self._make_group(group, self.positions.setdefault(group, streams.last_id(self._client, self._key)))
 
     def read(self, group: str, count: int, block_ms: int = 0) -> list[OutboxEntry]:
         """Take new events, waiting up to `block_ms` for one (0: not at all)."""
@@ -127,10 +125,10 @@ class Outbox:
 
     def pending(self, group: str, min_idle_ms: int) -> Iterator[Pending]:
         """The events that a group has not acknowledged and that have been idle for so long, by id, page by page."""
-        first = _FIRST
+        first = FIRST
         while True:
             rows = self._client.xpending_range(
-                self._key, group, min=first, max=_LAST, count=PAGE, idle=min_idle_ms or None
+                self._key, group, min=first, max=LAST, count=PAGE, idle=min_idle_ms or None
             )
             for row in cast(list[dict[str, Any]], rows):
                 yield Pending(row["message_id"], row["consumer"], row["time_since_delivered"], row["times_delivered"])
@@ -241,16 +239,16 @@ class Outbox:
         are removed at once, so a few older ones stay.
         """
         now = self._shard.read_clock()
-        keep_from = _id(now - retention_ms)
+        keep_from = StreamId.at(now - retention_ms)
         wanted = set(configured)
         groups = self._groups()
         for name, info in groups.items():
             first = self._first_needed(name.decode(), info)
-            keep_from = min(keep_from, first if name.decode() in wanted else max(first, _id(now - max_age_ms)))
+            keep_from = min(keep_from, first if name.decode() in wanted else max(first, StreamId.at(now - max_age_ms)))
         for unmade in wanted - {name.decode() for name in groups}:
             # Not made yet, because Redis was full. Once it is made it takes everything from its position on.
-            keep_from = min(keep_from, parse_id(self.positions.get(unmade, _START)))
-        return int(self._client.xtrim(self._key, minid=f"{keep_from[0]}-{keep_from[1]}", approximate=True))
+            keep_from = min(keep_from, StreamId.parse(self.positions.get(unmade, b"0")))
+        return int(self._client.xtrim(self._key, minid=str(keep_from), approximate=True))
 
     def leave(self, group: str, consumer: bytes | None = None) -> bool:
         """Remove a consumer (by default this process) from the group, unless it still holds events."""
@@ -270,22 +268,7 @@ class Outbox:
         )
 
     def _groups(self) -> dict[bytes, dict[str, Any]]:
-        try:
-            rows = self._client.xinfo_groups(self._key)
-        except redis.ResponseError as error:
-            if is_missing_key(error):
-                return {}
-            raise
-        return {row["name"]: row for row in rows}
-
-    def _last_id(self) -> bytes:
-        try:
-            info = self._client.xinfo_stream(self._key)
-        except redis.ResponseError as error:
-            if is_missing_key(error):
-                return _START
-            raise
-        return cast(bytes, info["last-generated-id"])
+        return streams.groups(self._client, self._key)
 
     def _make_group(self, group: str, position: bytes) -> bool:
         try:
@@ -308,7 +291,7 @@ class Outbox:
     def _count_untaken(self, info: dict[str, Any], limit: int | None) -> tuple[int, bytes | None]:
         """How many events a group has not taken, and the first of them."""
         position = cast(bytes, info["last-delivered-id"])
-        rows = self._range(b"(" + position, _LAST, 1)
+        rows = self._range(b"(" + position, LAST, 1)
         if not rows:
             return 0, None
         first = rows[0][0]
@@ -316,23 +299,19 @@ class Outbox:
             return cast(int, info["lag"]), first
         count = 0
         while limit is None or count < limit:
-            rows = self._range(b"(" + position, _LAST, 1000)
+            rows = self._range(b"(" + position, LAST, 1000)
             if not rows:
                 break
             count, position = count + len(rows), rows[-1][0]
         return count, first
 
-    def _first_needed(self, group: str, info: dict[str, Any]) -> tuple[int, int]:
+    def _first_needed(self, group: str, info: dict[str, Any]) -> StreamId:
         """The id from which on a group needs the stream."""
         if info["pending"]:
             summary = self._client.xpending(self._key, group)
             if summary["min"]:
-                return parse_id(summary["min"])
-        return parse_id(info["last-delivered-id"])
-
-
-def _id(milliseconds: int) -> tuple[int, int]:
-    return (max(0, milliseconds), 0)
+                return StreamId.parse(summary["min"])
+        return StreamId.parse(info["last-delivered-id"])
 
 
 def _slices(ids: Sequence[bytes]) -> Iterator[list[Any]]:

@@ -12,6 +12,7 @@ from sweeperd.delivery.payload import message
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
+from sweeperd.store.streams import StreamId
 from sweeperd.text import decode
 
 #: How many are replayed or dropped in one go.
@@ -38,12 +39,12 @@ class DeadLetter:
     @property
     def at_ms(self) -> int:
         """When it was given up on, ms on Redis's clock."""
-        return streams.milliseconds(self.id.encode())
+        return streams.milliseconds(self.id)
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> StreamId:
         """By time."""
-        return self.at_ms, int(self.id.partition("-")[2])
+        return StreamId.parse(self.id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-import redis
-
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.delivery.outbox import Outbox
 from sweeperd.delivery.payload import Message
 from sweeperd.delivery.sender import Exchange, WebhookClient
 from sweeperd.ops import dead_letters
-from sweeperd.store.errors import is_missing_key
+from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, rfc3339
 
@@ -114,13 +112,8 @@ def resume(shard: Shard, name: str) -> bool:
 
 
 def _positions(shard: Shard) -> dict[str, str]:
-    try:
-        rows = shard.client.xinfo_groups(shard.keys.events)
-    except redis.ResponseError as error:
-        if is_missing_key(error):
-            return {}
-        raise
-    return {decode(row["name"]): row["last-delivered-id"].decode() for row in rows}
+    groups = streams.groups(shard.client, shard.keys.events)
+    return {decode(name): group["last-delivered-id"].decode() for name, group in groups.items()}
 
 
 # ---- trying one out

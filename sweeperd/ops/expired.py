@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import redis
-
 from sweeperd.delivery.outbox import ONLY_FOR
 from sweeperd.delivery.payload import message
 from sweeperd.store import streams
-from sweeperd.store.errors import is_missing_key
 from sweeperd.store.shard import Shard
+from sweeperd.store.streams import StreamId
 from sweeperd.text import decode, rfc3339
 
 #: The id of an event holds the time when it was added, which is the moment of its expiry. But ids never go back. Where
@@ -35,10 +33,9 @@ class Expiry:
     body: dict[str, Any]
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> StreamId:
         """By time; within one shard, as Redis wrote them."""
-        milliseconds, _, sequence = self.stream_id.partition(b"-")
-        return int(milliseconds), int(sequence)
+        return StreamId.parse(self.stream_id)
 
 
 class ExpiryReader:
@@ -53,12 +50,12 @@ class ExpiryReader:
         self._until_ms = until_ms
         self._tenant = tenant
         self._first = str(max(0, since_ms - BEHIND_MS)).encode()
-        self._last = b"+" if until_ms is None else str(until_ms + AHEAD_MS).encode()
+        self._last = streams.LAST if until_ms is None else str(until_ms + AHEAD_MS).encode()
 
     def read(self) -> Iterator[Expiry]:
         """The events that are there and have not been read yet, page by page. Raises redis.RedisError."""
         for entry, fields in streams.read(self.shard, self.shard.keys.events, self._first, self._last):
-            self._first = b"(" + entry
+            self._first = streams.after(entry)
             if ONLY_FOR not in fields and self._asked_for(fields):
                 written = _whole(fields, b"expired_at")
                 expired_at_ms = streams.milliseconds(entry) if written is None else written
@@ -84,12 +81,9 @@ def retention_gap(shard: Shard, since_ms: int) -> str:
     Why events from `since_ms` on may be missing from the stream; empty where none is. Without this an operator would
     read a gap as a time without expiries. Raises redis.RedisError.
     """
-    try:
-        info = shard.client.xinfo_stream(shard.keys.events)
-    except redis.ResponseError as error:
-        if is_missing_key(error):
-            return "there is no event stream: nothing has expired here yet, or the stream was deleted"
-        raise
+    info = streams.info(shard.client, shard.keys.events)
+    if info is None:
+        return "there is no event stream: nothing has expired here yet, or the stream was deleted"
     # Redis 6.2 does not count what was added.
     if info.get("entries-added") == info["length"] and info["length"]:
         return ""

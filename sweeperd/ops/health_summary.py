@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sweeperd.config import Settings
 from sweeperd.ops.status import EndpointStatus, ShardStatus
+from sweeperd.text import span
 
 #: A shard whose last answer is older than this does not answer, seconds. Without a viewer it is read every 15 s or so.
 STALE = 30.0
@@ -79,14 +80,6 @@ def summarize_health(settings: Settings, views: Sequence[ShardView]) -> tuple[An
             "nothing waits for a person",
         ),
     )
-
-
-def span(seconds: float) -> str:
-    """How long, for people: `3 s`, `4 min`, `2 h`, `3 d`."""
-    for unit, length, until in (("s", 1, 100), ("min", 60, 100 * 60), ("h", 3600, 48 * 3600)):
-        if seconds < until:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds / 86400:.0f} d"
 
 
 def _answer(question: str, answers: dict[HealthLevel, str], findings: Sequence[_Finding], all_well: str) -> Answer:

@@ -4,19 +4,22 @@ import contextlib
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
 from sweeperd.config import Settings
 from sweeperd.delivery.outbox import PARKED
 from sweeperd.delivery.payload import message
 from sweeperd.ops.explain import Explanation, explain
+from sweeperd.store import streams
 from sweeperd.store.shard import Shard
+from sweeperd.store.streams import StreamId, StreamRow
 from sweeperd.text import decode, strings
 
 #: The script that wrote `expired_at` added the event too, so its id is in this range around that time, ms.
 EVENT_BEFORE, EVENT_AFTER = 10, 5_000
 #: The most entries of a stream that are read in search of one, and how many in one call.
-SEARCH, PAGE = 20_000, 500
+SEARCH = 20_000
 #: How many scopes' budgets are shown.
 SCOPES = 100
 
@@ -140,28 +143,22 @@ def _event(settings: Settings, shard: Shard, reservation: bytes, fields: Fields)
     if not expired_at.isdigit() or len(expired_at) > 16:
         return None
     around = int(expired_at)
-    for entry, event in _range(shard, shard.keys.events, max(0, around - EVENT_BEFORE), str(around + EVENT_AFTER)):
+    for entry, event in _range(shard, shard.keys.events, max(0, around - EVENT_BEFORE), b"%d" % (around + EVENT_AFTER)):
         if event.get(b"id") == reservation and event.get(b"expired_at") == expired_at:
             webhook_id = message(shard.origin, event).event_id
             return Event(entry, webhook_id, event, tuple(_deliveries(settings, shard, entry, event)))
     return None
 
 
-def _range(shard: Shard, key: bytes, first_ms: int, last: str) -> Iterator[tuple[bytes, Fields]]:
-    """The entries of a stream from then on, up to SEARCH of them."""
-    first: bytes = b"%d" % first_ms
-    for _ in range(0, SEARCH, PAGE):
-        rows = cast(list[tuple[bytes, Fields]], shard.client.xrange(key, first, last, count=PAGE))
-        yield from rows
-        if len(rows) < PAGE:
-            return
-        first = b"(" + rows[-1][0]
+def _range(shard: Shard, key: bytes, first_ms: int, last: bytes = streams.LAST) -> Iterator[StreamRow]:
+    """The entries of a stream from that time on, SEARCH of them at most."""
+    return islice(streams.read(shard, key, b"%d" % first_ms, last), SEARCH)
 
 
 def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -> Iterator[EventDelivery]:
     letters = {
         decode(letter.get(b"endpoint", b"")): letter
-        for _, letter in _range(shard, shard.keys.dead_letters, int(entry.partition(b"-")[0]), "+")
+        for _, letter in _range(shard, shard.keys.dead_letters, streams.milliseconds(entry))
         if letter.get(b"event") == entry
     }
     groups = _groups(shard)
@@ -175,7 +172,7 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
             yield EventDelivery(name, Fate.DEAD_LETTER, hand_overs, reason=decode(letter.get(b"reason", b"")))
         elif name not in groups:
             yield EventDelivery(name, Fate.NO_GROUP)
-        elif _moment(entry) > _moment(groups[name]):
+        elif StreamId.parse(entry) > StreamId.parse(groups[name]):
             yield EventDelivery(name, Fate.NOT_TAKEN)
         elif rows := _pending(shard, name, entry):
             row = rows[0]
@@ -195,9 +192,5 @@ def _pending(shard: Shard, group: str, entry: bytes) -> list[dict[str, Any]]:
 
 def _groups(shard: Shard) -> dict[str, bytes]:
     """Each group and the last event that it has been given."""
-    return {decode(row["name"]): row["last-delivered-id"] for row in shard.client.xinfo_groups(shard.keys.events)}
-
-
-def _moment(entry: bytes) -> tuple[int, int]:
-    milliseconds, _, sequence = entry.partition(b"-")
-    return int(milliseconds), int(sequence or 0)
+    groups = streams.groups(shard.client, shard.keys.events)
+    return {decode(name): group["last-delivered-id"] for name, group in groups.items()}

@@ -17,8 +17,8 @@ from sweeperd.redis_url import Address, Topology
 from sweeperd.store.cluster import ClusterClient, SlotOwner
 
 
-def connect(address: Address, url: str, prefix: str, *, connect_timeout: float, socket_timeout: float) -> redis.Redis:
-    """The client for what has this prefix there. Opens no connection yet."""
+def connect(address: Address, url: str, key: bytes, *, connect_timeout: float, socket_timeout: float) -> redis.Redis:
+    """The client of a shard, of which `key` is any key: it says which slot of a Cluster. Opens no connection yet."""
     ours: dict[str, Any] = {
         "protocol": 2,
         "retry": Retry(NoBackoff(), 0),
@@ -33,7 +33,7 @@ def connect(address: Address, url: str, prefix: str, *, connect_timeout: float, 
         return client
     if address.topology is Topology.CLUSTER:
         kind = SSLConnection if address.tls else Connection
-        return ClusterClient.at(SlotOwner(address.nodes, prefix.encode(), kind, ours | dict(address.options)))
+        return ClusterClient.at(SlotOwner(address.nodes, key, kind, ours | dict(address.options)))
     return redis.Redis.from_url(url, **ours)
 
 

@@ -36,10 +36,10 @@ class SlotOwner:
     """Who owns the prefix's slot: asked when it is not known, and believed until somebody says otherwise."""
 
     def __init__(
-        self, seeds: Sequence[Node], prefix: bytes, connection_class: type[Connection], options: Mapping[str, Any]
+        self, seeds: Sequence[Node], key: bytes, connection_class: type[Connection], options: Mapping[str, Any]
     ) -> None:
-        # Any key with the prefix does; the hash tag in it decides.
-        self.key = prefix + b"reservation:ttl"
+        #: A name in the slot. Every key of the shard has the same hash tag in its prefix, so any of them will do.
+        self.key = key
         self.slot = key_slot(self.key)
         self.connection_class = connection_class
         self.options = dict(options)

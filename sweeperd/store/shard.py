@@ -35,7 +35,7 @@ class Shard:
         self.client: redis.Redis = connect(
             place,
             url,
-            prefix,
+            self.keys.reservation_index,
             connect_timeout=settings.connect_timeout.total_seconds(),
             socket_timeout=self.socket_timeout,
         )

@@ -1,22 +1,67 @@
-"""A stream read in pages."""
+"""Streams of Redis: ids, entries read in pages, groups."""
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, Self, cast
 
+import redis
+
+from sweeperd.store.errors import is_missing_key
 from sweeperd.store.shard import Shard
 
-#: How many entries are read in one go.
+#: How many entries are read in one call.
 PAGE = 500
+#: The bounds of a range that has all entries.
+FIRST, LAST = b"-", b"+"
 
 StreamRow = tuple[bytes, dict[bytes, bytes]]
 
 
+class StreamId(NamedTuple):
+    """The id of an entry. Ids compare as Redis orders them."""
+
+    #: When the entry was added, ms on Redis's clock.
+    milliseconds: int
+    #: Its place among the entries of the same millisecond.
+    sequence: int = 0
+
+    @classmethod
+    def parse(cls, text: bytes | str) -> Self:
+        """Read `1795248005123-0`, or `1795248005123`, which is the first of that millisecond. Raises ValueError."""
+        milliseconds, _, sequence = (text.decode() if isinstance(text, bytes) else text).partition("-")
+        return cls(int(milliseconds), int(sequence or 0))
+
+    @classmethod
+    def at(cls, milliseconds: int) -> Self:
+        """The first id that an entry of this time can have. A time before the epoch counts as the epoch."""
+        return cls(max(0, milliseconds))
+
+    def __str__(self) -> str:
+        return f"{self.milliseconds}-{self.sequence}"
+
+    def __bytes__(self) -> bytes:
+        return str(self).encode()
+
+
+#: Before all entries.
+START = StreamId(0)
+
+
+def milliseconds(entry: bytes | str) -> int:
+    """When an entry was added, ms on Redis's clock."""
+    return StreamId.parse(entry).milliseconds
+
+
+def after(entry: bytes) -> bytes:
+    """The bound of a range that begins, or read backwards ends, right after this entry and without it."""
+    return b"(" + entry
+
+
 def read(
-    shard: Shard, key: bytes, first: bytes = b"-", last: bytes = b"+", *, backwards: bool = False
+    shard: Shard, key: bytes, first: bytes = FIRST, last: bytes = LAST, *, backwards: bool = False
 ) -> Iterator[StreamRow]:
     """
-    The entries with ids from `first` to `last` (`(id`: without that one), each with its fields; `backwards`: the newest
-    first. Raises redis.RedisError.
+    The entries with ids from `first` to `last` (`after(id)`: without that one), each with its fields; `backwards`: the
+    newest first. Raises redis.RedisError.
     """
     client = shard.client
     while True:
@@ -24,19 +69,35 @@ def read(
         for row in cast(list[StreamRow], rows):
             yield row
             if backwards:
-                last = b"(" + row[0]
+                last = after(row[0])
             else:
-                first = b"(" + row[0]
+                first = after(row[0])
         if len(cast(list[Any], rows)) < PAGE:
             return
 
 
-def parse_id(entry: bytes) -> tuple[int, int]:
-    """The two halves of an id: ms on Redis's clock and a number within the ms. They compare as ids do in Redis."""
-    first, _, second = entry.partition(b"-")
-    return int(first), int(second or 0)
+def info(client: redis.Redis, key: bytes) -> dict[str, Any] | None:
+    """What XINFO STREAM says; None where there is no such key. Raises redis.RedisError."""
+    try:
+        return client.xinfo_stream(key)
+    except redis.ResponseError as error:
+        if is_missing_key(error):
+            return None
+        raise
 
 
-def milliseconds(entry: bytes) -> int:
-    """When an entry was added, ms on Redis's clock: the first half of its id."""
-    return parse_id(entry)[0]
+def groups(client: redis.Redis, key: bytes) -> dict[bytes, dict[str, Any]]:
+    """What XINFO GROUPS says of each group, by name; empty where there is no such key. Raises redis.RedisError."""
+    try:
+        rows = client.xinfo_groups(key)
+    except redis.ResponseError as error:
+        if is_missing_key(error):
+            return {}
+        raise
+    return {row["name"]: row for row in rows}
+
+
+def last_id(client: redis.Redis, key: bytes) -> bytes:
+    """The greatest id that the stream has given out; `0-0` where there is no such key. Raises redis.RedisError."""
+    found = info(client, key)
+    return bytes(START) if found is None else cast(bytes, found["last-generated-id"])

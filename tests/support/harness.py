@@ -113,8 +113,8 @@ def _reserve_calls(
 
 def budget(client: redis.Redis, scope: str = SCOPES[0], prefix: str = "") -> tuple[int, int]:
     """(reserved, remaining) of a budget."""
-    reserved, remaining = map(str, client.hmget(f"{prefix}budget:{scope}:TOKENS", "reserved", "remaining"))
-    return int(reserved), int(remaining)
+    values: Any = client.hmget(f"{prefix}budget:{scope}:TOKENS", "reserved", "remaining")
+    return int(values[0]), int(values[1])
 
 
 def eventually(condition: Callable[..., Any], limit: float = 20.0) -> Any:

@@ -148,7 +148,7 @@ def test_nobody_is_there(url: str) -> None:
 @pytest.mark.parametrize("kind", ["sentinel://127.0.0.1/service", "cluster://127.0.0.1", None])
 def test_nothing_is_sent_twice_in_silence(kind: str | None) -> None:
     url = f"redis+{kind}" if kind else "redis://127.0.0.1"
-    client = connect(parse(url), url, "{a}", connect_timeout=2, socket_timeout=3)
+    client = connect(parse(url), url, b"{a}", connect_timeout=2, socket_timeout=3)
     connection: Any = client.connection_pool.make_connection()
     assert connection.retry.get_retries() == 0
     assert (connection.socket_connect_timeout, connection.socket_timeout) == (2, 3)

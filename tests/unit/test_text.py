@@ -2,7 +2,7 @@
 
 import pytest
 
-from sweeperd.text import decode, decode_list, rfc3339, strings
+from sweeperd.text import decode, decode_list, rfc3339, span, strings
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,22 @@ def test_the_strings_of_a_json_array() -> None:
 def test_no_array_of_strings(value: bytes) -> None:
     with pytest.raises(ValueError, match=r"Expecting|array|surrogates"):
         strings(value)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (9.94, "9.9 s"),
+        (10, "10 s"),
+        (59.9, "59 s"),
+        (60, "1 m 0 s"),
+        (3599, "59 m 59 s"),
+        (3600, "1 h 0 m"),
+        (86_399, "23 h 59 m"),
+        (86_400, "1 d 0 h"),
+        (10**9, "11574 d 1 h"),
+    ],
+)
+def test_a_duration(seconds: float, text: str) -> None:
+    assert span(seconds) == text

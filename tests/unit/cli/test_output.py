@@ -5,7 +5,7 @@ import json
 import click
 import pytest
 
-from sweeperd.cli.output import Cell, Output, printable, shortened, span, table
+from sweeperd.cli.output import Cell, Output, printable, shortened, table
 
 
 @pytest.mark.parametrize(
@@ -56,22 +56,3 @@ def test_where_nobody_can_be_asked_a_change_needs_yes(as_json: bool, monkeypatch
     output.confirm("Drop all?", yes=True)
     with pytest.raises(click.UsageError, match="--yes"):
         output.confirm("Drop all?", yes=False)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0.0 s"),
-        (9.94, "9.9 s"),
-        (10, "10 s"),
-        (59.9, "59 s"),
-        (60, "1 m 0 s"),
-        (3599, "59 m 59 s"),
-        (3600, "1 h 0 m"),
-        (86_399, "23 h 59 m"),
-        (86_400, "1 d 0 h"),
-        (10**9, "11574 d 1 h"),
-    ],
-)
-def test_a_duration(seconds: float, text: str) -> None:
-    assert span(seconds) == text

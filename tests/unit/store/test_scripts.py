@@ -17,7 +17,7 @@ _INCLUDED = re.compile(r"-- @include ([\w/]+)")
 
 def code(name: str) -> str:
     """The text without its comments."""
-    return "\n".join(line for line in own_text(name).splitlines() if not line.strip().startswith("--"))
+    return re.sub(r"(^|\s)--.*", "", own_text(name))
 
 
 def header(name: str) -> str:
@@ -33,7 +33,10 @@ def names_of(fragment: str) -> set[str]:
 
 def uses(name: str, fragment: str) -> bool:
     text = code(name)
-    words = [word for word in names_of(fragment) if not re.search(rf"\blocal {word}\b", text)]
+    own = {
+        word for names in re.findall(r"\blocal (?:function )?([\w, ]+)", text) for word in re.split(r",? +|,", names)
+    }
+    words = names_of(fragment) - own
     return any(re.search(rf"(?<![\w.]){word}\b(?! *=)", text) for word in words)
 
 

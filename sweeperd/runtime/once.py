@@ -13,13 +13,10 @@ from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher, shares
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
+from sweeperd.runtime.kind_sweep import KindSweep, kind_sweeps
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard, open_shards
 from sweeperd.sweep.kind import Decision, Outcome
-from sweeperd.sweep.last_sweep import LastSweepStore
-from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Sweeper
-from sweeperd.sweep.telemetry import SweepTelemetry
 
 log = logging.getLogger(__name__)
 
@@ -132,35 +129,47 @@ class _Run:
         self._shard = shard
         self._stop = stop
         self._told = told
-        self._audit = SweepTelemetry(metrics, shard.name)
+        self._sweeps = kind_sweeps(settings, shard, metrics, stop, self._decided)
+        #: How many entries were due when the sweeps began.
+        self._due = 0
         self._delivery = Dispatcher(settings, shard, metrics, stop, concurrency)
 
     def __call__(self) -> None:
         try:
             self._delivery.prepare()
-            self._sweep()
+            self._due = sum(sweep.backlog().due for sweep in self._sweeps)
+            self.complete = all([self._sweep(sweep) for sweep in self._sweeps])
             self._deliver()
             self._delivery.maintain()
             self.delivery = self._delivery.report()
         except RedisUnavailable as error:
-            self._audit.failed(error, redis_down=True, told=True)
+            self._failed(error, redis_down=True)
             self.failure = f"redis is not available: {error}"
         except Exception as error:
-            self._audit.failed(error, redis_down=False, told=True)
+            self._failed(error, redis_down=False)
             log.exception("the run failed", extra={"shard": self.name})
             self.failure = f"the run failed: {type(error).__name__}"
         finally:
             self._told.left(self.name)
             self._shard.close()
 
-    def _sweep(self) -> None:
-        """Under the lease where it can be had in time, else without: correctness never rests on it."""
-        lease = Lease(self._shard, "sweep", self._settings.sweep.lease_ttl, self._audit.lost_lease)
-        if not self._await(lease):
-            self._drain()
-            return
-        with lease.kept():
-            self._drain()
+    def _failed(self, error: Exception, *, redis_down: bool) -> None:
+        for sweep in self._sweeps:
+            sweep.telemetry.failed(error, redis_down=redis_down, told=True)
+
+    def _decided(self, decisions: Sequence[Decision]) -> None:
+        self.counts.update(decision.outcome for decision in decisions)
+        self._told(self.name, OnceStage.SWEEPING, self.counts.total(), self._due)
+
+    def _sweep(self, sweep: KindSweep) -> bool:
+        """
+        Under the lease where it can be had in time, else without: correctness never rests on it. Returns whether the
+        sweep reached its end.
+        """
+        if not self._await(sweep.lease):
+            return self._drain(sweep)
+        with sweep.lease.kept():
+            return self._drain(sweep)
 
     def _await(self, lease: Lease) -> bool:
         """
@@ -186,25 +195,14 @@ class _Run:
             log.warning("another process still holds the lease, sweeping without it", extra={"shard": self.name})
         return False
 
-    def _drain(self) -> None:
-        ticks = LastSweepStore(self._shard)
-
-        def observe(decisions: Sequence[Decision], trace_id: str) -> None:
-            self._audit.decided(decisions, trace_id)
-            ticks.decided(decisions)
-            self.counts.update(decision.outcome for decision in decisions)
-            self._told(self.name, OnceStage.SWEEPING, self.counts.total(), due)
-
-        settings = self._settings.sweep
-        sweeper = Sweeper(self._shard, reservations(self._shard.keys, settings), settings, observe, self._stop)
-        due = sweeper.backlog().due
-        while not self.complete and not self._stop.is_set():
-            report = sweeper.tick()
+    def _drain(self, sweep: KindSweep) -> bool:
+        complete = False
+        while not complete and not self._stop.is_set():
+            report = sweep.tick()
             self.counts[Outcome.IN_GRACE] += report.passed
-            self._audit.ticked(report)
-            ticks.note(report)
-            self.complete = report.complete
-        self._audit.measured(sweeper.backlog())
+            complete = report.complete
+        sweep.measure()
+        return complete
 
     def _deliver(self) -> None:
         waiting = self._delivery.report().undelivered

@@ -4,7 +4,6 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Sequence
 
 from apscheduler.schedulers.background import BackgroundScheduler
 
@@ -14,15 +13,11 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.ops.status import read_status
 from sweeperd.ops.status_history import StatusHistory
+from sweeperd.runtime.kind_sweep import KindSweep, kind_sweeps
 from sweeperd.runtime.periodic import PeriodicTask
 from sweeperd.runtime.reconciler import PeriodicReconciler
-from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Decision
-from sweeperd.sweep.last_sweep import LastSweepStore
-from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Sweeper
-from sweeperd.sweep.telemetry import SweepTelemetry
+from sweeperd.sweep.kind import RESERVATIONS
 
 log = logging.getLogger(__name__)
 
@@ -41,18 +36,20 @@ class ShardRunner:
         self.name = shard.name
         self._shard = shard
         self._stop = stop
-        self._audit = SweepTelemetry(metrics, shard.name)
-        self._lease = Lease(shard, "sweep", settings.sweep.lease_ttl, self._audit.lost_lease)
-        kind = reservations(shard.keys, settings.sweep)
-        self._ticks = LastSweepStore(shard)
-        self._sweeper = Sweeper(shard, kind, settings.sweep, self._decided, stop)
+        self._sweeps = kind_sweeps(settings, shard, metrics, stop)
+        #: Kind -> why it cannot be swept now; empty where it can.
+        self._troubles = {sweep.name: "no sweep yet" for sweep in self._sweeps}
+        #: The kinds whose first sweep was tried.
+        self._tried: set[str] = set()
         self._delivery = Dispatcher(settings, shard, metrics, stop, concurrency)
         interval = settings.sweep.interval.total_seconds()
         patience = 60 + 4 * settings.redis.socket_timeout.total_seconds()
         self.status_history = StatusHistory(shard.name, shard.address, functools.partial(read_status, settings, shard))
+        longest_sweep = settings.sweep.time_budget.total_seconds() + patience
         self._vital = [
-            PeriodicTask(
-                f"sweep of {self.name}", self._sweep, interval, settings.sweep.time_budget.total_seconds() + patience
+            *(
+                PeriodicTask(self._task_name(sweep), functools.partial(self._sweep, sweep), interval, longest_sweep)
+                for sweep in self._sweeps
             ),
             PeriodicTask(
                 f"maintenance of {self.name}", self._maintain, min(MAINTENANCE_INTERVAL, 3 * interval), patience
@@ -71,10 +68,16 @@ class ShardRunner:
             *self._vital,
             PeriodicTask(f"look at {self.name}", self._look, min(LOOK_INTERVAL, 3 * interval), patience),
         ]
-        #: Whether a sweep was tried yet.
-        self.tried = False
-        #: Why this shard cannot be swept now; empty where it can.
-        self.trouble = "no sweep yet"
+
+    @property
+    def tried(self) -> bool:
+        """Whether the first sweep of each kind was tried."""
+        return self._tried >= set(self._troubles)
+
+    @property
+    def trouble(self) -> str:
+        """Why this shard cannot be swept now; empty where it can."""
+        return ", ".join(dict.fromkeys(trouble for trouble in self._troubles.values() if trouble))
 
     @property
     def address(self) -> str:
@@ -88,7 +91,9 @@ class ShardRunner:
 
     def adopt(self, before: "ShardRunner") -> None:
         """Take over from one that has retired: what it knows of Redis is still so."""
-        self.tried, self.trouble = before.tried, before.trouble
+        known = self._troubles.keys() & before._troubles.keys()
+        self._troubles |= {kind: before._troubles[kind] for kind in known}
+        self._tried |= before._tried & known
         self._delivery.adopt(before._delivery)
         self.status_history.adopt(before.status_history)
 
@@ -113,33 +118,24 @@ class ShardRunner:
         self._shard.close()
         return ended
 
-    def _decided(self, decisions: Sequence[Decision], trace_id: str) -> None:
-        self._audit.decided(decisions, trace_id)
-        self._ticks.decided(decisions)
+    def _task_name(self, sweep: KindSweep) -> str:
+        return f"sweep of {self.name}" if sweep.name == RESERVATIONS else f"sweep of {sweep.name} on {self.name}"
 
-    def _sweep(self) -> None:
+    def _sweep(self, sweep: KindSweep) -> None:
         if self._stop.is_set():
             return
         try:
             self._delivery.prepare()
-            with self._shard.reaching():
-                acquired = self._lease.acquire()
-            if acquired:
-                with self._lease.kept() as lost:
-                    report = self._sweeper.tick(lost.is_set)
-                self._audit.ticked(report)
-                self._ticks.note(report)
-            else:
-                self._audit.stood_by()
-            self._audit.measured(self._sweeper.backlog())
-            self.trouble = ""
+            sweep.run()
+            trouble = ""
         except RedisUnavailable as error:
-            self.trouble = str(error)
-            self._audit.failed(error, redis_down=True)
+            trouble = str(error)
+            sweep.telemetry.failed(error, redis_down=True)
         except Exception as error:
-            self.trouble = f"the sweep fails: {type(error).__name__}"
-            self._audit.failed(error, redis_down=False)
-        self.tried = True
+            trouble = f"the sweep fails: {type(error).__name__}"
+            sweep.telemetry.failed(error, redis_down=False)
+        self._troubles[sweep.name] = trouble
+        self._tried.add(sweep.name)
 
     def _maintain(self) -> None:
         if self._stop.is_set():

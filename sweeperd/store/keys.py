@@ -49,6 +49,10 @@ class Keys:
         """ZSET: id -> deadline, ms; the index of one of `[[kinds]]`."""
         return self.prefix + name.encode()
 
+    def kind_ticks(self, kind: str) -> bytes:
+        """HASH: as `ticks`, of one of `[[kinds]]`."""
+        return self.ticks + b":" + kind.encode()
+
     def kind_quarantine(self, kind: str) -> bytes:
         """ZSET: id -> ms when it was set aside; of one of `[[kinds]]`."""
         return self.quarantine + b":" + kind.encode()

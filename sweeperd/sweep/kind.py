@@ -54,6 +54,10 @@ class GraceScan:
     args: Sequence[bytes | int]
 
 
+#: The name of the kind that is built in. Its keys have no name of a kind in them.
+RESERVATIONS = "reservations"
+
+
 @dataclass(frozen=True)
 class Kind:
     """One sort of thing that is swept. The sweep itself knows ids, an index and a script; the rest is in here."""
@@ -68,6 +72,11 @@ class Kind:
     decision: Callable[[bytes, Any], Decision]
     #: Marks the entries of a page that are in grace; None where the kind has no such script.
     grace_scan: GraceScan | None = None
+
+    @property
+    def lease_job(self) -> str:
+        """The job whose lease a sweep of this kind holds."""
+        return "sweep" if self.name == RESERVATIONS else f"sweep:{self.name}"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.process import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Decision, Outcome, SweepReport
+from sweeperd.sweep.kind import RESERVATIONS, Decision, Outcome, SweepReport
 from sweeperd.text import decode
 
 log = logging.getLogger(__name__)
@@ -45,8 +45,9 @@ class LastSweep:
 class LastSweepStore:
     """`sweeperd:ticks`, as one sweeping process writes it. Not to be shared by threads."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, kind: str = RESERVATIONS) -> None:
         self._shard = shard
+        self._key = _key(shard, kind)
         self._script = Script("sweep/last_sweep")
         self._by = process_name()
         self._expired = 0
@@ -65,7 +66,7 @@ class LastSweepStore:
         args = (self._shard.clock.now_ms(), self._by, f"{report.duration_seconds:.3f}", int(report.complete), expired)
         with self._shard.reaching():
             try:
-                self._script.run(self._shard.client, Call([self._shard.keys.ticks], args))
+                self._script.run(self._shard.client, Call([self._key], args))
             except redis.ResponseError as error:
                 if is_server_trouble(error):
                     raise
@@ -75,9 +76,13 @@ class LastSweepStore:
                 self._told = True
 
 
-def read_last_sweep(shard: Shard) -> LastSweep | None:
+def _key(shard: Shard, kind: str) -> bytes:
+    return shard.keys.ticks if kind == RESERVATIONS else shard.keys.kind_ticks(kind)
+
+
+def read_last_sweep(shard: Shard, kind: str = RESERVATIONS) -> LastSweep | None:
     """None where there is none, or where what is there cannot be read. Raises redis.RedisError."""
-    row = cast(list[bytes | None], shard.client.hmget(shard.keys.ticks, list(_FIELDS)))
+    row = cast(list[bytes | None], shard.client.hmget(_key(shard, kind), list(_FIELDS)))
     at, by, seconds, complete, expired, earlier_at, earlier_expired = row
     try:
         return LastSweep(

@@ -7,7 +7,7 @@ from sweeperd.config import SweepSettings
 from sweeperd.setting_types import milliseconds
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
-from sweeperd.sweep.kind import Decision, GraceScan, Kind, Outcome
+from sweeperd.sweep.kind import RESERVATIONS, Decision, GraceScan, Kind, Outcome
 from sweeperd.text import decode_list
 
 
@@ -27,7 +27,7 @@ def reservations(keys: Keys, settings: SweepSettings) -> Kind:
         )
 
     look = GraceScan(Script("sweep/grace_scan"), [keys.reservation(b""), grace_ms])
-    return Kind("reservations", index, quarantine, Script("sweep/expire"), call, _decision, look)
+    return Kind(RESERVATIONS, index, quarantine, Script("sweep/expire"), call, _decision, look)
 
 
 def _decision(entry: bytes, reply: Any) -> Decision:

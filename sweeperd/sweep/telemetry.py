@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from sweeperd.metrics import Metrics
-from sweeperd.sweep.kind import Backlog, Decision, Outcome, SweepReport
+from sweeperd.sweep.kind import RESERVATIONS, Backlog, Decision, Outcome, SweepReport
 from sweeperd.text import decode
 
 log = logging.getLogger(__name__)
@@ -21,9 +21,10 @@ _DETAIL = {Outcome.SKIPPED: "state", Outcome.QUARANTINED: "reason", Outcome.ERRO
 class SweepTelemetry:
     """The sweep of one shard, told to the log and the metrics from the same values."""
 
-    def __init__(self, metrics: Metrics, shard: str) -> None:
+    def __init__(self, metrics: Metrics, shard: str, kind: str = RESERVATIONS) -> None:
         self._metrics = metrics
         self._shard = shard
+        self._kind = kind
         metrics.announce_shard(shard, list(Outcome))
 
     def decided(self, decisions: Sequence[Decision], trace_id: str) -> None:

@@ -1,0 +1,77 @@
+"""The sweep of one kind on one shard, with all that belongs to it: its lease, its log and metrics, its last tick."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from sweeperd.config import Settings
+from sweeperd.metrics import Metrics
+from sweeperd.store.lease import Lease
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.configured_kinds import all_kinds
+from sweeperd.sweep.kind import Backlog, Decision, Kind, SweepReport
+from sweeperd.sweep.last_sweep import LastSweepStore
+from sweeperd.sweep.sweeper import Sweeper
+from sweeperd.sweep.telemetry import SweepTelemetry
+
+
+class KindSweep:
+    """`observe` gets the decisions of each batch, after they are logged and counted. Methods raise RedisUnavailable."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        shard: Shard,
+        kind: Kind,
+        metrics: Metrics,
+        stop: threading.Event,
+        observe: Callable[[Sequence[Decision]], None] = lambda _: None,
+    ) -> None:
+        self.name = kind.name
+        self.telemetry = SweepTelemetry(metrics, shard.name, kind.name)
+        self.lease = Lease(shard, kind.lease_job, settings.sweep.lease_ttl, self.telemetry.lost_lease)
+        self._shard = shard
+        self._observe = observe
+        self._last_sweep = LastSweepStore(shard, kind.name)
+        self._sweeper = Sweeper(shard, kind, settings.sweep, self._decided, stop)
+
+    def run(self) -> None:
+        """One tick under the lease, or none where another replica has the lease."""
+        with self._shard.reaching():
+            acquired = self.lease.acquire()
+        if acquired:
+            with self.lease.kept() as lost:
+                self.tick(lost.is_set)
+        else:
+            self.telemetry.stood_by()
+        self.measure()
+
+    def tick(self, give_way: Callable[[], bool] = lambda: False) -> SweepReport:
+        """One tick."""
+        report = self._sweeper.tick(give_way)
+        self.telemetry.ticked(report)
+        self._last_sweep.note(report)
+        return report
+
+    def backlog(self) -> Backlog:
+        """How much is due now."""
+        return self._sweeper.backlog()
+
+    def measure(self) -> None:
+        """Set the gauges."""
+        self.telemetry.measured(self.backlog())
+
+    def _decided(self, decisions: Sequence[Decision], trace_id: str) -> None:
+        self.telemetry.decided(decisions, trace_id)
+        self._last_sweep.decided(decisions)
+        self._observe(decisions)
+
+
+def kind_sweeps(
+    settings: Settings,
+    shard: Shard,
+    metrics: Metrics,
+    stop: threading.Event,
+    observe: Callable[[Sequence[Decision]], None] = lambda _: None,
+) -> list[KindSweep]:
+    """The sweep of each kind of these settings on the shard."""
+    return [KindSweep(settings, shard, kind, metrics, stop, observe) for kind in all_kinds(settings, shard.keys)]

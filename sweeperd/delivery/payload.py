@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 from sweeperd.config import Format
 from sweeperd.text import decode, decode_list, rfc3339
 
-EVENT_TYPE = "reservation.expired"
+#: The type and the category of an event that names neither: a reservation's.
+EVENT_TYPE, CATEGORY = "reservation.expired", "reservation"
+#: What the names of a configured kind's own fields begin with in the stream.
+DATA = b"data."
 
 #: The fields of one entry of the outbox.
 Fields = dict[bytes, bytes]
@@ -40,7 +43,7 @@ def message(origin: bytes, fields: Fields) -> Message:
     absent or malformed is left out of the body.
     """
     event_id = _event_id(origin, fields)
-    return Message(event_id, EVENT_TYPE, _trace_id(fields), _as_json(_event("", event_id, "", fields)).encode())
+    return Message(event_id, event_type(fields), _trace_id(fields), _as_json(_event("", event_id, "", fields)).encode())
 
 
 class EventEncoder:
@@ -62,7 +65,7 @@ class EventEncoder:
         event_id = _event_id(self._origin, fields)
         sequence = f"{self._shard}:{_sortable(stream_id)}"
         body = self.fill(event_id, sequence, fields) or self.encode(event_id, sequence, fields)
-        return Message(event_id, EVENT_TYPE, _trace_id(fields), body, sequence)
+        return Message(event_id, event_type(fields), _trace_id(fields), body, sequence)
 
     def encode(self, event_id: str, sequence: str, fields: Fields) -> bytes:
         """The body of any entry."""
@@ -83,8 +86,8 @@ def _event(_shard: str, event_id: str, _sequence: str, fields: Fields) -> dict[s
     return _known(
         {
             "event_id": event_id,
-            "event_type": EVENT_TYPE,
-            "category": "reservation",
+            "event_type": event_type(fields),
+            "category": _text(fields, b"kind") or CATEGORY,
             "timestamp": _time(fields, b"expired_at"),
             "tenant_id": _text(fields, b"tenant"),
             "scope": _text(fields, b"scope"),
@@ -102,7 +105,7 @@ def _cloud_event(shard: str, event_id: str, sequence: str, fields: Fields) -> di
             "specversion": "1.0",
             "id": event_id,
             "source": f"/sweeperd/{shard}",
-            "type": EVENT_TYPE,
+            "type": event_type(fields),
             "subject": _text(fields, b"id"),
             "time": _time(fields, b"expired_at"),
             "datacontenttype": "application/json",
@@ -117,7 +120,29 @@ _Builder = Callable[[str, str, str, Fields], dict[str, Any]]
 _BUILDERS: dict[Format, _Builder] = {"event": _event, "cloudevents": _cloud_event}
 
 
+def event_type(fields: Fields) -> str:
+    """The type of an event."""
+    return _text(fields, b"type") or EVENT_TYPE
+
+
 def _data(fields: Fields) -> dict[str, Any]:
+    return _reservation_data(fields) if b"kind" not in fields else _kind_data(fields)
+
+
+def _kind_data(fields: Fields) -> dict[str, Any]:
+    """The data of a configured kind: its own fields as texts, and what sweeperd knows of every kind."""
+    own = {decode(name.removeprefix(DATA)): decode(value) for name, value in fields.items() if name.startswith(DATA)}
+    return own | _known(
+        {
+            "id": _text(fields, b"id"),
+            "expires_at": _time(fields, b"expires_at"),
+            "expired_at": _time(fields, b"expired_at"),
+            "missing": _list(fields, b"missing") or None,
+        }
+    )
+
+
+def _reservation_data(fields: Fields) -> dict[str, Any]:
     created_at, expires_at = _integer(fields, b"created_at"), _integer(fields, b"expires_at")
     return _known(
         {
@@ -144,9 +169,12 @@ def _known(values: dict[str, Any]) -> dict[str, Any]:
 def _event_id(origin: bytes, fields: Fields) -> str:
     """
     The id is the same for every attempt, endpoint and replica, because only the reservation and its expiry go into it.
-    A reservation id that is used again expires at another time, and so gets another event id.
+    A reservation id that is used again expires at another time, and so gets another event id. Of a configured kind its
+    name goes into it too: two kinds may use the same id.
     """
-    parts = (origin, fields.get(b"tenant", b""), fields.get(b"id", b""), fields.get(b"expired_at", b""))
+    parts = [origin, fields.get(b"tenant", b""), fields.get(b"id", b""), fields.get(b"expired_at", b"")]
+    if b"kind" in fields:
+        parts.append(fields[b"kind"])
     hashed = b"".join([len(part).to_bytes(4, "big") + part for part in parts])
     return "evt_" + hashlib.sha256(hashed).hexdigest()[:32]
 
@@ -225,7 +253,7 @@ def _template(build: _Builder) -> tuple[bytes, Callable[[_Row], _Row]]:
 
 def _plain_row(fields: Fields) -> _Row | None:
     """The values for the template; None where one is absent, or is not written in JSON as it stands."""
-    if any(fields.get(name, b"[]") != b"[]" for name in _LISTS):
+    if b"kind" in fields or any(fields.get(name, b"[]") != b"[]" for name in _LISTS):
         return None
     try:
         return _row(fields) if _plain(b"\n".join(_in_order(fields))) else None

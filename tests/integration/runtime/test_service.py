@@ -45,7 +45,7 @@ def test_the_watchdog_is_fed_only_while_all_is_well(
         monkeypatch.setattr(Dispatcher, "complete", True)
         # What is only looked at for the page is no reason to be restarted.
         monkeypatch.setattr(sole.tasks[-1], "_changed_at", duty._changed_at - 3600)
-        sole.tried, sole.trouble = True, ""
+        sole._tried, sole._troubles = {"reservations"}, {"reservations": ""}
         service._look()
         assert heard.said("WATCHDOG") == ["1", "1"]
         assert heard.said("STATUS")[-1] == "Sweeping every 5 s, delivering to 0 endpoints"

@@ -43,11 +43,11 @@ class Evidence:
     trouble: Sequence[str] = ()
 
     def fault(self, book: Balance) -> str:
-        """What is wrong with a budget, now that all is over; empty where nothing is. The demo makes no debt."""
-        scope, total = decode(book.scope), book.remaining + book.reserved + book.spent
+        """What is wrong with a budget after the end of the story; empty where nothing is. The demo makes no debt."""
+        scope, rest = decode(book.scope), book.allocated - book.spent - book.reserved
         charged = self.charged.get(scope, 0)
-        if book.allocated != total:
-            return f"{scope}: {book.allocated:,} allocated, but remaining + reserved + spent is {total:,}"
+        if book.remaining != rest:
+            return f"{scope}: {book.remaining:,} remaining, but allocated - spent - reserved is {rest:,}"
         if book.reserved:
             return f"{scope}: {book.reserved:,} reserved, though every reservation should have ended"
         return "" if book.spent == charged else f"{scope}: {book.spent:,} spent, but {charged:,} were charged"
@@ -137,7 +137,7 @@ class Screen:
         return 0
 
     def _table(self, evidence: Evidence) -> None:
-        self.title("The books: allocated = remaining + reserved + spent")
+        self.title("The books: remaining = allocated - spent - reserved")
         head = f"  {'budget':<21}{'unit':<8}{'allocated':>9}{'remaining':>11}{'reserved':>10}{'spent':>8}"
         self.echo(click.style(head, dim=True))
         for book in evidence.books:

@@ -39,6 +39,7 @@ from sweeperd.ledger.errors import (
     InsufficientBudget,
     InvalidBudget,
     InvalidReservation,
+    InvalidTenant,
     LedgerError,
     NoBudget,
     OverdraftLimitExceeded,
@@ -49,7 +50,9 @@ from sweeperd.ledger.errors import (
     ReservationFinalized,
     ReservationNotFound,
     ReservedUnderflow,
+    TenantClosed,
     TooManyExtensions,
+    UnitMismatch,
 )
 from sweeperd.ledger.models import (
     Balance,
@@ -81,6 +84,7 @@ __all__ = [
     "InsufficientBudget",
     "InvalidBudget",
     "InvalidReservation",
+    "InvalidTenant",
     "Ledger",
     "LedgerError",
     "Name",
@@ -97,5 +101,7 @@ __all__ = [
     "ReservationNotFound",
     "Reserved",
     "ReservedUnderflow",
+    "TenantClosed",
     "TooManyExtensions",
+    "UnitMismatch",
 ]

@@ -119,15 +119,15 @@ class Ledger:
         metadata: Mapping[str, Any] | None = None,
     ) -> Reserved:
         """
-        Hold `amount` in the budget of every scope, or in none. `scopes` go from the top; the last is the one that the
-        work is done in. Scopes without a budget are skipped.
+        Hold `amount` in the budget of every scope, or in none. `scopes` are ordered from the outermost to the one that
+        the work is done in. Scopes without a budget are skipped.
 
         It lasts for `ttl` (at least 1 ms), and a late commit is accepted for `grace` more (None: the default grace).
         `subject`, `action` and `metadata` are kept with it as JSON.
 
-        Raises NoBudget where no scope has one, BudgetFrozen, BudgetClosed, DebtOutstanding, OverLimit,
-        InsufficientBudget, InvalidBudget, AmountOverflow, DeadlineTooFar, ReservationExists, IdempotencyMismatch,
-        RedisFull.
+        Raises NoBudget where no scope has one, UnitMismatch where there is one in another unit, BudgetFrozen,
+        BudgetClosed, OverLimit, DebtOutstanding, InsufficientBudget, InvalidBudget, AmountOverflow, TenantClosed,
+        InvalidTenant, DeadlineTooFar, ReservationExists, IdempotencyMismatch, RedisFull.
         """
         tenant, unit = arguments.name("tenant", tenant), arguments.name("unit", unit)
         key, levels = arguments.name("idempotency_key", idempotency_key), arguments.scope_list(scopes)
@@ -148,6 +148,7 @@ class Ledger:
                 self._keys.reservation(reservation_id),
                 self._keys.reservation_index,
                 self._keys.idempotency(tenant, "reserve", key),
+                self._keys.tenant(tenant),
                 *(self._keys.budget(scope, unit) for scope in levels),
             ],
             [
@@ -156,6 +157,7 @@ class Ledger:
                 tenant,
                 key,
                 b"%d" % self._default_grace_ms,
+                self._keys.budget_stem,
                 *request,
             ],
         )
@@ -168,17 +170,27 @@ class Ledger:
             answer.missing,
         )
 
-    def commit(self, tenant: Name, reservation_id: Name, amount: int, *, idempotency_key: Name) -> Committed:
+    def commit(
+        self,
+        tenant: Name,
+        reservation_id: Name,
+        amount: int,
+        *,
+        unit: Name | None = None,
+        idempotency_key: Name,
+    ) -> Committed:
         """
-        Charge what was really used, and give back the rest. Accepted until the end of the grace. More than was
-        reserved follows the reservation's overage policy.
+        Charge what was really used, and give back the rest. Accepted until the end of the grace, even where a budget is
+        frozen or closed. More than was reserved follows the reservation's overage policy. `unit` is checked where it is
+        given.
 
-        Raises ReservationNotFound, ReservationFinalized, ReservationExpired, InvalidReservation, EstimateExceeded,
-        OverdraftLimitExceeded, InvalidBudget, AmountOverflow, IdempotencyMismatch, RedisFull; for what is above the
-        estimate also BudgetFrozen, BudgetClosed.
+        Raises ReservationNotFound, ReservationFinalized, ReservationExpired, InvalidReservation, UnitMismatch,
+        EstimateExceeded, OverdraftLimitExceeded, InvalidBudget, AmountOverflow, TenantClosed, InvalidTenant,
+        IdempotencyMismatch, RedisFull.
         """
         reservation_id = arguments.name("reservation id", reservation_id)
-        answer = self._change("commit", tenant, reservation_id, idempotency_key, [arguments.amount("amount", amount)])
+        request = [arguments.amount("amount", amount), b"" if unit is None else arguments.name("unit", unit)]
+        answer = self._change("commit", tenant, reservation_id, idempotency_key, request)
         return Committed(
             reservation_id,
             answer.number("charged"),
@@ -193,7 +205,7 @@ class Ledger:
         Give back everything. Accepted until the end of the grace.
 
         Raises ReservationNotFound, ReservationFinalized, ReservationExpired, InvalidReservation, InvalidBudget,
-        AmountOverflow, IdempotencyMismatch, RedisFull.
+        AmountOverflow, TenantClosed, InvalidTenant, IdempotencyMismatch, RedisFull.
         """
         reservation_id = arguments.name("reservation id", reservation_id)
         answer = self._change("release", tenant, reservation_id, idempotency_key, [])
@@ -204,7 +216,7 @@ class Ledger:
         Move the deadline by a duration (at least 1 ms). Accepted until the deadline; there is no grace.
 
         Raises ReservationNotFound, ReservationFinalized, ReservationExpired, InvalidReservation, TooManyExtensions,
-        DeadlineTooFar, InvalidBudget, IdempotencyMismatch, RedisFull.
+        DeadlineTooFar, InvalidBudget, TenantClosed, InvalidTenant, IdempotencyMismatch, RedisFull.
         """
         tenant, reservation_id = arguments.name("tenant", tenant), arguments.name("reservation id", reservation_id)
         by_ms = b"%d" % arguments.milliseconds("by", by, least=1)
@@ -230,18 +242,23 @@ class Ledger:
     ) -> Debited:
         """
         Debit `amount` from the budget of every scope, or from none, without a reservation. Scopes without a budget are
-        skipped. Debt, or a limit that was passed, do not keep it from being booked.
+        skipped. It is booked even if a budget is in debt or over its limit.
 
-        Raises NoBudget where no scope has one, BudgetFrozen, BudgetClosed, InsufficientBudget, OverdraftLimitExceeded,
-        InvalidBudget, AmountOverflow, IdempotencyMismatch, RedisFull.
+        Raises NoBudget where no scope has one, UnitMismatch where there is one in another unit, BudgetFrozen,
+        BudgetClosed, InsufficientBudget, OverdraftLimitExceeded, InvalidBudget, AmountOverflow, TenantClosed,
+        InvalidTenant, IdempotencyMismatch, RedisFull.
         """
         tenant, unit = arguments.name("tenant", tenant), arguments.name("unit", unit)
         key, levels = arguments.name("idempotency_key", idempotency_key), arguments.scope_list(scopes)
         request = [unit, arguments.amount("amount", amount), OveragePolicy(overage_policy).encode(), *levels]
         answer = self._ask(
             "event",
-            [self._keys.idempotency(tenant, "event", key), *(self._keys.budget(scope, unit) for scope in levels)],
-            [arguments.request_hash("event", tenant, key, *request), *request],
+            [
+                self._keys.idempotency(tenant, "event", key),
+                self._keys.tenant(tenant),
+                *(self._keys.budget(scope, unit) for scope in levels),
+            ],
+            [arguments.request_hash("event", tenant, key, *request), self._keys.budget_stem, *request],
         )
         return Debited(
             answer.number("charged"), answer.number("debt"), answer.number("at"), answer.balances, answer.missing
@@ -256,7 +273,7 @@ class Ledger:
         request: list[bytes],
         more: Sequence[bytes] = (),
     ) -> Answer:
-        """Run what changes a reservation; reservations.lua tells what these scripts take."""
+        """Run a script that changes a reservation: commit, release or extend."""
         tenant, key = arguments.name("tenant", tenant), arguments.name("idempotency_key", idempotency_key)
         return self._ask(
             script,
@@ -264,6 +281,7 @@ class Ledger:
                 self._keys.reservation(reservation_id),
                 self._keys.reservation_index,
                 self._keys.idempotency(tenant, script, key),
+                self._keys.tenant(tenant),
             ],
             [
                 arguments.request_hash(script, tenant, key, reservation_id, *request),

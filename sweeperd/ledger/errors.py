@@ -51,7 +51,7 @@ class BudgetClosed(LedgerError):
 
 
 class DebtOutstanding(LedgerError):
-    """A scope is in debt: nothing can be reserved in it."""
+    """A scope without an overdraft limit is in debt: nothing can be reserved in it."""
 
     code, message = "DEBT_OUTSTANDING", "the budget is in debt"
 
@@ -66,6 +66,27 @@ class NoBudget(LedgerError):
     """None of the scopes has a budget in this unit. `detail` is the last of them."""
 
     code, message = "NO_BUDGET", "no budget"
+
+
+class UnitMismatch(NoBudget):
+    """
+    The unit is another one: that of the reservation which is committed; or that of a budget of the scope `detail`,
+    where no scope has a budget in the unit asked for.
+    """
+
+    code, message = "UNIT_MISMATCH", "the unit is another one"
+
+
+class TenantClosed(LedgerError):
+    """The tenant's record says CLOSED."""
+
+    code, message = "TENANT_CLOSED", "the tenant is closed"
+
+
+class InvalidTenant(LedgerError):
+    """The tenant's record is broken: no JSON object, or a status other than ACTIVE, SUSPENDED and CLOSED."""
+
+    code, message = "INVALID_TENANT", "the record of the tenant is broken"
 
 
 class BudgetExists(LedgerError):
@@ -148,7 +169,7 @@ class RedisFull(LedgerError):
 
 _BY_CODE: dict[str, type[LedgerError]] = {
     refusal.code: refusal
-    for base in (LedgerError, InsufficientBudget, InvalidBudget)
+    for base in (LedgerError, InsufficientBudget, InvalidBudget, NoBudget)
     for refusal in base.__subclasses__()
 }
 

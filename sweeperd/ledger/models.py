@@ -14,13 +14,18 @@ class OveragePolicy(StrEnum):
     REJECT = "REJECT"
     #: As much is charged as every scope has. Each scope that has less is marked as over its limit.
     ALLOW_IF_AVAILABLE = "ALLOW_IF_AVAILABLE"
-    #: All of it is charged. What a scope does not have becomes its debt, up to its overdraft limit.
+    #: All of it is charged. What a scope does not have becomes its debt, up to its overdraft limit. As long as a scope
+    #: has no overdraft limit, it is as ALLOW_IF_AVAILABLE there.
     ALLOW_WITH_OVERDRAFT = "ALLOW_WITH_OVERDRAFT"
 
 
 @dataclass(frozen=True)
 class Balance:
-    """One budget: allocated = remaining + reserved + spent - debt."""
+    """
+    One budget: remaining = allocated - spent - reserved - debt.
+
+    `spent` is what was charged and funded. What was charged beyond that is `debt`, and may bring `remaining` below 0.
+    """
 
     scope: bytes
     unit: bytes
@@ -55,7 +60,7 @@ class Committed:
 
     reservation_id: bytes
     charged: int
-    #: How much of it became debt, at most, in one budget.
+    #: How much of it became debt, in all budgets together.
     debt_incurred: int
     committed_at: int
     balances: tuple[Balance, ...]
@@ -93,7 +98,7 @@ class Debited:
     """Every budget was charged `charged`, without a reservation."""
 
     charged: int
-    #: How much of it became debt, at most, in one budget.
+    #: How much of it became debt in the budget where that was the most.
     debt_incurred: int
     debited_at: int
     balances: tuple[Balance, ...]

@@ -25,6 +25,10 @@ class Keys:
         """HASH: one budget."""
         return self.budget_stem + scope + b":" + unit
 
+    def tenant(self, tenant: bytes) -> bytes:
+        """STRING: a tenant's record, JSON. The service that administers tenants writes it."""
+        return self.prefix + b"tenant:" + tenant
+
     def idempotency(self, tenant: bytes, operation: str, key: bytes) -> bytes:
         """STRING: what the ledger answered to this operation under this idempotency key."""
         # Tenants and keys may hold colons. With the tenant's length told, no two of them run into one name.

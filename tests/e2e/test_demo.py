@@ -208,7 +208,7 @@ def test_books_that_balance_give_0() -> None:
 @pytest.mark.parametrize(
     ("evidence", "told"),
     [
-        (with_book(remaining=71), "tenant:a: 100 allocated, but remaining + reserved + spent is 101"),
+        (with_book(remaining=71), "tenant:a: 71 remaining, but allocated - spent - reserved is 70"),
         (with_book(remaining=60, reserved=10), "tenant:a: 10 reserved"),
         (with_book(remaining=80, reserved=-10), "tenant:a: -10 reserved"),  # given back twice
         (with_book(remaining=65, spent=35), "tenant:a: 35 spent, but 30 were charged"),

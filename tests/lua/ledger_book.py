@@ -121,8 +121,8 @@ class Book:
         for key, content in self.world.snapshot().items():
             if key.startswith(self.keys.budget_stem):
                 allocated, remaining, reserved, spent, debt = (int(content[name.encode()]) for name in AMOUNTS)
-                assert allocated == remaining + reserved + spent - debt, key
-                assert min(reserved, spent, debt) >= 0, key
+                assert remaining == allocated - spent - reserved - debt, key
+                assert min(reserved, spent, debt, remaining + debt) >= 0, key
             elif key.startswith(self.keys.reservation(b"")) and content[b"state"] == b"ACTIVE":
                 indexed[content[b"reservation_id"]] = int(content[b"expires_at"])
         assert dict(self.client.zrange(self.keys.reservation_index, 0, -1, withscores=True)) == indexed

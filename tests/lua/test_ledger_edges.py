@@ -134,7 +134,7 @@ def test_what_another_service_reserved(server: Server) -> None:
         for key in client.keys(shard.keys.budget_stem + b"*"):
             scope, _, unit = key.removeprefix(shard.keys.budget_stem).rpartition(b":")
             told = ledger.budget(scope, unit)
-            assert told.allocated == told.remaining + told.reserved + told.spent - told.debt, key
+            assert told.remaining == told.allocated - told.spent - told.reserved - told.debt, key
 
 
 # All of int64
@@ -155,7 +155,7 @@ def test_amounts_are_exact(book: Book, allocated: int) -> None:
         assert book.row(rid)[b"charged_amount"] == b"%d" % amount
         if amount <= INT64_MAX - allocated:
             assert book.event(allocated, ["s"], overage_policy=OVERDRAFT).debt_incurred == amount
-            assert book.amounts("s") == (0, 0, allocated + amount, amount)
+            assert book.amounts("s") == (-amount, 0, allocated, amount)
         book.client.hset(
             book.world.budget_key("s"), mapping={"remaining": allocated, "reserved": 0, "spent": 0, "debt": 0}
         )
@@ -170,17 +170,20 @@ def test_all_of_int64_goes_round(book: Book) -> None:
     assert book.commit(book.reserve(INT64_MAX, ["s"]).reservation_id, INT64_MAX).charged == INT64_MAX
     assert book.amounts("s") == (0, 0, INT64_MAX, 0)
     with book.unchanged(), pytest.raises(LedgerError):
-        book.event(1, ["s"], overage_policy=OVERDRAFT)
+        book.event(1, ["s"])
 
 
 def test_debt_may_fill_all_of_int64(book: Book) -> None:
     book.open("s", allocated=0, overdraft_limit=INT64_MAX)
     assert book.event(INT64_MAX, ["s"], overage_policy=OVERDRAFT).debt_incurred == INT64_MAX
-    assert book.amounts("s") == (0, 0, INT64_MAX, INT64_MAX)
-    book.client.hset(book.world.budget_key("s"), "debt", 0)
+    assert book.amounts("s") == (-INT64_MAX, 0, 0, INT64_MAX)
+    # A budget whose amounts do not add up may have the room for a debt, and not for the remaining amount.
+    key = book.world.budget_key("s")
+    book.client.hset(key, "debt", 0)
+    assert book.event(1, ["s"], overage_policy=OVERDRAFT).balances[0].remaining == -INT64_MAX - 1
     with book.unchanged(), pytest.raises(AmountOverflow):
         book.event(1, ["s"], overage_policy=OVERDRAFT)
-    book.client.hset(book.world.budget_key("s"), "debt", INT64_MAX)
+    book.client.hset(key, mapping={"remaining": -INT64_MAX, "debt": INT64_MAX})
 
 
 # Bytes and names
@@ -323,43 +326,59 @@ class Model:
         for scope, times in Counter(scopes).items():
             row = self.rows[scope]
             total = amount * times
-            if row.debt or row.over or row.remaining < total or row.reserved + total > INT64_MAX:
+            in_debt = row.debt and not row.overdraft_limit
+            if in_debt or row.over or row.remaining < total or row.reserved + total > INT64_MAX:
                 raise Refused
         for scope in scopes:
             self.rows[scope].remaining -= amount
             self.rows[scope].reserved += amount
 
-    def charge(self, scopes: Sequence[str], held: int, back: int, extra: int, policy: OveragePolicy) -> int:
-        """All or nothing: works on copies. Returns what each scope is charged."""
+    def charge(self, scopes: Sequence[str], held: int, back: int, extra: int | None, policy: OveragePolicy) -> int:
+        """
+        All or nothing: works on copies. What was held is spent or given back; extra (None: there is none) is charged by
+        the policy. Returns what each scope is charged.
+        """
         times = Counter(scopes)
         rows = {scope: Row(**vars(self.rows[scope])) for scope in times}
         for scope, row in rows.items():
             row.remaining += back * times[scope]
             row.reserved -= (held + back) * times[scope]
-        if policy is IF_AVAILABLE and extra:
-            shares = {scope: max(row.remaining, 0) // times[scope] for scope, row in rows.items()}
-            for scope, share in shares.items():
-                rows[scope].over |= share < extra
-            extra = min(extra, *shares.values())
-        for scope, row in rows.items():
-            total = extra * times[scope]
-            deficit = total - min(total, max(row.remaining, 0))
-            row.debt += deficit
-            row.remaining -= total - deficit
-            row.spent += (held + extra) * times[scope]
-            if deficit and (policy is not OVERDRAFT or row.debt > row.overdraft_limit):
+            row.spent += held * times[scope]
+            if max(row.spent, row.remaining) > INT64_MAX:
                 raise Refused
-            if row.spent > INT64_MAX or row.remaining > INT64_MAX:
-                raise Refused
+        if extra is not None:
+            extra = self.spend(rows, times, extra, policy)
         self.rows |= rows
-        return held + extra
+        return held + (extra or 0)
+
+    def spend(self, rows: dict[str, Row], times: Counter[str], extra: int, policy: OveragePolicy) -> int:
+        """What no reservation holds. Returns how much of it each scope is charged."""
+        without_overdraft = {name for name, row in rows.items() if policy is IF_AVAILABLE or not row.overdraft_limit}
+        shares = {name: max(rows[name].remaining, 0) // times[name] for name in without_overdraft}
+        if policy is not REJECT:
+            for name, share in shares.items():
+                rows[name].over |= share < extra
+            extra = min(extra, *shares.values(), extra)
+        for name in times.elements():
+            row = rows[name]
+            if policy is REJECT and row.remaining < extra:
+                raise Refused
+            funded = min(extra, max(row.remaining, 0))
+            row.remaining -= extra
+            row.spent += funded
+            row.debt += extra - funded
+            if funded < extra and row.debt > row.overdraft_limit:
+                raise Refused
+            if row.spent > INT64_MAX or row.remaining < -INT64_MAX - 1:
+                raise Refused
+        return extra
 
     def commit(self, rid: bytes, amount: int) -> int:
         scopes, estimate, policy = self.held[rid]
         if amount > estimate and policy is REJECT:
             raise Refused
         held = min(amount, estimate)
-        charged = self.charge(scopes, held, estimate - held, amount - held, policy)
+        charged = self.charge(scopes, held, estimate - held, amount - held or None, policy)
         del self.held[rid]
         return charged
 
@@ -378,7 +397,7 @@ def test_random_work(server: Server, bits: int) -> None:
         model = Model({})
         for turn in itertools.count():
             if turn % 60 == 0:
-                if turn == 480:
+                if turn == 900:
                     break
                 book.client.flushall()
                 model = Model({})
@@ -418,7 +437,7 @@ def one_step(rng: random.Random, bits: int, book: Book, model: Model, scopes: li
             charged = model.charge(scopes, 0, 0, amount, policy)
         else:
             held, estimate, _ = model.held.pop(rid)
-            model.charge(held, 0, estimate, 0, REJECT)
+            model.charge(held, 0, estimate, None, REJECT)
     except Refused:
         refused: dict[str, Callable[[], object]] = {
             "reserve": lambda: book.reserve(amount, scopes),

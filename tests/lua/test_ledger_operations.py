@@ -167,9 +167,9 @@ def test_commit_charges_what_every_scope_has(book: Book) -> None:
 
 
 def test_commit_charges_the_estimate_at_least(book: Book) -> None:
-    # A remaining below 0, of another service's making, stays as it is.
+    # A remaining below 0 stays as it is: there is nothing that could be charged.
     rid = book.reserve(1000, overage_policy=IF_AVAILABLE).reservation_id
-    book.client.hset(book.world.budget_key(TOP), mapping={"remaining": -5, "allocated": 995})
+    book.client.hset(book.world.budget_key(TOP), mapping={"remaining": -5, "debt": 5})
     done = book.commit(rid, 1001)
     assert done.charged == 1000
     assert [(b.remaining, b.spent, b.is_over_limit) for b in done.balances] == [(-5, 1000, True), (0, 1000, True)]
@@ -181,7 +181,8 @@ def test_commit_into_debt(book: Book) -> None:
     rid = book.reserve(100, [TOP, "deep"], overage_policy=OVERDRAFT).reservation_id
     done = book.commit(rid, 500)
     assert (done.charged, done.debt_incurred) == (500, 100)
-    assert done.balances == (balance(TOP, 500, 0, 500), balance("deep", 0, 0, 1100, debt=100, overdraft_limit=1000))
+    deep = balance("deep", -100, 0, 1000, debt=100, overdraft_limit=1000)
+    assert done.balances == (balance(TOP, 500, 0, 500), deep)
     assert book.row(rid)[b"debt_incurred"] == b"100"
 
 
@@ -197,13 +198,55 @@ def test_debt_goes_up_to_the_overdraft_limit(book: Book) -> None:
     book.open("deep", allocated=10, overdraft_limit=5)
     assert book.event(12, ["deep"], overage_policy=OVERDRAFT).debt_incurred == 2
     assert book.event(3, ["deep"], overage_policy=OVERDRAFT).debt_incurred == 3
-    assert book.amounts("deep") == (0, 0, 15, 5)
+    assert book.amounts("deep") == (-5, 0, 10, 5)
 
 
 def test_debt_where_remaining_is_below_zero(book: Book) -> None:
-    book.open("deep", allocated=10, overdraft_limit=5, remaining=-4, spent=14)
+    book.open("deep", allocated=10, overdraft_limit=9, remaining=-4, spent=10, debt=4)
     assert book.event(5, ["deep"], overage_policy=OVERDRAFT).debt_incurred == 5
-    assert book.amounts("deep") == (-4, 0, 19, 5)
+    assert book.amounts("deep") == (-9, 0, 10, 9)
+
+
+@pytest.mark.parametrize(("scopes", "charged"), [([TOP, "deep"], 300), (["deep", TOP, TOP], 150)])
+def test_without_an_overdraft_limit_the_charge_is_cut(book: Book, scopes: list[str], charged: int) -> None:
+    book.open("deep", allocated=100, overdraft_limit=1000)
+    book.event(700, [TOP])
+    done = book.event(500, scopes, overage_policy=OVERDRAFT)
+    assert (done.charged, done.debt_incurred) == (charged, charged - 100)
+    assert book.balance(TOP).is_over_limit
+    assert not book.balance("deep").is_over_limit
+    assert book.amounts("deep") == (100 - charged, 0, 100, charged - 100)
+
+
+def test_the_debt_of_a_commit_is_that_of_all_budgets(book: Book) -> None:
+    book.open("less", allocated=150, overdraft_limit=1000)
+    book.open("more", allocated=110, overdraft_limit=1000)
+    rid = book.reserve(100, ["less", "more"], overage_policy=OVERDRAFT).reservation_id
+    assert book.commit(rid, 200).debt_incurred == 50 + 90
+    assert book.row(rid)[b"debt_incurred"] == b"140"
+
+
+def test_within_its_overdraft_limit_a_budget_in_debt_can_reserve(book: Book) -> None:
+    book.open("deep", allocated=10, overdraft_limit=50)
+    book.event(30, ["deep"], overage_policy=OVERDRAFT)
+    book.client.hset(book.world.budget_key("deep"), mapping={"allocated": 110, "remaining": 80})  # credited
+    assert book.reserve(80, ["deep"]).balances[0].remaining == 0
+
+
+@pytest.mark.parametrize("status", ["ACTIVE", "SUSPENDED"])
+def test_a_tenant_that_is_not_closed_is_served(book: Book, status: str) -> None:
+    book.client.set(book.keys.tenant(b"acme"), json.dumps({"tenant_id": "acme", "status": status}))
+    book.commit(book.reserve(10).reservation_id, 5, unit="TOKENS")
+    book.event(1)
+    book.client.delete(book.keys.tenant(b"acme"))
+
+
+def test_what_was_done_before_its_tenant_was_closed_is_answered_again(book: Book) -> None:
+    done = book.reserve(10, idempotency_key="k")
+    book.client.set(book.keys.tenant(b"acme"), '{"status": "CLOSED"}')
+    with book.unchanged():
+        assert book.reserve(10, idempotency_key="k") == done
+    book.client.delete(book.keys.tenant(b"acme"))
 
 
 def test_release(book: Book) -> None:

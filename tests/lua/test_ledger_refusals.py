@@ -1,5 +1,6 @@
 """Every refusal of the ledger: its type, what it names, and that nothing has changed anywhere."""
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -81,7 +82,8 @@ def test_reserve(book: Book, scope: str, fields: dict[str, Any], refusal: type[L
         ({"status": "CLOSED"}, OVERDRAFT, 1, ledger.BudgetClosed),
         ({"status": "LIMBO"}, REJECT, 1, ledger.InvalidBudget),
         ({"remaining": 99}, REJECT, 100, ledger.InsufficientBudget),
-        ({"remaining": 99}, OVERDRAFT, 100, ledger.OverdraftLimitExceeded),
+        ({"remaining": 99, "overdraft_limit": 1, "debt": 1}, OVERDRAFT, 100, ledger.OverdraftLimitExceeded),
+        ({"remaining": -1}, REJECT, 0, ledger.InsufficientBudget),
         ({"remaining": 99, "overdraft_limit": 5}, OVERDRAFT, 105, ledger.OverdraftLimitExceeded),
         ({"remaining": 0, "overdraft_limit": 5, "debt": 5}, OVERDRAFT, 1, ledger.OverdraftLimitExceeded),
         (
@@ -105,10 +107,7 @@ def test_event(
 @pytest.mark.parametrize(
     ("fields", "policy", "amount", "refusal"),
     [
-        ({"status": "FROZEN"}, IF_AVAILABLE, 101, ledger.BudgetFrozen),
-        ({"status": "CLOSED"}, OVERDRAFT, 101, ledger.BudgetClosed),
-        ({"status": "LIMBO"}, OVERDRAFT, 101, ledger.InvalidBudget),
-        ({"remaining": 49}, OVERDRAFT, 150, ledger.OverdraftLimitExceeded),
+        ({"remaining": 49, "overdraft_limit": 1, "debt": 1}, OVERDRAFT, 150, ledger.OverdraftLimitExceeded),
         ({"reserved": 99}, REJECT, 0, ledger.ReservedUnderflow),
         ({"remaining": INT64_MAX - 99}, REJECT, 0, ledger.AmountOverflow),
         ({"spent": INT64_MAX - 99}, REJECT, 100, ledger.AmountOverflow),
@@ -187,6 +186,39 @@ def test_only_remaining_may_be_negative(book: Book, field: str) -> None:
     refused(book, ledger.InvalidBudget, book.balance, TOP)
     book.client.hset(book.world.budget_key(TOP), mapping={field: 0, "remaining": -1})
     assert book.balance().remaining == -1
+
+
+def test_a_budget_in_another_unit(book: Book) -> None:
+    with book.unchanged():
+        for run in (book.ledger.event, partial(book.ledger.reserve, ttl=ms(1))):
+            with pytest.raises(ledger.UnitMismatch) as raised:
+                run("acme", ["a", BOTTOM], "CREDITS", 1, idempotency_key="k")
+            assert raised.value.detail == BOTTOM.encode()
+    rid = book.reserve(100).reservation_id
+    refused(book, ledger.UnitMismatch, lambda: book.commit(rid, 1, unit="CREDITS"))
+    assert issubclass(ledger.UnitMismatch, ledger.NoBudget)
+
+
+RECORDS = {
+    '{"status": "CLOSED"}': ledger.TenantClosed,
+    '{"status": "closed"}': ledger.InvalidTenant,
+    '{"status": null}': ledger.InvalidTenant,
+    "{}": ledger.InvalidTenant,
+    "5": ledger.InvalidTenant,
+    '{"status": "ACTIVE"': ledger.InvalidTenant,
+    "": ledger.InvalidTenant,
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_record_of_the_tenant(book: Book, operation: str) -> None:
+    run = operations(book)[operation]
+    for record, refusal in RECORDS.items():
+        book.client.set(book.keys.tenant(b"acme"), record)
+        refused(book, refusal, run)
+    book.client.delete(book.keys.tenant(b"acme"))
+    book.client.hset(book.keys.tenant(b"acme"), "status", "ACTIVE")
+    refused(book, ledger.InvalidTenant, run)
 
 
 def test_no_scope_with_a_budget(book: Book) -> None:
@@ -270,6 +302,7 @@ def test_a_reservation_that_was_swept(book: Book, operation: str) -> None:
         ({"budgeted_scopes": '["a", 1]'}, "MALFORMED_SCOPES"),
         ({"budgeted_scopes": '["a", null]'}, "MALFORMED_SCOPES"),
         ({"budgeted_scopes": '["a"'}, "MALFORMED_SCOPES"),
+        ({"budgeted_scopes": json.dumps(["a"] * 257)}, "TOO_MANY_SCOPES"),
         ({"budgeted_scopes": f'["{TOP}"]\0'}, "MALFORMED_SCOPES"),
         ({"budgeted_scopes": f'["{TOP}"\0, "{BOTTOM}"]'}, "MALFORMED_SCOPES"),
     ],

@@ -19,6 +19,11 @@ MUTATIONS = {
         "if amounts.less(budget.remaining, amount) then",
         "if false then",
     ),
+    "an overdraft without a debt": (
+        Property.BALANCED,
+        "budget.debt, budget.remaining = debt,",
+        "budget.remaining =",
+    ),
     "expire gives back too much": (
         Property.BALANCED,
         "format('%d', remaining + small_amount)",

@@ -108,19 +108,19 @@ def events(counts: Mapping[str, int]) -> Verdict:
 
 
 def books(budgets: Sequence[Balance], spent: Mapping[str, int]) -> Verdict:
-    """Each budget adds up, holds nothing, and has spent what the load was told (by scope)."""
+    """Each budget adds up, holds nothing, and was charged what the ledger answered to the load (by scope)."""
     wrong = []
     for budget in budgets:
         scope = budget.scope.decode()
-        if budget.allocated != budget.remaining + budget.reserved + budget.spent - budget.debt:
+        if budget.remaining != budget.allocated - budget.spent - budget.reserved - budget.debt:
             wrong.append(f"{scope} does not add up")
         if budget.reserved:
             wrong.append(f"{scope} holds {budget.reserved}")
-        if budget.spent != spent.get(scope, 0):
-            wrong.append(f"{scope} has spent {budget.spent}, charged were {spent.get(scope, 0)}")
+        if budget.spent + budget.debt != spent.get(scope, 0):
+            wrong.append(f"{scope}: {budget.spent} spent and {budget.debt} debt, charged were {spent.get(scope, 0)}")
     return Verdict(
         "books",
-        "each budget: allocated = remaining + reserved + spent - debt; reserved = 0; spent = what was charged",
+        "each budget: remaining = allocated - spent - reserved - debt; reserved = 0; spent + debt = what was charged",
         _some(wrong) or f"{len(budgets)} budgets, {sum(budget.spent for budget in budgets)} spent",
         holds=bool(budgets) and not wrong,
     )

@@ -26,8 +26,8 @@ ENDINGS = {b"COMMITTED": b"committed_at", b"RELEASED": b"released_at", b"EXPIRED
 class Property(enum.StrEnum):
     """What must hold."""
 
-    NOT_NEGATIVE = "remaining and reserved are never below 0"
-    BALANCED = "allocated = remaining + reserved + spent - debt"
+    NOT_NEGATIVE = "reserved is never below 0, remaining by no more than the debt"
+    BALANCED = "remaining = allocated - spent - reserved - debt"
     HELD = "reserved is what ACTIVE reservations hold"
     EXPLAINED = "no key that nothing explains"
     ONE_TO_ONE = "idempotency keys and what was done match one to one"
@@ -114,23 +114,24 @@ def read(client: redis.Redis, prefix: str = "") -> Books:
     )
 
 
+def _number(row: Row, name: bytes) -> int:
+    return int(row.get(name, 0))
+
+
 def _not_negative(books: Books) -> object:
     return [
         (key, row)
         for key, row in books.budgets.items()
-        if int(row.get(b"remaining", 0)) < 0 or int(row.get(b"reserved", 0)) < 0
+        if min(_number(row, b"reserved"), _number(row, b"remaining") + _number(row, b"debt")) < 0
     ]
 
 
 def _balanced(books: Books) -> object:
-    def number(row: Row, name: bytes) -> int:
-        return int(row.get(name, 0))
-
     return [
         (key, row)
         for key, row in books.budgets.items()
-        if number(row, b"allocated")
-        != number(row, b"remaining") + number(row, b"reserved") + number(row, b"spent") - number(row, b"debt")
+        if _number(row, b"remaining")
+        != _number(row, b"allocated") - _number(row, b"spent") - _number(row, b"reserved") - _number(row, b"debt")
     ]
 
 

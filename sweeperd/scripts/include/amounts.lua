@@ -36,14 +36,18 @@ do
     return int64_text(int64_normal(a_high + b_high, a_low + b_low))
   end
 
-  -- a - b, where neither is negative: that is always an int64.
+  -- a - b, where b is not negative; nil where that is below int64.
   function amounts.subtract(a, b)
     if #a <= DIGITS and #b <= DIGITS then
       return string.format('%d', a - b)
     end
     local a_high, a_low = int64_parse(a)
     local b_high, b_low = int64_parse(b)
-    return int64_text(int64_normal(a_high - b_high, a_low - b_low))
+    local high, low = int64_normal(a_high - b_high, a_low - b_low)
+    if high < -MAX_HIGH - 1 or (high == -MAX_HIGH - 1 and low < LIMB - MAX_LOW - 1) then
+      return nil
+    end
+    return int64_text(high, low)
   end
 
   -- The whole part of a / parts, where a is not negative. Exact: the remainder is below parts, a count of scopes.

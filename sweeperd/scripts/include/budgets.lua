@@ -1,6 +1,7 @@
 -- Budgets: read under their keys, changed as Lua tables, written back.
 --
--- For each budget, after every script: allocated = remaining + reserved + spent - debt.
+-- For each budget, after every script: remaining = allocated - spent - reserved - debt. Spent is what was funded; what
+-- was charged beyond it is debt, and may bring remaining below 0.
 
 -- @include amounts
 
@@ -18,7 +19,7 @@ do
     if not row[1] and redis.call('EXISTS', key) == 0 then
       return false
     end
-    -- Only remaining may be below 0: another service may book a deficit there.
+    -- Only remaining may be below 0.
     if not (amounts.is_amount(row[1]) and amounts.is_int64(row[2]) and amounts.is_amount(row[3])
       and amounts.is_amount(row[4]) and amounts.is_amount(row[5]) and amounts.is_amount(row[6])) then
       return nil, {'refused', 'INVALID_BUDGET', scope}
@@ -58,15 +59,26 @@ do
     return mentions, each, missing
   end
 
-  -- The refusal of the first budget whose status allows no new spending; nil where all do.
-  function budgets.closed_to_spending(each)
-    for i = 1, #each do
-      local status = each[i].status
-      if status == 'FROZEN' or status == 'CLOSED' then
-        return {'refused', 'BUDGET_' .. status, each[i].scope}
-      elseif status ~= 'ACTIVE' then
-        return {'refused', 'INVALID_BUDGET', each[i].scope}
+  -- The refusal where none of the scopes has a budget in this unit. stem is what comes before <scope>:<unit> in the name
+  -- of a budget. A budget in another unit of the protocol is searched for, because a wrong unit is the usual mistake.
+  function budgets.none(scopes, unit, stem)
+    for i = 1, #scopes do
+      for _, other in ipairs({'USD_MICROCENTS', 'TOKENS', 'CREDITS', 'RISK_POINTS'}) do
+        if other ~= unit and redis.call('EXISTS', stem .. scopes[i] .. ':' .. other) == 1 then
+          return {'refused', 'UNIT_MISMATCH', scopes[i]}
+        end
       end
+    end
+    return {'refused', 'NO_BUDGET', scopes[#scopes]}
+  end
+
+  -- The refusal of a budget whose status allows no new spending; nil where it does.
+  function budgets.closed_to_spending(budget)
+    local status = budget.status
+    if status == 'FROZEN' or status == 'CLOSED' then
+      return {'refused', 'BUDGET_' .. status, budget.scope}
+    elseif status ~= 'ACTIVE' then
+      return {'refused', 'INVALID_BUDGET', budget.scope}
     end
   end
 
@@ -79,16 +91,17 @@ do
     budget[field] = sum
   end
 
-  -- Takes amount out of what each mention has reserved, and gives back of it to remaining. Returns the refusal of the
-  -- first that cannot.
-  function budgets.unreserve(mentions, amount, back)
+  -- Ends what each mention has reserved: amount goes out of reserved, back of it to remaining and the rest to spent.
+  -- Returns the refusal of the first that cannot.
+  function budgets.settle(mentions, amount, back)
+    local used = amounts.subtract(amount, back)
     for i = 1, #mentions do
       local budget = mentions[i]
       if amounts.less(budget.reserved, amount) then
         return {'refused', 'RESERVED_UNDERFLOW', budget.scope}
       end
       budget.reserved = amounts.subtract(budget.reserved, amount)
-      local refusal = budgets.add(budget, 'remaining', back)
+      local refusal = budgets.add(budget, 'remaining', back) or budgets.add(budget, 'spent', used)
       if refusal then
         return refusal
       end

@@ -1,6 +1,8 @@
 -- Charges what no reservation holds, as the overage policy says.
 --
--- Every budget is charged the same amount, so that what a scope spent is never more than its parent did.
+-- Every budget is charged the same amount, so that what a scope spent is never more than its parent did. A budget funds
+-- the charge from its remaining amount. Under ALLOW_WITH_OVERDRAFT what it cannot fund becomes its debt, and remaining
+-- goes below 0 by as much.
 
 -- @include amounts
 -- @include budgets
@@ -11,69 +13,62 @@ do
     return amounts.less(budget.remaining, '0') and '0' or budget.remaining
   end
 
-  -- As much of extra as every budget has. The ones that do not have all of it are marked as over their limit.
-  local function capped(each, extra)
+  -- Whether the policy lets this budget charge no more than it has: without an overdraft limit there is no overdraft.
+  local function is_capped(budget, policy)
+    return policy == 'ALLOW_IF_AVAILABLE' or (policy == 'ALLOW_WITH_OVERDRAFT' and budget.overdraft_limit == '0')
+  end
+
+  -- As much of extra as every capped budget has. The ones that do not have all of it are marked as over their limit.
+  local function capped(each, extra, policy)
     local least = extra
     for i = 1, #each do
-      local share = amounts.share(available(each[i]), each[i].times)
-      if amounts.less(share, extra) then
-        each[i].marked = true
-      end
-      if amounts.less(share, least) then
-        least = share
+      if is_capped(each[i], policy) then
+        local share = amounts.share(available(each[i]), each[i].times)
+        if amounts.less(share, extra) then
+          each[i].marked = true
+        end
+        if amounts.less(share, least) then
+          least = share
+        end
       end
     end
     return least
   end
 
-  -- Takes extra out of remaining. What is not there becomes debt, where the policy allows it and up to the overdraft
-  -- limit. Returns the refusal, or nil and the new debt.
+  -- Takes extra out of remaining. Returns the refusal, or nil and the part of it that became debt.
   local function take(budget, extra, policy)
-    local there = available(budget)
-    if not amounts.less(there, extra) then
-      budget.remaining = amounts.subtract(there, extra)
-      return nil, '0'
+    local funded = extra
+    if amounts.less(budget.remaining, extra) then
+      if policy == 'REJECT' then
+        return {'refused', 'INSUFFICIENT_BUDGET', budget.scope}
+      end
+      funded = available(budget)
     end
-    if policy ~= 'ALLOW_WITH_OVERDRAFT' then
-      return {'refused', 'INSUFFICIENT_BUDGET', budget.scope}
-    end
-    local deficit = amounts.subtract(extra, there)
+    local deficit = amounts.subtract(extra, funded)
     local debt = amounts.add(budget.debt, deficit)
-    if not debt or amounts.less(budget.overdraft_limit, debt) then
+    if not is_capped(budget, policy) and funded ~= extra
+      and (not debt or amounts.less(budget.overdraft_limit, debt)) then
       return {'refused', 'OVERDRAFT_LIMIT_EXCEEDED', budget.scope}
     end
-    budget.debt = debt
-    if there ~= '0' then -- a remaining below 0 stays
-      budget.remaining = '0'
+    budget.debt, budget.remaining = debt, amounts.subtract(budget.remaining, extra)
+    if not budget.remaining then
+      return {'refused', 'AMOUNT_OVERFLOW', budget.scope}
     end
-    return nil, deficit
+    return budgets.add(budget, 'spent', funded), deficit
   end
 
-  -- Charges each mention of a budget held, which was taken out of its reserved, and extra on top. Returns the refusal
-  -- of the first that refuses; or nil, what each was charged, and the most that became debt in one of them.
-  function charges.make(mentions, each, held, extra, policy)
-    local most = '0'
-    if policy == 'ALLOW_IF_AVAILABLE' then
-      extra = capped(each, extra)
-    end
-    if extra ~= '0' then -- a remaining below 0 stays
-      for i = 1, #mentions do
-        local refusal, deficit = take(mentions[i], extra, policy)
-        if refusal then
-          return refusal
-        end
-        if amounts.less(most, deficit) then
-          most = deficit
-        end
-      end
-    end
-    local charged = amounts.add(held, extra)
+  -- Charges extra to each mention of a budget. Returns the refusal of the first that refuses; or nil, what each mention
+  -- was charged, and the part of it that became debt: for each mention one.
+  function charges.make(mentions, each, extra, policy)
+    extra = capped(each, extra, policy)
+    local deficits = {}
     for i = 1, #mentions do
-      local refusal = budgets.add(mentions[i], 'spent', charged)
+      local refusal
+      refusal, deficits[i] = take(mentions[i], extra, policy)
       if refusal then
         return refusal
       end
     end
-    return nil, charged, most
+    return nil, extra, deficits
   end
 end

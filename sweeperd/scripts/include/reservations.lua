@@ -7,6 +7,7 @@
 --   hash            the hash of the request
 --   id              the bare reservation id
 --   tenant          the tenant who asks
+--   tenant_record   tenant:<tenant>           STRING  JSON; there may be none
 --   budget_stem     what comes before <scope>:<unit> in the name of a budget
 --   default_grace   grace in ms for a reservation that has no grace_ms of its own
 --   retention       how long a reservation that has ended stays readable, ms
@@ -17,9 +18,12 @@
 -- @include budgets
 -- @include idempotency
 -- @include scopes
+-- @include tenants
 
 local reservations = {}
 do
+  local MAX_SCOPES = 256
+
   local function invalid(reason)
     return nil, {'refused', 'INVALID_RESERVATION', reason}
   end
@@ -41,6 +45,10 @@ do
     -- A reservation of another tenant is one that this tenant does not have.
     if row[2] ~= request.tenant then
       return nil, {'refused', 'RESERVATION_NOT_FOUND', ''}
+    end
+    local closed = tenants.refusal(request.tenant_record)
+    if closed then
+      return nil, closed
     end
     if state == 'COMMITTED' or state == 'RELEASED' then
       return nil, {'refused', 'RESERVATION_FINALIZED', state}
@@ -68,6 +76,9 @@ do
     local scopes = scopes_parse(scopes_text)
     if not scopes then
       return invalid('MALFORMED_SCOPES')
+    end
+    if #scopes > MAX_SCOPES then
+      return invalid('TOO_MANY_SCOPES')
     end
     return {expires_at = expires_at, grace = grace, amount = amount, unit = unit, scopes = scopes,
       created_at = clock.whole(row[9]) or clock.now, overage_policy = row[10], extension_count = row[11],

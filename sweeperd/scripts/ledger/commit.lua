@@ -3,6 +3,7 @@
 -- KEYS[1] -> reservation:res_<id>           HASH    the reservation
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
 -- KEYS[3] -> idem:commit:<tenant>:<key>     STRING  what was answered under this idempotency key
+-- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; there may be none
 --
 -- ARGV[1] -> the hash of the request
 -- ARGV[2] -> the bare reservation id
@@ -13,12 +14,13 @@
 -- ARGV[6] -> grace in ms for a reservation that has no grace_ms of its own
 -- ARGV[7] -> how long a reservation that has ended stays readable, ms
 -- ARGV[8] -> what was used: decimal int64, not below 0
+-- ARGV[9] -> the unit of it, or '': then it is the reservation's
 --
 -- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON.
 --
--- It is accepted until the end of the grace, exactly as long as expire.lua leaves the reservation alone. What was
--- reserved is charged whatever a budget's status is by now; what is above it is new spending, and follows the
--- reservation's overage policy.
+-- It is accepted until the end of the grace, exactly as long as expire.lua leaves the reservation alone. What was used
+-- has happened already, so it is charged even if the status of a budget is not ACTIVE. What is above the estimate
+-- follows the reservation's overage policy.
 
 -- @include clock
 -- @include amounts
@@ -27,14 +29,17 @@
 -- @include reservations
 
 local request = {key = KEYS[1], index = KEYS[2], record = KEYS[3], hash = ARGV[1], id = ARGV[2], tenant = ARGV[3],
-  budget_stem = ARGV[5], default_grace = ARGV[6], retention = ARGV[7]}
+  tenant_record = KEYS[4], budget_stem = ARGV[5], default_grace = ARGV[6], retention = ARGV[7]}
 local reservation, reply = reservations.open(request, true)
 if not reservation then
   return reply
 end
 
+if ARGV[9] ~= '' and ARGV[9] ~= reservation.unit then
+  return {'refused', 'UNIT_MISMATCH', ''}
+end
 local amount, policy = ARGV[8], reservation.overage_policy
-local held, back, extra = amount, '0', '0'
+local charged, back, extra = amount, '0', '0'
 if amounts.less(reservation.amount, amount) then
   if not charges.POLICIES[policy] then
     return {'refused', 'INVALID_RESERVATION', 'INVALID_POLICY'}
@@ -42,23 +47,29 @@ if amounts.less(reservation.amount, amount) then
   if policy == 'REJECT' then
     return {'refused', 'ESTIMATE_EXCEEDED', ''}
   end
-  local refusal = budgets.closed_to_spending(reservation.each)
-  if refusal then
-    return refusal
-  end
-  held, extra = reservation.amount, amounts.subtract(amount, reservation.amount)
+  charged, extra = reservation.amount, amounts.subtract(amount, reservation.amount)
 else
   back = amounts.subtract(reservation.amount, amount)
 end
 
-local refusal = budgets.unreserve(reservation.mentions, reservation.amount, back)
+local mentions, debt = reservation.mentions, '0'
+local refusal = budgets.settle(mentions, reservation.amount, back)
 if refusal then
   return refusal
 end
-local charged, debt
-refusal, charged, debt = charges.make(reservation.mentions, reservation.each, held, extra, policy)
-if refusal then
-  return refusal
+if extra ~= '0' then
+  local deficits
+  refusal, extra, deficits = charges.make(mentions, reservation.each, extra, policy)
+  if refusal then
+    return refusal
+  end
+  charged = amounts.add(charged, extra)
+  for i = 1, #deficits do
+    debt = amounts.add(debt, deficits[i])
+    if not debt then
+      return {'refused', 'AMOUNT_OVERFLOW', mentions[i].scope}
+    end
+  end
 end
 
 budgets.write(reservation.each)

@@ -1,49 +1,66 @@
 -- Debits an amount without a reservation, in every budget of the scopes or in none.
 --
 -- KEYS[1] -> idem:event:<tenant>:<key>    STRING  what was answered under this idempotency key
--- KEYS[2..] -> budget:<scope>:<unit>      HASH    one for each scope
+-- KEYS[2] -> tenant:<tenant>              STRING  the tenant's record, JSON; there may be none
+-- KEYS[3..] -> budget:<scope>:<unit>      HASH    one for each scope
 --
 -- ARGV[1] -> the hash of the request
--- ARGV[2] -> unit
--- ARGV[3] -> amount: decimal int64, not below 0
--- ARGV[4] -> overage policy
--- ARGV[5..] -> the scopes, from the top
+-- ARGV[2] -> what comes before <scope>:<unit> in the name of a budget
+-- ARGV[3] -> unit
+-- ARGV[4] -> amount: decimal int64, not below 0
+-- ARGV[5] -> overage policy
+-- ARGV[6..] -> the scopes, from the top
 --
 -- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON.
 --
--- What it tells of has happened already, so debt or a limit that was passed do not keep it from being booked.
+-- What is debited has happened already: it is booked even if a budget is in debt or over its limit.
 
 -- @include clock
+-- @include amounts
 -- @include budgets
 -- @include charges
 -- @include idempotency
+-- @include tenants
 
 local replayed = idempotency.replay(KEYS[1], ARGV[1])
 if replayed then
   return replayed
 end
+local refusal = tenants.refusal(KEYS[2])
+if refusal then
+  return refusal
+end
+local unit = ARGV[3]
 local scopes, keys = {}, {}
-for i = 5, #ARGV do
+for i = 6, #ARGV do
   scopes[#scopes + 1] = ARGV[i]
-  keys[#scopes] = KEYS[1 + #scopes]
+  keys[#scopes] = KEYS[2 + #scopes]
 end
 local mentions, each, missing = budgets.read(keys, scopes)
 if not mentions then
   return each
 end
 if #each == 0 then
-  return {'refused', 'NO_BUDGET', scopes[#scopes]}
+  return budgets.none(scopes, unit, ARGV[2])
 end
-local refusal = budgets.closed_to_spending(each)
+for i = 1, #each do
+  refusal = budgets.closed_to_spending(each[i])
+  if refusal then
+    return refusal
+  end
+end
+local charged, deficits
+refusal, charged, deficits = charges.make(mentions, each, ARGV[4], ARGV[5])
 if refusal then
   return refusal
 end
-local charged, debt
-refusal, charged, debt = charges.make(mentions, each, '0', ARGV[3], ARGV[4])
-if refusal then
-  return refusal
+local debt = '0'
+for i = 1, #deficits do
+  if amounts.less(debt, deficits[i]) then
+    debt = deficits[i]
+  end
 end
 
 budgets.write(each)
-return idempotency.record(KEYS[1], ARGV[1], {unit = ARGV[2], charged = charged, debt = debt, at = clock.now_text,
+return idempotency.record(KEYS[1], ARGV[1], {unit = unit, charged = charged, debt = debt, at = clock.now_text,
   balances = budgets.balances(each), missing = missing}, 0)

@@ -3,6 +3,7 @@
 -- KEYS[1] -> reservation:res_<id>           HASH    the reservation
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
 -- KEYS[3] -> idem:release:<tenant>:<key>    STRING  what was answered under this idempotency key
+-- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; there may be none
 --
 -- ARGV[1] -> the hash of the request
 -- ARGV[2] -> the bare reservation id
@@ -22,12 +23,12 @@
 -- @include reservations
 
 local request = {key = KEYS[1], index = KEYS[2], record = KEYS[3], hash = ARGV[1], id = ARGV[2], tenant = ARGV[3],
-  budget_stem = ARGV[5], default_grace = ARGV[6], retention = ARGV[7]}
+  tenant_record = KEYS[4], budget_stem = ARGV[5], default_grace = ARGV[6], retention = ARGV[7]}
 local reservation, reply = reservations.open(request, true)
 if not reservation then
   return reply
 end
-local refusal = budgets.unreserve(reservation.mentions, reservation.amount, reservation.amount)
+local refusal = budgets.settle(reservation.mentions, reservation.amount, reservation.amount)
 if refusal then
   return refusal
 end

@@ -3,21 +3,23 @@
 -- KEYS[1] -> reservation:res_<id>           HASH    the new reservation
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
 -- KEYS[3] -> idem:reserve:<tenant>:<key>    STRING  what was answered under this idempotency key
--- KEYS[4..] -> budget:<scope>:<unit>        HASH    one for each scope
+-- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; there may be none
+-- KEYS[5..] -> budget:<scope>:<unit>        HASH    one for each scope
 --
 -- ARGV[1] -> the hash of the request (of all but the id, which is a new one in each attempt)
 -- ARGV[2] -> the bare reservation id, if this attempt is the one that reserves
 -- ARGV[3] -> tenant
 -- ARGV[4] -> idempotency key
 -- ARGV[5] -> grace in ms for a reservation that has none of its own
--- ARGV[6] -> unit
--- ARGV[7] -> amount: decimal int64, not below 0
--- ARGV[8] -> TTL, ms
--- ARGV[9] -> grace, ms, or '': then it has none of its own
--- ARGV[10] -> overage policy
--- ARGV[11] -> how often it may be extended
--- ARGV[12], ARGV[13], ARGV[14] -> subject, action and metadata, each JSON or ''
--- ARGV[15..] -> the scopes, from the top
+-- ARGV[6] -> what comes before <scope>:<unit> in the name of a budget
+-- ARGV[7] -> unit
+-- ARGV[8] -> amount: decimal int64, not below 0
+-- ARGV[9] -> TTL, ms
+-- ARGV[10] -> grace, ms, or '': then it has none of its own
+-- ARGV[11] -> overage policy
+-- ARGV[12] -> how often it may be extended
+-- ARGV[13], ARGV[14], ARGV[15] -> subject, action and metadata, each JSON or ''
+-- ARGV[16..] -> the scopes, from the top
 --
 -- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON.
 
@@ -25,50 +27,61 @@
 -- @include amounts
 -- @include budgets
 -- @include idempotency
+-- @include tenants
 
 local replayed = idempotency.replay(KEYS[3], ARGV[1])
 if replayed then
   return replayed
 end
 redis.call('ZCARD', KEYS[2]) -- where the key is of another type, fail here, before the first write
+local refusal = tenants.refusal(KEYS[4])
+if refusal then
+  return refusal
+end
 if redis.call('EXISTS', KEYS[1]) == 1 then
   return {'refused', 'RESERVATION_EXISTS', ''}
 end
-local ttl, grace = tonumber(ARGV[8]), tonumber(ARGV[9] == '' and ARGV[5] or ARGV[9])
+local ttl, grace = tonumber(ARGV[9]), tonumber(ARGV[10] == '' and ARGV[5] or ARGV[10])
 if not clock.reaches(clock.now, ttl, grace) then
   return {'refused', 'DEADLINE_TOO_FAR', ''}
 end
 
+local unit, amount = ARGV[7], ARGV[8]
 local scopes, keys = {}, {}
-for i = 15, #ARGV do
+for i = 16, #ARGV do
   scopes[#scopes + 1] = ARGV[i]
-  keys[#scopes] = KEYS[3 + #scopes]
+  keys[#scopes] = KEYS[4 + #scopes]
 end
 local mentions, each, missing = budgets.read(keys, scopes)
 if not mentions then
   return each
 end
 if #each == 0 then
-  return {'refused', 'NO_BUDGET', scopes[#scopes]}
+  return budgets.none(scopes, unit, ARGV[6])
 end
-local refusal = budgets.closed_to_spending(each)
-if refusal then
-  return refusal
-end
-local amount = ARGV[7]
-local budgeted = {}
-for i = 1, #mentions do
-  local budget = mentions[i]
-  if budget.debt ~= '0' then
-    return {'refused', 'DEBT_OUTSTANDING', budget.scope}
+
+-- The refusal of a budget that may not reserve; nil where it may.
+local function check(budget)
+  local closed = budgets.closed_to_spending(budget)
+  if closed then
+    return closed
   end
   if budget.over then
     return {'refused', 'OVER_LIMIT', budget.scope}
   end
+  -- With an overdraft limit a debt is no reason: it is what the limit allows.
+  if budget.debt ~= '0' and budget.overdraft_limit == '0' then
+    return {'refused', 'DEBT_OUTSTANDING', budget.scope}
+  end
   if amounts.less(budget.remaining, amount) then
     return {'refused', 'INSUFFICIENT_BUDGET', budget.scope}
   end
-  refusal = budgets.add(budget, 'reserved', amount)
+end
+
+local budgeted = {}
+for i = 1, #mentions do
+  local budget = mentions[i]
+  refusal = check(budget) or budgets.add(budget, 'reserved', amount)
   if refusal then
     return refusal
   end
@@ -78,10 +91,10 @@ end
 
 local expires_text = string.format('%d', clock.now + ttl)
 local row = {'reservation_id', ARGV[2], 'tenant', ARGV[3], 'state', 'ACTIVE', 'estimate_amount', amount,
-  'estimate_unit', ARGV[6], 'scope_path', scopes[#scopes], 'affected_scopes', cjson.encode(scopes),
+  'estimate_unit', unit, 'scope_path', scopes[#scopes], 'affected_scopes', cjson.encode(scopes),
   'budgeted_scopes', cjson.encode(budgeted), 'created_at', clock.now_text, 'expires_at', expires_text,
-  'extension_count', '0', 'max_extensions', ARGV[11], 'overage_policy', ARGV[10], 'idempotency_key', ARGV[4]}
-local optional = {grace_ms = ARGV[9], subject_json = ARGV[12], action_json = ARGV[13], metadata_json = ARGV[14]}
+  'extension_count', '0', 'max_extensions', ARGV[12], 'overage_policy', ARGV[11], 'idempotency_key', ARGV[4]}
+local optional = {grace_ms = ARGV[10], subject_json = ARGV[13], action_json = ARGV[14], metadata_json = ARGV[15]}
 for field, value in pairs(optional) do
   if value ~= '' then
     row[#row + 1] = field
@@ -92,5 +105,5 @@ end
 budgets.write(each)
 redis.call('HSET', KEYS[1], unpack(row))
 redis.call('ZADD', KEYS[2], expires_text, ARGV[2])
-return idempotency.record(KEYS[3], ARGV[1], {reservation_id = ARGV[2], unit = ARGV[6], created_at = clock.now_text,
+return idempotency.record(KEYS[3], ARGV[1], {reservation_id = ARGV[2], unit = unit, created_at = clock.now_text,
   expires_at = expires_text, balances = budgets.balances(each), missing = missing}, ttl + grace)

@@ -1,0 +1,26 @@
+-- The record of a tenant: JSON in a STRING, written by the service that administers tenants. Without one the tenant is
+-- open. One that cannot be read refuses everything: it may be that of a closed tenant.
+
+local tenants = {}
+do
+  local OPEN = {ACTIVE = true, SUSPENDED = true}
+
+  -- The refusal of a closed tenant, or nil. key -> tenant:<id>
+  function tenants.refusal(key)
+    local text = redis.pcall('GET', key)
+    if not text then
+      return nil
+    end
+    if type(text) == 'table' and not string.find(text.err, 'WRONGTYPE', 1, true) then
+      return text
+    end
+    local decoded, record = pcall(cjson.decode, text)
+    local status = decoded and type(record) == 'table' and record.status
+    if status == 'CLOSED' then
+      return {'refused', 'TENANT_CLOSED', ''}
+    end
+    if not OPEN[status] then
+      return {'refused', 'INVALID_TENANT', ''}
+    end
+  end
+end

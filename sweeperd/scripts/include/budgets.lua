@@ -59,8 +59,8 @@ do
     return mentions, each, missing
   end
 
-  -- The refusal where none of the scopes has a budget in this unit. stem is what comes before <scope>:<unit> in the name
-  -- of a budget. A budget in another unit of the protocol is searched for, because a wrong unit is the usual mistake.
+  -- The refusal where none of the scopes has a budget in this unit. stem is what comes before <scope>:<unit> in the
+  -- name of a budget. The other units of the protocol are tried, because a wrong unit is the usual mistake.
   function budgets.none(scopes, unit, stem)
     for i = 1, #scopes do
       for _, other in ipairs({'USD_MICROCENTS', 'TOKENS', 'CREDITS', 'RISK_POINTS'}) do

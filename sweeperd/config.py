@@ -67,6 +67,12 @@ def _http_url(value: SecretStr) -> SecretStr:
         usable = False
     if not usable:
         raise ValueError("not a URL with http:// or https:// and a host")
+    if "@" in parts.path or "@" in parts.fragment or parts.netloc.endswith(":"):
+        # It may be a piece of a password, which would be shown with the path and sent to another host.
+        raise ValueError(
+            "an @ after the host: user and password are written with %2F, %3F, %23 and %40 for `/`, `?`, `#` and `@`, "
+            "and a path with %40"
+        )
     return value
 
 

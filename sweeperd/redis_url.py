@@ -20,6 +20,8 @@ CLUSTER_FORM = "redis+cluster://user:password@host1:6379,host2:6379"
 _SENTINEL_PORT, _REDIS_PORT = 26379, 6379
 _SENTINEL_CREDENTIALS = ("sentinel_username", "sentinel_password")
 _URL = re.compile(r"(rediss?)\+(sentinel|cluster)://([^/?#]*)(/[^?#]*)?(?:\?([^#]*))?")
+#: What may be a piece of a password that was not escaped.
+_ASTRAY = "an @ after the host: in user and password, `/`, `?`, `#` or `@` are written as %2F, %3F, %23 and %40"
 _NODE = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?")
 
 Node = tuple[str, int]
@@ -57,6 +59,8 @@ def parse(url: str) -> Address:
     if not found:
         return _single(url)
     scheme, kind, authority, path, query = found.groups(default="")
+    if "@" in path:
+        raise ValueError(_ASTRAY)
     credentials, _, hosts = authority.rpartition("@")
     topology = Topology(kind)
     nodes = _nodes(hosts, _SENTINEL_PORT if topology is Topology.SENTINEL else _REDIS_PORT)
@@ -77,11 +81,30 @@ def hash_tag(prefix: str) -> bool:
 
 
 def _single(url: str) -> Address:
-    options = _options(url)
     scheme, _, rest = url.partition("://")
     authority, slash, path = re.split(r"[?#]", rest)[0].partition("/")
-    shown = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
-    return Address(Topology.SINGLE, shown, tls=scheme == "rediss", options=options)
+    place = authority.rpartition("@")[2]
+    if scheme in ("redis", "rediss"):
+        _check_place(place, path, rest)
+    elif scheme == "unix" and ":" in authority and "@" not in authority and "@" in path:
+        raise ValueError(_ASTRAY)
+    options = _options(url)
+    return Address(Topology.SINGLE, f"{scheme}://{place}{slash}{path}", tls=scheme == "rediss", options=options)
+
+
+def _check_place(place: str, path: str, rest: str) -> None:
+    """
+    Host, path and options of redis:// and rediss://. redis-py passes over a path that is no number, and takes localhost
+    where there is no host: so a password that holds a `/` would become the address. Raises ValueError.
+    """
+    if not place or place.startswith(":"):
+        raise ValueError("names no host")
+    _, _, query = rest.partition("?")
+    names = (option.partition("=")[0] for option in query.split("&"))
+    if "@" in path or "@" in rest.partition("#")[2] or any("@" in name for name in names):
+        raise ValueError(_ASTRAY)
+    if path and not (path.isascii() and path.isdigit()):
+        raise ValueError("what follows the host is no number of a database")
 
 
 def _sentinel(nodes: tuple[Node, ...], path: str, options: dict[str, Any], shown: str, *, tls: bool) -> Address:

@@ -129,6 +129,7 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
 DURATION = "a duration is text such as"
 NO_REDIS_URL = "not a URL of Redis"
 NO_HTTP_URL = "not a URL with http:// or https:// and a host"
+ASTRAY = "an @ after the host: user and password are written with %2F"
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,16 @@ NO_HTTP_URL = "not a URL with http:// or https:// and a host"
         ("colour = 1", "colour", "unknown key"),
         ("[sweeep]\ninterval = '5s'", "sweeep", "unknown key"),
         ("[sweep]\nbatchsize = 5", "sweep.batchsize", "unknown key"),
+        *(
+            (f"[[webhooks.endpoints]]\nname = 'hook'\nurl = '{url}'", "webhooks.endpoints[0].url", problem)
+            for url, problem in [
+                ("https://user:/sesame@one/hook", ASTRAY),
+                ("https://user:7/sesame@one/hook", ASTRAY),
+                ("https://user:7#sesame@one/hook", ASTRAY),
+                ("https://user:?sesame@one/hook", ASTRAY),
+                ("https:///hook", NO_HTTP_URL),
+            ]
+        ),
         (ENDPOINT + "secret = 'x'", "webhooks.endpoints[0].secret", "unknown key"),
         ("[sweep]\nbatch_size = '1000'", "sweep.batch_size", "valid integer"),
         ("[sweep]\nbatch_size = true", "sweep.batch_size", "valid integer"),

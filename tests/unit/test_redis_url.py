@@ -46,7 +46,11 @@ def test_cluster() -> None:
     [
         ("redis://user:sesame@one:1/2?password=sesame", "redis://one:1/2"),
         ("rediss://:sesame@one", "rediss://one"),
+        ("redis://one/", "redis://one/"),
+        ("redis://one?db=3&password=se@same", "redis://one"),
+        ("rediss://user:se%2Fsame@[::1]:1/15", "rediss://[::1]:1/15"),
         ("unix://user:sesame@/run/redis.sock?db=1", "unix:///run/redis.sock"),
+        ("unix:///run/redis@home.sock", "unix:///run/redis@home.sock"),
     ],
 )
 def test_a_single_server(url: str, shown: str) -> None:
@@ -69,7 +73,7 @@ def test_a_single_server(url: str, shown: str) -> None:
         ("redis+sentinel://u:sesame@one:0/service", "from 1 to 65535"),
         ("redis+sentinel://u:sesame@one:65536/service", "from 1 to 65535"),
         ("redis+sentinel://u:sesame@::1/service", "its hosts are not"),
-        ("redis+sentinel://u:ses/ame@one/service", "its hosts are not"),
+        ("redis+sentinel://u:ses/ame@one/service", "an @ after the host"),
         ("redis+sentinel://u:sesame@one/service?colour=sesame", "not a URL of Redis"),
         ("redis+sentinel://u:sesame@one/service?socket_timeout=sesame", "not a URL of Redis"),
         ("redis+cluster://u:sesame@one/1", "no database but 0"),
@@ -80,6 +84,22 @@ def test_a_single_server(url: str, shown: str) -> None:
         ("redis://u:sesame@one/?sentinel_password=sesame", "not a URL of Redis"),
         ("redis://u:sesame@one:x/", "not a URL of Redis"),
         ("redis+ring://u:sesame@one/", "not a URL of Redis"),
+        # A password that holds a character of the URL's own syntax, not escaped: it would be taken for host and path.
+        ("redis://:/sesame@one:6379/0", "names no host"),
+        ("redis://u:/sesame@one:6379/0", "`/`, `\\?`, `#` or `@`"),
+        ("redis://u:7/sesame@one:6379/0", "`/`, `\\?`, `#` or `@`"),
+        ("rediss://:?sesame@one", "names no host"),
+        ("redis://u:7?sesame@one", "`/`, `\\?`, `#` or `@`"),
+        ("redis://u:7#sesame@one", "`/`, `\\?`, `#` or `@`"),
+        ("redis://", "names no host"),
+        ("redis:///0", "names no host"),
+        ("redis://u:sesame@:6379/0", "names no host"),
+        ("rediss://one/sesame", "is no number of a database"),
+        ("redis://one/0/1", "is no number of a database"),
+        ("redis://one/-1", "is no number of a database"),
+        ("unix://:/sesame@/run/redis.sock", "`/`, `\\?`, `#` or `@`"),
+        ("redis+sentinel://u:7/sesame@one/service", "`/`, `\\?`, `#` or `@`"),
+        ("redis+cluster://u:7/sesame@one", "`/`, `\\?`, `#` or `@`"),
     ],
 )
 def test_refused(url: str, problem: str, config: Load) -> None:

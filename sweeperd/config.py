@@ -202,6 +202,13 @@ class EndpointSettings(Section):
     batch_size: int = Field(default=1, ge=1, le=1000)
     headers: dict[str, SecretStr] = {}
 
+    @field_validator("tenants")
+    @classmethod
+    def _asks_for_something(cls, names: list[str] | None) -> list[str] | None:
+        if names == []:
+            raise ValueError("an empty list would discard every event; leave it out for all events")
+        return names
+
     @field_validator("headers")
     @classmethod
     def _headers_are_free(cls, headers: dict[str, SecretStr]) -> dict[str, SecretStr]:

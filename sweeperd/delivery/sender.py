@@ -63,8 +63,6 @@ class WebhookClient:
         self._batches = endpoint.batch_size > 1
         self._signer = Signer([secret.get_secret_value() for secret in endpoint.secrets])
         connect_timeout, timeout = settings.connect_timeout.total_seconds(), settings.timeout.total_seconds()
-        #: The limit for connecting, waiting for the response and reading it, together, seconds.
-        self._time_limit = connect_timeout + timeout
         self._attempts = settings.attempts
         self._longest_wait = settings.backoff_max.total_seconds()
         self._wait = _Wait(settings.backoff_initial.total_seconds(), self._longest_wait)
@@ -136,7 +134,7 @@ class WebhookClient:
             result = failed(error, time.monotonic() - started)
         else:
             answered = dict(response.headers)
-            body = _read_some(response, deadline=started + self._time_limit)
+            body = _read_some(response)
             result = judge(response.status, response.headers, self._clock.now_ms(), time.monotonic() - started)
         self._observe(result)
         return Exchange(result, headers, answered, body)
@@ -171,14 +169,14 @@ def _last_result(retry_state: tenacity.RetryCallState) -> DeliveryResult:
     return result
 
 
-def _read_some(response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
+def _read_some(response: urllib3.BaseHTTPResponse) -> bytes:
     """
-    Read the response's body up to RESPONSE_LIMIT or `deadline` (monotonic), and give the connection back. Returns the
-    first KEPT bytes. An error in the body does not change the result.
+    Read the response's body up to RESPONSE_LIMIT, and give the connection back. Returns the first KEPT bytes. An error
+    in the body, such as the end of its time, does not change the result.
     """
     left, kept = RESPONSE_LIMIT, b""
     try:
-        while left > 0 and time.monotonic() < deadline:
+        while left > 0:
             chunk = response.read1(left, decode_content=False)
             if not chunk:
                 break

@@ -1,13 +1,14 @@
 """POSTs to one URL through requests' own adapter. What is the same for each request is computed once."""
 
 import copy
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import requests
 import requests.adapters
 import urllib3
+
+from sweeperd.delivery.connection import begin_exchange, bounded
 
 
 class Transport:
@@ -16,6 +17,9 @@ class Transport:
 
     It follows no redirect, keeps no cookie and reads no netrc. Proxies and certificate bundles are the ones that the
     environment named when it was made.
+
+    `connect_timeout` limits the connecting, `read_timeout` the response with its body, and both together the whole
+    exchange, seconds.
     """
 
     def __init__(
@@ -24,6 +28,7 @@ class Transport:
         self._url = url
         self._fixed = dict(fixed)
         self._timeout = urllib3.Timeout(connect=connect_timeout, read=read_timeout)
+        self._time_limit = connect_timeout + read_timeout
         self._adapter: Any = _Adapter(connections)
         self._session = requests.Session()
         self._environment = self._session.merge_environment_settings(url, {}, stream=True, verify=None, cert=None)
@@ -54,6 +59,7 @@ class Transport:
         Send it and wait for the headers of the response. The caller reads the body, closes the response and releases
         its connection. Raises requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError.
         """
+        begin_exchange(self._time_limit)
         answer: urllib3.BaseHTTPResponse = self._adapter.send(request, timeout=self._timeout, **self._environment)
         return answer
 
@@ -74,7 +80,7 @@ class _Adapter(requests.adapters.HTTPAdapter):
         if self._pool is None:
             pool: Any = super().get_connection_with_tls_context(request, verify, proxies=proxies, cert=cert)
             super().cert_verify(pool, request.url, verify, cert)  # type: ignore[no-untyped-call]
-            pool.ConnectionCls = _in_one_piece(pool.ConnectionCls)
+            pool.ConnectionCls = bounded(pool.ConnectionCls)
             self._target = super().request_url(request, proxies)
             self._pool = pool
         return self._pool
@@ -88,47 +94,6 @@ class _Adapter(requests.adapters.HTTPAdapter):
     def build_response(self, _request: Any, response: Any) -> Any:
         """urllib3's own response. requests' wrapper around it is not needed."""
         return response
-
-
-class _OnePiece:
-    """
-    A connection that sends headers and body together: one system call, one packet, one wake-up of the receiver.
-    requests has checked the headers, so http.client's second check is left out: it costs as much as sending them.
-    """
-
-    #: While a request is being built: its headers, and the other pieces that http.client sends.
-    _head: list[str] | None = None
-    _pieces: list[bytes]
-
-    def request(self, *args: Any, **kwargs: Any) -> None:
-        self._head, self._pieces = [], []
-        try:
-            super().request(*args, **kwargs)  # type: ignore[misc]
-            head = "".join(self._head).encode("latin-1")
-        finally:
-            self._head = None
-        # The first piece is the request line and the empty line that ends the headers.
-        first, *body = self._pieces
-        self.send(b"".join([first[:-2], head, first[-2:], *body]))
-
-    def putheader(self, header: str, *values: Any) -> None:
-        if self._head is None:
-            super().putheader(header, *values)  # type: ignore[misc]
-        else:
-            for value in values:
-                self._head.append(f"{header}: {value.decode() if isinstance(value, bytes) else value}\r\n")
-
-    def send(self, data: Any) -> None:
-        if self._head is None:
-            super().send(data)  # type: ignore[misc]
-        else:
-            self._pieces.append(data)
-
-
-@functools.cache
-def _in_one_piece(kind: type) -> type:
-    """The same kind of connection (plain, TLS, through a SOCKS proxy) as an _OnePiece."""
-    return kind if issubclass(kind, _OnePiece) else type(f"OnePiece{kind.__name__}", (_OnePiece, kind), {})
 
 
 def _url_auth(url: str) -> Any:

@@ -214,6 +214,7 @@ ASTRAY = "an @ after the host: user and password are written with %2F"
         (ENDPOINT.replace("billing.example.com", ""), "webhooks.endpoints[0].url", NO_HTTP_URL),
         (ENDPOINT.replace("example.com", "example.com:0"), "webhooks.endpoints[0].url", NO_HTTP_URL),
         (ENDPOINT.replace("example.com", "example.com:x"), "webhooks.endpoints[0].url", NO_HTTP_URL),
+        (ENDPOINT + "tenants = []", "webhooks.endpoints[0].tenants", "an empty list would discard every event"),
         (ENDPOINT + "tenants = 'acme'", "webhooks.endpoints[0].tenants", "valid list"),
         (ENDPOINT + "secrets = 'x'", "webhooks.endpoints[0].secrets", "valid list"),
         (ENDPOINT + "secrets = ['a', 5]", "webhooks.endpoints[0].secrets[1]", "a secret is text"),

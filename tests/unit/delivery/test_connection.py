@@ -1,0 +1,197 @@
+"""One deadline for the whole exchange, interim responses, and requests in one piece."""
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import urllib3.connection
+
+from sweeperd.delivery import connection as connection_module
+from sweeperd.delivery.connection import HEAD_LIMIT, bounded, works_in_one_piece
+from sweeperd.delivery.result import Result
+from tests.unit.delivery.test_sender import BATCH, MESSAGE, OK, Sender, raw_server
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+QUICK: dict[str, object] = {"timeout": "300ms", "connect_timeout": "300ms"}
+#: Well above the deadline of QUICK, and well below what a drip takes. Seconds.
+SOON = 3.0
+NO_BODY = b"Content-Length: 0\r\n\r\n"
+
+
+@contextmanager
+def dripping(pieces: Callable[[], Iterable[bytes]], pause: float, *, reads: bool = True) -> Iterator[str]:
+    """A server that answers each request with these pieces, with a pause after each. Yields its URL."""
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            try:
+                if reads:
+                    connection.recv(65536)
+                for piece in pieces():
+                    connection.sendall(piece)
+                    time.sleep(pause)
+            except OSError:
+                return  # the sender had enough
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/hook"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+HEAD = OK + b"".join(b"X-Header-%d: value\r\n" % number for number in range(50))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "pause"),
+    [
+        (lambda: (bytes([byte]) for byte in HEAD), 0.05),
+        (lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n"), 0.05),
+        (lambda: itertools.repeat(b"HTTP/1.1 103 Early Hints\r\n\r\n"), 0.05),
+        (lambda: itertools.repeat(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"), 0),
+        (lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n"), 0),
+        (lambda: [OK, *itertools.repeat(b"X: " + b"y" * 1000 + b"\r\n", 99)], 0.05),
+    ],
+    ids=["a head byte by byte", "100 again and again", "103 again and again", "103 endless", "100 endless", "headers"],
+)
+def test_a_response_without_end_has_failed(pieces: Callable[[], Iterable[bytes]], pause: float) -> None:
+    with dripping(pieces, pause) as url:
+        sender = Sender(url, QUICK)
+        result = sender.once()
+    assert (result.result, result.status) == (Result.FAILED, None)
+    assert result.reason in ("no answer in time", "the response's headers are too long")
+    assert result.seconds < SOON
+    assert sender.verdicts == [result], "it is counted"
+
+
+def test_interim_responses_without_end_are_cut_off_before_the_deadline() -> None:
+    """They would keep a core busy until then."""
+    with dripping(lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 100), 0) as url:
+        result = Sender(url, {"timeout": "30s", "connect_timeout": "30s"}).once()
+    assert (result.result, result.reason) == (Result.FAILED, "the response's headers are too long")
+    assert result.seconds < 10
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_body_without_end_ends_at_the_deadline(status: int) -> None:
+    """The status is known, so it is the result."""
+    head = b"HTTP/1.1 %d Status\r\nContent-Length: 5000\r\n\r\n" % status
+    with dripping(lambda: [head, *itertools.repeat(b"x", 5000)], 0.05) as url:
+        result = Sender(url, QUICK).once()
+    assert result.status == status
+    assert result.seconds < SOON
+
+
+def test_a_receiver_that_does_not_read_has_failed() -> None:
+    large = [MESSAGE._replace(body=b"[" + b"1," * 20_000_000 + b"1]")]
+    with dripping(lambda: itertools.repeat(b"", 200), 0.1, reads=False) as url:
+        result = Sender(url, QUICK).webhook.deliver(large, attempts=1)
+    assert (result.result, result.reason) == (Result.FAILED, "no answer in time")
+    assert result.seconds < SOON
+
+
+def test_a_handshake_without_end_has_failed() -> None:
+    """The first bytes of a TLS record, and then one byte after the other."""
+    record = b"\x16\x03\x03\x20\x00\x02\x00\x1f\xfc" + b"\x00" * 8000
+    with dripping(lambda: (bytes([byte]) for byte in record), 0.05) as url:
+        result = Sender(url.replace("http:", "https:"), QUICK).once()
+    assert (result.result, result.status) == (Result.FAILED, None)
+    assert result.seconds < SOON
+
+
+def test_a_proxy_that_drips_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with dripping(lambda: (bytes([byte]) for byte in HEAD), 0.05) as url:
+        monkeypatch.setenv("https_proxy", url.removesuffix("/hook"))
+        result = Sender("https://receiver.example/hook", QUICK).once()
+    assert (result.result, result.status) == (Result.FAILED, None)
+    assert result.seconds < SOON
+
+
+def test_the_next_request_has_its_own_time() -> None:
+    with raw_server(OK + NO_BODY) as (url, connections):
+        sender = Sender(url, QUICK)
+        for _ in range(3):
+            assert sender.once().delivered
+            time.sleep(0.35)
+        assert len(connections) == 1
+        sender.webhook.close()
+
+
+# ---- interim responses
+
+
+@pytest.mark.parametrize(
+    "interim",
+    [
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 102 Processing\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>; rel=preload\r\nContent-Length: 7\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\nConnection: close\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n"
+        b"HTTP/1.1 102 Processing\r\n\r\n",
+    ],
+    ids=["100", "102", "103", "several"],
+)
+@pytest.mark.parametrize("final", [b"200 OK", b"503 Service Unavailable"])
+def test_interim_responses_are_skipped(interim: bytes, final: bytes) -> None:
+    with raw_server(interim + b"HTTP/1.1 " + final + b"\r\nContent-Length: 2\r\n\r\nok") as (url, connections):
+        sender = Sender(url)
+        for _ in range(3):
+            exchange = sender.webhook.send_once([MESSAGE])
+            assert exchange.outcome.status == int(final[:3])
+            assert exchange.response_body == b"ok"
+            assert "Link" not in exchange.response_headers
+        assert len(connections) == 1
+        sender.webhook.close()
+
+
+def test_101_is_no_interim_response() -> None:
+    """The protocol that follows it was never asked for."""
+    with raw_server(b"HTTP/1.1 101 Switching Protocols\r\n\r\n") as (url, _):
+        result = Sender(url).once()
+    assert (result.result, result.status) == (Result.FAILED, 101)
+
+
+def test_large_headers_that_end_are_fine() -> None:
+    with raw_server(OK + b"X-Large: " + b"x" * (HEAD_LIMIT - 10_000) + b"\r\n" + NO_BODY) as (url, _):
+        assert Sender(url).once().delivered
+
+
+# ---- in one piece
+
+
+def test_one_piece_is_what_the_connection_sends() -> None:
+    assert works_in_one_piece(urllib3.connection.HTTPConnection)
+
+
+class LineByLine(urllib3.connection.HTTPConnection):
+    """A later http.client might send the request line first."""
+
+    def putrequest(self, method: str, url: str, *args: Any, **kwargs: Any) -> None:
+        super().putrequest(method, url, *args, **kwargs)
+        line = self._buffer.pop(0)  # type: ignore[attr-defined]
+        self.send(line + b"\r\n")
+
+
+def test_it_falls_back_where_the_head_ends_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not works_in_one_piece(LineByLine)
+    monkeypatch.setattr(connection_module, "works_in_one_piece", lambda _kind: False)
+    bounded.cache_clear()
+    try:
+        with raw_server(OK + NO_BODY) as (url, _):
+            assert all(Sender(url, batch_size=2).webhook.deliver(BATCH).delivered for _ in range(2))
+    finally:
+        bounded.cache_clear()

@@ -48,3 +48,8 @@ def span(seconds: float) -> str:
     if whole < 86_400:
         return f"{whole // 3600} h {whole % 3600 // 60} m"
     return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+
+
+def milliseconds(instant: str) -> int:
+    """The opposite of `rfc3339`. Raises ValueError for a text of another form."""
+    return round(datetime.fromisoformat(instant).timestamp() * 1000)

@@ -84,3 +84,49 @@ class Keys:
     def lease(self, job: str) -> bytes:
         """STRING: the token of the process that does this job now."""
         return self.prefix + b"sweeperd:lease:" + job.encode()
+
+    @property
+    def cycles(self) -> "CyclesKeys":
+        """The keys of a Cycles installation under the same prefix."""
+        return CyclesKeys(self.prefix)
+
+
+class CyclesKeys:
+    """The keys that the services of a Cycles installation read: their events, subscriptions and deliveries."""
+
+    def __init__(self, prefix: bytes) -> None:
+        self._prefix = prefix
+
+    def event(self, event_id: str) -> bytes:
+        """STRING: one event, JSON."""
+        return self._prefix + b"event:" + event_id.encode()
+
+    def events(self, tenant: bytes) -> bytes:
+        """ZSET: id of a tenant's event -> its time, ms."""
+        return self._prefix + b"events:" + tenant
+
+    @property
+    def all_events(self) -> bytes:
+        """ZSET: the same for all tenants."""
+        return self.events(b"_all")
+
+    def subscriptions(self, tenant: bytes) -> bytes:
+        """SET: the ids of a tenant's webhook subscriptions."""
+        return self._prefix + b"webhooks:" + tenant
+
+    def subscription(self, subscription_id: bytes) -> bytes:
+        """STRING: one webhook subscription, JSON."""
+        return self._prefix + b"webhook:" + subscription_id
+
+    def delivery(self, delivery_id: str) -> bytes:
+        """STRING: one delivery, JSON."""
+        return self._prefix + b"delivery:" + delivery_id.encode()
+
+    def deliveries(self, subscription_id: str) -> bytes:
+        """ZSET: id of a subscription's delivery -> when it was made, ms."""
+        return self._prefix + b"deliveries:" + subscription_id.encode()
+
+    @property
+    def dispatch(self) -> bytes:
+        """LIST: ids of pending deliveries; the dispatcher takes them from the right."""
+        return self._prefix + b"dispatch:pending"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sweeperd.text import decode, decode_list, rfc3339, span, strings
+from sweeperd.text import decode, decode_list, milliseconds, rfc3339, span, strings
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ def test_shown(value: bytes, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("milliseconds", "text"),
+    ("moment", "text"),
     [
         (0, "1970-01-01T00:00:00.000Z"),
         (1, "1970-01-01T00:00:00.001Z"),
@@ -23,14 +23,15 @@ def test_shown(value: bytes, text: str) -> None:
         (253_402_300_799_999, "9999-12-31T23:59:59.999Z"),
     ],
 )
-def test_rfc3339(milliseconds: int, text: str) -> None:
-    assert rfc3339(milliseconds) == text
+def test_rfc3339(moment: int, text: str) -> None:
+    assert rfc3339(moment) == text
+    assert milliseconds(text) == moment
 
 
-@pytest.mark.parametrize("milliseconds", [253_402_300_800_000, 2**53, 2**63 - 1])
-def test_beyond_the_calendar(milliseconds: int) -> None:
+@pytest.mark.parametrize("moment", [253_402_300_800_000, 2**53, 2**63 - 1])
+def test_beyond_the_calendar(moment: int) -> None:
     with pytest.raises((OverflowError, ValueError)):
-        rfc3339(milliseconds)
+        rfc3339(moment)
 
 
 def test_the_strings_of_a_json_array() -> None:

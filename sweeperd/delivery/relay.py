@@ -1,0 +1,154 @@
+"""
+Writes the records of a Cycles installation for each expiry: its event, and a pending delivery for each subscription
+that matches. The service's own dispatcher sends them, and its event API and delivery lists go on as before.
+
+The formats, the keys and the rule of the delivery id are those of cycles-server and cycles-server-admin.
+"""
+
+import hashlib
+import json
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any, cast
+
+import redis
+
+from sweeperd.delivery import cycles_subscription
+from sweeperd.delivery.cycles_subscription import SYSTEM, CyclesSubscription
+from sweeperd.delivery.payload import EVENT_TYPE, Message
+from sweeperd.delivery.result import DeliveryResult, Result
+from sweeperd.errors import RedisUnavailable
+from sweeperd.store.errors import describe, is_full
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Shard
+from sweeperd.text import decode, milliseconds, rfc3339
+
+log = logging.getLogger(__name__)
+
+#: The consumer group of the relay. No endpoint can have this name.
+GROUP = "_cycles"
+#: How long the service keeps an event and a delivery.
+EVENT_RETENTION, DELIVERY_RETENTION = timedelta(days=90), timedelta(days=14)
+#: How many unreadable records are remembered, so that each is logged once.
+REMEMBERED = 1000
+
+
+class Relay:
+    """
+    Takes messages as `sender.WebhookClient` does, and writes them into the shard's own Redis. Threads may share it.
+
+    A message that was written before is written again without effect, so a relay that dies between the write and the
+    acknowledgement doubles nothing.
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._keys = shard.keys.cycles
+        self._script = Script("delivery/relay")
+        #: Subscription id -> hash of its last record that could not be read.
+        self._unreadable: dict[bytes, int] = {}
+
+    def deliver(self, message: Message, attempts: int | None = None) -> DeliveryResult:  # noqa: ARG002 - one suffices
+        """
+        Write the records of one event. An event without a tenant, or of a type that is not `reservation.expired`, has
+        none. Raises RedisUnavailable, also where Redis is full: the event waits then.
+        """
+        started = time.monotonic()
+        event = json.loads(message.body)
+        if event["event_type"] != EVENT_TYPE or "tenant_id" not in event:
+            return DeliveryResult(Result.DELIVERED, "nothing to relay", seconds=time.monotonic() - started)
+        try:
+            made = self._write(message, event)
+        except redis.ResponseError as error:
+            if is_full(error):
+                raise RedisUnavailable(f"{self._shard.address}: {describe(error)}") from error
+            return DeliveryResult(Result.FAILED, describe(error), seconds=time.monotonic() - started)
+        return DeliveryResult(Result.DELIVERED, f"{made} deliveries", seconds=time.monotonic() - started)
+
+    def close(self) -> None:
+        """Nothing to close: the connections are the shard's."""
+
+    def _write(self, message: Message, event: Mapping[str, Any]) -> int:
+        now = self._shard.clock.now_ms()
+        keys, event_id, tenant = self._keys, message.event_id, event["tenant_id"].encode()
+        call_keys = [keys.event(event_id), keys.events(tenant), keys.all_events, keys.dispatch]
+        args: list[bytes | str | int] = [
+            event_id,
+            message.body,
+            milliseconds(event["timestamp"]),
+            int(EVENT_RETENTION.total_seconds()),
+            now,
+            int(DELIVERY_RETENTION.total_seconds()),
+        ]
+        for subscription in self._matching(tenant, event):
+            delivery_id = _delivery_id(event_id, subscription.subscription_id)
+            call_keys += [keys.delivery(delivery_id), keys.deliveries(subscription.subscription_id)]
+            args += [delivery_id, _delivery(delivery_id, subscription, event, now)]
+        return int(self._script.run(self._shard.client, Call(call_keys, args)))
+
+    def _matching(self, tenant: bytes, event: Mapping[str, Any]) -> list[CyclesSubscription]:
+        """The subscriptions that get this event, each once."""
+        sets = self._shard.client.pipeline(transaction=False)
+        sets.smembers(self._keys.subscriptions(tenant))
+        sets.smembers(self._keys.subscriptions(SYSTEM))
+        ids = sorted(set().union(*cast(list[set[bytes]], sets.execute())))
+        records = self._shard.client.pipeline(transaction=False)
+        for subscription in ids:
+            records.get(self._keys.subscription(subscription))
+        # A record of another type is an error in its place.
+        read = self._read(zip(ids, records.execute(raise_on_error=False), strict=True))
+        scope = event.get("scope", "")
+        wanted = [each for each in read if each.matches(event["event_type"], event["category"], scope)]
+        return list({each.subscription_id: each for each in wanted}.values())
+
+    def _read(self, records: Iterable[tuple[bytes, Any]]) -> list[CyclesSubscription]:
+        found = []
+        for subscription, record in records:
+            if record is None:
+                continue
+            try:
+                if isinstance(record, Exception):
+                    raise record
+                found.append(cycles_subscription.parse(record))
+            except (ValueError, redis.ResponseError) as error:
+                self._warn(subscription, record, error)
+        return found
+
+    def _warn(self, subscription: bytes, record: object, error: Exception) -> None:
+        if self._unreadable.get(subscription) == hash(record if isinstance(record, bytes) else str(error)):
+            return
+        if len(self._unreadable) >= REMEMBERED:
+            self._unreadable.clear()
+        self._unreadable[subscription] = hash(record if isinstance(record, bytes) else str(error))
+        reason = str(error).splitlines()[0]
+        fields = {"shard": self._shard.name, "subscription": decode(subscription), "error": reason}
+        log.warning("a subscription record cannot be read, so the subscription gets no events", extra=fields)
+
+
+def _delivery(delivery_id: str, subscription: CyclesSubscription, event: Mapping[str, Any], now_ms: int) -> str:
+    """
+    A delivery that waits for the dispatcher, JSON. `attempted_at` is the present, because the dispatcher drops a
+    delivery whose time is long past as stale.
+    """
+    known = {
+        "delivery_id": delivery_id,
+        "subscription_id": subscription.subscription_id,
+        "event_id": event["event_id"],
+        "event_type": event["event_type"],
+        "status": "PENDING",
+        "attempted_at": rfc3339(now_ms),
+        "attempts": 0,
+        "trace_id": event.get("trace_id"),
+        "trace_flags": "01",
+        "traceparent_inbound_valid": False,
+    }
+    return json.dumps({key: value for key, value in known.items() if value is not None}, separators=(",", ":"))
+
+
+def _delivery_id(event_id: str, subscription_id: str) -> str:
+    """The same for each try: Java's UUID.nameUUIDFromBytes (MD5, version 3), cut to 16 digits."""
+    digest = hashlib.md5(f"{event_id}|{subscription_id}".encode(), usedforsecurity=False).digest()
+    return f"del_{uuid.UUID(bytes=digest, version=3).hex[:16]}"

@@ -1,0 +1,41 @@
+-- Writes the records that cycles-server would have written for one event: the event, its place in two indexes, and for
+-- each subscription a pending delivery that its dispatcher takes. Run again it writes nothing twice, because a record
+-- that exists is left alone: a delivery may have been sent by then.
+--
+-- KEYS[1] -> event:<event id>       STRING  the event, JSON
+-- KEYS[2] -> events:<tenant>        ZSET    event id -> its time, ms
+-- KEYS[3] -> events:_all            ZSET    the same for all tenants
+-- KEYS[4] -> dispatch:pending       LIST    delivery ids; the dispatcher takes them from the right
+-- KEYS[5], KEYS[7], ... -> delivery:<delivery id>           STRING  a delivery, JSON
+-- KEYS[6], KEYS[8], ... -> deliveries:<subscription id>     ZSET    delivery id -> when it was made, ms
+--
+-- ARGV[1] -> event id;  ARGV[2] -> event, JSON;  ARGV[3] -> its time, ms;  ARGV[4] -> how long it is kept, seconds
+-- ARGV[5] -> now, ms;  ARGV[6] -> how long a delivery is kept, seconds
+-- ARGV[7], ARGV[9], ... -> delivery id;  ARGV[8], ARGV[10], ... -> delivery, JSON
+--
+-- Returns how many deliveries were made.
+--
+-- SET, the first write, needs memory: a full Redis refuses it, and nothing has changed. After it nothing can fail, since
+-- the types of all other keys have been checked.
+
+redis.call('ZCARD', KEYS[2])
+redis.call('ZCARD', KEYS[3])
+redis.call('LLEN', KEYS[4])
+local missing = {}
+for i = 5, #KEYS, 2 do
+  redis.call('ZCARD', KEYS[i + 1])
+  if redis.call('EXISTS', KEYS[i]) == 0 then
+    missing[#missing + 1] = i
+  end
+end
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[4])
+  redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
+  redis.call('ZADD', KEYS[3], ARGV[3], ARGV[1])
+end
+for _, i in ipairs(missing) do
+  redis.call('SET', KEYS[i], ARGV[i + 3], 'EX', ARGV[6])
+  redis.call('ZADD', KEYS[i + 1], ARGV[5], ARGV[i + 2])
+  redis.call('LPUSH', KEYS[4], ARGV[i + 2])
+end
+return #missing

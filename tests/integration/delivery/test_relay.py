@@ -1,0 +1,133 @@
+"""The relay: the records that it writes for one event, once, and nothing where it cannot."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.delivery.payload import Message, message
+from sweeperd.delivery.relay import Relay, _delivery_id
+from sweeperd.delivery.result import Result
+from sweeperd.errors import RedisUnavailable
+from sweeperd.store.shard import Shard
+from tests.support.fixtures import full
+
+EXPIRED_AT = 1_795_507_205_123
+FIELDS = {
+    b"id": b"r1",
+    b"tenant": b"acme",
+    b"scope": b"tenant:acme/workspace:prod",
+    b"unit": b"TOKENS",
+    b"amount": b"500",
+    b"expires_at": b"1795507200000",
+    b"expired_at": b"%d" % EXPIRED_AT,
+    b"trace_id": b"0123456789abcdef0123456789abcdef",
+}
+
+
+def subscribe(client: redis.Redis, subscription: str, tenant: str = "acme", **fields: object) -> None:
+    record = {"subscription_id": subscription, "tenant_id": tenant, "status": "ACTIVE", "event_types": []} | fields
+    client.set(f"webhook:{subscription}", json.dumps(record))
+    client.sadd(f"webhooks:{tenant}", subscription)
+
+
+def event(**changes: bytes) -> Message:
+    return message(b"", FIELDS | {name.encode(): value for name, value in changes.items()})
+
+
+def document(client: redis.Redis, key: str) -> Any:
+    text = client.get(key)
+    assert isinstance(text, bytes)
+    return json.loads(text)
+
+
+def test_an_event_and_a_delivery_for_each_match(shard: Shard, client: redis.Redis) -> None:
+    subscribe(client, "whsub_1")
+    subscribe(client, "whsub_2", "__system__", event_categories=["reservation"])
+    subscribe(client, "whsub_3", event_types=["budget.exhausted"])
+    client.sadd("webhooks:__system__", "whsub_1")  # in both sets, and still one delivery
+    sent = event()
+    result = Relay(shard).deliver(sent)
+    assert (result.result, result.reason) == (Result.DELIVERED, "2 deliveries")
+    assert document(client, f"event:{sent.event_id}") == json.loads(sent.body)
+    assert 90 * 86400 - 5 <= client.ttl(f"event:{sent.event_id}") <= 90 * 86400
+    for index in ("events:acme", "events:_all"):
+        assert client.zrange(index, 0, -1, withscores=True) == [(sent.event_id.encode(), EXPIRED_AT)]
+    ids = [_delivery_id(sent.event_id, "whsub_1"), _delivery_id(sent.event_id, "whsub_2")]
+    assert sorted(client.lrange("dispatch:pending", 0, -1)) == sorted(entry.encode() for entry in ids)
+    delivery = document(client, f"delivery:{ids[0]}")
+    assert delivery | {"attempted_at": ""} == {
+        "delivery_id": ids[0],
+        "subscription_id": "whsub_1",
+        "event_id": sent.event_id,
+        "event_type": "reservation.expired",
+        "status": "PENDING",
+        "attempted_at": "",
+        "attempts": 0,
+        "trace_id": sent.trace_id,
+        "trace_flags": "01",
+        "traceparent_inbound_valid": False,
+    }
+    made_at = client.zscore("deliveries:whsub_1", ids[0])
+    assert made_at is not None
+    assert abs(made_at - shard.read_clock()) < 5000, "the dispatcher takes an old delivery for a stale one"
+    assert 14 * 86400 - 5 <= client.ttl(f"delivery:{ids[0]}") <= 14 * 86400
+
+
+def test_a_second_try_writes_nothing_twice(shard: Shard, client: redis.Redis) -> None:
+    subscribe(client, "whsub_1")
+    relay, sent = Relay(shard), event()
+    relay.deliver(sent)
+    # The dispatcher has taken and sent the delivery before the relay tries again.
+    delivery = _delivery_id(sent.event_id, "whsub_1")
+    client.rpop("dispatch:pending")
+    client.set(f"delivery:{delivery}", '{"status":"SUCCESS"}')
+    assert relay.deliver(sent).reason == "0 deliveries"
+    assert client.llen("dispatch:pending") == 0
+    assert document(client, f"delivery:{delivery}") == {"status": "SUCCESS"}
+
+
+def test_the_delivery_id_is_that_of_the_service() -> None:
+    assert _delivery_id("evt_1", "whsub_1") == "del_29bf40434e8635ee"
+
+
+@pytest.mark.parametrize("changes", [{"tenant": b""}], ids=["no tenant"])
+def test_an_event_without_a_tenant_has_no_records(shard: Shard, client: redis.Redis, changes: dict[str, bytes]) -> None:
+    subscribe(client, "whsub_1", "__system__")
+    assert Relay(shard).deliver(event(**changes)).delivered
+    assert client.keys("event*") == client.keys("deliver*") == []
+
+
+def test_an_unreadable_subscription_is_skipped_and_logged_once(
+    shard: Shard, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    subscribe(client, "whsub_1")
+    client.sadd("webhooks:acme", "broken", "list", "absent")
+    client.set("webhook:broken", "{")
+    client.rpush("webhook:list", "x")
+    relay = Relay(shard)
+    with caplog.at_level(logging.WARNING):
+        assert [relay.deliver(event(id=name)).reason for name in (b"r1", b"r2")] == ["1 deliveries"] * 2
+    assert sorted(record.__dict__["subscription"] for record in caplog.records) == ["broken", "list"]
+
+
+def test_a_full_redis_changes_nothing_and_the_event_waits(own_shard: Shard) -> None:
+    client = own_shard.client
+    subscribe(client, "whsub_1")
+    relay, sent = Relay(own_shard), event()
+    with full(own_shard), pytest.raises(RedisUnavailable):
+        relay.deliver(sent)
+    assert client.keys("event*") == client.keys("deliver*") == client.keys("dispatch*") == []
+    assert relay.deliver(sent).reason == "1 deliveries"
+
+
+@pytest.mark.parametrize("key", ["events:acme", "events:_all", "dispatch:pending", "deliveries:whsub_1"])
+def test_a_key_of_another_type_fails_before_the_first_write(shard: Shard, client: redis.Redis, key: str) -> None:
+    subscribe(client, "whsub_1")
+    client.set(key, "x")
+    before = sorted(client.keys())
+    result = Relay(shard).deliver(event())
+    assert (result.result, "WRONGTYPE" in result.reason) == (Result.FAILED, True)
+    assert sorted(client.keys()) == before

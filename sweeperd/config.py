@@ -251,6 +251,17 @@ class WebhooksSettings(Section):
         return self
 
 
+class CyclesSettings(Section):
+    """Beside the services of a Cycles installation, in place of their own expiry sweep."""
+
+    enabled: bool = False
+
+
+#: The relay to a Cycles installation as one of the endpoints: its group, its state and its dead letters have this name,
+#: which no other endpoint can have.
+RELAY = EndpointSettings.model_construct(name="_cycles", url=SecretStr("cycles:"))
+
+
 class HttpSettings(Section):
     """Where metrics and health are served."""
 
@@ -301,10 +312,16 @@ class Settings(Section):
     reconcile: ReconcileSettings = ReconcileSettings()
     events: EventsSettings = EventsSettings()
     webhooks: WebhooksSettings = WebhooksSettings()
+    cycles: CyclesSettings = CyclesSettings()
     http: HttpSettings = HttpSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     shutdown_grace: PositiveDuration = timedelta(seconds=25)
+
+    @property
+    def consumers(self) -> list[EndpointSettings]:
+        """All that get the events of the outbox: the endpoints, and the relay to Cycles where it is enabled."""
+        return [*self.webhooks.endpoints, *([RELAY] if self.cycles.enabled else [])]
 
     @property
     def all_shards(self) -> list[ShardSettings]:

@@ -53,7 +53,7 @@ class Replay:
     question, done = "Deliver {} again?", "replayed"
 
     def act(self, shard: Shard, settings: Settings, letters: Sequence[DeadLetter]) -> Iterator[LetterChange]:
-        objections = [dead_letters.objection(letter, settings.webhooks.endpoints) for letter in letters]
+        objections = [dead_letters.objection(letter, settings.consumers) for letter in letters]
         able = [letter.id for letter, objection in zip(letters, objections, strict=True) if not objection]
         outcomes = iter(dead_letters.replay(shard, able))
         for letter, objection in zip(letters, objections, strict=True):
@@ -201,7 +201,7 @@ def check_endpoint(settings: Settings, shards: Iterable[Shard], endpoint: str | 
     """Ends the process where the name is neither in the configuration nor on a dead letter."""
     if endpoint is None:
         return
-    known = {configured.name for configured in settings.webhooks.endpoints}
+    known = {configured.name for configured in settings.consumers}
     if endpoint in known:
         return
     for shard in shards:

@@ -29,7 +29,7 @@ def list_(options: Options, as_json: bool, shard: str | None) -> None:
     """Each endpoint on each shard: where it is, what waits for it, and whether it is paused."""
     output, troubles = Output(as_json=as_json), Troubles()
     with options.shards(shard) as (settings, shards):
-        found = for_each_shard(shards, lambda one: endpoints.view(one, settings.webhooks.endpoints), troubles)
+        found = for_each_shard(shards, lambda one: endpoints.view(one, settings.consumers), troubles)
     views = [view for _, on_shard in found for view in on_shard]
     if as_json:
         output.json({"endpoints": [_as_dict(view) for view in views], "down": troubles.down})

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 import redis
 
-from sweeperd.config import Settings
+from sweeperd.config import RELAY, Settings
 from sweeperd.delivery.endpoint import EndpointDelivery
 from sweeperd.delivery.outbox import Outbox, Replication
 from sweeperd.delivery.payload import EventEncoder
+from sweeperd.delivery.relay import SENDERS as RELAY_SENDERS
+from sweeperd.delivery.relay import Relay
 from sweeperd.delivery.result import DeliveryResult, Result
 from sweeperd.delivery.sender import WebhookClient
 from sweeperd.errors import RedisUnavailable
@@ -69,6 +71,11 @@ class Dispatcher:
             )
             for endpoint, senders in zip(webhooks.endpoints, shares(concurrency, len(webhooks.endpoints)), strict=True)
         ]
+        if settings.cycles.enabled:
+            relay, encode = Relay(shard, self._observer(RELAY.name)), EventEncoder(shard.name, shard.origin)
+            self.endpoints.append(
+                EndpointDelivery(RELAY, webhooks, shard, self._outbox, relay, encode, RELAY_SENDERS, metrics, stop)
+            )
         for endpoint in self.endpoints:
             metrics.announce_endpoint(endpoint.name)
 

@@ -16,8 +16,7 @@ from sweeperd.delivery.endpoint_state import EndpointStateCache
 from sweeperd.delivery.in_flight import InFlight
 from sweeperd.delivery.outbox import Outbox
 from sweeperd.delivery.redelivery import Redelivery
-from sweeperd.delivery.sender import WebhookClient
-from sweeperd.delivery.senders import BatchSender, Encode, SenderThreads
+from sweeperd.delivery.senders import BatchSender, Client, Encode, SenderThreads
 from sweeperd.delivery.subscription import Subscription
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
@@ -41,7 +40,7 @@ class EndpointDelivery:
         settings: WebhooksSettings,
         shard: Shard,
         outbox: Outbox,
-        client: WebhookClient,
+        client: Client,
         encode: Encode,
         senders: int,
         metrics: Metrics,

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -21,15 +21,15 @@ from sweeperd.delivery.cycles_subscription import SYSTEM, CyclesSubscription
 from sweeperd.delivery.payload import EVENT_TYPE, Message
 from sweeperd.delivery.result import DeliveryResult, Result
 from sweeperd.errors import RedisUnavailable
-from sweeperd.store.errors import describe, is_full
+from sweeperd.store.errors import describe
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, milliseconds, rfc3339
 
 log = logging.getLogger(__name__)
 
-#: The consumer group of the relay. No endpoint can have this name.
-GROUP = "_cycles"
+#: How many events are relayed at a time.
+SENDERS = 4
 #: How long the service keeps an event and a delivery.
 EVENT_RETENTION, DELIVERY_RETENTION = timedelta(days=90), timedelta(days=14)
 #: How many unreadable records are remembered, so that each is logged once.
@@ -44,34 +44,44 @@ class Relay:
     acknowledgement doubles nothing.
     """
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, observe: Callable[[DeliveryResult], None]) -> None:
+        """`observe` gets every result, for the metrics."""
         self._shard = shard
+        self._observe = observe
         self._keys = shard.keys.cycles
         self._script = Script("delivery/relay")
         #: Subscription id -> hash of its last record that could not be read.
         self._unreadable: dict[bytes, int] = {}
 
-    def deliver(self, message: Message, attempts: int | None = None) -> DeliveryResult:  # noqa: ARG002 - one suffices
+    def deliver(
+        self,
+        messages: Sequence[Message],
+        attempts: int | None = None,  # noqa: ARG002 - one attempt says all: Redis has refused, or has not
+    ) -> DeliveryResult:
         """
-        Write the records of one event. An event without a tenant, or of a type that is not `reservation.expired`, has
-        none. Raises RedisUnavailable, also where Redis is full: the event waits then.
+        Write the records of these events. An event without a tenant, or of a type that is not `reservation.expired`,
+        has none. The result is FAILED where Redis refuses the records of one of them (it is full, or a key is of
+        another type) or cannot be reached.
         """
         started = time.monotonic()
-        event = json.loads(message.body)
-        if event["event_type"] != EVENT_TYPE or "tenant_id" not in event:
-            return DeliveryResult(Result.DELIVERED, "nothing to relay", seconds=time.monotonic() - started)
         try:
-            made = self._write(message, event)
-        except redis.ResponseError as error:
-            if is_full(error):
-                raise RedisUnavailable(f"{self._shard.address}: {describe(error)}") from error
-            return DeliveryResult(Result.FAILED, describe(error), seconds=time.monotonic() - started)
-        return DeliveryResult(Result.DELIVERED, f"{made} deliveries", seconds=time.monotonic() - started)
+            with self._shard.reaching():
+                made = sum(self._relay(message) for message in messages)
+        except (RedisUnavailable, redis.RedisError) as error:
+            result = DeliveryResult(Result.FAILED, describe(error), seconds=time.monotonic() - started)
+        else:
+            result = DeliveryResult(Result.DELIVERED, f"{made} deliveries", seconds=time.monotonic() - started)
+        self._observe(result)
+        return result
 
     def close(self) -> None:
         """Nothing to close: the connections are the shard's."""
 
-    def _write(self, message: Message, event: Mapping[str, Any]) -> int:
+    def _relay(self, message: Message) -> int:
+        """Returns how many deliveries were made."""
+        event = json.loads(message.body)
+        if event["event_type"] != EVENT_TYPE or "tenant_id" not in event:
+            return 0
         now = self._shard.clock.now_ms()
         keys, event_id, tenant = self._keys, message.event_id, event["tenant_id"].encode()
         call_keys = [keys.event(event_id), keys.events(tenant), keys.all_events, keys.dispatch]

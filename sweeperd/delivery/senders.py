@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import redis
 
@@ -15,7 +16,6 @@ from sweeperd.delivery.outbox import OutboxEntry
 from sweeperd.delivery.payload import Message
 from sweeperd.delivery.redelivery import Redelivery
 from sweeperd.delivery.result import DeliveryResult
-from sweeperd.delivery.sender import WebhookClient
 from sweeperd.errors import RedisUnavailable
 from sweeperd.store.shard import Shard
 
@@ -25,6 +25,16 @@ log = logging.getLogger(__name__)
 Encode = Callable[[bytes, dict[bytes, bytes]], Message]
 
 
+class Client(Protocol):
+    """What carries messages to an endpoint: HTTP, or the relay's script."""
+
+    def deliver(self, messages: Sequence[Message], attempts: int | None = None) -> DeliveryResult:
+        """Deliver them together, with at most so many attempts."""
+
+    def close(self) -> None:
+        """Close its connections."""
+
+
 class BatchSender:
     """Sends batches to one endpoint. Threads may share it."""
 
@@ -32,7 +42,7 @@ class BatchSender:
         self,
         endpoint: str,
         shard: Shard,
-        client: WebhookClient,
+        client: Client,
         encode: Encode,
         circuit: CircuitBreaker,
         state: EndpointStateCache,

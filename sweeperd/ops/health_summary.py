@@ -59,7 +59,7 @@ def summarize_health(settings: Settings, views: Sequence[ShardView]) -> tuple[An
         prefix = "{}: " if len(views) > 1 else ""
         return [(level, prefix.format(view.name) + text) for view in views for level, text in findings_of(view)]
 
-    no_endpoints = not settings.webhooks.endpoints
+    no_endpoints = not settings.consumers
     return (
         _answer(
             "Are we keeping up?",

@@ -162,7 +162,7 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
         if letter.get(b"event") == entry
     }
     groups = _groups(shard)
-    configured = {endpoint.name: endpoint.tenants for endpoint in settings.webhooks.endpoints}
+    configured = {endpoint.name: endpoint.tenants for endpoint in settings.consumers}
     for name in dict.fromkeys([*configured, *groups, *letters]):
         tenants = configured.get(name)
         if name in letters:

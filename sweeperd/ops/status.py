@@ -222,7 +222,7 @@ def _dead_letters(shard: Shard) -> Counter[str]:
 def _endpoints(settings: Settings, shard: Shard, now: int, dead_letters: Counter[str]) -> tuple[EndpointStatus, ...]:
     stream, board, circuits = Outbox(shard, "operator"), EndpointStateStore(shard), CircuitStateStore(shard)
     found = []
-    for endpoint in settings.webhooks.endpoints:
+    for endpoint in settings.consumers:
         name = endpoint.name
         backlog, state, circuit = stream.backlog(name), board.read(name), circuits.read(name)
         is_open = circuit.open(now)

@@ -59,7 +59,7 @@ def _shard(settings: Settings, view: ShardView, samples: Sequence[Sample], now: 
 
 def _status(settings: Settings, status: ShardStatus, samples: Sequence[Sample]) -> dict[str, Any]:
     tick, due = status.tick, status.due
-    places = {endpoint.name: _place(endpoint.url.get_secret_value()) for endpoint in settings.webhooks.endpoints}
+    places = {endpoint.name: _place(endpoint.url.get_secret_value()) for endpoint in settings.consumers}
     known = [endpoint for endpoint in status.endpoints if endpoint.configured]
     unknown = [endpoint for endpoint in status.endpoints if not endpoint.configured]
     return {
@@ -127,6 +127,8 @@ def _rate(before: Sample, after: Sample) -> float | None:
 def _place(url: str) -> str:
     """Whom it is sent to: no more of the URL, because credentials may stand in all the rest."""
     parts = urlsplit(url)
+    if not parts.hostname:
+        return parts.scheme  # the relay's
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     return _text(f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else ""))
 

@@ -44,7 +44,7 @@ class Daemon:
         return {
             "shards": {runner.name: runner.address for runner in self._runners},
             "interval_seconds": self._settings.sweep.interval.total_seconds(),
-            "endpoints": [endpoint.name for endpoint in self._settings.webhooks.endpoints],
+            "endpoints": [endpoint.name for endpoint in self._settings.consumers],
         }
 
     def catch_up(self) -> None:
@@ -89,7 +89,7 @@ class Daemon:
 
     @property
     def _endpoints(self) -> set[str]:
-        return {endpoint.name for endpoint in self._settings.webhooks.endpoints}
+        return {endpoint.name for endpoint in self._settings.consumers}
 
     def health(self) -> tuple[bool, str]:
         """Whether the process is well, and what is wrong with it."""

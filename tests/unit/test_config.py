@@ -50,6 +50,7 @@ DEFAULTS = {
     "webhooks.redelivery_max": timedelta(hours=1),
     "webhooks.max_age": timedelta(hours=72),
     "webhooks.endpoints": [],
+    "cycles.enabled": False,
     "http.listen": "127.0.0.1:9464",
     "http.hosts": [],
     "metrics.tenant_label": True,
@@ -329,6 +330,7 @@ def test_every_key_can_be_overridden(config: Load) -> None:
     special = {
         "redis.url": "redis://other:1/2",
         "webhooks.redelivery_max": "2h",
+        "cycles.enabled": "true",
         "http.listen": "other:1",
         "log.level": "error",
         "log.format": "text",

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +10,7 @@ import redis
 
 from sweeperd.delivery.payload import Message, message
 from sweeperd.delivery.relay import Relay, _delivery_id
-from sweeperd.delivery.result import Result
-from sweeperd.errors import RedisUnavailable
+from sweeperd.delivery.result import DeliveryResult, Result
 from sweeperd.store.shard import Shard
 from tests.support.fixtures import full
 
@@ -37,6 +37,12 @@ def event(**changes: bytes) -> Message:
     return message(b"", FIELDS | {name.encode(): value for name, value in changes.items()})
 
 
+def relay(shard: Shard) -> Callable[[Message], DeliveryResult]:
+    """Relays one message at a time."""
+    relaying = Relay(shard, lambda _: None)
+    return lambda sent: relaying.deliver([sent])
+
+
 def document(client: redis.Redis, key: str) -> Any:
     text = client.get(key)
     assert isinstance(text, bytes)
@@ -49,7 +55,7 @@ def test_an_event_and_a_delivery_for_each_match(shard: Shard, client: redis.Redi
     subscribe(client, "whsub_3", event_types=["budget.exhausted"])
     client.sadd("webhooks:__system__", "whsub_1")  # in both sets, and still one delivery
     sent = event()
-    result = Relay(shard).deliver(sent)
+    result = relay(shard)(sent)
     assert (result.result, result.reason) == (Result.DELIVERED, "2 deliveries")
     assert document(client, f"event:{sent.event_id}") == json.loads(sent.body)
     assert 90 * 86400 - 5 <= client.ttl(f"event:{sent.event_id}") <= 90 * 86400
@@ -78,13 +84,13 @@ def test_an_event_and_a_delivery_for_each_match(shard: Shard, client: redis.Redi
 
 def test_a_second_try_writes_nothing_twice(shard: Shard, client: redis.Redis) -> None:
     subscribe(client, "whsub_1")
-    relay, sent = Relay(shard), event()
-    relay.deliver(sent)
+    deliver, sent = relay(shard), event()
+    deliver(sent)
     # The dispatcher has taken and sent the delivery before the relay tries again.
     delivery = _delivery_id(sent.event_id, "whsub_1")
     client.rpop("dispatch:pending")
     client.set(f"delivery:{delivery}", '{"status":"SUCCESS"}')
-    assert relay.deliver(sent).reason == "0 deliveries"
+    assert deliver(sent).reason == "0 deliveries"
     assert client.llen("dispatch:pending") == 0
     assert document(client, f"delivery:{delivery}") == {"status": "SUCCESS"}
 
@@ -96,7 +102,7 @@ def test_the_delivery_id_is_that_of_the_service() -> None:
 @pytest.mark.parametrize("changes", [{"tenant": b""}], ids=["no tenant"])
 def test_an_event_without_a_tenant_has_no_records(shard: Shard, client: redis.Redis, changes: dict[str, bytes]) -> None:
     subscribe(client, "whsub_1", "__system__")
-    assert Relay(shard).deliver(event(**changes)).delivered
+    assert relay(shard)(event(**changes)).delivered
     assert client.keys("event*") == client.keys("deliver*") == []
 
 
@@ -107,20 +113,21 @@ def test_an_unreadable_subscription_is_skipped_and_logged_once(
     client.sadd("webhooks:acme", "broken", "list", "absent")
     client.set("webhook:broken", "{")
     client.rpush("webhook:list", "x")
-    relay = Relay(shard)
+    deliver = relay(shard)
     with caplog.at_level(logging.WARNING):
-        assert [relay.deliver(event(id=name)).reason for name in (b"r1", b"r2")] == ["1 deliveries"] * 2
+        assert [deliver(event(id=name)).reason for name in (b"r1", b"r2")] == ["1 deliveries"] * 2
     assert sorted(record.__dict__["subscription"] for record in caplog.records) == ["broken", "list"]
 
 
 def test_a_full_redis_changes_nothing_and_the_event_waits(own_shard: Shard) -> None:
     client = own_shard.client
     subscribe(client, "whsub_1")
-    relay, sent = Relay(own_shard), event()
-    with full(own_shard), pytest.raises(RedisUnavailable):
-        relay.deliver(sent)
+    deliver, sent = relay(own_shard), event()
+    with full(own_shard):
+        result = deliver(sent)
+    assert (result.result, "maxmemory" in result.reason) == (Result.FAILED, True)
     assert client.keys("event*") == client.keys("deliver*") == client.keys("dispatch*") == []
-    assert relay.deliver(sent).reason == "1 deliveries"
+    assert deliver(sent).reason == "1 deliveries"
 
 
 @pytest.mark.parametrize("key", ["events:acme", "events:_all", "dispatch:pending", "deliveries:whsub_1"])
@@ -128,6 +135,6 @@ def test_a_key_of_another_type_fails_before_the_first_write(shard: Shard, client
     subscribe(client, "whsub_1")
     client.set(key, "x")
     before = sorted(client.keys())
-    result = Relay(shard).deliver(event())
+    result = relay(shard)(event())
     assert (result.result, "WRONGTYPE" in result.reason) == (Result.FAILED, True)
     assert sorted(client.keys()) == before

@@ -1,0 +1,141 @@
+"""
+Beside the services of a Cycles installation: a recorded one is swept in this mode, and the records that are left are
+those that the service's own sweep would have left.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.delivery.relay import _delivery_id
+from sweeperd.store.embedded import Server
+from sweeperd.text import milliseconds
+from tests.fixture.cycles.load import expected, load
+from tests.support.harness import daemon, environment, eventually, once, server_time
+
+#: What differs by intention: the moment of expiry in place of the deadline, and further fields.
+OURS = {"expired_at", "expires_at", "grace_ms", "missing_budgets", "closed_budgets"}
+
+
+def swept_once(env: dict[str, str], _client: redis.Redis, _events: int, _directory: Path) -> None:
+    assert once(env).code == 0
+
+
+def swept_twice(env: dict[str, str], client: redis.Redis, events: int, directory: Path) -> None:
+    swept_once(env, client, events, directory)
+    again = once(env)
+    assert (again.code, again.report["expired"], again.report["delivered"]) == (0, 0, 0)
+
+
+def swept_by_the_daemon(env: dict[str, str], client: redis.Redis, events: int, directory: Path) -> None:
+    with daemon(env, directory) as running:
+        eventually(lambda: client.zcard("events:_all") >= events, limit=60)
+        eventually(
+            lambda: running.metric("sweeperd_webhook_attempts_total", endpoint="_cycles", result="delivered") > 0
+        )
+        assert running.terminate() == 0
+
+
+@pytest.mark.parametrize("sweep", [swept_once, swept_twice, swept_by_the_daemon])
+def test_the_records_are_those_of_the_service(server: Server, client: redis.Redis, tmp_path: Path, sweep: Any) -> None:
+    base = load(client)
+    wanted = expected(base)
+    before = {name: set(client.keys(f"{name}:*")) for name in ("event", "delivery")}
+    queued = client.lrange("dispatch:pending", 0, -1)
+    events_before = client.zcard("events:_all")
+    sweep(environment(server.url, cycles__enabled="true"), client, events_before + len(wanted["expired"]), tmp_path)
+    now = server_time(client)
+
+    events = {}
+    for key in set(client.keys("event:*")) - before["event"]:
+        event = json.loads(text(client, key))
+        events[event["data"]["reservation_id"]] = event
+        assert key == f"event:{event['event_id']}".encode()
+        assert abs(client.ttl(key) - wanted["event_keys"]["ttl_seconds"]) < 120
+    assert events.keys() == wanted["expired"].keys(), "each expiry of a tenant has its event, and nothing else"
+    assert len({event["trace_id"] for event in events.values()}) == 1
+    made = {}
+    for reservation, event in events.items():
+        check_event(event, wanted["event_template"], wanted["expired"][reservation], base, now)
+        moment = milliseconds(event["timestamp"])
+        for index in (f"events:{event['tenant_id']}", "events:_all"):
+            assert client.zscore(index, event["event_id"]) == moment
+        for subscription in wanted["expired"][reservation]["subscriptions"]:
+            made[_delivery_id(event["event_id"], subscription)] = (event, subscription)
+    assert client.zcard("events:_all") == events_before + len(events)
+
+    assert set(client.keys("delivery:*")) - before["delivery"] == {f"delivery:{delivery}".encode() for delivery in made}
+    for delivery, (event, subscription) in made.items():
+        check_delivery(client, delivery, event, subscription, wanted, base, now)
+    queue = client.lrange("dispatch:pending", 0, -1)
+    assert sorted(queue[: len(made)]) == sorted(delivery.encode() for delivery in made), "pushed on the left, once"
+    assert queue[len(made) :] == queued
+
+    check_reservations_and_budgets(client, wanted)
+
+
+def check_event(event: dict[str, Any], template: dict[str, Any], wanted: dict[str, Any], base: int, now: int) -> None:
+    assert event.keys() == template.keys() - ({"scope"} if "scope" not in wanted else set())
+    assert base <= milliseconds(event["timestamp"]) <= now
+    assert event["data"]["expired_at"] == event["timestamp"]
+    assert event["data"]["expires_at"] == wanted["data"]["expired_at"], "the service calls the deadline expired_at"
+    ours, theirs = event["data"], wanted["data"]
+    assert {key: value for key, value in ours.items() if key not in OURS} == {
+        key: value for key, value in theirs.items() if key not in OURS
+    }
+    fixed = ("event_type", "category", "actor")
+    assert [event[key] for key in fixed] == [template[key] for key in fixed]
+    assert (event["tenant_id"], event.get("scope")) == (wanted["tenant_id"], wanted.get("scope"))
+    assert event["source"] == "sweeperd"
+
+
+def check_delivery(
+    client: redis.Redis,
+    delivery: str,
+    event: dict[str, Any],
+    subscription: str,
+    wanted: dict[str, Any],
+    base: int,
+    now: int,
+) -> None:
+    record = json.loads(text(client, f"delivery:{delivery}"))
+    attempted_at = milliseconds(record["attempted_at"])
+    assert base <= attempted_at <= now
+    assert record == wanted["delivery_template"] | {
+        "delivery_id": delivery,
+        "subscription_id": subscription,
+        "event_id": event["event_id"],
+        "attempted_at": record["attempted_at"],
+        "trace_id": event["trace_id"],
+    }
+    assert abs(client.ttl(f"delivery:{delivery}") - wanted["delivery_keys"]["ttl_seconds"]) < 120
+    assert client.zscore(f"deliveries:{subscription}", delivery) == attempted_at
+
+
+def check_reservations_and_budgets(client: redis.Redis, wanted: dict[str, Any]) -> None:
+    for reservation in [*wanted["expired"], *wanted["expired_without_event"]]:
+        assert client.hget(f"reservation:res_{reservation}", "state") == b"EXPIRED"
+    for reservation, reason in wanted["quarantined"].items():
+        row = client.hgetall(f"reservation:res_{reservation}")
+        assert row[b"quarantine_reason"] == reason.encode()
+        assert row.get(b"state") != b"EXPIRED"
+    assert client.zcard("reservation:ttl") == wanted["counts"]["index_after"]
+    for key, budget in wanted["budgets_after"].items():
+        row = client.hgetall(key)
+        assert {field: int(row[field.encode()]) for field in budget} == budget, key
+
+
+def text(client: redis.Redis, key: str | bytes) -> bytes:
+    value = client.get(key)
+    assert isinstance(value, bytes), key
+    return value
+
+
+def test_nothing_is_relayed_where_it_is_not_enabled(server: Server, client: redis.Redis) -> None:
+    load(client)
+    before = sorted(client.keys("event*") + client.keys("deliver*"))
+    assert once(environment(server.url)).code == 0
+    assert sorted(client.keys("event*") + client.keys("deliver*")) == before

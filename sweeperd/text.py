@@ -50,6 +50,6 @@ def span(seconds: float) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
 
 
-def milliseconds(instant: str) -> int:
+def parse_rfc3339(instant: str) -> int:
     """The opposite of `rfc3339`. Raises ValueError for a text of another form."""
     return round(datetime.fromisoformat(instant).timestamp() * 1000)

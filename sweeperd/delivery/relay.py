@@ -24,7 +24,7 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.store.errors import describe
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.text import decode, milliseconds, rfc3339
+from sweeperd.text import decode, parse_rfc3339, rfc3339
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Relay:
         args: list[bytes | str | int] = [
             event_id,
             message.body,
-            milliseconds(event["timestamp"]),
+            parse_rfc3339(event["timestamp"]),
             int(EVENT_RETENTION.total_seconds()),
             now,
             int(DELIVERY_RETENTION.total_seconds()),

@@ -12,7 +12,7 @@ import redis
 
 from sweeperd.delivery.relay import _delivery_id
 from sweeperd.store.embedded import Server
-from sweeperd.text import milliseconds
+from sweeperd.text import parse_rfc3339
 from tests.fixture.cycles.load import expected, load
 from tests.support.harness import daemon, environment, eventually, once, server_time
 
@@ -60,7 +60,7 @@ def test_the_records_are_those_of_the_service(server: Server, client: redis.Redi
     made = {}
     for reservation, event in events.items():
         check_event(event, wanted["event_template"], wanted["expired"][reservation], base, now)
-        moment = milliseconds(event["timestamp"])
+        moment = parse_rfc3339(event["timestamp"])
         for index in (f"events:{event['tenant_id']}", "events:_all"):
             assert client.zscore(index, event["event_id"]) == moment
         for subscription in wanted["expired"][reservation]["subscriptions"]:
@@ -79,7 +79,7 @@ def test_the_records_are_those_of_the_service(server: Server, client: redis.Redi
 
 def check_event(event: dict[str, Any], template: dict[str, Any], wanted: dict[str, Any], base: int, now: int) -> None:
     assert event.keys() == template.keys() - ({"scope"} if "scope" not in wanted else set())
-    assert base <= milliseconds(event["timestamp"]) <= now
+    assert base <= parse_rfc3339(event["timestamp"]) <= now
     assert event["data"]["expired_at"] == event["timestamp"]
     assert event["data"]["expires_at"] == wanted["data"]["expired_at"], "the service calls the deadline expired_at"
     ours, theirs = event["data"], wanted["data"]
@@ -102,7 +102,7 @@ def check_delivery(
     now: int,
 ) -> None:
     record = json.loads(text(client, f"delivery:{delivery}"))
-    attempted_at = milliseconds(record["attempted_at"])
+    attempted_at = parse_rfc3339(record["attempted_at"])
     assert base <= attempted_at <= now
     assert record == wanted["delivery_template"] | {
         "delivery_id": delivery,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sweeperd.text import decode, decode_list, milliseconds, rfc3339, span, strings
+from sweeperd.text import decode, decode_list, parse_rfc3339, rfc3339, span, strings
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_shown(value: bytes, text: str) -> None:
 )
 def test_rfc3339(moment: int, text: str) -> None:
     assert rfc3339(moment) == text
-    assert milliseconds(text) == moment
+    assert parse_rfc3339(text) == moment
 
 
 @pytest.mark.parametrize("moment", [253_402_300_800_000, 2**53, 2**63 - 1])

@@ -7,3 +7,7 @@ class ConfigError(Exception):
 
 class RedisUnavailable(Exception):
     """Redis cannot be worked with for now: down, loading, read-only, refusing. The next tick tries again."""
+
+
+class KindRefused(Exception):
+    """A configured kind cannot be swept on this server: its script does not compile there, or a right is missing."""

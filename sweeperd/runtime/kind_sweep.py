@@ -30,6 +30,8 @@ class KindSweep:
         self.telemetry = SweepTelemetry(metrics, shard.name, kind.name)
         self.lease = Lease(shard, kind.lease_job, settings.sweep.lease_ttl, self.telemetry.lost_lease)
         self._shard = shard
+        self._kind = kind
+        self._checked = False
         self._observe = observe
         self._last_sweep = LastSweepStore(shard, kind.name)
         self._sweeper = Sweeper(shard, kind, settings.sweep, self._decided, stop)
@@ -46,7 +48,11 @@ class KindSweep:
         self.measure()
 
     def tick(self, give_way: Callable[[], bool] = lambda: False) -> SweepReport:
-        """One tick."""
+        """One tick. Raises KindRefused where the kind cannot be swept on this server."""
+        if not self._checked:
+            with self._shard.reaching():
+                self._kind.check(self._shard.client)
+            self._checked = True
         report = self._sweeper.tick(give_way)
         self.telemetry.ticked(report)
         self._last_sweep.note(report)

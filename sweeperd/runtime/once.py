@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher, shares
-from sweeperd.errors import RedisUnavailable
+from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.kind_sweep import KindSweep, kind_sweeps
 from sweeperd.store.lease import Lease
@@ -145,6 +145,9 @@ class _Run:
         except RedisUnavailable as error:
             self._failed(error, redis_down=True)
             self.failure = f"redis is not available: {error}"
+        except KindRefused as error:
+            self._failed(error, redis_down=False)
+            self.failure = str(error)
         except Exception as error:
             self._failed(error, redis_down=False)
             log.exception("the run failed", extra={"shard": self.name})

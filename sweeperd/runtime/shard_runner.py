@@ -9,7 +9,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import Dispatcher
-from sweeperd.errors import RedisUnavailable
+from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.ops.status import read_status
 from sweeperd.ops.status_history import StatusHistory
@@ -131,6 +131,10 @@ class ShardRunner:
         except RedisUnavailable as error:
             trouble = str(error)
             sweep.telemetry.failed(error, redis_down=True)
+        except KindRefused as error:
+            trouble = str(error)
+            sweep.telemetry.failed(error, redis_down=False, told=True)
+            log.warning("kind refused, it is not swept", extra={"shard": self.name, "error": trouble})
         except Exception as error:
             trouble = f"the sweep fails: {type(error).__name__}"
             sweep.telemetry.failed(error, redis_down=False)

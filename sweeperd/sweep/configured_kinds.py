@@ -1,5 +1,6 @@
 """The kinds of the settings, as the sweep takes them."""
 
+import functools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from sweeperd.kind_settings import KindSettings
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep.kind import Decision, Kind, Outcome
+from sweeperd.sweep.kind_check import check_kind
 from sweeperd.sweep.kind_script import kind_script
 from sweeperd.sweep.reservations import reservations
 from sweeperd.text import decode, decode_list
@@ -35,7 +37,8 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
             [entry, keys.prefix, retention, trace_id],
         )
 
-    return Kind(kind.name, index, quarantine, script, call, _decision)
+    check = functools.partial(check_kind, kind, script, index)
+    return Kind(kind.name, index, quarantine, script, call, _decision, check=check)
 
 
 def _decision(entry: bytes, reply: Sequence[Any]) -> Decision:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import redis
+
 from sweeperd.store.scripts import Call, Script
 
 
@@ -72,6 +74,8 @@ class Kind:
     decision: Callable[[bytes, Any], Decision]
     #: Marks the entries of a page that are in grace; None where the kind has no such script.
     grace_scan: GraceScan | None = None
+    #: Checks that the kind can be swept on this server. Raises KindRefused or redis.RedisError.
+    check: Callable[["redis.Redis"], None] = lambda _: None
 
     @property
     def lease_job(self) -> str:

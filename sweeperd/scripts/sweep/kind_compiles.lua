@@ -1,0 +1,24 @@
+-- Whether a user's file can stand in the script of its kind.
+--
+-- KEYS[1] -> the kind's index, which is not read: it sends the script to the right node of a Cluster
+--
+-- ARGV[1] -> the text of the file
+-- ARGV[2..] -> the names of all globals that are known
+--
+-- Returns {error of the compiler or '', name of a global that is not known, ...}.
+--
+-- A file that compiles alone is a closed block. One that does not could close the function around it, or a comment, and
+-- run as a part of the script that may write. A global that is not known would not be hidden from the file.
+
+local known = {}
+for i = 2, #ARGV do
+  known[ARGV[i]] = true
+end
+local body, problem = loadstring(ARGV[1], '@' .. KEYS[1])
+local reply = {body and '' or problem}
+for name in pairs(_G) do
+  if not known[name] then
+    reply[#reply + 1] = tostring(name)
+  end
+end
+return reply

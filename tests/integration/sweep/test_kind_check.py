@@ -1,0 +1,85 @@
+"""What is checked of a kind before its first sweep on a server."""
+
+import threading
+from typing import Any
+
+import pytest
+import redis
+from pydantic import SecretStr
+
+from sweeperd.errors import KindRefused
+from sweeperd.runtime.once import run_once
+from sweeperd.store.embedded import Server
+from tests.lua.kinds.world import SEATS, Seats, scripted, settings_of
+
+ESCAPES = [
+    "--[[ x",
+    "--[==[ x",
+    "end redis.call('SET', 'out', '1') do",
+    "return end function x()",
+    "local x = [[ x",
+    "x = 'abc",
+    "function decide( return 'expire' end",
+    "return {}, {} end end do do",
+]
+
+
+@pytest.mark.parametrize("text", ESCAPES)
+def test_a_file_that_does_not_compile_alone_never_runs(client: redis.Redis, text: str) -> None:
+    seats = Seats(client, scripted(text))
+    with pytest.raises(KindRefused, match="does not compile, line 1"):
+        seats.kind.check(client)
+
+
+def test_the_line_of_an_error_is_the_files(client: redis.Redis) -> None:
+    seats = Seats(client, scripted("function decide()\nend\nfunction plan()\n  return {}} \nend"))
+    with pytest.raises(KindRefused, match="line 4"):
+        seats.kind.check(client)
+
+
+def test_a_return_at_the_end_of_the_file_is_refused(client: redis.Redis) -> None:
+    with pytest.raises(KindRefused, match="does not compile"):
+        Seats(client, scripted("function decide() end\nreturn 5")).kind.check(client)
+
+
+@pytest.mark.parametrize("kind", [SEATS, scripted("function decide() end function plan() end")])
+def test_a_kind_that_can_be_swept_passes(client: redis.Redis, kind: dict[str, Any]) -> None:
+    before = Seats(client, kind).snapshot()
+    seats = Seats(client, kind)
+    seats.kind.check(client)
+    assert seats.snapshot() == before
+
+
+@pytest.mark.parametrize("right", ["-hset", "-zrem", "-xadd", "-pexpire", "-zadd"])
+def test_on_redis_6_a_missing_right_is_known_before_the_sweep(client: redis.Redis, server: Server, right: str) -> None:
+    if server.binary.numbers >= (7, 0):
+        pytest.skip("from Redis 7.0 on the script itself asks")
+    seats = Seats(client)
+    seats.show()
+    seats.hold()
+    before = seats.snapshot()
+    client.execute_command("ACL", "SETUSER", "limited", *f"reset on >pw ~* &* +@all {right}".split())
+    try:
+        with redis.Redis(port=server.port, username="limited", password="pw", protocol=2) as limited:
+            with pytest.raises(KindRefused, match=right[1:].upper()):
+                seats.kind.check(limited)
+        assert seats.snapshot() == before
+    finally:
+        client.execute_command("ACL", "DELUSER", "limited")
+
+
+def test_a_refused_kind_fails_the_run_and_moves_nothing(server: Server, client: redis.Redis) -> None:
+    kind = scripted("end redis.call('SET', 'out', '1') do")
+    seats = Seats(client, kind)
+    seats.show()
+    seats.hold()
+    before = seats.snapshot()
+    settings = settings_of(kind)
+    redis_settings = settings.redis.model_copy(update={"url": SecretStr(server.url)})
+    settings = settings.model_copy(update={"redis": redis_settings})
+    report = run_once(settings, threading.Event())
+    assert report.exit_code == 1
+    assert "seat-hold: the script does not compile" in report.failures[0]
+    assert seats.seats() == (10, 5)
+    assert client.hgetall("seats:hold:h1") == before[b"seats:hold:h1"]
+    assert not client.exists("out")

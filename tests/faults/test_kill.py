@@ -1,5 +1,6 @@
 """`kill -9` in the middle of a drain, again and again: nothing is lost, nothing is done twice."""
 
+import json
 import os
 import random
 import signal
@@ -65,3 +66,40 @@ def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> 
         assert client.zcard("reservation:ttl") == 0
         assert budget(client) == (0, 5 * TOTAL)
         check(read(client), set(Property))
+
+
+@pytest.mark.newest_redis
+@pytest.mark.timeout(600)
+def test_the_relay_is_killed_again_and_again(server: Server, client: redis.Redis) -> None:
+    """Each event and each delivery of a Cycles installation is written exactly once."""
+    chance, total = random.Random(TOTAL), 100 * KILLS
+    subscriptions = [f"whsub_{number}" for number in range(4)]
+    for subscription in subscriptions:
+        record = {"subscription_id": subscription, "status": "ACTIVE", "event_types": ["reservation.expired"]}
+        client.set(f"webhook:{subscription}", json.dumps(record))
+        client.sadd("webhooks:acme", subscription)
+    env = environment(server.url, cycles__enabled="true", webhooks__redelivery_initial="100ms")
+    once(env)
+    reserve(client, [f"id {number}" for number in range(total)])
+
+    def made() -> int:
+        return client.llen("dispatch:pending")
+
+    for kills in range(KILLS):
+        left = 4 * total - made()
+        target = made() + left / (KILLS - kills + 1) * chance.uniform(0.1, 1.8)
+        process = subprocess.Popen(command("--once", "--json", "--log-level", "error"), env=env)
+        eventually(lambda target=target: made() >= target, limit=60)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL, "it was through before"
+        client.delete(LEASE)
+    last = once(env, limit=300)
+    assert last.code == 0, last.errors
+
+    assert client.zcard("events:_all") == client.zcard("events:acme") == total == client.xlen("sweeperd:events")
+    assert len(client.keys("event:*")) == total
+    queued = client.lrange("dispatch:pending", 0, -1)
+    assert len(queued) == len(set(queued)) == 4 * total
+    assert [client.zcard(f"deliveries:{subscription}") for subscription in subscriptions] == [total] * 4
+    assert len(client.keys("delivery:*")) == 4 * total
+    assert client.xpending("sweeperd:events", "_cycles")["pending"] == 0

@@ -85,6 +85,15 @@ class Metrics:
         self.missing_budgets = Counter(
             "sweeperd_missing_budgets_total", "Scopes without a budget at expiry", ["shard"], registry=registry
         )
+        self.closed_budgets = Counter(
+            "sweeperd_closed_budgets_total",
+            "Scopes whose budget was closed before the expiry",
+            ["shard"],
+            registry=registry,
+        )
+        self.quarantined = Counter(
+            "sweeperd_quarantined_total", "Entries put into quarantine", ["shard", "kind", "reason"], registry=registry
+        )
         self.leases_lost = Counter(
             "sweeperd_leases_lost_total", "Leases that were gone before their sweep ended", ["shard"], registry=registry
         )
@@ -163,8 +172,14 @@ class Metrics:
         self.sweep_duration.labels(shard)
         self.expiry_lag.labels(shard)
         self.missing_budgets.labels(shard)
+        self.closed_budgets.labels(shard)
         self.leases_lost.labels(shard)
         self.redis_up.labels(shard)
+
+    def announce_quarantine(self, shard: str, kind: str, reasons: list[str]) -> None:
+        """The same for the reasons of a quarantine."""
+        for reason in reasons:
+            self.quarantined.labels(shard, kind, reason)
 
     def announce_reconcile(self, shard: str, kinds: list[str]) -> None:
         """The same for the walks over all reservations; what they found is shown once there was one."""

@@ -17,7 +17,7 @@ from sweeperd.cli.troubles import Troubles
 from sweeperd.config import Settings
 from sweeperd.ops.ids import candidates
 from sweeperd.ops.quarantine import Quarantine, QuarantineChange, QuarantineFilter
-from sweeperd.ops.reasons import REASONS
+from sweeperd.sweep.reasons import REASONS
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode
 

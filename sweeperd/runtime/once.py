@@ -158,7 +158,7 @@ class _Run:
 
     def _failed(self, error: Exception, *, redis_down: bool) -> None:
         for sweep in self._sweeps:
-            sweep.telemetry.failed(error, redis_down=redis_down, told=True)
+            sweep.telemetry.failed(error, redis_down=redis_down, logged=True)
 
     def _decided(self, decisions: Sequence[Decision]) -> None:
         self.counts.update(decision.outcome for decision in decisions)

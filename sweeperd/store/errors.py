@@ -24,13 +24,16 @@ SERVER_TROUBLE = (
     ReadOnlyError,
     TryAgainError,
 )
-#: The same, where redis-py has no class for it, or where the server wraps what a script met in another error: it became
-#: a replica, lost its primary or too many replicas, or has given away the slot, or a part of it, to another node.
+#: The same, where redis-py has no class for it, or where the server wraps the error that a script met in another one: it
+#: became a replica, lost its primary or too many replicas, has given away the slot, or a part of it, to another node,
+#: cannot write its snapshot to disk, or is busy with a script of another client.
 _TROUBLE_CODES = (
     "READONLY",
     "MASTERDOWN",
     "NOREPLICAS",
     "UNBLOCKED",
+    "MISCONF ",
+    "BUSY ",
     "access a non local key in a cluster node",
     "while the cluster is down",
 )

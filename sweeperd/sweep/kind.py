@@ -43,6 +43,8 @@ class Decision(NamedTuple):
     missing: tuple[str, ...] = ()
     #: What exactly is wrong, where a quarantine of a configured kind says so.
     why: str = ""
+    #: The scopes whose budget was closed and has less reserved than the amount, so that it was left alone.
+    closed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class SweepReport:
     passed: int
     #: How many script calls were on their way to Redis at once, in the last batches of the tick.
     pipeline_depth: int
+    #: Why the tick counts as failed although Redis answered; empty where it does not.
+    failure: str = ""
 
     @property
     def candidates(self) -> int:

@@ -34,8 +34,10 @@ def _decision(entry: bytes, reply: Any) -> Decision:
     """What expire.lua's reply says; the shapes are told at the top of the script."""
     outcome = Outcome(reply[0].decode())
     if outcome is Outcome.EXPIRED:
-        _, tenant, lag_ms, missing = reply
-        return Decision(entry, outcome, tenant=tenant, lag_ms=lag_ms, missing=decode_list(missing))
+        _, tenant, lag_ms, missing, closed = reply
+        return Decision(
+            entry, outcome, tenant=tenant, lag_ms=lag_ms, missing=decode_list(missing), closed=decode_list(closed)
+        )
     if outcome is Outcome.QUARANTINED:
         return Decision(entry, outcome, reply[1].decode(), tenant=reply[2])
     if outcome is Outcome.SKIPPED:

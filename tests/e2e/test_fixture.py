@@ -41,6 +41,7 @@ DATA = {
     "grace_ms": int,
     "extensions_used": int,
     "missing_budgets": list,
+    "closed_budgets": list,
 }
 
 

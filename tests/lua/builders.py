@@ -72,6 +72,11 @@ class World:
         self.explaining = Script("ops/explain")
         self.looking = Script("sweep/grace_scan")
 
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Of the server."""
+        return tuple(map(int, self.client.info("server")["redis_version"].split(".")))
+
     @contextlib.contextmanager
     def batch(self) -> Iterator["World"]:
         """The same world, written in one round trip when the block ends."""
@@ -228,6 +233,14 @@ class World:
             if kind == b"zset":
                 content[name] = dict(content[name])
         return content | {VOLATILE: {name for name, ttl in zip(names, ttls, strict=True) if ttl >= 0}}
+
+    def without_stream_ids(self, snapshot: Snapshot) -> Snapshot:
+        """What two runs have in common, whatever ids the stream gave to their events."""
+        key = self.keys.reservation(RID)
+        row: Any = snapshot.get(key)
+        if isinstance(row, dict):
+            row = {name: value for name, value in row.items() if name != b"expired_event"}
+        return snapshot | {self.keys.events: [fields for _, fields in self.events()], key: row}
 
     def without_index_entry(self, before: Snapshot, rid: bytes = RID) -> Snapshot:
         """What `before` is to become where the index entry goes and nothing else happens."""

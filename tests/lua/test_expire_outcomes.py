@@ -84,21 +84,21 @@ def test_quarantined_on_the_real_clock(world: World) -> None:
 def test_expired_changes_the_hash_its_budgets_the_index_and_the_stream_alone(world: World) -> None:
     before = world.snapshot()
     reply = world.expire(at=NOW)
-    assert reply == [b"expired", b"acme", NOW - DEADLINE - 5000, b"[]"]
+    assert reply == [b"expired", b"acme", NOW - DEADLINE - 5000, b"[]", b"[]"]
     after = world.without_index_entry(before)
     for scope in SCOPES:
         after[world.budget_key(scope)] |= {b"reserved": b"900", b"remaining": b"5100"}
     key = world.keys.reservation(RID)
-    after[key] |= {b"state": b"EXPIRED", b"expired_at": b"%d" % NOW}
+    ((stream_id, _),) = after[world.keys.events] = world.events()
+    after[key] |= {b"state": b"EXPIRED", b"expired_at": b"%d" % NOW, b"expired_event": stream_id}
     after[VOLATILE] = {key}
-    after[world.keys.events] = world.events()
     assert world.snapshot() == after
     assert len(world.events()) == 1
 
 
 def test_expired_on_the_real_clock(world: World) -> None:
     earliest = world.now()
-    outcome, _, lag, _ = world.expire()
+    outcome, _, lag, _, _ = world.expire()
     latest = world.now()
     assert outcome == b"expired"
     expired_at = int(world.client.hget(world.keys.reservation(RID), "expired_at"))
@@ -125,6 +125,7 @@ def test_event_fields(world: World) -> None:
         b"grace_ms": b"5000",
         b"extensions": b"2",
         b"missing": b"[]",
+        b"closed": b"[]",
         b"trace_id": TRACE,
     }
 
@@ -193,7 +194,7 @@ def test_a_deleted_budget_is_named_and_not_invented(world: World, gone: list[str
     world.budget("third")
     world.reservation(budgeted_scopes=json_bytes(SCOPES[0], "third", SCOPES[1]))
     world.client.delete(*map(world.budget_key, gone))
-    outcome, _, _, missing = world.expire()
+    outcome, _, _, missing, _ = world.expire()
     assert outcome == b"expired"
     assert scopes_of(missing) == [scope.encode() for scope in named]
     ((_, event),) = world.events()
@@ -207,6 +208,39 @@ def test_a_deleted_budget_is_named_and_not_invented(world: World, gone: list[str
 def test_a_missing_scope_named_twice_is_listed_once(world: World) -> None:
     world.reservation(budgeted_scopes=json_bytes("gone", SCOPES[0], "gone"))
     assert scopes_of(world.expire()[3]) == [b"gone"]
+
+
+@pytest.mark.parametrize("reserved", [0, 1, 99])
+def test_a_closed_budget_is_left_alone_and_named(world: World, reserved: int) -> None:
+    world.budget(SCOPES[0], reserved=reserved)
+    world.client.hset(world.budget_key(SCOPES[0]), "status", "CLOSED")
+    before = world.client.hgetall(world.budget_key(SCOPES[0]))
+    outcome, _, _, missing, closed = world.expire()
+    assert (outcome, missing, scopes_of(closed)) == (b"expired", b"[]", [SCOPES[0].encode()])
+    ((_, event),) = world.events()
+    assert event[b"closed"] == closed
+    assert world.client.hgetall(world.budget_key(SCOPES[0])) == before
+    assert world.amounts(SCOPES[1]) == (b"900", b"5100")
+    assert world.client.hget(world.keys.reservation(RID), "state") == b"EXPIRED"
+    assert world.client.zscore(world.keys.quarantine, RID) is None
+
+
+def test_a_closed_budget_that_still_holds_the_amount_is_released(world: World) -> None:
+    world.client.hset(world.budget_key(SCOPES[0]), "status", "CLOSED")
+    assert world.expire()[4] == b"[]"
+    assert world.amounts(SCOPES[0]) == (b"900", b"5100")
+
+
+@pytest.mark.parametrize("amount", [60, 2**60])
+def test_a_closed_budget_named_twice_is_released_for_both_mentions_or_for_none(world: World, amount: int) -> None:
+    """It has enough reserved for the first mention and too little for both."""
+    world.budget(SCOPES[0], reserved=amount + 10, remaining=0)
+    world.budget(SCOPES[1], reserved=amount, remaining=0)
+    world.client.hset(world.budget_key(SCOPES[0]), "status", "CLOSED")
+    world.reservation(estimate_amount=amount, budgeted_scopes=json_bytes(SCOPES[0], SCOPES[1], SCOPES[0]))
+    assert scopes_of(world.expire()[4]) == [SCOPES[0].encode()]
+    assert world.amounts(SCOPES[0]) == (b"%d" % (amount + 10), b"0")
+    assert world.amounts(SCOPES[1]) == (b"0", b"%d" % amount)
 
 
 def test_the_budget_of_another_unit_is_left_alone(world: World) -> None:

@@ -1,5 +1,6 @@
 """The rules that expire.lua keeps: checks before writes, a full Redis, arbitrary bytes, its own keys, bounded work."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,6 @@ from tests.lua.builders import (
     RID,
     SCOPES,
     VOLATILE,
-    Snapshot,
     World,
     json_bytes,
     scopes_of,
@@ -80,12 +80,8 @@ def test_it_works_at_maxmemory(server_to_fill: Server, case: str, loaded: bool) 
                     client.zadd(world.keys.quarantine, {"more": 1})
             reply = world.expire(at=NOW)
             assert reply[0] == outcome_of(case)
-            results.append((reply, _without_stream_ids(world, world.snapshot())))
+            results.append((reply, world.without_stream_ids(world.snapshot())))
         assert results[0] == results[1]
-
-
-def _without_stream_ids(world: World, snapshot: Snapshot) -> Snapshot:
-    return snapshot | {world.keys.events: [fields for _, fields in snapshot.get(world.keys.events, [])]}
 
 
 # Checks before writes
@@ -164,7 +160,7 @@ def test_ids_pass_through_the_other_outcomes_unharmed(world: World, rid: bytes) 
 def test_tenants_and_units_pass_through_unharmed(world: World, tenant: bytes, unit: bytes) -> None:
     world.reservation(tenant=tenant, estimate_unit=unit, scope_path=tenant)
     world.budget(SCOPES[0], unit)
-    outcome, told, _, missing = world.expire()
+    outcome, told, _, missing, _ = world.expire()
     assert (outcome, told, scopes_of(missing)) == (b"expired", tenant, [SCOPES[1].encode()])
     assert world.amounts(SCOPES[0], unit) == (b"900", b"5100")
     ((_, event),) = world.events()
@@ -192,7 +188,7 @@ def test_scopes_pass_through_unharmed(world: World, in_json: bytes, scope: bytes
     world.budget(scope)
     # The second one has no budget, so its bytes have to come back in the reply and the event.
     world.reservation(budgeted_scopes=b' [\n"%s" ,\t"gone:%s"] ' % (in_json, in_json))
-    outcome, _, _, missing = world.expire()
+    outcome, _, _, missing, _ = world.expire()
     assert outcome == b"expired"
     assert world.amounts(scope) == (b"900", b"5100")
     assert scopes_of(missing) == [b"gone:" + scope]
@@ -266,16 +262,15 @@ def test_the_commands_of_a_call_do_not_grow_with_the_database(world: World, case
     assert commands() == few
 
 
-@pytest.mark.parametrize("existing", [0, 1, 10_000])
-def test_many_scopes_do_not_break_it_after_the_first_write(client: redis.Redis, existing: int) -> None:
-    # Ten thousand values are more than Lua can pass to one function.
-    world, count = World(client), 10_000
+@pytest.mark.parametrize("existing", [0, 1, 256])
+def test_as_many_scopes_as_there_may_be(client: redis.Redis, existing: int) -> None:
+    world, count = World(client), 256
     scopes = [f"scope:{number}" for number in range(count)]
     with world.batch() as batch:
         for scope in scopes[count - existing :]:
             batch.budget(scope)
     world.reservation(budgeted_scopes=json_bytes(*scopes))
-    outcome, _, _, missing = world.expire()
+    outcome, _, _, missing, _ = world.expire()
     assert outcome == b"expired"
     assert scopes_of(missing) == [scope.encode() for scope in scopes[: count - existing]]
     ((_, event),) = world.events()
@@ -285,6 +280,68 @@ def test_many_scopes_do_not_break_it_after_the_first_write(client: redis.Redis, 
     assert released == ({(b"900", b"5100")} if existing else set())
     assert client.hget(world.keys.reservation(RID), "state") == b"EXPIRED"
     assert 0 < client.pttl(world.keys.reservation(RID)) <= RETENTION
+
+
+@pytest.mark.parametrize("count", [257, 10_000])
+def test_too_many_scopes_are_set_aside(world: World, count: int) -> None:
+    world.reservation(budgeted_scopes=json_bytes(*(f"scope:{number}" for number in range(count))))
+    world.check_quarantined(b"TOO_MANY_SCOPES")
+
+
+# Rights
+
+
+@pytest.fixture
+def as_user(server: Server, client: redis.Redis) -> Iterator[Callable[..., World]]:
+    """A world as a user with these ACL rules sees it."""
+    with contextlib.ExitStack() as stack:
+
+        def user(*rules: str) -> World:
+            client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", *rules)
+            stack.callback(client.execute_command, "ACL", "DELUSER", "limited")
+            url = {"username": "limited", "password": "pw", "protocol": 2}
+            return World(stack.enter_context(redis.Redis.from_url(server.url, **url)), rivals=True)
+
+        yield user
+
+
+RESERVATIONS, BUDGETS = "reservation:res_*", "budget:*"
+
+
+@pytest.mark.parametrize(
+    ("case", "writable", "readable"),
+    [
+        ("expired", [BUDGETS], RESERVATIONS),
+        ("expired", [RESERVATIONS], BUDGETS),
+        ("expired", [RESERVATIONS, f"budget:{SCOPES[0]}:*"], f"budget:{SCOPES[1]}:*"),
+        ("quarantined, INVALID_STATE", [BUDGETS], RESERVATIONS),
+    ],
+)
+def test_a_hash_that_may_only_be_read_moves_nothing(
+    world: World, as_user: Callable[..., World], case: str, writable: list[str], readable: str
+) -> None:
+    if world.version < (7, 0):
+        pytest.skip("an ACL of 6.2 has no right to read only")
+    ARRANGE[case](world)
+    before = world.snapshot()
+    patterns = [f"~{pattern}" for pattern in ("reservation:ttl", "sweeperd:*", *writable)]
+    limited = as_user("+@all", *patterns, f"%R~{readable}")
+    for _ in range(2):
+        with pytest.raises(redis.exceptions.NoPermissionError, match=r"no right to write|no permissions"):
+            limited.expire()
+        assert world.snapshot() == before
+
+
+def test_a_command_that_is_refused_for_the_hash_alone_moves_nothing(
+    world: World, as_user: Callable[..., World]
+) -> None:
+    if world.version < (7, 0):
+        pytest.skip("an ACL of 6.2 has no selectors")
+    before = world.snapshot()
+    limited = as_user("+@all", "-pexpire", "~*")
+    with pytest.raises(redis.exceptions.NoPermissionError, match="no right to write"):
+        limited.expire()
+    assert world.snapshot() == before
 
 
 def test_the_calls_of_a_pipeline_do_not_disturb_each_other(world: World) -> None:

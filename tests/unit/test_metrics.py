@@ -22,6 +22,8 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_oldest_due_seconds": ("gauge", {"shard"}),
     "sweeperd_quarantined_entries": ("gauge", {"shard"}),
     "sweeperd_missing_budgets_total": ("counter", {"shard"}),
+    "sweeperd_closed_budgets_total": ("counter", {"shard"}),
+    "sweeperd_quarantined_total": ("counter", {"shard", "kind", "reason"}),
     "sweeperd_leases_lost_total": ("counter", {"shard"}),
     "sweeperd_webhook_attempts_total": ("counter", {"endpoint", "result"}),
     "sweeperd_webhook_duration_seconds": ("histogram", {"endpoint"}),
@@ -46,6 +48,7 @@ def filled(*, tenant_label: bool = True) -> Metrics:
     """Metrics with a sample of each."""
     metrics = Metrics(tenant_label=tenant_label)
     metrics.announce_shard("s1", list(Outcome))
+    metrics.announce_quarantine("s1", "reservations", ["WRONG_TYPE"])
     metrics.announce_endpoint("billing")
     metrics.expired("acme")
     for gauge in (metrics.pipeline_depth, metrics.due_entries, metrics.oldest_due, metrics.quarantined_entries):
@@ -92,6 +95,7 @@ def test_series_are_there_before_anything_happens() -> None:
     """A rate over a counter that begins with its first event does not see that event."""
     metrics = Metrics()
     metrics.announce_shard("s1", list(Outcome))
+    metrics.announce_quarantine("s1", "reservations", ["WRONG_TYPE"])
     metrics.announce_endpoint("billing")
     values: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for family in metrics.registry.collect():
@@ -102,6 +106,8 @@ def test_series_are_there_before_anything_happens() -> None:
         "sweeperd_sweeps_total": [("s1", "error"), ("s1", "ok"), ("s1", "standby")],
         "sweeperd_candidates_total": sorted(("s1", outcome) for outcome in Outcome),
         "sweeperd_missing_budgets_total": [("s1",)],
+        "sweeperd_closed_budgets_total": [("s1",)],
+        "sweeperd_quarantined_total": [("s1", "reservations", "WRONG_TYPE")],
         "sweeperd_leases_lost_total": [("s1",)],
         "sweeperd_webhook_attempts_total": [("billing", "delivered"), ("billing", "failed"), ("billing", "rejected")],
         "sweeperd_webhook_dead_letters_total": [("billing",)],

@@ -77,7 +77,7 @@ do
     return answer
   end
 
-  local redis = {call = sent, pcall = tried}
+  local redis = {call = sent, pcall = tried, acl_check_cmd = server.acl_check_cmd}
   reply = (function()
     -- @include sweep/expire
   end)()

@@ -20,7 +20,7 @@
 -- @include scopes
 
 local ENDINGS = {COMMITTED = 10, RELEASED = 11, EXPIRED = 12}
-local INT64_MAX = '9223372036854775807'
+local INT64_MAX, MAX_SCOPES = '9223372036854775807', 256
 local since = tonumber(ARGV[2])
 
 local function is_amount(text)
@@ -54,7 +54,7 @@ local function holding(row)
     return {}
   end
   local scopes = scopes_parse(row[7] or row[8] or '')
-  if not scopes or not is_amount(row[5]) or not row[6] or row[6] == '' then
+  if not scopes or #scopes > MAX_SCOPES or not is_amount(row[5]) or not row[6] or row[6] == '' then
     return row[1] == 'ACTIVE' and {'unreadable'} or {}
   end
   local began = clock.whole(row[4])

@@ -18,12 +18,17 @@
 --   {'in_grace', ms when the grace ends}
 --   {'skipped', state}
 --   {'quarantined', reason, tenant}
---   {'expired', tenant, ms since deadline + grace, scopes without a budget as a JSON array}
+--   {'expired', tenant, ms since deadline + grace, scopes without a budget, scopes with a closed budget}
+--     the last two are JSON arrays
+-- An error says that nothing was written: the server is in trouble, or the user lacks a right (NOPERM).
 --
 -- Redis does not roll a script back, so every check comes before the first write, and after it nothing may fail: a
 -- script that gave back scope 1 and then stumbled over scope 2 would give back scope 1 again on every sweep. The one
 -- write that no check can vouch for is XADD (the stream's last id may be the greatest there is), so it is tried while
 -- there is nothing to undo but the first write.
+--
+-- Rights to commands and to KEYS are known before a sweep begins. From Redis 7.0 on, the server is asked whether the
+-- user may write a hash; in 6.2 an ACL grants no key for reading only, so a hash that can be read can be written.
 --
 -- The first write is always a ZREM. At maxmemory with noeviction, Redis refuses a script's writes that need memory
 -- until the script has made one that needs none.
@@ -39,9 +44,22 @@
 -- Up to 15 digits, a sum of two numbers is exact in a double.
 local PLAIN, PLAIN_DIGITS = '^[1-9]%d*$', 15
 local INT64_MAX = '9223372036854775807'
+local MAX_SCOPES = 256
 local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format
+local permitted = redis.acl_check_cmd
+
+-- The error where the user may not write this hash; nil where that is permitted, or where the server cannot be asked.
+local function denied(key, lasting)
+  if permitted and not (permitted('HSET', key, 'field', 'value') and (lasting or permitted('PEXPIRE', key, '1'))) then
+    return {err = 'NOPERM the user has no right to write ' .. key}
+  end
+end
 
 local function set_aside(reason, now, tenant)
+  local refusal = reason ~= 'WRONG_TYPE' and denied(KEYS[1], true)
+  if refusal then
+    return refusal
+  end
   call('ZCARD', KEYS[4]) -- where the key is of another type, fail here, before the first write
   call('ZREM', KEYS[2], ARGV[1])
   call('ZADD', KEYS[4], now, ARGV[1])
@@ -126,9 +144,16 @@ local decoded, scopes = pcall(cjson.decode, scopes_text)
 if not decoded or type(scopes) ~= 'table' or #scopes == 0 or find(scopes_text, '\0', 1, true) then
   return set_aside('MALFORMED_SCOPES', now_text, tenant)
 end
+if #scopes > MAX_SCOPES then
+  return set_aside('TOO_MANY_SCOPES', now_text, tenant)
+end
+local refusal = denied(KEYS[1])
+if refusal then
+  return refusal
+end
 local small_amount = #amount <= PLAIN_DIGITS and amount + 0
-local budgets = {} -- key -> {reserved, remaining} as they are to become, or false where there is no such budget
-local missing
+local budgets = {} -- key -> {reserved, remaining} as they are to become, or false where it is missing or closed
+local missing, closed
 local stem, suffix = ARGV[2], ':' .. unit
 -- Turns scopes, in place, into the names of their budgets.
 for i = 1, #scopes do
@@ -140,7 +165,7 @@ for i = 1, #scopes do
   scopes[i] = key
   local budget = budgets[key] -- a scope that is named twice is released twice
   if budget == nil then
-    budget = attempt('HMGET', key, 'reserved', 'remaining')
+    budget = attempt('HMGET', key, 'reserved', 'remaining', 'status')
     if not budget[1] and budget.err then
       if find(budget.err, 'WRONGTYPE', 1, true) then
         return set_aside('INVALID_BUDGET', now_text, tenant)
@@ -151,6 +176,11 @@ for i = 1, #scopes do
       budget = false
       missing = missing or {}
       missing[#missing + 1] = scope
+    else
+      refusal = denied(key, true)
+      if refusal then
+        return refusal
+      end
     end
     budgets[key] = budget
   end
@@ -159,28 +189,36 @@ for i = 1, #scopes do
     if not reserved or not remaining then
       return set_aside('INVALID_BUDGET', now_text, tenant)
     end
+    local problem
     if small_amount and #reserved <= PLAIN_DIGITS and #remaining <= PLAIN_DIGITS
       and find(reserved, PLAIN) and (find(remaining, PLAIN) or remaining == '0') then
       reserved = reserved - small_amount
       if reserved < 0 then
-        return set_aside('RESERVED_UNDERFLOW', now_text, tenant)
+        problem = 'RESERVED_UNDERFLOW'
+      else
+        budget[1], budget[2] = format('%d', reserved), format('%d', remaining + small_amount)
       end
-      budget[1], budget[2] = format('%d', reserved), format('%d', remaining + small_amount)
     else
-      local problem
       budget[1], budget[2], problem = move_exactly(reserved, remaining, amount)
-      if problem then
-        return set_aside(problem, now_text, tenant)
-      end
+    end
+    if problem == 'RESERVED_UNDERFLOW' and budget[3] == 'CLOSED' then
+      -- The reserved amounts were released when the budget was closed: it is settled already, and stays as it is.
+      budgets[key] = false
+      closed = closed or {}
+      closed[#closed + 1] = scope
+    elseif problem then
+      return set_aside(problem, now_text, tenant)
     end
   end
 end
 local missing_text = missing and cjson.encode(missing) or '[]'
+local closed_text = closed and cjson.encode(closed) or '[]'
 
 local indexed = call('ZREM', KEYS[2], ARGV[1])
 local added = attempt('XADD', KEYS[3], '*', 'id', ARGV[1], 'tenant', tenant or '', 'scope', row[8] or '',
   'unit', unit, 'amount', amount, 'created_at', row[9] or '', 'expires_at', expires_text, 'expired_at', now_text,
-  'grace_ms', grace_text, 'extensions', row[10] or '', 'missing', missing_text, 'trace_id', ARGV[5])
+  'grace_ms', grace_text, 'extensions', row[10] or '', 'missing', missing_text, 'closed', closed_text,
+  'trace_id', ARGV[5])
 if type(added) == 'table' then -- an error; the id of the entry is text
   if indexed == 1 then
     call('ZADD', KEYS[2], expires_text, ARGV[1])
@@ -194,6 +232,6 @@ for i = 1, #scopes do
     call('HSET', key, 'reserved', budget[1], 'remaining', budget[2])
   end
 end
-call('HSET', KEYS[1], 'state', 'EXPIRED', 'expired_at', now_text)
+call('HSET', KEYS[1], 'state', 'EXPIRED', 'expired_at', now_text, 'expired_event', added)
 call('PEXPIRE', KEYS[1], ARGV[4])
-return {'expired', tenant or '', now - expires_at - grace, missing_text}
+return {'expired', tenant or '', now - expires_at - grace, missing_text, closed_text}

@@ -16,7 +16,7 @@ import redis
 
 from sweeperd.config import SweepSettings
 from sweeperd.ops.quarantine import NOT_THERE, Quarantine, QuarantineChange, QuarantineFilter, SetAside
-from sweeperd.ops.reasons import REASONS
+from sweeperd.sweep.reasons import REASONS
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.scripts import Call, Script, source
 from sweeperd.store.shard import Shard

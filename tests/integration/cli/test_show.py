@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.ops.reasons import REASONS
+from sweeperd.sweep.reasons import REASONS
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.keys import Keys
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable

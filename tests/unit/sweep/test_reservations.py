@@ -24,13 +24,13 @@ TRACE = "0123456789abcdef0123456789abcdef"
             Decision(b"r1", Outcome.QUARANTINED, "INVALID_STATE", tenant=b"acme"),
         ),
         ([b"quarantined", b"WRONG_TYPE", b""], Decision(b"r1", Outcome.QUARANTINED, "WRONG_TYPE")),
-        ([b"expired", b"acme", 17, b"[]"], Decision(b"r1", Outcome.EXPIRED, tenant=b"acme", lag_ms=17)),
+        ([b"expired", b"acme", 17, b"[]", b"[]"], Decision(b"r1", Outcome.EXPIRED, tenant=b"acme", lag_ms=17)),
         (
-            [b"expired", b"", 1, b'["a","b\\/c"]'],
-            Decision(b"r1", Outcome.EXPIRED, lag_ms=1, missing=("a", "b/c")),
+            [b"expired", b"", 1, b'["a","b\\/c"]', b'["d"]'],
+            Decision(b"r1", Outcome.EXPIRED, lag_ms=1, missing=("a", "b/c"), closed=("d",)),
         ),
         (
-            [b"expired", b"\xff", 1, b'["\xff"]'],
+            [b"expired", b"\xff", 1, b'["\xff"]', b"[]"],
             Decision(b"r1", Outcome.EXPIRED, tenant=b"\xff", lag_ms=1, missing=("\\xff",)),
         ),
     ],

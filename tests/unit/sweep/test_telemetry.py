@@ -1,5 +1,6 @@
 """What is told of the sweep: each outcome in exactly its counters and its log line."""
 
+import dataclasses
 import logging
 from collections import Counter
 from typing import Any
@@ -88,7 +89,10 @@ def told(caplog: pytest.LogCaptureFixture) -> Told:
 def test_an_outcome_counts_once_and_is_logged(
     decision: Decision, level: str, extras: dict[str, Any], told: Told
 ) -> None:
-    assert told.decided(decision) == {("sweeperd_candidates_total", ("s1", decision.outcome)): 1}
+    changes = told.decided(decision)
+    assert changes.pop(("sweeperd_candidates_total", ("s1", decision.outcome))) == 1
+    quarantined = {("sweeperd_quarantined_total", ("s1", "reservations", "INVALID_STATE")): 1.0}
+    assert changes == (quarantined if decision.outcome is Outcome.QUARANTINED else {})
     assert told.line == extras | {
         "message": decision.outcome.replace("_", " "),
         "level": level,
@@ -129,7 +133,13 @@ def test_missing_budgets(told: Told) -> None:
     assert (told.line["level"], told.line["missing_budgets"]) == ("WARNING", ["a", "b"])
 
 
-def test_a_slice(told: Told) -> None:
+def test_closed_budgets(told: Told) -> None:
+    changes = told.decided(Decision(b"r1", Outcome.EXPIRED, tenant=b"acme", closed=("a", "b")))
+    assert changes[("sweeperd_closed_budgets_total", ("s1",))] == 2
+    assert (told.line["level"], told.line["closed_budgets"]) == ("WARNING", ["a", "b"])
+
+
+def test_a_batch(told: Told) -> None:
     outcomes = [outcome for number, outcome in enumerate(Outcome, 1) for _ in range(number)]
     changes = told.decided(*(Decision(b"x", outcome) for outcome in outcomes))
     counted = {labels[1]: value for (name, labels), value in changes.items() if name == "sweeperd_candidates_total"}
@@ -174,6 +184,14 @@ def test_a_tick_without_anything_is_not_worth_a_line(told: Told, caplog: pytest.
     told.audit.ticked(report())
     assert told.changes()[("sweeperd_sweeps_total", ("s1", "ok"))] == 1
     assert caplog.records == []
+
+
+def test_a_tick_that_has_failed(told: Told) -> None:
+    told.audit.ticked(dataclasses.replace(report(error=3), failure="NOPERM no"))
+    changes = told.changes()
+    assert changes[("sweeperd_sweeps_total", ("s1", "error"))] == 1
+    assert ("sweeperd_sweeps_total", ("s1", "ok")) not in changes
+    assert [(line["level"], line.get("error")) for line in told.lines] == [("INFO", 3), ("ERROR", "NOPERM no")]
 
 
 def test_standby(told: Told) -> None:

@@ -13,8 +13,8 @@ from sweeperd.cli.quarantine_change import Change, Selection, changing, reason_o
 from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.ops.ids import candidates
 from sweeperd.ops.quarantine import Quarantine, QuarantineFilter, SetAside
-from sweeperd.sweep.reasons import REASONS
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.reasons import REASONS
 from sweeperd.text import decode, span
 
 

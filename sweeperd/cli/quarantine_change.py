@@ -17,8 +17,8 @@ from sweeperd.cli.troubles import Troubles
 from sweeperd.config import Settings
 from sweeperd.ops.ids import candidates
 from sweeperd.ops.quarantine import Quarantine, QuarantineChange, QuarantineFilter
-from sweeperd.sweep.reasons import REASONS
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.reasons import REASONS
 from sweeperd.text import decode
 
 #: How many of the entries that stay are named, and how many units are summed.

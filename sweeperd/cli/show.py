@@ -12,10 +12,10 @@ from sweeperd.cli.output import Cell, Output, printable, shortened
 from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import Settings
 from sweeperd.ops.ids import candidates
-from sweeperd.sweep.reasons import REASONS
 from sweeperd.ops.show import EventDelivery, Fate, Inspection, inspect
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Outcome
+from sweeperd.sweep.reasons import REASONS
 from sweeperd.text import decode, rfc3339, span
 
 DetailRow = tuple[str, object, object]

@@ -24,9 +24,9 @@ SERVER_TROUBLE = (
     ReadOnlyError,
     TryAgainError,
 )
-#: The same, where redis-py has no class for it, or where the server wraps the error that a script met in another one: it
-#: became a replica, lost its primary or too many replicas, has given away the slot, or a part of it, to another node,
-#: cannot write its snapshot to disk, or is busy with a script of another client.
+#: The same, where redis-py has no class for it, or where the server wraps the error that a script met in another one.
+#: The server became a replica, lost its primary or too many replicas, has given away the slot, or a part of it, to
+#: another node, cannot write its snapshot to disk, or is busy with a script of another client.
 _TROUBLE_CODES = (
     "READONLY",
     "MASTERDOWN",

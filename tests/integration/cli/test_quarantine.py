@@ -16,10 +16,10 @@ import redis
 
 from sweeperd.config import SweepSettings
 from sweeperd.ops.quarantine import NOT_THERE, Quarantine, QuarantineChange, QuarantineFilter, SetAside
-from sweeperd.sweep.reasons import REASONS
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.scripts import Call, Script, source
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.reasons import REASONS
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable

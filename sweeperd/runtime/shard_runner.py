@@ -133,7 +133,7 @@ class ShardRunner:
             sweep.telemetry.failed(error, redis_down=True)
         except KindRefused as error:
             trouble = str(error)
-            sweep.telemetry.failed(error, redis_down=False, told=True)
+            sweep.telemetry.failed(error, redis_down=False, logged=True)
             log.warning("kind refused, it is not swept", extra={"shard": self.name, "error": trouble})
         except Exception as error:
             trouble = f"the sweep fails: {type(error).__name__}"

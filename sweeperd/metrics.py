@@ -109,6 +109,12 @@ class Metrics:
             ["shard"],
             registry=registry if lasting else None,
         )
+        self.foreign_expiries = Gauge(
+            "sweeperd_foreign_expiries",
+            "Reservations that another sweeper expired, by the last walk over all reservations",
+            ["shard"],
+            registry=registry if lasting else None,
+        )
         self.reconcile_runs = Counter(
             "sweeperd_reconcile_runs_total",
             "Walks of this process over all reservations, by result",
@@ -187,11 +193,12 @@ class Metrics:
         for result in ("ok", "error"):
             self.reconcile_runs.labels(shard, result)
 
-    def reconciled(self, shard: str, counts: dict[str, int], finished_at: float) -> None:
+    def reconciled(self, shard: str, counts: dict[str, int], finished_at: float, foreign_expiries: int = 0) -> None:
         """What the last walk over all reservations found, by this process or another; when it ended, Unix time."""
         for kind, count in counts.items():
             self.reconcile_findings.labels(shard, kind).set(count)
         self.reconcile_last.labels(shard).set(finished_at)
+        self.foreign_expiries.labels(shard).set(foreign_expiries)
 
     def announce_endpoint(self, endpoint: str) -> None:
         """Show an endpoint's series at 0 from the start."""
@@ -209,8 +216,9 @@ class Metrics:
 
     def forget_reconcile(self, shard: str) -> None:
         """The same for a shard that is walked no more: what was found is not looked at again."""
-        with contextlib.suppress(KeyError):
-            self.reconcile_last.remove(shard)
+        for gauge in (self.reconcile_last, self.foreign_expiries):
+            with contextlib.suppress(KeyError):
+                gauge.remove(shard)
         for kind in self._kinds.pop(shard, []):
             with contextlib.suppress(KeyError):
                 self.reconcile_findings.remove(shard, kind)

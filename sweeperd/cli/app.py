@@ -24,6 +24,7 @@ _COMMANDS = {
     "dead-letters": "dead_letters",
     "endpoints": "endpoints",
     "reconcile": "reconcile",
+    "ledger": "ledger",
 }
 
 

@@ -65,12 +65,16 @@ class Output:
         for row in rows:
             click.echo("\t".join(printable(_value(cell)) for cell in row))
 
+    def check_consent(self, question: str, *, yes: bool) -> None:
+        """Raises click.UsageError where neither `yes` nor a terminal can answer the question."""
+        if not yes and (self.as_json or not sys.stdin.isatty()):
+            raise click.UsageError(f"{printable(question)} This is no terminal to ask on; use --yes")
+
     def confirm(self, question: str, *, yes: bool) -> None:
         """Go on only where the operator agrees. Raises click.UsageError without a terminal to ask on."""
+        self.check_consent(question, yes=yes)
         if yes:
             return
-        if self.as_json or not sys.stdin.isatty():
-            raise click.UsageError(f"{printable(question)} This is no terminal to ask on; use --yes")
         if not click.confirm(printable(question), err=True):
             click.echo("nothing was changed", err=True)
             raise click.exceptions.Exit(1)

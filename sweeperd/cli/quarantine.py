@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from sweeperd.cli import quarantine_adopt
 from sweeperd.cli.options import Options, json_option, shard_option
 from sweeperd.cli.output import Cell, Output
 from sweeperd.cli.quarantine_change import Change, Selection, changing, reason_option
@@ -24,6 +25,9 @@ def command() -> None:
     Reservations that the sweep could not decide or not release exactly. They keep their state and their budget, and
     no sweep comes to them any more.
     """
+
+
+command.add_command(quarantine_adopt.command)
 
 
 @command.command("list")

@@ -2,26 +2,35 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
-import redis
 
 from sweeperd.cli.options import Exit, Options, json_option, shard_option, yes_option
-from sweeperd.cli.output import Cell, Output
-from sweeperd.errors import RedisUnavailable
-from sweeperd.ops.reconcile import FINDINGS, Fault, ReconcileReport, WalkProgress, WalkStage, kinds, reconcile
-from sweeperd.store.errors import describe
-from sweeperd.text import decode
+from sweeperd.cli.output import Output
+from sweeperd.cli.reconcile_output import Document, document, show, summary
+from sweeperd.cli.repair_budget import repair_budget
+from sweeperd.cli.troubles import Troubles, for_each_shard
+from sweeperd.config import Settings
+from sweeperd.ops.last_walk import read_last_report
+from sweeperd.ops.reconcile import FINDINGS, ReconcileReport, WalkProgress, WalkStage, mend, reconcile
+from sweeperd.store.shard import Shard
 
-#: Keys a second. Ten times what the daemon does: somebody is waiting.
-RATE = 10_000
+#: A shard with the report of its walk.
+Walked = tuple[Shard, ReconcileReport]
 
 
-@click.command("reconcile", short_help="Hold the index and the budgets against the reservations; mend the index.")
-@click.option("--repair", is_flag=True, help="Mend the index; budgets are never changed.")
-@click.option("--rate", type=click.IntRange(1), default=RATE, show_default=True, help="Keys a second, at most.")
+@click.command("reconcile", short_help="Compare index and budgets with the reservations.")
+@click.option("--repair", is_flag=True, help="Afterwards mend the index; budgets are not changed.")
+@click.option("--last", is_flag=True, help="Walk nothing; show what the daemon's last walk found.")
+@click.option(
+    "--repair-budget",
+    "budget",
+    metavar="BUDGET",
+    help="Walk twice for one budget, <scope>:<unit>, and end its drift if both walks agree on it.",
+)
+@click.option("--rate", type=click.IntRange(1), help="Keys per second, at most.  [default: as fast as Redis is idle]")
 @click.option(
     "--limit", type=click.IntRange(0, 100_000), default=FINDINGS, show_default=True, help="Findings shown for a shard."
 )
@@ -29,97 +38,99 @@ RATE = 10_000
 @yes_option
 @json_option
 @click.pass_obj
-def command(options: Options, repair: bool, rate: int, limit: int, shard: str | None, yes: bool, as_json: bool) -> None:
+def command(
+    options: Options,
+    repair: bool,
+    last: bool,
+    budget: str | None,
+    rate: int | None,
+    limit: int,
+    shard: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
     """
-    Walk all reservations, beside live traffic, and tell what the sweep cannot see.
+    Walk all reservations while traffic goes on, and report what the sweep cannot see.
 
-    It finds ACTIVE reservations that the index has lost, index entries without a reservation, scores that differ from
-    the reservation, and budgets whose reserved is not what their reservations hold.
+    It finds ACTIVE reservations that the index lacks, index entries without a reservation, scores that differ from the
+    reservation, reservations that another sweeper set aside, and budgets whose reserved is not what their reservations
+    hold. It is fast where Redis is idle, and makes way for other clients.
 
     Exit codes: 0 nothing found, or all of it mended; 1 something is left, or a shard could not be walked; 2 bad option
     or configuration.
     """
-    output = Output(as_json=as_json)
+    if (repair, last, budget is not None).count(True) > 1:
+        raise click.UsageError("--repair, --last and --repair-budget exclude each other")
+    output, troubles = Output(as_json=as_json), Troubles()
+    if repair or budget is not None:
+        output.check_consent("Mend what the walk finds?", yes=yes)
     with options.shards(shard) as (settings, shards):
-        if repair:
-            names = ", ".join(each.name for each in shards)
-            output.confirm(f"Mend the index of {names} where it is wrong?", yes=yes)
-        reports: dict[str, ReconcileReport] = {}
-        failures: dict[str, str] = {}
-        for each in shards:
-            with _progress(each.name) as progress:
-                try:
-                    reports[each.name] = reconcile(
-                        each, settings.sweep, rate, repair=repair, limit=limit, progress=progress
-                    )
-                except (RedisUnavailable, redis.RedisError) as error:
-                    # An index that is no sorted set, for one: the other shards are walked all the same.
-                    failures[each.name] = describe(error)
-    if as_json:
-        output.json(_document(reports, failures, repair=repair))
-    else:
-        _show(output, reports)
-    for name, problem in failures.items():
-        click.echo(f"sweeperd: shard {name}: it could not be walked: {problem}", err=True)
-    sys.exit(Exit.FAILED if failures or any(report.remaining for report in reports.values()) else Exit.DONE)
+        if budget is not None:
+            left = repair_budget(output, settings, shards, budget, rate, troubles, yes=yes)
+        elif last:
+            documents = _last(shards, troubles)
+            show(output, documents, troubles.down, repair=False)
+            left = any(each.get("remaining") for each in documents)
+        else:
+            left = _walk_and_mend(output, settings, shards, rate, limit, troubles, repair=repair, yes=yes)
+    troubles.end()
+    sys.exit(Exit.FAILED if left else Exit.DONE)
 
 
-def _document(reports: dict[str, ReconcileReport], failures: dict[str, str], *, repair: bool) -> dict[str, Any]:
-    walked = [{"shard": name, "down": None, **report.as_dict()} for name, report in reports.items()]
-    down = [{"shard": name, "down": problem} for name, problem in failures.items()]
-    return {
-        "repair": repair,
-        "found": sum(sum(report.found.values()) for report in reports.values()),
-        "remaining": sum(report.remaining for report in reports.values()),
-        "truncated": any(report.truncated for report in reports.values()),
-        "shards": [*walked, *down],
-    }
+def _last(shards: Sequence[Shard], troubles: Troubles) -> list[Document]:
+    found = []
+    for shard, report in for_each_shard(shards, read_last_report, troubles):
+        if report is None:
+            troubles.fail(f"shard {shard.name}: the daemon has not finished a walk yet")
+        else:
+            found.append({"shard": shard.name, "address": shard.address, **report})
+    return found
 
 
-def _show(output: Output, reports: dict[str, ReconcileReport]) -> None:
-    rows = [
-        (
-            name,
-            Cell(finding.fault.value, "green" if finding.mended else "red"),
-            decode(finding.subject),
-            finding.found,
-            finding.expected,
-            _difference(finding.bounds),
-            "mended" if finding.mended else "",
-        )
-        for name, report in reports.items()
-        for finding in report.findings
-    ]
-    if rows or not output.terminal:
-        output.table(("shard", "kind", "what", "found", "expected", "difference", "done"), rows)
-    for name, report in reports.items():
-        click.echo(_summary(name, report), err=not output.terminal)
+def _walk_and_mend(
+    output: Output,
+    settings: Settings,
+    shards: Sequence[Shard],
+    rate: int | None,
+    limit: int,
+    troubles: Troubles,
+    *,
+    repair: bool,
+    yes: bool,
+) -> bool:
+    """Returns whether something that was found is left."""
+
+    def walk(shard: Shard) -> ReconcileReport:
+        with _progress(shard.name) as progress:
+            return reconcile(shard, settings.sweep, rate, limit=limit, progress=progress)
+
+    walked = for_each_shard(shards, walk, troubles)
+    count = sum(len(report.mendable) for _, report in walked)
+    if repair and count:
+        if not yes:
+            show(output, [document(*each) for each in walked], troubles.down, repair=True)
+            output.confirm(f"Mend {count} of these in the index?", yes=yes)
+        mended = _mend(walked, troubles)
+        if not yes:
+            for each in mended:
+                output.say(summary(document(*each)))
+            return _left(mended)
+        walked = mended
+    show(output, [document(*each) for each in walked], troubles.down, repair=repair)
+    return _left(walked)
 
 
-def _difference(bounds: tuple[int, int] | None) -> str:
-    if bounds is None:
-        return ""
-    least, most = bounds
-    return f"{least:+d}" if least == most else f"{least:+d} to {most:+d}"
+def _left(walked: Sequence[Walked]) -> bool:
+    return any(report.remaining for _, report in walked)
 
 
-def _summary(name: str, report: ReconcileReport) -> str:
-    lines = [
-        f"{name}: {report.reservations} reservations, {report.entries} index entries and {report.budgets} budgets in "
-        f"{report.duration_seconds:.1f} s; found {kinds(report.found)}"
-    ]
-    if any(report.mended.values()):
-        lines.append(f"{name}: mended {kinds(report.mended)}")
-    lines += [f"  {fault.value}: {fault.says}" for fault in Fault if report.found.get(fault)]
-    if report.truncated:
-        lines.append(f"  only the first {len(report.findings)} are shown; see --limit")
-    if report.unjudged:
-        lines.append(f"  {report.unjudged} budgets could not be judged: too much happened, or they cannot be read")
-    if report.unreadable:
-        lines.append(
-            f"  what {report.unreadable} ACTIVE reservations hold cannot be read; it is missing from what is expected"
-        )
-    return "\n".join(lines)
+def _mend(walked: Sequence[Walked], troubles: Troubles) -> list[Walked]:
+    """The same, mended; a shard that fails keeps its report as it was."""
+    reports = {shard.name: report for shard, report in walked}
+    shards = [shard for shard, _ in walked]
+    for shard, report in for_each_shard(shards, lambda shard: mend(shard, reports[shard.name]), troubles):
+        reports[shard.name] = report
+    return [(shard, reports[shard.name]) for shard in shards]
 
 
 @contextlib.contextmanager

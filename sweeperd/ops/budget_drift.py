@@ -1,23 +1,24 @@
 """
-What each budget has reserved, held against what its reservations hold: one picture of a ledger that never stands still.
+Compares what each budget has reserved with what its reservations hold, while the ledger changes all the time.
 
-A sum over a long walk is not a sum of any moment, and a difference of two numbers that were read at different times is
-no drift. So nothing here compares such numbers. First, before the walk begins, `reserved` is read together with the
-server's TIME, in one script: that is the moment T. Then the walk may take as long as it likes, because a reservation
-says when it began (`created_at`) and when it ended (`committed_at`, `released_at`, `expired_at`), by the same clock and
-in the same atomic step that changed the budget. A reservation that is found ACTIVE and began before T held its amount
-at T. So did one that has ended since, and one that began after T did not, however late the walk comes by. Every
-reservation that held at T was there when the walk began and stays there until it comes by, because what has ended stays
-readable for an audit; and SCAN returns all that is there from its beginning to its end.
+A sum over a long walk is not the sum at any one moment, and the difference of two numbers that were read at different
+times is no drift. So such numbers are never compared. Before the walk begins, one script reads `reserved` together with
+the server's TIME: that is the moment T. The walk may then take as long as it needs, because a reservation says when it
+began (`created_at`) and when it ended (`committed_at`, `released_at`, `expired_at`), by the same clock and in the same
+atomic step that changed the budget. A reservation that is ACTIVE when it is read and began before T held its amount at
+T. So did one that ended after T; one that began after T did not. Every reservation that held at T existed when the walk
+began, and it still exists when the walk reads it, because an ended one stays readable for an audit; and SCAN returns
+every key that exists from its beginning to its end.
 
-Where a reservation's part in T cannot be told, it is counted as a possibility and never as a fact, so for each budget
-there is a least and a most that can have been held at T. Such cases are: it began or ended in the very millisecond of
-T; it does not say when; it has no state that says whether it holds; SCAN may have returned it twice. Only `reserved`
-outside of what is possible is a drift. Busy budgets would often be read in a millisecond in which something happened,
-so T is taken three times, and the drift has to fit all of the three.
+Where it is not certain whether a reservation held at T, its amount is counted as possible and not as certain, so for
+each budget there is a least and a most that can have been held at T. These cases are: it began or ended in the very
+millisecond of T; a time is missing; its state does not say whether it holds; SCAN may have returned it twice. Only a
+`reserved` outside of that range is a drift. T is taken three times, and the drift has to fit all three, because much
+happens within one millisecond of a busy budget.
 
-What was reserved for what cannot be read (amount, unit or scopes) is counted nowhere; how many such reservations there
-are is told beside the findings, for they may be what a budget holds too much for.
+A reservation whose amount cannot be read may hold any amount of its budgets, and one whose unit or scopes cannot be
+read may hold of any budget. Such a budget is not judged, unless its `reserved` is less than what readable reservations
+hold for certain. A CLOSED budget is not judged.
 
 Memory holds a few numbers for each budget, and a filter of fixed size.
 """
@@ -28,14 +29,14 @@ from dataclasses import dataclass, field
 
 from sweeperd.store.keys import Keys
 
-#: How many moments are looked at.
+#: How many moments of each budget are read.
 MOMENTS = 3
 #: Bits of the filter for each key of the database, and how many bits it has at least and at most: 32 MiB.
 _BITS_EACH, _BITS_LEAST, _BITS_MOST = 16, 1 << 20, 1 << 28
 
 
 class Seen:
-    """Which ids were seen before. It may be wrong about one that was not, never about one that was (a Bloom filter)."""
+    """A Bloom filter of ids: `add` may return True for a new id, and never returns False for a known one."""
 
     def __init__(self, expected: int) -> None:
         bits = min(max(expected * _BITS_EACH, _BITS_LEAST), _BITS_MOST)
@@ -43,7 +44,7 @@ class Seen:
         self._bits = bytearray((self._mask + 1) // 8)
 
     def add(self, entry: bytes) -> bool:
-        """Take it in. Returns whether it may have been in already."""
+        """Add an id. Returns whether it may have been added before."""
         digest = hashlib.blake2b(entry, digest_size=16).digest()
         before = True
         for start in range(0, 16, 4):
@@ -86,11 +87,11 @@ class Difference:
 
     @property
     def is_drift(self) -> bool:
-        """Whether it cannot be nothing."""
+        """Whether 0 is impossible."""
         return not self.least <= 0 <= self.most
 
     def meets(self, other: "Difference") -> "Difference | None":
-        """What both allow, as of the other's moment; None where that is nothing: something has changed in between."""
+        """The range that both allow, as of the other's moment; None where it is empty: something changed."""
         least, most = max(self.least, other.least), min(self.most, other.most)
         return Difference(least, most, other.reserved, other.held, other.at_ms) if least <= most else None
 
@@ -105,8 +106,13 @@ class BudgetDrift:
         #: The first and the last moment, ms; None before there is one.
         self.first_ms: int | None = None
         self.last_ms: int | None = None
-        #: ACTIVE reservations whose amount, unit or scopes cannot be read; at most a few of these twice.
+        #: CLOSED budgets.
+        self.closed: set[bytes] = set()
+        #: ACTIVE reservations whose amount, unit or scopes cannot be read; a few may count twice.
         self.unreadable = 0
+        #: The budgets of which an unreadable reservation holds something, and whether any budget may be one of them.
+        self._unread: set[bytes] = set()
+        self._unread_anywhere = False
 
     def __len__(self) -> int:
         return len(self._budgets)
@@ -115,12 +121,14 @@ class BudgetDrift:
         return key in self._budgets
 
     def reserved(self, at_ms: int, budgets: Iterable[tuple[bytes, bytes]]) -> None:
-        """What these had reserved at that moment, as reconcile_budgets.lua tells it."""
+        """What these budgets had reserved at that moment, as reconcile_budgets.lua replies."""
         self.first_ms = at_ms if self.first_ms is None else min(self.first_ms, at_ms)
         self.last_ms = at_ms if self.last_ms is None else max(self.last_ms, at_ms)
         for key, text in budgets:
-            if text == b"":
+            if text in (b"", b"-"):
                 self._budgets.pop(key, None)
+                if text:
+                    self.closed.add(key)
                 continue
             budget = self._budgets.setdefault(key, _Budget())
             if text == b"?":
@@ -129,13 +137,13 @@ class BudgetDrift:
                 budget.moments.append(_Moment(at_ms, int(text)))
 
     def held(self, entry: bytes, holding: Sequence[bytes]) -> None:
-        """What a reservation holds, as reconcile_look.lua tells it."""
-        if len(holding) == 1:
-            self.unreadable += 1
+        """What a reservation holds, as reconcile_look.lua replies."""
+        if holding[0] == b"unreadable":
+            self._hold_unreadable(holding[1:])
             return
         began, ended, amount_text, unit, *scopes = holding
         amount = int(amount_text)
-        once = not self._seen.add(entry)
+        first_time = not self._seen.add(entry)
         from_ms = int(began) if began else None
         until_ms = int(ended) if ended not in (b"", b"?") else None
         for scope in scopes:
@@ -147,12 +155,32 @@ class BudgetDrift:
                 moment.most += amount
                 surely_began = from_ms is not None and from_ms < at
                 surely_holds = ended == b"" or (until_ms is not None and until_ms > at)
-                if once and surely_began and surely_holds:
+                if first_time and surely_began and surely_holds:
                     moment.least += amount
 
+    def _hold_unreadable(self, unit_and_scopes: Sequence[bytes]) -> None:
+        self.unreadable += 1
+        if not unit_and_scopes:
+            self._unread_anywhere = True
+            return
+        unit, *scopes = unit_and_scopes
+        self._unread.update(self._keys.budget(scope, unit) for scope in scopes)
+
+    def unread(self, key: bytes) -> bool:
+        """Whether a reservation that cannot be read may hold something of this budget."""
+        return self._unread_anywhere or key in self._unread
+
     def differences(self) -> Mapping[bytes, Difference | None]:
-        """For each budget; None where it cannot be read, or where its moments contradict each other."""
-        return {key: _difference(budget) for key, budget in self._budgets.items()}
+        """
+        For each budget; None where it is not judged: it or some of its reservations cannot be read, or its moments
+        contradict each other.
+        """
+        return {key: self._judged(key, _difference(budget)) for key, budget in self._budgets.items()}
+
+    def _judged(self, key: bytes, difference: Difference | None) -> Difference | None:
+        if difference is None or not self.unread(key) or difference.most < 0:
+            return difference
+        return None
 
 
 def _difference(budget: _Budget) -> Difference | None:

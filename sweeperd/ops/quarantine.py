@@ -66,6 +66,7 @@ class Quarantine:
         self._length = settings.pipeline_depth
         self._pager = IndexPager(shard, shard.keys.quarantine)
         self._requeue = Script("ops/requeue")
+        self._dismiss = Script("ops/dismiss")
         self._explain = Script("ops/explain")
 
     def size(self) -> int:
@@ -90,16 +91,20 @@ class Quarantine:
             yield done
 
     def dismiss(self, wanted: QuarantineFilter) -> Iterator[list[QuarantineChange]]:
-        """Take them off the list, page by page. Reservation and budgets stay as they are."""
+        """Take entries off the list, page by page. The hash gets `dismissed_at`; state and budgets stay as they are."""
         removed: set[bytes] = set()
         for page in self._pages(wanted, lambda entry: entry.id not in removed):
             removed.clear()
-            pipeline = self._shard.client.pipeline(transaction=False)
-            for entry in page:
-                pipeline.zrem(self._shard.keys.quarantine, entry.id)
-            gone = pipeline.execute()
+            replies = self._dismiss.run_many(self._shard.client, [self._dismissal(entry.id) for entry in page])
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    raise reply
             removed.update(entry.id for entry in page)
-            yield [QuarantineChange(entry, "" if count else NOT_THERE) for entry, count in zip(page, gone, strict=True)]
+            problems = ["" if reply == b"dismissed" else NOT_THERE for reply in replies]
+            yield [QuarantineChange(entry, problem) for entry, problem in zip(page, problems, strict=True)]
+
+    def _dismissal(self, entry: bytes) -> Call:
+        return Call([self._shard.keys.reservation(entry), self._shard.keys.quarantine], [entry])
 
     def _requeue_page(self, page: Sequence[SetAside]) -> list[QuarantineChange]:
         keys, client = self._shard.keys, self._shard.client

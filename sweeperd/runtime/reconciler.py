@@ -1,48 +1,35 @@
-"""The daemon's own walk over a shard, now and then: `reconcile` without repair, its findings logged and exported."""
+"""The daemon's own walk over a shard, now and then: its findings are logged and exported, and nothing is mended."""
 
 import logging
 import threading
 import time
-from typing import Any
-
-import pydantic
-import redis
 
 from sweeperd.config import Settings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
+from sweeperd.ops.last_walk import LastWalk, WalkStore
 from sweeperd.ops.reconcile import Fault, ReconcileReport, reconcile
 from sweeperd.ops.throttle import Interrupted
-from sweeperd.store.errors import is_full
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)
 
-#: The longest between two looks at whether it is time for a walk, seconds.
-LOOK = 60.0
-#: How long to leave it after a walk that failed, seconds; no longer than the interval.
+#: The longest time between two checks whether a walk is due, seconds.
+CHECK_EVERY = 60.0
+#: How long to wait after a walk that failed, seconds; no longer than the interval.
 RETRY = 600.0
-#: How many findings are logged and kept of each walk; all are counted.
-TOLD = 20
-
-
-class Walked(pydantic.BaseModel):
-    """What all replicas know of the last complete walk: the field `last` of the HASH, JSON."""
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
-
-    #: ms on Redis's clock.
-    finished_at: int
-    #: Kind of finding -> how many.
-    found: dict[Fault, int]
+#: How many findings of each walk are logged and kept; all are counted.
+KEPT = 20
 
 
 class PeriodicReconciler:
     """
-    Walks one shard once in each `reconcile.interval`, whichever replica's turn it is. When the last walk ended is kept
-    in Redis, so a daemon that is started again and again does not walk again and again, and all replicas export what it
-    found.
+    Walks one shard once in each `reconcile.interval`, on one of the replicas. The end of the last walk is kept in
+    Redis: a daemon that restarts does not walk again too early, and all replicas export what it found. The place of an
+    unfinished walk is kept as well: the next one goes on from there, while Redis is still the same process.
+
+    The rate rises where `reconcile.rate` would not end the walk within half of the interval.
     """
 
     def __init__(self, settings: Settings, shard: Shard, metrics: Metrics, stop: threading.Event) -> None:
@@ -53,27 +40,28 @@ class PeriodicReconciler:
         self._shard = shard
         self._metrics = metrics
         self._stop = stop
+        self._store = WalkStore(shard)
         self._lease = Lease(shard, "reconcile", settings.sweep.lease_ttl)
-        #: How often `look` is to be called, seconds.
-        self.look_every = min(LOOK, self._interval / 4)
-        self._looked = False
+        #: How often `run_if_due` should be called, seconds.
+        self.check_every = min(CHECK_EVERY, self._interval / 4)
+        self._checked = False
         self._wait_until = 0.0
-        #: The last walk of this process, where Redis was too full to take it.
-        self._own: Walked | None = None
+        #: The last walk of this process, where Redis was too full to keep it.
+        self._own: LastWalk | None = None
         metrics.announce_reconcile(shard.name, [fault.value for fault in Fault])
 
-    def look(self) -> None:
-        """Export what is known; walk where it is time. Raises RedisUnavailable."""
+    def run_if_due(self) -> None:
+        """Export what is known; walk where a walk is due. Raises RedisUnavailable, redis.RedisError."""
         if self._stop.is_set():
             return
         with self._shard.reaching():
             now = self._shard.read_clock()
-            last = self._read()
+            last = self._last()
             if last:
-                self._show(last)
-            # Not at the first look: a daemon that starts has more urgent things to do.
-            first, self._looked = not self._looked, True
-            # A walk that ended in the future was timed by a clock that was wrong.
+                self._export(last)
+            # Not at the first check: a daemon that starts has more urgent work.
+            first, self._checked = not self._checked, True
+            # The end of a walk in the future comes from a clock that was wrong.
             rested = last and last.finished_at <= now < last.finished_at + self._interval * 1000
             if first or rested or time.monotonic() < self._wait_until or not self._lease.acquire():
                 return
@@ -84,7 +72,16 @@ class PeriodicReconciler:
         shard = self._shard.name
         self._wait_until = time.monotonic() + min(RETRY, self._interval)
         try:
-            report = reconcile(self._shard, self._sweep, self._rate, limit=TOLD, stop=self._stop)
+            report = reconcile(
+                self._shard,
+                self._sweep,
+                self._rate,
+                within=self._interval / 2,
+                limit=KEPT,
+                stop=self._stop,
+                resume=self._store.cursor(),
+                checkpoint=self._store.write_cursor,
+            )
         except Interrupted:
             return
         except RedisUnavailable as error:
@@ -94,49 +91,38 @@ class PeriodicReconciler:
         except Exception:
             self._metrics.reconcile_runs.labels(shard, "error").inc()
             raise
-        walked = Walked(finished_at=self._shard.read_clock(), found=dict(report.found))
-        self._write(walked, report)
+        walk = LastWalk(
+            finished_at=self._shard.read_clock(), found=dict(report.found), foreign_expiries=report.foreign_expiries
+        )
+        self._own = None if self._store.finish(walk, report) else walk
         self._metrics.reconcile_runs.labels(shard, "ok").inc()
         self._wait_until = 0.0
-        self._show(walked)
+        self._export(walk)
         self._log(report)
 
-    def _read(self) -> Walked | None:
-        entry = self._shard.client.hget(self._shard.keys.reconcile, "last")
-        known = [self._own] if self._own else []
-        if isinstance(entry, bytes):
-            try:
-                known.append(Walked.model_validate_json(entry))
-            except ValueError:
-                log.warning("what is kept of the last reconcile cannot be read", extra={"shard": self._shard.name})
-        return max(known, key=lambda walked: walked.finished_at, default=None)
+    def _last(self) -> LastWalk | None:
+        known = [walk for walk in (self._own, self._store.last()) if walk]
+        return max(known, key=lambda walk: walk.finished_at, default=None)
 
-    def _write(self, walked: Walked, report: ReconcileReport) -> None:
-        values: dict[Any, Any] = {"last": walked.model_dump_json(), "report": report.as_json()}
-        try:
-            self._shard.client.hset(self._shard.keys.reconcile, mapping=values)
-        except redis.ResponseError as error:
-            if not is_full(error):
-                raise
-            self._own = walked
-
-    def _show(self, walked: Walked) -> None:
-        counts = {fault.value: walked.found.get(fault, 0) for fault in Fault}
-        self._metrics.reconciled(self._shard.name, counts, walked.finished_at / 1000)
+    def _export(self, walk: LastWalk) -> None:
+        counts = {fault.value: walk.found.get(fault, 0) for fault in Fault}
+        self._metrics.reconciled(self._shard.name, counts, walk.finished_at / 1000, walk.foreign_expiries)
 
     def _log(self, report: ReconcileReport) -> None:
-        about: dict[str, object] = {"shard": self._shard.name}
+        fields: dict[str, object] = {"shard": self._shard.name}
         for finding in report.findings:
-            log.warning("reconcile found a fault", extra=about | finding.as_dict())
+            log.warning("reconcile found a fault", extra=fields | finding.as_dict())
         log.log(
             logging.WARNING if report.remaining else logging.INFO,
             "reconciled",
-            extra=about
+            extra=fields
             | {
                 "reservations": report.reservations,
                 "budgets": report.budgets,
                 "budgets_unjudged": report.unjudged,
                 "unreadable": report.unreadable,
+                "foreign_expiries": report.foreign_expiries,
+                "resumed": report.resumed,
                 "findings": report.remaining,
                 "findings_logged": len(report.findings),
                 "seconds": round(report.duration_seconds, 3),

@@ -59,7 +59,7 @@ class ShardRunner:
         if settings.reconcile.interval:
             self._reconciler = PeriodicReconciler(settings, shard, metrics, stop)
             # A walk may take a day and is ended by a stop within a moment, so it is never stuck.
-            every = self._reconciler.look_every
+            every = self._reconciler.check_every
             self._vital.append(PeriodicTask(f"reconcile of {self.name}", self._reconcile, every, math.inf))
         else:
             metrics.forget_reconcile(shard.name)
@@ -156,6 +156,6 @@ class ShardRunner:
     def _reconcile(self) -> None:
         assert self._reconciler  # noqa: S101 - for the type checker
         try:
-            self._reconciler.look()
+            self._reconciler.run_if_due()
         except RedisUnavailable as error:
             log.warning("reconcile waits for redis", extra={"shard": self.name, "error": str(error)})

@@ -6,9 +6,8 @@ import pytest
 
 from sweeperd.config import Settings, SweepSettings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.ops import reconcile as module
 from sweeperd.ops.check import CheckLevel, check_shard, worst
-from sweeperd.ops.reconcile import Fault, ReconcileReport, WalkProgress, WalkStage, reconcile
+from sweeperd.ops.reconcile import Fault, ReconcileReport, WalkProgress, WalkStage, faults, keyspace, mend, reconcile
 from sweeperd.store.shard import Shard, open_shards
 from tests.support.harness import reserve
 from tests.topology.servers import cluster, moved_step_by_step
@@ -18,12 +17,13 @@ IDS = [str(number) for number in range(150)]
 
 
 def walk(shard: Shard, progress: WalkProgress = lambda *_: None, *, repair: bool = False) -> ReconcileReport:
-    return reconcile(shard, SweepSettings(), 1e9, repair=repair, progress=progress)
+    report = reconcile(shard, SweepSettings(), 1e9, progress=progress)
+    return mend(shard, report) if repair else report
 
 
 def test_a_slot_that_moves_under_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SETTLE", "IDENTIFY"):
-        monkeypatch.setattr(module, name, 0.0)
+    monkeypatch.setattr(faults, "SETTLE", 0.0)
+    monkeypatch.setattr(keyspace, "IDENTIFY", 0.0)
     with cluster() as running:
         source, target = running.owner(PREFIX), running.other_primary(PREFIX)
         with running.client(source) as client:
@@ -58,7 +58,7 @@ def test_a_slot_that_moves_under_the_walk(monkeypatch: pytest.MonkeyPatch) -> No
                 if stage is WalkStage.RESERVATIONS and running.owner(PREFIX) is target:
                     assert list(moved_step_by_step(running, PREFIX, source))[-1] == "closed"
 
-            with pytest.raises(RedisUnavailable, match="another took its place"):
+            with pytest.raises(RedisUnavailable, match="replaced during the walk"):
                 walk(shard, move_back)
             shard.client.zrem(shard.keys.reservation_index, *IDS[:10])
             mended = walk(shard, repair=True)

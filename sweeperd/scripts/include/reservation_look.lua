@@ -1,4 +1,4 @@
--- What an operator's scripts see of a reservation. Nothing here writes.
+-- Reads a reservation for the scripts of operators. Nothing here writes.
 
 -- @include clock
 
@@ -7,7 +7,8 @@ do
   -- The state and more of a reservation. Nil where there is no such key; nil and true where it is no hash.
   function look.row(key)
     local row = redis.pcall('HMGET', key, 'state', 'expires_at', 'quarantined_at', 'created_at', 'estimate_amount',
-      'estimate_unit', 'budgeted_scopes', 'affected_scopes', 'grace_ms', 'committed_at', 'released_at', 'expired_at')
+      'estimate_unit', 'budgeted_scopes', 'affected_scopes', 'grace_ms', 'committed_at', 'released_at', 'expired_at',
+      'dismissed_at', 'expired_event')
     if row.err then
       if string.find(row.err, 'WRONGTYPE', 1, true) then
         return nil, true
@@ -20,12 +21,12 @@ do
     return row
   end
 
-  -- What is wrong between the index and a reservation, or nil; then the score that it should have, and the one that
-  -- it has. Both are read in the same moment, so it is so at that moment.
+  -- What is wrong between the index and a reservation, or nil; then the score that the index should have, and the one
+  -- that it has. All is read in one step, so it holds at that moment.
   --
-  -- A deadline that cannot be read gives score 0: the sweep then looks at the entry at once, and sets it aside. Where
-  -- its turn comes anyway, nothing is wrong. What is set aside is not lost: it is in the quarantine, or was dismissed
-  -- from there by an operator, and the hash still says so.
+  -- A deadline that cannot be read gives score 0: the next sweep then decides the entry, and sets it aside. Where the
+  -- entry is due anyway, nothing is wrong. A reservation that was set aside is not lost. It is in the quarantine; or an
+  -- operator dismissed it from there (`dismissed`); or another sweeper set it aside (`foreign_quarantine`).
   function look.fault(index, quarantine, id, row, wrong_type)
     local score = redis.call('ZSCORE', index, id)
     if not row then
@@ -40,8 +41,12 @@ do
     local deadline = clock.whole(row[2])
     local wanted = deadline and row[2] or '0'
     if not score then
-      if row[3] or redis.call('ZSCORE', quarantine, id) then
+      if redis.call('ZSCORE', quarantine, id) then
         return nil
+      elseif row[13] then
+        return 'dismissed', '', ''
+      elseif row[3] then
+        return 'foreign_quarantine', '', ''
       end
       return 'lost', wanted, ''
     end

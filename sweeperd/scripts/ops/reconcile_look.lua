@@ -1,18 +1,20 @@
--- Looks at a few reservations for `sweeperd reconcile`: is the index right about each, and what does it hold?
+-- Reads a few reservations for `sweeperd reconcile`: whether the index is right about each, and what it holds.
 --
 -- KEYS[1] -> reservation:ttl       ZSET  bare id -> expires_at, ms on this server's clock
 -- KEYS[2] -> sweeperd:quarantine   ZSET  bare id -> ms when it was set aside
 -- KEYS[3..] -> reservation:res_<id>  HASH  the reservations
 --
 -- ARGV[1] -> grace in ms for a reservation that has no grace_ms of its own
--- ARGV[2] -> what was held only before this moment, ms, is not told; '': what is held is not asked for
+-- ARGV[2] -> ms: holdings that ended before this moment are left out; '': no holdings are returned
 -- ARGV[3..] -> the bare ids
 --
--- Returns for each: 0 where there is nothing to tell, else {fault or '', what it holds}. What it holds is
---   {}                                             nothing, or nothing that is asked for
---   {'unreadable'}                                 it is ACTIVE, and its amount, unit or scopes cannot be read
---   {from, until, amount, unit, scope, scope, ...} from: ms when it began, '' where that cannot be told; until: ms when
---                                                  it ended, '' where it still holds, '?' where that cannot be told
+-- Returns for each: 0 where there is nothing to report, else {mark or '', holding}. Marks are the faults of
+-- reconcile_entry.lua, `dismissed`, and `foreign_expiry` (EXPIRED without `expired_event`). A holding is
+--   {}                                             nothing, or none was asked for
+--   {'unreadable', unit, scope, ...}               it is ACTIVE, and its amount cannot be read
+--   {'unreadable'}                                 the same, and its unit or scopes cannot be read either
+--   {from, until, amount, unit, scope, scope, ...} from: ms when it began, '' where that is unknown; until: ms when it
+--                                                  ended, '' where it still holds, '?' where that is unknown
 
 -- @include clock
 -- @include deadline
@@ -53,25 +55,42 @@ local function holding(row)
   if not ending then
     return {}
   end
-  local scopes = scopes_parse(row[7] or row[8] or '')
-  if not scopes or #scopes > MAX_SCOPES or not is_amount(row[5]) or not row[6] or row[6] == '' then
-    return row[1] == 'ACTIVE' and {'unreadable'} or {}
+  local scopes = row[6] and row[6] ~= '' and scopes_parse(row[7] or row[8] or '')
+  if scopes and #scopes > MAX_SCOPES then
+    scopes = nil
+  end
+  if not scopes or not is_amount(row[5]) then
+    if row[1] ~= 'ACTIVE' then
+      return {}
+    end
+    return scopes and {'unreadable', row[6], unpack(scopes)} or {'unreadable'}
   end
   local began = clock.whole(row[4])
-  -- What began after now, or after its own end, was not written by this server's clock.
-  local told = began and began <= clock.now and began <= (clock.whole(ending) or began)
-  local held = {told and row[4] or '', ending, row[5], row[6]}
+  -- A time after now, or after its own end, was not written by this server's clock.
+  local known = began and began <= clock.now and began <= (clock.whole(ending) or began)
+  local held = {known and row[4] or '', ending, row[5], row[6]}
   for i = 1, #scopes do
     held[i + 4] = scopes[i]
   end
   return held
 end
 
+-- The mark, as above; nil where there is none.
+local function mark(id, row, wrong_type)
+  if row and row[1] == 'EXPIRED' then
+    return not row[14] and 'foreign_expiry' or nil
+  end
+  return (look.fault(KEYS[1], KEYS[2], id, row, wrong_type))
+end
+
 local found = {}
 for i = 3, #KEYS do
   local row, wrong_type = look.row(KEYS[i])
-  local fault = look.fault(KEYS[1], KEYS[2], ARGV[i], row, wrong_type)
-  local held = row and since and holding(row) or {}
-  found[i - 2] = (fault or #held > 0) and {fault or '', held} or 0
+  local seen = mark(ARGV[i], row, wrong_type)
+  local held = {}
+  if since then
+    held = row and holding(row) or (wrong_type and {'unreadable'}) or {}
+  end
+  found[i - 2] = (seen or #held > 0) and {seen or '', held} or 0
 end
 return found

@@ -1,8 +1,8 @@
--- Which of a few reservations are not there? Tells a walk over the index where to look closer.
+-- Finds which of a few reservations do not exist, for the walk over the index.
 --
 -- KEYS -> reservation:res_<id>  HASH  the reservations
 --
--- Returns the positions of those that are not there, from 0.
+-- Returns the positions of the keys that do not exist, counted from 0.
 
 local gone = {}
 for i = 1, #KEYS do

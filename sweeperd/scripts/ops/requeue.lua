@@ -34,6 +34,6 @@ if redis.call('EXISTS', KEYS[1]) == 1 then
   score = row[1]
 end
 redis.call('ZREM', KEYS[3], ARGV[1])
-redis.call('HDEL', KEYS[1], 'quarantined_at', 'quarantine_reason')
+redis.call('HDEL', KEYS[1], 'quarantined_at', 'quarantine_reason', 'dismissed_at')
 redis.call('ZADD', KEYS[2], score, ARGV[1])
 return 'requeued'

@@ -339,7 +339,31 @@ def test_dismiss_takes_it_off_the_list_only(world: World, sweeperd: Sweeperd) ->
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == "dismissed 2 entries\nstill locked in each of their scopes: 200 TOKENS\n"
     del before[world.keys.quarantine][RID], before[world.keys.quarantine][b"r2"]
-    assert world.snapshot() == before
+    after = world.snapshot()
+    for rid in (RID, b"r2"):
+        assert int(after[world.keys.reservation(rid)].pop(b"dismissed_at")) > 0
+    assert after == before
+
+
+def test_adopt_takes_over_what_another_sweeper_set_aside(client: redis.Redis, sweeperd: Sweeperd) -> None:
+    reserve(client, ["one", "two", "three", "healthy"])
+    for rid in ("one", "two", "three"):
+        client.hset(f"reservation:res_{rid}", mapping={"quarantined_at": 1234, "quarantine_reason": "INVALID_ESTIMATE"})
+        client.zrem("reservation:ttl", rid)
+    assert sweeperd("reconcile", "--json").document["shards"][0]["found"]["foreign_quarantine"] == 3
+    ran = sweeperd("quarantine", "adopt", "one", "healthy", "--yes", "--json")
+    assert (ran.code, ran.document["adopted"]) == (1, 1)
+    assert ran.err == "sweeperd: healthy has no mark of another sweeper\n"
+    assert sweeperd("quarantine", "adopt", "--all", "--yes", "--json").document["adopted"] == 2
+    assert client.zrange("sweeperd:quarantine", 0, -1, withscores=True) == [
+        (b"one", 1234.0),
+        (b"three", 1234.0),
+        (b"two", 1234.0),
+    ]
+    assert sweeperd("reconcile", "--json").document["found"] == 0
+    assert sweeperd("quarantine", "adopt", "--all", "--yes", "--json").document["adopted"] == 0
+    assert sweeperd("quarantine", "requeue", "--all", "--yes", "--json").document["requeued"] == 3
+    assert sweeperd("quarantine", "adopt").code == 2
 
 
 def test_what_stays_locked_is_told_exactly(sweeperd: Sweeperd, client: redis.Redis) -> None:

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from sweeperd.config import SweepSettings
 from sweeperd.ledger import Ledger
-from sweeperd.ops import reconcile as module
-from sweeperd.ops.reconcile import Fault, ReconcileReport, reconcile
+from sweeperd.ops.reconcile import Fault, Finding, ReconcileReport, faults, keyspace, mend, reader, reconcile
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.reservations import reservations
@@ -55,8 +54,10 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hardly a key in each step, so that as much as can be happens between two steps."""
-    for name, value in {"PAGE": 1, "LOOK": 1, "SETTLE": 0.0, "IDENTIFY": 0.0}.items():
-        monkeypatch.setattr(module, name, value)
+    for module, name in ((keyspace, "PAGE"), (reader, "SCRIPT_BATCH"), (reader, "BATCH"), (faults, "CONFIRM")):
+        monkeypatch.setattr(module, name, 1)
+    monkeypatch.setattr(faults, "SETTLE", 0.0)
+    monkeypatch.setattr(keyspace, "IDENTIFY", 0.0)
 
 
 @dataclass
@@ -73,7 +74,8 @@ class Walks:
         def walk() -> None:
             while True:
                 last = over.is_set()
-                self.reports.append(reconcile(shard, SweepSettings(), FAST, repair=repair))
+                report = reconcile(shard, SweepSettings(), FAST)
+                self.reports.append(mend(shard, report) if repair else report)
                 if last:
                     return
 
@@ -85,7 +87,7 @@ class Walks:
             walking.result()
 
     @property
-    def findings(self) -> list[module.Finding]:
+    def findings(self) -> list[Finding]:
         return [finding for report in self.reports for finding in report.findings]
 
 
@@ -157,12 +159,12 @@ def test_many_reservations_beside_steady_traffic(client: redis.Redis, server: Se
         done = pool.submit(sweep)
         with Load(ledger, RATE, 4) as load:
             try:
-                clean = reconcile(shard, SweepSettings(), FAST, repair=True)
+                clean = mend(shard, reconcile(shard, SweepSettings(), FAST))
                 lost = standing[: RESERVATIONS // 100]
                 client.zrem("reservation:ttl", *lost)
                 client.zadd("reservation:ttl", {"no such": 1e15, standing[-1]: 5e14})
                 client.hincrby(f"budget:{planted_at}:{UNIT}", "reserved", 10**6)
-                mending = reconcile(shard, SweepSettings(), FAST, repair=True, limit=RESERVATIONS)
+                mending = mend(shard, reconcile(shard, SweepSettings(), FAST, limit=RESERVATIONS))
             finally:
                 sweeping.set()
                 done.result()

@@ -10,7 +10,7 @@ import pytest
 from sweeperd.config import Settings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
-from sweeperd.ops import reconcile
+from sweeperd.ops.reconcile import faults
 from sweeperd.runtime import reconciler as module
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.runtime.shard_runner import ShardRunner
@@ -25,7 +25,7 @@ RECORD = "sweeperd:reconcile"
 
 @pytest.fixture(autouse=True)
 def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile, "SETTLE", 0.0)
+    monkeypatch.setattr(faults, "SETTLE", 0.0)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def replica(server: Server) -> Iterator[Make]:
             settings = Settings.model_validate({"reconcile": {"interval": interval, "rate": rate}})
             metrics = Metrics()
             patrol = PeriodicReconciler(settings, shard, metrics, stop or threading.Event())
-            patrol.look()
+            patrol.run_if_due()
             return patrol, metrics
 
         yield make
@@ -67,15 +67,15 @@ def test_it_tells_what_it_finds_and_mends_nothing(
     patrol, metrics = replica()
     assert (runs(metrics), findings(metrics)) == (0, {}), "the first look is none"
     with caplog.at_level(logging.INFO, "sweeperd"):
-        patrol.look()
+        patrol.run_if_due()
     assert (runs(metrics), runs(metrics, "error")) == (1, 0)
-    assert findings(metrics) == {"lost": 25, "orphan": 1, "wrong_score": 0, "budget_drift": 1}
+    assert findings(metrics) == {"lost": 25, "orphan": 1, "wrong_score": 0, "foreign_quarantine": 0, "budget_drift": 1}
     now = shard.read_clock() / 1000
     last = metrics.registry.get_sample_value("sweeperd_reconcile_last_timestamp_seconds", {"shard": "default"})
     assert last is not None
     assert now - 60 < last <= now
     told = [record for record in caplog.records if record.message == "reconcile found a fault"]
-    assert len(told) == module.TOLD
+    assert len(told) == module.KEPT
     assert all(record.levelno == logging.WARNING for record in told)
     (summary,) = [record for record in caplog.records if record.message == "reconciled"]
     assert (summary.levelno, vars(summary)["findings"]) == (logging.WARNING, 27)
@@ -88,22 +88,22 @@ def test_it_tells_what_it_finds_and_mends_nothing(
 def test_once_in_each_interval_whoever_is_asked_and_however_often_it_starts(replica: Make, shard: Shard) -> None:
     shard.client.zadd("reservation:ttl", {"orphan": 1})
     first, metrics = replica()
-    first.look()
-    first.look()
+    first.run_if_due()
+    first.run_if_due()
     assert runs(metrics) == 1
     restarted, its_metrics = replica()
     assert findings(its_metrics)["orphan"] == 1, "known from the first look on"
-    restarted.look()
+    restarted.run_if_due()
     assert runs(its_metrics) == 0
     # Half the interval later it is not time, after the whole of it it is.
     patrol, soon = replica("200ms")
-    eventually(lambda: patrol.look() or runs(soon) == 2)
+    eventually(lambda: patrol.run_if_due() or runs(soon) == 2)
 
 
 def test_a_time_in_the_future_is_not_believed(replica: Make, shard: Shard) -> None:
     patrol, metrics = replica()
     shard.client.hset(RECORD, "last", '{"finished_at": 9000000000000, "found": {"lost": 3}}')
-    patrol.look()
+    patrol.run_if_due()
     assert runs(metrics) == 1
 
 
@@ -111,25 +111,25 @@ def test_a_time_in_the_future_is_not_believed(replica: Make, shard: Shard) -> No
 def test_a_record_that_cannot_be_read_is_none(replica: Make, shard: Shard, record: str) -> None:
     shard.client.hset(RECORD, "last", record.encode("utf-8", "surrogateescape"))
     patrol, metrics = replica()
-    patrol.look()
+    patrol.run_if_due()
     assert runs(metrics) == 1
 
 
 def test_one_replica_at_a_time(replica: Make, shard: Shard) -> None:
     shard.client.set("sweeperd:lease:reconcile", "another's", px=60_000)
     patrol, metrics = replica()
-    patrol.look()
+    patrol.run_if_due()
     assert runs(metrics) == 0
     shard.client.delete("sweeperd:lease:reconcile")
-    patrol.look()
+    patrol.run_if_due()
     assert runs(metrics) == 1
 
 
-def test_a_stop_ends_it_at_once_and_another_begins_anew(replica: Make, shard: Shard) -> None:
+def test_a_stop_ends_it_at_once_and_another_walks_in_its_place(replica: Make, shard: Shard) -> None:
     reserve(shard.client, [str(number) for number in range(200)], overdue_by=-50_000)
     stop = threading.Event()
     patrol, metrics = replica(stop=stop, rate=1)
-    walking = threading.Thread(target=patrol.look)
+    walking = threading.Thread(target=patrol.run_if_due)
     walking.start()
     eventually(lambda: shard.client.exists("sweeperd:lease:reconcile"))
     stop.set()
@@ -138,7 +138,7 @@ def test_a_stop_ends_it_at_once_and_another_begins_anew(replica: Make, shard: Sh
     assert not shard.client.exists("sweeperd:lease:reconcile", RECORD)
     assert (runs(metrics), runs(metrics, "error")) == (0, 0)
     other, its_metrics = replica()
-    other.look()
+    other.run_if_due()
     assert runs(its_metrics) == 1
 
 
@@ -148,37 +148,37 @@ def test_a_failure_is_counted_and_left_alone_for_a_while(
     patrol, metrics = replica()
     shard.client.set("reservation:ttl", "no index")
     with pytest.raises(Exception, match="WRONGTYPE"):
-        patrol.look()
-    patrol.look()
+        patrol.run_if_due()
+    patrol.run_if_due()
     assert (runs(metrics), runs(metrics, "error")) == (0, 1)
     patrol, metrics = replica("1s")
     shard.client.delete("reservation:ttl")
-    eventually(lambda: patrol.look() or runs(metrics) == 1)
+    eventually(lambda: patrol.run_if_due() or runs(metrics) == 1)
 
 
 def test_without_redis(own_server: Server, replica: Make) -> None:
     patrol, metrics = replica(at=own_server)
     own_server.kill()
     with pytest.raises(RedisUnavailable):
-        patrol.look()
+        patrol.run_if_due()
     assert runs(metrics, "error") == 0, "no walk was begun"
     own_server.start()
-    patrol.look()
+    patrol.run_if_due()
     assert runs(metrics) == 1
 
 
 def test_a_full_redis_takes_no_note_and_the_process_knows(own_server: Server, replica: Make) -> None:
     patrol, metrics = replica(at=own_server)
     with a_shard(own_server) as shard, full(shard):
-        patrol.look()
-        patrol.look()
+        patrol.run_if_due()
+        patrol.run_if_due()
         assert runs(metrics) == 1
         assert not shard.client.exists(RECORD)
 
 
 def test_what_is_walked_no_more_is_not_shown(replica: Make, shard: Shard) -> None:
     patrol, metrics = replica()
-    patrol.look()
+    patrol.run_if_due()
     metrics.announce_reconcile("other", ["lost"])
     metrics.reconciled("other", {"lost": 2}, 1.0)
     metrics.forget_reconcile("default")

@@ -1,0 +1,90 @@
+"""`sweeperd ledger`."""
+
+from typing import Any
+
+import click
+
+from sweeperd.cli.options import Options, json_option, shard_option
+from sweeperd.cli.output import Output, shortened
+from sweeperd.cli.troubles import Troubles, for_each_shard, warn
+from sweeperd.config import SweepSettings
+from sweeperd.ops.holders import Holder, find_holders, read_budget
+from sweeperd.store.shard import Shard
+from sweeperd.text import decode
+
+
+@click.group("ledger", short_help="The budgets: what holds an amount of one.")
+def command() -> None:
+    """The budgets of the ledger. Nothing here changes one; see `sweeperd reconcile --repair-budget`."""
+
+
+@command.command("show")
+@click.argument("budget")
+@click.option(
+    "--limit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Reservations shown for a shard."
+)
+@shard_option
+@json_option
+@click.pass_obj
+def show(options: Options, budget: str, limit: int, shard: str | None, as_json: bool) -> None:
+    """
+    A budget's balances, and every reservation that holds an amount of it.
+
+    BUDGET is <scope>:<unit>, such as tenant:acme/workspace:prod:TOKENS. The command walks over all reservations, so it
+    takes a while. Exit code 1 where no shard has the budget.
+    """
+    output, troubles = Output(as_json=as_json), Troubles()
+    with options.shards(shard) as (settings, shards):
+        read = for_each_shard(shards, lambda each: _read(each, settings.sweep, budget, limit), troubles)
+    documents = [document for _, document in read if document]
+    if not documents and not troubles.down:
+        troubles.fail(f"there is no budget {shortened(budget)}")
+    if as_json:
+        output.json({"budget": budget, "shards": documents, "down": troubles.down})
+    else:
+        for each in documents:
+            _show(output, each)
+    troubles.end()
+
+
+def _read(shard: Shard, settings: SweepSettings, budget: str, limit: int) -> dict[str, Any] | None:
+    key = shard.keys.budget_stem + budget.encode("utf-8", "surrogateescape")
+    fields = read_budget(shard, key)
+    if fields is None:
+        return None
+    kept, count, held = list[Holder](), 0, 0
+    for holder in find_holders(shard, settings, key):
+        count, held = count + 1, held + holder.amount
+        if len(kept) < limit:
+            kept.append(holder)
+    return {
+        "shard": shard.name,
+        "address": shard.address,
+        "key": decode(key),
+        "fields": {decode(name): decode(value) for name, value in fields.items()},
+        "held": held,
+        "reservations": count,
+        "holders": [_as_dict(holder) for holder in kept],
+    }
+
+
+def _as_dict(holder: Holder) -> dict[str, Any]:
+    return {
+        "id": decode(holder.id),
+        "amount": holder.amount,
+        "tenant": decode(holder.tenant),
+        "state": decode(holder.state),
+        "created_at": decode(holder.created_at),
+        "expires_at": decode(holder.expires_at),
+        "quarantined": bool(holder.quarantined_at),
+    }
+
+
+def _show(output: Output, document: dict[str, Any]) -> None:
+    output.table(("budget", "value"), document["fields"].items())
+    output.say(f"held by {document['reservations']} reservations: {document['held']}")
+    holders = document["holders"]
+    columns = ("id", "amount", "tenant", "state", "expires_at")
+    output.table(columns, [[each[column] for column in columns] for each in holders])
+    if len(holders) < document["reservations"]:
+        warn(f"only the first {len(holders)} are shown; see --limit")

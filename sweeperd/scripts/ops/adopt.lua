@@ -1,0 +1,21 @@
+-- Takes a reservation that another sweeper set aside into the quarantine, so that operators can list and requeue it.
+--
+-- KEYS[1] -> reservation:res_<id>  HASH  the reservation
+-- KEYS[2] -> reservation:ttl       ZSET  bare id -> expires_at, ms on this server's clock
+-- KEYS[3] -> sweeperd:quarantine   ZSET  bare id -> ms when it was set aside
+--
+-- ARGV[1] -> the bare reservation id
+--
+-- Returns 'adopted', or 'not_foreign': it is not an ACTIVE reservation with the mark of another sweeper.
+--
+-- The first write is a ZREM: it needs no memory, so a full Redis accepts it, and the ZADD after it too.
+
+-- @include reservation_look
+
+local row = look.row(KEYS[1])
+if look.fault(KEYS[2], KEYS[3], ARGV[1], row) ~= 'foreign_quarantine' then
+  return 'not_foreign'
+end
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('ZADD', KEYS[3], clock.whole(row[3]) and row[3] or clock.now_text, ARGV[1])
+return 'adopted'

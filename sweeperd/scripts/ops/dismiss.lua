@@ -1,0 +1,22 @@
+-- Takes an entry off the quarantine, and marks its hash as dismissed. The reservation keeps its state and its budgets.
+--
+-- KEYS[1] -> reservation:res_<id>  HASH  the reservation
+-- KEYS[2] -> sweeperd:quarantine   ZSET  bare id -> ms when it was set aside
+--
+-- ARGV[1] -> the bare reservation id
+--
+-- Returns 'dismissed', or 'not_quarantined'.
+--
+-- The first write is a ZREM: it needs no memory, so a full Redis accepts it, and the HSET after it too.
+
+-- @include clock
+
+local row = redis.pcall('HMGET', KEYS[1], 'state')
+local is_hash = not row.err and redis.call('EXISTS', KEYS[1]) == 1
+if redis.call('ZREM', KEYS[2], ARGV[1]) == 0 then
+  return 'not_quarantined'
+end
+if is_hash then
+  redis.call('HSET', KEYS[1], 'dismissed_at', clock.now_text)
+end
+return 'dismissed'

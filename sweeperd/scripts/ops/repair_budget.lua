@@ -1,0 +1,40 @@
+-- Moves an amount between `reserved` and `remaining` of one budget, to end a drift on which two walks agreed.
+--
+-- KEYS[1] -> budget:<scope>:<unit>  HASH
+--
+-- ARGV[1] -> '+': `reserved` is too high, the amount goes to `remaining`; '-': `reserved` is too low
+-- ARGV[2] -> the amount, decimal text from 0 to 2^63-1
+--
+-- Returns 'repaired', or why nothing was changed: 'NO_BUDGET', 'CLOSED', 'INVALID_BUDGET', 'OUT_OF_BOUNDS' (`reserved`
+-- would be below 0, or a value would leave int64).
+--
+-- It adds and subtracts and never sets a value that was read before, because traffic goes on during the repair.
+
+-- @include amounts
+
+local row = redis.pcall('HMGET', KEYS[1], 'reserved', 'remaining', 'status')
+if row.err then
+  return string.find(row.err, 'WRONGTYPE', 1, true) and 'INVALID_BUDGET' or row
+end
+local reserved, remaining, amount = row[1], row[2], ARGV[2]
+if not reserved and not remaining and redis.call('EXISTS', KEYS[1]) == 0 then
+  return 'NO_BUDGET'
+elseif row[3] == 'CLOSED' then
+  return 'CLOSED'
+elseif not (amounts.is_amount(reserved) and amounts.is_int64(remaining) and amounts.is_amount(amount)) then
+  return 'INVALID_BUDGET'
+end
+if ARGV[1] == '+' then
+  if amounts.less(reserved, amount) then
+    return 'OUT_OF_BOUNDS'
+  end
+  reserved, remaining = amounts.subtract(reserved, amount), amounts.add(remaining, amount)
+else
+  reserved, remaining = amounts.add(reserved, amount), amounts.subtract(remaining, amount)
+end
+-- A sum above int64 is nil; a difference below it is no int64.
+if not (reserved and remaining and amounts.is_int64(remaining)) then
+  return 'OUT_OF_BOUNDS'
+end
+redis.call('HSET', KEYS[1], 'reserved', reserved, 'remaining', remaining)
+return 'repaired'

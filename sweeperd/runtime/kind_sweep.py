@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
+from sweeperd.runtime.stand_by import StandBy
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured_kinds import all_kinds
@@ -29,6 +30,7 @@ class KindSweep:
         self.name = kind.name
         self.telemetry = SweepTelemetry(metrics, shard.name, kind.name)
         self.lease = Lease(shard, kind.lease_job, settings.sweep.lease_ttl, self.telemetry.lost_lease)
+        self._stand_by = StandBy(shard, kind.name, self.lease, settings.sweep)
         self._shard = shard
         self._kind = kind
         self._checked = False
@@ -37,12 +39,16 @@ class KindSweep:
         self._sweeper = Sweeper(shard, kind, settings.sweep, self._decided, stop)
 
     def run(self) -> None:
-        """One tick under the lease, or none where another replica has the lease."""
+        """One tick under the lease, or none where another replica has the lease and sweeps."""
         with self._shard.reaching():
             acquired = self.lease.acquire()
+            alone = not acquired and self._stand_by.is_pointless()
         if acquired:
+            self._stand_by.end()
             with self.lease.kept() as lost:
                 self.tick(lost.is_set)
+        elif alone:
+            self.tick()
         else:
             self.telemetry.stood_by()
         self.measure()

@@ -36,7 +36,9 @@ class ShardRunner:
         self.name = shard.name
         self._shard = shard
         self._stop = stop
-        self._sweeps = kind_sweeps(settings, shard, metrics, stop)
+        #: The sweep waits for no connection of a delivery.
+        self._sweep_shard = shard.twin()
+        self._sweeps = kind_sweeps(settings, self._sweep_shard, metrics, stop)
         #: Kind -> why it cannot be swept now; empty where it can.
         self._troubles = {sweep.name: "no sweep yet" for sweep in self._sweeps}
         #: The kinds whose first sweep was tried.
@@ -116,6 +118,7 @@ class ShardRunner:
         ended = all([duty.join(deadline) for duty in self.tasks])
         ended = self._delivery.join(deadline) and ended
         self._shard.close()
+        self._sweep_shard.close()
         return ended
 
     def _task_name(self, sweep: KindSweep) -> str:

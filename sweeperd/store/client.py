@@ -17,14 +17,20 @@ from sweeperd.redis_url import Address, Topology
 from sweeperd.store.cluster import ClusterClient, SlotOwner
 
 
-def connect(address: Address, url: str, key: bytes, *, connect_timeout: float, socket_timeout: float) -> redis.Redis:
-    """The client of a shard, of which `key` is any key: it says which slot of a Cluster. Opens no connection yet."""
+def connect(
+    address: Address, url: str, key: bytes, *, connect_timeout: float, socket_timeout: float, connections: int = 100
+) -> redis.Redis:
+    """
+    The client of a shard, of which `key` is any key: it says which slot of a Cluster. It opens a connection when one is
+    needed, and has at most `connections` of them; one more is an error. `max_connections` in the URL overrides that.
+    """
     ours: dict[str, Any] = {
         "protocol": 2,
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": socket_timeout,
         "socket_connect_timeout": connect_timeout,
         "client_name": "sweeperd",
+        "max_connections": connections,
     }
     if address.topology is Topology.SENTINEL:
         ours["ssl"] = address.tls

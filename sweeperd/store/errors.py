@@ -53,6 +53,11 @@ def is_full(error: Any) -> bool:
     return isinstance(error, OutOfMemoryError) or (isinstance(error, redis.ResponseError) and "OOM" in str(error))
 
 
+def is_wrong_type(error: redis.ResponseError) -> bool:
+    """Whether the command was refused because its key holds a value of another type."""
+    return "WRONGTYPE" in str(error)
+
+
 def is_missing_key(error: redis.ResponseError) -> bool:
     """Whether the command was refused because its key does not exist."""
     return "no such key" in str(error)

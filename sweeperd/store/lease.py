@@ -10,7 +10,7 @@ from datetime import timedelta
 import redis
 
 from sweeperd.setting_types import milliseconds
-from sweeperd.store.errors import is_full
+from sweeperd.store.errors import is_full, is_wrong_type
 from sweeperd.store.process import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -24,7 +24,12 @@ LAST_RENEWAL = 1.0
 
 def holder(shard: Shard, job: str) -> str:
     """Which process does the job just now; empty where none does. Raises redis.RedisError."""
-    token = shard.client.get(shard.keys.lease(job))
+    try:
+        token = shard.client.get(shard.keys.lease(job))
+    except redis.ResponseError as error:
+        if is_wrong_type(error):
+            return ""  # it is no lease
+        raise
     return _UNIQUE.sub("", decode(token)) if isinstance(token, bytes) else ""
 
 
@@ -53,16 +58,24 @@ class Lease:
     def acquire(self) -> bool:
         """
         Take the lease, or keep the one that could not be released. True too where Redis is full and refuses it: the
-        sweep is what frees memory, so it goes on without. Raises redis.RedisError.
+        sweep is what frees memory, so it goes on without. False where the key holds no token but another type of value.
+        Raises redis.RedisError.
         """
         try:
             self._owned = bool(self._client.set(self._key, self._token, nx=True, px=self._ttl_ms)) or self._extend()
         except redis.ResponseError as error:
+            if is_wrong_type(error):
+                self._owned = False
+                return False
             if not is_full(error):
                 raise
             self._owned = self._extend()
             return True
         return self._owned
+
+    def runs_out(self) -> bool:
+        """Whether the key has a TTL, so that the lease ends by itself. Raises redis.RedisError."""
+        return int(self._client.pttl(self._key)) >= 0
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[threading.Event]:

@@ -1,6 +1,8 @@
 """One Redis with its key prefix: the connection, the names of the keys, the server's clock."""
 
 import contextlib
+import copy
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +17,9 @@ from sweeperd.store.clock import Clock
 from sweeperd.store.errors import REFUSED, describe, is_server_trouble
 from sweeperd.store.keys import Keys
 
+#: Connections beside the ones for deliveries: sweeps, leases, maintenance, walks, the status page.
+SPARE_CONNECTIONS = 20
+
 
 class Shard:
     """
@@ -24,7 +29,10 @@ class Shard:
     make the counts lie.
     """
 
-    def __init__(self, settings: RedisSettings, prefix: str = "", name: str = DEFAULT_SHARD) -> None:
+    def __init__(
+        self, settings: RedisSettings, prefix: str = "", name: str = DEFAULT_SHARD, connections: int = 100
+    ) -> None:
+        """`connections`: how many threads may work with Redis at the same time."""
         self.name = name
         self.keys = Keys(prefix)
         self.clock = Clock()
@@ -32,13 +40,22 @@ class Shard:
         url = settings.url.get_secret_value()
         place = redis_url.parse(url)
         self.address = place.shown
-        self.client: redis.Redis = connect(
+        self._connect = functools.partial(
+            connect,
             place,
             url,
             self.keys.reservation_index,
             connect_timeout=settings.connect_timeout.total_seconds(),
             socket_timeout=self.socket_timeout,
+            connections=connections,
         )
+        self.client: redis.Redis = self._connect()
+
+    def twin(self) -> "Shard":
+        """The same shard with a client of its own, so that neither waits for a connection of the other."""
+        twin = copy.copy(self)
+        twin.client = self._connect()
+        return twin
 
     @property
     def origin(self) -> bytes:
@@ -82,6 +99,12 @@ class Shard:
 def open_shards(settings: Settings) -> list[Shard]:
     """All shards of these settings; nothing connects before it is used."""
     return [
-        Shard(settings.redis.model_copy(update={"url": shard.url}), shard.prefix, shard.name)
+        Shard(settings.redis.model_copy(update={"url": shard.url}), shard.prefix, shard.name, _connections(settings))
         for shard in settings.all_shards
     ]
+
+
+def _connections(settings: Settings) -> int:
+    """How many threads may use one client: the senders, three threads of each endpoint, and the periodic tasks."""
+    webhooks = settings.webhooks
+    return webhooks.concurrency + 3 * len(webhooks.endpoints) + 2 * len(settings.kinds) + SPARE_CONNECTIONS

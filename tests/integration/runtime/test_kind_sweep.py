@@ -1,0 +1,110 @@
+"""The sweep of one kind beside a lease that never runs out."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import Settings
+from sweeperd.metrics import Metrics
+from sweeperd.runtime.kind_sweep import KindSweep
+from sweeperd.runtime.stand_by import StandBy
+from sweeperd.store.lease import holder
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.reservations import reservations
+from tests.support.harness import eventually, reserve
+
+LEASE = "sweeperd:lease:sweep"
+WARNING = "the lease is held, but its holder does not sweep: sweeping without the lease; delete its key"
+
+
+def settings_of(time_budget: str = "30s") -> Settings:
+    return Settings.model_validate({"sweep": {"lease_ttl": "1s", "time_budget": time_budget}})
+
+
+def sweep_of(shard: Shard, settings: Settings, metrics: Metrics) -> KindSweep:
+    kind = reservations(shard.keys, settings.sweep)
+    return KindSweep(settings, shard, kind, metrics, threading.Event())
+
+
+def sweeps(metrics: Metrics, result: str) -> float:
+    labels = {"shard": "default", "result": result}
+    found = [
+        sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "sweeperd_sweeps_total" and labels.items() <= sample.labels.items()
+    ]
+    return sum(found)
+
+
+def hold_for_ever(client: redis.Redis) -> None:
+    client.set(LEASE, "somebody-1-0123456789abcdef")
+
+
+def hold_a_list(client: redis.Redis) -> None:
+    client.rpush(LEASE, "no lease")
+
+
+@pytest.mark.parametrize("hold", [hold_for_ever, hold_a_list])
+def test_a_lease_that_never_runs_out_stops_no_sweep(
+    hold: Callable[[redis.Redis], None], client: redis.Redis, shard: Shard, caplog: pytest.LogCaptureFixture
+) -> None:
+    hold(client)
+    reserve(client, ["overdue"])
+    metrics = Metrics()
+    sweep = sweep_of(shard, settings_of(), metrics)
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        sweep.run()
+        assert (sweeps(metrics, "standby"), client.zcard("reservation:ttl")) == (1, 1)
+
+        def swept() -> bool:
+            sweep.run()
+            return not client.zcard("reservation:ttl")
+
+        eventually(swept)
+        assert time.monotonic() - began >= 4
+        assert sweeps(metrics, "ok") == 1
+        sweep.run()  # the note of this sweep is its own, so it goes on
+    assert sweeps(metrics, "ok") == 2
+    assert [record.message for record in caplog.records if record.message == WARNING] == [WARNING]
+    client.delete(LEASE)
+    sweep.run()
+    assert sweeps(metrics, "ok") == 3
+    assert holder(shard, "sweep") == ""
+
+
+def test_a_holder_that_notes_its_sweeps_is_waited_for(client: redis.Redis, shard: Shard) -> None:
+    hold_for_ever(client)
+    settings = settings_of()
+    lease = sweep_of(shard, settings, Metrics()).lease
+    stand_by = StandBy(shard, "reservations", lease, settings.sweep)
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        note: dict[Any, Any] = {"at": shard.read_clock(), "by": "somebody-1", "seconds": 1, "complete": 1}
+        client.hset("sweeperd:ticks", mapping={**note, "expired": 0, "earlier_at": 0, "earlier_expired": 0})
+        assert not stand_by.is_pointless()
+        time.sleep(0.2)
+
+
+def test_a_lease_that_is_renewed_has_its_time_budget_as_well(client: redis.Redis, shard: Shard) -> None:
+    settings = settings_of(time_budget="2s")
+    stand_by = StandBy(shard, "reservations", sweep_of(shard, settings, Metrics()).lease, settings.sweep)
+    began = time.monotonic()
+
+    def pointless() -> bool:
+        client.set(LEASE, "somebody-1-0123456789abcdef", px=60_000)
+        return stand_by.is_pointless()
+
+    eventually(pointless)
+    assert time.monotonic() - began >= 6
+
+
+def test_the_lease_of_another_type_is_nobodys(client: redis.Redis, shard: Shard) -> None:
+    hold_a_list(client)
+    assert holder(shard, "sweep") == ""

@@ -15,8 +15,8 @@
 --
 -- Returns how many deliveries were made.
 --
--- SET, the first write, needs memory: a full Redis refuses it, and nothing has changed. After it nothing can fail, since
--- the types of all other keys have been checked.
+-- SET, the first write, needs memory: a full Redis refuses it, and nothing has changed. After it nothing can fail,
+-- since the types of all other keys have been checked.
 
 redis.call('ZCARD', KEYS[2])
 redis.call('ZCARD', KEYS[3])

@@ -52,7 +52,7 @@ class Receiver:
         return 200
 
     def _handler(receiver) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - the handler below has a self of its own
-        class Handler(BaseHTTPRequestHandler):
+        class WebhookHandler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             timeout = 10
 
@@ -65,7 +65,7 @@ class Receiver:
             def log_message(self, *_: object) -> None:
                 """Say nothing: the demo shows what matters."""
 
-        return Handler
+        return WebhookHandler
 
 
 class _Server(ThreadingHTTPServer):

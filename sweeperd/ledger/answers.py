@@ -7,7 +7,7 @@ from sweeperd.ledger.models import Balance
 from sweeperd.text import decode
 
 
-class Answer:
+class LedgerAnswer:
     """
     One answer. Numbers are decimal text in it, because a JSON number of Lua is a double.
 

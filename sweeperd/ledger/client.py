@@ -9,7 +9,7 @@ import redis
 
 from sweeperd.config import RedisSettings, check_prefix
 from sweeperd.ledger import arguments
-from sweeperd.ledger.answers import Answer
+from sweeperd.ledger.answers import LedgerAnswer
 from sweeperd.ledger.errors import BudgetExists, RedisFull, refusal
 from sweeperd.ledger.models import Balance, Committed, Debited, Extended, Name, OveragePolicy, Released, Reserved
 from sweeperd.store.errors import is_full
@@ -272,7 +272,7 @@ class Ledger:
         idempotency_key: Name,
         request: list[bytes],
         more: Sequence[bytes] = (),
-    ) -> Answer:
+    ) -> LedgerAnswer:
         """Run a script that changes a reservation: commit, release or extend."""
         tenant, key = arguments.name("tenant", tenant), arguments.name("idempotency_key", idempotency_key)
         return self._ask(
@@ -296,12 +296,12 @@ class Ledger:
             ],
         )
 
-    def _ask(self, script: str, keys: list[bytes], args: list[bytes]) -> Answer:
+    def _ask(self, script: str, keys: list[bytes], args: list[bytes]) -> LedgerAnswer:
         """Run a script that answers {'ok', JSON} or {'refused', code, detail}."""
         status, *rest = self._run(script, keys, args)
         if status != b"ok":
             raise refusal(*rest)
-        return Answer(rest[0])
+        return LedgerAnswer(rest[0])
 
     def _run(self, script: str, keys: list[bytes], args: list[bytes]) -> Any:
         try:

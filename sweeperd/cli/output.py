@@ -1,5 +1,6 @@
 """What the subcommands print: tables and colours on a terminal, tab-separated lines elsewhere, JSON where asked for."""
 
+import contextlib
 import json
 import re
 import sys
@@ -11,6 +12,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from sweeperd.text import rfc3339
 
 #: The longest that one cell of a table on a terminal may be, characters.
 CELL = 60
@@ -26,6 +29,13 @@ def printable(value: object) -> str:
 def shortened(text: str, limit: int = CELL) -> str:
     """Its beginning and its end, where it is longer."""
     return text if len(text) <= limit else f"{text[: limit - 8]}…{text[-7:]}"
+
+
+def timestamp(milliseconds: float | None) -> str | None:
+    """A moment in ms since the epoch as RFC 3339, for JSON. None without one, and for one beyond the calendar."""
+    with contextlib.suppress(OverflowError, ValueError):
+        return None if milliseconds is None else rfc3339(int(milliseconds))
+    return None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import click
 
 from sweeperd.cli import quarantine_adopt
 from sweeperd.cli.options import Options, json_option, shard_option
-from sweeperd.cli.output import Cell, Output
+from sweeperd.cli.output import Cell, Output, timestamp
 from sweeperd.cli.quarantine_change import Change, Selection, changing, reason_option
 from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.ops.ids import candidates
@@ -137,7 +137,7 @@ class _Listed:
                 {
                     "id": decode(entry.id),
                     "reason": entry.reason,
-                    "quarantined_at": entry.at_ms,
+                    "quarantined_at": timestamp(entry.at_ms),
                     "age_seconds": max(0.0, (self.now_ms - entry.at_ms) / 1000),
                     "tenant": decode(entry.tenant),
                     "amount": decode(entry.amount),

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
-from sweeperd.cli.output import Cell, Output, printable, shortened
+from sweeperd.cli.output import Cell, Output, printable, shortened, timestamp
 from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import Settings
 from sweeperd.ops.ids import candidates
@@ -169,7 +169,7 @@ def _as_dict(shard: Shard, inspection: Inspection) -> dict[str, Any]:
         "fields": _texts(inspection.fields),
         "ttl_ms": inspection.ttl_ms,
         "score": inspection.score,
-        "quarantined_at": inspection.quarantined_at,
+        "quarantined_at": timestamp(inspection.quarantined_at),
         "budgets": {
             decode(scope): _texts(budget) if isinstance(budget, dict) else budget
             for scope, budget in inspection.budgets.items()

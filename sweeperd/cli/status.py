@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
-from sweeperd.cli.output import Cell, Output, printable, table
+from sweeperd.cli.output import Cell, Output, printable, table, timestamp
 from sweeperd.config import Settings
 from sweeperd.ops.status import EndpointStatus, ShardStatus, read_all
 from sweeperd.store.shard import Shard
@@ -167,10 +167,23 @@ def _troubles(statuses: Sequence[ShardStatus]) -> list[str]:
 
 
 def _as_dict(status: ShardStatus) -> dict[str, Any]:
+    shard = {"shard": status.name, "address": status.address, "reachable": status.reachable}
     if not status.reachable:
-        return {"name": status.name, "address": status.address, "reachable": False, "error": status.error}
-    shown = dataclasses.asdict(status)
-    del shown["error"]
-    shown["endpoints"] = [dataclasses.asdict(endpoint) | {"state": endpoint.state} for endpoint in status.endpoints]
-    derived = {"reachable": True, "tick_age_seconds": status.tick_age_seconds, "rate": status.rate}
-    return shown | derived
+        return shard | {"error": status.error}
+    values = _with_times(dataclasses.asdict(status))
+    del values["name"], values["error"]
+    values["tick"] = values["tick"] and _with_times(values["tick"])
+    values["endpoints"] = [_endpoint_as_dict(endpoint) for endpoint in status.endpoints]
+    return shard | values | {"tick_age_seconds": status.tick_age_seconds, "rate": status.rate}
+
+
+def _endpoint_as_dict(endpoint: EndpointStatus) -> dict[str, Any]:
+    values = _with_times(dataclasses.asdict(endpoint))
+    return {"endpoint": values.pop("name"), "state": endpoint.state, **values}
+
+
+def _with_times(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with each moment `..._ms` as RFC 3339, without that ending."""
+    moments = {name: value for name, value in values.items() if name.endswith(("at_ms", "now_ms"))}
+    rest = {name: value for name, value in values.items() if name not in moments}
+    return {name.removesuffix("_ms"): timestamp(at) for name, at in moments.items()} | rest

@@ -22,6 +22,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.reasons import REASONS
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper
+from sweeperd.text import rfc3339
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
 from tests.lua.builders import DEADLINE, NOW, RID, World
 from tests.support.books import ALWAYS, check, read
@@ -105,7 +106,7 @@ def test_list(sweeperd: Sweeperd, world: World) -> None:
     (shard,) = sweeperd("quarantine", "list", "--json").document["shards"]
     (entry,) = shard["entries"]
     assert 0 <= entry.pop("age_seconds") < 20
-    assert entry.pop("quarantined_at") == world.client.zscore("sweeperd:quarantine", RID)
+    assert entry.pop("quarantined_at") == rfc3339(int(world.client.zscore("sweeperd:quarantine", RID)))
     assert entry == {
         "id": "r1",
         "reason": "INVALID_STATE",

@@ -46,7 +46,7 @@ def test_as_json(sweeperd: Sweeperd, client: redis.Redis) -> None:
     for arguments in (["status", "--json"], ["--json", "status"]):
         ran = sweeperd(*arguments, SWEEPERD_WEBHOOKS__ENDPOINTS=BILLING)
         (shard,) = ran.document["shards"]
-        assert (shard["name"], shard["reachable"], shard["due"]["overdue"]) == ("default", True, 1)
+        assert (shard["shard"], shard["reachable"], shard["due"]["overdue"]) == ("default", True, 1)
         assert (shard["tick"]["expired"], shard["tick"]["complete"], shard["tick_age_seconds"] < 20) == (1, True, True)
         assert shard["endpoints"][0]["state"] == "open"
         assert ran.err == ""

@@ -123,7 +123,10 @@ def test_a_broken_system_is_found_explained_and_mended(
             # Found, each by the command that is there for it.
             eventually(lambda: run("status")["shards"][0]["quarantined"] == 20)
             (shard,) = run("status")["shards"]
-            assert {entry["name"]: entry["state"] for entry in shard["endpoints"]} == {"good": "open", "crm": "failing"}
+            assert {entry["endpoint"]: entry["state"] for entry in shard["endpoints"]} == {
+                "good": "open",
+                "crm": "failing",
+            }
             assert not run("endpoints", "test", "crm", code=1)["delivered"]
             (told,) = run("reconcile", code=1)["shards"]
             # Rows that cannot be read may hold any amount, so no budget of theirs is judged.

@@ -1,0 +1,109 @@
+"""What the commands print with `--json` fits its schema in docs/schemas, and each of its fields is in there."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import redis
+
+from sweeperd.config import RedisSettings
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from tests.integration.cli.conftest import Run, give_up
+from tests.support.harness import reserve
+from tests.support.receiver import Receiver
+
+SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
+
+
+def strict(schema: Any) -> Any:
+    """The schema for tests: an object has no field that the schema does not name."""
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {"additionalProperties": False} if {"type", "properties"} <= schema.keys() else {}
+    return closed | {key: strict(value) for key, value in schema.items()}
+
+
+def check(name: str, document: Any) -> None:
+    schema = strict(json.loads((SCHEMAS / f"{name}.schema.json").read_text(encoding="utf-8")))
+    jsonschema.Draft202012Validator(schema).validate(document)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as running:
+        yield running
+
+
+@pytest.fixture
+def printed(invoke: Run, server: Server, client: redis.Redis, receiver: Receiver) -> Callable[..., Any]:
+    """
+    Runs a command with `--json` on a system with events, dead letters and quarantined rows, and returns the documents
+    that it prints, one a line.
+    """
+    endpoints = [{"name": "billing", "url": receiver.url, "tenants": ["acme"], "secrets": ["whsec_c2VjcmV0"]}]
+    give_up(Shard(RedisSettings.model_validate({"url": server.url})), ["dead-1", "dead-2"])
+    reserve(client, ["late", "broken-1", "broken-2"])
+    reserve(client, ["open"], overdue_by=-60_000)
+    for broken in ("broken-1", "broken-2"):
+        client.hset(f"reservation:res_{broken}", "estimate_amount", "x")
+
+    def run(*arguments: str) -> Any:
+        result = invoke(*arguments, "--json", endpoints=endpoints)
+        try:
+            documents = [json.loads(result.stdout)]  # one document may have several lines
+        except json.JSONDecodeError:
+            documents = [json.loads(line) for line in result.stdout.splitlines()]
+        assert documents, result.stderr
+        return documents
+
+    for report in run("--once"):
+        check("once", report)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments"),
+    [
+        ("check", ["check"]),
+        ("status", ["status"]),
+        ("show", ["show", "late"]),
+        ("show", ["show", "broken-1"]),
+        ("show", ["show", "open"]),
+        ("quarantine-list", ["quarantine", "list"]),
+        ("quarantine-change", ["quarantine", "requeue", "broken-1", "--yes"]),
+        ("quarantine-change", ["quarantine", "dismiss", "broken-1", "--yes"]),
+        ("dead-letters-list", ["dead-letters", "list"]),
+        ("dead-letters-change", ["dead-letters", "replay", "--all", "--yes"]),
+        ("dead-letters-change", ["dead-letters", "drop", "--all", "--yes"]),
+        ("endpoints-list", ["endpoints", "list"]),
+        ("endpoints-change", ["endpoints", "pause", "billing", "--yes"]),
+        ("endpoints-change", ["endpoints", "resume", "billing", "--yes"]),
+        ("endpoints-test", ["endpoints", "test", "billing"]),
+        ("expired", ["expired"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_it_fits(printed: Callable[..., Any], schema: str, arguments: list[str]) -> None:
+    for document in printed(*arguments):
+        check(schema, document)
+
+
+def test_webhooks_fit(printed: Callable[..., Any], receiver: Receiver) -> None:
+    printed("endpoints", "test", "billing")
+    types = {request.event["event_type"] for request in receiver.requests}
+    assert {"reservation.expired"} < types
+    for request in receiver.requests:
+        check("webhook", request.event)
+
+
+def test_a_field_that_the_schema_does_not_name_is_noticed() -> None:
+    report = dict.fromkeys(json.loads((SCHEMAS / "once.schema.json").read_text())["properties"], 0)
+    check("once", report)
+    with pytest.raises(jsonschema.ValidationError):
+        check("once", report | {"surprise": 1})

@@ -112,6 +112,10 @@ def _host_and_port(listen: str) -> tuple[str, int]:
 
 #: Stands in metrics, in log lines and in the names of consumer groups.
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+#: An event type (`reservation.expired`) or a category (`reservation`).
+EventName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)*$")]
+#: A scope, or the beginning of scopes with `*` at its end.
+ScopePattern = Annotated[str, Field(pattern=r"^(\*|[^*]+\*?)$")]
 #: The name of a host, without port.
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})$")]
 LeaseTtl = Annotated[Duration, AfterValidator(_lease_ttl)]
@@ -198,11 +202,13 @@ class EndpointSettings(Section):
     url: HttpUrl
     secrets: list[WebhookSecret] = []
     tenants: list[str] | None = None
+    events: list[EventName] | None = None
+    scopes: list[ScopePattern] | None = None
     format: Format = "event"
     batch_size: int = Field(default=1, ge=1, le=1000)
     headers: dict[str, SecretStr] = {}
 
-    @field_validator("tenants")
+    @field_validator("tenants", "events", "scopes")
     @classmethod
     def _asks_for_something(cls, names: list[str] | None) -> list[str] | None:
         if names == []:

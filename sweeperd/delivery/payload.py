@@ -87,7 +87,7 @@ def _event(_shard: str, event_id: str, _sequence: str, fields: Fields) -> dict[s
         {
             "event_id": event_id,
             "event_type": event_type(fields),
-            "category": _text(fields, b"kind") or CATEGORY,
+            "category": category(fields),
             "timestamp": _time(fields, b"expired_at"),
             "tenant_id": _text(fields, b"tenant"),
             "scope": _text(fields, b"scope"),
@@ -123,6 +123,11 @@ _BUILDERS: dict[Format, _Builder] = {"event": _event, "cloudevents": _cloud_even
 def event_type(fields: Fields) -> str:
     """The type of an event."""
     return _text(fields, b"type") or EVENT_TYPE
+
+
+def category(fields: Fields) -> str:
+    """The category of an event: a configured kind's name, or `reservation`."""
+    return _text(fields, b"kind") or CATEGORY
 
 
 def _data(fields: Fields) -> dict[str, Any]:

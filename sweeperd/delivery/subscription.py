@@ -2,6 +2,45 @@
 
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.outbox import OutboxEntry
+from sweeperd.delivery.payload import Fields, category, event_type
+
+#: Without `events` an endpoint receives the types that end so.
+EXPIRED = ".expired"
+
+
+class EventFilter:
+    """
+    The events that the settings of an endpoint ask for: of its tenants, its types or categories, and its scopes.
+
+    A category stands for the expiries of that kind only. An event about the sweep or about deliveries has to be named
+    by its type.
+    """
+
+    def __init__(self, endpoint: EndpointSettings) -> None:
+        self._tenants = None if endpoint.tenants is None else {tenant.encode() for tenant in endpoint.tenants}
+        self._events = None if endpoint.events is None else set(endpoint.events)
+        self._scopes = None if endpoint.scopes is None else [scope.encode() for scope in endpoint.scopes]
+
+    def matches(self, fields: Fields) -> bool:
+        """Whether the event with these fields is one of them."""
+        return (
+            (self._tenants is None or fields.get(b"tenant", b"") in self._tenants)
+            and self._wants_type(fields)
+            and (self._scopes is None or self._wants_scope(fields.get(b"scope", b"")))
+        )
+
+    def _wants_type(self, fields: Fields) -> bool:
+        found = event_type(fields)
+        expired = found.endswith(EXPIRED)
+        if self._events is None:
+            return expired
+        return found in self._events or (expired and category(fields) in self._events)
+
+    def _wants_scope(self, scope: bytes) -> bool:
+        return any(
+            len(scope) >= len(wanted) and scope.startswith(wanted[:-1]) if wanted.endswith(b"*") else scope == wanted
+            for wanted in self._scopes or ()
+        )
 
 
 class Subscription:
@@ -9,11 +48,11 @@ class Subscription:
 
     def __init__(self, endpoint: EndpointSettings) -> None:
         self.endpoint = endpoint.name
-        self._tenants = None if endpoint.tenants is None else {tenant.encode() for tenant in endpoint.tenants}
+        self._filter = EventFilter(endpoint)
 
     def wants(self, entry: OutboxEntry) -> bool:
         """Whether the endpoint receives this event."""
         if entry.only_for is not None:
             # A replayed event was wanted when it became a dead letter. To drop it now would lose it without a trace.
             return entry.only_for == self.endpoint
-        return self._tenants is None or entry.fields.get(b"tenant", b"") in self._tenants
+        return self._filter.matches(entry.fields)

@@ -10,6 +10,7 @@ from typing import Any, cast
 from sweeperd.config import Settings
 from sweeperd.delivery.outbox import PARKED
 from sweeperd.delivery.payload import message
+from sweeperd.delivery.subscription import EventFilter
 from sweeperd.ops.explain import Explanation, explain
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
@@ -35,7 +36,7 @@ class Fate(enum.StrEnum):
     DEAD_LETTER = "dead letter"
     #: 2xx, or not asked for; or the endpoint is younger than the event.
     ACKNOWLEDGED = "acknowledged"
-    #: The endpoint's `tenants` do not name this tenant.
+    #: The endpoint's `tenants`, `events` or `scopes` leave it out.
     NOT_ASKED_FOR = "not asked for"
     #: The endpoint is in the configuration, but no daemon with it has run yet.
     NO_GROUP = "no group yet"
@@ -162,9 +163,9 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
         if letter.get(b"event") == entry
     }
     groups = _groups(shard)
-    configured = {endpoint.name: endpoint.tenants for endpoint in settings.consumers}
+    configured = {endpoint.name: EventFilter(endpoint) for endpoint in settings.consumers}
     for name in dict.fromkeys([*configured, *groups, *letters]):
-        tenants = configured.get(name)
+        wanted = configured.get(name)
         if name in letters:
             letter = letters[name]
             attempts = letter.get(b"attempts", b"")
@@ -179,7 +180,7 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
             owner = "" if row["consumer"] == PARKED else decode(row["consumer"])
             idle = row["time_since_delivered"] / 1000
             yield EventDelivery(name, Fate.PENDING, row["times_delivered"], owner, idle)
-        elif tenants is not None and decode(event.get(b"tenant", b"")) not in tenants:
+        elif wanted is not None and not wanted.matches(event):
             yield EventDelivery(name, Fate.NOT_ASKED_FOR)
         else:
             yield EventDelivery(name, Fate.ACKNOWLEDGED)

@@ -1,0 +1,49 @@
+"""Which events an endpoint receives, by its tenants, events and scopes."""
+
+from typing import Any
+
+import pytest
+
+from sweeperd.config import EndpointSettings
+from sweeperd.delivery.outbox import OutboxEntry
+from sweeperd.delivery.payload import Fields
+from sweeperd.delivery.subscription import EventFilter, Subscription
+
+EXPIRED = {b"id": b"r", b"tenant": b"acme", b"scope": b"tenant:acme/workspace:prod"}
+SEAT = {b"id": b"s", b"kind": b"seat-hold", b"type": b"seat-hold.expired"}
+SPIKE = {b"id": b"x", b"tenant": b"acme", b"type": b"reservation.expiry_rate_spike"}
+
+
+def endpoint(**settings: Any) -> EndpointSettings:
+    return EndpointSettings.model_validate({"name": "hook", "url": "http://hook/"} | settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, [EXPIRED, SEAT]),
+        ({"tenants": ["acme"]}, [EXPIRED]),
+        ({"tenants": ["other"]}, []),
+        ({"events": ["reservation.expired"]}, [EXPIRED]),
+        ({"events": ["reservation"]}, [EXPIRED]),
+        ({"events": ["seat-hold"]}, [SEAT]),
+        ({"events": ["reservation", "reservation.expiry_rate_spike"]}, [EXPIRED, SPIKE]),
+        ({"events": ["reservation.expiry_rate_spike"]}, [SPIKE]),
+        ({"scopes": ["tenant:acme/workspace:prod"]}, [EXPIRED]),
+        ({"scopes": ["tenant:acme"]}, []),
+        ({"scopes": ["tenant:acme/*"]}, [EXPIRED]),
+        ({"scopes": ["tenant:acme/workspace:prod*"]}, []),
+        ({"scopes": ["tenant:other/*", "tenant:acme/workspace:p*"]}, [EXPIRED]),
+        ({"scopes": ["*"]}, [EXPIRED]),
+    ],
+)
+def test_events_that_match(settings: dict[str, Any], wanted: list[Fields]) -> None:
+    selected = EventFilter(endpoint(**settings))
+    assert [event for event in (EXPIRED, SEAT, SPIKE) if selected.matches(event)] == wanted
+
+
+def test_a_replayed_event_goes_to_its_endpoint_whatever_the_filter_says() -> None:
+    subscription = Subscription(endpoint(tenants=["other"]))
+    assert subscription.wants(OutboxEntry(b"1-0", 1, EXPIRED | {b"only_for": b"hook"}))
+    assert not subscription.wants(OutboxEntry(b"1-0", 1, EXPIRED | {b"only_for": b"audit"}))
+    assert not subscription.wants(OutboxEntry(b"1-0", 1, EXPIRED))

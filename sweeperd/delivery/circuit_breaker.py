@@ -8,10 +8,17 @@ from sweeperd.delivery.redelivery import growing_wait
 
 #: So many failed deliveries in a row open the circuit.
 FAILURES_TO_OPEN = 5
+#: So many different events, each sent alone and refused, in a row: the route or a secret is wrong, not the events.
+REFUSED_TO_FAIL = 5
 
 
 class CircuitBreaker:
-    """Closed: events flow. Open: nothing is sent until the wait is over; then the result of one probe decides."""
+    """
+    Closed: events flow. Open: nothing is sent until the wait is over; then the result of one probe decides.
+
+    A failure of the endpoint moves the circuit. A refusal (a 4xx about one event) does not: a refused probe only lets
+    another event be the probe. REFUSED_TO_FAIL different events refused in a row count as a failure of the endpoint.
+    """
 
     def __init__(self, initial: float, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._initial = initial
@@ -21,6 +28,10 @@ class CircuitBreaker:
         #: Why the last delivery failed.
         self.reason = ""
         self._open_until = 0.0
+        #: Since the last success: the last event that failed, whether another one failed too, and the refused events.
+        self._failed_event: bytes | None = None
+        self._several_failed = False
+        self._refused: set[bytes] = set()
         self._lock = threading.Lock()
 
     @property
@@ -32,6 +43,11 @@ class CircuitBreaker:
     def failures(self) -> int:
         """How many deliveries failed in a row; while it is open only probes count."""
         return self._failures
+
+    @property
+    def rests_on_one_event(self) -> bool:
+        """Whether the same event failed each time: then the event may be the cause, and no other one was tried."""
+        return not self._several_failed
 
     @property
     def wait(self) -> float:
@@ -47,19 +63,40 @@ class CircuitBreaker:
         """A delivery succeeded. Returns whether that closed the circuit."""
         with self._lock:
             was_open, self._failures = self.open, 0
+            self._failed_event, self._several_failed = None, False
+            self._refused.clear()
             return was_open
 
-    def failed(self, reason: str = "", *, probe: bool = False) -> bool:
+    def failed(self, event: bytes, reason: str, *, probe: bool = False) -> bool:
         """
-        A delivery failed. Returns whether that opened the circuit. While it is open only the probe counts: a request
-        that was in flight when it opened says nothing new.
+        The endpoint failed on this event. Returns whether that opened the circuit. While it is open only the probe
+        counts: a request that was in flight when it opened says nothing new.
         """
         with self._lock:
             self.reason = reason
             if self.open and not probe:
                 return False
-            self._failures += 1
-            if self.open:
-                probes = self._failures - FAILURES_TO_OPEN + 1
-                self._open_until = self._clock() + growing_wait(self._initial, self._longest, probes)
-            return self._failures == FAILURES_TO_OPEN
+            self._several_failed |= self._failed_event not in (None, event)
+            self._failed_event = event
+            return self._fail(self._failures + 1)
+
+    def refused(self, event: bytes, reason: str, *, probe: bool = False) -> bool:
+        """This event, sent alone, was refused. Returns whether that opened the circuit."""
+        with self._lock:
+            if self.open and not probe:
+                return False
+            again = event in self._refused
+            self._refused.add(event)
+            if len(self._refused) < REFUSED_TO_FAIL and not (self.open and again):
+                return False  # where it was the probe, another event is the probe at once
+            self.reason = reason
+            self._several_failed |= len(self._refused) >= REFUSED_TO_FAIL
+            self._refused.clear()
+            return self._fail(max(self._failures + 1, FAILURES_TO_OPEN))
+
+    def _fail(self, failures: int) -> bool:
+        was_open, self._failures = self.open, failures
+        if self.open:
+            probes = self._failures - FAILURES_TO_OPEN + 1
+            self._open_until = self._clock() + growing_wait(self._initial, self._longest, probes)
+        return self.open and not was_open

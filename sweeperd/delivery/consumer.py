@@ -1,6 +1,5 @@
 """The reader of one endpoint: it takes events from the outbox and queues them for the senders."""
 
-import itertools
 import logging
 import threading
 import time
@@ -12,9 +11,11 @@ import redis
 from sweeperd.delivery.acknowledger import RECOVERY_PAUSE, Acknowledger, Action, Settlement
 from sweeperd.delivery.batches import Batch, BatchQueue
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
+from sweeperd.delivery.due_scan import DueScan
 from sweeperd.delivery.endpoint_state import EndpointStateCache
 from sweeperd.delivery.in_flight import InFlight
-from sweeperd.delivery.outbox import PARKED, TAKE_OVER_AFTER, Outbox, OutboxEntry, Pending
+from sweeperd.delivery.outbox import TAKE_OVER_AFTER, Outbox, OutboxEntry
+from sweeperd.delivery.probe import ProbeChooser
 from sweeperd.delivery.redelivery import Redelivery
 from sweeperd.delivery.subscription import Subscription
 from sweeperd.errors import RedisUnavailable
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 BLOCK = 1.0
 #: The longest time between two refreshes, seconds. A refresh reads the endpoint's state and takes parked events again.
 REFRESH_EVERY = 5.0
+#: The time between two steps of a scan over many parked events, seconds.
+SCAN_EVERY = 0.2
 #: The time between two heartbeats, seconds.
 HEARTBEAT_EVERY = TAKE_OVER_AFTER / 3
 
@@ -68,8 +71,15 @@ class Consumer:
         # A read that waits must be answered before the socket times out.
         self._block_ms = int(min(BLOCK, shard.socket_timeout / 2) * 1000)
         self._refresh_every = min(REFRESH_EVERY, redelivery.initial / 4)
+        # A released event (0 deliveries) has no wait; it was released with a long idle time.
+        self._least_idle_ms = int(min(redelivery.initial, TAKE_OVER_AFTER) * 1000)
+        self._scan = DueScan(self._endpoint, outbox, redelivery, in_flight)
+        self._probe_chooser = ProbeChooser(self._endpoint, outbox)
         self._refresh_at = 0.0
+        self._scan_at = 0.0
         self._heartbeat_at = 0.0
+        #: Where there is room for one event only, parked and new ones take turns.
+        self._turn = 0
 
     def run(self, *, until_idle: bool) -> None:
         """Read until a stop. `until_idle`: until nothing is left that can be delivered now."""
@@ -85,7 +95,11 @@ class Consumer:
                     else:
                         # Nothing is left, except events that another process has in hand, or had when it died.
                         dead_until = dead_until or time.monotonic() + TAKE_OVER_AFTER + REFRESH_EVERY
-                        if time.monotonic() > dead_until or not self._other_processes_hold_events():
+                        if (
+                            time.monotonic() > dead_until
+                            or self._held_back
+                            or not self._outbox.held_elsewhere(self._endpoint)
+                        ):
                             return
                         self._stop.wait(0.2)
             except RedisUnavailable as error:
@@ -113,8 +127,8 @@ class Consumer:
         """Take the events that can be delivered now, up to the capacity. Returns whether there was anything to do."""
         self.heartbeat()
         # A run that ends when it is idle draws that conclusion from a step with nothing in hand, so this one refreshes.
-        refresh = time.monotonic() >= self._refresh_at or not (block or len(self._in_flight))
-        if refresh:
+        last_step = not (block or len(self._in_flight))
+        if last_step or time.monotonic() >= self._refresh_at:
             self._refresh()
         if self._state.resting:
             return self._rest(block)
@@ -124,14 +138,18 @@ class Consumer:
         if free < self._together:
             self._in_flight.await_fewer(self._in_flight.capacity - self._together + 1, BLOCK)
             return True
-        entries = self._take_again(free) if refresh else []
+        entries: list[OutboxEntry] = []
+        if scanning := last_step or time.monotonic() >= self._scan_at:
+            entries = self._take_again(free)
+        # No wait in Redis while there are events to queue.
+        block_ms = self._block_ms if block and not entries else 0
         if len(entries) < free:
-            # No wait in Redis while there are events to queue.
-            block_ms = self._block_ms if block and not entries else 0
             entries += self._outbox.read(self._endpoint, free - len(entries), block_ms)
-        else:
-            self._refresh_at = 0.0  # there are more
-        return self._queue(entries)
+        return self._queue(entries) or (scanning and not self._scan.at_start)
+
+    @property
+    def _held_back(self) -> bool:
+        return self._state.resting or self._circuit.open
 
     def _refresh(self) -> None:
         """Read Redis's clock, and the endpoint's state that operators and other replicas may have changed."""
@@ -150,35 +168,30 @@ class Consumer:
             self._in_flight.await_fewer(len(self._in_flight), self._refresh_every)
         return False
 
-    def _take_again(self, count: int) -> list[OutboxEntry]:
-        """Take parked events whose wait is over, and events of processes that have died."""
-        threshold_ms = int(min(self._redelivery.initial, TAKE_OVER_AFTER) * 1000)
-        due = filter(self._due, self._outbox.pending(self._endpoint, threshold_ms))
-        wanted = list(itertools.islice(due, count))
-        # A released event (0 deliveries) has no wait, and every other one has been idle for the threshold.
-        return self._outbox.claim(self._endpoint, wanted, threshold_ms)
-
-    def _due(self, pending: Pending) -> bool:
-        if pending.owner != PARKED:
-            return pending.idle_ms >= TAKE_OVER_AFTER * 1000 and pending.id not in self._in_flight
-        return pending.idle_ms >= self._redelivery.wait_ms(pending.deliveries)
+    def _take_again(self, free: int) -> list[OutboxEntry]:
+        """Take parked events whose wait is over and events of dead processes. Half of the room is for new events."""
+        self._turn = 1 - self._turn
+        due = self._scan.step((free + self._turn) // 2)
+        if due:
+            self._scan_at = 0.0  # there may be more
+        else:
+            self._scan_at = time.monotonic() + (self._refresh_every if self._scan.at_start else SCAN_EVERY)
+        # A claim of an event that another replica has taken since finds it idle for less than any wait.
+        return self._outbox.claim(self._endpoint, due, self._least_idle_ms)
 
     def _probe(self) -> bool:
         """The circuit is open: when it is time, and nothing else is in hand, try a single event."""
         if len(self._in_flight) or not self._circuit.probe_due:
             return False
-        parked = (pending for pending in self._outbox.pending(self._endpoint, 0) if pending.owner == PARKED)
-        first = list(itertools.islice(parked, 1))
-        entries = self._outbox.claim(self._endpoint, first, 0) or self._outbox.read(self._endpoint, 1)
-        return self._queue(entries, probe=True)
+        return self._queue(self._probe_chooser.take(), probe=True)
 
     def _make_group_again(self) -> None:
         """The group is missing (a fail-over, a flush), or could not be made before: make it where it was."""
         log.warning("the endpoint's group is not there and is made", extra=self._log_fields)
         try:
             with self._shard.reaching():
-                if self._outbox.ensure_group(self._endpoint):
-                    return
+                self._outbox.ensure_group(self._endpoint)
+                return
         except (RedisUnavailable, redis.RedisError) as error:
             log.warning("the group could not be made", extra=self._log_fields | {"error": str(error)})
         self._stop.wait(RECOVERY_PAUSE)
@@ -208,23 +221,23 @@ class Consumer:
         if entries:
             self._acknowledger.add(Settlement(action, entries, reason))
 
-    def _other_processes_hold_events(self) -> bool:
-        if self._state.resting or self._circuit.open:
-            return False
-        return any(pending.owner != PARKED for pending in self._outbox.pending(self._endpoint, 0))
-
     def _dead_letter_old(self) -> bool:
         """
-        While the circuit is open only probes are sent, so events that are too old are given up on here, untried, as
-        many in a step as may be in hand. Returns whether there were any.
+        While the circuit is open only probes are sent, so events that are too old are given up on here, as many in a
+        step as may be in hand. Where the circuit rests on one event, the other events were not tried, and are kept: the
+        next probe is one of them. Returns whether there were any.
         """
         before_ms = self._shard.clock.now_ms() - self._redelivery.max_age_ms
-        untaken = self._outbox.untaken(self._endpoint, before_ms, self._in_flight.free)
-        if untaken:
+        free, untried_too = self._in_flight.free, not self._circuit.rests_on_one_event
+        if not free:
+            return False
+        if untried_too and (untaken := self._outbox.untaken(self._endpoint, before_ms, free)):
             self._outbox.release(self._endpoint, self._outbox.read(self._endpoint, untaken))
-        parked = (pending for pending in self._outbox.pending(self._endpoint, 0) if pending.owner == PARKED)
-        page = itertools.islice(parked, self._in_flight.free)
-        old = {pending.id: pending for pending in page if pending.added_ms < before_ms}
+        old = {
+            pending.id: pending
+            for pending in self._outbox.parked(self._endpoint)[:free]
+            if pending.added_ms < before_ms and (pending.deliveries or untried_too)
+        }
         entries = [
             # The claim has counted a delivery, and there was none.
             replace(entry, deliveries=old[entry.id].deliveries)

@@ -82,13 +82,13 @@ class Dispatcher:
     def prepare(self) -> None:
         """
         Make each endpoint's group where it is missing. Call it before each sweep; once all groups are there it does
-        nothing. A full Redis refuses groups: the sweep goes on and they are made later. Raises RedisUnavailable.
+        nothing. Raises RedisUnavailable.
         """
         if not self._ready:
             with self._shard.reaching():
-                self._ready = all([self._outbox.ensure_group(endpoint.name) for endpoint in self.endpoints])
-            if not self._ready:
-                log.warning("redis is full; the endpoints' groups are made later", extra={"shard": self._shard.name})
+                for endpoint in self.endpoints:
+                    self._outbox.ensure_group(endpoint.name)
+            self._ready = True
 
     def adopt(self, before: "Dispatcher") -> None:
         """Take over the positions of the groups from a dispatcher of the same shard that has been stopped."""

@@ -51,20 +51,22 @@ class EndpointDelivery:
         self._log_fields: dict[str, object] = {"shard": shard.name, "endpoint": endpoint.name}
         together = max(1, senders // 4)
         redelivery = Redelivery.of(settings)
-        circuit = CircuitBreaker(redelivery.initial, redelivery.longest)
+        self.circuit = CircuitBreaker(redelivery.initial, redelivery.longest)
         state = EndpointStateCache(shard, endpoint.name)
         batches = BatchQueue()
         self._in_flight = InFlight(2 * senders, stop)
         self._acknowledger = Acknowledger(
             self.name, shard, outbox, self._in_flight, metrics, together, self._log_fields
         )
-        self._sender = BatchSender(self.name, shard, client, encode, circuit, state, redelivery, stop, self._log_fields)
+        self._sender = BatchSender(
+            self.name, shard, client, encode, self.circuit, state, redelivery, stop, self._log_fields
+        )
         self._consumer = Consumer(
             Subscription(endpoint),
             shard,
             outbox,
             state,
-            circuit,
+            self.circuit,
             redelivery,
             self._in_flight,
             batches,

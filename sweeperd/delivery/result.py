@@ -11,6 +11,9 @@ import requests
 import urllib3
 import urllib3.exceptions
 
+#: The statuses from 400 to 499 that are about the endpoint: rights, a wrong route, a time-out, gone, too many requests.
+_OF_THE_ENDPOINT = frozenset({401, 403, 404, 405, 408, 410, 429})
+
 
 class Result(StrEnum):
     """How a request is counted."""
@@ -47,6 +50,11 @@ class DeliveryResult:
     def content_refused(self) -> bool:
         """The receiver refuses what is in the request. Of a batch, a smaller one may be accepted."""
         return self.status in (400, 413, 422)
+
+    @property
+    def refused(self) -> bool:
+        """The response is about the events, not about the endpoint. A 4xx that says neither counts for the events."""
+        return self.status is not None and 400 <= self.status < 500 and self.status not in _OF_THE_ENDPOINT
 
 
 def judge(status: int, headers: Mapping[str, str], now_ms: int, seconds: float) -> DeliveryResult:

@@ -81,7 +81,7 @@ class BatchSender:
             self._succeeded(result, log_fields)
             return Settlement(Action.ACKNOWLEDGE, batch.entries)
         log.warning("not delivered", extra=log_fields | {"reason": result.reason, "hand_overs": entry.deliveries})
-        self._failed(result, batch.probe)
+        self._failed(entry, result, batch.probe)
         if result.gone:
             return Settlement(Action.NACK, batch.entries)
         return self._nack(entry, result.reason)
@@ -103,14 +103,15 @@ class BatchSender:
         if log.isEnabledFor(logging.DEBUG):
             log.debug("delivered", extra=log_fields | {"status": result.status, "seconds": round(result.seconds, 3)})
 
-    def _failed(self, result: DeliveryResult, probe: bool) -> None:
+    def _failed(self, entry: OutboxEntry, result: DeliveryResult, probe: bool) -> None:
         log_fields = self._log_fields | {"reason": result.reason}
         opened = False
         if result.gone:
             self._state.pause("the receiver answered 410")
             log.error("the endpoint is gone and is paused until it is resumed", extra=log_fields)
         else:
-            opened = self._circuit.failed(result.reason, probe=probe)
+            move = self._circuit.refused if result.refused else self._circuit.failed
+            opened = move(entry.id, result.reason, probe=probe)
             if result.retry_after:
                 self._state.mute(min(result.retry_after, self._redelivery.max_age_ms / 1000))
         if opened:

@@ -15,7 +15,7 @@ KEY = "sweeperd:circuits"
 def opened(probes: int = 0) -> CircuitBreaker:
     circuit = CircuitBreaker(30.0, 3600.0)
     for number in range(FAILURES_TO_OPEN + probes):
-        circuit.failed("HTTP 500", probe=number >= FAILURES_TO_OPEN)
+        circuit.failed(b"1-1", "HTTP 500", probe=number >= FAILURES_TO_OPEN)
     return circuit
 
 

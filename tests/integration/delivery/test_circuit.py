@@ -1,0 +1,123 @@
+"""The circuit of an endpoint in operation: which results move it, which event is the probe, and what is given up on."""
+
+import itertools
+import time
+
+import pytest
+import redis
+
+from sweeperd.delivery import circuit_breaker
+from sweeperd.delivery.outbox import PARKED
+from tests.integration.delivery.conftest import Deliver, expire, settled
+from tests.support.harness import eventually
+from tests.support.receiver import Answer, Behaviour, Receiver, Request
+
+
+def name(request: Request) -> str:
+    return str(request.event["data"]["reservation_id"])
+
+
+def poisoned(status: int) -> Behaviour:
+    """Answers with this status to events named `bad…`, and takes all others."""
+    return lambda request, _: Answer(status if name(request).startswith("bad") else 200)
+
+
+@pytest.mark.parametrize("status", [422, 500])
+def test_one_poisoned_event_holds_up_no_other(status: int, client: redis.Redis, deliver: Deliver) -> None:
+    """It fails often enough to open the circuit, if it moves it; the next event is the next probe."""
+    with (
+        Receiver(poisoned(status)) as receiver,
+        deliver(receiver.url, redelivery_max="400ms", max_age="20s") as delivery,
+    ):
+        expire(client, "bad")
+        receiver.wait_for(lambda requests: len(requests) >= 6)
+        good = [f"good {number}" for number in range(20)]
+        started = time.monotonic()
+        expire(client, *good)
+        eventually(lambda: delivery.attempts("delivered") == 20)
+        assert time.monotonic() - started < 5
+        assert delivery.dead_letters() == 0
+        assert {name(request) for request in receiver.requests} == {"bad", *good}
+
+
+def test_events_are_not_given_up_on_untried_while_the_circuit_rests_on_one(
+    client: redis.Redis, deliver: Deliver
+) -> None:
+    """Probes are rare here, and `max_age` is over before the next one."""
+    with Receiver(poisoned(500)) as receiver:
+        with deliver(receiver.url, redelivery_initial="3s", redelivery_max="3s", max_age="1s") as delivery:
+            circuit = delivery.dispatcher.endpoints[0].circuit
+            for _ in range(circuit_breaker.FAILURES_TO_OPEN):
+                circuit.failed(b"0-1", "HTTP 500")
+            assert circuit.rests_on_one_event
+            expire(client, "good 1", "good 2", "good 3")
+            eventually(lambda: delivery.attempts("delivered") == 3)
+            settled(delivery)
+            assert delivery.dead_letters() == 0
+
+
+@pytest.mark.parametrize("status", [301, 401, 403, 404, 405, 408, 429, 500, 503])
+def test_a_failure_of_the_endpoint_opens_it(status: int, client: redis.Redis, deliver: Deliver) -> None:
+    with (
+        Receiver(lambda *_: Answer(status)) as receiver,
+        deliver(receiver.url, redelivery_initial="30s", redelivery_max="30s") as delivery,
+    ):
+        expire(client, *map(str, range(20)))
+        eventually(lambda: delivery.dispatcher.endpoints[0].circuit.open)
+        eventually(lambda: all(owner == PARKED for owner, _, _ in delivery.pending().values()))
+        assert len(receiver.requests) <= circuit_breaker.FAILURES_TO_OPEN + 2
+
+
+def test_five_different_events_refused_alone_open_it(client: redis.Redis, deliver: Deliver) -> None:
+    with (
+        Receiver(lambda *_: Answer(400)) as receiver,
+        deliver(receiver.url, redelivery_initial="30s", redelivery_max="30s") as delivery,
+    ):
+        ids = expire(client, "a", "b", "c", "d")
+        eventually(lambda: [owner for owner, _, _ in delivery.pending().values()] == [PARKED] * len(ids))
+        assert not delivery.dispatcher.endpoints[0].circuit.open
+        expire(client, *map(str, range(20)))
+        eventually(lambda: delivery.dispatcher.endpoints[0].circuit.open)
+
+
+def test_probes_rotate(client: redis.Redis, deliver: Deliver) -> None:
+    """Not the same event twice running, new ones too."""
+    with (
+        Receiver(lambda *_: Answer(503)) as receiver,
+        deliver(receiver.url, 1, redelivery_initial="50ms", redelivery_max="50ms") as delivery,
+    ):
+        expire(client, "a", "b")
+        eventually(lambda: delivery.dispatcher.endpoints[0].circuit.open)
+        receiver.clear()
+        receiver.wait_for(lambda requests: len(requests) >= 6)
+        probes = [name(request) for request in receiver.requests]
+        assert all(first != second for first, second in itertools.pairwise(probes)), probes
+        expire(client, "new")
+        receiver.wait_for(lambda requests: name(requests[-1]) == "new")
+
+
+def test_a_probe_is_one_request_without_retries(client: redis.Redis, deliver: Deliver) -> None:
+    with (
+        Receiver(lambda *_: Answer(503)) as receiver,
+        deliver(receiver.url, 1, attempts=3, redelivery_initial="300ms", redelivery_max="300ms") as delivery,
+    ):
+        expire(client, "a")
+        eventually(lambda: delivery.dispatcher.endpoints[0].circuit.open, limit=30)
+        receiver.clear()
+        requests = receiver.wait_for(lambda requests: len(requests) >= 4)
+        gaps = [later.at - earlier.at for earlier, later in itertools.pairwise(requests)]
+        assert min(gaps) >= 0.25, gaps
+
+
+def test_what_is_queued_when_it_opens_is_not_sent(client: redis.Redis, deliver: Deliver) -> None:
+    """It is released: not counted as a delivery, and there for the next probe."""
+    with (
+        Receiver(lambda *_: Answer(503)) as receiver,
+        deliver(receiver.url, 1, redelivery_initial="30s", redelivery_max="30s") as delivery,
+    ):
+        expire(client, *map(str, range(20)))
+        eventually(lambda: delivery.dispatcher.endpoints[0].circuit.open)
+        eventually(lambda: all(owner == PARKED for owner, _, _ in delivery.pending().values()))
+        assert len(receiver.requests) == circuit_breaker.FAILURES_TO_OPEN
+        assert sorted(deliveries for _, deliveries, _ in delivery.pending().values())[-5:] == [1] * 5
+        assert sum(deliveries for _, deliveries, _ in delivery.pending().values()) == circuit_breaker.FAILURES_TO_OPEN

@@ -1,0 +1,169 @@
+"""The reader of an endpoint: heartbeats, parked events, faults, and how soon it notices what is written in Redis."""
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.delivery import consumer, due_scan
+from sweeperd.delivery.due_scan import PAGES_PER_STEP, DueScan
+from sweeperd.delivery.endpoint_state import EndpointStateStore
+from sweeperd.delivery.in_flight import InFlight
+from sweeperd.delivery.outbox import PAGE, PARKED, Outbox
+from sweeperd.delivery.payload import EventEncoder
+from sweeperd.delivery.redelivery import Redelivery
+from sweeperd.store.shard import Shard
+from tests.integration.delivery.conftest import EVENTS, Deliver, expire, settled
+from tests.support.harness import eventually
+from tests.support.receiver import Answer, Receiver
+
+
+def test_events_in_hand_have_a_heartbeat(
+    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one, another replica would take them after a while and send them again."""
+    monkeypatch.setattr(consumer, "HEARTBEAT_EVERY", 0.1)
+    monkeypatch.setattr(consumer, "BLOCK", 0.1)
+    with Receiver(lambda *_: Answer(delay=2.5)) as receiver, deliver(receiver.url, timeout="10s") as delivery:
+        expire(client, "slow")
+        receiver.wait_for(lambda requests: len(requests) == 1)
+        idle = []
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            idle += [idle_ms for _, _, idle_ms in delivery.pending().values()]
+            time.sleep(0.02)
+        assert len(idle) > 0
+        assert max(idle) < 1500
+        settled(delivery)
+    assert len(receiver.requests) == 1
+
+
+def test_the_heartbeat_goes_on_while_the_last_requests_end(
+    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "HEARTBEAT_EVERY", 0.1)
+    with Receiver(lambda *_: Answer(delay=3)) as receiver, deliver(receiver.url, timeout="10s") as delivery:
+        expire(client, "slow")
+        receiver.wait_for(lambda requests: len(requests) == 1)
+        delivery.stop.set()
+        time.sleep(2.2)
+        assert [idle_ms < 2000 for _, _, idle_ms in delivery.pending().values()] == [True]
+        settled(delivery)
+
+
+def test_events_in_hand_are_not_taken_again(
+    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where the heartbeat is late: the process knows what it has in hand."""
+    monkeypatch.setattr(due_scan, "TAKE_OVER_AFTER", 0.2)
+    monkeypatch.setattr(consumer, "TAKE_OVER_AFTER", 0.2)
+    with Receiver(lambda *_: Answer(delay=1.5)) as receiver, deliver(receiver.url, 2, timeout="10s") as delivery:
+        expire(client, "slow")
+        receiver.wait_for(lambda requests: len(requests) == 1)
+        expire(client, "next")  # ends the wait for new events
+        eventually(lambda: delivery.attempts("delivered") == 2)
+        settled(delivery)
+    assert len(receiver.requests) == 2
+
+
+def test_an_event_that_cannot_be_encoded_waits_for_its_next_time(
+    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of sweeperd's own: the circuit does not move, and the event is parked."""
+
+    def broken(*_: object) -> None:
+        raise AssertionError
+
+    with Receiver() as receiver, deliver(receiver.url, redelivery_initial="300ms", redelivery_max="300ms") as delivery:
+        monkeypatch.setattr(EventEncoder, "__call__", broken)
+        expire(client, "odd")
+        eventually(lambda: [owner for owner, _, _ in delivery.pending().values()] == [PARKED])
+        assert (delivery.attempts("failed"), delivery.dispatcher.endpoints[0].circuit.failures) == (0, 0)
+        monkeypatch.undo()
+        eventually(lambda: delivery.attempts("delivered") == 1)
+        settled(delivery)
+
+
+def test_an_event_that_can_never_be_encoded_becomes_a_dead_letter(
+    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(EventEncoder, "__call__", broken)
+    with deliver("http://127.0.0.1:9/", max_age="600ms") as delivery:
+        expire(client, "odd")
+        eventually(lambda: delivery.dead_letters() == 1)
+        settled(delivery)
+
+
+def test_retry_after_is_capped_by_max_age(client: redis.Redis, shard: Shard, deliver: Deliver) -> None:
+    with Receiver(lambda *_: Answer(503, {"Retry-After": "99999999"})) as receiver, deliver(receiver.url, max_age="5s"):
+        expire(client, "one")
+        state = EndpointStateStore(shard)
+        eventually(lambda: state.read("hook").muted_until)
+        assert state.read("hook").muted_until <= shard.read_clock() + 5000
+
+
+def test_a_pause_is_noticed_within_seconds_however_long_the_waits(
+    client: redis.Redis, shard: Shard, deliver: Deliver, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Receiver() as receiver, deliver(receiver.url, redelivery_initial="72h", redelivery_max="72h"):
+        EndpointStateStore(shard).pause("hook", "moving house")
+        eventually(lambda: "the endpoint is paused; its events wait" in caplog.text, limit=8)
+
+
+# ---- parked events
+
+
+def parked(client: redis.Redis, count: int, idle_ms: int = 0) -> list[bytes]:
+    """Events of the group `hook` that were delivered in vain ten times."""
+    client.xgroup_create(EVENTS, "hook", "$", mkstream=True)
+    ids = expire(client, *map(str, range(count)))
+    client.xreadgroup("hook", "dead", {EVENTS: ">"}, count=count)
+    for start in range(0, count, 1000):
+        part: Any = ids[start : start + 1000]
+        client.xclaim(EVENTS, "hook", PARKED.decode(), 0, part, idle=idle_ms, retrycount=10, justid=True)
+    return ids
+
+
+def scan(shard: Shard, longest: float = 3600) -> DueScan:
+    return DueScan("hook", Outbox(shard, "us"), Redelivery(30, longest, 10**9), InFlight(100, threading.Event()))
+
+
+def test_a_step_over_parked_events_is_bounded_and_the_next_goes_on(shard: Shard, client: redis.Redis) -> None:
+    per_step = PAGE * PAGES_PER_STEP
+    ids = parked(client, 2 * per_step + 10)
+    last: Any = ids[-1:]
+    client.xclaim(EVENTS, "hook", PARKED.decode(), 0, last, idle=10**8, retrycount=10, justid=True)
+    client.config_resetstat()
+    steps = scan(shard)
+    for _ in range(2):
+        assert steps.step(100) == []
+        assert not steps.at_start
+    calls = client.info("commandstats")["cmdstat_xpending"]["calls"]
+    assert calls == 2 * PAGES_PER_STEP
+    assert [pending.id for pending in steps.step(100)] == last
+    assert steps.at_start
+
+
+def test_a_step_that_found_enough_goes_on_after_the_last(shard: Shard, client: redis.Redis) -> None:
+    ids = parked(client, 25, idle_ms=10**8)
+    steps = scan(shard)
+    found = [steps.step(10) for _ in range(3)]
+    assert [pending.id for page in found for pending in page] == ids
+
+
+def test_new_events_are_not_held_up_by_due_ones(client: redis.Redis, deliver: Deliver) -> None:
+    parked(client, 3000, idle_ms=10**8)
+    with Receiver(lambda *_: Answer(delay=0.01)) as receiver, deliver(receiver.url, 4) as delivery:
+        receiver.wait_for(lambda requests: len(requests) > 20)
+        expire(client, "new")
+        before = len(receiver.requests)
+        requests = receiver.wait_for(
+            lambda requests: any(request.event["data"]["reservation_id"] == "new" for request in requests)
+        )
+        assert len(requests) - before < 500
+        assert len(delivery.pending()) > 1000

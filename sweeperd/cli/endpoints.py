@@ -16,7 +16,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.text import rfc3339
 
 
-@click.group("endpoints", short_help="The receivers: list, pause, resume, test.")
+@click.group("endpoints", short_help="The receivers: list, pause, resume, skip, test.")
 def command() -> None:
     """The receivers of the webhooks."""
 
@@ -93,6 +93,33 @@ def resume(options: Options, name: str, yes: bool, as_json: bool, shard: str | N
                     f"{name} is resumed on {one.name}{was}" if changed else f"{name} is not paused on {one.name}"
                 )
     _end(output, name, results, troubles)
+
+
+@command.command("skip")
+@click.argument("name")
+@click.argument("event")
+@yes_option
+@json_option
+@shard_option
+@click.pass_obj
+def skip(options: Options, name: str, event: str, yes: bool, as_json: bool, shard: str | None) -> None:
+    """
+    Make one pending event of an endpoint a dead letter, so that it is not sent again. EVENT is its event id (evt_...)
+    or its stream id; the log has both. It can be replayed later, like any dead letter.
+    """
+    output, troubles = Output(as_json=as_json), Troubles()
+    with options.shards(shard) as (settings, shards):
+        endpoint = _endpoint(settings, name)
+        output.confirm(f"Make {event} a dead letter of {name}?", yes=yes)
+        found = for_each_shard(shards, lambda one: endpoints.skip(one, endpoint.name, event), troubles)
+    skipped = [{"shard": one.name, "stream_id": stream_id} for one, stream_id in found if stream_id]
+    if as_json:
+        output.json({"endpoint": name, "event": event, "skipped": skipped, "down": troubles.down})
+    for row in skipped:
+        output.say(f"{event} is a dead letter of {name} on {row['shard']} now")
+    if not skipped:
+        troubles.fail(f"{event} is not pending for {name}")
+    troubles.end()
 
 
 @command.command("test")

@@ -4,14 +4,14 @@ import json
 import re
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.endpoint_state import EndpointState, EndpointStateStore
-from sweeperd.delivery.outbox import Outbox
-from sweeperd.delivery.payload import Message
+from sweeperd.delivery.outbox import Outbox, OutboxEntry, Pending
+from sweeperd.delivery.payload import Message, message
 from sweeperd.delivery.sender import Exchange, WebhookClient
 from sweeperd.ops import dead_letters
 from sweeperd.store import streams
@@ -20,6 +20,8 @@ from sweeperd.text import decode, rfc3339
 
 #: The type of a test event: no receiver takes it for an expiry.
 TEST_TYPE = "sweeperd.test"
+#: The reason of a dead letter that an operator made.
+SKIPPED = "an operator skipped it"
 #: What is shown of a signature, and of the body of a response.
 SIGNATURE_SHOWN, BODY_SHOWN = 12, 1024
 HIDDEN = "***"
@@ -109,6 +111,34 @@ def pause(shard: Shard, name: str, reason: str) -> EndpointState:
 def resume(shard: Shard, name: str) -> bool:
     """Send again, in all processes, within seconds. False where nothing kept it from that. Raises redis.RedisError."""
     return EndpointStateStore(shard).resume(name)
+
+
+def skip(shard: Shard, name: str, event: str) -> str | None:
+    """
+    Give up on one pending event of an endpoint: it becomes a dead letter. `event`: its event id, or its stream id.
+    Returns its stream id; None where no such event is pending. Raises redis.RedisError.
+    """
+    shard.read_clock()
+    outbox = Outbox(shard, "operator")
+    if name.encode() not in streams.groups(shard.client, shard.keys.events):
+        return None
+    for pending, fields in _pending(shard, outbox, name):
+        if event in (pending.id.decode(), message(shard.origin, fields).event_id if fields else ""):
+            entry = OutboxEntry(pending.id, pending.deliveries, fields)
+            return pending.id.decode() if outbox.dead_letter(name, entry, SKIPPED) else None
+    return None
+
+
+def _pending(shard: Shard, outbox: Outbox, name: str) -> Iterator[tuple[Pending, dict[bytes, bytes]]]:
+    """The pending events of an endpoint with their fields, which are empty where an event is in the stream no more."""
+    previous: bytes | None = None
+    while page := outbox.pending(name, previous):
+        pipeline = shard.client.pipeline(transaction=False)
+        for pending in page:
+            pipeline.xrange(shard.keys.events, pending.id, pending.id)
+        for pending, rows in zip(page, pipeline.execute(), strict=True):
+            yield pending, rows[0][1] if rows else {}
+        previous = page[-1].id
 
 
 def _positions(shard: Shard) -> dict[str, str]:

@@ -14,7 +14,9 @@ import standardwebhooks
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.endpoint_state import EndpointStateStore
 from sweeperd.delivery.outbox import Outbox
+from sweeperd.delivery.payload import message
 from sweeperd.ops import dead_letters
+from sweeperd.ops.dead_letters import DeadLetterFilter
 from sweeperd.ops.endpoints import BODY_SHOWN, shown_url
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.shard import Shard
@@ -198,6 +200,34 @@ def test_a_full_redis_takes_a_pause(invoke: Run, own_shard: Shard, own_server: S
             assert result.exit_code == 0
     assert store.read("billing").paused
     assert not store.read("audit").paused
+
+
+# ---- skip
+
+
+@pytest.mark.parametrize("by", ["event_id", "stream_id"])
+def test_skip_makes_one_pending_event_a_dead_letter(by: str, invoke: Run, shard: Shard, client: redis.Redis) -> None:
+    outbox = Outbox(shard, "test")
+    outbox.ensure_group("billing")
+    reserve(client, ["a", "b", "c"])
+    expire(client, ["a", "b", "c"])
+    entries = outbox.read("billing", 10)
+    wanted = entries[1]
+    event = message(shard.origin, wanted.fields).event_id if by == "event_id" else wanted.id.decode()
+    result = invoke("endpoints", "skip", "billing", event, "--yes", "--json", endpoints=ENDPOINTS)
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["skipped"] == [{"shard": "default", "stream_id": wanted.id.decode()}]
+    assert [pending.id for pending in outbox.pending("billing")] == [entries[0].id, entries[2].id]
+    (letter,) = dead_letters.read(shard, DeadLetterFilter())
+    assert (letter.reason, letter.endpoint, letter.attempts) == ("an operator skipped it", "billing", 1)
+    again = invoke("endpoints", "skip", "billing", event, "--yes", endpoints=ENDPOINTS)
+    assert again.exit_code == 1
+    assert f"{event} is not pending for billing" in again.stderr
+
+
+def test_skip_before_anything_was_delivered(invoke: Run) -> None:
+    result = invoke("endpoints", "skip", "billing", "evt_x", "--yes", endpoints=ENDPOINTS)
+    assert (result.exit_code, result.stdout) == (1, "")
 
 
 # ---- test

@@ -12,6 +12,7 @@ from sweeperd.runtime.service import Service
 from sweeperd.runtime.shard_runner import ShardRunner
 from sweeperd.runtime.systemd import SystemdNotifier
 from sweeperd.store.embedded import Server
+from tests.support.harness import reserve
 from tests.support.manager import manager
 
 
@@ -52,8 +53,8 @@ def test_the_watchdog_is_fed_only_while_all_is_well(
         notifier.close()
 
 
-def test_a_group_that_could_not_be_made_is_made_where_it_was_to_be_after_a_reload(own_server: Server) -> None:
-    """A full Redis refuses new groups; the events from then on are not to be lost because settings were reloaded."""
+def test_a_group_that_is_gone_is_made_where_it_was_after_a_reload(own_server: Server) -> None:
+    """The events since then are not to be lost because settings were reloaded."""
 
     def settings(interval: str, prefix: str = "") -> Settings:
         return Settings.model_validate(
@@ -67,11 +68,10 @@ def test_a_group_that_could_not_be_made_is_made_where_it_was_to_be_after_a_reloa
 
     with redis.Redis.from_url(own_server.url) as client:
         first = client.xadd("sweeperd:events", {"id": "before"})
-        client.config_set("maxmemory", 1)
         before = Daemon(settings("5s"))
         runner(before)._delivery.prepare()
-        client.config_set("maxmemory", 0)
         client.xadd("sweeperd:events", {"id": "since"})
+        client.xgroup_destroy("sweeperd:events", "hook")
         elsewhere, after = Daemon(settings("5s", "other:")), Daemon(settings("1s"))
         for daemon in (elsewhere, after):
             daemon.adopt(before)
@@ -80,6 +80,18 @@ def test_a_group_that_could_not_be_made_is_made_where_it_was_to_be_after_a_reloa
         assert client.xinfo_groups("other:sweeperd:events")[0]["last-delivered-id"] == b"0-0"
         for daemon in (before, elsewhere, after):
             runner(daemon)._shard.close()
+
+
+def test_the_group_of_a_new_endpoint_is_made_before_the_first_sweep(server: Server, client: redis.Redis) -> None:
+    """Even where its reader has not begun: the events of that sweep are its own."""
+    reserve(client, ["first"])
+    endpoints = [{"name": "hook", "url": "http://127.0.0.1:1/"}]
+    settings = {"redis": {"url": server.url}, "webhooks": {"endpoints": endpoints}}
+    daemon = Daemon(Settings.model_validate(settings))
+    runner(daemon).tasks[0]._run()
+    assert client.xlen("sweeperd:events") == 1
+    assert client.xinfo_groups("sweeperd:events")[0]["last-delivered-id"] == b"0-0"
+    runner(daemon)._shard.close()
 
 
 def test_after_a_reload_the_page_still_has_its_hour(server: Server) -> None:

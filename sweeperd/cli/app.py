@@ -3,12 +3,14 @@
 import dataclasses
 import importlib
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
 from sweeperd import __version__
+from sweeperd.cli.moment import duration
 from sweeperd.cli.options import Exit, OnceOptions, Options, fail
 from sweeperd.config import CONFIG_VARIABLE
 from sweeperd.errors import RedisUnavailable
@@ -74,6 +76,12 @@ class _Commands(click.Group):
     is_flag=True,
     help="With --once: exit with 0 in place of 3 where events wait for delivery.",
 )
+@click.option(
+    "--delivery-limit",
+    metavar="DURATION",
+    callback=duration,
+    help="With --once: stop delivering after so long, such as 5m; the rest waits for the next run.  [default: none]",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Overrides log.level.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Overrides log.format.")
 @click.version_option(__version__, prog_name="sweeperd")
@@ -86,6 +94,7 @@ def main(
     metrics_file: Path | None,
     metrics_push: str | None,
     exit_zero_on_pending: bool,
+    delivery_limit: timedelta | None,
     log_level: Literal["debug", "info", "warning", "error"] | None,
     log_format: Literal["text", "json"] | None,
 ) -> None:
@@ -99,7 +108,7 @@ def main(
     context.obj = options = Options(config_file, log_level, log_format, as_json)
     if as_json and not once and context.invoked_subcommand in (None, "demo"):
         raise click.UsageError("--json goes with --once")
-    once_options = OnceOptions(metrics_file, metrics_push, exit_zero_on_pending)
+    once_options = OnceOptions(metrics_file, metrics_push, exit_zero_on_pending, delivery_limit)
     if not once:
         _refuse_without_once(once_options)
     if metrics_file is not None and not os.access(metrics_file.parent, os.W_OK | os.X_OK):

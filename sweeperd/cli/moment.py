@@ -9,12 +9,13 @@ from datetime import UTC, datetime, timedelta
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from sweeperd.setting_types import Duration, milliseconds
+from sweeperd.setting_types import Duration, PositiveDuration, milliseconds
 
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)?)?", re.ASCII | re.IGNORECASE
 )
 _DURATION: TypeAdapter[timedelta] = TypeAdapter(Duration)
+_POSITIVE_DURATION: TypeAdapter[timedelta] = TypeAdapter(PositiveDuration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +51,11 @@ def moment(context: click.Context, parameter: click.Parameter, value: str | None
         context,
         parameter,
     )
+
+
+def duration(context: click.Context, parameter: click.Parameter, value: str | None) -> timedelta | None:
+    """The callback of an option: a duration as in the settings, longer than nothing. Raises click.BadParameter."""
+    try:
+        return None if value is None else _POSITIVE_DURATION.validate_python(value)
+    except ValidationError:
+        raise click.BadParameter(f"{str(value)[:60]!r} is no duration such as 30s or 10m", context, parameter) from None

@@ -28,7 +28,7 @@ def run(options: Options, once: OnceOptions) -> int:
     metrics = Metrics(tenant_label=settings.metrics.tenant_label, lasting=False)
     try:
         with _metrics_left(metrics, once), stop_on_signals() as stop, _progress(show) as progress:
-            report = run_once(settings, stop, progress, metrics)
+            report = run_once(settings, stop, progress, metrics, once.delivery_limit)
     except Exception as error:
         logging.getLogger(__name__).exception("the run failed")
         fail(f"the run failed: {type(error).__name__}", Exit.FAILED)

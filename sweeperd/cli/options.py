@@ -4,6 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Literal, Never
@@ -35,6 +36,8 @@ class OnceOptions:
     metrics_push: str | None = None
     #: Whether a run that leaves events waiting ends with 0 in place of 3.
     exit_zero_on_pending: bool = False
+    #: How long to deliver; None: until nothing is left that can be delivered now.
+    delivery_limit: timedelta | None = None
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 import enum
 import logging
+import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 
 from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher, shares
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 
 #: Between two looks at a lease that another process holds, seconds.
 LOOK_AGAIN = 0.1
+#: Between two reports of the delivery's progress, seconds. So late may a stop or the limit be noticed.
+PROGRESS_EVERY = 0.2
 
 
 class OnceStage(enum.StrEnum):
@@ -74,17 +78,18 @@ def run_once(
     stop: threading.Event,
     progress: OnceProgress = lambda *_: None,
     metrics: Metrics | None = None,
+    delivery_limit: timedelta | None = None,
 ) -> OnceReport:
     """
-    On every shard: sweep until the end of what is due now, then deliver until nothing is left that can be handed over
-    now. `stop` ends it early. A shard that fails keeps no other from its end.
+    On every shard: sweep until the end of what is due now, then deliver until nothing is left that can be delivered
+    now, but no longer than `delivery_limit`. `stop` ends it early. A shard that fails keeps no other from its end.
     """
     started = time.monotonic()
     metrics = metrics or Metrics(tenant_label=settings.metrics.tenant_label)
     shards = open_shards(settings)
     told = _Progress(progress, [shard.name for shard in shards])
     runs = [
-        _Run(settings, shard, metrics, stop, concurrency, told)
+        _Run(settings, shard, metrics, stop, concurrency, delivery_limit, told)
         for shard, concurrency in zip(shards, shares(settings.webhooks.concurrency, len(shards)), strict=True)
     ]
     with ThreadPoolExecutor(len(runs), thread_name_prefix="once") as pool:
@@ -117,6 +122,7 @@ class _Run:
         metrics: Metrics,
         stop: threading.Event,
         concurrency: int,
+        delivery_limit: timedelta | None,
         told: "_Progress",
     ) -> None:
         self.name = shard.name
@@ -128,11 +134,14 @@ class _Run:
         self._settings = settings
         self._shard = shard
         self._stop = stop
+        #: Seconds.
+        self._delivery_limit = math.inf if delivery_limit is None else delivery_limit.total_seconds()
+        self._delivery_stop = threading.Event()
         self._told = told
         self._sweeps = kind_sweeps(settings, shard, metrics, stop, self._decided)
         #: How many entries were due when the sweeps began.
         self._due = 0
-        self._delivery = Dispatcher(settings, shard, metrics, stop, concurrency)
+        self._delivery = Dispatcher(settings, shard, metrics, self._delivery_stop, concurrency)
 
     def __call__(self) -> None:
         try:
@@ -209,8 +218,14 @@ class _Run:
 
     def _deliver(self) -> None:
         waiting = self._delivery.report().undelivered
+        until = time.monotonic() + self._delivery_limit
         self._delivery.start(until_idle=True)
-        while not self._delivery.join(time.monotonic() + 0.2):
+        while not self._delivery.join(time.monotonic() + PROGRESS_EVERY):
+            if self._stop.is_set():
+                self._delivery_stop.set()
+            elif time.monotonic() >= until and not self._delivery_stop.is_set():
+                self._delivery_stop.set()
+                log.warning("the limit of the delivery is reached, the rest waits", extra={"shard": self.name})
             done = sum(endpoint.counts().total() for endpoint in self._delivery.endpoints)
             self._told(self.name, OnceStage.DELIVERING, done, waiting)
         self._told(self.name, OnceStage.DELIVERING, waiting, waiting)

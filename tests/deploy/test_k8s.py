@@ -263,5 +263,6 @@ def test_a_roll_out_leaves_no_gap_and_cron_runs_one_at_a_time() -> None:
     job = cron["jobTemplate"]["spec"]
     assert job["activeDeadlineSeconds"] > 0
     arguments = job["template"]["spec"]["containers"][0]["args"]
-    assert {"--once", "--exit-zero-on-pending"} <= set(arguments)
+    assert {"--once", "--exit-zero-on-pending", "--delivery-limit=5m"} <= set(arguments)
+    assert job["activeDeadlineSeconds"] > 2 * 300
     assert CliRunner().invoke(main, [*arguments, "--version"]).exit_code == 0

@@ -24,7 +24,7 @@ def values(unit: str, name: str) -> list[str]:
 
 
 def seconds(text: str) -> float:
-    return float(text.removesuffix("s"))
+    return float(text.removesuffix("s")) if text.endswith("s") else 60 * float(text.removesuffix("m"))
 
 
 def test_the_limits_of_the_unit_leave_room_for_the_grace() -> None:
@@ -34,6 +34,13 @@ def test_the_limits_of_the_unit_leave_room_for_the_grace() -> None:
     assert values("sweeperd.service", "Type") == ["notify"]
     assert values("sweeperd.service", "RestartPreventExitStatus") == ["2"]
     assert values("sweeperd-once.service", "SuccessExitStatus") == ["3"]
+
+
+def test_a_slow_receiver_does_not_hold_the_unit_of_one_run() -> None:
+    (line,) = values("sweeperd-once.service", "ExecStart")
+    words = line.split()
+    limit = words[words.index("--delivery-limit") + 1]
+    assert 60 < seconds(limit) < seconds(values("sweeperd-once.service", "TimeoutStartSec")[0]) / 2
 
 
 @pytest.mark.parametrize("unit", ["sweeperd.service", "sweeperd-once.service"])

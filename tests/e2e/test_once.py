@@ -241,6 +241,25 @@ def test_events_that_wait_are_exit_3_or_0_where_that_is_asked_for(server: Server
     assert (codes, reports) == ([3, 0], [1, 1])
 
 
+def test_the_delivery_limit_leaves_the_rest_waiting(server: Server, client: redis.Redis) -> None:
+    """A receiver that is slow keeps a run from its end, and so the next run from its sweep."""
+    ids = [f"r{number}" for number in range(40)]
+    reserve(client, ids)
+    with Receiver(lambda *_: Answer(delay=0.5)) as receiver:
+        env = environment(server.url, endpoints=[{"name": "hook", "url": receiver.url}], webhooks__concurrency=1)
+        limited = once(env, "--delivery-limit", "2s")
+        assert (limited.code, limited.report["expired"]) == (3, 40)
+        assert limited.report["delivered"] + limited.report["undelivered"] == 40
+        assert 1 <= limited.report["delivered"] <= 10
+        assert limited.report["dead_lettered"] == 0
+        assert limited.report["duration_seconds"] < 10
+        assert "the limit of the delivery is reached" in limited.errors
+        receiver.behaviour = lambda *_: Answer()
+        rest = once(env, "--delivery-limit", "1h")
+    assert (rest.code, rest.report["delivered"]) == (0, limited.report["undelivered"])
+    assert receiver.distinct == len(receiver.requests) == 40, "what waits is neither lost nor sent twice"
+
+
 def test_a_failure_is_not_hidden_by_exit_zero_on_pending() -> None:
     env = environment(f"redis://127.0.0.1:{free_port()}/0")
     run = subprocess.run(

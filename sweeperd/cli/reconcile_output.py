@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from sweeperd.cli.output import Cell, Output, printable
+from sweeperd.cli.output import Cell, Output, printable, timestamp
 from sweeperd.ops.reconcile import Fault, ReconcileReport
 from sweeperd.store.shard import Shard
 
@@ -27,7 +27,14 @@ def show(output: Output, documents: Sequence[Document], down: Sequence[dict[str,
         found = sum(sum(each["found"].values()) for each in documents)
         truncated = any(each.get("truncated") for each in documents)
         output.json(
-            {"repair": repair, "found": found, **totals, "truncated": truncated, "shards": documents, "down": down}
+            {
+                "repair": repair,
+                "found": found,
+                **totals,
+                "truncated": truncated,
+                "shards": list(map(_with_times, documents)),
+                "down": down,
+            }
         )
         return
     rows = [row for each in documents for row in _rows(each)]
@@ -35,6 +42,11 @@ def show(output: Output, documents: Sequence[Document], down: Sequence[dict[str,
         output.table(_COLUMNS, rows)
     for each in documents:
         click.echo(printable_lines(summary(each)), err=not output.terminal)
+
+
+def _with_times(report: Document) -> Document:
+    moments = {key: timestamp(report[key]) for key in ("started_at", "finished_at") if key in report}
+    return report | moments
 
 
 def printable_lines(text: str) -> str:

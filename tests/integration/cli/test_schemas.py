@@ -18,6 +18,32 @@ from tests.support.receiver import Receiver
 
 SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
 
+#: Schema, and a command whose output it describes.
+COMMANDS = [
+    ("check", ["check"]),
+    ("status", ["status"]),
+    ("show", ["show", "late"]),
+    ("show", ["show", "broken-1"]),
+    ("show", ["show", "open"]),
+    ("quarantine-list", ["quarantine", "list"]),
+    ("quarantine-change", ["quarantine", "requeue", "broken-1", "--yes"]),
+    ("quarantine-change", ["quarantine", "dismiss", "broken-1", "--yes"]),
+    ("dead-letters-list", ["dead-letters", "list"]),
+    ("dead-letters-change", ["dead-letters", "replay", "--all", "--yes"]),
+    ("dead-letters-change", ["dead-letters", "drop", "--all", "--yes"]),
+    ("endpoints-list", ["endpoints", "list"]),
+    ("endpoints-change", ["endpoints", "pause", "billing", "--yes"]),
+    ("endpoints-change", ["endpoints", "resume", "billing", "--yes"]),
+    ("endpoints-test", ["endpoints", "test", "billing"]),
+    ("expired", ["expired"]),
+    ("ledger-show", ["ledger", "show", "tenant:acme:TOKENS"]),
+    ("quarantine-adopt", ["quarantine", "adopt", "broken-1", "--yes"]),
+    ("reconcile", ["reconcile"]),
+    ("reconcile", ["reconcile", "--last"]),
+    ("reconcile", ["reconcile", "--repair", "--yes"]),
+    ("repair-budget", ["reconcile", "--repair-budget", "tenant:acme:TOKENS", "--yes"]),
+]
+
 
 def strict(schema: Any) -> Any:
     """The schema for tests: an object has no field that the schema does not name."""
@@ -53,6 +79,9 @@ def printed(invoke: Run, server: Server, client: redis.Redis, receiver: Receiver
     for broken in ("broken-1", "broken-2"):
         client.hset(f"reservation:res_{broken}", "estimate_amount", "x")
 
+    client.zrem("reservation:ttl", "open")
+    client.zadd("reservation:ttl", {"no reservation": 4_000_000_000_000})
+
     def run(*arguments: str) -> Any:
         result = invoke(*arguments, "--json", endpoints=endpoints)
         try:
@@ -69,24 +98,7 @@ def printed(invoke: Run, server: Server, client: redis.Redis, receiver: Receiver
 
 @pytest.mark.parametrize(
     ("schema", "arguments"),
-    [
-        ("check", ["check"]),
-        ("status", ["status"]),
-        ("show", ["show", "late"]),
-        ("show", ["show", "broken-1"]),
-        ("show", ["show", "open"]),
-        ("quarantine-list", ["quarantine", "list"]),
-        ("quarantine-change", ["quarantine", "requeue", "broken-1", "--yes"]),
-        ("quarantine-change", ["quarantine", "dismiss", "broken-1", "--yes"]),
-        ("dead-letters-list", ["dead-letters", "list"]),
-        ("dead-letters-change", ["dead-letters", "replay", "--all", "--yes"]),
-        ("dead-letters-change", ["dead-letters", "drop", "--all", "--yes"]),
-        ("endpoints-list", ["endpoints", "list"]),
-        ("endpoints-change", ["endpoints", "pause", "billing", "--yes"]),
-        ("endpoints-change", ["endpoints", "resume", "billing", "--yes"]),
-        ("endpoints-test", ["endpoints", "test", "billing"]),
-        ("expired", ["expired"]),
-    ],
+    COMMANDS,
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_it_fits(printed: Callable[..., Any], schema: str, arguments: list[str]) -> None:
@@ -107,3 +119,8 @@ def test_a_field_that_the_schema_does_not_name_is_noticed() -> None:
     check("once", report)
     with pytest.raises(jsonschema.ValidationError):
         check("once", report | {"surprise": 1})
+
+
+def test_each_schema_is_held_to_what_is_printed() -> None:
+    held = {schema for schema, _ in COMMANDS} | {"once", "webhook"}
+    assert {path.name.removesuffix(".schema.json") for path in SCHEMAS.iterdir()} == held

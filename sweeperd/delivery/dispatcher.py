@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import redis
 
 from sweeperd.config import RELAY, Settings
+from sweeperd.config.types import milliseconds
 from sweeperd.delivery.endpoint import EndpointDelivery
 from sweeperd.delivery.outbox import Outbox, Replication
 from sweeperd.delivery.payload import EventEncoder
@@ -19,7 +20,6 @@ from sweeperd.delivery.result import DeliveryResult, Result
 from sweeperd.delivery.sender import WebhookClient
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
-from sweeperd.setting_types import milliseconds
 from sweeperd.store.process import process_name
 from sweeperd.store.shard import Shard
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from sweeperd.config import WebhooksSettings
-from sweeperd.setting_types import milliseconds
+from sweeperd.config.types import milliseconds
 
 
 def growing_wait(initial: float, longest: float, times: int) -> float:

@@ -5,7 +5,7 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
-from sweeperd.webhook_secrets import hmac_key
+from sweeperd.config.secrets import hmac_key
 
 
 class Signer:

@@ -5,7 +5,7 @@ import time
 from datetime import timedelta
 
 from sweeperd.config import SweepSettings
-from sweeperd.setting_types import milliseconds
+from sweeperd.config.types import milliseconds
 from sweeperd.store.lease import Lease
 from sweeperd.store.process import process_name
 from sweeperd.store.shard import Shard

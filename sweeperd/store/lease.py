@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import redis
 
-from sweeperd.setting_types import milliseconds
+from sweeperd.config.types import milliseconds
 from sweeperd.store.errors import is_full, is_wrong_type
 from sweeperd.store.process import process_name
 from sweeperd.store.scripts import Call, Script

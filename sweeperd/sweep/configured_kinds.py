@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sweeperd.config import Settings
-from sweeperd.kind_settings import KindSettings
+from sweeperd.config.kinds import KindSettings
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep.kind import Decision, Kind, Outcome

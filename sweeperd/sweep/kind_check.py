@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import redis
 
+from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import KindRefused
-from sweeperd.kind_settings import KindSettings
 from sweeperd.store.cluster import ClusterClient
 from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep.kind_script import BASIC_GLOBALS, HIDDEN_GLOBALS, LIBRARIES

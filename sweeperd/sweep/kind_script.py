@@ -15,8 +15,8 @@ ARGV[4] -> trace id for the event
 import string
 from collections.abc import Iterable, Sequence
 
-from sweeperd.kind_commands import ID, Amount, Command, Field, Word
-from sweeperd.kind_settings import OWN_KEYS, RESERVATION_KEYS, KindSettings
+from sweeperd.config.kind_commands import ID, Amount, Command, Field, Word
+from sweeperd.config.kinds import OWN_KEYS, RESERVATION_KEYS, KindSettings
 from sweeperd.store.scripts import expand
 
 #: The globals of a Redis server that a user's script must not see. Another one that a server has fails `check`.

@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 from sweeperd.config import SweepSettings
-from sweeperd.setting_types import milliseconds
+from sweeperd.config.types import milliseconds
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep.kind import RESERVATIONS, Decision, GraceScan, Kind, Outcome

@@ -8,7 +8,7 @@ import pytest
 from sweeperd.config import Settings
 from tests.docs import generate
 from tests.docs.documents import documents, name
-from tests.unit.test_config_example import keys_in_the_code
+from tests.unit.config.test_example import keys_in_the_code
 
 METRIC = re.compile(r"\bsweeperd_[a-z_]+[a-z]\b")
 

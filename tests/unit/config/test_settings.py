@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from sweeperd import config as config_module
 from sweeperd.config import Settings, load
+from sweeperd.config import loading as config_module
 from sweeperd.errors import ConfigError
 from sweeperd.store.shard import open_shards
 from tests.support.fixtures import Load

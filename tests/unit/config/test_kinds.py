@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from sweeperd.config.kind_commands import Amount, Command, Field, parse_command, parse_word
+from sweeperd.config.kinds import any_match
 from sweeperd.errors import ConfigError
-from sweeperd.kind_commands import Amount, Command, Field, parse_command, parse_word
-from sweeperd.kind_settings import any_match
 from tests.support.fixtures import Load
 
 SEATS = {

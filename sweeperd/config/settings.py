@@ -1,13 +1,11 @@
 """Settings: a TOML file and the environment, to typed and validated values."""
 
-import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -15,34 +13,21 @@ from pydantic import (
     BeforeValidator,
     Field,
     SecretStr,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from sweeperd import redis_url
-from sweeperd.errors import ConfigError
-from sweeperd.kind_settings import KindSettings, check_kinds
-from sweeperd.setting_types import Duration, OptionalDuration, PositiveDuration, Section
-from sweeperd.webhook_secrets import hmac_key
-
-#: Names the configuration file where `--config` does not.
-CONFIG_VARIABLE = "SWEEPERD_CONFIG"
-#: Where a configuration file is looked for when nothing names one.
-CONFIG_PLACES = (Path("config.toml"), Path("/etc/sweeperd/config.toml"))
-#: `SWEEPERD_SWEEP__BATCH_SIZE` overrides `sweep.batch_size`.
-ENVIRONMENT_PREFIX = "SWEEPERD_"
+from sweeperd.config.kinds import KindSettings, check_kinds
+from sweeperd.config.secrets import hmac_key
+from sweeperd.config.types import Duration, OptionalDuration, PositiveDuration, Section
 
 #: What makes sense for `sweep.lease_ttl`.
 MIN_LEASE_TTL, MAX_LEASE_TTL = timedelta(seconds=1), timedelta(minutes=10)
 
 #: The name of the only shard, where there is no list of them.
 DEFAULT_SHARD = "default"
-#: The settings that are lists: in the environment they are JSON.
-JSON_KEYS = (["shards"], ["kinds"], ["webhooks", "endpoints"], ["http", "hosts"])
-
 #: Headers that a request has anyway; the ones that an endpoint adds must not replace them.
 _OWN_HEADERS = re.compile(r"webhook-.*|x-cycles-.*|traceparent|user-agent|content-(type|length)|host", re.IGNORECASE)
 
@@ -365,104 +350,3 @@ class Settings(Section):
                 f"webhooks.concurrency must be at least the number of shards times the number of endpoints, {needed}"
             )
         return self
-
-
-def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
-    """
-    Read the file at `path` (else the one that SWEEPERD_CONFIG names, else the first of the usual places that exists,
-    else none) and put the environment's overrides on top. Raises ConfigError.
-    """
-    path = _find(path, environment)
-    data = _read(path) if path else {}
-    context = {"environment": environment, "directory": path.parent if path else Path()}
-    try:
-        # A file has types, so it is held to them; what comes from the environment is text.
-        settings = Settings.model_validate(data, strict=True, context=context)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, str(path))) from None
-    overrides = _overrides(environment)
-    if overrides:
-        try:
-            settings = Settings.model_validate(_merge(data, overrides), context=context)
-        except ValidationError as error:
-            raise ConfigError(_explain(error, "environment")) from None
-    for number, shard in enumerate(settings.all_shards):
-        try:
-            # Only now: one of the two may come from the file and the other from the environment.
-            check_prefix(shard.url, shard.prefix)
-        except ValueError as error:
-            key = f"shards[{number}].prefix" if settings.shards else "keys.prefix"
-            raise ConfigError(f"{path or 'environment'}: {key}: {error}") from None
-    return settings
-
-
-def _find(path: Path | None, environment: Mapping[str, str]) -> Path | None:
-    if path is None and environment.get(CONFIG_VARIABLE):
-        path = Path(environment[CONFIG_VARIABLE])
-    if path is not None:
-        return path
-    return next((place for place in CONFIG_PLACES if place.exists()), None)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from None
-
-
-def _overrides(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The environment's overrides, nested as the settings are."""
-    found: dict[str, Any] = {}
-    for name, text in environment.items():
-        if not name.startswith(ENVIRONMENT_PREFIX) or name == CONFIG_VARIABLE:
-            continue
-        key = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-        if len(key) == 1 and key[0] not in Settings.model_fields:
-            continue  # Kubernetes puts SWEEPERD_SERVICE_HOST and the like next to a service of that name
-        value: Any = text
-        if key in JSON_KEYS:
-            try:
-                value = json.loads(text)
-            except json.JSONDecodeError as error:
-                raise ConfigError(f"environment: {name}: is not JSON: {error}") from None
-        place = found
-        for part in key[:-1]:
-            place = place.setdefault(part, {})
-            if not isinstance(place, dict):
-                raise ConfigError(f"environment: {name}: {part} has a value already")
-        place[key[-1]] = value
-    return found
-
-
-def _merge(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(data)
-    for key, value in overrides.items():
-        below = merged.get(key)
-        merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    return merged
-
-
-def _explain(error: ValidationError, source: str) -> str:
-    return "\n".join(f"{source}: {_key(detail, source)}: {_problem(detail)}" for detail in error.errors())
-
-
-def _key(detail: ErrorDetails, source: str) -> str:
-    if source == "environment":
-        # What an override breaks is named as the variable; a list's items have no variable of their own.
-        parts = [part for part in detail["loc"] if isinstance(part, str)]
-        return ENVIRONMENT_PREFIX + "__".join(parts).upper() if parts else "settings"
-    key = ""
-    for part in detail["loc"]:
-        key += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return key.removeprefix(".") or "settings"
-
-
-def _problem(detail: ErrorDetails) -> str:
-    if detail["type"] == "extra_forbidden":
-        return "unknown key"
-    return detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")

@@ -9,10 +9,10 @@ import pytest
 from pydantic import BaseModel
 
 from sweeperd.config import EndpointSettings, Settings, ShardSettings, load
+from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import ConfigError
-from sweeperd.kind_settings import KindSettings
 
-EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
+EXAMPLE = Path(__file__).parents[3] / "config.example.toml"
 #: A key, or a table's name; `#` without a blank is an example that is turned off.
 KEY = re.compile(r"#?(\w+) = ")
 #: What the items of lists are.

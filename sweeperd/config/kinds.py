@@ -10,8 +10,8 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, ValidationInfo, field_validator, model_validator
 from pydantic import Field as Checked
 
-from sweeperd.kind_commands import ID, Command, Field, Word, parse_command, parse_word
-from sweeperd.setting_types import Duration, PositiveDuration, Section, milliseconds
+from sweeperd.config.kind_commands import ID, Command, Field, Word, parse_command, parse_word
+from sweeperd.config.types import Duration, PositiveDuration, Section, milliseconds
 
 #: Names that would be mistaken for something of sweeperd's own.
 RESERVED_NAMES = {"reservation", "reservations", "system", "webhook", "sweeperd"}

@@ -1,0 +1,31 @@
+"""Settings: a TOML file and the environment, to typed and validated values."""
+
+from sweeperd.config.loading import CONFIG_PLACES, CONFIG_VARIABLE, load
+from sweeperd.config.settings import (
+    DEFAULT_SHARD,
+    RELAY,
+    EndpointSettings,
+    Format,
+    RedisSettings,
+    Settings,
+    ShardSettings,
+    SweepSettings,
+    WebhooksSettings,
+    check_prefix,
+)
+
+__all__ = [
+    "CONFIG_PLACES",
+    "CONFIG_VARIABLE",
+    "DEFAULT_SHARD",
+    "RELAY",
+    "EndpointSettings",
+    "Format",
+    "RedisSettings",
+    "Settings",
+    "ShardSettings",
+    "SweepSettings",
+    "WebhooksSettings",
+    "check_prefix",
+    "load",
+]

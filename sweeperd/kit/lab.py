@@ -9,7 +9,7 @@ from typing import Any
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.kind_settings import OWN_FIELDS, KindSettings
+from sweeperd.config.kinds import OWN_FIELDS, KindSettings
 from sweeperd.kit.samples import DEADLINE, Sample
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Script

@@ -8,8 +8,8 @@ from typing import Any
 
 import redis
 
-from sweeperd.kind_commands import FORMS, INT64_MAX, INT64_MIN
-from sweeperd.kind_settings import any_match
+from sweeperd.config.kind_commands import FORMS, INT64_MAX, INT64_MIN
+from sweeperd.config.kinds import any_match
 from sweeperd.kit.lab import BYSTANDER, Lab, World
 from sweeperd.kit.samples import DEADLINE, Sample
 from sweeperd.sweep.kind import Decision, Outcome

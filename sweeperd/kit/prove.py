@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import redis
 
 from sweeperd.config import Settings
+from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import ConfigError, KindRefused
-from sweeperd.kind_settings import KindSettings
 from sweeperd.kit.lab import Lab
 from sweeperd.kit.properties import PROPERTIES, Failure
 from sweeperd.kit.samples import Sample

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sweeperd.config.kind_commands import ID, Command, Field, Word
+from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import ConfigError
-from sweeperd.kind_commands import ID, Command, Field, Word
-from sweeperd.kind_settings import KindSettings
 
 #: The deadline of every sample, ms: long ago, so that a sample is overdue on any server's clock.
 DEADLINE = 1_700_000_000_000

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from sweeperd.setting_types import Duration, PositiveDuration, milliseconds
+from sweeperd.config.types import Duration, PositiveDuration, milliseconds
 
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)?)?", re.ASCII | re.IGNORECASE

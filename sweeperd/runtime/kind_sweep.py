@@ -33,32 +33,36 @@ class KindSweep:
         self._stand_by = StandBy(shard, kind.name, self.lease, settings.sweep)
         self._shard = shard
         self._kind = kind
-        self._checked = False
+        #: How many connections the shard had opened when the kind was checked.
+        self._checked = -1
         self._observe = observe
         self._last_sweep = LastSweepStore(shard, kind.name)
         self._sweeper = Sweeper(shard, kind, settings.sweep, self._decided, stop)
 
-    def run(self) -> None:
-        """One tick under the lease, or none where another replica has the lease and sweeps."""
+    def run(self) -> str:
+        """One tick under the lease, or none where another replica has it and sweeps. Returns why it failed, or ""."""
         with self._shard.reaching():
             acquired = self.lease.acquire()
             alone = not acquired and self._stand_by.is_pointless()
         if acquired:
             self._stand_by.end()
             with self.lease.kept() as lost:
-                self.tick(lost.is_set)
+                failure = self.tick(lost.is_set).failure
         elif alone:
-            self.tick()
+            failure = self.tick().failure
         else:
+            failure = ""
             self.telemetry.stood_by()
         self.measure()
+        return failure
 
     def tick(self, give_way: Callable[[], bool] = lambda: False) -> SweepReport:
         """One tick. Raises KindRefused where the kind cannot be swept on this server."""
-        if not self._checked:
+        if self._checked != self._shard.opened:
+            # A new connection may lead to another server, or to other rights.
             with self._shard.reaching():
                 self._kind.check(self._shard.client)
-            self._checked = True
+            self._checked = self._shard.opened
         report = self._sweeper.tick(give_way)
         self.telemetry.ticked(report)
         self._last_sweep.note(report)

@@ -129,8 +129,7 @@ class ShardRunner:
             return
         try:
             self._delivery.prepare()
-            sweep.run()
-            trouble = ""
+            trouble = sweep.run()
         except RedisUnavailable as error:
             trouble = str(error)
             sweep.telemetry.failed(error, redis_down=True)

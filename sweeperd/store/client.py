@@ -5,6 +5,7 @@ None of them retries a command or waits: the next tick is the retry, and a comma
 make the counts lie. redis-py retries by default, its questions to the sentinels too, so each is told not to.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -18,11 +19,19 @@ from sweeperd.store.cluster import ClusterClient, SlotOwner
 
 
 def connect(
-    address: Address, url: str, key: bytes, *, connect_timeout: float, socket_timeout: float, connections: int = 100
+    address: Address,
+    url: str,
+    key: bytes,
+    *,
+    connect_timeout: float,
+    socket_timeout: float,
+    connections: int = 100,
+    on_connect: Callable[[Any], None] | None = None,
 ) -> redis.Redis:
     """
     The client of a shard, of which `key` is any key: it says which slot of a Cluster. It opens a connection when one is
     needed, and has at most `connections` of them; one more is an error. `max_connections` in the URL overrides that.
+    `on_connect` gets each connection that is opened, in place of its own `on_connect`, which it must call.
     """
     ours: dict[str, Any] = {
         "protocol": 2,
@@ -31,6 +40,7 @@ def connect(
         "socket_connect_timeout": connect_timeout,
         "client_name": "sweeperd",
         "max_connections": connections,
+        "redis_connect_func": on_connect,
     }
     if address.topology is Topology.SENTINEL:
         ours["ssl"] = address.tls

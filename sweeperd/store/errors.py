@@ -1,5 +1,6 @@
 """What an error of Redis is about: the server as a whole, the user's rights, or one command."""
 
+import re
 from typing import Any
 
 import redis
@@ -37,6 +38,8 @@ _TROUBLE_CODES = (
     "access a non local key in a cluster node",
     "while the cluster is down",
 )
+#: An error that Lua raised names its line without an `@`; one of a command in the script with it.
+_SCRIPT_FAULT = re.compile(r"Error compiling script|(?<!@)user_script:\s*\d+:|Unknown Redis command called from")
 #: The user's rights do not suffice. Rights may end at some keys, so one entry that is refused says nothing of others.
 REFUSED = (AuthorizationError, NoPermissionError)
 
@@ -46,6 +49,19 @@ def is_server_trouble(error: Any) -> bool:
     return isinstance(error, SERVER_TROUBLE) or (
         isinstance(error, redis.ResponseError) and any(code in str(error) for code in _TROUBLE_CODES)
     )
+
+
+def is_refused(error: Any) -> bool:
+    """Whether the user's rights do not suffice. Redis 6.2 wraps what a script meets."""
+    return isinstance(error, REFUSED) or (
+        isinstance(error, redis.ResponseError)
+        and any(text in str(error) for text in ("NOPERM", "The user executing the script"))
+    )
+
+
+def is_script_fault(error: Any) -> bool:
+    """Whether a script itself failed: it does not compile here, or it raised. Not an error of a command in it."""
+    return isinstance(error, redis.ResponseError) and _SCRIPT_FAULT.search(str(error)) is not None
 
 
 def is_full(error: Any) -> bool:

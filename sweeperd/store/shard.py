@@ -40,6 +40,8 @@ class Shard:
         url = settings.url.get_secret_value()
         place = redis_url.parse(url)
         self.address = place.shown
+        #: How many connections were opened so far.
+        self.opened = 0
         self._connect = functools.partial(
             connect,
             place,
@@ -49,12 +51,13 @@ class Shard:
             socket_timeout=self.socket_timeout,
             connections=connections,
         )
-        self.client: redis.Redis = self._connect()
+        self.client: redis.Redis = self._connect(on_connect=self._connected)
 
     def twin(self) -> "Shard":
         """The same shard with a client of its own, so that neither waits for a connection of the other."""
         twin = copy.copy(self)
-        twin.client = self._connect()
+        twin.opened = 0
+        twin.client = self._connect(on_connect=twin._connected)
         return twin
 
     @property
@@ -64,6 +67,10 @@ class Shard:
         default shard's name is no part of it, so that the first of several shards can go on as before under that name.
         """
         return self.keys.prefix if self.name == DEFAULT_SHARD else self.name.encode() + b"\0" + self.keys.prefix
+
+    def _connected(self, connection: Any) -> None:
+        connection.on_connect()
+        self.opened += 1
 
     def read_clock(self) -> int:
         """The server's TIME in ms since the epoch; also sets `clock` by it. Raises redis.RedisError."""

@@ -1,5 +1,6 @@
 """Reservations as a kind: how expire.lua is called, and what its reply says."""
 
+import functools
 import random
 from typing import Any
 
@@ -8,6 +9,7 @@ from sweeperd.config.types import milliseconds
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep.kind import RESERVATIONS, Decision, GraceScan, Kind, Outcome
+from sweeperd.sweep.rights import check_rights
 from sweeperd.text import decode_list
 
 
@@ -15,23 +17,36 @@ def reservations(keys: Keys, settings: SweepSettings) -> Kind:
     """Reservations, as `sweep.Sweeper` takes them."""
     grace_ms = milliseconds(settings.grace)
     retention_ms = milliseconds(settings.audit_retention)
-    # What was expired together must not all end together: Redis would have to free it within the same moment.
-    shortest_ms = max(1, retention_ms - int(retention_ms * settings.audit_spread))
-    spread_ms = retention_ms - shortest_ms + 1
+    # Hashes that were expired together must not all end together: Redis would have to free them in the same moment.
+    spread_ms = int(retention_ms * settings.audit_spread)
     index, events, quarantine, budget_stem = keys.reservation_index, keys.events, keys.quarantine, keys.budget_stem
 
     def call(entry: bytes, trace_id: str) -> Call:
         return Call(
             [keys.reservation(entry), index, events, quarantine],
-            [entry, budget_stem, grace_ms, shortest_ms + int(random.random() * spread_ms), trace_id],  # noqa: S311
+            [entry, budget_stem, grace_ms, retention_ms + int(random.random() * spread_ms), trace_id],  # noqa: S311
         )
 
-    look = GraceScan(Script("sweep/grace_scan"), [keys.reservation(b""), grace_ms])
-    return Kind(RESERVATIONS, index, quarantine, Script("sweep/expire"), call, _decision, look)
+    # The hashes' commands are tried on the index, because no hash is known beforehand.
+    rights = {
+        index: ("ZCOUNT", "ZRANGE", "ZREM", "ZADD", "EXISTS", "HGET", "HMGET", "HSET", "PEXPIRE"),
+        events: ("XADD",),
+        quarantine: ("ZCARD", "ZADD"),
+    }
+    return Kind(
+        RESERVATIONS,
+        index,
+        quarantine,
+        Script("sweep/expire"),
+        call,
+        _decision,
+        GraceScan(Script("sweep/grace_scan"), [keys.reservation(b""), grace_ms]),
+        functools.partial(check_rights, RESERVATIONS, rights),
+    )
 
 
 def _decision(entry: bytes, reply: Any) -> Decision:
-    """What expire.lua's reply says; the shapes are told at the top of the script."""
+    """The decision in a reply of expire.lua; the script's header lists the shapes."""
     outcome = Outcome(reply[0].decode())
     if outcome is Outcome.EXPIRED:
         _, tenant, lag_ms, missing, closed = reply

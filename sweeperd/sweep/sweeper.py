@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sweeperd.config import SweepSettings
-from sweeperd.store.errors import describe, is_server_trouble
+from sweeperd.store.errors import describe, is_refused, is_script_fault, is_server_trouble
 from sweeperd.store.pipeline import ScriptPipeline
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.batch_size import AdaptiveBatchSize
 from sweeperd.sweep.index_reader import IndexReader
 from sweeperd.sweep.kind import Backlog, Decision, Kind, Outcome, SweepReport
 from sweeperd.sweep.paging import IndexEntry
+
+#: If no more entries fail than this, the tick has not: a few bad hashes must not make a rollout wait.
+FEW = 10
 
 #: Entries that are decided together: one script call for each of them that is not marked as in grace.
 Batch = Sequence[IndexEntry]
@@ -34,6 +37,9 @@ class _Tick:
     in_flight: deque[Batch] = field(default_factory=deque)
     #: How many entries were passed by as in grace without a decision about each.
     passed: int = 0
+    #: The first error of an entry, and whether every one was about rights or the script, which concern all entries.
+    error: str = ""
+    general: bool = True
     #: Whether it has got any further. A time budget that is too short for a slow server must not end each tick at once.
     progressed: bool = False
 
@@ -42,6 +48,21 @@ class _Tick:
         if entries:
             self.passed += entries
             self.counts[Outcome.IN_GRACE] += entries
+
+    def fail(self, reply: Exception) -> str:
+        """An entry failed with this reply. Returns it in one line."""
+        text = describe(reply)
+        self.error = self.error or text
+        self.general = self.general and (is_refused(reply) or is_script_fault(reply))
+        return text
+
+    @property
+    def failure(self) -> str:
+        """Why the tick counts as failed: every entry failed, and not because of a few bad hashes."""
+        failed = self.counts[Outcome.ERROR]
+        if not failed or failed < self.counts.total() - self.counts[Outcome.IN_GRACE]:
+            return ""
+        return f"every entry failed: {self.error}" if self.general or failed > FEW else ""
 
     @property
     def duration(self) -> float:
@@ -94,7 +115,7 @@ class Sweeper:
                 self._reader.stop(tick.in_flight[0] if tick.in_flight else ())
                 raise
         depth = self._batches_in_flight * int(self._batch_size)
-        return SweepReport(tick.trace_id, tick.counts, complete, tick.duration, tick.passed, depth)
+        return SweepReport(tick.trace_id, tick.counts, complete, tick.duration, tick.passed, depth, tick.failure)
 
     def backlog(self) -> Backlog:
         """How much is due now, how long the oldest has been, how much is in quarantine. Raises RedisUnavailable."""
@@ -182,7 +203,7 @@ class Sweeper:
             if isinstance(reply, Exception) and is_server_trouble(reply):
                 trouble = reply
             else:
-                decisions.append(self._decision(entry.id, reply))
+                decisions.append(self._decision(tick, entry.id, reply))
         # Also where the batch fails as a whole: the expiries in it have happened.
         self._observe(decisions, tick.trace_id)
         tick.counts.update(decision.outcome for decision in decisions)
@@ -197,7 +218,7 @@ class Sweeper:
             self._batch_size.took(count, received.micros, received.pause_micros)
         return received.replies
 
-    def _decision(self, entry: bytes, reply: Any) -> Decision:
+    def _decision(self, tick: _Tick, entry: bytes, reply: Any) -> Decision:
         if isinstance(reply, Exception):
-            return Decision(entry, Outcome.ERROR, describe(reply))
+            return Decision(entry, Outcome.ERROR, tick.fail(reply))
         return self._kind.decision(entry, reply)

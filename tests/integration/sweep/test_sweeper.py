@@ -2,10 +2,12 @@
 
 import random
 import re
+import shutil
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +45,10 @@ elseif fate == 'slow' then
   repeat time = redis.call('TIME') until time[1] * 1000000 + time[2] >= until_
 elseif fate == 'fail' then
   return redis.error_reply('ERR no luck')
+elseif fate == 'refused' then
+  return redis.error_reply('NOPERM no right')
+elseif fate == 'broken' then
+  return fate.missing.field
 elseif fate == 'trouble' then
   return redis.error_reply('READONLY this is a replica')
 end
@@ -220,6 +226,67 @@ def test_one_entry_that_fails_stops_no_other(world: World) -> None:
     assert "no luck" in failed.detail
     assert "\n" not in failed.detail
     assert world.index() == {"fail-2"}
+
+
+def test_a_tick_in_which_a_few_bad_entries_fail_has_not_failed(world: World) -> None:
+    world.fill({f"fail-{number}": 1 for number in range(10)})
+    assert world.sweeper(10, 10).tick().failure == ""
+
+
+def test_a_tick_in_which_all_of_many_entries_fail_has_failed(world: World) -> None:
+    world.fill({f"fail-{number}": 1 for number in range(11)} | {"stay-1": 1})
+    sweeper = world.sweeper(10, 10)
+    assert "no luck" in sweeper.tick().failure
+    world.fill({"go-1": 1})
+    assert sweeper.tick().failure == ""
+
+
+@pytest.mark.parametrize("fate", ["refused", "broken"])
+def test_a_tick_fails_where_a_right_or_the_script_is_at_fault(fate: str, world: World) -> None:
+    world.fill({f"{fate}-1": 1, "stay-1": 1})
+    sweeper = world.sweeper(10, 10)
+    assert sweeper.tick().failure.startswith("every entry failed: ")
+    world.fill({"fail-1": 1})
+    assert sweeper.tick().failure == "", "one of the two errors is about its entry alone"
+
+
+def test_a_redis_that_cannot_save_is_trouble_of_the_server(own_shard: Shard, own_server: Any) -> None:
+    client = own_shard.client
+    world = World(own_shard, server_time(client))
+    world.fill({"go-1": 1})
+    client.config_set("save", "3600 100000")
+    shutil.rmtree(str(client.config_get("dir")["dir"]))
+    client.execute_command("BGSAVE")
+    eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+    with pytest.raises(RedisUnavailable, match="MISCONF"):
+        world.sweeper(5, 5).tick()
+    assert world.observed == []
+
+
+def test_a_redis_that_is_busy_with_a_script_is_trouble_of_the_server(own_shard: Shard, own_server: Any) -> None:
+    client = own_shard.client
+    world = World(own_shard, server_time(client))
+    sweeper = world.sweeper(5, 5)
+    assert sweeper.tick().complete
+    client.config_set("lua-time-limit", 1)
+    with redis.Redis.from_url(own_server.url) as other, ThreadPoolExecutor(1) as pool:
+        script = pool.submit(other.eval, "while true do end", 0)
+        eventually(lambda: busy(own_server.url))
+        with pytest.raises(RedisUnavailable, match=r"BUSY|busy"):
+            sweeper.tick()
+        client.script_kill()
+        with pytest.raises(redis.ResponseError):
+            script.result()
+    assert sweeper.tick().complete
+
+
+def busy(url: str) -> bool:
+    with redis.Redis.from_url(url) as client:
+        try:
+            client.ping()
+        except redis.ResponseError:
+            return True
+    return False
 
 
 def test_a_tick_that_ran_out_of_time_is_taken_up_where_it_stopped(world: World) -> None:

@@ -58,13 +58,13 @@ def test_what_the_script_is_told() -> None:
     assert (kind.index, kind.quarantine) == (b"{p}:reservation:ttl", b"{p}:sweeperd:quarantine")
 
 
-@pytest.mark.parametrize(("spread", "least"), [(0.01, 99_000), (0.5, 50_000), (1, 1)])
-def test_audit_trails_that_begin_together_do_not_end_together(spread: float, least: int) -> None:
+@pytest.mark.parametrize(("spread", "most"), [(0.01, 101_000), (0.5, 150_000), (1, 200_000)])
+def test_audit_trails_that_begin_together_do_not_end_together(spread: float, most: int) -> None:
     settings = SweepSettings.model_validate({"audit_retention": "100s", "audit_spread": spread})
     kind = reservations(Keys(), settings)
     lasting = sorted(int(kind.call(b"r", TRACE).args[3]) for _ in range(10_000))
-    width = 100_000 - least
-    assert least <= lasting[0]
-    assert lasting[-1] <= 100_000, "never longer than the retention"
-    tenths = [sum(1 for ms in lasting if ms < least + width * part / 10) for part in range(1, 10)]
+    width = most - 100_000
+    assert lasting[0] >= 100_000, "never shorter than the retention"
+    assert lasting[-1] <= most
+    tenths = [sum(1 for ms in lasting if ms < 100_000 + width * part / 10) for part in range(1, 10)]
     assert all(abs(count - 1000 * part) < 300 for part, count in enumerate(tenths, 1)), "evenly"

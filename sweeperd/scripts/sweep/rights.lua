@@ -1,0 +1,27 @@
+-- Which of these commands may the user of this connection not run on this key? Nothing is changed.
+--
+-- KEYS[1] -> the index, the event stream or the quarantine; of any type, or missing
+--
+-- ARGV[1] -> a random text, which is no member of the key
+-- ARGV[2..] -> the names of the commands
+--
+-- Returns the names of the refused ones.
+--
+-- Redis checks the rights before it runs a command, and each command is tried in a form that changes nothing: it only
+-- reads, fails at one of its arguments, or removes a member that is not there.
+
+local FORMS = {
+  EXISTS = {}, ZCARD = {}, HGET = {'field'}, HMGET = {'field'}, ZCOUNT = {'0', '0'}, ZRANGE = {'0', '0'},
+  ZREM = {ARGV[1]}, ZADD = {'no number', ARGV[1]}, HSET = {'field', 'value', 'no value'}, PEXPIRE = {'no number'},
+  XADD = {'0-0', 'field', 'value'},
+}
+
+local refused = {}
+for i = 2, #ARGV do
+  local reply = redis.pcall(ARGV[i], KEYS[1], unpack(FORMS[ARGV[i]]))
+  local problem = type(reply) == 'table' and reply.err
+  if problem and (string.find(problem, 'NOPERM', 1, true) or string.find(problem, 'user executing the script', 1, true)) then
+    refused[#refused + 1] = ARGV[i]
+  end
+end
+return refused

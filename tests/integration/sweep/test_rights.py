@@ -1,0 +1,124 @@
+"""Rights: where one is missing nothing is moved at all, and the right is named."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import RedisSettings, Settings
+from sweeperd.errors import KindRefused
+from sweeperd.metrics import Metrics
+from sweeperd.runtime.kind_sweep import KindSweep
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Outcome
+from sweeperd.sweep.reservations import reservations
+from tests.support.acl import rules
+from tests.support.harness import daemon, environment, eventually, reserve
+
+PASSWORD = "only-for-tests"
+READ_ONLY = "Redis 6.2 has no rights to read only"
+
+
+class Limited:
+    """A sweep as a user with fewer and fewer rights."""
+
+    def __init__(self, server: Server, client: redis.Redis) -> None:
+        self._client = client
+        self.url = server.url.replace("redis://", f"redis://limited:{PASSWORD}@")
+        self.allow("reset", "on", f">{PASSWORD}", *(rule for rule in rules() if rule != "on"))
+        self.shard = Shard(RedisSettings.model_validate({"url": self.url}))
+        settings = Settings()
+        kind = reservations(self.shard.keys, settings.sweep)
+        self.decided: list[Any] = []
+        self.sweep = KindSweep(settings, self.shard, kind, Metrics(), threading.Event(), self.decided.extend)
+
+    def allow(self, *changes: str) -> None:
+        self._client.execute_command("ACL", "SETUSER", "limited", *changes)
+
+    def dump(self) -> dict[bytes, Any]:
+        """Every key but those of the lease and of the last sweep."""
+        keys: list[bytes] = self._client.execute_command("KEYS", "*")
+        keys = [key for key in keys if not key.startswith((b"sweeperd:lease", b"sweeperd:ticks"))]
+        return {key: self._client.dump(key) for key in keys}
+
+
+@pytest.fixture
+def limited(server: Server, client: redis.Redis) -> Iterator[Limited]:
+    user = Limited(server, client)
+    reserve(client, ["a", "b"])
+    yield user
+    user.shard.close()
+    client.acl_deluser("limited")
+
+
+def test_the_shipped_rights_suffice(limited: Limited) -> None:
+    assert limited.sweep.run() == ""
+    assert [decision.outcome for decision in limited.decided] == [Outcome.EXPIRED] * 2
+
+
+@pytest.mark.parametrize("command", ["ZREM", "ZADD", "ZCARD", "XADD", "HSET", "HMGET", "HGET", "PEXPIRE", "EXISTS"])
+def test_a_command_that_is_missing_moves_nothing_and_is_named(limited: Limited, command: str) -> None:
+    before = limited.dump()
+    limited.allow(f"-{command.lower()}")
+    for _ in range(2):
+        with pytest.raises(KindRefused, match=rf"run .*\b{command}\b.* on "):
+            limited.sweep.run()
+        assert limited.dump() == before
+    limited.allow(f"+{command.lower()}")
+    assert limited.sweep.run() == ""
+
+
+@pytest.mark.parametrize("key", ["reservation:ttl", "sweeperd:events", "sweeperd:quarantine"])
+def test_a_key_that_is_missing_moves_nothing_and_is_named(limited: Limited, key: str) -> None:
+    before = limited.dump()
+    kept = [rule for rule in rules() if rule.startswith("~") and rule != f"~{key}"]
+    limited.allow("resetkeys", *kept)
+    with pytest.raises(KindRefused, match=key):
+        limited.sweep.tick()
+    assert limited.dump() == before
+
+
+def test_each_connection_is_checked(limited: Limited) -> None:
+    assert limited.sweep.run() == ""
+    limited.allow("-xadd")
+    limited.shard.client.connection_pool.disconnect()
+    with pytest.raises(KindRefused, match="XADD on sweeperd:events"):
+        limited.sweep.tick()
+
+
+@pytest.mark.parametrize("pattern", ["reservation:res_*", "budget:*"])
+def test_hashes_that_may_only_be_read_fail_the_tick(
+    limited: Limited, client: redis.Redis, redis_version: tuple[int, ...], pattern: str
+) -> None:
+    if redis_version < (7, 0):
+        pytest.skip(READ_ONLY)
+    before = limited.dump()
+    limited.allow("resetkeys", *(rule for rule in rules() if rule.startswith("~") and rule != f"~{pattern}"))
+    limited.allow(f"%R~{pattern}")
+    assert "every entry failed: " in limited.sweep.run()
+    assert limited.dump() == before
+
+
+def test_the_daemon_is_not_ready_and_names_the_right(
+    limited: Limited, server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    limited.allow("-hset")
+    before = limited.dump()
+    with daemon(environment(limited.url, sweep__interval="100ms"), tmp_path) as running:
+        status, text = eventually(lambda: answer if "HSET" in (answer := running.get("/readyz"))[1] else None)
+        assert status == 503
+        assert "HSET on reservation:ttl" in text
+        assert eventually(lambda: running.metric("sweeperd_sweeps_total", shard="default", result="error")) > 0
+        assert limited.dump() == before
+        limited.allow("+hset")
+        eventually(lambda: running.get("/readyz")[0] == 200)
+    assert client.zcard("reservation:ttl") == 0
+
+
+@pytest.fixture
+def redis_version(client: redis.Redis) -> tuple[int, ...]:
+    return tuple(map(int, client.info("server")["redis_version"].split(".")))

@@ -1,0 +1,75 @@
+"""docs/kinds.md, word for word in a fresh directory: from nothing to a swept kind."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import redis
+
+from sweeperd.config import load
+from sweeperd.config.kind_commands import FORMS
+from sweeperd.kit.samples import read_samples
+from sweeperd.store.embedded import Server
+from tests.docs.documents import ROOT
+
+TEXT = (ROOT / "docs" / "kinds.md").read_text(encoding="utf-8")
+WALK = TEXT[TEXT.index("## Ten minutes") : TEXT.index("## What your service")]
+
+
+def blocks(language: str, text: str = TEXT) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_walk_works_word_for_word(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    if shutil.which("redis-cli") is None:
+        pytest.skip("redis-cli is not installed")
+    (settings,) = blocks("toml", WALK)
+    (tmp_path / "config.toml").write_text(settings)
+    env = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "SWEEPERD_REDIS__URL": server.url,
+    }
+    printed = []
+    for block in blocks("console", WALK):
+        for line in block.splitlines():
+            command = line.removeprefix("$ ").replace("redis-cli", f"redis-cli -p {server.port}")
+            done = subprocess.run(
+                ["/bin/sh", "-c", command],
+                cwd=tmp_path,
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+            printed.append(done.stdout)
+    assert "FAILED" not in printed[0]
+    assert printed[0].count("ok ") > 10
+    *_, seats, events = printed
+    assert seats.split() == ["10", "0"]
+    assert "seat-hold.expired" in events
+    assert client.hget("seats:hold:h1", "state") == b"EXPIRED"
+
+
+def test_the_script_and_the_samples_of_the_document_work(tmp_path: Path) -> None:
+    (script,), (samples,) = blocks("lua"), blocks("json")
+    (tmp_path / "x.lua").write_text(script)
+    (tmp_path / "samples.json").write_text(samples)
+    kind = tomllib.loads(blocks("toml")[0])["kinds"][0]
+    lines = [f'{name} = "{kind[name]}"' for name in ("name", "index", "key", "deadline")]
+    more = ['ended = { state = "EXPIRED" }', 'writes = ["permits:*"]', 'script = "file:x.lua"']
+    (tmp_path / "config.toml").write_text("\n".join(["[[kinds]]", *lines, *more]))
+    (loaded,) = load(tmp_path / "config.toml", {}).kinds
+    (sample,) = read_samples(tmp_path / "samples.json", loaded)
+    assert sample.books == (("seats:hamlet free", "seats:hamlet held"),)
+
+
+def test_the_document_lists_every_command() -> None:
+    assert not [name for name in FORMS if f"`{name}" not in TEXT]

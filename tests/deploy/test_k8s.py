@@ -56,7 +56,7 @@ def pod_specs(manifests: list[Manifest]) -> Iterator[Manifest]:
 
 
 def breaches(pod: Manifest) -> list[str]:
-    """Where a pod's spec goes against the restricted pod security profile, and what it keeps besides."""
+    """Where a pod's spec goes against the restricted pod security profile, and its other rules that it keeps."""
     found = [name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name)]
     of_pod = pod.get("securityContext", {})
     found += [f"volume {key}" for volume in pod.get("volumes", []) for key in set(volume) - {"name"} - VOLUMES]

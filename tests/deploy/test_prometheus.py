@@ -1,4 +1,4 @@
-"""The alert rules, tested by promtool, and what each of them tells; the dashboard's shape."""
+"""The alert rules, tested by promtool, and the text of each alert; the dashboard's shape."""
 
 import itertools
 import re
@@ -50,7 +50,7 @@ def test_each_alert_says_what_a_person_needs(rule: dict[str, dict[str, str]]) ->
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert len(annotations["summary"]) < 80
     assert annotations["runbook_url"] == f"docs/runbook.md#{name.lower()}"
-    # A threshold without its reason is changed by nobody, or by everybody.
+    # A threshold without its reason is never changed, or changed at random.
     assert re.search(rf"- alert: {name}\n +# ", RULES.read_text())
 
 

@@ -21,7 +21,7 @@ def sections() -> dict[str, str]:
 
 
 def commands() -> list[str]:
-    """What stands behind `sweeperd` on each command line: in a block of code, or between backticks."""
+    """What follows `sweeperd` on each command line: in a block of code, or between backticks."""
     text = RUNBOOK.read_text()
     lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
     found = lines + re.findall(r"`(sweeperd [^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="sys
 
 @pytest.fixture
 def units(tmp_path: Path) -> Path:
-    """The units, with the command where it is on this machine: systemd looks whether it can be run."""
+    """The units, with the command where it is on this machine: systemd checks that it can be run."""
     ours = str(Path(sys.executable).parent / "sweeperd")
     for unit in UNITS.iterdir():
         text = unit.read_text()

@@ -40,7 +40,7 @@ def test_redis_takes_it_as_its_acl_file(redis_binary: Binary, tmp_path: Path) ->
     path.write_text("user default on nopass ~* &* +@all\n" + ACL.read_text())
     with Server(redis_binary, ["--aclfile", str(path)]) as server, redis.Redis.from_url(server.url) as client:
         assert client.acl_users() == ["default", "sweeperd"]
-        # Without a password that somebody has set, nobody gets in.
+        # Until somebody has set a password, every login is refused.
         with pytest.raises(redis.AuthenticationError):
             redis.Redis(port=server.port, username="sweeperd", password="").ping()
         client.execute_command("ACL", "SETUSER", "sweeperd", f">{PASSWORD}")
@@ -81,7 +81,7 @@ def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Serve
                 client.hset(f"{prefix}reservation:res_odd", "state", "BROKEN")
                 client.zadd(f"{prefix}reservation:ttl", {"odd": 1, "orphan": 2})
                 client.delete(f"{prefix}budget:tenant:acme:TOKENS")
-                # From here on the statistics hold what sweeperd does, and the looks of this test.
+                # From here on the statistics hold the commands of sweeperd and of this test.
                 client.script_flush()
                 client.config_resetstat()
                 client.unlink(lease)
@@ -177,6 +177,6 @@ def test_all_else_is_refused(server: Server, client: redis.Redis, command: str) 
 
 
 def test_it_is_one_line_of_plain_rules() -> None:
-    """Redis takes no comment in such a file, and a rule such as `+@write` would grant what nobody has looked at."""
+    """Redis takes no comment in such a file, and a rule such as `+@write` would grant unknown commands."""
     assert len(ACL.read_text().splitlines()) == 1
     assert all(re.fullmatch(r"on|resetchannels|-@all|~[\w:*-]+|\+[a-z]+(\|[a-z]+)?", rule) for rule in rules())

@@ -137,7 +137,7 @@ def test_a_replica_that_holds_the_lease_has_the_others_stand_by(
         eventually(lambda: running.metric("sweeperd_sweeps_total", result="standby") >= 2)
         assert running.get("/readyz") == (200, "ok\n")
         assert outcome(running, "expired") == 0
-        # A lease that nobody renews runs out.
+        # A lease that is not renewed runs out.
         eventually(lambda: outcome(running, "expired") == 1)
         assert running.terminate() == 0
     assert not client.exists("sweeperd:lease:sweep")

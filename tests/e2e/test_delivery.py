@@ -15,7 +15,7 @@ from tests.support.harness import Daemon, daemon, environment, eventually, once,
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
 from tests.support.streams import entries
 
-#: Quick enough for a test, slow enough to tell the two layers of retries apart.
+#: Quick enough for a test, slow enough to distinguish the two layers of retries.
 QUICK = {
     "sweep__interval": "200ms",
     "webhooks__timeout": "1s",
@@ -217,7 +217,7 @@ def test_what_is_older_than_max_age_becomes_a_dead_letter(server: Server, client
         assert {fields[b"endpoint"] for fields in letters} == {b"odd"}
         assert {fields[b"reason"] for fields in letters} == {b"HTTP 500"}
         assert {fields[b"id"].decode() for fields in letters} == set(IDS)
-        # Those that waited behind the open circuit were never handed over, and say so.
+        # The events that waited for the open circuit were never sent, and their dead letters say so.
         attempts = [int(fields[b"attempts"]) for fields in letters]
         assert min(attempts) == 0
         assert max(attempts) > 0

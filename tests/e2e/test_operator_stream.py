@@ -34,7 +34,7 @@ QUICK = {"sweep__interval": "100ms", "webhooks__attempts": 1, "webhooks__redeliv
 
 def sweeperd(env: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the installed command to its end."""
-    return subprocess.run(  # noqa: PLW1510 - how it ends is what the tests look at
+    return subprocess.run(  # noqa: PLW1510 - the tests check how it ends
         command(*arguments), env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
     )
 
@@ -89,7 +89,7 @@ def test_what_expired_agrees_with_the_receivers_log_to_the_event(
 
 
 class Following:
-    """A `sweeperd expired --follow`, and the events that it has told."""
+    """A `sweeperd expired --follow`, and the events that it has printed."""
 
     def __init__(self, env: Mapping[str, str], *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -169,7 +169,7 @@ def on_a_terminal(env: Mapping[str, str], *arguments: str, answer: bytes = b"") 
 
 
 def test_on_a_terminal_no_name_is_obeyed(server: Server, client: redis.Redis) -> None:
-    """A table of lines with fixed columns, coloured, for people who look at it."""
+    """A table of lines with fixed columns, coloured, for people."""
     now = int(client.time()[0]) * 1000
     for number, name in enumerate(HOSTILE):
         event = {

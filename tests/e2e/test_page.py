@@ -107,7 +107,7 @@ def test_what_happens_is_seen(browser: Browser, tmp_path: Path) -> None:
             assert "secret" not in page.run("document.documentElement.outerHTML") + running.get("/status.json")[1]
             assert page.problems == []
 
-            # The browser itself tells of requests that fail from here on.
+            # The browser itself logs requests that fail from here on.
             running.kill()
             page.shows("sweeperd does not answer.")
             page.close()
@@ -121,7 +121,7 @@ def test_a_hung_redis_keeps_nobody_from_the_page(browser: Browser, tmp_path: Pat
             page = browser.open(f"http://{running.address}/")
             eventually(lambda: answers(page) == ["Yes", "Yes", "No"])
             os.kill(server.pid, signal.SIGSTOP)
-            # A look may be under way or come yet; after that the status only gets older, and is told all the same.
+            # A refresh may be under way or come yet; after that the status only gets older, and is shown all the same.
             eventually(lambda: age(running) > 2)
             assert answers(page) == ["Yes", "Yes", "No"]
             os.kill(server.pid, signal.SIGCONT)

@@ -37,7 +37,7 @@ def shortened() -> str:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """One for all tests here: a Prometheus takes 5 s to its first scrape, whatever it is told."""
+    """One for all tests here: a Prometheus takes 5 s to its first scrape, with any setting."""
     directory = tmp_path_factory.mktemp("watched")
     with Server(BINARIES[0]) as server, Receiver() as receiver, redis.Redis.from_url(server.url) as client:
         env = environment(

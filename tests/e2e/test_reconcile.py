@@ -17,7 +17,7 @@ DRIFTED = f"budget:{SCOPES[0]}:TOKENS"
 
 
 def repair(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: PLW1510 - how it ends is what the tests look at
+    return subprocess.run(  # noqa: PLW1510 - the tests check how it ends
         command("reconcile", "--repair", "--yes"), env=env, capture_output=True, text=True, timeout=60
     )
 

@@ -81,7 +81,7 @@ def test_a_lease_is_kept_for_as_long_as_the_sweep_lasts(server: Server, client: 
         assert running.metric("sweeperd_leases_lost_total", shard="default") == 0
 
 
-# ---- --once beside a lease
+# ---- --once while a lease is held
 
 
 def test_once_waits_for_a_ghost_for_the_lease_s_ttl_and_then_sweeps(server: Server, client: redis.Redis) -> None:
@@ -137,7 +137,7 @@ def test_a_daemon_and_a_once_share_a_backlog(server: Server, client: redis.Redis
 
 
 class Fleet:
-    """Replicas that come and go, and what the backlog looks like meanwhile."""
+    """Replicas that start and die, and the size of the backlog during that time."""
 
     def __init__(self, env: dict[str, str], directory: Path, stack: contextlib.ExitStack) -> None:
         self._env, self._directory, self._stack = env, directory, stack

@@ -1,4 +1,4 @@
-"""The daemon as a service, in real processes: new settings at SIGHUP, and what the service manager is told."""
+"""The daemon as a service, in real processes: new settings at SIGHUP, and the messages to the service manager."""
 
 import json
 import signal
@@ -81,7 +81,7 @@ def test_an_endpoint_comes_and_another_goes_while_a_receiver_hangs(
             quick.wait_for(lambda requests: len(requests) == 1)
             # What was in flight is finished by those who sent it, and acknowledged.
             eventually(lambda: running.metric("sweeperd_webhook_attempts_total", endpoint="a", result="delivered") == 1)
-            # The second event may have been taken too, and put back without a try: nobody asks for it there any more.
+            # The second event may have been taken too, and put back without a try: this receiver is not asked any more.
             eventually(lambda: all(row["times_delivered"] == 0 for row in _pending(client)))
             page = running.get("/metrics")[1]
             assert 'sweeperd_webhook_pending_events{endpoint="b"}' in page

@@ -18,7 +18,7 @@ from tests.support.streams import entries
 #: How often it is killed. Set it to 50 for the full size: two minutes on two cores.
 KILLS = int(os.environ.get("SWEEPERD_TEST_KILLS", "20"))
 TOTAL = 400 * KILLS
-#: The dead leave it behind, and the next run would wait until it has run out.
+#: A killed process leaves its lease, and the next run would wait until it has run out.
 LEASE = "sweeperd:lease:sweep"
 
 
@@ -37,7 +37,7 @@ def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> 
         reserve(client, [f"id {number}" for number in range(TOTAL)])
 
         def progress() -> int:
-            """Steps done, of two for each reservation: expired, told."""
+            """Steps done, of two for each reservation: expired, delivered."""
             return client.xlen("sweeperd:events") + receiver.distinct
 
         for kills in range(KILLS):
@@ -60,7 +60,7 @@ def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> 
         told = {request.event["data"]["reservation_id"].encode() for request in receiver.requests}
         assert told == set(ids)
         assert len(receiver.event_ids) == TOTAL
-        # At most what was in hand at each kill is told twice.
+        # Only events that were in hand at a kill are delivered twice.
         assert len(receiver.requests) - TOTAL <= KILLS * IN_HAND
         assert client.xpending("sweeperd:events", "hook")["pending"] == 0
         assert client.zcard("reservation:ttl") == 0

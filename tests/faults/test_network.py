@@ -92,7 +92,7 @@ def test_two_daemons_and_a_once_on_one_backlog(server: Server, client: redis.Red
                 running.metric("sweeperd_candidates_total", outcome="expired") for running in (one, two)
             )
             assert expired == 5000
-            # Nobody died, so nobody was told twice.
+            # No process died, so no event was delivered twice.
             assert len(receiver.requests) == 5000
     check_books(client, 5000)
 
@@ -101,7 +101,7 @@ def test_two_daemons_and_a_once_on_one_backlog(server: Server, client: redis.Red
 def test_a_receiver_dies_between_status_line_and_body(
     status: int, requests_for_each: int, server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """The status line is the answer: a 200 is delivered, and whatever it would have said after that is not needed."""
+    """The status line is the answer: a 200 is delivered, and the rest of the answer is not needed."""
 
     def behaviour(_: Request, before: int) -> Answer:
         return Answer(200) if before else Answer(status, dies=True)

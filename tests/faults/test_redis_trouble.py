@@ -62,7 +62,7 @@ def test_redis_is_killed_and_restarted_while_it_drains(redis_binary: Binary, tmp
                 eventually(lambda: client.xpending("sweeperd:events", "hook")["pending"] == 0, limit=40)
                 check(read(client), set(Property))
                 assert budget(client) == (0, 5 * total)
-                # For each kill at most what was in hand is told twice: its acknowledgement may have been lost.
+                # Only events in hand at a kill are delivered twice: its acknowledgement may have been lost.
                 assert len(receiver.requests) - total <= 3 * IN_HAND
             assert running.terminate() == 0
 

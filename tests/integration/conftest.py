@@ -66,7 +66,7 @@ Cli = Callable[..., Result]
 
 @pytest.fixture
 def cli(bare_environment: None, log_restored: None) -> Cli:
-    """Run a subcommand under this environment, with nobody at a terminal."""
+    """Run a subcommand under this environment, without a terminal."""
 
     def invoked(command: str, env: Mapping[str, str], *arguments: str) -> Result:
         return CliRunner().invoke(main, [command, *arguments], env=dict(env))

@@ -1,4 +1,4 @@
-"""A small world of reservations and budgets on a real server, and what the whole of it looks like."""
+"""A small world of reservations and budgets on a real server, and a snapshot of all of it."""
 
 import contextlib
 import copy
@@ -64,7 +64,7 @@ class World:
     def __init__(self, client: "redis.Redis", prefix: str = "", *, rivals: bool = False) -> None:
         #: Others run the script at the same time, so that what explain.lua says need not hold any more.
         self.rivals = rivals
-        #: Whether grace_scan.lua looks at all of the index before each run.
+        #: Whether grace_scan.lua scans all of the index before each run.
         self.looks = True
         self.client: Any = client
         self.keys = Keys(prefix)
@@ -191,7 +191,7 @@ class World:
         return reply
 
     def looked(self, rid: bytes, at: int | None, grace: int) -> bool | None:
-        """Whether the page says that it is in grace; None where it is not in the index, or nobody looks."""
+        """Whether the page says that it is in grace; None where it is not in the index, or not scanned."""
         if not self.looks:
             return None
         script = self.looking if at is None else frozen(at, "sweep/grace_scan")
@@ -235,7 +235,7 @@ class World:
         return content | {VOLATILE: {name for name, ttl in zip(names, ttls, strict=True) if ttl >= 0}}
 
     def without_stream_ids(self, snapshot: Snapshot) -> Snapshot:
-        """What two runs have in common, whatever ids the stream gave to their events."""
+        """What two runs have in common: all but the ids that the stream gave to their events."""
         key = self.keys.reservation(RID)
         row: Any = snapshot.get(key)
         if isinstance(row, dict):

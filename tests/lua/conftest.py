@@ -10,7 +10,7 @@ from tests.lua.builders import World, seed, seed_bystanders  # noqa: E402
 
 @pytest.fixture
 def bystanders(client: redis.Redis) -> World:
-    """Entries that no test names: whatever a call does, they stay as they are."""
+    """Entries that no test names: no call may change them."""
     return seed_bystanders(World(client))
 
 

@@ -1,4 +1,4 @@
-"""A ledger on a real server, its clock frozen where a test asks for it, and what the whole server looks like."""
+"""A ledger on a real server, its clock frozen where a test asks for it, and a snapshot of the whole server."""
 
 import contextlib
 import functools
@@ -110,7 +110,7 @@ class Book:
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Whatever the block does, every key of the server stays as it is."""
+        """The block changes no key of the server."""
         before = self.world.snapshot()
         yield
         assert self.world.snapshot() == before

@@ -114,7 +114,7 @@ def test_a_key_of_the_wrong_type_fails_the_call_before_it_has_written(
 
 
 def test_an_event_stream_that_takes_no_more_fails_the_call_and_changes_nothing(world: World) -> None:
-    # Its last id is the greatest there is (somebody added an entry by hand), so XADD fails whatever is free.
+    # Its last id is the greatest there is (somebody added an entry by hand), so XADD always fails.
     world.client.xadd(world.keys.events, {"by": "hand"}, id="18446744073709551615-18446744073709551615")
     before = world.snapshot()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The ledger at its edges: deadline and grace beside the sweep, int64, arbitrary bytes, prefixes, random work."""
+"""The ledger at its edges: deadline and grace against the sweep's, int64, arbitrary bytes, prefixes, random work."""
 
 import contextlib
 import itertools

@@ -37,7 +37,7 @@ LONGEST_WAIT, LONGEST_GRACE = 20, 10
 
 
 class Action(enum.StrEnum):
-    """What a client can do, and what happens beside it."""
+    """What a client can do, and what happens without it."""
 
     RESERVE = "reserve"
     COMMIT = "commit"
@@ -50,7 +50,7 @@ class Action(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that is done. What an action has no use for is not looked at."""
+    """One thing that is done. What an action has no use for is ignored."""
 
     action: Action
     #: Which of the shared reservations: a reserve puts its own there, the others take what is there.
@@ -197,7 +197,7 @@ def run(world: World, traffic: Sequence[Step]) -> None:
 
 
 def run_at_once(world: World, clients: Sequence[Sequence[Step]], pool: ThreadPoolExecutor) -> None:
-    """Each client in a thread, each retry beside the call that it repeats, and a sweeper that never rests."""
+    """Each client in a thread, each retry together with its first call, and a sweeper that never rests."""
     over = threading.Event()
 
     def at_once(call: Callable[[], Any], step: Step) -> Any:

@@ -51,8 +51,9 @@ class World(play.World):
 
     def between(self, rival: Callable[[], object]) -> Sweeper:
         """
-        A sweeper that has read its page when the rival comes, before the script decides the first entry. It reads
-        without a look at the hashes, as a sweep does where little is in grace: what a look sees no script is asked for.
+        A sweeper that has read its page when the rival comes, before the script decides the first entry. It pages without
+        a scan of the hashes, as a sweep does where little is in grace: an entry that a scan sees in grace reaches no
+        script.
         """
         kind = reservations(self.shard.keys, SETTINGS)
         left = [rival]
@@ -169,7 +170,7 @@ def test_each_millisecond_around_the_end_of_grace_has_one_winner(
 
 
 def test_an_extension_comes_between_page_and_script(world: World) -> None:
-    """The index told the sweep of an entry that is not due any more when the script looks at it."""
+    """The index gave the sweep an entry that is not due any more when the script runs."""
     entry = world.ledger.reserve(
         TENANT, SCOPES, UNIT, AMOUNT, ttl=timedelta(minutes=1), idempotency_key="r"
     ).reservation_id

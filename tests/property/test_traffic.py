@@ -1,5 +1,5 @@
 """
-Whatever clients do in whatever order, alone or at once, with a sweeper beside them: the books are right.
+The books are right after any operations of clients in any order, alone or at once, while a sweeper runs.
 
 100 tries each; `python -m pytest tests/property --hypothesis-profile thorough` makes 1,000.
 """
@@ -37,7 +37,7 @@ def test_one_client(client: redis.Redis, server: Server, traffic: Sequence[Step]
 @given(clients=st.lists(steps, min_size=2, max_size=CLIENTS))
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-    # Threads do not meet in the same way twice, so there is no smaller example to look for.
+    # Threads do not meet in the same way twice, so there is no smaller example to search for.
     phases=[Phase.explicit, Phase.generate],
 )
 @pytest.mark.newest_redis

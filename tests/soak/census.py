@@ -1,4 +1,4 @@
-"""What is in Redis: a look at the index that is atomic while the load runs, and a count of everything at the end."""
+"""What is in Redis: an atomic reading of the index while the load runs, and a count of everything at the end."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
 from tests.soak.plan import BUDGETS, UNIT
 
-# One script is one moment: whatever ends between two commands of a client would look like a fault.
+# One script is one moment: a reservation that ends between two commands of a client would seem a fault.
 #
 # KEYS[1] -> reservation:ttl  ZSET  the index
 # ARGV[1] -> what comes before the id in the name of a reservation's HASH
@@ -40,7 +40,7 @@ _LOOK = Script(
 
 @dataclass(frozen=True)
 class IndexLook:
-    """The index beside the hashes, at one moment."""
+    """The index and the hashes at one moment."""
 
     entries: int
     #: Entries whose hash is not there or not ACTIVE.
@@ -66,16 +66,16 @@ class Census:
 
 def look(client: redis.Redis, keys: Keys, recent: Sequence[bytes]) -> IndexLook:
     """
-    The index and these reservations, atomically: all entries are looked at, but only ACTIVE hashes among `recent`.
+    The index and these reservations, atomically: all entries are read, but only ACTIVE hashes among `recent`.
     Raises redis.RedisError.
     """
     return IndexLook(*_LOOK.run(client, Call([keys.reservation_index], [keys.reservation(b""), *recent])))
 
 
 def take(client: redis.Redis, keys: Keys, ledger: Ledger) -> Census:
-    """Count everything; right only while nobody writes. Raises redis.RedisError, LedgerError."""
+    """Count everything; right only while no client writes. Raises redis.RedisError, LedgerError."""
     stem = keys.reservation(b"")
-    found: set[bytes] = set()  # SCAN may tell a key twice
+    found: set[bytes] = set()  # SCAN may return a key twice
     idempotency_keys: set[bytes] = set()
     for key in client.scan_iter(count=1000):
         if key.startswith(stem):

@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class Tally:
-    """What the load did and was told. Each thread writes its own, so that none waits for another."""
+    """What the load did and what the ledger answered. Each thread writes its own, so that none waits for another."""
 
     #: Operations that were started: reserves, without those sent again.
     started: int = 0
@@ -48,14 +48,14 @@ class Tally:
     #: Calls that ended as none may.
     errors: int = 0
     error_texts: list[str] = field(default_factory=list)
-    #: Scope -> what commits charged to its budget, as the ledger told.
+    #: Scope -> what commits charged to its budget, as the ledger answered.
     spent: Counter[str] = field(default_factory=Counter)
     #: The last end of any grace so far, ms on the server's clock.
     last_end: int = 0
 
     @property
     def abandoned(self) -> int:
-        """Accepted operations that nobody ended; what is to expire."""
+        """Accepted operations that no client ended: they have to expire."""
         return self.accepted - self.committed - self.released
 
     @classmethod
@@ -77,7 +77,7 @@ _COUNTS = tuple(name for name, value in vars(Tally()).items() if isinstance(valu
 class Load:
     """
     Starts `rate` operations a second from `threads` threads while the `with` block lasts. Where a call takes long,
-    those that should have begun meanwhile begin as soon as their thread is free, so the rate holds on average.
+    operations that should have begun by then begin as soon as their thread is free, so the rate holds on average.
 
     What is held when the block ends is abandoned, as by a service that dies. Read `calls` and `tally` after the block.
     """
@@ -228,7 +228,7 @@ class _Worker(threading.Thread):
     def _ask(self, call: Callable[[], Answer]) -> Answer:
         """
         Call the ledger. Sometimes the call is sent again later, as by a client that never saw this answer: it must get
-        the same one, whatever has become of the reservation by then.
+        the same one, even if the reservation has ended by then.
         """
         answer = self._timed(call)
         if self._random.random() < REPEATED:
@@ -256,7 +256,7 @@ class _Worker(threading.Thread):
         heapq.heappush(self._later, (until, next(self._orders), action))
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """Do it. What the ledger may refuse is counted as that, and whatever else it raises as an error."""
+        """Do it. What the ledger may refuse is counted as that, and any other exception as an error."""
         try:
             action()
         except ReservationExpired:

@@ -10,7 +10,7 @@ from matplotlib.ticker import StrMethodFormatter
 from tests.soak.samples import LatencyStep, Sample, rates, thinned
 
 MIB = 1024 * 1024
-#: Okabe and Ito's colours, which the colour-blind can tell apart.
+#: Okabe and Ito's colours, which colour-blind readers can distinguish.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 
 

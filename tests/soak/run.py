@@ -27,7 +27,7 @@ from tests.support.harness import Daemon, daemon, environment, eventually, serve
 THREADS = 4
 INTERVAL = "500ms"
 ENDPOINT = "soak"
-#: Seconds from sample to sample, and from one look at the index to the next.
+#: Seconds from sample to sample, and from one reading of the index to the next.
 SAMPLE_EVERY, LOOK_EVERY = 1.0, 5.0
 #: How long each thing may take to come to rest after the load, seconds.
 REST_LIMIT = 60.0
@@ -184,8 +184,8 @@ def _observe(
 
 def _rest(scene: _Scene, last_end: int, sample: Callable[[], None]) -> Sequence[str]:
     """
-    Wait until all that was reserved is over and told. `last_end` is when the last grace ends, ms on Redis's clock.
-    Returns what did not come to rest within REST_LIMIT each.
+    Wait until all reservations have ended and all events are delivered. `last_end` is the end of the last grace, ms on
+    Redis's clock. Returns what did not come to rest within REST_LIMIT each.
     """
     client, keys, receiver = scene.client, scene.keys, scene.receiver
     conditions: dict[str, Callable[[], bool]] = {

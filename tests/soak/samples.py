@@ -56,7 +56,7 @@ class LatencyStep:
 class Windows:
     """
     The spans of a run that are compared, (from, to) in seconds since its start. A window is one minute, in runs of
-    less than six minutes a sixth of the run; the first of them is warm-up and not looked at.
+    less than six minutes a sixth of the run; the first of them is warm-up and not used.
     """
 
     duration: float
@@ -81,7 +81,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class DaemonMetrics:
-    """What the soak wants of a daemon's /metrics. `resident_bytes` is NaN where the platform does not tell it."""
+    """What the soak wants of a daemon's /metrics. `resident_bytes` is NaN where the platform does not report it."""
 
     resident_bytes: float
     expired: int

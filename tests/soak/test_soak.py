@@ -9,11 +9,11 @@ from sweeperd.store.embedded import binaries
 from tests.soak.report import table
 from tests.soak.run import soak
 
-#: Seconds. Beside other tests an average may triple for no reason of ours; a minute shows only what is worse than that.
+#: Seconds. While other tests run an average may triple; a minute shows only what is worse than that.
 NOISE = 0.01
 
 
-@pytest.mark.timeout(400)  # a minute of load, and whatever each wait for rest may take
+@pytest.mark.timeout(400)  # a minute of load, and the limits of the waits after it
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a process is told its memory on Linux only")
 def test_a_minute_of_load_leaves_the_books_in_order(tmp_path: Path) -> None:
     found = binaries()

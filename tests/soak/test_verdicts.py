@@ -80,7 +80,7 @@ def test_windows(
         (samples(40, 50, 90, 62), True),
         (samples(40, 50, 50, 63), False),
         (samples(60, 50, 50, 63), False),  # the warm-up does not count
-        (samples(40, 50, 50, 50)[:540], False),  # it was not looked at in the end
+        (samples(40, 50, 50, 50)[:540], False),  # there are no samples from the end
         (samples(math.nan, math.nan, math.nan, math.nan), False),
         ([], False),
     ],
@@ -137,7 +137,7 @@ def test_keys(counts: tuple[int, int, int], holds: bool) -> None:
         ([IndexLook(5, 0, 1)], IndexLook(0, 0, 0), False),
         ([IndexLook(5, 0, 0)], IndexLook(0, 0, 1), False),
         ([IndexLook(5, 0, 0)], IndexLook(1, 1, 0), False),
-        ([IndexLook(5, 0, 0)], IndexLook(1, 0, 0), False),  # it has its hash, but nobody swept it
+        ([IndexLook(5, 0, 0)], IndexLook(1, 0, 0), False),  # it has its hash, but was not swept
         ([IndexLook(0, 0, 0)], IndexLook(0, 0, 0), False),  # nothing was seen
         ([], IndexLook(0, 0, 0), False),
     ],

@@ -40,7 +40,7 @@ def memory(samples: Sequence[Sample], windows: Windows) -> Verdict:
     if not start or not end:
         return Verdict("S1", claim, "no samples", holds=False)
     before, after = median(start), median(end)
-    # A platform that does not tell a process its memory gives NaN, and nothing holds of NaN.
+    # A platform that does not report a process's memory gives NaN, and every comparison with NaN fails.
     return Verdict(
         "S1",
         claim,
@@ -70,7 +70,7 @@ def latency(calls: Sequence[LedgerCall], windows: Windows, noise: float = 0.0) -
 
 
 def keys(operations: int, reservation_keys: int, idempotency_keys: int) -> Verdict:
-    """S3. `operations` are the accepted reserves: what was refused must leave no key behind."""
+    """S3. `operations` are the accepted reserves: what was refused must leave no key."""
     return Verdict(
         "S3",
         f"an operation leaves 1 to {RESERVATION_KEYS} reservation keys and 1 to {IDEMPOTENCY_KEYS} idempotency keys",
@@ -83,7 +83,7 @@ def keys(operations: int, reservation_keys: int, idempotency_keys: int) -> Verdi
 
 
 def index(during: Sequence[IndexLook], at_end: IndexLook) -> Verdict:
-    """S4, at each look and at the end; and by then the index is empty."""
+    """S4, at each reading and at the end; and by then the index is empty."""
     looks = [*during, at_end]
     without_hash = sum(one.without_hash for one in looks)
     without_entry = sum(one.without_entry for one in looks)

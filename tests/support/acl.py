@@ -30,7 +30,7 @@ def limited(server: Server, client: redis.Redis, prefix: str = "") -> Iterator[s
             (row[b"reason"], row[b"object"])
             for row in map(_row, client.execute_command("ACL", "LOG"))
             # redis-py says who it is (CLIENT SETINFO) and does not mind a refusal.
-            # Before 7.2 it cannot be granted; 6.2 tells of it without the subcommand.
+            # Before 7.2 it cannot be granted; 6.2 logs it without the subcommand.
             if row[b"object"] not in (b"client", b"client|setinfo")
         ]
         assert refused == []

@@ -1,7 +1,7 @@
 """
-What must hold for ledger and sweeper together, whatever was done by whom: checked on everything that is in a Redis.
+What must hold for ledger and sweeper together after any operations: checked on everything that is in a Redis.
 
-`read` takes a picture of a server on which nobody writes; each check looks at one property and raises Broken.
+`read` takes a picture of a server without writers; each check takes one property and raises Broken.
 """
 
 import enum
@@ -69,7 +69,7 @@ class Books:
 
     @property
     def replayed(self) -> tuple[Row, ...]:
-        """The events that an operator had delivered again, as they were when they were told first."""
+        """The events that an operator had delivered again, as they were the first time."""
         return tuple(
             {name: value for name, value in fields.items() if name != ONLY_FOR}
             for fields in self.events
@@ -151,7 +151,7 @@ def _held(books: Books) -> object:
 def _explained(books: Books) -> object:
     # A reservation that is no whole one came about by a write under a wrong name, or after the end of its time.
     headless = {key for key, row in books.reservations.items() if row.get(b"reservation_id") != key}
-    # A budget that nobody opened has no allocation.
+    # A budget that was never opened has no allocation.
     invented = {key for key, row in books.budgets.items() if b"allocated" not in row}
     return books.strangers | headless | invented
 
@@ -202,7 +202,7 @@ def _told_once(books: Books) -> object:
     expired = Counter(entry for entry, row in books.reservations.items() if row[b"state"] == b"EXPIRED")
     if Counter(books.told) != expired:
         return Counter(books.told), expired
-    # What is told again was told before, word for word.
+    # What is delivered again was delivered before, byte for byte.
     return [row for row in books.replayed if row not in books.events]
 
 
@@ -221,7 +221,7 @@ _CHECKS: Mapping[Property, Callable[[Books], object]] = {
     Property.TOLD_ONCE: _told_once,
     Property.ENDED: _ended,
 }
-#: What holds at any time at which nobody is writing.
+#: What holds at any time at which no client is writing.
 ALWAYS = frozenset(Property) - {Property.ENDED}
 
 

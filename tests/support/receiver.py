@@ -1,4 +1,4 @@
-"""A webhook receiver for the tests: a real HTTP server that records every request and answers as it is told."""
+"""A webhook receiver for the tests: a real HTTP server that records every request and gives a test's answers."""
 
 import json
 import threading

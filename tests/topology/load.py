@@ -1,4 +1,4 @@
-"""Clients of the ledger that go on reserving while servers die, and the account of what their webhooks told."""
+"""Clients of the ledger that go on reserving while servers die, and the account of their webhooks."""
 
 import contextlib
 import itertools
@@ -20,7 +20,7 @@ SCOPE = "tenant:load"
 
 
 class Load:
-    """One client that reserves, one after the other, what nobody will ever commit."""
+    """One client that reserves, one after the other, what will never be committed."""
 
     def __init__(self, url: str, prefix: str = "") -> None:
         settings = {"url": url, "socket_timeout": "1s", "connect_timeout": "1s"}
@@ -29,7 +29,7 @@ class Load:
         self._ledger.open_budget(SCOPE, "TOKENS", 10**9)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        #: Reservations that it was told it has, and how many answers it did not get.
+        #: Reservations that were confirmed, and how many answers were lost.
         self.told: set[bytes] = set()
         self.failed = 0
 
@@ -68,8 +68,8 @@ def delivered(client: redis.Redis, prefix: str = "", group: str = "hook") -> boo
 
 def account(receiver: Receiver, books: Books) -> int:
     """
-    Every event of the stream was delivered. A webhook whose event is not in the stream told of an expiry that a
-    fail-over undid: its reservation was swept again, and told again, or was itself lost. Returns how many these are.
+    Every event of the stream was delivered. A webhook whose event is not in the stream reported an expiry that a
+    fail-over undid: its reservation was swept and reported again, or was itself lost. Returns how many these are.
     """
     kept = {message(books.keys.prefix, dict(fields)).event_id for fields in books.events}
     told = {request.event_id for request in receiver.requests}

@@ -1,4 +1,4 @@
-"""`sweeperd dead-letters`: what is listed, what is changed, what is told of it."""
+"""`sweeperd dead-letters`: what is listed, what is changed, what is printed."""
 
 import json
 import re

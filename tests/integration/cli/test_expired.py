@@ -71,7 +71,7 @@ def test_the_span_is_half_open_and_about_the_expiry(invoke: Run, client: redis.R
 
 
 def test_a_clock_that_was_set_back(invoke: Run, client: redis.Redis) -> None:
-    """Ids never go back, so they run ahead of the expiries that they tell of."""
+    """Ids never go back, so they may be later than the expiry in the event."""
     add(client, T, "before")
     add(client, T - 20_000, "after", entry=f"{T}-7")
     add(client, T - 20_000, "far", entry=f"{T + AHEAD_MS}-7")
@@ -128,7 +128,7 @@ def test_a_dead_shard_hides_no_other(invoke: Run, server: Server, client: redis.
     assert "hush" not in result.stderr
 
 
-# ---- nobody takes a hole for silence
+# ---- a gap in what is kept is reported
 
 
 def test_a_span_that_begins_before_the_oldest_event_says_so(invoke: Run, client: redis.Redis) -> None:

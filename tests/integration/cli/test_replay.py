@@ -161,7 +161,7 @@ def test_who_is_to_have_it_may_be_any_bytes() -> None:
 def test_it_reaches_its_endpoint_and_no_other_whatever_tenants_they_ask_for_now(
     shard: Shard, server: Server, client: redis.Redis
 ) -> None:
-    """Who replays it has looked at the tenants; to drop it here, after a reload, would be to lose it in silence."""
+    """An operator who replays has checked the tenants; to drop it here, after a reload, would lose it in silence."""
     Outbox(shard, "test").ensure_group("audit")
     letters = text(give_up(shard, ["one"]))
     client.xgroup_setid(EVENTS, "audit", "$")

@@ -1,4 +1,4 @@
-"""The rights that these commands need, as the README tells them: with them everything works, and none is too much."""
+"""The rights that these commands need, as the documents name them: with them everything works, and none is too much."""
 
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard

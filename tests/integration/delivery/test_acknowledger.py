@@ -1,4 +1,4 @@
-"""Delivered events are acknowledged together, on real servers: none early, none lost, and a stop leaves none behind."""
+"""Delivered events are acknowledged together, on real servers: none early, none lost, and none is left at a stop."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""What operators are told of circuits."""
+"""What operators see of circuits."""
 
 import pytest
 import redis

@@ -289,7 +289,7 @@ def test_acknowledge(stream: Outbox, client: redis.Redis) -> None:
 
 
 def test_what_came_back_is_not_lost_again(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
-    """Whoever puts back what another has acknowledged meanwhile does not make it pending again."""
+    """An event that another process has acknowledged does not become pending again where it is put back."""
     (entry,) = taken(stream, client)
     other.acknowledge(GROUP, [entry.id])
     for put_back in (stream.nack, stream.release):
@@ -349,7 +349,7 @@ def test_bury_what_is_no_longer_in_the_stream(stream: Outbox, client: redis.Redi
 
 
 def test_claim_and_bury_what_is_no_longer_in_the_stream(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
-    """Redis 7 forgets such an event when it is claimed, and 6.2 does not; it must be told of all the same."""
+    """Redis 7 forgets such an event when it is claimed, and 6.2 does not; it must be reported in both."""
     first, second = taken(stream, client, 2)
     client.xdel(KEY, first.id)
     gone, there = other.claim(GROUP, other.pending(GROUP), 0)
@@ -418,7 +418,7 @@ def test_backlog(stream: Outbox, shard: Shard, client: redis.Redis) -> None:
 
 
 def test_backlog_after_events_were_removed(stream: Outbox, client: redis.Redis) -> None:
-    """From then on Redis 7 does not know how far a group lags behind, either."""
+    """From then on Redis 7 does not know a group's lag, either."""
     stream.ensure_group(GROUP)
     added = add(client, 10)
     stream.read(GROUP, 2)

@@ -25,7 +25,7 @@ from tests.support.fixtures import full
 from tests.support.harness import environment, eventually, reserve
 
 OK, WARNING, FAILURE = CheckLevel.OK, CheckLevel.WARNING, CheckLevel.FAILURE
-#: What a Redis that nobody has set up is warned of.
+#: The warnings about a Redis with its default settings.
 PLAIN = {"persistence": WARNING, "lazyfree-lazy-expire": WARNING}
 
 

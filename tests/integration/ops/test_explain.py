@@ -1,8 +1,8 @@
 """
-What a sweep would do, told without doing it.
+What a sweep would do, found out without doing it.
 
 That the decision is the one that expire.lua takes is held by each of its own tests: World.expire asks first, so every
-outcome, reason and error in tests/lua is compared, and whatever asking changed would be seen there.
+outcome, reason and error in tests/lua is compared, and any change that asking makes would be seen there.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""What `reconcile` finds on a Redis on which nobody else is at work, and what it mends."""
+"""What `reconcile` finds on a Redis without other clients, and what it mends."""
 
 import threading
 from collections import Counter
@@ -33,7 +33,7 @@ LATER = -50_000
 
 @pytest.fixture(autouse=True)
 def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody writes a hash and its entry in two steps here."""
+    """No client writes a hash and its entry in two steps here."""
     monkeypatch.setattr(faults, "SETTLE", 0.0)
 
 
@@ -239,7 +239,7 @@ def test_what_cannot_be_read_is_no_drift_that_is_hidden(shard: Shard) -> None:
     shard.client.hincrby(f"budget:{SCOPES[0]}:TOKENS", "reserved", -6)
     assert found(walk(shard)) == {("budget_drift", f"budget:{SCOPES[0]}:TOKENS")}
     shard.client.hincrby(f"budget:{SCOPES[0]}:TOKENS", "reserved", 6)
-    # Without a state nobody knows whether it holds. It may, so nothing is told.
+    # Without a state it may hold its amount or not, so nothing is reported.
     shard.client.hset("reservation:res_broken", "estimate_amount", "5")
     shard.client.hset("reservation:res_stateless", "state", "BROKEN")
     report = walk(shard)

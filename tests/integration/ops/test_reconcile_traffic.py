@@ -1,5 +1,5 @@
 """
-`reconcile` beside live traffic: it finds nothing that is not so, and nobody's write is lost by its repairs.
+`reconcile` under live traffic: it reports only what is so, and its repairs lose no client's write.
 
 `--hypothesis-profile thorough` makes ten times as many tries. The load is scaled by the environment:
 `RECONCILE_RESERVATIONS=200000 RECONCILE_RATE=500`, with `-n 0 --timeout 3600`.
@@ -40,7 +40,7 @@ FAST = 1e9
 TRIES = settings(
     max_examples=hypothesis.settings().max_examples // 20,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-    # Threads do not meet in the same way twice, so there is no smaller example to look for.
+    # Threads do not meet in the same way twice, so there is no smaller example to search for.
     phases=[Phase.explicit, Phase.generate],
 )
 
@@ -102,7 +102,7 @@ def test_nothing_is_found_where_nothing_is_wrong(
         with walks.around(shard, pool, repair=repair):
             run_at_once(world, clients, pool)
         assert walks.findings == []
-        # The last walk had nobody beside it.
+        # During the last walk no client was at work.
         assert walks.reports[-1].unjudged == 0
         world.conclude()
 

@@ -1,4 +1,4 @@
-"""What an operator is told of a shard and its endpoints."""
+"""What an operator sees of a shard and its endpoints."""
 
 import json
 from pathlib import Path

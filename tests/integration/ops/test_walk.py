@@ -1,4 +1,4 @@
-"""An operator's walk beside a running daemon: what is set aside is seen, explained, repaired, and expires."""
+"""An operator's walk while a daemon runs: what is set aside is seen, explained, repaired, and expires."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_what_is_set_aside_is_seen_explained_repaired_and_expires(
             }
             for reason, (rid, *_) in ids.items():
                 assert run("show", rid)["shards"][0]["sweep"]["detail"] == reason
-            # Before the repair nothing goes back, whoever asks for it.
+            # Before the repair nothing can be requeued.
             assert run("quarantine", "requeue", "--all", "--yes", code=1)["requeued"] == 0
             assert client.zcard("reservation:ttl") == 0
             for reason in list(DAMAGE)[:3]:

@@ -1,4 +1,4 @@
-"""The daemon's own walk: when it comes, whose turn it is, and what is told of it."""
+"""The daemon's own walk: when it comes, whose turn it is, and what is reported."""
 
 import logging
 import threading
@@ -30,7 +30,7 @@ def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def replica(server: Server) -> Iterator[Make]:
-    """Makes the patrol of one more replica, which has had its first look."""
+    """Makes the patrol of one more replica, which has checked for a due walk once."""
     with ExitStack() as shards:
 
         def make(

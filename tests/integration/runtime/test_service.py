@@ -1,4 +1,4 @@
-"""The service around the daemon: what the service manager is told of its health."""
+"""The service around the daemon: its reports to the service manager."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_the_watchdog_is_fed_only_while_all_is_well(
 
         monkeypatch.undo()
         monkeypatch.setattr(Dispatcher, "complete", True)
-        # What is only looked at for the page is no reason to be restarted.
+        # A refresh of the status page that hangs is no reason for a restart.
         monkeypatch.setattr(sole.tasks[-1], "_changed_at", duty._changed_at - 3600)
         sole._tried, sole._troubles = {"reservations"}, {"reservations": ""}
         service._look()

@@ -217,7 +217,7 @@ def test_any_other_refusal_is_raised(pair: tuple[Lease, Lease], client: redis.Re
 
 
 def _take(client: redis.Redis, taken: str | None) -> None:
-    """Take the lease from whoever holds it: for another, or for nobody."""
+    """Take the lease from its holder: give it to another, or free it."""
     if taken:
         client.set(KEY, taken, px=60_000)
     else:

@@ -1,4 +1,4 @@
-"""Passing by what is in grace: as exact as asking about each entry, whatever changes between two ticks."""
+"""Passing by what is in grace: as exact as asking about each entry, with any change between two ticks."""
 
 import random
 import threading
@@ -43,7 +43,7 @@ class World:
         return self.sweeper.tick()
 
     def looks(self, tick: Callable[[], SweepReport]) -> tuple[SweepReport, int]:
-        """A tick, and at how many hashes it looked."""
+        """A tick, and how many hashes it read."""
         self.shard.client.config_resetstat()
         report = tick()
         return report, self.shard.client.info("commandstats").get("cmdstat_hmget", {"calls": 0})["calls"]
@@ -172,7 +172,7 @@ def test_it_is_as_exact_as_to_ask_about_each(seed: int, world: World) -> None:
         over = {name for name, score in before.items() if score < now - 2 * HOUR}
         ahead = {name for name, score in before.items() if score > now + HOUR / 2}
         if chance.random() < 0.3:
-            world.stop.set()  # a tick that is cut short at once, and whatever it has found out
+            world.stop.set()  # a tick that is cut short at once, and its findings
             world.tick()
             world.stop.clear()
         report = world.tick()

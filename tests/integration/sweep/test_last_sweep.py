@@ -131,7 +131,7 @@ def test_what_cannot_be_read_is_none_and_mended_by_the_next(field: str, shard: S
 
 
 def test_an_idle_tick_stays_under_ten_commands(shard: Shard, client: redis.Redis) -> None:
-    """With the note, the lease (SET, and a script to release it) and the look at the backlog."""
+    """With the note, the lease (SET, and a script to release it) and the measuring of the backlog."""
     settings = SweepSettings()
     kind = reservations(shard.keys, settings)
     sweeper = Sweeper(shard, kind, settings, lambda *_: None, threading.Event())

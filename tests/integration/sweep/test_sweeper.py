@@ -1,4 +1,4 @@
-"""Paging: every due entry is decided once for each pass, whatever stays, fails or comes in between."""
+"""Paging: every due entry is decided once for each pass, while entries stay, fail or are added."""
 
 import random
 import re
@@ -24,7 +24,7 @@ from sweeperd.sweep.kind import Decision, GraceScan, Kind, Outcome
 from sweeperd.sweep.sweeper import Sweeper
 from tests.support.harness import eventually, server_time
 
-#: What becomes of an entry is told by how its id begins; each run is written down in the journal.
+#: The beginning of an entry's id says what becomes of it; each run is written down in the journal.
 FATES = """
 local fate = string.match(ARGV[1], '^%a+')
 redis.call('RPUSH', KEYS[2], ARGV[1])
@@ -54,7 +54,7 @@ elseif fate == 'trouble' then
 end
 return {'in_grace'}
 """
-#: What stays can be told from the page.
+#: The page shows which entries stay.
 GRACE_SCAN = f"""
 {source("include/paging")}
 local found, flags = page(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]), {{}}
@@ -81,7 +81,7 @@ class World:
     stop: threading.Event = field(default_factory=threading.Event)
     #: What happens after each batch.
     then: Callable[[], object] = lambda: None
-    #: Whether the page can tell what stays.
+    #: Whether the page shows which entries stay.
     scan: bool = False
 
     def fill(self, entries: dict[str, int]) -> None:
@@ -108,7 +108,7 @@ class World:
         self.then()
 
     def journal(self) -> list[str]:
-        """Which entries the script has run for since the last look, in order."""
+        """Which entries the script has run for since the last call, in order."""
         with self.shard.client.pipeline() as pipeline:
             pipeline.lrange(JOURNAL.decode(), 0, -1)
             pipeline.delete(JOURNAL)
@@ -206,7 +206,7 @@ def test_no_more_calls_than_the_pipeline_depth_are_on_their_way(depth: int, worl
 
 
 def test_entries_that_come_due_meanwhile_are_the_next_ticks(world: World) -> None:
-    """Each of these puts another behind: a tick that went after them would never end."""
+    """Each of these adds another entry after itself: a tick that followed them would never end."""
     world.fill({f"again-{number}": 1 for number in range(3)})
     sweeper = world.sweeper(2, 1, "2s")
     report = sweeper.tick()

@@ -85,7 +85,7 @@ def hour(
 
 
 def ripple(minute: float, height: float, seed: float = 1.0) -> float:
-    """Something that looks like traffic, and the same each time."""
+    """Imitated traffic, the same each time."""
     waves = math.sin(minute * 1.7 * seed) + math.sin(minute * 0.61 + seed) + 0.6 * math.sin(minute * 4.3 * seed + 2)
     return height * (1 + waves / 5)
 

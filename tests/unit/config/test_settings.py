@@ -272,7 +272,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         load(tmp_path, {})
 
 
-# ---- where the file is looked for
+# ---- where the file is searched
 
 
 def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ WHSEC = "whsec_" + base64.b64encode(bytes(range(200, 232))).decode()
 
 
 class Sender:
-    """A webhook of this endpoint, with the verdicts that it told."""
+    """A webhook of this endpoint, with the results that it returned."""
 
     def __init__(self, url: str, settings: dict[str, object] | None = None, **endpoint: object) -> None:
         self.verdicts: list[DeliveryResult] = []
@@ -397,7 +397,7 @@ def test_no_answer_is_tried_again() -> None:
 
 
 def test_back_off_grows_up_to_its_limit() -> None:
-    """The waits are random, so their sum over many is looked at: bounded by the limit, and not nothing."""
+    """The waits are random, so their sum over many is checked: bounded by the limit, and not nothing."""
     with Receiver(lambda *_: Answer(500)) as receiver:
         settings = {"attempts": 20, "backoff_initial": "40ms", "backoff_max": "40ms"}
         Sender(receiver.url, settings).webhook.deliver([MESSAGE])
@@ -487,7 +487,7 @@ def test_cloud_events_have_their_own_content_type() -> None:
     assert types == ["application/cloudevents+json", "application/cloudevents-batch+json"]
 
 
-# ---- what is not told
+# ---- what is not logged
 
 HUSH = "hush-hush"
 

@@ -29,7 +29,7 @@ def difference(reserved: int, holding: Sequence[bytes | str], *, times: int = 1)
         ("1001", "", (5, 5)),
         ("1001", "1002", (5, 5)),
         ("1", "999", (5, 5)),
-        # In the very millisecond: before or after, nobody knows.
+        # In the very millisecond: before or after cannot be known.
         ("1000", "", (0, 5)),
         ("1", "1000", (0, 5)),
         ("1000", "1000", (0, 5)),

@@ -11,7 +11,7 @@ from sweeperd.sweep.last_sweep import LastSweep
 
 
 class World:
-    """A clock that is moved by hand, and a shard that says what it is told to."""
+    """A clock that is moved by hand, and a shard with answers given by the test."""
 
     def __init__(self) -> None:
         self.now = 1000.0

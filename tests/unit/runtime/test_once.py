@@ -1,4 +1,4 @@
-"""What a `--once` over several shards tells: its exit code and its progress."""
+"""What a `--once` over several shards reports: its exit code and its progress."""
 
 from collections import Counter
 

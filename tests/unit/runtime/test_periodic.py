@@ -34,7 +34,7 @@ def schedule(scheduler: BackgroundScheduler) -> Schedule:
 
 
 class Work:
-    """Counts its runs; blocks while it is told to."""
+    """Counts its runs; blocks while the test wants it to."""
 
     def __init__(self, *, blocked: bool = False) -> None:
         self.runs = 0

@@ -1,4 +1,4 @@
-"""What is told of the sweep: each outcome in exactly its counters and its log line."""
+"""What is reported of the sweep: each outcome in exactly its counters and its log line."""
 
 import dataclasses
 import logging

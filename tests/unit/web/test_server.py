@@ -1,4 +1,4 @@
-"""The HTTP port: what it answers, with which headers, and that nobody can exhaust it."""
+"""The HTTP port: what it answers, with which headers, and that no client can exhaust it."""
 
 import contextlib
 import http.client

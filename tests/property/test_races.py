@@ -51,9 +51,9 @@ class World(play.World):
 
     def between(self, rival: Callable[[], object]) -> Sweeper:
         """
-        A sweeper that has read its page when the rival comes, before the script decides the first entry. It pages without
-        a scan of the hashes, as a sweep does where little is in grace: an entry that a scan sees in grace reaches no
-        script.
+        A sweeper that has read its page when the rival comes, before the script decides the first entry. It pages
+        without a scan of the hashes, as a sweep does where little is in grace: an entry that a scan sees in grace
+        reaches no script.
         """
         kind = reservations(self.shard.keys, SETTINGS)
         left = [rival]

@@ -16,7 +16,7 @@ WATCHED_FOR = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class StatusSample:
     """One shard at one moment. None where Redis did not answer."""
 
     #: Monotonic, seconds.
@@ -41,7 +41,7 @@ class StatusHistory:
         self._address = address
         self._read = read
         self._lock = threading.Lock()
-        self._samples: deque[Sample] = deque(maxlen=int(REMEMBERED / SAMPLE_EVERY))
+        self._samples: deque[StatusSample] = deque(maxlen=int(REMEMBERED / SAMPLE_EVERY))
         self._status: ShardStatus | None = None
         self._read_at = 0.0
         self._error = ""
@@ -77,7 +77,7 @@ class StatusHistory:
             age = now - self._read_at if self._status else 0.0
             return ShardView(self._name, self._address, self._status, age, self._error)
 
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[StatusSample]:
         """The last hour, the oldest first, with what is known now as the last one."""
         now = time.monotonic()
         with self._lock:
@@ -88,10 +88,10 @@ class StatusHistory:
         return kept
 
 
-def _sample(at: float, status: ShardStatus) -> Sample:
+def _sample(at: float, status: ShardStatus) -> StatusSample:
     if not status.reachable:
-        return Sample(at)
-    return Sample(
+        return StatusSample(at)
+    return StatusSample(
         at,
         status.due.overdue,
         status.quarantined,

@@ -8,7 +8,7 @@ from sweeperd import __version__
 from sweeperd.config import Settings
 from sweeperd.ops.health_summary import STALE, ShardView, summarize_health
 from sweeperd.ops.status import EndpointStatus, ShardStatus
-from sweeperd.ops.status_history import Sample
+from sweeperd.ops.status_history import StatusSample
 from sweeperd.store.process import process_name
 
 #: The longest text that is shown, characters.
@@ -20,7 +20,7 @@ SPAN_MS = 5000
 
 
 def status_report(
-    settings: Settings, shards: Sequence[tuple[ShardView, Sequence[Sample]]], now: float
+    settings: Settings, shards: Sequence[tuple[ShardView, Sequence[StatusSample]]], now: float
 ) -> dict[str, Any]:
     """All of it. `now`: monotonic, seconds, like the samples'."""
     answers = summarize_health(settings, [view for view, _ in shards])
@@ -40,7 +40,7 @@ def status_report(
     }
 
 
-def _shard(settings: Settings, view: ShardView, samples: Sequence[Sample], now: float) -> dict[str, Any]:
+def _shard(settings: Settings, view: ShardView, samples: Sequence[StatusSample], now: float) -> dict[str, Any]:
     return {
         "name": view.name,
         "address": _text(view.address),
@@ -57,7 +57,7 @@ def _shard(settings: Settings, view: ShardView, samples: Sequence[Sample], now: 
     }
 
 
-def _status(settings: Settings, status: ShardStatus, samples: Sequence[Sample]) -> dict[str, Any]:
+def _status(settings: Settings, status: ShardStatus, samples: Sequence[StatusSample]) -> dict[str, Any]:
     tick, due = status.tick, status.due
     places = {endpoint.name: _place(endpoint.url.get_secret_value()) for endpoint in settings.consumers}
     known = [endpoint for endpoint in status.endpoints if endpoint.configured]
@@ -88,7 +88,9 @@ def _status(settings: Settings, status: ShardStatus, samples: Sequence[Sample]) 
     }
 
 
-def _endpoint(status: ShardStatus, endpoint: EndpointStatus, place: str, samples: Sequence[Sample]) -> dict[str, Any]:
+def _endpoint(
+    status: ShardStatus, endpoint: EndpointStatus, place: str, samples: Sequence[StatusSample]
+) -> dict[str, Any]:
     paused_at = endpoint.paused_at_ms
     return {
         "name": _text(endpoint.name),
@@ -105,10 +107,10 @@ def _endpoint(status: ShardStatus, endpoint: EndpointStatus, place: str, samples
     }
 
 
-def _rates(samples: Sequence[Sample]) -> list[float | None]:
+def _rates(samples: Sequence[StatusSample]) -> list[float | None]:
     """Expiries per second since the previous known sample; None where that is not known."""
     rates: list[float | None] = []
-    before: Sample | None = None
+    before: StatusSample | None = None
     for sample in samples:
         rates.append(None if before is None else _rate(before, sample))
         if sample.expired is not None:
@@ -116,7 +118,7 @@ def _rates(samples: Sequence[Sample]) -> list[float | None]:
     return rates
 
 
-def _rate(before: Sample, after: Sample) -> float | None:
+def _rate(before: StatusSample, after: StatusSample) -> float | None:
     elapsed = after.now_ms - before.now_ms
     if before.expired is None or after.expired is None or elapsed < SPAN_MS:
         return None

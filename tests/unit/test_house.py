@@ -19,6 +19,7 @@ TESTS = ROOT / "tests"
 FOLDERS = {
     "deploy": "what lies in deploy/",
     "docs": "what the documents say",
+    "examples": "the receivers of the documents, run",
     "e2e": "the installed command on real processes",
     "faults": "processes and networks that fail",
     "fixture": "recorded data",

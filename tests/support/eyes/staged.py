@@ -10,7 +10,7 @@ from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
 from sweeperd.ops.health_summary import ShardView
 from sweeperd.ops.status import Due, EndpointStatus, ShardStatus
-from sweeperd.ops.status_history import Sample
+from sweeperd.ops.status_history import StatusSample
 from sweeperd.ops.status_report import status_report
 from sweeperd.sweep.last_sweep import LastSweep
 from sweeperd.web.server import WebServer
@@ -18,7 +18,7 @@ from sweeperd.web.server import WebServer
 NOW_MS = 1_795_000_000_000
 SAMPLES = 240
 
-Shards = Sequence[tuple[ShardView, Sequence[Sample]]]
+Shards = Sequence[tuple[ShardView, Sequence[StatusSample]]]
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def hour(
     quarantined: Callable[[float], float],
     pending: dict[str, Callable[[float], float]],
     outage: tuple[float, float] = (0, 0),
-) -> list[Sample]:
+) -> list[StatusSample]:
     """Samples of an hour, each value by its minute (0 to 60); none while Redis was away."""
     now, expired, samples = time.monotonic(), 60_000.0, []
     for number in range(SAMPLES):
@@ -76,10 +76,12 @@ def hour(
         waits = {name: int(by_minute(minute)) for name, by_minute in pending.items()}
         ago = 15 * (SAMPLES - 1 - number) + 2
         if outage[0] < minute < outage[1]:
-            samples.append(Sample(now - ago))
+            samples.append(StatusSample(now - ago))
             continue
         samples.append(
-            Sample(now - ago, int(overdue(minute)), int(quarantined(minute)), int(expired), NOW_MS - ago * 1000, waits)
+            StatusSample(
+                now - ago, int(overdue(minute)), int(quarantined(minute)), int(expired), NOW_MS - ago * 1000, waits
+            )
         )
     return samples
 

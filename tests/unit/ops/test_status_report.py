@@ -12,7 +12,7 @@ import pytest
 from sweeperd.config import Settings
 from sweeperd.ops.health_summary import ShardView
 from sweeperd.ops.status import EndpointStatus, ShardStatus
-from sweeperd.ops.status_history import Sample
+from sweeperd.ops.status_history import StatusSample
 from sweeperd.ops.status_report import TEXT, UNKNOWN, status_report
 from sweeperd.web.status_page import StatusPage
 from tests.support.eyes.staged import busy, settings
@@ -69,8 +69,8 @@ def test_hostile_texts_are_short_and_readable() -> None:
 
 
 def test_rates_are_told_over_gaps_and_not_over_a_new_beginning() -> None:
-    def sample(at: float, expired: int | None) -> Sample:
-        return Sample(at, None if expired is None else 0, 0, expired, int(at * 1000))
+    def sample(at: float, expired: int | None) -> StatusSample:
+        return StatusSample(at, None if expired is None else 0, 0, expired, int(at * 1000))
 
     samples = [sample(15, 0), sample(30, 30), sample(45, None), sample(60, 90), sample(75, 10), sample(76, 20)]
     (shard,) = status_report(Settings(), [(ShardView("eu", ""), samples)], 80.0)["shards"]

@@ -17,6 +17,8 @@ from sweeperd import __version__
 # A `_created` series beside each counter would double what is scraped and is of use to nobody here.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
+#: The labels of what is measured of the sweep of one kind on one shard.
+SWEEP = ["shard", "kind"]
 #: Seconds. A sweep of an idle shard takes a millisecond, a drain as long as its time budget.
 SWEEP_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
 #: Seconds. Up to the interval when all is well, hours after an outage.
@@ -46,44 +48,56 @@ class Metrics:
         if lasting:
             # node_exporter has series of these names itself, and takes no file that has them too.
             ProcessCollector(registry=registry)
-        self.sweeps = Counter("sweeperd_sweeps_total", "Sweeps by result", ["shard", "result"], registry=registry)
+        self.sweeps = Counter("sweeperd_sweeps_total", "Sweeps by result", [*SWEEP, "result"], registry=registry)
         self.sweep_duration = Histogram(
             "sweeperd_sweep_duration_seconds",
             "How long a sweep took",
-            ["shard"],
+            SWEEP,
             buckets=SWEEP_BUCKETS,
             registry=registry,
         )
         self.pipeline_depth = Gauge(
             "sweeperd_pipeline_depth",
             "Script calls on their way to Redis at once, in the last sweep",
-            ["shard"],
+            SWEEP,
             registry=registry,
         )
         self.candidates = Counter(
-            "sweeperd_candidates_total", "Index entries decided, by outcome", ["shard", "outcome"], registry=registry
+            "sweeperd_candidates_total",
+            "Index entries decided, by outcome",
+            [*SWEEP, "outcome"],
+            registry=registry,
         )
         self._expired = Counter(
-            "sweeperd_expired_total", "Reservations expired", ["tenant"] if tenant_label else [], registry=registry
+            "sweeperd_expired_total",
+            "Entries expired",
+            ["kind", "tenant"] if tenant_label else ["kind"],
+            registry=registry,
         )
         self.expiry_lag = Histogram(
             "sweeperd_expiry_lag_seconds",
             "From deadline and grace to the expiry",
-            ["shard"],
+            SWEEP,
             buckets=LAG_BUCKETS,
             registry=registry,
         )
         self.due_entries = Gauge(
-            "sweeperd_due_entries", "Index entries whose deadline has passed", ["shard"], registry=registry
+            "sweeperd_due_entries", "Index entries whose deadline has passed", SWEEP, registry=registry
         )
         self.oldest_due = Gauge(
-            "sweeperd_oldest_due_seconds", "How long ago the oldest deadline passed", ["shard"], registry=registry
+            "sweeperd_oldest_due_seconds",
+            "How long ago the oldest deadline passed",
+            SWEEP,
+            registry=registry,
         )
         self.quarantined_entries = Gauge(
-            "sweeperd_quarantined_entries", "Entries set aside for an operator", ["shard"], registry=registry
+            "sweeperd_quarantined_entries", "Entries set aside for an operator", SWEEP, registry=registry
         )
         self.missing_budgets = Counter(
-            "sweeperd_missing_budgets_total", "Scopes without a budget at expiry", ["shard"], registry=registry
+            "sweeperd_missing_budgets_total",
+            "Budgets and counters that did not exist at expiry",
+            SWEEP,
+            registry=registry,
         )
         self.closed_budgets = Counter(
             "sweeperd_closed_budgets_total",
@@ -95,7 +109,10 @@ class Metrics:
             "sweeperd_quarantined_total", "Entries put into quarantine", ["shard", "kind", "reason"], registry=registry
         )
         self.leases_lost = Counter(
-            "sweeperd_leases_lost_total", "Leases that were gone before their sweep ended", ["shard"], registry=registry
+            "sweeperd_leases_lost_total",
+            "Leases that were gone before their sweep ended",
+            SWEEP,
+            registry=registry,
         )
         self.reconcile_findings = Gauge(
             "sweeperd_reconcile_findings",
@@ -121,7 +138,9 @@ class Metrics:
             ["shard", "result"],
             registry=registry if lasting else None,
         )
-        #: Shard -> the kinds that it shows.
+        #: Shard -> the kinds that are swept there.
+        self._swept: dict[str, set[str]] = {}
+        #: Shard -> the kinds of findings that it shows.
         self._kinds: dict[str, list[str]] = {}
         self.webhook_attempts = Counter(
             "sweeperd_webhook_attempts_total", "Webhook requests by result", ["endpoint", "result"], registry=registry
@@ -151,9 +170,9 @@ class Metrics:
         build_info = Gauge("sweeperd_build_info", "The running version", ["version"], registry=registry)
         build_info.labels(__version__).set(1)
 
-    def expired(self, tenant: str, count: int = 1) -> None:
+    def expired(self, kind: str, tenant: str, count: int = 1) -> None:
         """Count expiries, for their tenant where tenants are told apart."""
-        (self._expired.labels(tenant) if self._tenant_label else self._expired).inc(count)
+        self._expired.labels(*((kind, tenant) if self._tenant_label else (kind,))).inc(count)
 
     def waiting(self, shard: str, endpoint: str, events: int, oldest_seconds: float) -> None:
         """
@@ -169,23 +188,19 @@ class Metrics:
         self.webhook_pending.labels(endpoint).set(sum(count for count, _ in on_shards.values()))
         self.webhook_oldest_pending.labels(endpoint).set(max((oldest for _, oldest in on_shards.values()), default=0))
 
-    def announce_shard(self, shard: str, outcomes: list[str]) -> None:
-        """Show a shard's series at 0 from the start, so that a rate over them sees the first event."""
+    def announce_sweep(self, shard: str, kind: str, outcomes: list[str], reasons: list[str]) -> None:
+        """Show the series of a kind on a shard at 0 from the start, so that a rate over them sees the first event."""
+        self._swept.setdefault(shard, set()).add(kind)
         for result in ("ok", "error", "standby"):
-            self.sweeps.labels(shard, result)
+            self.sweeps.labels(shard, kind, result)
         for outcome in outcomes:
-            self.candidates.labels(shard, outcome)
-        self.sweep_duration.labels(shard)
-        self.expiry_lag.labels(shard)
-        self.missing_budgets.labels(shard)
-        self.closed_budgets.labels(shard)
-        self.leases_lost.labels(shard)
-        self.redis_up.labels(shard)
-
-    def announce_quarantine(self, shard: str, kind: str, reasons: list[str]) -> None:
-        """The same for the reasons of a quarantine."""
+            self.candidates.labels(shard, kind, outcome)
         for reason in reasons:
             self.quarantined.labels(shard, kind, reason)
+        for metric in (self.sweep_duration, self.expiry_lag, self.missing_budgets, self.leases_lost):
+            metric.labels(shard, kind)
+        self.closed_budgets.labels(shard)
+        self.redis_up.labels(shard)
 
     def announce_reconcile(self, shard: str, kinds: list[str]) -> None:
         """The same for the walks over all reservations; what they found is shown once there was one."""
@@ -226,9 +241,11 @@ class Metrics:
     def forget_shard(self, shard: str) -> None:
         """The same for a shard."""
         self.forget_reconcile(shard)
+        swept = self._swept.pop(shard, set())
         for gauge in (self.pipeline_depth, self.due_entries, self.oldest_due, self.quarantined_entries, self.redis_up):
-            with contextlib.suppress(KeyError):  # not measured yet
-                gauge.remove(shard)
+            for labels in [(shard,)] if gauge is self.redis_up else [(shard, kind) for kind in swept]:
+                with contextlib.suppress(KeyError):  # not measured yet
+                    gauge.remove(*labels)
         with self._lock:
             for endpoint, on_shards in self._waiting.items():
                 if on_shards.pop(shard, None) is not None:

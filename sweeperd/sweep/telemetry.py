@@ -26,8 +26,12 @@ class SweepTelemetry:
         self._metrics = metrics
         self._shard = shard
         self._kind = kind
-        metrics.announce_shard(shard, list(Outcome))
-        metrics.announce_quarantine(shard, kind, list(REASONS) if kind == RESERVATIONS else [])
+        #: What every log line of this sweep says.
+        self._where: dict[str, object] = {"shard": shard} if kind == RESERVATIONS else {"shard": shard, "kind": kind}
+        self._fields, self._entries = (
+            (_reservation_fields, "reservations") if kind == RESERVATIONS else (_entry_fields, "entries")
+        )
+        metrics.announce_sweep(shard, kind, list(Outcome), list(REASONS) if kind == RESERVATIONS else [])
 
     def decided(self, decisions: Sequence[Decision], trace_id: str) -> None:
         """
@@ -41,94 +45,109 @@ class SweepTelemetry:
             if level is None:
                 ordinary.setdefault(decision.outcome, []).append(decision)
             else:
-                self._log(decision.outcome, trace_id, level, _log_fields(decision))
+                self._log(decision.outcome, trace_id, level, self._fields(decision))
         for outcome, alike in ordinary.items():
             # An entry in grace has not changed.
             level = logging.DEBUG if outcome is Outcome.IN_GRACE else logging.INFO
             if log.isEnabledFor(level):
                 for start in range(0, len(alike), LINE):
-                    rows = [_log_fields(decision) for decision in alike[start : start + LINE]]
-                    self._log(outcome, trace_id, level, {"reservations": rows})
+                    rows = [self._fields(decision) for decision in alike[start : start + LINE]]
+                    self._log(outcome, trace_id, level, {self._entries: rows})
 
     def ticked(self, report: SweepReport) -> None:
         """A tick that reached its end or was cut short."""
-        self._metrics.sweeps.labels(self._shard, "error" if report.failure else "ok").inc()
-        self._metrics.sweep_duration.labels(self._shard).observe(report.duration_seconds)
+        self._metrics.sweeps.labels(self._shard, self._kind, "error" if report.failure else "ok").inc()
+        self._metrics.sweep_duration.labels(self._shard, self._kind).observe(report.duration_seconds)
         # The other entries were counted with their decisions.
-        self._metrics.candidates.labels(self._shard, Outcome.IN_GRACE).inc(report.passed)
-        self._metrics.pipeline_depth.labels(self._shard).set(report.pipeline_depth)
+        self._metrics.candidates.labels(self._shard, self._kind, Outcome.IN_GRACE).inc(report.passed)
+        self._metrics.pipeline_depth.labels(self._shard, self._kind).set(report.pipeline_depth)
         self._metrics.redis_up.labels(self._shard).set(1)
         if report.candidates:
             seconds = round(report.duration_seconds, 3)
             counts: dict[str, object] = {outcome.value: count for outcome, count in report.counts.items() if count}
-            common = {"shard": self._shard, "trace_id": report.trace_id, "seconds": seconds}
+            common = self._where | {"trace_id": report.trace_id, "seconds": seconds}
             log.info("swept", extra=common | counts)
         if report.failure:
-            log.error("sweep failed", extra={"shard": self._shard, "error": report.failure})
+            log.error("sweep failed", extra=self._where | {"error": report.failure})
 
     def stood_by(self) -> None:
         """Another replica holds the lease."""
-        self._metrics.sweeps.labels(self._shard, "standby").inc()
+        self._metrics.sweeps.labels(self._shard, self._kind, "standby").inc()
         self._metrics.redis_up.labels(self._shard).set(1)
 
     def lost_lease(self) -> None:
         """The lease was gone before the sweep ended."""
-        self._metrics.leases_lost.labels(self._shard).inc()
-        log.warning("the lease was lost during a sweep; no reservation was", extra={"shard": self._shard})
+        self._metrics.leases_lost.labels(self._shard, self._kind).inc()
+        log.warning("the lease was lost during a sweep; no reservation was", extra=self._where)
 
     def failed(self, error: Exception, *, redis_down: bool, logged: bool = False) -> None:
         """A tick that raised this. `logged`: the caller logs it."""
-        self._metrics.sweeps.labels(self._shard, "error").inc()
+        self._metrics.sweeps.labels(self._shard, self._kind, "error").inc()
         if redis_down:
             self._metrics.redis_up.labels(self._shard).set(0)
         if logged:
             return
         if redis_down:
-            log.error("sweep failed, the next tick tries again", extra={"shard": self._shard, "error": str(error)})
+            log.error("sweep failed, the next tick tries again", extra=self._where | {"error": str(error)})
         else:
-            log.error("sweep failed", extra={"shard": self._shard}, exc_info=error)
+            log.error("sweep failed", extra=self._where, exc_info=error)
 
     def measured(self, backlog: Backlog) -> None:
         """How much is due and in quarantine."""
-        self._metrics.due_entries.labels(self._shard).set(backlog.due)
-        self._metrics.oldest_due.labels(self._shard).set(backlog.oldest_due_seconds)
-        self._metrics.quarantined_entries.labels(self._shard).set(backlog.quarantined)
+        self._metrics.due_entries.labels(self._shard, self._kind).set(backlog.due)
+        self._metrics.oldest_due.labels(self._shard, self._kind).set(backlog.oldest_due_seconds)
+        self._metrics.quarantined_entries.labels(self._shard, self._kind).set(backlog.quarantined)
 
     def _count(self, decisions: Sequence[Decision]) -> None:
-        metrics, shard = self._metrics, self._shard
+        metrics, shard, kind = self._metrics, self._shard, self._kind
         for outcome, count in Counter(decision.outcome for decision in decisions).items():
-            metrics.candidates.labels(shard, outcome).inc(count)
-        observe_lag = metrics.expiry_lag.labels(shard).observe
+            metrics.candidates.labels(shard, kind, outcome).inc(count)
+        observe_lag = metrics.expiry_lag.labels(shard, kind).observe
         tenants: Counter[str] = Counter()
         for decision in decisions:
             if decision.outcome is Outcome.EXPIRED:
                 tenants[decode(decision.tenant)] += 1
                 observe_lag(decision.lag_ms / 1000)
             elif decision.outcome is Outcome.QUARANTINED:
-                metrics.quarantined.labels(shard, self._kind, decision.detail).inc()
+                metrics.quarantined.labels(shard, kind, decision.detail).inc()
             if decision.missing:
-                metrics.missing_budgets.labels(shard).inc(len(decision.missing))
+                metrics.missing_budgets.labels(shard, kind).inc(len(decision.missing))
             if decision.closed:
                 metrics.closed_budgets.labels(shard).inc(len(decision.closed))
         for tenant, count in tenants.items():
-            metrics.expired(tenant, count)
+            metrics.expired(kind, tenant, count)
 
     def _log(self, outcome: Outcome, trace_id: str, level: int, fields: dict[str, object]) -> None:
-        common: dict[str, object] = {"shard": self._shard, "outcome": outcome.value, "trace_id": trace_id}
+        common = self._where | {"outcome": outcome.value, "trace_id": trace_id}
         log.log(level, outcome.value.replace("_", " "), extra=common | fields)
 
 
-def _log_fields(decision: Decision) -> dict[str, object]:
-    """What the log has of one entry."""
-    fields: dict[str, object] = {"reservation_id": decode(decision.id)}
+def _reservation_fields(decision: Decision) -> dict[str, object]:
+    """What the log has of a reservation."""
+    fields = {"reservation_id": decode(decision.id)} | _common_fields(decision)
+    if decision.missing:
+        fields["missing_budgets"] = list(decision.missing)
+    if decision.closed:
+        fields["closed_budgets"] = list(decision.closed)
+    return fields
+
+
+def _entry_fields(decision: Decision) -> dict[str, object]:
+    """What the log has of an entry of a configured kind."""
+    fields = {"id": decode(decision.id)} | _common_fields(decision)
+    if decision.why:
+        fields["why"] = decision.why
+    if decision.missing:
+        fields["missing"] = list(decision.missing)
+    return fields
+
+
+def _common_fields(decision: Decision) -> dict[str, object]:
+    fields: dict[str, object] = {}
     if decision.tenant:
         fields["tenant"] = decode(decision.tenant)
     if decision.detail:
         fields[_DETAIL[decision.outcome]] = decision.detail
     if decision.outcome is Outcome.EXPIRED:
         fields["lag_ms"] = decision.lag_ms
-    if decision.missing:
-        fields["missing_budgets"] = list(decision.missing)
-    if decision.closed:
-        fields["closed_budgets"] = list(decision.closed)
     return fields

@@ -68,4 +68,5 @@ def test_the_cron_line_works_in_cron_s_environment(server: Server, tmp_path: Pat
     done = subprocess.run(["/bin/sh", "-c", line], cwd=tmp_path, env=env, timeout=60, check=False)
     assert done.returncode == 0, (tmp_path / "sweeperd.log").read_text()
     if "--metrics-file" in line:
-        assert 'sweeperd_sweeps_total{result="ok",shard="default"} 1.0' in (tmp_path / "sweeperd.prom").read_text()
+        written = (tmp_path / "sweeperd.prom").read_text()
+        assert 'sweeperd_sweeps_total{kind="reservations",result="ok",shard="default"} 1.0' in written

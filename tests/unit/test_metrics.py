@@ -12,19 +12,19 @@ from sweeperd.sweep.kind import Outcome
 
 #: The contract's section 9, and what was added to it.
 CONTRACT: dict[str, tuple[str, set[str]]] = {
-    "sweeperd_sweeps_total": ("counter", {"shard", "result"}),
-    "sweeperd_sweep_duration_seconds": ("histogram", {"shard"}),
-    "sweeperd_pipeline_depth": ("gauge", {"shard"}),
-    "sweeperd_candidates_total": ("counter", {"shard", "outcome"}),
-    "sweeperd_expired_total": ("counter", {"tenant"}),
-    "sweeperd_expiry_lag_seconds": ("histogram", {"shard"}),
-    "sweeperd_due_entries": ("gauge", {"shard"}),
-    "sweeperd_oldest_due_seconds": ("gauge", {"shard"}),
-    "sweeperd_quarantined_entries": ("gauge", {"shard"}),
-    "sweeperd_missing_budgets_total": ("counter", {"shard"}),
+    "sweeperd_sweeps_total": ("counter", {"shard", "kind", "result"}),
+    "sweeperd_sweep_duration_seconds": ("histogram", {"shard", "kind"}),
+    "sweeperd_pipeline_depth": ("gauge", {"shard", "kind"}),
+    "sweeperd_candidates_total": ("counter", {"shard", "kind", "outcome"}),
+    "sweeperd_expired_total": ("counter", {"kind", "tenant"}),
+    "sweeperd_expiry_lag_seconds": ("histogram", {"shard", "kind"}),
+    "sweeperd_due_entries": ("gauge", {"shard", "kind"}),
+    "sweeperd_oldest_due_seconds": ("gauge", {"shard", "kind"}),
+    "sweeperd_quarantined_entries": ("gauge", {"shard", "kind"}),
+    "sweeperd_missing_budgets_total": ("counter", {"shard", "kind"}),
     "sweeperd_closed_budgets_total": ("counter", {"shard"}),
     "sweeperd_quarantined_total": ("counter", {"shard", "kind", "reason"}),
-    "sweeperd_leases_lost_total": ("counter", {"shard"}),
+    "sweeperd_leases_lost_total": ("counter", {"shard", "kind"}),
     "sweeperd_webhook_attempts_total": ("counter", {"endpoint", "result"}),
     "sweeperd_webhook_duration_seconds": ("histogram", {"endpoint"}),
     "sweeperd_webhook_pending_events": ("gauge", {"endpoint"}),
@@ -48,12 +48,11 @@ def exposed(metrics: Metrics) -> str:
 def filled(*, tenant_label: bool = True) -> Metrics:
     """Metrics with a sample of each."""
     metrics = Metrics(tenant_label=tenant_label)
-    metrics.announce_shard("s1", list(Outcome))
-    metrics.announce_quarantine("s1", "reservations", ["WRONG_TYPE"])
+    metrics.announce_sweep("s1", "reservations", list(Outcome), ["WRONG_TYPE"])
     metrics.announce_endpoint("billing")
-    metrics.expired("acme")
+    metrics.expired("reservations", "acme")
     for gauge in (metrics.pipeline_depth, metrics.due_entries, metrics.oldest_due, metrics.quarantined_entries):
-        gauge.labels("s1").set(1)
+        gauge.labels("s1", "reservations").set(1)
     metrics.waiting("s1", "billing", 1, 1)
     metrics.announce_reconcile("s1", ["lost"])
     metrics.reconciled("s1", {"lost": 1}, 1.0)
@@ -79,7 +78,7 @@ def test_names_types_and_labels() -> None:
 
 
 def test_the_tenant_label_can_be_turned_off() -> None:
-    assert found(filled(tenant_label=False)) == CONTRACT | {"sweeperd_expired_total": ("counter", set())}
+    assert found(filled(tenant_label=False)) == CONTRACT | {"sweeperd_expired_total": ("counter", {"kind"})}
 
 
 def test_no_created_series_and_a_help_for_each() -> None:
@@ -95,8 +94,7 @@ def test_the_process_is_told_of() -> None:
 def test_series_are_there_before_anything_happens() -> None:
     """A rate over a counter that begins with its first event does not see that event."""
     metrics = Metrics()
-    metrics.announce_shard("s1", list(Outcome))
-    metrics.announce_quarantine("s1", "reservations", ["WRONG_TYPE"])
+    metrics.announce_sweep("s1", "reservations", list(Outcome), ["WRONG_TYPE"])
     metrics.announce_endpoint("billing")
     values: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for family in metrics.registry.collect():
@@ -104,12 +102,12 @@ def test_series_are_there_before_anything_happens() -> None:
             if sample.name.startswith("sweeperd_") and sample.name.endswith("_total") and sample.value == 0:
                 values[sample.name].append(tuple(sample.labels.values()))
     assert {name: sorted(labels) for name, labels in values.items()} == {
-        "sweeperd_sweeps_total": [("s1", "error"), ("s1", "ok"), ("s1", "standby")],
-        "sweeperd_candidates_total": sorted(("s1", outcome) for outcome in Outcome),
-        "sweeperd_missing_budgets_total": [("s1",)],
+        "sweeperd_sweeps_total": [("s1", "reservations", result) for result in ("error", "ok", "standby")],
+        "sweeperd_candidates_total": sorted(("s1", "reservations", outcome) for outcome in Outcome),
+        "sweeperd_missing_budgets_total": [("s1", "reservations")],
         "sweeperd_closed_budgets_total": [("s1",)],
         "sweeperd_quarantined_total": [("s1", "reservations", "WRONG_TYPE")],
-        "sweeperd_leases_lost_total": [("s1",)],
+        "sweeperd_leases_lost_total": [("s1", "reservations")],
         "sweeperd_webhook_attempts_total": [("billing", "delivered"), ("billing", "failed"), ("billing", "rejected")],
         "sweeperd_webhook_dead_letters_total": [("billing",)],
         "sweeperd_reloads_total": [("ok",), ("refused",)],
@@ -141,14 +139,18 @@ def test_a_run_that_ends_tells_nothing_that_node_exporter_tells_itself() -> None
 def test_a_shard_that_is_forgotten_has_nothing_that_waits() -> None:
     metrics = Metrics()
     for shard in ("eu", "us"):
+        metrics.announce_sweep(shard, "lock", [], [])
         metrics.redis_up.labels(shard).set(1)
+        metrics.due_entries.labels(shard, "lock").set(1)
         metrics.waiting(shard, "billing", 3, 7.5)
     metrics.forget_shard("us")
     metrics.forget_shard("never seen")
     text = exposed(metrics)
     assert 'sweeperd_webhook_pending_events{endpoint="billing"} 3.0' in text
     assert 'sweeperd_redis_up{shard="eu"} 1.0' in text
-    assert 'shard="us"' not in text
+    assert 'sweeperd_due_entries{kind="lock",shard="eu"} 1.0' in text
+    assert 'sweeperd_due_entries{kind="lock",shard="us"}' not in text
+    assert 'sweeperd_redis_up{shard="us"}' not in text
 
 
 def test_an_endpoint_that_is_forgotten_has_nothing_that_waits() -> None:
@@ -168,7 +170,7 @@ def test_the_version() -> None:
 @pytest.mark.parametrize("tenant", ["", "a b", 'a"b', "a\nb", "a\\xff", "größe"])
 def test_any_tenant_can_be_exposed(tenant: str) -> None:
     metrics = Metrics()
-    metrics.expired(tenant)
+    metrics.expired("reservations", tenant)
     families = {family.name: family for family in text_string_to_metric_families(exposed(metrics))}
     (sample,) = families["sweeperd_expired"].samples
-    assert (sample.labels, sample.value) == ({"tenant": tenant}, 1.0)
+    assert (sample.labels, sample.value) == ({"kind": "reservations", "tenant": tenant}, 1.0)

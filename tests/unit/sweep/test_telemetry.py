@@ -90,7 +90,7 @@ def test_an_outcome_counts_once_and_is_logged(
     decision: Decision, level: str, extras: dict[str, Any], told: Told
 ) -> None:
     changes = told.decided(decision)
-    assert changes.pop(("sweeperd_candidates_total", ("s1", decision.outcome))) == 1
+    assert changes.pop(("sweeperd_candidates_total", ("s1", "reservations", decision.outcome))) == 1
     quarantined = {("sweeperd_quarantined_total", ("s1", "reservations", "INVALID_STATE")): 1.0}
     assert changes == (quarantined if decision.outcome is Outcome.QUARANTINED else {})
     assert told.line == extras | {
@@ -112,10 +112,16 @@ def test_what_went_as_usual_shares_a_line(told: Told) -> None:
 def test_expired(told: Told) -> None:
     changes = told.decided(Decision(b"r\xff1", Outcome.EXPIRED, tenant=b"acme", lag_ms=1500))
     assert changes == {
-        ("sweeperd_candidates_total", ("s1", "expired")): 1,
-        ("sweeperd_expired_total", ("acme",)): 1,
-        ("sweeperd_expiry_lag_seconds_count", ("s1",)): 1,
-        ("sweeperd_expiry_lag_seconds_sum", ("s1",)): 1.5,
+        ("sweeperd_candidates_total", ("s1", "reservations", "expired")): 1,
+        (
+            "sweeperd_expired_total",
+            (
+                "reservations",
+                "acme",
+            ),
+        ): 1,
+        ("sweeperd_expiry_lag_seconds_count", ("s1", "reservations")): 1,
+        ("sweeperd_expiry_lag_seconds_sum", ("s1", "reservations")): 1.5,
     }
     assert told.line == {
         "message": "expired",
@@ -129,7 +135,7 @@ def test_expired(told: Told) -> None:
 
 def test_missing_budgets(told: Told) -> None:
     changes = told.decided(Decision(b"r1", Outcome.EXPIRED, tenant=b"acme", missing=("a", "b")))
-    assert changes[("sweeperd_missing_budgets_total", ("s1",))] == 2
+    assert changes[("sweeperd_missing_budgets_total", ("s1", "reservations"))] == 2
     assert (told.line["level"], told.line["missing_budgets"]) == ("WARNING", ["a", "b"])
 
 
@@ -142,19 +148,30 @@ def test_closed_budgets(told: Told) -> None:
 def test_a_batch(told: Told) -> None:
     outcomes = [outcome for number, outcome in enumerate(Outcome, 1) for _ in range(number)]
     changes = told.decided(*(Decision(b"x", outcome) for outcome in outcomes))
-    counted = {labels[1]: value for (name, labels), value in changes.items() if name == "sweeperd_candidates_total"}
+    counted = {labels[2]: value for (name, labels), value in changes.items() if name == "sweeperd_candidates_total"}
     assert counted == Counter(outcomes)
 
 
 @pytest.mark.parametrize(("tenant", "label"), [(b"", ""), (b"\xff", "\\xff"), (b'a"b\n', 'a"b\n')])
 def test_any_tenant(tenant: bytes, label: str, told: Told) -> None:
-    assert told.decided(Decision(b"x", Outcome.EXPIRED, tenant=tenant))[("sweeperd_expired_total", (label,))] == 1
+    assert (
+        told.decided(Decision(b"x", Outcome.EXPIRED, tenant=tenant))[
+            (
+                "sweeperd_expired_total",
+                (
+                    "reservations",
+                    label,
+                ),
+            )
+        ]
+        == 1
+    )
 
 
 def test_without_a_tenant_label(caplog: pytest.LogCaptureFixture) -> None:
     told = Told(caplog, tenant_label=False)
     changes = told.decided(*(Decision(b"x", Outcome.EXPIRED, tenant=tenant) for tenant in (b"acme", b"globex")))
-    assert changes[("sweeperd_expired_total", ())] == 2
+    assert changes[("sweeperd_expired_total", ("reservations",))] == 2
     assert "acme" not in str(changes)
 
 
@@ -165,10 +182,10 @@ def report(passed: int = 0, **counts: int) -> SweepReport:
 def test_a_tick(told: Told) -> None:
     told.audit.ticked(report(expired=2, in_grace=1, error=0))
     assert told.changes() == {
-        ("sweeperd_sweeps_total", ("s1", "ok")): 1,
-        ("sweeperd_sweep_duration_seconds_count", ("s1",)): 1,
-        ("sweeperd_sweep_duration_seconds_sum", ("s1",)): 0.25,
-        ("sweeperd_pipeline_depth", ("s1",)): 25,
+        ("sweeperd_sweeps_total", ("s1", "reservations", "ok")): 1,
+        ("sweeperd_sweep_duration_seconds_count", ("s1", "reservations")): 1,
+        ("sweeperd_sweep_duration_seconds_sum", ("s1", "reservations")): 0.25,
+        ("sweeperd_pipeline_depth", ("s1", "reservations")): 25,
         ("sweeperd_redis_up", ("s1",)): 1,
     }
     expected = {"message": "swept", "shard": "s1", "trace_id": TRACE, "seconds": 0.25, "expired": 2, "in_grace": 1}
@@ -177,31 +194,34 @@ def test_a_tick(told: Told) -> None:
 
 def test_what_was_passed_by_without_a_look_is_counted_as_well(told: Told) -> None:
     told.audit.ticked(report(passed=7, in_grace=9))
-    assert told.changes()[("sweeperd_candidates_total", ("s1", "in_grace"))] == 7
+    assert told.changes()[("sweeperd_candidates_total", ("s1", "reservations", "in_grace"))] == 7
 
 
 def test_a_tick_without_anything_is_not_worth_a_line(told: Told, caplog: pytest.LogCaptureFixture) -> None:
     told.audit.ticked(report())
-    assert told.changes()[("sweeperd_sweeps_total", ("s1", "ok"))] == 1
+    assert told.changes()[("sweeperd_sweeps_total", ("s1", "reservations", "ok"))] == 1
     assert caplog.records == []
 
 
 def test_a_tick_that_has_failed(told: Told) -> None:
     told.audit.ticked(dataclasses.replace(report(error=3), failure="NOPERM no"))
     changes = told.changes()
-    assert changes[("sweeperd_sweeps_total", ("s1", "error"))] == 1
-    assert ("sweeperd_sweeps_total", ("s1", "ok")) not in changes
+    assert changes[("sweeperd_sweeps_total", ("s1", "reservations", "error"))] == 1
+    assert ("sweeperd_sweeps_total", ("s1", "reservations", "ok")) not in changes
     assert [(line["level"], line.get("error")) for line in told.lines] == [("INFO", 3), ("ERROR", "NOPERM no")]
 
 
 def test_standby(told: Told) -> None:
     told.audit.stood_by()
-    assert told.changes() == {("sweeperd_sweeps_total", ("s1", "standby")): 1, ("sweeperd_redis_up", ("s1",)): 1}
+    assert told.changes() == {
+        ("sweeperd_sweeps_total", ("s1", "reservations", "standby")): 1,
+        ("sweeperd_redis_up", ("s1",)): 1,
+    }
 
 
 def test_a_lease_that_was_lost(told: Told) -> None:
     told.audit.lost_lease()
-    assert told.changes() == {("sweeperd_leases_lost_total", ("s1",)): 1}
+    assert told.changes() == {("sweeperd_leases_lost_total", ("s1", "reservations")): 1}
     assert (told.line["level"], told.line["shard"]) == ("WARNING", "s1")
 
 
@@ -209,7 +229,7 @@ def test_redis_goes_away_and_comes_back(told: Told) -> None:
     told.audit.ticked(report())
     told.audit.failed(RuntimeError("gone"), redis_down=True)
     changes = told.changes()
-    assert changes[("sweeperd_sweeps_total", ("s1", "error"))] == 1
+    assert changes[("sweeperd_sweeps_total", ("s1", "reservations", "error"))] == 1
     assert ("sweeperd_redis_up", ("s1",)) not in changes
     assert (told.line["level"], told.line["error"]) == ("ERROR", "gone")
     told.audit.stood_by()
@@ -220,7 +240,7 @@ def test_a_fault_is_told_with_its_traceback(told: Told, caplog: pytest.LogCaptur
     told.audit.ticked(report())
     told.audit.failed(RuntimeError("a bug"), redis_down=False)
     changes = told.changes()
-    assert changes[("sweeperd_sweeps_total", ("s1", "error"))] == 1
+    assert changes[("sweeperd_sweeps_total", ("s1", "reservations", "error"))] == 1
     assert changes[("sweeperd_redis_up", ("s1",))] == 1, "redis is not to blame"
     (record,) = caplog.records
     assert record.exc_info
@@ -230,9 +250,9 @@ def test_a_fault_is_told_with_its_traceback(told: Told, caplog: pytest.LogCaptur
 def test_backlog(told: Told) -> None:
     told.audit.measured(Backlog(due=7, oldest_due_seconds=1.5, quarantined=3))
     assert told.changes() == {
-        ("sweeperd_due_entries", ("s1",)): 7,
-        ("sweeperd_oldest_due_seconds", ("s1",)): 1.5,
-        ("sweeperd_quarantined_entries", ("s1",)): 3,
+        ("sweeperd_due_entries", ("s1", "reservations")): 7,
+        ("sweeperd_oldest_due_seconds", ("s1", "reservations")): 1.5,
+        ("sweeperd_quarantined_entries", ("s1", "reservations")): 3,
     }
     told.audit.measured(Backlog(due=0, oldest_due_seconds=0.0, quarantined=0))
     assert told.changes() == {}
@@ -241,5 +261,27 @@ def test_backlog(told: Told) -> None:
 def test_what_nobody_listens_to_is_not_logged(told: Told, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     changes = told.decided(Decision(b"x", Outcome.EXPIRED), Decision(b"x", Outcome.SKIPPED, "COMMITTED"))
-    assert changes[("sweeperd_candidates_total", ("s1", "expired"))] == 1
+    assert changes[("sweeperd_candidates_total", ("s1", "reservations", "expired"))] == 1
     assert caplog.records == []
+
+
+def test_a_configured_kind_is_counted_and_logged_under_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    audit = SweepTelemetry(metrics, "s1", "seat-hold")
+    with caplog.at_level("INFO"):
+        audit.decided(
+            [
+                Decision(b"h1", Outcome.EXPIRED, tenant=b"c1", missing=("seats:s1",)),
+                Decision(b"h2", Outcome.QUARANTINED, "INVALID_PLAN", why="below MIN 0"),
+            ],
+            "t",
+        )
+    value = metrics.registry.get_sample_value
+    labels = {"shard": "s1", "kind": "seat-hold"}
+    assert value("sweeperd_candidates_total", labels | {"outcome": "expired"}) == 1
+    assert value("sweeperd_quarantined_total", labels | {"reason": "INVALID_PLAN"}) == 1
+    assert value("sweeperd_missing_budgets_total", labels) == 1
+    assert value("sweeperd_expired_total", {"kind": "seat-hold", "tenant": "c1"}) == 1
+    expired, quarantined = caplog.records
+    assert (vars(expired)["kind"], vars(expired)["id"], vars(expired)["missing"]) == ("seat-hold", "h1", ["seats:s1"])
+    assert (vars(quarantined)["reason"], vars(quarantined)["why"]) == ("INVALID_PLAN", "below MIN 0")

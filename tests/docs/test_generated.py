@@ -7,9 +7,11 @@ import pytest
 
 from sweeperd.config import Settings
 from tests.docs import generate
-from tests.docs.documents import documents, name
+from tests.docs.documents import ROOT, documents, name
 from tests.unit.config.test_example import keys_in_the_code
 
+#: What the name of a key begins with.
+KEY_NAME = re.compile(r'b"([a-z][a-z:-]+)')
 METRIC = re.compile(r"\bsweeperd_[a-z_]+[a-z]\b")
 
 
@@ -33,3 +35,10 @@ def test_metrics_that_documents_name_exist() -> None:
     ends = ("", "_bucket", "_sum", "_count")
     named = {word for document in documents() for word in METRIC.findall(document.read_text(encoding="utf-8"))}
     assert named <= {metric + end for metric in known for end in ends}
+
+
+def test_every_key_in_redis_is_documented() -> None:
+    text = (ROOT / "docs" / "data-model.md").read_text(encoding="utf-8")
+    names = KEY_NAME.findall((ROOT / "sweeperd" / "store" / "keys.py").read_text(encoding="utf-8"))
+    assert len(names) > 10
+    assert not [name for name in names if name not in text]

@@ -11,7 +11,7 @@ from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.delivery.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.ops import endpoints
-from sweeperd.ops.endpoints import EndpointTest, EndpointView
+from sweeperd.ops.endpoints import EndpointTest, EndpointView, Resumed
 from sweeperd.store.shard import Shard
 from sweeperd.text import rfc3339
 
@@ -75,8 +75,8 @@ def pause(options: Options, name: str, reason: str, yes: bool, as_json: bool, sh
 @click.pass_obj
 def resume(options: Options, name: str, yes: bool, as_json: bool, shard: str | None) -> None:
     """
-    Send to it again. It ends a pause by a 410, one by an operator, and the quiet that a receiver asked for. What waited
-    is delivered; what was in hand when it was paused follows after webhooks.redelivery_initial.
+    Send to it again, from all processes, within seconds. This ends a pause and the quiet that a receiver asked for,
+    closes the circuit, and makes events due that wait for their next attempt.
     """
     output, troubles, results = Output(as_json=as_json), Troubles(), []
     with options.shards(shard) as (settings, shards):
@@ -86,12 +86,11 @@ def resume(options: Options, name: str, yes: bool, as_json: bool, shard: str | N
             output.confirm(f"Resume {name}?", yes=yes)
         for one, state in before:
             with troubles.noted(one):
-                changed = endpoints.resume(one, name)
-                results.append(_result(one, EndpointState(), changed=changed) | {"was": _state(state)})
-                was = f"; it was paused {_since(state)}" if state.paused else "; it was quiet"
-                output.say(
-                    f"{name} is resumed on {one.name}{was}" if changed else f"{name} is not paused on {one.name}"
-                )
+                done = endpoints.resume(one, name)
+                changed = done.was_resting or done.was_open_on > 0
+                row = _result(one, EndpointState(), changed=changed) | {"was": _state(state)}
+                results.append(row | {"was_open_on": done.was_open_on, "due": done.due})
+                output.say(_resumed(name, one, state, done))
     _end(output, name, results, troubles)
 
 
@@ -129,8 +128,8 @@ def skip(options: Options, name: str, event: str, yes: bool, as_json: bool, shar
 @click.pass_obj
 def test(options: Options, name: str, as_json: bool, shard: str | None) -> None:
     """
-    Send it one signed event of the type sweeperd.test, once, and show request, answer and timing. Nothing is written to
-    Redis. It is sent even while the endpoint is paused.
+    Send it one signed event of the type sweeperd.test, once, and show request, answer and timing. It is sent even while
+    the endpoint is paused. A 2xx response closes an open circuit on all processes; nothing else is written to Redis.
     """
     output, troubles, trial = Output(as_json=as_json), Troubles(), None
     with options.shards(shard) as (settings, shards):
@@ -140,6 +139,8 @@ def test(options: Options, name: str, as_json: bool, shard: str | None) -> None:
             if trial is None:
                 with troubles.noted(one):
                     trial = endpoints.try_out(one, endpoint, settings.webhooks)
+        if trial is not None and trial.delivered:
+            for_each_shard(shards, lambda one: endpoints.close_if_open(one, name), troubles)
     if trial is None:
         troubles.end()
         return
@@ -149,6 +150,17 @@ def test(options: Options, name: str, as_json: bool, shard: str | None) -> None:
         _show(output, trial)
     if not trial.delivered:
         fail(f"{name} did not take it: {trial.result}", Exit.FAILED)
+
+
+def _resumed(name: str, shard: Shard, state: EndpointState, done: Resumed) -> str:
+    notes = [
+        f"it was paused {_since(state)}" if state.paused else "",
+        "it was quiet" if done.was_resting and not state.paused else "",
+        "its circuit was open" if done.was_open_on else "",
+        f"{done.due} events are due now" if done.due else "",
+    ]
+    verb = "resumed" if done.was_resting or done.was_open_on else "not paused"
+    return "; ".join([f"{name} is {verb} on {shard.name}", *filter(None, notes)])
 
 
 def _endpoint(settings: Settings, name: str) -> EndpointSettings:

@@ -224,6 +224,7 @@ class WebhooksSettings(Section):
     backoff_max: PositiveDuration = timedelta(seconds=30)
     redelivery_initial: PositiveDuration = timedelta(seconds=30)
     redelivery_max: PositiveDuration = timedelta(hours=1)
+    probe_max: PositiveDuration = timedelta(minutes=1)
     max_age: PositiveDuration = timedelta(hours=72)
     endpoints: list[EndpointSettings] = []
 

@@ -28,6 +28,7 @@ class CircuitBreaker:
         #: Why the last delivery failed.
         self.reason = ""
         self._open_until = 0.0
+        self._succeeded_at: float | None = None
         #: Since the last success: the last event that failed, whether another one failed too, and the refused events.
         self._failed_event: bytes | None = None
         self._several_failed = False
@@ -50,6 +51,11 @@ class CircuitBreaker:
         return not self._several_failed
 
     @property
+    def idle(self) -> float | None:
+        """Seconds since the last success; None before the first."""
+        return None if self._succeeded_at is None else self._clock() - self._succeeded_at
+
+    @property
     def wait(self) -> float:
         """Seconds until the probe is due; 0 where it is due now, or where the circuit is closed."""
         return max(0.0, self._open_until - self._clock()) if self.open else 0.0
@@ -61,6 +67,11 @@ class CircuitBreaker:
 
     def succeeded(self) -> bool:
         """A delivery succeeded. Returns whether that closed the circuit."""
+        self._succeeded_at = self._clock()
+        return self.close()
+
+    def close(self) -> bool:
+        """Let events flow. Returns whether it was open."""
         with self._lock:
             was_open, self._failures = self.open, 0
             self._failed_event, self._several_failed = None, False

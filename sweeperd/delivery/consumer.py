@@ -11,6 +11,7 @@ import redis
 from sweeperd.delivery.acknowledger import RECOVERY_PAUSE, Acknowledger, Action, Settlement
 from sweeperd.delivery.batches import Batch, BatchQueue
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
+from sweeperd.delivery.circuit_publisher import CircuitPublisher
 from sweeperd.delivery.due_scan import DueScan
 from sweeperd.delivery.endpoint_state import EndpointStateCache
 from sweeperd.delivery.in_flight import InFlight
@@ -46,6 +47,7 @@ class Consumer:
         outbox: Outbox,
         state: EndpointStateCache,
         circuit: CircuitBreaker,
+        publisher: CircuitPublisher,
         redelivery: Redelivery,
         in_flight: InFlight,
         batches: BatchQueue,
@@ -60,6 +62,7 @@ class Consumer:
         self._outbox = outbox
         self._state = state
         self._circuit = circuit
+        self._publisher = publisher
         self._redelivery = redelivery
         self._in_flight = in_flight
         self._batches = batches
@@ -129,7 +132,7 @@ class Consumer:
         # A run that ends when it is idle draws that conclusion from a step with nothing in hand, so this one refreshes.
         last_step = not (block or len(self._in_flight))
         if last_step or time.monotonic() >= self._refresh_at:
-            self._refresh()
+            self._refresh(publish=block)
         if self._state.resting:
             return self._rest(block)
         if self._circuit.open:
@@ -151,12 +154,17 @@ class Consumer:
     def _held_back(self) -> bool:
         return self._state.resting or self._circuit.open
 
-    def _refresh(self) -> None:
+    def _refresh(self, *, publish: bool) -> None:
         """Read Redis's clock, and the endpoint's state that operators and other replicas may have changed."""
         self._shard.read_clock()
         before = self._state.state.paused
         self._state.refresh()
         self._refresh_at = time.monotonic() + self._refresh_every
+        if self._publisher.operator_closes():
+            log.warning("an operator has closed the circuit", extra=self._log_fields)
+            self._scan_at = 0.0  # parked events are due now
+        if publish:
+            self._publisher.publish_when_due()
         state = self._state.state
         if state.paused and not before:
             log.warning("the endpoint is paused; its events wait", extra=self._log_fields | {"reason": state.reason})

@@ -12,6 +12,7 @@ import redis
 from sweeperd.config import RELAY, Settings
 from sweeperd.config.types import milliseconds
 from sweeperd.delivery.endpoint import EndpointDelivery
+from sweeperd.delivery.endpoint_state import CircuitStateStore
 from sweeperd.delivery.outbox import Outbox, Replication
 from sweeperd.delivery.payload import EventEncoder
 from sweeperd.delivery.relay import SENDERS as RELAY_SENDERS
@@ -54,6 +55,7 @@ class Dispatcher:
         self._max_age_ms = milliseconds(webhooks.max_age)
         consumer = f"{process_name()}-{secrets.token_hex(4)}"
         replication = Replication(settings.events.wait_replicas, settings.events.wait_timeout.total_seconds())
+        self._circuits = CircuitStateStore(shard)
         self._outbox = Outbox(shard, consumer, replication)
         self._ready = False
         #: Each endpoint has connections of its own, so that a receiver that hangs does not delay another endpoint.
@@ -113,6 +115,7 @@ class Dispatcher:
                 with self._shard.reaching():
                     for endpoint in self.endpoints:
                         self._outbox.leave(endpoint.name)
+                        endpoint.leave()
             except (RedisUnavailable, redis.RedisError) as error:
                 log.info(
                     "the consumer is not removed from its groups",
@@ -133,6 +136,7 @@ class Dispatcher:
                 backlog = self._outbox.backlog(endpoint.name)
                 self._metrics.waiting(self._shard.name, endpoint.name, backlog.events, backlog.oldest_seconds)
                 self._outbox.remove_silent_consumers(endpoint.name)
+            self._circuits.remove_stale()
 
     def report(self) -> DeliveryReport:
         """The pairs that this process has delivered, and those that are left. Raises RedisUnavailable."""

@@ -11,6 +11,7 @@ from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.batches import BatchQueue
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
+from sweeperd.delivery.circuit_publisher import CircuitPublisher
 from sweeperd.delivery.consumer import Consumer
 from sweeperd.delivery.endpoint_state import EndpointStateCache
 from sweeperd.delivery.in_flight import InFlight
@@ -51,7 +52,9 @@ class EndpointDelivery:
         self._log_fields: dict[str, object] = {"shard": shard.name, "endpoint": endpoint.name}
         together = max(1, senders // 4)
         redelivery = Redelivery.of(settings)
-        self.circuit = CircuitBreaker(redelivery.initial, redelivery.longest)
+        probe_max = settings.probe_max.total_seconds()
+        self.circuit = CircuitBreaker(min(redelivery.initial, probe_max), min(redelivery.longest, probe_max))
+        self._publisher = CircuitPublisher(shard, endpoint.name, outbox.consumer, self.circuit)
         state = EndpointStateCache(shard, endpoint.name)
         batches = BatchQueue()
         self._in_flight = InFlight(2 * senders, stop)
@@ -59,7 +62,7 @@ class EndpointDelivery:
             self.name, shard, outbox, self._in_flight, metrics, together, self._log_fields
         )
         self._sender = BatchSender(
-            self.name, shard, client, encode, self.circuit, state, redelivery, stop, self._log_fields
+            shard, client, encode, self.circuit, self._publisher, state, redelivery, stop, self._log_fields
         )
         self._consumer = Consumer(
             Subscription(endpoint),
@@ -67,6 +70,7 @@ class EndpointDelivery:
             outbox,
             state,
             self.circuit,
+            self._publisher,
             redelivery,
             self._in_flight,
             batches,
@@ -98,6 +102,10 @@ class EndpointDelivery:
         if ended:
             self._sender.close()
         return ended
+
+    def leave(self) -> None:
+        """Remove what this process has published. Raises redis.RedisError."""
+        self._publisher.remove()
 
     @property
     def complete(self) -> bool:

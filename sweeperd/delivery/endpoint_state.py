@@ -4,18 +4,22 @@ Each delivering process reads it every few seconds, so it obeys an operator with
 """
 
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
 
 import pydantic
 import redis
 
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
 from sweeperd.store.errors import is_server_trouble
-from sweeperd.store.process import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 
-#: How long a circuit's note counts as open after the time of its probe, ms: its process may have died.
-PROBE_PATIENCE_MS = 60_000
+#: How often a process publishes its circuits, seconds.
+NOTE_EVERY = 10.0
+#: After so long a note is removed, seconds.
+STALE_AFTER = 3600
 
 
 class EndpointState(pydantic.BaseModel):
@@ -142,51 +146,125 @@ class EndpointStateCache:
             self.state = self._unsaved = state
 
 
-class CircuitState(pydantic.BaseModel):
-    """A circuit, as its process has published it. Times are ms on Redis's clock."""
+class CircuitNote(pydantic.BaseModel):
+    """The circuit of one process, as it has published it. Times are ms on Redis's clock."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
-    #: When its next probe is due; 0: it is closed.
+    #: When it was published.
+    at: int = 0
+    #: When the next probe is due; 0: the circuit is closed.
     probe_at: int = 0
     #: How many deliveries have failed in a row, and why the last one did.
     failures: int = 0
     reason: str = ""
-    #: Host and process id.
-    by: str = ""
+    #: The last delivery; 0: none yet.
+    delivered_at: int = 0
 
-    def open(self, now_ms: int) -> bool:
-        """Whether it is open now. A note that is not renewed after its probe is of a process that has died."""
-        return self.probe_at > 0 and now_ms < self.probe_at + PROBE_PATIENCE_MS
+
+@dataclass(frozen=True, slots=True)
+class CircuitState:
+    """The circuits of one endpoint over all processes that live."""
+
+    #: The notes of the processes, those with an open circuit first.
+    notes: tuple[CircuitNote, ...] = ()
+
+    @property
+    def processes(self) -> int:
+        """How many processes deliver to the endpoint."""
+        return len(self.notes)
+
+    @property
+    def open_on(self) -> int:
+        """How many of them have an open circuit."""
+        return sum(note.probe_at > 0 for note in self.notes)
+
+    @property
+    def open(self) -> bool:
+        """Whether the circuit is open on a process."""
+        return self.open_on > 0
+
+    @property
+    def failures(self) -> int:
+        """The most failures in a row; 0 where no circuit is open."""
+        return max((note.failures for note in self.notes if note.probe_at), default=0)
+
+    @property
+    def reason(self) -> str:
+        """Why a delivery failed; empty where no circuit is open."""
+        return next((note.reason for note in self.notes if note.probe_at), "")
 
 
 class CircuitStateStore:
     """
-    `sweeperd:circuits`: the circuits, for operators. Each process has circuits of its own and obeys no entry of this
-    hash. It writes one when a circuit opens, when a probe fails and when a circuit closes.
+    `sweeperd:circuits`. Each process has circuits of its own and publishes them here for operators, in a field
+    `<endpoint>@<process>`, every NOTE_EVERY seconds. The field `<endpoint>` is the one that processes obey: the time at
+    which an operator has closed the circuit on all of them.
     """
 
     def __init__(self, shard: Shard) -> None:
+        self._set_field = Script("delivery/set_field")
         self._client = shard.client
         self._key = shard.keys.circuits
         self._clock = shard.clock
 
     def read(self, endpoint: str) -> CircuitState:
-        """Raises redis.RedisError."""
-        entry = self._client.hget(self._key, endpoint)
-        try:
-            return CircuitState.model_validate_json(entry) if isinstance(entry, bytes) else CircuitState()
-        except ValueError:
-            return CircuitState()
+        """The circuits of processes that live. Raises redis.RedisError."""
+        prefix = f"{endpoint}@".encode()
+        fields = cast(dict[bytes, bytes], self._client.hgetall(self._key))
+        notes = [_note(value) for field, value in fields.items() if field.startswith(prefix)]
+        # A process that misses a note may be dead: then the success of another process overrules it.
+        now, success = self._clock.now_ms(), max((note.delivered_at for note in notes), default=0)
+        living = [
+            note
+            for note in notes
+            if now - note.at < 1000 * (NOTE_EVERY * (1.5 if success > note.at and note.probe_at else 3))
+        ]
+        return CircuitState(tuple(sorted(living, key=lambda note: -note.probe_at)))
 
-    def write(self, endpoint: str, circuit: CircuitBreaker) -> None:
-        """Where Redis refuses it (full, no rights), only operators miss it. Raises redis.RedisError."""
-        state = CircuitState()
+    def write(self, endpoint: str, process: str, circuit: CircuitBreaker) -> None:
+        """Publish the circuit of a process. Where Redis refuses it, only operators miss it. Raises RedisError."""
+        now = self._clock.now_ms()
+        note = CircuitNote(at=now, delivered_at=now - int(circuit.idle * 1000) if circuit.idle is not None else 0)
         if circuit.open:
-            probe_at = self._clock.now_ms() + int(circuit.wait * 1000)
-            state = CircuitState(probe_at=probe_at, failures=circuit.failures, reason=circuit.reason, by=process_name())
+            open_fields = {"probe_at": now + int(circuit.wait * 1000), "failures": circuit.failures}
+            note = note.model_copy(update=open_fields | {"reason": circuit.reason})
+        self._change(lambda: self._set(f"{endpoint}@{process}", note.model_dump_json()))
+
+    def remove(self, endpoint: str, process: str) -> None:
+        """The process has ended. Raises redis.RedisError."""
+        self._change(lambda: self._client.hdel(self._key, f"{endpoint}@{process}"))
+
+    def remove_stale(self) -> None:
+        """Remove the notes of processes that have died. Raises redis.RedisError."""
+        oldest = self._clock.now_ms() - STALE_AFTER * 1000
+        fields = cast(dict[bytes, bytes], self._client.hgetall(self._key))
+        stale = [field for field, value in fields.items() if b"@" in field and _note(value).at < oldest]
+        if stale:
+            self._change(lambda: self._client.hdel(self._key, *stale))
+
+    def close(self, endpoint: str) -> None:
+        """Close the circuit on all processes, within seconds. Raises redis.RedisError."""
+        self._set(endpoint, str(self._clock.now_ms()))
+
+    def closed_at(self, endpoint: str) -> bytes | None:
+        """When an operator last closed it; None: never. Raises redis.RedisError."""
+        return cast(bytes | None, self._client.hget(self._key, endpoint))
+
+    def _set(self, field: str, value: str) -> None:
+        self._set_field.run(self._client, Call([self._key], [field, value]))
+
+    @staticmethod
+    def _change(change: Callable[[], object]) -> None:
         try:
-            self._client.hset(self._key, endpoint, state.model_dump_json())
+            change()
         except redis.ResponseError as error:
             if is_server_trouble(error):
                 raise
+
+
+def _note(value: bytes) -> CircuitNote:
+    try:
+        return CircuitNote.model_validate_json(value)
+    except ValueError:
+        return CircuitNote()  # as old as can be, so it counts for nothing

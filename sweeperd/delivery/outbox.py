@@ -27,6 +27,8 @@ TAKE_OVER_AFTER = 15.0
 PAGE = 250
 #: How many pending events change their owner in one command. On Redis 7.0, 200 of them take 0.5 ms.
 CLAIM_SLICE = 200
+#: The idle time of an event that any process may take at once, ms: longer than every wait.
+LONG_IDLE_MS = 10**10
 #: Up to how many a group's undelivered events are counted where the server does not count them itself (Redis 6.2).
 COUNT_LIMIT = 10_000
 
@@ -98,10 +100,12 @@ class Outbox:
         self._client = shard.client
         self._key = shard.keys.events
         self._dead_letters = shard.keys.dead_letters
-        self._consumer_name = consumer
+        #: The name of this process in the groups.
+        self.consumer = consumer
         self._consumer = consumer.encode()
         self._dead_letter = Script("delivery/dead_letter")
         self._leave = Script("delivery/leave")
+        self._make_due = Script("delivery/make_due")
         self._make_group = Script("delivery/make_group")
         #: Up to here each group has acknowledged every event. A group that is made again starts here.
         self.positions: dict[str, StreamId] = {}
@@ -122,7 +126,7 @@ class Outbox:
     def read(self, group: str, count: int, block_ms: int = 0) -> list[OutboxEntry]:
         """Take new events, waiting up to `block_ms` for one (0: not at all)."""
         block = block_ms or None
-        reply = self._client.xreadgroup(group, self._consumer_name, {self._key: ">"}, count=count, block=block)
+        reply = self._client.xreadgroup(group, self.consumer, {self._key: ">"}, count=count, block=block)
         return [OutboxEntry(entry, 1, fields) for entry, fields in _first_stream(reply)]
 
     def pending(self, group: str, previous: bytes | None = None, owner: bytes | None = None) -> list[Pending]:
@@ -204,7 +208,20 @@ class Outbox:
         for entry in entries:
             by_deliveries.setdefault(entry.deliveries, []).append(entry.id)
         for deliveries, ids in by_deliveries.items():
-            self._own(group, PARKED, ids, idle_ms=10**10, deliveries=deliveries - 1)
+            self._own(group, PARKED, ids, idle_ms=LONG_IDLE_MS, deliveries=deliveries - 1)
+
+    def make_due(self, group: str) -> int:
+        """End the waits of all parked events. Returns how many there are. A group that is missing has none."""
+        if group.encode() not in self._groups():
+            return 0
+        count, first = 0, FIRST
+        while True:
+            call = Call([self._key], [group, PARKED, first, CLAIM_SLICE, LONG_IDLE_MS])
+            made, *last = cast(list[Any], self._make_due.run(self._client, call))
+            count += int(made)
+            if made < CLAIM_SLICE:
+                return count
+            first = after(last[0])
 
     def acknowledge(self, group: str, ids: Sequence[bytes]) -> None:
         """The group does not need these any more."""

@@ -11,7 +11,8 @@ import redis
 from sweeperd.delivery.acknowledger import Acknowledger, Action, Settlement
 from sweeperd.delivery.batches import Batch, BatchQueue
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
-from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateCache
+from sweeperd.delivery.circuit_publisher import CircuitPublisher
+from sweeperd.delivery.endpoint_state import EndpointStateCache
 from sweeperd.delivery.outbox import OutboxEntry
 from sweeperd.delivery.payload import Message
 from sweeperd.delivery.redelivery import Redelivery
@@ -40,22 +41,21 @@ class BatchSender:
 
     def __init__(
         self,
-        endpoint: str,
         shard: Shard,
         client: Client,
         encode: Encode,
         circuit: CircuitBreaker,
+        publisher: CircuitPublisher,
         state: EndpointStateCache,
         redelivery: Redelivery,
         stop: threading.Event,
         log_fields: Mapping[str, object],
     ) -> None:
-        self._endpoint = endpoint
         self._shard = shard
         self._client = client
         self._encode = encode
         self._circuit = circuit
-        self._circuits = CircuitStateStore(shard)
+        self._publisher = publisher
         self._state = state
         self._redelivery = redelivery
         self._stop = stop
@@ -124,7 +124,7 @@ class BatchSender:
         try:
             with self._shard.reaching():
                 self._state.save()
-                self._circuits.write(self._endpoint, self._circuit)
+                self._publisher.publish()
         except (RedisUnavailable, redis.RedisError) as error:
             log.warning("the endpoint's state is not saved yet", extra=self._log_fields | {"error": str(error)})
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from sweeperd.config import EndpointSettings, WebhooksSettings
-from sweeperd.delivery.endpoint_state import EndpointState, EndpointStateStore
+from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointState, EndpointStateStore
 from sweeperd.delivery.outbox import Outbox, OutboxEntry, Pending
 from sweeperd.delivery.payload import Message, message
 from sweeperd.delivery.sender import Exchange, WebhookClient
@@ -108,9 +108,42 @@ def pause(shard: Shard, name: str, reason: str) -> EndpointState:
     return EndpointStateStore(shard).pause(name, reason)
 
 
-def resume(shard: Shard, name: str) -> bool:
-    """Send again, in all processes, within seconds. False where nothing kept it from that. Raises redis.RedisError."""
-    return EndpointStateStore(shard).resume(name)
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The result of `resume`."""
+
+    #: Whether it was paused or muted.
+    was_resting: bool
+    #: On how many processes its circuit was open.
+    was_open_on: int
+    #: How many parked events are due now.
+    due: int
+
+
+def resume(shard: Shard, name: str) -> Resumed:
+    """
+    Send again, in all processes, within seconds: end a pause and a mute, close the circuit, and end the waits of parked
+    events. Raises redis.RedisError.
+    """
+    shard.read_clock()
+    open_on = close_circuit(shard, name)
+    due = Outbox(shard, "operator").make_due(name)
+    return Resumed(EndpointStateStore(shard).resume(name), open_on, due)
+
+
+def close_if_open(shard: Shard, name: str) -> None:
+    """Close its circuit on all processes where it is open on one. Raises redis.RedisError."""
+    shard.read_clock()
+    if CircuitStateStore(shard).read(name).open:
+        close_circuit(shard, name)
+
+
+def close_circuit(shard: Shard, name: str) -> int:
+    """Close its circuit on all processes, within seconds. Returns on how many it was open. Raises RedisError."""
+    circuits = CircuitStateStore(shard)
+    open_on = circuits.read(name).open_on
+    circuits.close(name)
+    return open_on
 
 
 def skip(shard: Shard, name: str, event: str) -> str | None:

@@ -225,7 +225,6 @@ def _endpoints(settings: Settings, shard: Shard, now: int, dead_letters: Counter
     for endpoint in settings.consumers:
         name = endpoint.name
         backlog, state, circuit = stream.backlog(name), board.read(name), circuits.read(name)
-        is_open = circuit.open(now)
         found.append(
             EndpointStatus(
                 name,
@@ -234,9 +233,9 @@ def _endpoints(settings: Settings, shard: Shard, now: int, dead_letters: Counter
                 paused_at_ms=state.paused_at,
                 paused_reason=state.reason,
                 quiet_seconds=max(0.0, (state.muted_until - now) / 1000),
-                circuit_open=is_open,
-                failures=circuit.failures if is_open else 0,
-                failure=circuit.reason if is_open else "",
+                circuit_open=circuit.open,
+                failures=circuit.failures,
+                failure=circuit.reason,
                 dead_letters=dead_letters[name],
             )
         )

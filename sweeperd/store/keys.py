@@ -68,7 +68,7 @@ class Keys:
 
     @property
     def circuits(self) -> bytes:
-        """HASH: endpoint name -> what the process whose circuit is open says of it, JSON."""
+        """HASH: endpoint@process -> the circuit of that process, JSON; endpoint -> when an operator closed it, ms."""
         return self.prefix + b"sweeperd:circuits"
 
     @property

@@ -5,9 +5,9 @@
 -- ARGV[2] -> its position: it gets the events after this id
 -- Returns 1; 0 where another process has made the group.
 --
--- XDEL comes first and removes nothing. It needs no memory, so it is allowed at maxmemory, and after it XGROUP is.
+-- XACK comes first and acknowledges nothing. It needs no memory, so it is allowed at maxmemory, and after it XGROUP is.
 
-redis.call('XDEL', KEYS[1], '0-0')
+redis.call('XACK', KEYS[1], ARGV[1], '0-0')
 local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2], 'MKSTREAM')
 if not made.err then
   return 1

@@ -1,68 +1,145 @@
-"""What operators see of circuits."""
+"""What operators see of circuits, and how they close them on all processes."""
+
+import time
 
 import pytest
 import redis
 
+from sweeperd.delivery import endpoint_state
 from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker
-from sweeperd.delivery.endpoint_state import PROBE_PATIENCE_MS, CircuitState, CircuitStateStore
-from sweeperd.store.process import process_name
+from sweeperd.delivery.endpoint_state import CircuitState, CircuitStateStore
+from sweeperd.ops import endpoints
 from sweeperd.store.shard import Shard
+from tests.integration.delivery.conftest import Deliver, expire
 from tests.support.fixtures import full
+from tests.support.harness import eventually
+from tests.support.receiver import Answer, Receiver
 
 KEY = "sweeperd:circuits"
 
 
-def opened(probes: int = 0) -> CircuitBreaker:
-    circuit = CircuitBreaker(30.0, 3600.0)
-    for number in range(FAILURES_TO_OPEN + probes):
-        circuit.failed(b"1-1", "HTTP 500", probe=number >= FAILURES_TO_OPEN)
+def closed() -> CircuitBreaker:
+    return CircuitBreaker(30.0, 3600.0)
+
+
+def opened() -> CircuitBreaker:
+    circuit = closed()
+    for _ in range(FAILURES_TO_OPEN):
+        circuit.failed(b"1-1", "HTTP 500")
     return circuit
 
 
-def test_nothing_is_told_of_one_that_is_not_there(shard: Shard) -> None:
+def succeeding() -> CircuitBreaker:
+    circuit = closed()
+    circuit.succeeded()
+    return circuit
+
+
+def test_no_process_has_published_one(shard: Shard) -> None:
     state = CircuitStateStore(shard).read("billing")
     assert state == CircuitState()
-    assert not state.open(shard.clock.now_ms())
+    assert not state.open
 
 
-def test_it_is_open_until_it_is_told_that_it_is_closed(shard: Shard) -> None:
-    board, now = CircuitStateStore(shard), shard.read_clock()
-    circuit = opened(probes=2)
-    board.write("billing", circuit)
-    state = CircuitStateStore(shard).read("billing")
-    assert (state.failures, state.reason, state.by) == (FAILURES_TO_OPEN + 2, "HTTP 500", process_name())
-    assert state.probe_at == pytest.approx(now + 120_000, abs=2000)
-    assert state.open(now)
-    assert not board.read("audit").open(now)
-    circuit.succeeded()
-    board.write("billing", circuit)
-    assert board.read("billing") == CircuitState()
+def test_it_is_open_on_one_of_three_processes(shard: Shard) -> None:
+    store = CircuitStateStore(shard)
+    for process, circuit in (("a", closed()), ("b", opened()), ("c", succeeding())):
+        store.write("billing", process, circuit)
+    store.write("billing2", "d", opened())
+    state = store.read("billing")
+    assert (state.open_on, state.processes, state.failures, state.reason) == (1, 3, FAILURES_TO_OPEN, "HTTP 500")
+    store.remove("billing", "b")
+    state = store.read("billing")
+    assert (state.open_on, state.processes, state.reason) == (0, 2, "")
 
 
-def test_who_has_died_is_not_believed_for_ever(shard: Shard) -> None:
-    board, now = CircuitStateStore(shard), shard.read_clock()
-    board.write("billing", opened())
-    state = board.read("billing")
-    assert state.open(now + 30_000 + PROBE_PATIENCE_MS - 2000)
-    assert not state.open(now + 30_000 + PROBE_PATIENCE_MS + 2000)
+def test_a_process_that_has_died_is_not_believed_for_long(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CircuitStateStore(shard)
+    store.write("billing", "dead", opened())
+    assert store.read("billing").open
+    monkeypatch.setattr(endpoint_state, "NOTE_EVERY", 0.1)
+    time.sleep(0.2)
+    assert store.read("billing").open, "one note may be late"
+    store.write("billing", "alive", succeeding())
+    assert not store.read("billing").open, "the success of another process overrules it"
+    store.remove("billing", "alive")
+    time.sleep(0.2)
+    assert store.read("billing") == CircuitState()
+
+
+def test_notes_of_the_dead_are_removed(shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CircuitStateStore(shard)
+    store.write("billing", "a", opened())
+    store.close("billing")
+    store.remove_stale()
+    assert client.hlen(KEY) == 2
+    monkeypatch.setattr(endpoint_state, "STALE_AFTER", -1)
+    store.remove_stale()
+    assert client.hkeys(KEY) == [b"billing"]
 
 
 @pytest.mark.parametrize("entry", ["", "{", "[]", '{"probe_at": "soon"}'])
-def test_what_cannot_be_read_is_closed(entry: str, shard: Shard, client: redis.Redis) -> None:
-    client.hset(KEY, "billing", entry)
+def test_what_cannot_be_read_counts_for_nothing(entry: str, shard: Shard, client: redis.Redis) -> None:
+    client.hset(KEY, "billing@a", entry)
     assert CircuitStateStore(shard).read("billing") == CircuitState()
 
 
-def test_a_redis_that_refuses_it_disturbs_nobody(own_shard: Shard) -> None:
-    board = CircuitStateStore(own_shard)
+def test_a_redis_that_refuses_it_disturbs_no_delivery(own_shard: Shard) -> None:
+    store = CircuitStateStore(own_shard)
     with full(own_shard):
-        board.write("billing", opened())
-    assert board.read("billing") == CircuitState()
+        store.write("billing", "a", opened())
+    assert store.read("billing").open, "a full one takes it"
     own_shard.client.set(KEY, "text")
-    board.write("billing", opened())
+    store.write("billing", "a", opened())
 
 
-def test_a_redis_that_is_down_is_told_of(own_shard: Shard) -> None:
+def test_a_redis_that_is_down_is_an_error(own_shard: Shard) -> None:
     own_shard.client.config_set("min-replicas-to-write", 1)
     with pytest.raises(redis.ResponseError, match="NOREPLICAS"):
-        CircuitStateStore(own_shard).write("billing", opened())
+        CircuitStateStore(own_shard).write("billing", "a", opened())
+
+
+# ---- in operation
+
+
+def test_a_process_publishes_its_circuit_until_it_stops(client: redis.Redis, shard: Shard, deliver: Deliver) -> None:
+    store = CircuitStateStore(shard)
+    with Receiver(lambda *_: Answer(503)) as receiver, deliver(receiver.url):
+        eventually(lambda: store.read("hook").processes == 1)
+        assert not store.read("hook").open
+        expire(client, *map(str, range(8)))
+        eventually(lambda: store.read("hook").open)
+        assert store.read("hook").reason == "HTTP 503"
+    assert store.read("hook").processes == 0
+
+
+def test_an_operator_closes_it_and_makes_events_due_on_all_processes(
+    client: redis.Redis, shard: Shard, deliver: Deliver
+) -> None:
+    """However long the waits are: without this, a receiver that is back is not noticed for up to an hour."""
+    waits = {"redelivery_initial": "1h", "redelivery_max": "1h", "probe_max": "1h"}
+    with (
+        Receiver(lambda *_: Answer(503)) as receiver,
+        deliver(receiver.url, **waits) as first,
+        deliver(receiver.url, **waits) as second,
+    ):
+        expire(client, *map(str, range(40)))
+        both = [first.dispatcher.endpoints[0].circuit, second.dispatcher.endpoints[0].circuit]
+        eventually(lambda: all(circuit.open for circuit in both))
+        receiver.behaviour = lambda *_: Answer()
+        parked = len(first.pending())
+        resumed = endpoints.resume(shard, "hook")
+        assert not resumed.was_resting
+        assert resumed.was_open_on == 2
+        assert resumed.due == parked
+        eventually(lambda: first.attempts("delivered") + second.attempts("delivered") == 40, limit=15)
+        eventually(lambda: not first.pending())
+
+
+def test_probes_wait_no_longer_than_probe_max(client: redis.Redis, deliver: Deliver) -> None:
+    waits = {"redelivery_initial": "1h", "redelivery_max": "1h", "probe_max": "300ms"}
+    with Receiver(lambda *_: Answer(503)) as receiver, deliver(receiver.url, **waits) as delivery:
+        expire(client, *map(str, range(8)))
+        eventually(lambda: delivery.dispatcher.endpoints[0].circuit.open)
+        receiver.behaviour = lambda *_: Answer()
+        eventually(lambda: delivery.attempts("delivered") > 0)

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.delivery.endpoint_state import CircuitState
+from sweeperd.delivery.endpoint_state import CircuitNote
 from sweeperd.ops.status import Due, EndpointStatus, ShardStatus, read_all, read_status
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.shard import Shard, open_shards
@@ -103,10 +103,10 @@ def test_what_the_board_and_the_circuits_say(shard: Shard, client: redis.Redis) 
     now = server_time(client)
     client.hset("sweeperd:endpoints", "gone", json.dumps({"paused_at": now, "reason": "the receiver answered 410"}))
     client.hset("sweeperd:endpoints", "busy", json.dumps({"muted_until": now + 60_000}))
-    circuit = CircuitState(probe_at=now + 1000, failures=7, reason="HTTP 500", by="host-1")
-    client.hset("sweeperd:circuits", "dead", circuit.model_dump_json())
-    client.hset("sweeperd:circuits", "stale", circuit.model_copy(update={"probe_at": now - 61_000}).model_dump_json())
-    client.hset("sweeperd:circuits", "odd", "{")
+    circuit = CircuitNote(at=now, probe_at=now + 1000, failures=7, reason="HTTP 500")
+    client.hset("sweeperd:circuits", "dead@host-1", circuit.model_dump_json())
+    client.hset("sweeperd:circuits", "stale@host-1", circuit.model_copy(update={"at": now - 61_000}).model_dump_json())
+    client.hset("sweeperd:circuits", "odd@host-1", "{")
     status = read_status(settings("gone", "busy", "dead", "stale", "odd"), shard)
     assert [endpoint.state for endpoint in status.endpoints] == ["paused", "quiet", "failing", "open", "open"]
     gone, busy, dead, stale, _ = status.endpoints

@@ -48,6 +48,7 @@ DEFAULTS = {
     "webhooks.backoff_max": timedelta(seconds=30),
     "webhooks.redelivery_initial": timedelta(seconds=30),
     "webhooks.redelivery_max": timedelta(hours=1),
+    "webhooks.probe_max": timedelta(minutes=1),
     "webhooks.max_age": timedelta(hours=72),
     "webhooks.endpoints": [],
     "cycles.enabled": False,

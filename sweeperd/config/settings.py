@@ -152,6 +152,7 @@ class SweepSettings(Section):
     pipeline_depth: int = Field(default=50, ge=1, le=1000)
     pipeline_depth_min: int = Field(default=4, ge=1, le=1000)
     batch_time: PositiveDuration = timedelta(milliseconds=2)
+    max_lag: PositiveDuration = timedelta(seconds=15)
     time_budget: PositiveDuration = timedelta(seconds=30)
     lease_ttl: LeaseTtl = timedelta(seconds=15)
     audit_retention: PositiveDuration = timedelta(days=30)

@@ -1,57 +1,75 @@
-"""How many entries go to Redis in one slice: as many as keep other clients waiting no longer than they may."""
+"""
+The size of a batch: as many script calls as keep other clients of Redis waiting no longer than they may.
 
-#: A slice is at most so many times as long as the one before it.
+Redis serves one client after the other, so the time that it takes for a batch is the time that all other clients wait.
+By its own clock it says how long it took, and how long it was busy with other clients between two batches. The busier
+they keep it, the less of its time a batch may take. As in Redis's own active expiry, the work goes on in any case; what
+changes is the size of its steps. A batch gets smaller at once, by half at most, and larger little by little.
+
+Being polite must not lose the race: from half of `max_lag` on, the size approaches the largest, and with entries that
+are overdue for longer than `max_lag` it is the largest.
+"""
+
+import math
+
+#: A batch is at most so many times as large as the one before it.
 GROWTH = 1.25
-#: Up to this part of Redis's time, others are nobody but a machine that is slow; from that part on, a slice may take
-#: only this part of what it may take in quiet.
+#: Up to this share of Redis's time, the pauses between batches are those of a slow machine. From the second share on,
+#: other clients keep Redis busy, and a batch may take only the third share of what it may take otherwise.
 QUIET, BUSY, SHORTENED = 0.025, 0.05, 0.25
-#: How much of what is known of the others comes from the last slice, and how much of it is forgotten with each of which
-#: nothing is known.
+#: How much the last batch counts for the share of the other clients; and how much of that share is forgotten with each
+#: batch that says nothing about them.
 WEIGHT, FORGOTTEN = 0.05, 0.003
-#: Between two slices Redis reads, writes and polls, even if nobody else is there: for so long at most, µs. It is taken
-#: for the median pause, which is followed in steps of so many.
+#: Between two batches Redis reads, writes and polls, even without other clients: for so long at most, µs. The estimate
+#: is the median pause, which it follows in steps of so many µs.
 OVERHEAD, STEP = 300.0, 4.0
-#: Others are told by pauses that come again and again; of a single long one, which is more likely the machine's, only
-#: so much counts, as a part of the slice that it came before.
+#: Other clients cause pauses again and again. A single long pause is more likely the machine's: only so much of it
+#: counts, as a share of the time of the batch after it.
 BELIEVED = 0.25
-#: Between two slices that Redis read in one go, µs: it could not have served anybody.
+#: A shorter pause, µs, is none: Redis read both batches at once, and could not have served another client in between.
 NO_PAUSE = 10
+#: From this part of `max_lag` on the size grows; from the second part on, the next batch is sent ahead in any case.
+HURRY, SEND_AHEAD = 0.5, 0.75
 
 
 class AdaptiveBatchSize:
     """
-    From `shortest` to `longest` entries, so that Redis is busy with a slice for `limit_micros` at most.
-
-    Redis serves one client after the other, so what it takes for a slice is what all the others wait. It tells that
-    itself, by its own clock, and so what it does for others between two slices: the busier they keep it, the less of
-    its time a slice may take. As in Redis's own expiry the work goes on while it pays; what gives way is its grain.
-    A slice gets shorter at once, by half at most, and longer bit by bit.
+    From `smallest` to `largest` calls, so that Redis is busy with a batch for `limit_micros` at most, as long as no
+    entry is overdue for `max_lag_ms`.
     """
 
-    def __init__(self, shortest: int, longest: int, limit_micros: float) -> None:
-        self._shortest = min(shortest, longest)
-        self._longest = longest
+    def __init__(self, smallest: int, largest: int, limit_micros: float, max_lag_ms: float = math.inf) -> None:
+        self._smallest = min(smallest, largest)
+        self._largest = largest
         self._limit = limit_micros
-        #: The part of Redis's time that others take while a slice waits for its turn, smoothed.
+        self._max_lag_ms = max_lag_ms
+        #: How late the last expiries were, as a part of `max_lag`.
+        self._lateness = 0.0
+        #: The share of Redis's time that other clients take while a batch waits for its turn, smoothed.
         self._others = 0.0
         self._overhead: float | None = None
-        self._ideal = float(longest)
+        self._polite = float(largest)
 
     def __int__(self) -> int:
-        return int(self._ideal)
+        hurry = min(1.0, max(0.0, self._lateness - HURRY) / (1 - HURRY))
+        return int(self._polite + hurry * (self._largest - self._polite))
 
     @property
     def keeps_distance(self) -> bool:
         """
-        Whether others keep Redis so busy that it should not find the next slice when it is done with the last. What
-        they do meanwhile is not known, so after a while it is tried again.
+        Whether other clients keep Redis so busy that it should not find the next batch when it is done with the last.
+        Batches sent that way say nothing about the other clients, so after a while it is tried again.
         """
-        return self._others > BUSY
+        return self._others > BUSY and self._lateness < SEND_AHEAD
 
-    def took(self, entries: int, micros: int, pause_micros: int | None) -> None:
+    def late_by(self, lag_ms: int) -> None:
+        """An entry has just expired so long after it could have expired."""
+        self._lateness = lag_ms / self._max_lag_ms
+
+    def record(self, entries: int, micros: int, pause_micros: int | None) -> None:
         """
-        Redis took so long for a slice of so many entries, which had been waiting for its turn for so long where that is
-        known. What a clock says that was set meanwhile is not believed.
+        Redis took so long for a batch of so many entries, after it had been busy with something else for so long; None
+        where that is not known. Times from a clock that was set in between are ignored.
         """
         if micros <= 0 or entries <= 0:
             return
@@ -65,5 +83,5 @@ class AdaptiveBatchSize:
         busy = min(1.0, max(0.0, self._others - QUIET) / (BUSY - QUIET))
         allowed = self._limit * (1 - (1 - SHORTENED) * busy)
         fitting = entries * allowed / micros
-        nearest = min(max(fitting, self._ideal / 2), self._ideal * GROWTH)
-        self._ideal = min(max(nearest, self._shortest), self._longest)
+        nearest = min(max(fitting, self._polite / 2), self._polite * GROWTH)
+        self._polite = min(max(nearest, self._smallest), self._largest)

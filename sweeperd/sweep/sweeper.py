@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sweeperd.config import SweepSettings
+from sweeperd.config.types import milliseconds
 from sweeperd.store.errors import describe, is_refused, is_script_fault, is_server_trouble
 from sweeperd.store.pipeline import ScriptPipeline
 from sweeperd.store.shard import Shard
@@ -93,9 +94,11 @@ class Sweeper:
         self._reader = IndexReader(shard, kind, settings.batch_size)
         # `pipeline_depth` calls are in flight, in two batches: while Redis runs one, this process handles the other.
         self._batches_in_flight = min(2, settings.pipeline_depth)
-        shortest = max(1, settings.pipeline_depth_min // self._batches_in_flight)
-        longest = settings.pipeline_depth // self._batches_in_flight
-        self._batch_size = AdaptiveBatchSize(shortest, longest, settings.batch_time.total_seconds() * 1e6)
+        smallest = max(1, settings.pipeline_depth_min // self._batches_in_flight)
+        largest = settings.pipeline_depth // self._batches_in_flight
+        self._batch_size = AdaptiveBatchSize(
+            smallest, largest, settings.batch_time.total_seconds() * 1e6, milliseconds(settings.max_lag)
+        )
 
     def tick(self, give_way: Callable[[], bool] = lambda: False) -> SweepReport:
         """
@@ -204,6 +207,8 @@ class Sweeper:
                 trouble = reply
             else:
                 decisions.append(self._decision(tick, entry.id, reply))
+        if expired := [decision.lag_ms for decision in decisions if decision.outcome is Outcome.EXPIRED]:
+            self._batch_size.late_by(max(expired))
         # Also where the batch fails as a whole: the expiries in it have happened.
         self._observe(decisions, tick.trace_id)
         tick.counts.update(decision.outcome for decision in decisions)
@@ -215,7 +220,7 @@ class Sweeper:
             return []
         received = pipeline.receive()
         if received.micros is not None:
-            self._batch_size.took(count, received.micros, received.pause_micros)
+            self._batch_size.record(count, received.micros, received.pause_micros)
         return received.replies
 
     def _decision(self, tick: _Tick, entry: bytes, reply: Any) -> Decision:

@@ -29,6 +29,7 @@ DEFAULTS = {
     "sweep.pipeline_depth": 50,
     "sweep.pipeline_depth_min": 4,
     "sweep.batch_time": timedelta(milliseconds=2),
+    "sweep.max_lag": timedelta(seconds=15),
     "sweep.time_budget": timedelta(seconds=30),
     "sweep.lease_ttl": timedelta(seconds=15),
     "sweep.audit_retention": timedelta(days=30),

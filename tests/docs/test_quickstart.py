@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sweeperd.config import CONFIG_PLACES
 from sweeperd.store.embedded import Server, free_port
 from tests.docs.documents import ROOT, code
 from tests.support.harness import eventually
@@ -70,3 +71,38 @@ def test_the_cron_line_works_in_cron_s_environment(server: Server, tmp_path: Pat
     if "--metrics-file" in line:
         written = (tmp_path / "sweeperd.prom").read_text()
         assert 'sweeperd_sweeps_total{kind="reservations",result="ok",shard="default"} 1.0' in written
+
+
+def test_the_line_for_a_deployed_host(server: Server, tmp_path: Path) -> None:
+    if shutil.which("env") is None:
+        pytest.skip("env is not installed")
+    (tmp_path / "config.toml").write_text("[sweep]\n")
+    (tmp_path / "redis-url").write_text(server.url + "\n")
+    line = code(ROOT / "docs" / "deploying.md", "Commands on a deployed host").removeprefix("sudo ")
+    for there, here in {
+        "/etc/sweeperd/secrets": str(tmp_path),
+        "/etc/sweeperd": str(tmp_path),
+        "/opt/sweeperd/bin": str(BIN),
+    }.items():
+        line = line.replace(there, here)
+    done = subprocess.run(["/bin/sh", "-c", line], cwd="/", capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "default" in done.stdout
+
+
+def test_the_line_for_a_pod() -> None:
+    """In the pod the settings are where the command looks for them by itself."""
+    deployment = (ROOT / "deploy" / "k8s" / "base" / "deployment.yaml").read_text()
+    assert "mountPath: /etc/sweeperd\n" in deployment
+    assert "name: SWEEPERD_REDIS__URL" in deployment
+    assert Path("/etc/sweeperd/config.toml") in CONFIG_PLACES
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shell_completion(shell: str) -> None:
+    assert f"_SWEEPERD_COMPLETE={shell}_source sweeperd" in INSTALL.read_text()
+    if shell == "bash" and shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    env = os.environ | {"_SWEEPERD_COMPLETE": f"{shell}_source"}
+    done = subprocess.run([BIN / "sweeperd"], env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert "_sweeperd_completion" in done.stdout

@@ -1,0 +1,36 @@
+"""The walk of one id in docs/architecture.md names files and functions that exist, and no file more than twice."""
+
+import ast
+import re
+from collections import Counter
+
+from tests.docs.documents import ROOT
+
+ROW = re.compile(r"^\| \d+ \| `([\w/]+\.py)` \| `([\w.]+)` \|", re.MULTILINE)
+
+
+def steps() -> list[tuple[str, str]]:
+    """File and function of each step."""
+    return ROW.findall((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
+
+
+def test_each_step_is_in_the_code() -> None:
+    missing = [step for step in steps() if not defined(*step)]
+    assert not missing
+
+
+def defined(file: str, function: str) -> bool:
+    """Whether the file defines the function, or the method `Class.method`."""
+    body = ast.parse((ROOT / "sweeperd" / file).read_text(encoding="utf-8")).body
+    for name in function.split("."):
+        found = [node for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name]
+        if not found:
+            return False
+        body = found[0].body
+    return True
+
+
+def test_the_walk_is_short() -> None:
+    entered = Counter(file for file, _ in steps())
+    assert len(entered) <= 10
+    assert max(entered.values()) <= 2

@@ -1,5 +1,6 @@
 """`sweeperd endpoints`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -11,9 +12,13 @@ from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.delivery.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.ops import endpoints
-from sweeperd.ops.endpoints import EndpointTest, EndpointView, Resumed
+from sweeperd.ops.endpoint_status import LETTERS, EndpointStatus, count_dead_letters, read_endpoints
+from sweeperd.ops.endpoints import EndpointTest, Resumed
 from sweeperd.store.shard import Shard
 from sweeperd.text import rfc3339
+
+#: The colour of each state.
+STATE_STYLES = {"open": "green", "quiet": "yellow", "failing": "red", "paused": "red", "unknown": "yellow"}
 
 
 @click.group("endpoints", short_help="The receivers: list, pause, resume, skip, test.")
@@ -29,13 +34,15 @@ def list_(options: Options, as_json: bool, shard: str | None) -> None:
     """Each endpoint on each shard: where it is, what waits for it, and whether it is paused."""
     output, troubles = Output(as_json=as_json), Troubles()
     with options.shards(shard) as (settings, shards):
-        found = for_each_shard(shards, lambda one: endpoints.view(one, settings.consumers), troubles)
-    views = [view for _, on_shard in found for view in on_shard]
+        found = for_each_shard(shards, lambda one: _read(one, settings), troubles)
+        known = {endpoint.name: endpoint for endpoint in settings.consumers}
+    statuses = [(one, status) for one, on_shard in found for status in on_shard]
     if as_json:
-        output.json({"endpoints": [_as_dict(view) for view in views], "down": troubles.down})
+        documents = [_as_dict(one, status, known.get(status.name)) for one, status in statuses]
+        output.json({"endpoints": documents, "down": troubles.down})
     else:
         columns = ["endpoint", "shard", "state", "pending", "oldest", "dead_letters", "tenants", "group", "url"]
-        output.table(columns, map(_cells, views))
+        output.table(columns, (_cells(one, status, known.get(status.name)) for one, status in statuses))
     troubles.end()
 
 
@@ -198,45 +205,61 @@ def _end(output: Output, name: str, results: list[dict[str, Any]], troubles: Tro
     troubles.end()
 
 
-def _as_dict(view: EndpointView) -> dict[str, Any]:
+def _read(shard: Shard, settings: Settings) -> Sequence[EndpointStatus]:
+    return read_endpoints(shard, settings.consumers, shard.read_clock(), count_dead_letters(shard))
+
+
+def _as_dict(shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | None) -> dict[str, Any]:
+    muted = status.muted_until_ms
     return {
-        "endpoint": view.name,
-        "shard": view.shard,
-        "configured": view.settings is not None,
-        "url": view.url or None,
-        "tenants": None if view.settings is None else view.settings.tenants,
-        "group_position": view.position,
-        "pending": view.pending,
-        "oldest_pending_seconds": view.oldest_seconds,
-        **_state(view.state),
-        "quiet": view.quiet,
-        "dead_letters": view.dead_letters,
-        "dead_letters_all_counted": view.counted,
+        "endpoint": status.name,
+        "shard": shard.name,
+        "address": shard.address,
+        "configured": status.configured,
+        "state": status.state,
+        "url": endpoint and endpoints.shown_url(endpoint),
+        "tenants": endpoint and endpoint.tenants,
+        "group_position": status.position,
+        "pending": status.pending,
+        "pending_exact": status.pending_exact,
+        "oldest_pending_seconds": status.oldest_pending_seconds,
+        "paused": status.paused_at_ms is not None,
+        "paused_at": None if status.paused_at_ms is None else rfc3339(status.paused_at_ms),
+        "reason": status.paused_reason,
+        "muted_until": rfc3339(muted) if muted else None,
+        "quiet": status.quiet_seconds > 0,
+        "open_on": status.open_on,
+        "processes": status.processes,
+        "failures": status.failures,
+        "failure": status.failure,
+        "dead_letters": status.dead_letters,
+        "dead_letters_all_counted": status.dead_letters < LETTERS,
     }
 
 
-def _cells(view: EndpointView) -> list[object]:
-    letters = f"{view.dead_letters}{'' if view.counted else ' or more'}"
-    asked = [] if view.settings is None else view.settings.tenants
-    if view.settings is None:
-        state = Cell("not in the configuration", "yellow")
-    elif view.state.paused:
-        state = Cell(f"paused {_since(view.state)}", "red")
-    elif view.quiet:
-        state = Cell(f"quiet until {rfc3339(view.state.muted_until)}", "yellow")
-    else:
-        state = Cell("open", "green")
+def _cells(shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | None) -> list[object]:
+    tenants = [] if endpoint is None else endpoint.tenants
     return [
-        view.name,
-        view.shard,
-        state,
-        view.pending,
-        f"{view.oldest_seconds:.0f}s" if view.pending else "",
-        Cell(letters, "red" if view.dead_letters else ""),
-        "all" if asked is None else ", ".join(asked),
-        view.position or "not made yet",
-        view.url,
+        status.name,
+        shard.name,
+        Cell(_state_text(status), STATE_STYLES[status.state]),
+        f"{'' if status.pending_exact else '~'}{status.pending}",
+        f"{status.oldest_pending_seconds:.0f}s" if status.pending else "",
+        Cell(status.dead_letters, "red" if status.dead_letters else ""),
+        "all" if tenants is None else ", ".join(tenants),
+        status.position or "not made yet",
+        "" if endpoint is None else endpoints.shown_url(endpoint),
     ]
+
+
+def _state_text(status: EndpointStatus) -> str:
+    if status.state == "unknown":
+        return "not in the configuration"
+    if status.paused_at_ms is not None:
+        return f"paused {_since(EndpointState(paused_at=status.paused_at_ms, reason=status.paused_reason))}"
+    if status.state == "failing":
+        return f"failing: {status.failures} in a row, {status.failure}"
+    return f"quiet until {rfc3339(status.muted_until_ms)}" if status.state == "quiet" else status.state
 
 
 def _trial(trial: EndpointTest) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sweeperd.config import DEFAULT_SHARD
 from sweeperd.text import rfc3339
 
 #: The longest that one cell of a table on a terminal may be, characters.
@@ -66,10 +68,14 @@ class Output:
         elif not self.as_json:
             click.echo(printable(text))
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
-        """Rows of values or `Cell`s. Not on a terminal: a line of tab-separated values for each, names first, whole."""
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """
+        Rows of values or `Cell`s. On a terminal values are never cut, and columns without a value are left out; a table
+        that is wider than the terminal becomes a list of records. Elsewhere: tab-separated lines, the names first.
+        """
         if self.terminal:
-            self.console.print(table(columns, rows, title))
+            shown = fitted(columns, list(rows), self.console.width)
+            self.console.print(shown, soft_wrap=isinstance(shown, Text))
             return
         click.echo("\t".join(columns))
         for row in rows:
@@ -90,16 +96,42 @@ class Output:
             raise click.exceptions.Exit(1)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> Table:
-    """The same as a table of rich, for a live display."""
-    made = Table(title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        made.add_column(column, overflow="fold")
-    for row in rows:
-        made.add_row(
-            *(Text(shortened(printable(_value(cell))), cell.style if isinstance(cell, Cell) else "") for cell in row)
-        )
+def fitted(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> RenderableType:
+    """The rows as a table of rich, or as records where they do not fit: an id is never broken across two lines."""
+    said = [number for number, name in enumerate(columns) if not rows or _says_something(name, number, rows)]
+    texts = [[_text(row[number]) for number in said] for row in rows]
+    names = [columns[number] for number in said]
+    needed = sum(max([cell_len(name), *(text[place].cell_len for text in texts)]) for place, name in enumerate(names))
+    if needed + 2 * (len(names) - 1) > width and len(names) > 2:
+        return _records(names, texts)
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    for name in names:
+        made.add_column(name, overflow="fold")
+    for text in texts:
+        made.add_row(*text)
     return made
+
+
+def _says_something(name: str, number: int, rows: Sequence[Sequence[object]]) -> bool:
+    """Whether a column has a value; that of shards, whether there is more than the default one."""
+    values = {str(_value(row[number])) for row in rows}
+    return values not in ({""}, {DEFAULT_SHARD} if name == "shard" else {""})
+
+
+def _records(names: Sequence[str], texts: Sequence[Sequence[Text]]) -> Text:
+    longest = max(map(len, names))
+    lines = Text()
+    for text in texts:
+        for name, value in zip(names, text, strict=True):
+            if value.plain:
+                lines.append(f"{name:{longest}}  ", "bold").append_text(value).append("\n")
+        lines.append("\n")
+    lines.rstrip()
+    return lines
+
+
+def _text(cell: object) -> Text:
+    return Text(printable(_value(cell)), cell.style if isinstance(cell, Cell) else "")
 
 
 def _value(cell: object) -> object:

@@ -13,9 +13,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
-from sweeperd.cli.output import Cell, Output, printable, table, timestamp
+from sweeperd.cli.output import Cell, Output, fitted, printable, timestamp
+from sweeperd.cli.troubles import warn
 from sweeperd.config import Settings
-from sweeperd.ops.status import EndpointStatus, ShardStatus, read_all
+from sweeperd.ops.endpoint_status import EndpointStatus
+from sweeperd.ops.presence import WARNING
+from sweeperd.ops.status import ShardStatus, read_all
+from sweeperd.ops.status_report import last_walk_as_dict
 from sweeperd.store.shard import Shard
 from sweeperd.text import span
 
@@ -50,8 +54,9 @@ def command(options: Options, watch: bool, interval: float, shard: str | None, a
     What is due, overdue and set aside on each shard, who swept last, and what each endpoint waits for.
 
     due: the deadline has passed, by the index. in grace: a late commit is still accepted, so the sweep leaves it.
-    overdue: all others, which the next tick takes. Where more than 200 entries are due, the last two are estimates from
-    200 of them, marked with ~. a second: over the last minute or two.
+    overdue: the rest, which the next tick takes. Where more than 200 entries are due, the last two are estimates from
+    200 of them, marked with ~. a second: expiries, over the last minute or the last 2,000 of them. pending: events
+    that are to be sent; beyond 10,000 an estimate, marked with ~.
 
     Exit code 1 where a shard cannot be reached.
     """
@@ -84,7 +89,7 @@ def _readings(settings: Settings, shards: Sequence[Shard], interval: float | Non
 def _watch(output: Output, readings: Iterator[list[ShardStatus]]) -> None:
     with Live(console=output.console, auto_refresh=False, screen=True) as screen:
         for statuses in readings:
-            screen.update(_picture(statuses), refresh=True)
+            screen.update(_picture(statuses, output.console.width), refresh=True)
 
 
 def _tables(statuses: Sequence[ShardStatus]) -> list[tuple[Sequence[str], list[Sequence[object]]]]:
@@ -97,9 +102,10 @@ def _tables(statuses: Sequence[ShardStatus]) -> list[tuple[Sequence[str], list[S
     return [(columns, rows) for columns, rows in tables if rows]
 
 
-def _picture(statuses: Sequence[ShardStatus]) -> RenderableType:
-    tables = [Padding(table(columns, rows), (0, 0, 1, 0)) for columns, rows in _tables(statuses)]
-    return Group(*tables, *(Text(printable(line), "red") for line in _troubles(statuses)))
+def _picture(statuses: Sequence[ShardStatus], width: int) -> RenderableType:
+    tables = [Padding(fitted(columns, rows, width), (0, 0, 1, 0)) for columns, rows in _tables(statuses)]
+    notes = [Text(printable(line), "yellow") for line in _notes(statuses)]
+    return Group(*tables, *notes, *(Text(printable(line), "red") for line in _troubles(statuses)))
 
 
 def _show(output: Output, statuses: Sequence[ShardStatus]) -> None:
@@ -110,6 +116,8 @@ def _show(output: Output, statuses: Sequence[ShardStatus]) -> None:
         if number:
             output.say("")
         output.table(columns, rows)
+    for note in _notes(statuses):
+        warn(note)
 
 
 def _shard_row(status: ShardStatus) -> Sequence[object]:
@@ -129,11 +137,11 @@ def _shard_row(status: ShardStatus) -> Sequence[object]:
 
 
 def _sweep_row(status: ShardStatus) -> Sequence[object]:
-    tick, age, rate = status.tick, status.tick_age_seconds, status.rate
-    if tick is None or age is None or rate is None:
+    tick, age, rate = status.tick, status.tick_age_seconds, f"{status.rate.per_second:.1f}"
+    if tick is None or age is None:
         return status.name, Cell("never" if status.reachable else None, "yellow"), *[None] * 4, status.sweeping
     took = f"{tick.seconds:.3f} s{'' if tick.complete else ', cut short'}"
-    return status.name, f"{span(age)} ago", tick.by, took, tick.expired, f"{rate:.1f}", status.sweeping
+    return status.name, f"{span(age)} ago", tick.by, took, tick.expired, rate, status.sweeping
 
 
 def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:
@@ -142,7 +150,7 @@ def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:
             status.name,
             endpoint.name,
             Cell(endpoint.state, _STYLES[endpoint.state]),
-            endpoint.pending,
+            f"{'' if endpoint.pending_exact else '~'}{endpoint.pending}",
             span(endpoint.oldest_pending_seconds) if endpoint.pending else None,
             Cell(endpoint.dead_letters, "red" if endpoint.dead_letters else ""),
             _about(status, endpoint),
@@ -158,8 +166,23 @@ def _about(status: ShardStatus, endpoint: EndpointStatus) -> str:
     if endpoint.paused_at_ms is not None:
         return f"{endpoint.paused_reason}, {span((status.now_ms - endpoint.paused_at_ms) / 1000)} ago"
     if endpoint.circuit_open:
-        return f"{endpoint.failures} failures in a row: {endpoint.failure}"
+        where = f"open on {endpoint.open_on} of {endpoint.processes}"
+        return f"circuit {where}, {endpoint.failures} failures in a row: {endpoint.failure}"
     return f"asked for quiet for {span(endpoint.quiet_seconds)}" if endpoint.quiet_seconds else ""
+
+
+def _notes(statuses: Sequence[ShardStatus]) -> Iterator[str]:
+    """What is worth a line, and no trouble."""
+    for status in statuses:
+        if status.reachable and status.empty:
+            yield f"shard {status.name}: {status.address}: {WARNING}"
+        walk = status.last_walk
+        if walk and (walk.total or walk.foreign_expiries):
+            foreign = {"expired by another sweeper": walk.foreign_expiries} if walk.foreign_expiries else {}
+            found = {fault.value: count for fault, count in walk.found.items() if count} | foreign
+            counts = ", ".join(f"{count} {kind}" for kind, count in found.items())
+            age = span((status.now_ms - walk.finished_at) / 1000)
+            yield f"shard {status.name}: the last walk, {age} ago, found {counts}; see `sweeperd reconcile --last`"
 
 
 def _troubles(statuses: Sequence[ShardStatus]) -> list[str]:
@@ -174,7 +197,9 @@ def _as_dict(status: ShardStatus) -> dict[str, Any]:
     del values["name"], values["error"]
     values["tick"] = values["tick"] and _with_times(values["tick"])
     values["endpoints"] = [_endpoint_as_dict(endpoint) for endpoint in status.endpoints]
-    return shard | values | {"tick_age_seconds": status.tick_age_seconds, "rate": status.rate}
+    values["rate"], values["rate_window_seconds"] = status.rate.per_second, status.rate.window_seconds
+    values["last_walk"] = status.last_walk and last_walk_as_dict(status.last_walk)
+    return shard | values | {"tick_age_seconds": status.tick_age_seconds}
 
 
 def _endpoint_as_dict(endpoint: EndpointStatus) -> dict[str, Any]:

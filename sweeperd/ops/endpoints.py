@@ -4,7 +4,7 @@ import json
 import re
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -13,7 +13,6 @@ from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointState, E
 from sweeperd.delivery.outbox import Outbox, OutboxEntry, Pending
 from sweeperd.delivery.payload import Message, message
 from sweeperd.delivery.sender import Exchange, WebhookClient
-from sweeperd.ops import dead_letters
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, rfc3339
@@ -47,59 +46,6 @@ _OPEN_HEADERS = frozenset(
     }
 )
 _SIGNATURES = frozenset({"webhook-signature", "x-cycles-signature"})
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointView:
-    """One endpoint on one shard. Times are ms on Redis's clock."""
-
-    shard: str
-    name: str
-    #: What the configuration says; None, and no URL, for one that is in it no more but has a group or dead letters.
-    settings: EndpointSettings | None
-    #: The last event that its group was given; None where the group is not made yet.
-    position: str | None
-    #: Events that it has not acknowledged, and since when the oldest has been there.
-    pending: int
-    oldest_seconds: float
-    state: EndpointState
-    #: Whether it is quiet now.
-    quiet: bool
-    dead_letters: int
-    #: False where there are so many that they were not all counted.
-    counted: bool
-
-    @property
-    def url(self) -> str:
-        """Where it is, without credentials; empty where that is not known."""
-        return "" if self.settings is None else shown_url(self.settings)
-
-
-def view(shard: Shard, endpoints: Sequence[EndpointSettings]) -> list[EndpointView]:
-    """All endpoints of one shard: the configured ones, and others that have left something there. Raises RedisError."""
-    now = shard.read_clock()
-    stream, board = Outbox(shard, "operator"), EndpointStateStore(shard)
-    positions = _positions(shard)
-    letters, counted = dead_letters.count(shard)
-    known = {endpoint.name: endpoint for endpoint in endpoints}
-    views = []
-    for name in [*known, *sorted((positions.keys() | letters.keys()) - known.keys())]:
-        backlog, state = stream.backlog(name), board.read(name)
-        views.append(
-            EndpointView(
-                shard.name,
-                name,
-                known.get(name),
-                positions.get(name),
-                backlog.events,
-                backlog.oldest_seconds,
-                state,
-                state.muted_until > now,
-                letters[name],
-                counted,
-            )
-        )
-    return views
 
 
 def pause(shard: Shard, name: str, reason: str) -> EndpointState:
@@ -172,11 +118,6 @@ def _pending(shard: Shard, outbox: Outbox, name: str) -> Iterator[tuple[Pending,
         for pending, rows in zip(page, pipeline.execute(), strict=True):
             yield pending, rows[0][1] if rows else {}
         previous = page[-1].id
-
-
-def _positions(shard: Shard) -> dict[str, str]:
-    groups = streams.groups(shard.client, shard.keys.events)
-    return {decode(name): group["last-delivered-id"].decode() for name, group in groups.items()}
 
 
 # ---- trying one out

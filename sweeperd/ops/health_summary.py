@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sweeperd.config import Settings
-from sweeperd.ops.status import EndpointStatus, ShardStatus
+from sweeperd.ops.endpoint_status import EndpointStatus
+from sweeperd.ops.status import ShardStatus
 from sweeperd.text import span
 
 #: A shard whose last answer is older than this does not answer, seconds. Without a viewer it is read every 15 s or so.

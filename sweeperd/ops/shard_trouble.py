@@ -7,7 +7,7 @@ import redis
 
 from sweeperd.config import DEFAULT_SHARD
 from sweeperd.errors import RedisUnavailable
-from sweeperd.store.errors import describe
+from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.shard import Shard
 
 
@@ -33,6 +33,8 @@ def working_on(shard: Shard) -> Iterator[None]:
         with shard.reaching():
             yield
     except RedisUnavailable as error:
+        if is_refused(error.__cause__):
+            raise ShardTrouble(shard, f"this user of redis lacks a right: {error}") from error
         raise ShardTrouble(shard, f"redis is not available: {error}") from error
     except redis.RedisError as error:  # a key of another type, say
         raise ShardTrouble(shard, f"{shard.address}: {describe(error)}") from error

@@ -1,34 +1,33 @@
 """
 Are we keeping up, is anyone not getting their events, is something set aside?
 
-Everything is read from Redis, so whoever asks gets the answer for all replicas. Reading changes nothing, needs no right
-that the daemon does not have, and costs the same whatever the backlog.
+Everything is read from Redis, so the answer is about all replicas. Reading changes nothing, needs no right that the
+daemon does not have, and its cost does not grow with the backlog.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import redis
 
 from sweeperd.config import Settings, SweepSettings
-from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateStore
-from sweeperd.delivery.outbox import Outbox
 from sweeperd.errors import RedisUnavailable
+from sweeperd.ops import endpoint_status
+from sweeperd.ops.endpoint_status import EndpointStatus, count_dead_letters, read_endpoints
 from sweeperd.ops.explain import explain
+from sweeperd.ops.last_walk import LastWalk, WalkStore
+from sweeperd.ops.presence import is_empty
+from sweeperd.ops.rate import Rate, read_rate
 from sweeperd.store.errors import describe
 from sweeperd.store.lease import holder
-from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Outcome
 from sweeperd.sweep.last_sweep import LastSweep, read_last_sweep
-from sweeperd.text import decode
 
-#: How many due entries are looked into; where there are more, so many of them, evenly spread.
+#: How many due entries are explained; where there are more, so many of them, evenly spread.
 SAMPLE = 200
-#: How many dead letters are looked at, and how many of them in one go.
-LETTERS, LETTERS_PAGE = 10_000, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,39 +53,6 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class EndpointStatus:
-    """One endpoint on one shard."""
-
-    name: str
-    #: False for one that is not in the configuration (any more) and has dead letters.
-    configured: bool = True
-    #: Events that it has not acknowledged, and since when the oldest of them has been there.
-    pending: int = 0
-    oldest_pending_seconds: float = 0.0
-    #: Since when it is paused, ms on Redis's clock, and why.
-    paused_at_ms: int | None = None
-    paused_reason: str = ""
-    #: For how long the receiver asked to be left alone, seconds from now.
-    quiet_seconds: float = 0.0
-    #: Whether a process holds its events back because hand-overs fail, how many failed in a row, and the last reason.
-    circuit_open: bool = False
-    failures: int = 0
-    failure: str = ""
-    dead_letters: int = 0
-
-    @property
-    def state(self) -> str:
-        """`paused`, `failing` (its circuit is open), `quiet`, `open`; `unknown` to the configuration."""
-        if not self.configured:
-            return "unknown"
-        if self.paused_at_ms is not None:
-            return "paused"
-        if self.circuit_open:
-            return "failing"
-        return "quiet" if self.quiet_seconds else "open"
-
-
-@dataclass(frozen=True, slots=True)
 class ShardStatus:
     """One shard. Where `error` is not empty, Redis did not answer, and all else says nothing."""
 
@@ -106,6 +72,12 @@ class ShardStatus:
     #: All dead letters; those of each endpoint are counted up to LETTERS, from the oldest on.
     dead_letters: int = 0
     dead_letters_counted: bool = True
+    #: How fast entries expire.
+    rate: Rate = field(default_factory=Rate)
+    #: The last complete walk over all reservations; None before the first.
+    last_walk: LastWalk | None = None
+    #: Whether there is no key that sweeperd works on: perhaps the database or the prefix is wrong.
+    empty: bool = False
 
     @property
     def reachable(self) -> bool:
@@ -116,14 +88,6 @@ class ShardStatus:
     def tick_age_seconds(self) -> float | None:
         """Since the last tick ended."""
         return None if self.tick is None else max(0.0, (self.now_ms - self.tick.at_ms) / 1000)
-
-    @property
-    def rate(self) -> float | None:
-        """
-        How many expired a second, over the last one to two minutes. For any other span take two readings of
-        `tick.expired` and the `now_ms` beside them.
-        """
-        return None if self.tick is None else self.tick.rate(self.now_ms)
 
 
 def read_status(settings: Settings, shard: Shard, sample: int = SAMPLE) -> ShardStatus:
@@ -154,7 +118,7 @@ def _read(settings: Settings, shard: Shard, sample: int) -> ShardStatus:
     pipeline.zcard(keys.quarantine)
     pipeline.xlen(keys.dead_letters)
     due, quarantined, dead_letters = pipeline.execute()
-    by_endpoint = _dead_letters(shard) if dead_letters else Counter()
+    by_endpoint = count_dead_letters(shard) if dead_letters else Counter[str]()
     return ShardStatus(
         shard.name,
         shard.address,
@@ -163,9 +127,12 @@ def _read(settings: Settings, shard: Shard, sample: int) -> ShardStatus:
         quarantined=quarantined,
         tick=read_last_sweep(shard),
         sweeping=holder(shard, "sweep"),
-        endpoints=_endpoints(settings, shard, now, by_endpoint),
+        endpoints=read_endpoints(shard, settings.consumers, now, by_endpoint),
         dead_letters=dead_letters,
-        dead_letters_counted=dead_letters <= LETTERS,
+        dead_letters_counted=dead_letters <= endpoint_status.LETTERS,
+        rate=read_rate(shard, now),
+        last_walk=WalkStore(shard).last(),
+        empty=not due and is_empty(shard, settings),
     )
 
 
@@ -202,43 +169,3 @@ def _spread(shard: Shard, due: int, sample: int) -> list[tuple[bytes, float]]:
         rank = number * (due - 1) // max(1, sample - 1)
         pipeline.zrange(index, rank, rank, withscores=True)
     return [entry for found in pipeline.execute() for entry in found]
-
-
-def _dead_letters(shard: Shard) -> Counter[str]:
-    """How many each endpoint has, of the oldest LETTERS."""
-    script, counts, first = Script("ops/letters"), Counter[str](), b"-"
-    for _ in range(0, LETTERS, LETTERS_PAGE):
-        reply = script.run(shard.client, Call([shard.keys.dead_letters], [first, LETTERS_PAGE]))
-        if not reply:
-            break
-        first = b"(" + reply[0]
-        for endpoint, count in zip(reply[1::2], reply[2::2], strict=True):
-            counts[decode(endpoint)] += count
-        if sum(reply[2::2]) < LETTERS_PAGE:
-            break
-    return counts
-
-
-def _endpoints(settings: Settings, shard: Shard, now: int, dead_letters: Counter[str]) -> tuple[EndpointStatus, ...]:
-    stream, board, circuits = Outbox(shard, "operator"), EndpointStateStore(shard), CircuitStateStore(shard)
-    found = []
-    for endpoint in settings.consumers:
-        name = endpoint.name
-        backlog, state, circuit = stream.backlog(name), board.read(name), circuits.read(name)
-        found.append(
-            EndpointStatus(
-                name,
-                pending=backlog.events,
-                oldest_pending_seconds=backlog.oldest_seconds,
-                paused_at_ms=state.paused_at,
-                paused_reason=state.reason,
-                quiet_seconds=max(0.0, (state.muted_until - now) / 1000),
-                circuit_open=circuit.open,
-                failures=circuit.failures,
-                failure=circuit.reason,
-                dead_letters=dead_letters[name],
-            )
-        )
-    known = {endpoint.name for endpoint in found}
-    others = sorted(dead_letters.keys() - known)
-    return (*found, *(EndpointStatus(name, configured=False, dead_letters=dead_letters[name]) for name in others))

@@ -23,8 +23,8 @@ class StatusSample:
     at: float
     overdue: int | None = None
     quarantined: int | None = None
-    #: How many have expired in all, and when this was read, ms on Redis's clock.
-    expired: int | None = None
+    #: Expiries per second, as `ops.rate` has them, and when this was read, ms on Redis's clock.
+    rate: float | None = None
     now_ms: int = 0
     #: Endpoint -> events that wait.
     pending: Mapping[str, int] | None = None
@@ -95,7 +95,7 @@ def _sample(at: float, status: ShardStatus) -> StatusSample:
         at,
         status.due.overdue,
         status.quarantined,
-        status.tick.expired if status.tick else None,
+        status.rate.per_second,
         status.now_ms,
         {endpoint.name: endpoint.pending for endpoint in status.endpoints if endpoint.configured},
     )

@@ -6,17 +6,18 @@ from urllib.parse import urlsplit
 
 from sweeperd import __version__
 from sweeperd.config import Settings
+from sweeperd.ops.endpoint_status import EndpointStatus
 from sweeperd.ops.health_summary import STALE, ShardView, summarize_health
-from sweeperd.ops.status import EndpointStatus, ShardStatus
+from sweeperd.ops.last_walk import LastWalk
+from sweeperd.ops.status import ShardStatus
 from sweeperd.ops.status_history import StatusSample
 from sweeperd.store.process import process_name
+from sweeperd.text import rfc3339
 
 #: The longest text that is shown, characters.
 TEXT = 200
 #: How many endpoints that are not configured are listed: their names come from the dead letters.
 UNKNOWN = 10
-#: Ticks count when they end, so a rate over a shorter time than this says more of their rhythm than of the rate, ms.
-SPAN_MS = 5000
 
 
 def status_report(
@@ -51,7 +52,7 @@ def _shard(settings: Settings, view: ShardView, samples: Sequence[StatusSample],
         "history": {
             "seconds_ago": [round(now - sample.at, 1) for sample in samples],
             "overdue": [sample.overdue for sample in samples],
-            "expired_per_second": _rates(samples),
+            "expired_per_second": [sample.rate for sample in samples],
             "quarantined": [sample.quarantined for sample in samples],
         },
     }
@@ -70,7 +71,10 @@ def _status(settings: Settings, status: ShardStatus, samples: Sequence[StatusSam
         "quarantined": status.quarantined,
         "dead_letters": status.dead_letters,
         "sweeping": _text(status.sweeping),
-        "rate": status.rate,
+        "rate": status.rate.per_second,
+        "rate_window_seconds": status.rate.window_seconds,
+        "last_walk": None if status.last_walk is None else last_walk_as_dict(status.last_walk),
+        "empty": status.empty,
         "tick": None
         if tick is None
         else {
@@ -88,6 +92,16 @@ def _status(settings: Settings, status: ShardStatus, samples: Sequence[StatusSam
     }
 
 
+def last_walk_as_dict(walk: LastWalk) -> dict[str, Any]:
+    """The last walk, for the page and for `status`."""
+    return {
+        "finished_at": rfc3339(walk.finished_at),
+        "findings": walk.total,
+        "found": {fault.value: count for fault, count in walk.found.items()},
+        "foreign_expiries": walk.foreign_expiries,
+    }
+
+
 def _endpoint(
     status: ShardStatus, endpoint: EndpointStatus, place: str, samples: Sequence[StatusSample]
 ) -> dict[str, Any]:
@@ -97,6 +111,7 @@ def _endpoint(
         "place": place,
         "state": endpoint.state,
         "pending": endpoint.pending,
+        "pending_exact": endpoint.pending_exact,
         "oldest_pending_seconds": round(endpoint.oldest_pending_seconds, 1),
         "paused_seconds": None if paused_at is None else max(0, status.now_ms - paused_at) // 1000,
         "quiet_seconds": round(endpoint.quiet_seconds),
@@ -105,25 +120,6 @@ def _endpoint(
         "dead_letters": endpoint.dead_letters,
         "history": [(sample.pending or {}).get(endpoint.name) for sample in samples] if endpoint.configured else [],
     }
-
-
-def _rates(samples: Sequence[StatusSample]) -> list[float | None]:
-    """Expiries per second since the previous known sample; None where that is not known."""
-    rates: list[float | None] = []
-    before: StatusSample | None = None
-    for sample in samples:
-        rates.append(None if before is None else _rate(before, sample))
-        if sample.expired is not None:
-            before = sample
-    return rates
-
-
-def _rate(before: StatusSample, after: StatusSample) -> float | None:
-    elapsed = after.now_ms - before.now_ms
-    if before.expired is None or after.expired is None or elapsed < SPAN_MS:
-        return None
-    # Who has counted less than before has begun anew: another Redis, or one that was emptied.
-    return round(1000 * (after.expired - before.expired) / elapsed, 2) if after.expired >= before.expired else None
 
 
 def _place(url: str) -> str:

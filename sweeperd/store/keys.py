@@ -81,6 +81,16 @@ class Keys:
         """HASH: `last`: when the daemon's last walk ended and what it counted, `report`: all that it told; JSON."""
         return self.prefix + b"sweeperd:reconcile"
 
+    @property
+    def actions(self) -> bytes:
+        """STREAM, bounded: what operators did."""
+        return self.prefix + b"sweeperd:actions"
+
+    @property
+    def action_counts(self) -> bytes:
+        """HASH: action of operators -> how often it was done."""
+        return self.prefix + b"sweeperd:action-counts"
+
     def lease(self, job: str) -> bytes:
         """STRING: the token of the process that does this job now."""
         return self.prefix + b"sweeperd:lease:" + job.encode()

@@ -7,6 +7,8 @@ import redis
 from sweeperd.ops.check.findings import CheckResult, failure, ok, warning
 from sweeperd.ops.check.rights import TRIAL_NAME, for_walks, needed, refused
 from sweeperd.ops.check.subject import Subject
+from sweeperd.ops.last_walk import WalkStore
+from sweeperd.ops.presence import WARNING, is_empty
 from sweeperd.store.errors import REFUSED, describe
 from sweeperd.store.scripts import Call, Script, script_names, source
 
@@ -62,6 +64,27 @@ def scripts(subject: Subject) -> CheckResult:
     if problems:
         return failure("; ".join(problems), "let this user run EVAL and EVALSHA on all keys of the shard")
     return ok(f"{len(names)} load")
+
+
+def presence(subject: Subject) -> CheckResult:
+    """Whether there is any key that sweeperd works on."""
+    if is_empty(subject.shard, subject.settings):
+        return warning(WARNING, "compare redis.url and keys.prefix with those of the service that writes reservations")
+    return ok("there are reservations, budgets, index entries or events")
+
+
+def foreign_expiries(subject: Subject) -> CheckResult:
+    """Whether the last walk found reservations that another sweeper expired."""
+    try:
+        walk = WalkStore(subject.shard).last()
+    except redis.ResponseError:  # of another type, see there
+        walk = None
+    if walk is None:
+        return ok("not known before the first walk over all reservations")
+    if walk.foreign_expiries:
+        says = f"{walk.foreign_expiries} reservations are EXPIRED without an event of sweeperd: another sweeper runs"
+        return warning(says, "`sweeperd reconcile` names them; let one service alone expire reservations")
+    return ok("none in the last walk over all reservations")
 
 
 def rights(subject: Subject) -> CheckResult:

@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-import redis
-
 from sweeperd.config import Settings
 from sweeperd.ops.check.subject import Subject
-from sweeperd.store.errors import REFUSED
+from sweeperd.store.errors import is_refused
 from sweeperd.store.shard import Shard
 
 #: No reservation has this id, and no group or member this name: commands are tried on it.
@@ -53,7 +51,10 @@ def needed(subject: Subject) -> list[TrialCommand]:
         ("XADD", dead, "none", "a", "b"),
         ("XLEN", dead),
         ("XRANGE", events, "0-1", "0-1"),
+        ("XREVRANGE", events, "0-1", "0-1"),
         ("XTRIM", events, "MAXLEN", "none"),
+        ("XADD", keys.actions, "none", "a", "b"),
+        ("HSET", keys.action_counts, "a", "b", "c"),
         ("XINFO", "STREAM", events),
         ("XINFO", "GROUPS", events),
     ]
@@ -93,12 +94,8 @@ def refused(shard: Shard, tried: Sequence[TrialCommand]) -> list[str]:
     for trial in tried:
         pipeline.execute_command(*trial)
     replies = pipeline.execute(raise_on_error=False)
-    found = [_description(trial) for trial, reply in zip(tried, replies, strict=True) if _is_refusal(reply)]
+    found = [_description(trial) for trial, reply in zip(tried, replies, strict=True) if is_refused(reply)]
     return list(dict.fromkeys(found))
-
-
-def _is_refusal(reply: object) -> bool:
-    return isinstance(reply, REFUSED) or (isinstance(reply, redis.ResponseError) and "NOPERM" in str(reply))
 
 
 def _description(trial: TrialCommand) -> str:

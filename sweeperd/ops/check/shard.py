@@ -26,6 +26,8 @@ CHECKS: Mapping[str, Callable[[Subject], CheckResult]] = {
     "rights": data.rights,
     "scripts": data.scripts,
     "key types": data.key_types,
+    "keys": data.presence,
+    "other sweepers": data.foreign_expiries,
     "clock": server.clock,
 }
 

@@ -43,7 +43,7 @@ do
       if server.call('EXISTS', key) == 1 and last_id(key) == LAST_ID then
         return {err = FULL_STREAM}
       end
-      return '0-1'
+      return '(id of the event)'
     end,
     -- Hashes that the script has read before it writes to them.
     HSET = function()

@@ -47,11 +47,18 @@ def test_list_before_anything_was_delivered(invoke: Run) -> None:
     assert rows["billing"] == {
         "endpoint": "billing",
         "shard": "default",
+        "address": rows["billing"]["address"],
         "configured": True,
+        "state": "open",
         "url": "https://billing.example.com:8443/hook?…",
         "tenants": None,
         "group_position": None,
         "pending": 0,
+        "pending_exact": True,
+        "open_on": 0,
+        "processes": 0,
+        "failures": 0,
+        "failure": "",
         "oldest_pending_seconds": 0.0,
         "paused": False,
         "paused_at": None,
@@ -92,8 +99,8 @@ def test_list_tells_what_waits_and_why(
     assert table["old"]["state"] == "not in the configuration"
     assert table["audit"]["tenants"] == "acme, globex"
     assert "hush" not in result.output + json.dumps(rows)
-    monkeypatch.setattr(dead_letters, "COUNT_LIMIT", 1)
-    assert "1 or more" in invoke("endpoints", "list", endpoints=ENDPOINTS).stdout
+    monkeypatch.setattr("sweeperd.cli.endpoints.LETTERS", 1)
+    assert not listed(invoke)["billing"]["dead_letters_all_counted"]
 
 
 def test_what_stands_on_the_board_and_cannot_be_read(invoke: Run, client: redis.Redis) -> None:

@@ -36,7 +36,12 @@ def test_what_it_says_that_would_be_written_is_what_is_written(case: str, client
         return world.snapshot()
 
     def content() -> Snapshot:
-        return world.snapshot() | {world.keys.events: [fields for _, fields in world.events()]}
+        """All but the id of the event, which is not known before the event is written."""
+        found = world.snapshot() | {world.keys.events: [fields for _, fields in world.events()]}
+        row = found.get(world.keys.reservation(RID))
+        if isinstance(row, dict):
+            row.pop(b"expired_event", None)
+        return found
 
     before = fresh()
     reply, writes = frozen(NOW, "ops/explain").run(client, world.call())

@@ -8,7 +8,10 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.delivery.endpoint_state import CircuitNote
-from sweeperd.ops.status import Due, EndpointStatus, ShardStatus, read_all, read_status
+from sweeperd.ops import endpoint_status, rate
+from sweeperd.ops.endpoint_status import EndpointStatus
+from sweeperd.ops.rate import Rate, read_rate
+from sweeperd.ops.status import Due, ShardStatus, read_all, read_status
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.shard import Shard, open_shards
 from tests.support.acl import limited
@@ -28,7 +31,8 @@ def the_endpoint(status: ShardStatus, name: str) -> EndpointStatus:
 def test_an_empty_shard(shard: Shard) -> None:
     status = read_status(settings("billing"), shard)
     assert (status.reachable, status.due, status.quarantined, status.tick) == (True, Due(), 0, None)
-    assert (status.rate, status.tick_age_seconds, status.sweeping, status.dead_letters) == (None, None, "", 0)
+    assert (status.rate, status.tick_age_seconds, status.sweeping, status.dead_letters) == (Rate(), None, "", 0)
+    assert (status.empty, status.last_walk) == (True, None)
     assert status.endpoints == (EndpointStatus("billing"),)
     assert status.endpoints[0].state == "open"
 
@@ -91,7 +95,7 @@ def test_quarantine_and_dead_letters_are_counted(shard: Shard, client: redis.Red
 def test_dead_letters_are_counted_up_to_a_limit(
     shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sweeperd.ops.status.LETTERS", 1000)
+    monkeypatch.setattr("sweeperd.ops.endpoint_status.LETTERS", 1000)
     for _ in range(1100):
         client.xadd("sweeperd:dead-letters", {"endpoint": "billing"})
     status = read_status(settings("billing"), shard)
@@ -153,12 +157,12 @@ def test_a_circuit_is_told_of_while_it_is_open(server: Server, client: redis.Red
             assert failing.failure == "HTTP 500"
             assert failing.pending == 8
             receiver.behaviour = lambda *_: Answer(200)
-            eventually(lambda: read_status(asked, shard).endpoints == (EndpointStatus("billing"),))
+            eventually(lambda: [e for e in read_status(asked, shard).endpoints if e.state == "open" and not e.pending])
             assert running.metric("sweeperd_webhook_pending_events", endpoint="billing") >= 0
             status = read_status(asked, shard)
             assert status.tick is not None
             assert status.tick.expired == 8
-            assert status.rate is not None
+            assert status.rate.per_second == pytest.approx(8 / 60, abs=0.01)
             assert status.tick_age_seconds is not None
             assert status.tick_age_seconds < 20
             assert running.terminate() == 0
@@ -185,3 +189,63 @@ def test_it_needs_no_right_that_the_daemon_does_not_have(server: Server, client:
         status = read_status(settings("billing"), shard)
         shard.close()
     assert (status.error, status.due.overdue, status.dead_letters) == ("", 1, 1)
+
+
+def test_pending_counts_only_what_will_be_sent(shard: Shard, client: redis.Redis) -> None:
+    """Neither events of tenants that it does not ask for, nor replays for another endpoint."""
+    for number in range(30):
+        tenant = ("acme", "globex", "initech")[number % 3]
+        client.xadd("sweeperd:events", {"id": str(number), "tenant": tenant})
+    client.xadd("sweeperd:events", {"id": "again", "tenant": "acme", "only_for": "some"})
+    for group in ("all", "some"):
+        client.xgroup_create("sweeperd:events", group, id="0")
+    client.xreadgroup("some", "me", {"sweeperd:events": ">"}, count=1)
+    endpoints = [{"name": "all", "url": "http://a/"}, {"name": "some", "url": "http://a/", "tenants": ["acme"]}]
+    status = read_status(Settings.model_validate({"webhooks": {"endpoints": endpoints}}), shard)
+    assert [(each.name, each.pending, each.pending_exact) for each in status.endpoints] == [
+        ("all", 30, True),
+        ("some", 11, True),
+    ]
+
+
+def test_pending_beyond_the_limit_is_an_estimate(
+    shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint_status, "EXACT", 100)
+    for number in range(400):
+        client.xadd("sweeperd:events", {"id": str(number), "tenant": "acme" if number % 2 else "globex"})
+    client.xgroup_create("sweeperd:events", "some", id="0")
+    client.xreadgroup("some", "me", {"sweeperd:events": ">"}, count=1)
+    endpoints = [{"name": "some", "url": "http://a/", "tenants": ["acme"]}]
+    (status,) = read_status(Settings.model_validate({"webhooks": {"endpoints": endpoints}}), shard).endpoints
+    counted = "lag" in client.xinfo_groups("sweeperd:events")[0]
+    assert (status.pending, status.pending_exact) == ((200, False) if counted else (51, False))
+
+
+def test_a_rate_is_right_during_a_drain_and_after_it(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+    for number in range(120):
+        client.xadd("sweeperd:events", {"id": str(number)}, id=f"{now - 30_000 + number}-0")
+    client.xadd("sweeperd:events", {"id": "again", "only_for": "billing"}, id=f"{now - 10}-0")
+    assert read_rate(shard, now) == Rate(2.0, 60.0)
+    assert read_rate(shard, now + 120_000) == Rate(0.0, 60.0)
+
+
+def test_the_window_is_shorter_where_much_happens(
+    shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rate, "COUNTED", 50)
+    now = server_time(client)
+    for number in range(200):
+        client.xadd("sweeperd:events", {"id": str(number)}, id=f"{now - 2_000 + 10 * number}-0")
+    found = read_rate(shard, now)
+    assert (found.window_seconds, found.per_second) == (0.5, 100.0)
+
+
+def test_an_empty_database_is_noticed(shard: Shard, client: redis.Redis) -> None:
+    assert read_status(settings(), shard).empty
+    client.set("something else", 1)
+    assert read_status(settings(), shard).empty
+    reserve(client, ["ended"])
+    client.delete("reservation:ttl")
+    assert not read_status(settings(), shard).empty

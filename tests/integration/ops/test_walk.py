@@ -180,13 +180,20 @@ def test_a_broken_system_is_found_explained_and_mended(
 
 
 def test_the_rights_that_an_operator_needs_besides(server: Server, client: redis.Redis, sweeperd: Sweeperd) -> None:
-    """Those of deploy/redis/sweeperd.acl, and the five commands that the README names."""
+    """Those of deploy/redis/sweeperd.acl, and five commands; without them the message names the right."""
     reserve(client, ["a", "b", "c"])
     for rid in ("b", "c"):
         client.hset(f"reservation:res_{rid}", "state", "LIMBO")
     assert sweeperd("--once", "--json").code == 0
     client.hset("reservation:res_b", "state", "ACTIVE")
     with limited(server, client) as url:
+        refused = sweeperd("show", "a", url=url)
+        assert (refused.code, "lacks a right" in refused.err, "pttl" in refused.err or "type" in refused.err) == (
+            1,
+            True,
+            True,
+        )
+        client.acl_log_reset()
         client.execute_command("ACL", "SETUSER", "sweeperd", "+hgetall", "+hdel", "+pttl", "+type", "+zscore")
         for arguments in (
             ["status"],

@@ -8,8 +8,9 @@ from typing import Any
 
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
+from sweeperd.ops.endpoint_status import EndpointStatus
 from sweeperd.ops.health_summary import ShardView
-from sweeperd.ops.status import Due, EndpointStatus, ShardStatus
+from sweeperd.ops.status import Due, ShardStatus
 from sweeperd.ops.status_history import StatusSample
 from sweeperd.ops.status_report import status_report
 from sweeperd.sweep.last_sweep import LastSweep
@@ -69,10 +70,9 @@ def hour(
     outage: tuple[float, float] = (0, 0),
 ) -> list[StatusSample]:
     """Samples of an hour, each value by its minute (0 to 60); none while Redis was away."""
-    now, expired, samples = time.monotonic(), 60_000.0, []
+    now, samples = time.monotonic(), []
     for number in range(SAMPLES):
         minute = number / 4
-        expired += 15 * rate(minute)
         waits = {name: int(by_minute(minute)) for name, by_minute in pending.items()}
         ago = 15 * (SAMPLES - 1 - number) + 2
         if outage[0] < minute < outage[1]:
@@ -80,7 +80,12 @@ def hour(
             continue
         samples.append(
             StatusSample(
-                now - ago, int(overdue(minute)), int(quarantined(minute)), int(expired), NOW_MS - ago * 1000, waits
+                now - ago,
+                int(overdue(minute)),
+                int(quarantined(minute)),
+                round(rate(minute), 2),
+                NOW_MS - ago * 1000,
+                waits,
             )
         )
     return samples

@@ -1,11 +1,14 @@
 """What the subcommands print, and to whom."""
 
+import io
 import json
 
 import click
 import pytest
+from rich.console import Console
+from rich.text import Text
 
-from sweeperd.cli.output import Cell, Output, printable, shortened, table
+from sweeperd.cli.output import Cell, Output, fitted, printable, shortened
 
 
 @pytest.mark.parametrize(
@@ -45,8 +48,36 @@ def test_json_is_the_only_thing_on_standard_output(capsys: pytest.CaptureFixture
 
 
 def test_markup_in_a_cell_is_text() -> None:
-    (column,) = table(["tenant"], [["[bold]acme[/bold]"]]).columns
-    assert [str(cell) for cell in column.cells] == ["[bold]acme[/bold]"]
+    assert printed(["tenant"], [["[bold]acme[/bold]"]]) == ["tenant", "[bold]acme[/bold]"]
+
+
+def printed(columns: list[str], rows: list[list[object]], width: int = 80) -> list[str]:
+    """The lines on a terminal of this width."""
+    console = Console(width=width, file=io.StringIO(), markup=False)
+    shown = fitted(columns, rows, width)
+    with console.capture() as capture:
+        console.print(shown, soft_wrap=isinstance(shown, Text))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    rows: list[list[object]] = [["default", "a", None, 1], ["default", "b", "", 0]]
+    assert printed(["shard", "id", "group", "held"], rows) == ["id  held", "a   1", "b   0"]
+    rows[1][0] = "eu"
+    assert printed(["shard", "id", "group", "held"], rows)[0] == "shard    id  held"
+
+
+def test_a_table_that_is_too_wide_becomes_records_and_no_id_is_broken() -> None:
+    long = "evt_" + "x" * 100
+    lines = printed(["id", "reason", "state"], [[long, "RESERVED_UNDERFLOW", "ACTIVE"], ["short", "", "ACTIVE"]])
+    first = [f"id      {long}", "reason  RESERVED_UNDERFLOW", "state   ACTIVE"]
+    assert lines == [*first, "", "id      short", "state   ACTIVE"]
+
+
+def test_a_value_wraps_and_is_never_cut() -> None:
+    lines = printed(["event", ""], [["metadata", "x" * 500]])
+    assert "".join(lines).count("x") == 500
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("as_json", [False, True])

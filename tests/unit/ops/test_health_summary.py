@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from sweeperd.config import Settings
+from sweeperd.ops.endpoint_status import EndpointStatus
 from sweeperd.ops.health_summary import DETAILS, HealthLevel, ShardView, summarize_health
-from sweeperd.ops.status import Due, EndpointStatus, ShardStatus
+from sweeperd.ops.status import Due, ShardStatus
 from sweeperd.sweep.last_sweep import LastSweep
 
 NOW = 1_795_000_000_000

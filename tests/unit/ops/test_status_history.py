@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from sweeperd.ops import status_history as lookout
-from sweeperd.ops.status import Due, EndpointStatus, ShardStatus
+from sweeperd.ops.endpoint_status import EndpointStatus
+from sweeperd.ops.status import Due, ShardStatus
 from sweeperd.ops.status_history import REMEMBERED, SAMPLE_EVERY, WATCHED_FOR, StatusHistory
 from sweeperd.sweep.last_sweep import LastSweep
 

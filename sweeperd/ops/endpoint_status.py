@@ -1,0 +1,151 @@
+"""The state and the backlog of each endpoint of a shard, for `status` and `endpoints list`."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from sweeperd.config import EndpointSettings
+from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateStore
+from sweeperd.delivery.outbox import OutboxEntry
+from sweeperd.delivery.subscription import Subscription
+from sweeperd.store import streams
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Shard
+from sweeperd.text import decode
+
+#: How many events that an endpoint has not taken yet are counted one by one; more are estimated from their share.
+EXACT = 10_000
+#: How many dead letters are counted, and how many of them in one call.
+LETTERS, LETTERS_PAGE = 10_000, 500
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStatus:
+    """One endpoint on one shard. Times are ms on Redis's clock."""
+
+    name: str
+    #: False for one that is not in the configuration, and has a group or dead letters.
+    configured: bool = True
+    #: The last event that its group has taken; None where there is no group yet.
+    position: str | None = None
+    #: Events that are to be sent to it. Events that it does not want are left out. Not exact: an estimate.
+    pending: int = 0
+    pending_exact: bool = True
+    #: Age of the oldest event that it has not acknowledged, seconds.
+    oldest_pending_seconds: float = 0.0
+    #: Since when it is paused, and why.
+    paused_at_ms: int | None = None
+    paused_reason: str = ""
+    #: How long nothing is sent because the receiver asked for it, seconds from now, and until when.
+    quiet_seconds: float = 0.0
+    muted_until_ms: int = 0
+    #: Whether a circuit is open, how many deliveries failed in a row, and why the last one did.
+    circuit_open: bool = False
+    #: How many of the processes that deliver to it have an open circuit.
+    open_on: int = 0
+    processes: int = 0
+    failures: int = 0
+    failure: str = ""
+    dead_letters: int = 0
+
+    @property
+    def state(self) -> str:
+        """`paused`, `failing` (its circuit is open), `quiet`, `open`; `unknown` to the configuration."""
+        if not self.configured:
+            return "unknown"
+        if self.paused_at_ms is not None:
+            return "paused"
+        if self.circuit_open:
+            return "failing"
+        return "quiet" if self.quiet_seconds else "open"
+
+
+def read_endpoints(
+    shard: Shard, endpoints: Sequence[EndpointSettings], now: int, dead_letters: Counter[str]
+) -> tuple[EndpointStatus, ...]:
+    """
+    The configured endpoints in their order, then unknown ones that have a group or dead letters. `now` is the shard's
+    clock, ms. Raises redis.RedisError.
+    """
+    groups = {decode(name): info for name, info in streams.groups(shard.client, shard.keys.events).items()}
+    known = {endpoint.name: endpoint for endpoint in endpoints}
+    unknown = sorted((groups.keys() | dead_letters.keys()) - known.keys())
+    return (
+        *(_configured(shard, each, groups.get(name), now, dead_letters[name]) for name, each in known.items()),
+        *(_unknown(shard, name, groups.get(name), now, dead_letters[name]) for name in unknown),
+    )
+
+
+def count_dead_letters(shard: Shard) -> Counter[str]:
+    """How many each endpoint has, among the oldest LETTERS. Raises redis.RedisError."""
+    script, counts, first = Script("ops/letters"), Counter[str](), streams.FIRST
+    for _ in range(0, LETTERS, LETTERS_PAGE):
+        reply = script.run(shard.client, Call([shard.keys.dead_letters], [first, LETTERS_PAGE]))
+        if not reply:
+            break
+        first = streams.after(reply[0])
+        for endpoint, count in zip(reply[1::2], reply[2::2], strict=True):
+            counts[decode(endpoint)] += count
+        if sum(reply[2::2]) < LETTERS_PAGE:
+            break
+    return counts
+
+
+def _configured(
+    shard: Shard, endpoint: EndpointSettings, group: dict[str, Any] | None, now: int, dead_letters: int
+) -> EndpointStatus:
+    name = endpoint.name
+    state, circuit = EndpointStateStore(shard).read(name), CircuitStateStore(shard).read(name)
+    pending, exact, oldest = _pending(shard, group, Subscription(endpoint), now)
+    return EndpointStatus(
+        name,
+        position=_position(group),
+        pending=pending,
+        pending_exact=exact,
+        oldest_pending_seconds=oldest,
+        paused_at_ms=state.paused_at,
+        paused_reason=state.reason,
+        quiet_seconds=max(0.0, (state.muted_until - now) / 1000),
+        muted_until_ms=state.muted_until,
+        circuit_open=circuit.open,
+        open_on=circuit.open_on,
+        processes=circuit.processes,
+        failures=circuit.failures,
+        failure=circuit.reason,
+        dead_letters=dead_letters,
+    )
+
+
+def _unknown(shard: Shard, name: str, group: dict[str, Any] | None, now: int, dead_letters: int) -> EndpointStatus:
+    pending, exact, oldest = _pending(shard, group, None, now)
+    return EndpointStatus(name, False, _position(group), pending, exact, oldest, dead_letters=dead_letters)
+
+
+def _position(group: dict[str, Any] | None) -> str | None:
+    return None if group is None else group["last-delivered-id"].decode()
+
+
+def _pending(
+    shard: Shard, group: dict[str, Any] | None, subscription: Subscription | None, now: int
+) -> tuple[int, bool, float]:
+    """Events to be sent, whether the number is exact, and the age of the oldest, seconds."""
+    if group is None:
+        return 0, True, 0.0
+    taken, first = int(group["pending"]), None
+    seen = wanted = 0
+    start = streams.after(group["last-delivered-id"])
+    for entry, fields in islice(streams.read(shard, shard.keys.events, start), EXACT):
+        seen += 1
+        if subscription is None or subscription.wants(OutboxEntry(entry, 0, fields)):
+            wanted += 1
+            first = first or entry
+    if taken:
+        first = shard.client.xpending(shard.keys.events, group["name"])["min"] or first
+    oldest = 0.0 if first is None else max(0.0, (now - streams.milliseconds(first)) / 1000)
+    if seen < EXACT:
+        return taken + wanted, True, oldest
+    # Redis 6.2 does not count what a group has not taken; there it is at least what was seen.
+    lag = group.get("lag")
+    return taken + wanted * (lag or seen) // seen, bool(lag == seen), oldest

@@ -99,6 +99,12 @@ class Metrics:
             SWEEP,
             registry=registry,
         )
+        self.expiry_spikes = Counter(
+            "sweeperd_expiry_spikes_total",
+            "Times that a tenant's rate of expiries rose above its usual one",
+            ["shard"],
+            registry=registry,
+        )
         self.closed_budgets = Counter(
             "sweeperd_closed_budgets_total",
             "Scopes whose budget was closed before the expiry",
@@ -200,6 +206,7 @@ class Metrics:
         for metric in (self.sweep_duration, self.expiry_lag, self.missing_budgets, self.leases_lost):
             metric.labels(shard, kind)
         self.closed_budgets.labels(shard)
+        self.expiry_spikes.labels(shard)
         self.redis_up.labels(shard)
 
     def announce_reconcile(self, shard: str, kinds: list[str]) -> None:

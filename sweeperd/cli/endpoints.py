@@ -69,7 +69,7 @@ def pause(options: Options, name: str, reason: str, yes: bool, as_json: bool, sh
                 output.say(f"{name} is paused on {one.name} already, {_since(state)}")
                 continue
             with troubles.noted(one):
-                results.append(_result(one, endpoints.pause(one, name, reason), changed=True))
+                results.append(_result(one, endpoints.pause(one, name, reason, settings.announced), changed=True))
                 output.say(f"{name} is paused on {one.name}")
     _end(output, name, results, troubles)
 
@@ -135,8 +135,9 @@ def skip(options: Options, name: str, event: str, yes: bool, as_json: bool, shar
 @click.pass_obj
 def test(options: Options, name: str, as_json: bool, shard: str | None) -> None:
     """
-    Send it one signed event of the type sweeperd.test, once, and show request, answer and timing. It is sent even while
-    the endpoint is paused. A 2xx response closes an open circuit on all processes; nothing else is written to Redis.
+    Send it one signed event of the type system.webhook_test, once, and show request, answer and timing. It is sent even
+    while the endpoint is paused. A 2xx response closes an open circuit on all processes; nothing else is written to
+    Redis.
     """
     output, troubles, trial = Output(as_json=as_json), Troubles(), None
     with options.shards(shard) as (settings, shards):

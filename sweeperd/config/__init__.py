@@ -3,7 +3,11 @@
 from sweeperd.config.loading import CONFIG_PLACES, CONFIG_VARIABLE, load
 from sweeperd.config.settings import (
     DEFAULT_SHARD,
+    DELIVERY_FAILED,
+    EXPIRY_SPIKE,
     RELAY,
+    WEBHOOK_DISABLED,
+    CyclesSettings,
     EndpointSettings,
     Format,
     RedisSettings,
@@ -18,7 +22,11 @@ __all__ = [
     "CONFIG_PLACES",
     "CONFIG_VARIABLE",
     "DEFAULT_SHARD",
+    "DELIVERY_FAILED",
+    "EXPIRY_SPIKE",
     "RELAY",
+    "WEBHOOK_DISABLED",
+    "CyclesSettings",
     "EndpointSettings",
     "Format",
     "RedisSettings",

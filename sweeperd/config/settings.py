@@ -97,6 +97,10 @@ def _host_and_port(listen: str) -> tuple[str, int]:
 
 #: Stands in metrics, in log lines and in the names of consumer groups.
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+#: The types of events that are no expiries. One is made only where an endpoint names it.
+EXPIRY_SPIKE, WEBHOOK_DISABLED = "reservation.expiry_rate_spike", "webhook.disabled"
+DELIVERY_FAILED = "system.webhook_delivery_failed"
+ANNOUNCED = frozenset({EXPIRY_SPIKE, WEBHOOK_DISABLED, DELIVERY_FAILED})
 #: An event type (`reservation.expired`) or a category (`reservation`).
 EventName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)*$")]
 #: A scope, or the beginning of scopes with `*` at its end.
@@ -248,6 +252,8 @@ class CyclesSettings(Section):
     """Beside the services of a Cycles installation, in place of their own expiry sweep."""
 
     enabled: bool = False
+    spike_factor: float = Field(default=5, gt=1, le=1000, allow_inf_nan=False)
+    spike_window: PositiveDuration = timedelta(minutes=5)
 
 
 #: The relay to a Cycles installation as one of the endpoints: its group, its state and its dead letters have this name,
@@ -310,6 +316,11 @@ class Settings(Section):
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     shutdown_grace: PositiveDuration = timedelta(seconds=25)
+
+    @property
+    def announced(self) -> frozenset[str]:
+        """The types of events that are made beside expiries, because an endpoint names them."""
+        return ANNOUNCED & {name for endpoint in self.webhooks.endpoints for name in endpoint.events or ()}
 
     @property
     def consumers(self) -> list[EndpointSettings]:

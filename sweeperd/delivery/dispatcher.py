@@ -11,6 +11,7 @@ import redis
 
 from sweeperd.config import RELAY, Settings
 from sweeperd.config.types import milliseconds
+from sweeperd.delivery.announcements import Announcements
 from sweeperd.delivery.endpoint import EndpointDelivery
 from sweeperd.delivery.endpoint_state import CircuitStateStore
 from sweeperd.delivery.outbox import Outbox, Replication
@@ -56,7 +57,8 @@ class Dispatcher:
         consumer = f"{process_name()}-{secrets.token_hex(4)}"
         replication = Replication(settings.events.wait_replicas, settings.events.wait_timeout.total_seconds())
         self._circuits = CircuitStateStore(shard)
-        self._outbox = Outbox(shard, consumer, replication)
+        announcements = Announcements(shard.clock, settings.announced)
+        self._outbox = Outbox(shard, consumer, replication, announcements)
         self._ready = False
         #: Each endpoint has connections of its own, so that a receiver that hangs does not delay another endpoint.
         self.endpoints = [
@@ -70,6 +72,7 @@ class Dispatcher:
                 senders,
                 metrics,
                 stop,
+                announcements,
             )
             for endpoint, senders in zip(webhooks.endpoints, shares(concurrency, len(webhooks.endpoints)), strict=True)
         ]

@@ -9,6 +9,7 @@ import redis
 
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.acknowledger import Acknowledger
+from sweeperd.delivery.announcements import Announcements
 from sweeperd.delivery.batches import BatchQueue
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
 from sweeperd.delivery.circuit_publisher import CircuitPublisher
@@ -46,6 +47,7 @@ class EndpointDelivery:
         senders: int,
         metrics: Metrics,
         stop: threading.Event,
+        announcements: Announcements | None = None,
     ) -> None:
         self.name = endpoint.name
         self._shard = shard
@@ -55,7 +57,7 @@ class EndpointDelivery:
         probe_max = settings.probe_max.total_seconds()
         self.circuit = CircuitBreaker(min(redelivery.initial, probe_max), min(redelivery.longest, probe_max))
         self._publisher = CircuitPublisher(shard, endpoint.name, outbox.consumer, self.circuit)
-        state = EndpointStateCache(shard, endpoint.name)
+        state = EndpointStateCache(shard, endpoint.name, announcements)
         batches = BatchQueue()
         self._in_flight = InFlight(2 * senders, stop)
         self._acknowledger = Acknowledger(

@@ -11,6 +11,7 @@ from typing import cast
 import pydantic
 import redis
 
+from sweeperd.delivery.announcements import Announcements
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
 from sweeperd.store.errors import is_server_trouble
 from sweeperd.store.scripts import Call, Script
@@ -46,10 +47,12 @@ class EndpointState(pydantic.BaseModel):
 class EndpointStateStore:
     """`sweeperd:endpoints`: the state of each endpoint for all replicas. No entry: it is neither paused nor muted."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, announcements: Announcements | None = None) -> None:
         self._set_state = Script("delivery/set_state")
         self._client = shard.client
         self._key = shard.keys.endpoints
+        self._events = shard.keys.events
+        self._announcements = announcements or Announcements(shard.clock)
         self._clock = shard.clock
 
     def read(self, endpoint: str) -> EndpointState:
@@ -64,7 +67,9 @@ class EndpointStateStore:
         Write a state for all replicas, at maxmemory too. A mute leaves an endpoint that is paused as it is. Returns the
         state that holds now. Raises redis.RedisError.
         """
-        return self._parse(self._set_state.run(self._client, Call([self._key], [endpoint, state.model_dump_json()])))
+        event = self._announcements.disabled(endpoint, state.reason) if state.paused else []
+        call = Call([self._key, self._events], [endpoint, state.model_dump_json(), *event])
+        return self._parse(self._set_state.run(self._client, call))
 
     def pause(self, endpoint: str, reason: str) -> EndpointState:
         """Stop sending to an endpoint, on all replicas, until it is resumed. Raises redis.RedisError."""
@@ -92,9 +97,9 @@ class EndpointStateCache:
     response of the receiver, which holds here at once, and is kept until Redis has taken it.
     """
 
-    def __init__(self, shard: Shard, endpoint: str) -> None:
+    def __init__(self, shard: Shard, endpoint: str, announcements: Announcements | None = None) -> None:
         self.state = EndpointState()
-        self._store = EndpointStateStore(shard)
+        self._store = EndpointStateStore(shard, announcements)
         self._clock = shard.clock
         self._endpoint = endpoint
         self._lock = threading.Lock()

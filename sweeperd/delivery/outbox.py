@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from sweeperd.delivery.announcements import Announcements
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -94,9 +95,16 @@ class Replication:
 class Outbox:
     """The event stream of one shard. Every method raises redis.RedisError."""
 
-    def __init__(self, shard: Shard, consumer: str, replication: Replication | None = None) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        consumer: str,
+        replication: Replication | None = None,
+        announcements: Announcements | None = None,
+    ) -> None:
         self._shard = shard
         self._replication = replication or Replication()
+        self._announcements = announcements or Announcements(shard.clock)
         self._client = shard.client
         self._key = shard.keys.events
         self._dead_letters = shard.keys.dead_letters
@@ -230,7 +238,8 @@ class Outbox:
 
     def dead_letter(self, group: str, entry: OutboxEntry, reason: str) -> bool:
         """Replace a pending event by a dead letter. False where it was not pending any more."""
-        call = Call([self._key, self._dead_letters], [group, entry.id, reason, entry.deliveries])
+        event = self._announcements.delivery_failed(group, entry.fields, entry.deliveries, reason)
+        call = Call([self._key, self._dead_letters], [group, entry.id, reason, entry.deliveries, *event])
         return bool(self._dead_letter.run(self._client, call))
 
     def untaken(self, group: str, before_ms: int, count: int) -> int:

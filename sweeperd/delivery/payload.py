@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from sweeperd.config import Format
 from sweeperd.text import decode, decode_list, rfc3339
 
-#: The type and the category of an event that names neither: a reservation's.
-EVENT_TYPE, CATEGORY = "reservation.expired", "reservation"
+#: The type of an event that names none: a reservation's.
+EVENT_TYPE = "reservation.expired"
 #: What the names of a configured kind's own fields begin with in the stream.
 DATA = b"data."
 
@@ -88,7 +88,7 @@ def _event(_shard: str, event_id: str, _sequence: str, fields: Fields) -> dict[s
             "event_id": event_id,
             "event_type": event_type(fields),
             "category": category(fields),
-            "timestamp": _time(fields, b"expired_at"),
+            "timestamp": _time(fields, b"expired_at") or _time(fields, b"at"),
             "tenant_id": _text(fields, b"tenant"),
             "scope": _text(fields, b"scope"),
             "actor": {"type": "system"},
@@ -107,7 +107,7 @@ def _cloud_event(shard: str, event_id: str, sequence: str, fields: Fields) -> di
             "source": f"/sweeperd/{shard}",
             "type": event_type(fields),
             "subject": _text(fields, b"id"),
-            "time": _time(fields, b"expired_at"),
+            "time": _time(fields, b"expired_at") or _time(fields, b"at"),
             "datacontenttype": "application/json",
             "sequence": sequence,
             "data": _known({"tenant_id": _text(fields, b"tenant")}) | _data(fields),
@@ -125,12 +125,20 @@ def event_type(fields: Fields) -> str:
     return _text(fields, b"type") or EVENT_TYPE
 
 
+def is_expiry(fields: Fields) -> bool:
+    """Whether something expired. All other events are about the sweep or about deliveries."""
+    return event_type(fields).endswith(".expired")
+
+
 def category(fields: Fields) -> str:
-    """The category of an event: a configured kind's name, or `reservation`."""
-    return _text(fields, b"kind") or CATEGORY
+    """The category of an event: its type up to the dot. A configured kind's name is its category."""
+    return event_type(fields).partition(".")[0]
 
 
 def _data(fields: Fields) -> dict[str, Any]:
+    if b"data" in fields:  # an event that is no expiry
+        data: dict[str, Any] = json.loads(fields[b"data"])
+        return data
     return _reservation_data(fields) if b"kind" not in fields else _kind_data(fields)
 
 
@@ -180,6 +188,8 @@ def _event_id(origin: bytes, fields: Fields) -> str:
     parts = [origin, fields.get(b"tenant", b""), fields.get(b"id", b""), fields.get(b"expired_at", b"")]
     if b"kind" in fields:
         parts.append(fields[b"kind"])
+    if b"data" in fields:  # no expiry: what it says, and when, makes it one event
+        parts += [fields.get(b"type", b""), fields.get(b"at", b""), fields[b"data"]]
     hashed = b"".join([len(part).to_bytes(4, "big") + part for part in parts])
     return "evt_" + hashlib.sha256(hashed).hexdigest()[:32]
 

@@ -2,10 +2,7 @@
 
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.outbox import OutboxEntry
-from sweeperd.delivery.payload import Fields, category, event_type
-
-#: Without `events` an endpoint receives the types that end so.
-EXPIRED = ".expired"
+from sweeperd.delivery.payload import Fields, category, event_type, is_expiry
 
 
 class EventFilter:
@@ -30,11 +27,10 @@ class EventFilter:
         )
 
     def _wants_type(self, fields: Fields) -> bool:
-        found = event_type(fields)
-        expired = found.endswith(EXPIRED)
+        expired = is_expiry(fields)
         if self._events is None:
             return expired
-        return found in self._events or (expired and category(fields) in self._events)
+        return event_type(fields) in self._events or (expired and category(fields) in self._events)
 
     def _wants_scope(self, scope: bytes) -> bool:
         return any(

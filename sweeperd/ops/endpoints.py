@@ -4,11 +4,12 @@ import json
 import re
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from sweeperd.config import EndpointSettings, WebhooksSettings
+from sweeperd.delivery.announcements import NO_TENANT, Announcements
 from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointState, EndpointStateStore
 from sweeperd.delivery.outbox import Outbox, OutboxEntry, Pending
 from sweeperd.delivery.payload import Message, message
@@ -17,8 +18,8 @@ from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, rfc3339
 
-#: The type of a test event: no receiver takes it for an expiry.
-TEST_TYPE = "sweeperd.test"
+#: The type of a test event, by the Cycles protocol: no receiver takes it for an expiry.
+TEST_TYPE = "system.webhook_test"
 #: The reason of a dead letter that an operator made.
 SKIPPED = "an operator skipped it"
 #: What is shown of a signature, and of the body of a response.
@@ -48,10 +49,13 @@ _OPEN_HEADERS = frozenset(
 _SIGNATURES = frozenset({"webhook-signature", "x-cycles-signature"})
 
 
-def pause(shard: Shard, name: str, reason: str) -> EndpointState:
-    """Stop sending to it, in all processes, within seconds. Raises redis.RedisError."""
+def pause(shard: Shard, name: str, reason: str, announced: Collection[str] = ()) -> EndpointState:
+    """
+    Stop sending to it, in all processes, within seconds. `announced`: the types of events that are made beside
+    expiries. Raises redis.RedisError.
+    """
     shard.read_clock()
-    return EndpointStateStore(shard).pause(name, reason)
+    return EndpointStateStore(shard, Announcements(shard.clock, announced)).pause(name, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +178,17 @@ def _test_message(endpoint: str, now_ms: int) -> Message:
     body = {
         "event_id": event_id,
         "event_type": TEST_TYPE,
-        "category": "test",
+        "category": "system",
         "timestamp": rfc3339(now_ms),
-        "actor": {"type": "operator"},
+        "tenant_id": NO_TENANT,
+        "actor": {"type": "system"},
         "source": "sweeperd",
-        "data": {"endpoint": endpoint, "message": "An operator tries this endpoint out. Nothing has expired."},
+        "data": {
+            "component": "sweeperd",
+            "message": "An operator tests this endpoint. Nothing has expired.",
+            "severity": "info",
+            "details": {"endpoint": endpoint, "test": True},
+        },
         "trace_id": trace_id,
     }
     return Message(event_id, TEST_TYPE, trace_id, json.dumps(body, separators=(",", ":")).encode())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweeperd.delivery.outbox import ONLY_FOR
-from sweeperd.delivery.payload import message
+from sweeperd.delivery.payload import is_expiry, message
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
@@ -56,7 +56,7 @@ class ExpiryReader:
         """The events that are there and have not been read yet, page by page. Raises redis.RedisError."""
         for entry, fields in streams.read(self.shard, self.shard.keys.events, self._first, self._last):
             self._first = streams.after(entry)
-            if ONLY_FOR not in fields and self._asked_for(fields):
+            if ONLY_FOR not in fields and is_expiry(fields) and self._asked_for(fields):
                 written = _whole(fields, b"expired_at")
                 expired_at_ms = streams.milliseconds(entry) if written is None else written
                 if expired_at_ms >= self._since_ms and (self._until_ms is None or expired_at_ms < self._until_ms):

@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Callable, Sequence
 
-from sweeperd.config import Settings
+from sweeperd.config import EXPIRY_SPIKE, Settings
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.stand_by import StandBy
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured_kinds import all_kinds
-from sweeperd.sweep.kind import Backlog, Decision, Kind, SweepReport
+from sweeperd.sweep.expiry_rates import ExpiryRates
+from sweeperd.sweep.kind import RESERVATIONS, Backlog, Decision, Kind, SweepReport
 from sweeperd.sweep.last_sweep import LastSweepStore
 from sweeperd.sweep.sweeper import Sweeper
 from sweeperd.sweep.telemetry import SweepTelemetry
@@ -37,6 +38,8 @@ class KindSweep:
         self._checked = -1
         self._observe = observe
         self._last_sweep = LastSweepStore(shard, kind.name)
+        spikes_wanted = kind.name == RESERVATIONS and EXPIRY_SPIKE in settings.announced
+        self._rates = ExpiryRates(shard, settings.cycles) if spikes_wanted else None
         self._sweeper = Sweeper(shard, kind, settings.sweep, self._decided, stop)
 
     def run(self) -> str:
@@ -66,6 +69,8 @@ class KindSweep:
         report = self._sweeper.tick(give_way)
         self.telemetry.ticked(report)
         self._last_sweep.note(report)
+        if self._rates and (spikes := self._rates.record(report.trace_id)):
+            self.telemetry.spiked(spikes)
         return report
 
     def backlog(self) -> Backlog:
@@ -79,6 +84,8 @@ class KindSweep:
     def _decided(self, decisions: Sequence[Decision], trace_id: str) -> None:
         self.telemetry.decided(decisions, trace_id)
         self._last_sweep.decided(decisions)
+        if self._rates:
+            self._rates.decided(decisions)
         self._observe(decisions)
 
 

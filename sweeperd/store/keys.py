@@ -96,6 +96,11 @@ class Keys:
         return self.prefix + b"sweeperd:lease:" + job.encode()
 
     @property
+    def expiry_rates(self) -> bytes:
+        """HASH: tenant -> its count of expiries in this window, and its usual one."""
+        return self.prefix + b"sweeperd:rates"
+
+    @property
     def cycles(self) -> "CyclesKeys":
         """The keys of a Cycles installation under the same prefix."""
         return CyclesKeys(self.prefix)

@@ -75,6 +75,11 @@ class SweepTelemetry:
         self._metrics.sweeps.labels(self._shard, self._kind, "standby").inc()
         self._metrics.redis_up.labels(self._shard).set(1)
 
+    def spiked(self, tenants: int) -> None:
+        """So many tenants' rates of expiries rose above their usual ones."""
+        self._metrics.expiry_spikes.labels(self._shard).inc(tenants)
+        log.warning("expiries of tenants rose above their usual rate", extra={"shard": self._shard, "tenants": tenants})
+
     def lost_lease(self) -> None:
         """The lease was gone before the sweep ended."""
         self._metrics.leases_lost.labels(self._shard, self._kind).inc()

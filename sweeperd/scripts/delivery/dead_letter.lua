@@ -7,8 +7,9 @@
 -- ARGV[2] -> the stream id of the event
 -- ARGV[3] -> why
 -- ARGV[4] -> how many times it was handed over
+-- ARGV[5..] -> the fields of an event about this, name and value in turn; none: no such event
 --
--- Returns 1, or 0 where it is not pending any more: delivered, or buried by another replica.
+-- Returns 1, or 0 where it is not pending any more: delivered, or given up on by another replica.
 --
 -- XACK comes first. It needs no memory, so it is taken at maxmemory too, and after it XADD is.
 
@@ -23,4 +24,7 @@ for i = 1, #fields do
   letter[#letter + 1] = fields[i]
 end
 redis.call('XADD', KEYS[2], '*', unpack(letter))
+if ARGV[5] then
+  redis.call('XADD', KEYS[1], '*', unpack(ARGV, 5))
+end
 return 1

@@ -2,8 +2,11 @@
 -- a pause lasts until an operator ends it, and the response to a request that was in flight must not lift it.
 --
 -- KEYS[1] -> sweeperd:endpoints  HASH  endpoint -> state, JSON
+-- KEYS[2] -> sweeperd:events     STREAM
 -- ARGV[1] -> the endpoint
 -- ARGV[2] -> the state, JSON: `paused_at` is a number where it is a pause
+-- ARGV[3..] -> the fields of an event about a pause, name and value in turn, added where the endpoint was not paused
+--              yet; none: no such event
 -- Returns the state that the hash holds now.
 --
 -- HDEL comes first and removes nothing. It needs no memory, so it is allowed at maxmemory, and after it HSET is.
@@ -14,13 +17,24 @@ local function unreadable(state)
     or (state.paused_at ~= nil and state.paused_at ~= cjson.null and type(state.paused_at) ~= 'number')
 end
 
+local function is_pause(state)
+  return type(state.paused_at) == 'number'
+end
+
+local paused = is_pause(cjson.decode(ARGV[2]))
 local found = redis.call('HGET', KEYS[1], ARGV[1])
-if found and type(cjson.decode(ARGV[2]).paused_at) ~= 'number' then
+local was_paused = false
+if found then
   local is_json, state = pcall(cjson.decode, found)
-  if not is_json or unreadable(state) or type(state.paused_at) == 'number' then
+  was_paused = not is_json or unreadable(state) or is_pause(state)
+  if was_paused and not paused then
     return found
   end
 end
+redis.call('XLEN', KEYS[2]) -- where the key is of another type, fail here, before the first write
 redis.call('HDEL', KEYS[1], '')
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+if ARGV[3] and paused and not was_paused then
+  redis.call('XADD', KEYS[2], '*', unpack(ARGV, 3))
+end
 return ARGV[2]

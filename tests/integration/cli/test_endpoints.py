@@ -252,7 +252,7 @@ def test_a_test_event(invoke: Run, client: redis.Redis) -> None:
     (request,) = receiver.requests
     # It is signed as an event is, and no receiver takes it for one.
     assert standardwebhooks.Webhook(SECRETS[0]).verify(request.body, request.headers) == request.event
-    assert request.event["event_type"] == request.headers["X-Cycles-Event-Type"] == "sweeperd.test"
+    assert request.event["event_type"] == request.headers["X-Cycles-Event-Type"] == "system.webhook_test"
     assert request.event["event_id"] == request.event_id == told["event_id"]
     assert request.event_id.startswith("evt_test_")
     assert "reservation_id" not in request.event["data"]
@@ -271,7 +271,7 @@ def test_its_output_for_people(invoke: Run) -> None:
         result = invoke("endpoints", "test", "billing", endpoints=[{"name": "billing", "url": receiver.url}])
     lines = result.stdout.splitlines()
     assert lines[0] == f"POST {receiver.url}"
-    assert "X-Cycles-Event-Type: sweeperd.test" in lines
+    assert "X-Cycles-Event-Type: system.webhook_test" in lines
     assert any(re.fullmatch(r"HTTP 200 after \d+ ms", line) for line in lines)
     assert lines[-1] == "a\\x1b[2Jb"
 

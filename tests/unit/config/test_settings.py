@@ -53,6 +53,8 @@ DEFAULTS = {
     "webhooks.max_age": timedelta(hours=72),
     "webhooks.endpoints": [],
     "cycles.enabled": False,
+    "cycles.spike_factor": 5,
+    "cycles.spike_window": timedelta(minutes=5),
     "http.listen": "127.0.0.1:9464",
     "http.hosts": [],
     "metrics.tenant_label": True,

@@ -1,0 +1,65 @@
+-- Counts the expiries of tenants over windows of a fixed length, and adds an event to the stream when a tenant's count of
+-- the present window passes `factor` times its usual count: once for each episode. An episode ends with the first window
+-- whose count stays below that.
+--
+-- The usual count is a moving average over past windows, at least 1. A window counts for at most the threshold in it, so
+-- that a burst raises it slowly. A tenant that is new has no usual count until its first window has ended.
+--
+-- KEYS[1] -> sweeperd:rates   HASH    tenant -> start of its window, ms; count; usual count or -1; 1 in an episode
+-- KEYS[2] -> sweeperd:events  STREAM
+--
+-- ARGV[1] -> now, ms;  ARGV[2] -> length of a window, ms;  ARGV[3] -> factor;  ARGV[4] -> the most tenants in the hash
+-- ARGV[5] -> the type of the event;  ARGV[6] -> trace id
+-- ARGV[7], ARGV[9], ... -> tenant;  ARGV[8], ARGV[10], ... -> how many of its reservations have expired
+--
+-- Returns how many events were added.
+--
+-- HDEL comes first and removes nothing. It needs no memory, so it is allowed at maxmemory, and after it the writes are.
+
+local WEIGHT = 0.2
+local now, window, factor = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local known = redis.call('HLEN', KEYS[1])
+redis.call('XLEN', KEYS[2]) -- where the key is of another type, fail here, before the first write
+
+local function threshold(usual)
+  return factor * math.max(usual, 1)
+end
+
+redis.call('HDEL', KEYS[1], '')
+local added = 0
+for i = 7, #ARGV, 2 do
+  local tenant, count = ARGV[i], tonumber(ARGV[i + 1])
+  local row = redis.call('HGET', KEYS[1], tenant)
+  local start, counted, usual, episode = string.match(row or '', '^(%d+) (%d+) (%S+) (%d)$')
+  start, counted, usual, episode = tonumber(start), tonumber(counted) or 0, tonumber(usual), episode == '1'
+  usual = usual and usual >= 0 and usual or nil
+  if start or known < tonumber(ARGV[4]) then
+    known = start and known or known + 1
+    start = start or now
+    if now < start or now - start >= window then
+      local elapsed = math.max(1, math.floor((now - start) / window))
+      episode = episode and counted > threshold(usual or counted)
+      if usual then
+        usual = usual + WEIGHT * (math.min(counted, threshold(usual)) - usual)
+      else
+        usual = counted
+      end
+      -- Windows without an expiry in between.
+      usual = usual * (1 - WEIGHT) ^ (elapsed - 1)
+      episode = episode and elapsed == 1
+      start, counted = now, 0
+    end
+    counted = counted + count
+    if usual and not episode and counted > threshold(usual) then
+      episode, added = true, added + 1
+      local seconds = window / 1000
+      redis.call('XADD', KEYS[2], '*', 'type', ARGV[5], 'tenant', tenant, 'id', tenant, 'at', ARGV[1],
+        'trace_id', ARGV[6], 'data', string.format(
+          '{"metric":"expiry_rate","current_rate":%.6g,"threshold_rate":%.6g,"window_seconds":%d,"sample_count":%d}',
+          counted / seconds, threshold(usual) / seconds, seconds, counted))
+    end
+    redis.call('HSET', KEYS[1], tenant, string.format('%.0f %.0f %.17g %d', start, counted, usual or -1,
+      episode and 1 or 0))
+  end
+end
+return added

@@ -1,0 +1,89 @@
+"""The event about a tenant whose expiries rise above their usual rate: when it is made, and how often."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import CyclesSettings
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.expiry_rates import ExpiryRates
+from sweeperd.sweep.kind import Decision, Outcome
+
+WINDOW_MS = 60_000
+
+Expire = Callable[..., int]
+
+
+@pytest.fixture
+def expire(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> Expire:
+    """Count so many expiries of a tenant at a moment, in windows of a minute from 0. Returns how many spikes began."""
+    rates = ExpiryRates(shard, CyclesSettings.model_validate({"spike_factor": 5.0, "spike_window": "1m"}))
+
+    def at(window: float, count: int, tenant: bytes = b"acme") -> int:
+        monkeypatch.setattr(shard.clock, "now_ms", lambda: 1_795_000_000_000 + int(window * WINDOW_MS))
+        rates.decided([Decision(b"r", Outcome.EXPIRED, tenant=tenant)] * count + [Decision(b"s", Outcome.SKIPPED)])
+        return rates.record("f" * 32)
+
+    return at
+
+
+def spikes(client: redis.Redis) -> list[dict[bytes, bytes]]:
+    return [fields for _, fields in client.xrange("sweeperd:events")]  # type: ignore[union-attr, misc]
+
+
+def data(event: dict[bytes, bytes]) -> Any:
+    return json.loads(event[b"data"])
+
+
+def test_one_event_for_each_episode(expire: Expire, client: redis.Redis) -> None:
+    assert [expire(window, 10) for window in range(4)] == [0, 0, 0, 0]
+    assert expire(4, 50) == 0, "as much as the threshold is not above it"
+    assert expire(4.5, 1) == 1
+    assert (expire(4.6, 500), expire(5.1, 100)) == (0, 0), "the episode goes on"
+    (event,) = spikes(client)
+    assert (event[b"type"], event[b"tenant"]) == (b"reservation.expiry_rate_spike", b"acme")
+    assert data(event) == {
+        "metric": "expiry_rate",
+        "current_rate": pytest.approx(51 / 60, rel=1e-5),
+        "threshold_rate": pytest.approx(50 / 60, rel=1e-5),
+        "window_seconds": 60,
+        "sample_count": 51,
+    }
+    # A quiet window ends it; then another rise is another episode.
+    assert expire(6.2, 10) == 0
+    assert expire(7.3, 10) == 0
+    assert expire(8.4, 2000) == 1
+    assert len(spikes(client)) == 2
+
+
+def test_a_new_tenant_has_no_usual_rate_yet(expire: Expire, client: redis.Redis) -> None:
+    assert expire(0, 100_000) == 0
+    assert expire(0.9, 100_000) == 0
+    assert spikes(client) == []
+
+
+def test_tenants_are_counted_apart(expire: Expire, client: redis.Redis) -> None:
+    for window in range(3):
+        assert expire(window, 1000, b"large") == 0
+        assert expire(window, 1, b"small \xff") == 0
+    assert expire(3, 1000, b"large") == 0
+    assert expire(3, 6, b"small \xff") == 1
+    assert [event[b"tenant"] for event in spikes(client)] == [b"small \xff"]
+
+
+def test_silence_lowers_the_usual_rate(expire: Expire) -> None:
+    for window in range(3):
+        expire(window, 100)
+    assert expire(30, 5) == 0
+    assert expire(30.5, 95) == 1, "after half an hour without expiries a hundred are many"
+
+
+def test_a_key_of_another_type_costs_the_counts_and_nothing_else(
+    expire: Expire, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.set("sweeperd:rates", "x")
+    assert expire(0, 1) == 0
+    assert "WRONGTYPE" in caplog.records[-1].__dict__["error"]

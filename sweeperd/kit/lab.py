@@ -100,14 +100,16 @@ class Lab:
 
     def _sum(self, group: tuple[str, ...]) -> int | None:
         """None where a counter is absent or no number."""
-        values = []
-        for counter in group:
-            key, _, field = counter.partition(" ")
-            try:
-                values.append(int(self.client.hget(key, field) if field else self.client.get(key)))
-            except (TypeError, ValueError, redis.ResponseError):
-                return None
-        return sum(values)
+        try:
+            return sum(int(self.counter(counter)) for counter in group)
+        except (ValueError, redis.ResponseError):
+            return None
+
+    def counter(self, name: str) -> str:
+        """What a counter holds, "KEY FIELD" or "KEY"; empty where it is absent. Raises redis.ResponseError."""
+        key, _, field = name.partition(" ")
+        value = self.client.hget(key, field) if field else self.client.get(key)
+        return "" if value is None else value.decode(errors="backslashreplace")
 
     # ---- judgement
 
@@ -126,6 +128,10 @@ class Lab:
             own = {name.encode() for name in OWN_FIELDS}
             if {n: v for n, v in after.fields.items() if n not in own} != dict(before.fields):
                 return "a quarantine changed the hash itself"
+            if before.fields and b"quarantine_reason" not in after.fields:
+                return "a quarantine without its reason in the hash"
+            if self.client.zscore(self.kind.quarantine, sample.id) is None:
+                return "a quarantine that holds no entry"
         elif result.outcome not in _LEAVING:
             allowed |= {entry}
         if changed - allowed:

@@ -11,7 +11,7 @@ import redis
 from sweeperd.config.kind_commands import FORMS, INT64_MAX, INT64_MIN
 from sweeperd.config.kinds import any_match
 from sweeperd.kit.lab import BYSTANDER, Lab, World
-from sweeperd.kit.samples import DEADLINE, Sample
+from sweeperd.kit.samples import COUNTER, DEADLINE, Sample
 from sweeperd.sweep.kind import Decision, Outcome
 
 #: Values that a field of a hash may come to hold.
@@ -79,6 +79,9 @@ def expires(lab: Lab, sample: Sample) -> Failure | None:
     problem = lab.problem(sample, result, before)
     if not problem and isinstance(result, Decision) and result.outcome != sample.outcome:
         problem = f"{result.outcome} in place of {sample.outcome}: {result.detail} {result.why}".rstrip()
+    for counter, value in () if problem else sample.after:
+        if lab.counter(counter) != value:
+            problem = f"{counter} is {lab.counter(counter)} in place of {value}"
     return Failure(sample.id, problem) if problem else None
 
 
@@ -169,7 +172,52 @@ def orphan(lab: Lab, sample: Sample) -> Failure | None:
     """An index entry without a hash goes, and nothing else happens."""
     lab.load(sample)
     lab.client.delete(lab.hash_key(sample.id.encode()))
-    return _judge(lab, sample, f"{sample.id} without its hash")
+    before = lab.world(sample)
+    result = lab.run(sample.id.encode())
+    changed = lab.world(sample).changed_since(before)
+    if isinstance(result, Decision) and result.outcome is Outcome.NOT_FOUND and changed == {lab.kind.index}:
+        return None
+    return Failure(f"{sample.id} without its hash", f"{result if isinstance(result, Exception) else result.outcome}")
+
+
+def alive(lab: Lab, sample: Sample) -> Failure | None:
+    """An entry with another value in a field of `active` has ended, and is not touched."""
+
+    def case(field: str) -> Failure | None:
+        lab.load(sample.changed(field, "another"))
+        result = lab.run(sample.id.encode())
+        if isinstance(result, Decision) and result.outcome is Outcome.SKIPPED:
+            return None
+        problem = f"{result if isinstance(result, Exception) else result.outcome} in place of skipped"
+        return Failure(f"{sample.id} with {field} = 'another'", problem)
+
+    return _first(case(field) for field in lab.settings.active)
+
+
+def amounts(lab: Lab, sample: Sample) -> Failure | None:
+    """An amount that is no plain number, or takes more than is there, is set aside."""
+
+    def refused(case: Sample, about: str) -> Failure | None:
+        lab.load(case)
+        result = lab.run(case.id.encode())
+        if isinstance(result, Decision) and result.outcome is Outcome.QUARANTINED:
+            return None
+        problem = f"{result if isinstance(result, Exception) else result.outcome} in place of a quarantine"
+        return Failure(about, problem)
+
+    def cases() -> Iterator[Failure | None]:
+        commands = lab.settings.commands if lab.settings.script is None else []
+        fields = {command.amount.field for command in commands if command.amount and command.amount.field}
+        for field in fields:
+            for value in HOSTILE:
+                if not (value.isascii() and value.isdigit() and str(int(value)) == value and int(value) <= INT64_MAX):
+                    yield refused(sample.changed(field, value), f"{sample.id} with {field} = {_short(value)}")
+        for command in commands:
+            if command.minimum is not None and command.amount and command.amount.field and command.amount.negative:
+                much = str(int(COUNTER) - int(command.minimum) + 1)
+                yield refused(sample.changed(command.amount.field, much), f"{sample.id} with an amount of {much}")
+
+    return _first(cases())
 
 
 def wrong_type(lab: Lab, sample: Sample) -> Failure | None:
@@ -338,6 +386,8 @@ PROPERTIES: tuple[tuple[str, Property], ...] = (
     ("an orphan leaves the index", orphan),
     ("another type is set aside", wrong_type),
     ("what has ended is left alone", ended),
+    ("another state has ended", alive),
+    ("amounts that are none are refused", amounts),
     ("hostile fields move nothing in part", fields),
     ("a deadline in seconds is refused", seconds),
     ("an id that is used again", reused),

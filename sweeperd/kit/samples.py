@@ -31,6 +31,8 @@ class Sample:
     books: tuple[tuple[str, ...], ...] = ()
     #: What a sweep makes of it.
     outcome: str = "expired"
+    #: What counters, named as in `books`, hold after it.
+    after: tuple[tuple[str, str], ...] = ()
 
     def changed(self, field: str, value: str | None) -> "Sample":
         """The sample with another value of this field, or without it."""
@@ -58,7 +60,8 @@ def _sample(row: dict[str, Any], kind: KindSettings, books: tuple[tuple[str, ...
         if len(content) != 1 or next(iter(content)) not in _TYPES:
             raise ValueError(f"{key}: a key is one of {', '.join(_TYPES)}")
     fields = {str(name): str(value) for name, value in row["hash"].items()} | {kind.deadline: str(DEADLINE)}
-    return Sample(str(row["id"]), fields, row.get("keys", {}), books, row.get("outcome", "expired"))
+    after = tuple((str(counter), str(value)) for counter, value in row.get("after", {}).items())
+    return Sample(str(row["id"]), fields, row.get("keys", {}), books, row.get("outcome", "expired"), after)
 
 
 def derived_samples(kind: KindSettings) -> list[Sample]:
@@ -77,7 +80,18 @@ def derived_samples(kind: KindSettings) -> list[Sample]:
             keys.setdefault(name, {"hash": {}})["hash"][_filled(command.words[0], fields)] = COUNTER
         elif command.name == "INCRBY":
             keys[name] = {"string": COUNTER}
-    return [Sample("id-1", fields, keys, _books(commands, fields))]
+    return [Sample("id-1", fields, keys, _books(commands, fields), after=_after(commands, fields))]
+
+
+def _after(commands: Sequence[Command], fields: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    """What each counter holds when all of its sums are made."""
+    values: dict[str, int] = {}
+    for command in commands:
+        if command.name in ("HINCRBY", "INCRBY") and command.amount:
+            counter = " ".join(_filled(word, fields) for word in (command.key, *command.words))
+            amount = int(fields[command.amount.field] if command.amount.field else command.amount.literal)
+            values[counter] = values.get(counter, int(COUNTER)) + (-amount if command.amount.negative else amount)
+    return tuple((counter, str(value)) for counter, value in values.items())
 
 
 def _books(commands: Sequence[Command], fields: dict[str, str]) -> tuple[tuple[str, ...], ...]:

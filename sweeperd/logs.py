@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Mapping
 from typing import Literal
 
 from pythonjsonlogger.json import JsonFormatter
@@ -48,3 +49,26 @@ def configure(level: str, form: Literal["auto", "text", "json"]) -> None:
 def _word(value: object) -> str:
     text = str(value)
     return text if text and text.isprintable() and not any(mark in text for mark in " \"'=") else repr(text)
+
+
+class Outage:
+    """A task that waits for Redis: logged when that begins, when its reason changes, and when it is over."""
+
+    def __init__(self, log: logging.Logger, task: str, fields: Mapping[str, object]) -> None:
+        """`task` begins both lines: `<task> waits for redis`, `<task> goes on`."""
+        self._log = log
+        self._task = task
+        self._fields = dict(fields)
+        self._reason = ""
+
+    def begin(self, error: Exception) -> None:
+        """The task failed for this reason."""
+        if str(error) != self._reason:
+            self._reason = str(error)
+            self._log.warning(f"{self._task} waits for redis", extra=self._fields | {"error": self._reason})
+
+    def end(self) -> None:
+        """The task succeeded."""
+        if self._reason:
+            self._log.info(f"{self._task} goes on", extra=self._fields)
+            self._reason = ""

@@ -1,6 +1,7 @@
 """Every metric, declared once. A counter goes up where its effect is known to have happened."""
 
 import contextlib
+import hashlib
 import threading
 
 from prometheus_client import (
@@ -26,6 +27,51 @@ LAG_BUCKETS = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600, 14400, 86400)
 #: Seconds. One request.
 WEBHOOK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
+#: How many hex digits of a hash end the label of a name that is too long.
+_HASH = 8
+#: Stands for the tenants that have no label of their own.
+OTHER_TENANTS = "_other"
+
+
+class TenantLabels:
+    """
+    The label of a tenant. The first `limit` tenants have one each, and all further ones share `_other`, because each
+    label is a series of its own. A name longer than `length` is cut, and ends with a hash of the whole name.
+    """
+
+    def __init__(self, limit: int, length: int) -> None:
+        self._limit = limit
+        self._length = length
+        self._known: set[str] = set()
+        self._lock = threading.Lock()
+
+    def label(self, tenant: str) -> str:
+        """The label for this tenant."""
+        if len(tenant) > self._length:
+            digest = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH]
+            tenant = f"{tenant[: self._length - _HASH - 1]}~{digest}"
+        with self._lock:
+            if tenant not in self._known:
+                if len(self._known) >= self._limit:
+                    return OTHER_TENANTS
+                self._known.add(tenant)
+        return tenant
+
+
+class CyclesMetrics:
+    """The counters of the Cycles services' own expiry sweep, so that their alerts go on working."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.runs = Counter("cycles_maintenance_runs_total", "Sweeps by outcome", ["job", "outcome"], registry=registry)
+        self.expired = Counter(
+            "cycles_reservations_expired_total", "Reservations expired", ["tenant"], registry=registry
+        )
+        self.quarantined = Counter(
+            "cycles_reservations_quarantined_total", "Reservations set aside", ["tenant", "reason"], registry=registry
+        )
+        for outcome in ("success", "failure", "skipped_locked"):
+            self.runs.labels("reservation_expiry", outcome)
+
 
 class Metrics:
     """
@@ -33,9 +79,20 @@ class Metrics:
     process that stays has to tell.
     """
 
-    def __init__(self, *, tenant_label: bool = True, lasting: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        tenant_label: bool = True,
+        tenant_limit: int = 1000,
+        tenant_length: int = 64,
+        cycles: bool = False,
+        lasting: bool = True,
+    ) -> None:
+        """`cycles`: count under the names of the Cycles services too. The others are the settings of `[metrics]`."""
         self.registry = registry = CollectorRegistry()
         self._tenant_label = tenant_label
+        self._tenants = TenantLabels(tenant_limit, tenant_length)
+        self._cycles = CyclesMetrics(registry) if cycles else None
         self._lock = threading.Lock()
         #: Endpoint -> shard -> events not acknowledged yet, age of the oldest.
         self._waiting: dict[str, dict[str, tuple[int, float]]] = {}
@@ -178,7 +235,25 @@ class Metrics:
 
     def expired(self, kind: str, tenant: str, count: int = 1) -> None:
         """Count expiries, for their tenant where tenants are told apart."""
-        self._expired.labels(*((kind, tenant) if self._tenant_label else (kind,))).inc(count)
+        if self._tenant_label:
+            self._expired.labels(kind, self._tenants.label(tenant)).inc(count)
+        else:
+            self._expired.labels(kind).inc(count)
+
+    def cycles_expired(self, tenant: str, count: int = 1) -> None:
+        """Count expired reservations under the name that the Cycles services use."""
+        if self._cycles:
+            self._cycles.expired.labels(self._tenants.label(tenant)).inc(count)
+
+    def cycles_quarantined(self, tenant: str, reason: str) -> None:
+        """The same for one reservation in quarantine."""
+        if self._cycles:
+            self._cycles.quarantined.labels(self._tenants.label(tenant), reason).inc()
+
+    def cycles_run(self, outcome: str) -> None:
+        """The same for a sweep: `success`, `failure`, or `skipped_locked` where another process holds a lease."""
+        if self._cycles:
+            self._cycles.runs.labels("reservation_expiry", outcome).inc()
 
     def waiting(self, shard: str, endpoint: str, events: int, oldest_seconds: float) -> None:
         """

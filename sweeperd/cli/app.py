@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
+from click.core import ParameterSource
 
 from sweeperd import __version__
 from sweeperd.cli.moment import duration
@@ -82,6 +83,14 @@ class _Commands(click.Group):
     callback=duration,
     help="With --once: stop delivering after so long, such as 5m; the rest waits for the next run.  [default: none]",
 )
+@click.option(
+    "--role",
+    type=click.Choice(["all", "sweep", "deliver"]),
+    default="all",
+    show_default=True,
+    envvar="SWEEPERD_ROLE",
+    help="What the daemon does. The maintenance of the event stream belongs to deliver.  [env: SWEEPERD_ROLE]",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Overrides log.level.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Overrides log.format.")
 @click.version_option(__version__, prog_name="sweeperd")
@@ -94,6 +103,7 @@ def main(
     metrics_file: Path | None,
     metrics_push: str | None,
     exit_zero_on_pending: bool,
+    role: str,
     delivery_limit: timedelta | None,
     log_level: Literal["debug", "info", "warning", "error"] | None,
     log_format: Literal["text", "json"] | None,
@@ -113,11 +123,13 @@ def main(
         _refuse_without_once(once_options)
     if metrics_file is not None and not os.access(metrics_file.parent, os.W_OK | os.X_OK):
         raise click.UsageError(f"--metrics-file: nothing can be written in {metrics_file.parent}")
+    if (once or context.invoked_subcommand) and context.get_parameter_source("role") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--role is for the daemon")
     if context.invoked_subcommand is not None:
         if once:
             raise click.UsageError("--once takes no subcommand")
         return
-    context.exit(_once(options, once_options) if once else _daemon(options))
+    context.exit(_once(options, once_options) if once else _daemon(options, role))
 
 
 def _refuse_without_once(given: OnceOptions) -> None:
@@ -135,13 +147,14 @@ def _once(options: Options, once_options: OnceOptions) -> int:
     return run(options, once_options)
 
 
-def _daemon(options: Options) -> int:
+def _daemon(options: Options, role: str) -> int:
+    from sweeperd.runtime.role import Role  # noqa: PLC0415
     from sweeperd.runtime.service import Service  # noqa: PLC0415
     from sweeperd.runtime.systemd import SystemdNotifier  # noqa: PLC0415
 
     settings = options.settings()
     try:
-        service = Service(settings, options.load, options.apply_log, SystemdNotifier())
+        service = Service(settings, options.load, options.apply_log, SystemdNotifier(), Role(role))
     except OSError as error:
         fail(f"cannot listen on {settings.http.listen}: {error.strerror or error}", Exit.FAILED)
     service.run()

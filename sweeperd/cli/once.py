@@ -25,7 +25,7 @@ def run(options: Options, once: OnceOptions) -> int:
     show = sys.stderr.isatty() and not options.as_json
     # A progress bar and a line for each expiry do not go together.
     settings = options.settings(default_level="warning" if show else None)
-    metrics = Metrics(tenant_label=settings.metrics.tenant_label, lasting=False)
+    metrics = Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled, lasting=False)
     try:
         with _metrics_left(metrics, once), stop_on_signals() as stop, _progress(show) as progress:
             report = run_once(settings, stop, progress, metrics, once.delivery_limit)

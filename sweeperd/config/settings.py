@@ -284,6 +284,8 @@ class MetricsSettings(Section):
     """What the metrics carry."""
 
     tenant_label: bool = True
+    tenant_limit: int = Field(default=1000, ge=1, le=100_000)
+    tenant_length: int = Field(default=64, ge=16, le=1024)
 
 
 class LogSettings(Section):

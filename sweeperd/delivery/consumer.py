@@ -20,6 +20,7 @@ from sweeperd.delivery.probe import ProbeChooser
 from sweeperd.delivery.redelivery import Redelivery
 from sweeperd.delivery.subscription import Subscription
 from sweeperd.errors import RedisUnavailable
+from sweeperd.logs import Outage
 from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Consumer:
         self._together = together
         self._stop = stop
         self._log_fields = dict(log_fields)
+        self._outage = Outage(log, "delivery", self._log_fields)
         # A read that waits must be answered before the socket times out.
         self._block_ms = int(min(BLOCK, shard.socket_timeout / 2) * 1000)
         self._refresh_every = min(REFRESH_EVERY, redelivery.initial / 4)
@@ -105,8 +107,9 @@ class Consumer:
                         ):
                             return
                         self._stop.wait(0.2)
+                self._outage.end()
             except RedisUnavailable as error:
-                log.warning("delivery waits for redis", extra=self._log_fields | {"error": str(error)})
+                self._outage.begin(error)
                 if until_idle:
                     return
                 self._stop.wait(RECOVERY_PAUSE)

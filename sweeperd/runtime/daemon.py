@@ -13,6 +13,7 @@ from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import shares
 from sweeperd.metrics import Metrics
 from sweeperd.ops.status_report import status_report
+from sweeperd.runtime.role import Role
 from sweeperd.runtime.shard_runner import ShardRunner
 from sweeperd.store.shard import open_shards
 
@@ -20,17 +21,18 @@ from sweeperd.store.shard import open_shards
 class Daemon:
     """Everything that works, over all shards, with settings that do not change."""
 
-    def __init__(self, settings: Settings, metrics: Metrics | None = None) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics | None = None, role: Role = Role.ALL) -> None:
         self._settings = settings
+        self._role = role
         self._stop = threading.Event()
-        self.metrics = metrics or Metrics(tenant_label=settings.metrics.tenant_label)
+        self.metrics = metrics or Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
         shards = open_shards(settings)
         self._runners = [
-            ShardRunner(settings, shard, self.metrics, self._stop, concurrency)
+            ShardRunner(settings, shard, self.metrics, self._stop, concurrency, role)
             for shard, concurrency in zip(shards, shares(settings.webhooks.concurrency, len(shards)), strict=True)
         ]
-        self._tasks = [duty for runner in self._runners for duty in runner.tasks]
-        # A thread for each duty, so that none waits for another's shard.
+        self._tasks = [task for runner in self._runners for task in runner.tasks]
+        # A thread for each task, so that no task waits for the Redis of another shard.
         self._scheduler = BackgroundScheduler(timezone=UTC, executors={"default": SchedulerPool(len(self._tasks))})
 
     def start(self) -> None:
@@ -42,6 +44,7 @@ class Daemon:
     def about(self) -> dict[str, object]:
         """What it works on, for the log."""
         return {
+            "role": self._role.value,
             "shards": {runner.name: runner.address for runner in self._runners},
             "interval_seconds": self._settings.sweep.interval.total_seconds(),
             "endpoints": [endpoint.name for endpoint in self._settings.consumers],
@@ -49,14 +52,14 @@ class Daemon:
 
     def catch_up(self) -> None:
         """Call it every second or so: what the scheduler has forgotten runs at once."""
-        for duty in self._tasks:
-            duty.catch_up()
+        for task in self._tasks:
+            task.catch_up()
 
     def retire(self, seconds: float) -> bool:
         """Take no more work; wait so long for the current slices. Returns whether they have ended."""
         self._stop.set()
         deadline = time.monotonic() + seconds
-        return all([duty.join(deadline) for duty in self._tasks])
+        return all([task.join(deadline) for task in self._tasks])
 
     def finish(self, deadline: float) -> bool:
         """

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from sweeperd.config import EXPIRY_SPIKE, Settings
 from sweeperd.metrics import Metrics
+from sweeperd.runtime.cycles_lease import CyclesLease
 from sweeperd.runtime.stand_by import StandBy
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard
@@ -27,6 +28,7 @@ class KindSweep:
         metrics: Metrics,
         stop: threading.Event,
         observe: Callable[[Sequence[Decision]], None] = lambda _: None,
+        cycles_lease: CyclesLease | None = None,
     ) -> None:
         self.name = kind.name
         self.telemetry = SweepTelemetry(metrics, shard.name, kind.name)
@@ -34,6 +36,7 @@ class KindSweep:
         self._stand_by = StandBy(shard, kind.name, self.lease, settings.sweep)
         self._shard = shard
         self._kind = kind
+        self._cycles_lease = cycles_lease if kind.name == RESERVATIONS else None
         #: How many connections the shard had opened when the kind was checked.
         self._checked = -1
         self._observe = observe
@@ -44,6 +47,9 @@ class KindSweep:
 
     def run(self) -> str:
         """One tick under the lease, or none where another replica has it and sweeps. Returns why it failed, or ""."""
+        if self._cycles_lease and not self._cycles_lease.permits():
+            self.telemetry.stood_by()
+            return ""
         with self._shard.reaching():
             acquired = self.lease.acquire()
             alone = not acquired and self._stand_by.is_pointless()
@@ -95,6 +101,8 @@ def kind_sweeps(
     metrics: Metrics,
     stop: threading.Event,
     observe: Callable[[Sequence[Decision]], None] = lambda _: None,
+    cycles_lease: CyclesLease | None = None,
 ) -> list[KindSweep]:
     """The sweep of each kind of these settings on the shard."""
-    return [KindSweep(settings, shard, kind, metrics, stop, observe) for kind in all_kinds(settings, shard.keys)]
+    kinds = all_kinds(settings, shard.keys)
+    return [KindSweep(settings, shard, kind, metrics, stop, observe, cycles_lease) for kind in kinds]

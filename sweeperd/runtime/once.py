@@ -1,5 +1,6 @@
 """One run for cron: drain what is due, deliver what is in the stream, end. All shards at the same time."""
 
+import contextlib
 import enum
 import logging
 import math
@@ -15,6 +16,7 @@ from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher, shares
 from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.metrics import Metrics
+from sweeperd.runtime.cycles_lease import CyclesLease
 from sweeperd.runtime.kind_sweep import KindSweep, kind_sweeps
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard, open_shards
@@ -85,7 +87,7 @@ def run_once(
     now, but no longer than `delivery_limit`. `stop` ends it early. A shard that fails keeps no other from its end.
     """
     started = time.monotonic()
-    metrics = metrics or Metrics(tenant_label=settings.metrics.tenant_label)
+    metrics = metrics or Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
     shards = open_shards(settings)
     told = _Progress(progress, [shard.name for shard in shards])
     runs = [
@@ -147,7 +149,8 @@ class _Run:
         try:
             self._delivery.prepare()
             self._due = sum(sweep.backlog().due for sweep in self._sweeps)
-            self.complete = all([self._sweep(sweep) for sweep in self._sweeps])
+            with self._cycles_lease():
+                self.complete = all([self._sweep(sweep) for sweep in self._sweeps])
             self._deliver()
             self._delivery.maintain()
             self.delivery = self._delivery.report()
@@ -164,6 +167,11 @@ class _Run:
         finally:
             self._told.left(self.name)
             self._shard.close()
+
+    def _cycles_lease(self) -> contextlib.AbstractContextManager[None]:
+        if not self._settings.cycles.enabled:
+            return contextlib.nullcontext()
+        return CyclesLease(self._shard).kept(self._stop)
 
     def _failed(self, error: Exception, *, redis_down: bool) -> None:
         for sweep in self._sweeps:

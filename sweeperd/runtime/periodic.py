@@ -1,4 +1,4 @@
-"""A background duty of the daemon: what it does, how often, and whether it is being done."""
+"""A background task of the daemon: what it does, how often, and whether it is stuck."""
 
 import logging
 import threading
@@ -13,8 +13,10 @@ from apscheduler.triggers.interval import IntervalTrigger
 log = logging.getLogger(__name__)
 
 
-#: The part of the interval by which runs are spread, so that replicas don't march in step.
+#: The part of the interval by which runs are spread, so that replicas do not all run at the same moment.
 JITTER = 0.1
+#: The host's clock and the monotonic one may differ by so much without the host's having been set, seconds.
+CLOCKS_AGREE = 0.5
 
 
 class _Job(Protocol):
@@ -23,9 +25,8 @@ class _Job(Protocol):
 
 class PeriodicTask:
     """
-    Runs `work` at once and then every `interval` seconds or a little sooner, never twice at a time. Whatever it raises
-    is logged, and the next time comes all the same. `longest` is how many seconds one run may take before it counts as
-    stuck.
+    Runs `work` at once and then every `interval` seconds or a little sooner, never twice at a time. An exception is
+    logged, and does not end the task. `longest` is how many seconds one run may take before it counts as stuck.
     """
 
     def __init__(self, name: str, work: Callable[[], None], interval: float, longest: float) -> None:
@@ -35,13 +36,13 @@ class PeriodicTask:
         self._longest = longest
         self._idle = threading.Event()
         self._idle.set()
-        #: When it last began or ended, monotonic.
-        self._changed_at = time.monotonic()
+        #: When it last began or ended: by the monotonic clock, and by the host's.
+        self._changed_at, self._changed_at_wall = time.monotonic(), time.time()
         self._job: _Job | None = None
 
     def schedule(self, scheduler: BackgroundScheduler) -> None:
-        """Hand it to the scheduler."""
-        self._changed_at = time.monotonic()
+        """Give the task to the scheduler."""
+        self._mark()
         self._job = scheduler.add_job(
             self._run,
             # The scheduler only ever adds its jitter, and a run must not come later than the interval says.
@@ -61,26 +62,30 @@ class PeriodicTask:
 
     def catch_up(self) -> None:
         """
-        Run now if the last time is longer ago than the interval. The scheduler goes by the host's clock, and when that
-        is set back by an hour, it would sit still for an hour.
+        Run now if the host's clock was set back and the task is late. The scheduler goes by the host's clock: set back
+        by an hour, it would wait for an hour. The clock was set back where it counted less time than the monotonic one.
         """
-        late = time.monotonic() - self._changed_at > self._interval + 1
-        if late and self._idle.is_set() and self._job is not None:
-            log.warning("the host's clock was set back; running at once", extra={"duty": self.name})
-            self._changed_at = time.monotonic()
+        elapsed = time.monotonic() - self._changed_at
+        set_back = time.time() - self._changed_at_wall < elapsed - CLOCKS_AGREE
+        if set_back and elapsed > self._interval + 1 and self._idle.is_set() and self._job is not None:
+            log.warning("the host's clock was set back; running at once", extra={"task": self.name})
+            self._mark()
             self._job.modify(next_run_time=datetime.now(UTC))
 
     def join(self, deadline: float) -> bool:
         """Wait until `deadline` (monotonic) for the run that is under way. Returns whether it has ended."""
         return self._idle.wait(max(0.0, deadline - time.monotonic()))
 
+    def _mark(self) -> None:
+        self._changed_at, self._changed_at_wall = time.monotonic(), time.time()
+
     def _run(self) -> None:
         self._idle.clear()
-        self._changed_at = time.monotonic()
+        self._mark()
         try:
             self._work()
         except Exception:
-            log.exception("a duty failed", extra={"duty": self.name})
+            log.exception("a task failed", extra={"task": self.name})
         finally:
-            self._changed_at = time.monotonic()
+            self._mark()
             self._idle.set()

@@ -15,6 +15,7 @@ from sweeperd.config import Settings
 from sweeperd.errors import ConfigError
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.daemon import Daemon
+from sweeperd.runtime.role import Role
 from sweeperd.runtime.systemd import SystemdNotifier
 from sweeperd.web.server import WebServer
 
@@ -37,13 +38,15 @@ class Service:
         load: Callable[[], Settings],
         apply_log: Callable[[Settings], None],
         notifier: SystemdNotifier,
+        role: Role = Role.ALL,
     ) -> None:
         self._settings = settings
+        self._role = role
         self._load = load
         self._apply_log = apply_log
         self._notifier = notifier
-        self._metrics = Metrics(tenant_label=settings.metrics.tenant_label)
-        self._daemon = Daemon(settings, self._metrics)
+        self._metrics = Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
+        self._daemon = Daemon(settings, self._metrics, self._role)
         self._web = self._listen(settings)
         #: Finishes what the daemon before this one had in flight.
         self._last_work: threading.Thread | None = None
@@ -128,10 +131,10 @@ class Service:
         if told:
             return f"{'In part' if ready else 'Not'} ready: {told}"
         endpoints = len(self._settings.webhooks.endpoints)
-        return (
-            f"Sweeping every {self._settings.sweep.interval.total_seconds():g} s, "
-            f"delivering to {endpoints} endpoint{'' if endpoints == 1 else 's'}"
-        )
+        sweeping = f"sweeping every {self._settings.sweep.interval.total_seconds():g} s"
+        delivering = f"delivering to {endpoints} endpoint{'' if endpoints == 1 else 's'}"
+        work = [sweeping] * self._role.sweeps + [delivering] * self._role.delivers
+        return ", ".join(work).capitalize()
 
     # ---- new settings
 
@@ -157,7 +160,7 @@ class Service:
     def _take(self, settings: Settings) -> None:
         """Raises ConfigError, and then nothing has changed."""
         if settings.metrics != self._settings.metrics:
-            log.warning("metrics.tenant_label takes effect with the next start")
+            log.warning("the settings of [metrics] take effect with the next start")
             settings = settings.model_copy(update={"metrics": self._settings.metrics})
         if settings == self._settings:
             log.info("reloaded; nothing has changed", extra=self._daemon.about())
@@ -168,7 +171,7 @@ class Service:
                 web = self._listen(settings)
             except OSError as error:
                 raise ConfigError(f"cannot listen on {settings.http.listen}: {error.strerror or error}") from None
-        daemon = Daemon(settings, self._metrics)
+        daemon = Daemon(settings, self._metrics, self._role)
         self._replace(daemon, settings)
         if web is not self._web:
             if web:

@@ -1,21 +1,25 @@
-"""All that a daemon does for one shard: its sweep, its delivery, its upkeep. It shares nothing with other shards'."""
+"""All that a daemon does for one shard: sweep, delivery, maintenance. It shares nothing with the other runners."""
 
 import functools
 import logging
 import math
 import threading
+from collections.abc import Callable, Iterator
 
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.errors import KindRefused, RedisUnavailable
+from sweeperd.logs import Outage
 from sweeperd.metrics import Metrics
 from sweeperd.ops.status import read_status
 from sweeperd.ops.status_history import StatusHistory
+from sweeperd.runtime.cycles_lease import RETRY_EVERY, CyclesLease
 from sweeperd.runtime.kind_sweep import KindSweep, kind_sweeps
 from sweeperd.runtime.periodic import PeriodicTask
 from sweeperd.runtime.reconciler import PeriodicReconciler
+from sweeperd.runtime.role import Role
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import RESERVATIONS
 
@@ -23,53 +27,55 @@ log = logging.getLogger(__name__)
 
 #: Between two rounds of trimming and measuring, seconds.
 MAINTENANCE_INTERVAL = 15.0
-#: Between two looks for the page while somebody watches, seconds.
-LOOK_INTERVAL = 3.0
+#: Between two readings for the status page while it is open, seconds.
+STATUS_INTERVAL = 3.0
+#: The name of the work that a daemon without a sweep reports to `/readyz`.
+_MAINTENANCE = "maintenance"
 
 
 class ShardRunner:
-    """Keeps one shard. `concurrency`: how many requests it may have in flight."""
+    """Runs one shard. `concurrency`: how many requests it may have in flight."""
 
     def __init__(
-        self, settings: Settings, shard: Shard, metrics: Metrics, stop: threading.Event, concurrency: int
+        self,
+        settings: Settings,
+        shard: Shard,
+        metrics: Metrics,
+        stop: threading.Event,
+        concurrency: int,
+        role: Role = Role.ALL,
     ) -> None:
         self.name = shard.name
         self._shard = shard
+        self._metrics = metrics
         self._stop = stop
+        self._role = role
         #: The sweep waits for no connection of a delivery.
         self._sweep_shard = shard.twin()
-        self._sweeps = kind_sweeps(settings, self._sweep_shard, metrics, stop)
-        #: Kind -> why it cannot be swept now; empty where it can.
-        self._troubles = {sweep.name: "no sweep yet" for sweep in self._sweeps}
-        #: The kinds whose first sweep was tried.
-        self._tried: set[str] = set()
+        self._cycles_lease = CyclesLease(self._sweep_shard) if settings.cycles.enabled and role.sweeps else None
+        self._sweeps: list[KindSweep] = []
+        if role.sweeps:
+            self._sweeps = kind_sweeps(settings, self._sweep_shard, metrics, stop, cycles_lease=self._cycles_lease)
         self._delivery = Dispatcher(settings, shard, metrics, stop, concurrency)
-        interval = settings.sweep.interval.total_seconds()
-        patience = 60 + 4 * settings.redis.socket_timeout.total_seconds()
-        self.status_history = StatusHistory(shard.name, shard.address, functools.partial(read_status, settings, shard))
-        longest_sweep = settings.sweep.time_budget.total_seconds() + patience
-        self._vital = [
-            *(
-                PeriodicTask(self._task_name(sweep), functools.partial(self._sweep, sweep), interval, longest_sweep)
-                for sweep in self._sweeps
-            ),
-            PeriodicTask(
-                f"maintenance of {self.name}", self._maintain, min(MAINTENANCE_INTERVAL, 3 * interval), patience
-            ),
-        ]
         self._reconciler: PeriodicReconciler | None = None
-        if settings.reconcile.interval:
+        if settings.reconcile.interval and role.sweeps:
             self._reconciler = PeriodicReconciler(settings, shard, metrics, stop)
-            # A walk may take a day and is ended by a stop within a moment, so it is never stuck.
-            every = self._reconciler.check_every
-            self._vital.append(PeriodicTask(f"reconcile of {self.name}", self._reconcile, every, math.inf))
         else:
             metrics.forget_reconcile(shard.name)
-        #: In a thread of its own, so that nothing waits for what is only to be shown.
+        self.status_history = StatusHistory(shard.name, shard.address, functools.partial(read_status, settings, shard))
+        #: The tasks without which the process is not well.
+        self._essential = list(self._essential_tasks(settings))
+        interval = min(STATUS_INTERVAL, 3 * settings.sweep.interval.total_seconds())
+        #: The reading for the status page has a thread of its own, so that no other task waits for it.
         self.tasks = [
-            *self._vital,
-            PeriodicTask(f"look at {self.name}", self._look, min(LOOK_INTERVAL, 3 * interval), patience),
+            *self._essential,
+            PeriodicTask(f"status of {self.name}", self._read_status, interval, _patience(settings)),
         ]
+        works = [sweep.name for sweep in self._sweeps] if role.sweeps else [_MAINTENANCE]
+        #: Kind, or the maintenance -> why it fails now; empty where it does not.
+        self._troubles = dict.fromkeys(works, "no sweep yet" if role.sweeps else "not maintained yet")
+        #: Those of them that were tried.
+        self._tried: set[str] = set()
 
     @property
     def tried(self) -> bool:
@@ -78,7 +84,7 @@ class ShardRunner:
 
     @property
     def trouble(self) -> str:
-        """Why this shard cannot be swept now; empty where it can."""
+        """Why this shard cannot be worked with now; empty where it can."""
         return ", ".join(dict.fromkeys(trouble for trouble in self._troubles.values() if trouble))
 
     @property
@@ -92,37 +98,75 @@ class ShardRunner:
         return self.name, self.address, self._shard.keys.prefix
 
     def adopt(self, before: "ShardRunner") -> None:
-        """Take over from one that has retired: what it knows of Redis is still so."""
+        """Take over the state of a runner of the same shard that has retired."""
         known = self._troubles.keys() & before._troubles.keys()
-        self._troubles |= {kind: before._troubles[kind] for kind in known}
+        self._troubles |= {work: before._troubles[work] for work in known}
         self._tried |= before._tried & known
         self._delivery.adopt(before._delivery)
         self.status_history.adopt(before.status_history)
+        if self._cycles_lease and before._cycles_lease:
+            self._cycles_lease.adopt(before._cycles_lease)
 
     @property
     def health(self) -> list[str]:
         """What is wrong with its threads."""
-        problems = [f"the {duty.name} is stuck" for duty in self._vital if duty.stuck]
-        if not self._stop.is_set() and not self._delivery.complete:
+        problems = [f"the {task.name} is stuck" for task in self._essential if task.stuck]
+        if self._role.delivers and not self._stop.is_set() and not self._delivery.complete:
             problems.append(f"a delivery thread of {self.name} has died")
         return problems
 
     def start(self, scheduler: BackgroundScheduler) -> None:
         """Start all threads."""
-        for duty in self.tasks:
-            duty.schedule(scheduler)
-        self._delivery.start()
+        for task in self.tasks:
+            task.schedule(scheduler)
+        if self._role.delivers:
+            self._delivery.start()
 
     def end(self, deadline: float) -> bool:
-        """After a stop: wait until `deadline` (monotonic) for what is in hand. Returns whether every thread ended."""
-        ended = all([duty.join(deadline) for duty in self.tasks])
+        """After a stop: wait until `deadline` (monotonic) for the current work. Returns whether every thread ended."""
+        ended = all([task.join(deadline) for task in self.tasks])
         ended = self._delivery.join(deadline) and ended
         self._shard.close()
         self._sweep_shard.close()
         return ended
 
+    def _essential_tasks(self, settings: Settings) -> Iterator[PeriodicTask]:
+        interval, patience = settings.sweep.interval.total_seconds(), _patience(settings)
+        if self._role.sweeps:
+            longest = settings.sweep.time_budget.total_seconds() + patience
+            for sweep in self._sweeps:
+                yield PeriodicTask(self._task_name(sweep), functools.partial(self._sweep, sweep), interval, longest)
+        if self._cycles_lease:
+            work = self._waiting("the lease of Cycles", self._cycles_lease.hold)
+            yield PeriodicTask(f"cycles lease of {self.name}", work, RETRY_EVERY, patience)
+        if self._role.delivers:
+            every = min(MAINTENANCE_INTERVAL, 3 * interval)
+            yield PeriodicTask(
+                f"maintenance of {self.name}", self._waiting("maintenance", self._maintain), every, patience
+            )
+        if self._reconciler:
+            # A walk may take a day and is ended by a stop within a moment, so it is never stuck.
+            work = self._waiting("reconcile", self._reconciler.run_if_due)
+            yield PeriodicTask(f"reconcile of {self.name}", work, self._reconciler.check_every, math.inf)
+
     def _task_name(self, sweep: KindSweep) -> str:
         return f"sweep of {self.name}" if sweep.name == RESERVATIONS else f"sweep of {sweep.name} on {self.name}"
+
+    def _waiting(self, name: str, work: Callable[[], object]) -> Callable[[], None]:
+        """The work as a task that waits where Redis cannot be reached."""
+        outage = Outage(log, name, {"shard": self.name})
+
+        def run() -> None:
+            if self._stop.is_set():
+                return
+            try:
+                work()
+            except RedisUnavailable as error:
+                outage.begin(error)
+            else:
+                outage.end()
+
+        return run
 
     def _sweep(self, sweep: KindSweep) -> None:
         if self._stop.is_set():
@@ -140,24 +184,29 @@ class ShardRunner:
         except Exception as error:
             trouble = f"the sweep fails: {type(error).__name__}"
             sweep.telemetry.failed(error, redis_down=False)
-        self._troubles[sweep.name] = trouble
-        self._tried.add(sweep.name)
+        self._note(sweep.name, trouble)
 
     def _maintain(self) -> None:
-        if self._stop.is_set():
-            return
         try:
+            self._delivery.prepare()
             self._delivery.maintain()
         except RedisUnavailable as error:
-            log.warning("maintenance waits for redis", extra={"shard": self.name, "error": str(error)})
+            self._note(_MAINTENANCE, str(error))
+            raise
+        self._note(_MAINTENANCE, "")
 
-    def _look(self) -> None:
+    def _note(self, work: str, trouble: str) -> None:
+        if work in self._troubles:
+            if work is _MAINTENANCE:  # a sweep says so itself
+                self._metrics.redis_up.labels(self.name).set(not trouble)
+            self._troubles[work] = trouble
+            self._tried.add(work)
+
+    def _read_status(self) -> None:
         if not self._stop.is_set():
             self.status_history.update()
 
-    def _reconcile(self) -> None:
-        assert self._reconciler  # noqa: S101 - for the type checker
-        try:
-            self._reconciler.run_if_due()
-        except RedisUnavailable as error:
-            log.warning("reconcile waits for redis", extra={"shard": self.name, "error": str(error)})
+
+def _patience(settings: Settings) -> float:
+    """How long a task may take beyond its own work before it counts as stuck, seconds."""
+    return 60 + 4 * settings.redis.socket_timeout.total_seconds()

@@ -2,6 +2,8 @@
 
 import time
 
+from sweeperd.errors import RedisUnavailable
+
 
 class Clock:
     """
@@ -17,7 +19,7 @@ class Clock:
         self._offset_ms = now_ms - time.monotonic() * 1000
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch. Raises RuntimeError before the first reading."""
+        """Milliseconds since the epoch. Raises RedisUnavailable before the first reading."""
         if self._offset_ms is None:
-            raise RuntimeError("the server's clock has not been read yet")
+            raise RedisUnavailable("the server's clock has not been read yet")
         return int(self._offset_ms + time.monotonic() * 1000)

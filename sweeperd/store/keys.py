@@ -112,6 +112,11 @@ class CyclesKeys:
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix
 
+    @property
+    def lease(self) -> bytes:
+        """STRING: the token of whoever runs the expiry sweep of the installation."""
+        return self._prefix + b"cycles:maintenance:lease:reservation_expiry"
+
     def event(self, event_id: str) -> bytes:
         """STRING: one event, JSON."""
         return self._prefix + b"event:" + event_id.encode()

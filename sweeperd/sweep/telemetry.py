@@ -16,6 +16,8 @@ LINE = 50
 
 #: The outcomes that need an operator.
 _ALARMING = {Outcome.QUARANTINED: logging.WARNING, Outcome.ERROR: logging.ERROR}
+#: What the Cycles services call the results of a sweep.
+_CYCLES_OUTCOMES = {"ok": "success", "error": "failure", "standby": "skipped_locked"}
 _DETAIL = {Outcome.SKIPPED: "state", Outcome.QUARANTINED: "reason", Outcome.ERROR: "error"}
 
 
@@ -56,7 +58,7 @@ class SweepTelemetry:
 
     def ticked(self, report: SweepReport) -> None:
         """A tick that reached its end or was cut short."""
-        self._metrics.sweeps.labels(self._shard, self._kind, "error" if report.failure else "ok").inc()
+        self._count_run("error" if report.failure else "ok")
         self._metrics.sweep_duration.labels(self._shard, self._kind).observe(report.duration_seconds)
         # The other entries were counted with their decisions.
         self._metrics.candidates.labels(self._shard, self._kind, Outcome.IN_GRACE).inc(report.passed)
@@ -72,7 +74,7 @@ class SweepTelemetry:
 
     def stood_by(self) -> None:
         """Another replica holds the lease."""
-        self._metrics.sweeps.labels(self._shard, self._kind, "standby").inc()
+        self._count_run("standby")
         self._metrics.redis_up.labels(self._shard).set(1)
 
     def spiked(self, tenants: int) -> None:
@@ -87,7 +89,7 @@ class SweepTelemetry:
 
     def failed(self, error: Exception, *, redis_down: bool, logged: bool = False) -> None:
         """A tick that raised this. `logged`: the caller logs it."""
-        self._metrics.sweeps.labels(self._shard, self._kind, "error").inc()
+        self._count_run("error")
         if redis_down:
             self._metrics.redis_up.labels(self._shard).set(0)
         if logged:
@@ -102,6 +104,11 @@ class SweepTelemetry:
         self._metrics.due_entries.labels(self._shard, self._kind).set(backlog.due)
         self._metrics.oldest_due.labels(self._shard, self._kind).set(backlog.oldest_due_seconds)
         self._metrics.quarantined_entries.labels(self._shard, self._kind).set(backlog.quarantined)
+
+    def _count_run(self, result: str) -> None:
+        self._metrics.sweeps.labels(self._shard, self._kind, result).inc()
+        if self._kind == RESERVATIONS:
+            self._metrics.cycles_run(_CYCLES_OUTCOMES[result])
 
     def _count(self, decisions: Sequence[Decision]) -> None:
         metrics, shard, kind = self._metrics, self._shard, self._kind
@@ -119,8 +126,12 @@ class SweepTelemetry:
                 metrics.missing_budgets.labels(shard, kind).inc(len(decision.missing))
             if decision.closed:
                 metrics.closed_budgets.labels(shard).inc(len(decision.closed))
+            if decision.outcome is Outcome.QUARANTINED and self._kind == RESERVATIONS:
+                metrics.cycles_quarantined(decode(decision.tenant), decision.detail)
         for tenant, count in tenants.items():
             metrics.expired(kind, tenant, count)
+            if self._kind == RESERVATIONS:
+                metrics.cycles_expired(tenant, count)
 
     def _log(self, outcome: Outcome, trace_id: str, level: int, fields: dict[str, object]) -> None:
         common = self._where | {"outcome": outcome.value, "trace_id": trace_id}

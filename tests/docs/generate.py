@@ -57,7 +57,7 @@ def metrics_page() -> str:
 
 def metrics() -> Iterator[tuple[str, str, str, str]]:
     """Name, type, labels and help of each metric that a daemon can expose."""
-    for collector in set(Metrics().registry._collector_to_names):
+    for collector in set(Metrics(cycles=True).registry._collector_to_names):
         if isinstance(collector, MetricWrapperBase):
             name = collector._name + ("_total" if collector._type == "counter" else "")
             labels = ", ".join(f"`{label}`" for label in collector._labelnames)

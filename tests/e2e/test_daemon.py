@@ -131,16 +131,37 @@ def test_what_waits_is_measured(server: Server, client: redis.Redis, tmp_path: P
 def test_a_replica_that_holds_the_lease_has_the_others_stand_by(
     server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:
-    client.set("sweeperd:lease:sweep", "somebody else", px=3000)
+    client.set("sweeperd:lease:sweep", "somebody else", px=60_000)
     reserve(client, ["one"])
     with daemon(environment(server.url, sweep__interval="100ms"), tmp_path) as running:
         eventually(lambda: running.metric("sweeperd_sweeps_total", result="standby") >= 2)
         assert running.get("/readyz") == (200, "ok\n")
         assert outcome(running, "expired") == 0
         # A lease that is not renewed runs out.
+        client.pexpire("sweeperd:lease:sweep", 1)
         eventually(lambda: outcome(running, "expired") == 1)
         assert running.terminate() == 0
     assert not client.exists("sweeperd:lease:sweep")
+
+
+def test_started_while_redis_is_down_it_says_so_in_clear_lines(own_server: Server, tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        own_server.kill()
+        env = environment(own_server.url, sweep__interval="1s", endpoints=[{"name": "hook", "url": receiver.url}])
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: len(running.logged("sweep failed, the next tick tries again")) >= 3)
+            # A task that waits says so once, however often it tries.
+            for task in ("delivery", "maintenance", "reconcile"):
+                (line,) = running.logged(f"{task} waits for redis")
+                assert own_server.url.removesuffix("/0") in line["error"]
+            assert not [line for line in running.lines() if "exc_info" in line]
+            own_server.start()
+            eventually(lambda: running.logged("delivery goes on"))
+            with redis.Redis.from_url(own_server.url) as client:
+                eventually(lambda: client.exists("sweeperd:ticks"))
+                reserve(client, ["one"])
+            receiver.wait_for(lambda requests: len(requests) == 1)
+            assert running.terminate() == 0
 
 
 def test_http(server: Server, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from sweeperd import logs
+from sweeperd.errors import RedisUnavailable
+from sweeperd.logs import Outage
 
 pytestmark = pytest.mark.usefixtures("log_restored")
 
@@ -133,3 +135,19 @@ def test_configured_twice_it_writes_once(capsys: pytest.CaptureFixture[str]) -> 
     logs.configure("info", "json")
     log.info("started")
     assert parsed(capsys)["message"] == "started"
+
+
+def test_an_outage_is_logged_when_it_begins_and_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    outage = Outage(logging.getLogger("sweeperd.test"), "the task", {"shard": "eu"})
+    with caplog.at_level(logging.INFO):
+        outage.end()
+        for reason in ("refused", "refused", "loading"):
+            outage.begin(RedisUnavailable(reason))
+        outage.end()
+        outage.end()
+    logged = [(record.levelname, record.message, getattr(record, "error", "")) for record in caplog.records]
+    assert logged == [
+        ("WARNING", "the task waits for redis", "refused"),
+        ("WARNING", "the task waits for redis", "loading"),
+        ("INFO", "the task goes on", ""),
+    ]

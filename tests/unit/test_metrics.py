@@ -176,3 +176,58 @@ def test_any_tenant_can_be_exposed(tenant: str) -> None:
     families = {family.name: family for family in text_string_to_metric_families(exposed(metrics))}
     (sample,) = families["sweeperd_expired"].samples
     assert (sample.labels, sample.value) == ({"kind": "reservations", "tenant": tenant}, 1.0)
+
+
+def tenants(metrics: Metrics) -> dict[str, float]:
+    return {
+        sample.labels["tenant"]: sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "sweeperd_expired_total"
+    }
+
+
+def test_tenants_beyond_the_limit_share_a_label() -> None:
+    metrics = Metrics(tenant_limit=2)
+    for tenant in ("a", "b", "c", "d", "a"):
+        metrics.expired("reservations", tenant)
+    assert tenants(metrics) == {"a": 2, "b": 1, "_other": 2}
+
+
+def test_the_label_of_a_long_name_is_cut_and_still_its_own() -> None:
+    metrics = Metrics(tenant_length=16)
+    for tenant in ("x" * 16, "x" * 17, "x" * 1000, "x" * 17):
+        metrics.expired("reservations", tenant)
+    found = tenants(metrics)
+    assert found.pop("x" * 16) == 1
+    assert sorted(found.values()) == [1, 2]
+    assert all(len(label) == 16 and label.startswith("xxxxxxx~") for label in found)
+
+
+def test_cycles_names_are_there_where_cycles_is() -> None:
+    def names(metrics: Metrics) -> set[str]:
+        return {family.name for family in metrics.registry.collect() if family.name.startswith("cycles_")}
+
+    metrics = Metrics(cycles=True, tenant_limit=1)
+    for tenant in ("a", "b"):
+        metrics.cycles_expired(tenant, 2)
+    metrics.cycles_quarantined("a", "INVALID_EXPIRY")
+    metrics.cycles_run("skipped_locked")
+    text = exposed(metrics)
+    for line in (
+        'cycles_reservations_expired_total{tenant="a"} 2.0',
+        'cycles_reservations_expired_total{tenant="_other"} 2.0',
+        'cycles_reservations_quarantined_total{reason="INVALID_EXPIRY",tenant="a"} 1.0',
+        'cycles_maintenance_runs_total{job="reservation_expiry",outcome="skipped_locked"} 1.0',
+        'cycles_maintenance_runs_total{job="reservation_expiry",outcome="success"} 0.0',
+    ):
+        assert line in text
+    assert names(metrics) == {
+        "cycles_maintenance_runs",
+        "cycles_reservations_expired",
+        "cycles_reservations_quarantined",
+    }
+    without = Metrics()
+    without.cycles_expired("a")
+    without.cycles_run("success")
+    assert not names(without)

@@ -1,11 +1,14 @@
 """`sweeperd status`."""
 
+import contextlib
 import json
 import os
 import pty
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -105,6 +108,21 @@ def test_hostile_names(sweeperd: Sweeperd, client: redis.Redis) -> None:
     assert sweeperd("status", "--json", SWEEPERD_WEBHOOKS__ENDPOINTS=BILLING).document
 
 
+def heed_interrupts() -> None:
+    """In the child: a shell that starts the tests in the background has them ignore SIGINT, and children inherit it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def ended(process: "subprocess.Popen[Any]") -> Iterator[None]:
+    """No process outlives its test, however the test ends."""
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_watching_with_json_ends_cleanly_on_ctrl_c(server: Server, client: redis.Redis) -> None:
     watching = subprocess.Popen(
         command("status", "--watch", "--json", "--interval", "0.1"),
@@ -112,16 +130,17 @@ def test_watching_with_json_ends_cleanly_on_ctrl_c(server: Server, client: redis
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_interrupts,  # noqa: PLW1509 - the child only sets a signal
     )
-    assert watching.stdout is not None
-    output = watching.stdout
-    assert output
-    first = json.loads(output.readline())
-    client.zadd("sweeperd:quarantine", {"x": 1})
-    eventually(lambda: json.loads(output.readline())["shards"][0]["quarantined"] == 1)
-    watching.send_signal(signal.SIGINT)
-    _, errors = watching.communicate(timeout=20)
-    assert (watching.returncode, errors) == (0, "")
+    with ended(watching):
+        output = watching.stdout
+        assert output
+        first = json.loads(output.readline())
+        client.zadd("sweeperd:quarantine", {"x": 1})
+        eventually(lambda: json.loads(output.readline())["shards"][0]["quarantined"] == 1)
+        watching.send_signal(signal.SIGINT)
+        _, errors = watching.communicate(timeout=20)
+        assert (watching.returncode, errors) == (0, "")
     assert first["shards"][0]["quarantined"] == 0
 
 
@@ -135,6 +154,7 @@ def test_watching_on_a_terminal(server: Server, client: redis.Redis, tmp_path: P
         stdout=follower,
         stderr=follower,
         start_new_session=True,
+        preexec_fn=heed_interrupts,  # noqa: PLW1509 - the child only sets a signal
     )
     os.close(follower)
     seen = b""
@@ -144,12 +164,13 @@ def test_watching_on_a_terminal(server: Server, client: redis.Redis, tmp_path: P
         while text not in seen:
             seen += os.read(leader, 65536)
 
-    reads(b"quarantined")
-    client.zadd("sweeperd:quarantine", {f"x{number}": 1 for number in range(77)})
-    reads(b"77")
-    watching.send_signal(signal.SIGINT)
-    reads(b"\x1b[?1049l")  # the screen is as it was before
-    assert watching.wait(20) == 0
+    with ended(watching):
+        reads(b"quarantined")
+        client.zadd("sweeperd:quarantine", {f"x{number}": 1 for number in range(77)})
+        reads(b"77")
+        watching.send_signal(signal.SIGINT)
+        reads(b"\x1b[?1049l")  # the screen is as it was before
+        assert watching.wait(20) == 0
     os.close(leader)
     assert b"\x1b[31mevil" not in seen
     assert b"\\x1b[31mevil" in seen

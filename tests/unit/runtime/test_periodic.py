@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -57,7 +58,10 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr("sweeperd.runtime.periodic.time", SimpleNamespace(monotonic=lambda: self.now))
+        #: By how much the host's clock was set.
+        self.set_by = 0.0
+        clocks = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now + self.set_by)
+        monkeypatch.setattr("sweeperd.runtime.periodic.time", clocks)
 
 
 def test_it_runs_at_once(schedule: Schedule) -> None:
@@ -103,19 +107,23 @@ def test_it_survives_what_its_work_raises(schedule: Schedule, caplog: pytest.Log
     duty = schedule(work, 0.02)
     eventually(lambda: len(runs) >= 3)
     record = next(record for record in caplog.records if record.name == "sweeperd.runtime.periodic")
-    assert (record.levelno, record.duty) == (logging.ERROR, "chore")  # type: ignore[attr-defined]
+    assert (record.levelno, record.task) == (logging.ERROR, "chore")  # type: ignore[attr-defined]
     assert record.exc_info
     assert "out of luck" in str(record.exc_info[1])
     assert not duty.stuck
 
 
-def test_a_clock_that_was_set_back(schedule: Schedule, scheduler: BackgroundScheduler) -> None:
+def test_a_clock_that_was_set_back(
+    schedule: Schedule, scheduler: BackgroundScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work = Work()
     duty = schedule(work, 0.5)
     eventually(lambda: work.runs == 1)
     # To the scheduler, the next time lies an hour ahead.
     (job,) = scheduler.get_jobs()
     job.modify(next_run_time=datetime.now(UTC) + timedelta(hours=1))
+    hour_ago = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() - 3600)
+    monkeypatch.setattr("sweeperd.runtime.periodic.time", hour_ago)
     runs = work.runs
     duty.catch_up()
     assert work.runs == runs, "it is not late yet"
@@ -123,7 +131,10 @@ def test_a_clock_that_was_set_back(schedule: Schedule, scheduler: BackgroundSche
 
 
 def test_nothing_to_catch_up(
-    schedule: Schedule, scheduler: BackgroundScheduler, monkeypatch: pytest.MonkeyPatch
+    schedule: Schedule,
+    scheduler: BackgroundScheduler,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock(monkeypatch)
     work = Work(blocked=True)
@@ -140,7 +151,12 @@ def test_nothing_to_catch_up(
     assert job.next_run_time == planned, "it has just ended"
     clock.now += 11.5
     duty.catch_up()
+    assert job.next_run_time == planned, "it is late, since the machine is busy; both clocks agree"
+    assert not [record for record in caplog.records if "set back" in record.message]
+    clock.set_by = -3600
+    duty.catch_up()
     eventually(lambda: work.runs == 2)
+    assert [record for record in caplog.records if "set back" in record.message]
 
 
 def test_stuck_in_its_work(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:

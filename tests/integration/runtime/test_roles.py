@@ -1,0 +1,68 @@
+"""A daemon that only sweeps, and one that only delivers."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis
+
+from sweeperd.config import Settings
+from sweeperd.runtime.daemon import Daemon
+from sweeperd.runtime.role import Role
+from sweeperd.store.embedded import Server
+from tests.support.harness import eventually, reserve
+from tests.support.receiver import Receiver
+
+
+@contextmanager
+def running(server: Server, role: Role, url: str) -> Iterator[Daemon]:
+    settings = Settings.model_validate(
+        {
+            "redis": {"url": server.url},
+            "sweep": {"interval": "100ms"},
+            "webhooks": {"endpoints": [{"name": "hook", "url": url}]},
+        }
+    )
+    daemon = Daemon(settings, role=role)
+    daemon.start()
+    try:
+        eventually(lambda: daemon.readiness() == (True, "ok"))
+        yield daemon
+        assert daemon.health() == (True, "ok")
+    finally:
+        assert daemon.stop(time.monotonic() + 20)
+
+
+def value(daemon: Daemon, name: str, **labels: str) -> float:
+    found = daemon.metrics.registry.get_sample_value(name, labels)
+    return -1 if found is None else found
+
+
+def test_one_sweeps_and_the_other_delivers(server: Server, client: redis.Redis) -> None:
+    with Receiver() as receiver:
+        with running(server, Role.SWEEP, receiver.url) as sweeping:
+            reserve(client, ["one", "two"])
+            eventually(lambda: client.xlen("sweeperd:events") == 2)
+            assert (
+                value(sweeping, "sweeperd_candidates_total", shard="default", kind="reservations", outcome="expired")
+                == 2
+            )
+            # Its groups were made before the sweep, so nothing is lost to the one that delivers later.
+            assert client.xinfo_groups("sweeperd:events")[0]["lag"] if client.info()["redis_version"] >= "7" else True
+        assert not receiver.requests
+        with running(server, Role.DELIVER, receiver.url) as delivering:
+            reserve(client, ["three"])
+            receiver.wait_for(lambda requests: len(requests) == 2)
+            eventually(lambda: value(delivering, "sweeperd_webhook_pending_events", endpoint="hook") == 0)
+            assert value(delivering, "sweeperd_redis_up", shard="default") == 1
+            assert value(delivering, "sweeperd_sweeps_total", shard="default", kind="reservations", result="ok") == -1
+            assert client.hget("reservation:res_three", "state") == b"ACTIVE"
+
+
+def test_a_delivering_daemon_is_not_ready_while_redis_is_away(own_server: Server) -> None:
+    with Receiver() as receiver, running(own_server, Role.DELIVER, receiver.url) as daemon:
+        own_server.kill()
+        eventually(lambda: not daemon.readiness()[0])
+        assert value(daemon, "sweeperd_redis_up", shard="default") == 0
+        own_server.start()
+        eventually(lambda: daemon.readiness() == (True, "ok"))

@@ -11,7 +11,7 @@ from tests.docs.documents import ROOT, documents, name
 from tests.unit.config.test_example import keys_in_the_code
 
 #: What the name of a key begins with.
-KEY_NAME = re.compile(r'b"([a-z][a-z:-]+)')
+KEY_NAME = re.compile(r'b"([a-z][a-z:_-]+)')
 METRIC = re.compile(r"\bsweeperd_[a-z_]+[a-z]\b")
 
 

@@ -70,7 +70,7 @@ def _cost(results: Results) -> Figure | None:
     panels = (
         ("backlog", "entries", "entries in the backlog", "log"),
         ("scopes", "scopes", "budgets of an entry", "linear"),
-        ("slices", "pipeline_depth", "sweep.pipeline_depth", "log"),
+        ("batches", "pipeline_depth", "sweep.pipeline_depth", "log"),
     )
     if not any(results.get(row) for row, *_ in panels):
         return None

@@ -17,19 +17,19 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 def sweep(url: str, entries: int, *, length: int, ahead: int, marker: bytes = EXPIRED, first: int = 0) -> float:
     """
-    Seconds for one `expire` call for each of the entries that `fill` made, in slices of this length, of which at most
+    Seconds for one `expire` call for each of the entries that `fill` made, in batches of this size, of which at most
     `ahead` are on their way at once. Encoding is not counted. The server must know the script.
     """
     kind = reservations(Keys(), SweepSettings())
     calls = (kind.call(entry_id(number), TRACE_ID) for number in range(first, first + entries))
-    slices = []
-    while part := list(itertools.islice(calls, length)):
-        slices.append((encode_calls(kind.script, part), len(part)))
+    batches = []
+    while batch := list(itertools.islice(calls, length)):
+        batches.append((encode_calls(kind.script, batch), len(batch)))
     with Wire(url, marker) as wire:
         sent: deque[int] = deque()
         total = 0
         started = time.perf_counter()
-        for data, count in slices:
+        for data, count in batches:
             wire.send(data)
             total += count
             sent.append(total)

@@ -29,7 +29,7 @@ ROWS: tuple[Row, ...] = (
     delivery.ROW,
     delivery.PROCESSES,
     start.ROW,
-    cost.BY_SLICES,
+    cost.BY_BATCHES,
     cost.BY_SCOPES,
     audit.ROW,
     reconcile.ROW,

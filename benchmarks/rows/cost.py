@@ -1,4 +1,4 @@
-"""What one entry costs, by the length of the slices and by how many scopes it has. For the plot; there are no goals."""
+"""What one entry costs, by the size of the batches and by how many scopes it has. For the plot; there are no goals."""
 
 from benchmarks.fill import SCOPES
 from benchmarks.lab import Lab
@@ -8,7 +8,7 @@ DEPTHS = (1, 5, 10, 25, 50, 100, 200)
 NUMBERS_OF_SCOPES = (1, 2, 4, 8)
 
 
-def by_slices(lab: Lab) -> Sample:
+def by_batches(lab: Lab) -> Sample:
     """A `--once` with each `sweep.pipeline_depth`."""
     entries = lab.size("entries", 20_000, 1_000)
     costs = []
@@ -37,5 +37,5 @@ def by_scopes(lab: Lab) -> Sample:
     )
 
 
-BY_SLICES = Row("slices", "cost of one entry by `sweep.pipeline_depth`", "each other", {}, by_slices)
+BY_BATCHES = Row("batches", "cost of one entry by `sweep.pipeline_depth`", "each other", {}, by_batches)
 BY_SCOPES = Row("scopes", "cost of one entry by its number of budgets", "each other", {}, by_scopes)

@@ -21,7 +21,7 @@ from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep.reservations import reservations
 
 #: Calls sent in one go.
-SLICE = 50
+BATCH = 50
 
 BARE = """
 local row = redis.call('HMGET', KEYS[1], 'state', 'expires_at', 'grace_ms', 'estimate_amount', 'estimate_unit')
@@ -95,8 +95,8 @@ def _microseconds(client: redis.Redis, url: str, run: Script, calls: list[Call])
     client.script_load(run.source)
     fill(url, len(calls))
     client.config_resetstat()
-    for start in range(0, len(calls), SLICE):
-        run.run_many(client, calls[start : start + SLICE])
+    for start in range(0, len(calls), BATCH):
+        run.run_many(client, calls[start : start + BATCH])
     return float(client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
 
 

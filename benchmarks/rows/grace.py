@@ -7,7 +7,7 @@ from benchmarks.fill import fill
 from benchmarks.lab import Lab
 from benchmarks.process import apart
 from benchmarks.row import Goal, Row, Sample
-from benchmarks.rows.throughput import HALF
+from benchmarks.rows.throughput import BATCH
 from sweeperd.config import RedisSettings, SweepSettings
 from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard
@@ -25,7 +25,7 @@ def measure(lab: Lab) -> Sample:
     with lab.server() as server:
         fill(server.url, entries, grace_ms=HOUR_MS)
         ours = apart(tick, server.url, entries)
-        calls = apart(raw.sweep, server.url, entries, length=HALF, ahead=2, marker=raw.IN_GRACE)
+        calls = apart(raw.sweep, server.url, entries, length=BATCH, ahead=2, marker=raw.IN_GRACE)
     return Sample({"tick": ours / calls}, {"tick_seconds": ours, "calls_seconds": calls})
 
 

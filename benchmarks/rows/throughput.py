@@ -6,8 +6,8 @@ from benchmarks.process import apart
 from benchmarks.row import Goal, Row, Sample
 from sweeperd.config import SweepSettings
 
-#: The sweep sends its slices in halves of the pipeline's depth, two at once at most.
-HALF = SweepSettings().pipeline_depth // 2
+#: The calls of a batch: two batches are on their way at once.
+BATCH = SweepSettings().pipeline_depth // 2
 
 
 def measure(lab: Lab) -> Sample:
@@ -16,7 +16,7 @@ def measure(lab: Lab) -> Sample:
     with lab.overdue(entries) as server:
         ours = lab.once(server).entries_per_second
     with lab.overdue(entries) as server:
-        limit = entries / apart(raw.sweep, server.url, entries, length=HALF, ahead=2)
+        limit = entries / apart(raw.sweep, server.url, entries, length=BATCH, ahead=2)
     with lab.overdue(entries) as server:
         sequential = entries / apart(raw.sweep, server.url, entries, length=1, ahead=1)
     return Sample(
@@ -34,7 +34,7 @@ ROW = Row(
     "entries expired a second, one process, default settings",
     "the same script over a raw socket, requests encoded beforehand",
     {
-        "limit": Goal("at_least", 0.85, against="the limit: the same slices, encoded beforehand, over a raw socket"),
+        "limit": Goal("at_least", 0.85, against="the limit: the same batches, encoded beforehand, over a raw socket"),
         "sequential": Goal("at_least", 3, against="one round trip for each entry, over a raw socket"),
     },
     measure,

@@ -24,7 +24,7 @@ def explain(
     shard: Shard, settings: SweepSettings, ids: Sequence[bytes], script: Script | None = None
 ) -> list[Explanation]:
     """
-    Ask for each of these ids, in slices of `pipeline_depth`. Nothing is written. An entry whose sweep would fail has
+    Ask for each of these ids, in batches of `pipeline_depth`. Nothing is written. An entry whose sweep would fail has
     the outcome `error`. Raises redis.RedisError where the server as a whole cannot answer.
     """
     kind = reservations(shard.keys, settings)

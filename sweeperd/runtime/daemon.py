@@ -56,14 +56,14 @@ class Daemon:
             task.catch_up()
 
     def retire(self, seconds: float) -> bool:
-        """Take no more work; wait so long for the current slices. Returns whether they have ended."""
+        """Take no more work; wait so long for the current batches. Returns whether they have ended."""
         self._stop.set()
         deadline = time.monotonic() + seconds
         return all([task.join(deadline) for task in self._tasks])
 
     def finish(self, deadline: float) -> bool:
         """
-        Take no more work, finish the current slices and what is in flight, and end every thread, until `deadline`
+        Take no more work, finish the current batches and what is in flight, and end every thread, until `deadline`
         (monotonic). Returns whether they all ended. Nothing is lost where they did not: what was not acknowledged is
         delivered by another replica or later.
         """

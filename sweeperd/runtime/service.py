@@ -186,7 +186,7 @@ class Service:
 
     def _replace(self, daemon: Daemon, settings: Settings) -> None:
         """
-        Only the sweep is waited for, which ends after its current slice; requests in flight go on beside the new
+        Only the sweep is waited for, which ends after its current batch; requests in flight go on beside the new
         daemon, as those of another replica would, so that no tick waits for a receiver.
         """
         before, grace = self._daemon, self._settings.shutdown_grace.total_seconds()

@@ -53,5 +53,7 @@ def _decision(entry: bytes, reply: Sequence[Any]) -> Decision:
             return Decision(entry, outcome, decode(reason), tenant=tenant, why=decode(why))
         case Outcome.SKIPPED:
             return Decision(entry, outcome, decode(reply[1]))
+        case Outcome.IN_GRACE:
+            return Decision(entry, outcome, grace_end_ms=reply[1])
         case _:
             return Decision(entry, outcome)

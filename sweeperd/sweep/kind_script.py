@@ -8,7 +8,8 @@ KEYS[1] -> the entry's hash  KEYS[2] -> the index  KEYS[3] -> sweeperd:events  K
 ARGV[1] -> the id  ARGV[2] -> the prefix  ARGV[3] -> how long the ended hash stays, ms; 0: not at all
 ARGV[4] -> trace id for the event
 
-{'not_found'}  {'not_due'}  {'in_grace'}  {'skipped', detail}  {'quarantined', reason, tenant, why}
+{'not_found'}  {'not_due'}  {'in_grace', ms when the grace ends}  {'skipped', detail}
+{'quarantined', reason, tenant, why}
 {'expired', tenant, ms since deadline + grace, keys that do not exist as a JSON array}
 """
 
@@ -137,7 +138,7 @@ def _due(kind: KindSettings, row: _Row) -> Iterable[str]:
     yield f"if not expires_at then\n  return entry.set_aside('INVALID_EXPIRY', {quoted(kind.deadline)})\nend"
     yield f"if clock.now <= expires_at then\n  return entry.move({deadline})\nend"
     if grace:
-        yield f"if clock.now <= expires_at + {grace} then\n  return {{'in_grace'}}\nend"
+        yield f"if clock.now <= expires_at + {grace} then\n  return {{'in_grace', expires_at + {grace}}}\nend"
     tenant = f"{row[kind.tenant]} or ''" if kind.tenant else "''"
     yield (
         f"local event = {{'type', {quoted(kind.name + '.expired')}, 'kind', {quoted(kind.name)}, 'id', ARGV[1],"

@@ -21,7 +21,7 @@ _FIELDS = (b"at", b"by", b"seconds", b"complete", b"expired", b"earlier_at", b"e
 
 @dataclass(frozen=True, slots=True)
 class LastSweep:
-    """The last tick over a shard, whoever made it."""
+    """The last tick over a shard, by any process."""
 
     #: When it ended, ms on Redis's clock.
     at_ms: int
@@ -54,7 +54,7 @@ class LastSweepStore:
         self._told = False
 
     def decided(self, decisions: Sequence[Decision]) -> None:
-        """A slice of decisions: they count, even where the tick fails later."""
+        """The decisions of a batch: they count, even where the tick fails later."""
         self._expired += sum(decision.outcome is Outcome.EXPIRED for decision in decisions)
 
     def note(self, report: SweepReport) -> None:

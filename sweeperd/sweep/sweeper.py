@@ -193,8 +193,8 @@ class Sweeper:
 
     def _decide(self, tick: _Tick, batch: Batch) -> tuple[list[Decision], Exception | None]:
         """
-        The decisions about a batch in flight, observed and counted; and the trouble that the server was in, of which
-        the entries without a decision tell.
+        The decisions about a batch in flight, observed and counted; and the server's trouble that some entries met in
+        place of a decision, or None.
         """
         replies = iter(self._replies(tick.pipeline, sum(not entry.in_grace for entry in batch)))
         decisions, trouble = [], None

@@ -164,6 +164,8 @@ def _common_fields(decision: Decision) -> dict[str, object]:
         fields["tenant"] = decode(decision.tenant)
     if decision.detail:
         fields[_DETAIL[decision.outcome]] = decision.detail
+    if decision.why:
+        fields["why"] = decision.why
     if decision.outcome is Outcome.EXPIRED:
         fields["lag_ms"] = decision.lag_ms
     return fields

@@ -114,7 +114,7 @@ def test_events_that_wait_are_exit_code_3_and_the_next_run_delivers_them(server:
     assert client.xpending("sweeperd:events", "hook")["pending"] == 0
 
 
-def test_a_signal_ends_it_after_the_slice_and_says_that_it_was_not_all(server: Server, client: redis.Redis) -> None:
+def test_a_signal_ends_it_after_the_batch_and_says_that_it_was_not_all(server: Server, client: redis.Redis) -> None:
     reserve(client, [str(number) for number in range(20_000)])
     process = subprocess.Popen(
         command("--once", "--json", "--log-level", "error"),

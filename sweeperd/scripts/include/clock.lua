@@ -1,5 +1,4 @@
--- This server's clock, and the whole numbers that tell times, durations and counts. No script takes the time from
--- whoever calls it.
+-- This server's clock, and the whole numbers of times, durations and counts. No script takes the time from its caller.
 
 local clock = {}
 do

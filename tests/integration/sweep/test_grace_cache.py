@@ -197,7 +197,7 @@ def expired(client: redis.Redis) -> set[bytes]:
 
 
 def test_those_in_front_that_have_the_same_score_may_go(world: World) -> None:
-    """Where paging stands behind a stretch is counted anew, or as many as have gone would be passed over."""
+    """The position after a range is counted anew, or as many as have gone would be passed over."""
     world.in_grace(*(f"{number:03}" for number in range(100)))
     (score,) = set(world.scores().values())
     world.tick()

@@ -222,7 +222,8 @@ def test_the_plots_are_drawn_from_what_was_written(tmp_path: Path) -> None:
     measured = {
         "foreground": [on("7.0.15", Sample({"p99": 2.0}, {"p99_ms": 1.0}, drain))],
         **{
-            name: [on("7.0.15", Sample({}, {}, cost), Sample({}, {}, cost))] for name in ("backlog", "scopes", "slices")
+            name: [on("7.0.15", Sample({}, {}, cost), Sample({}, {}, cost))]
+            for name in ("backlog", "scopes", "batches")
         },
         "delivery": [on("7.0.15", Sample({}, {}, delivery))],
     }

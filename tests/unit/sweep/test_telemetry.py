@@ -139,6 +139,11 @@ def test_missing_budgets(told: Told) -> None:
     assert (told.line["level"], told.line["missing_budgets"]) == ("WARNING", ["a", "b"])
 
 
+def test_a_quarantine_of_a_configured_kind_says_why(told: Told) -> None:
+    told.decided(Decision(b"r1", Outcome.QUARANTINED, "SCRIPT_ERROR", why="line 3: attempt to index a nil value"))
+    assert (told.line["reason"], told.line["why"]) == ("SCRIPT_ERROR", "line 3: attempt to index a nil value")
+
+
 def test_closed_budgets(told: Told) -> None:
     changes = told.decided(Decision(b"r1", Outcome.EXPIRED, tenant=b"acme", closed=("a", "b")))
     assert changes[("sweeperd_closed_budgets_total", ("s1",))] == 2

@@ -203,12 +203,12 @@ def _as_dict(status: ShardStatus) -> dict[str, Any]:
 
 
 def _endpoint_as_dict(endpoint: EndpointStatus) -> dict[str, Any]:
-    values = _with_times(dataclasses.asdict(endpoint))
+    values = _with_times(dataclasses.asdict(endpoint) | {"muted_until_ms": endpoint.muted_until_ms or None})
     return {"endpoint": values.pop("name"), "state": endpoint.state, **values}
 
 
 def _with_times(values: dict[str, Any]) -> dict[str, Any]:
     """The same with each moment `..._ms` as RFC 3339, without that ending."""
-    moments = {name: value for name, value in values.items() if name.endswith(("at_ms", "now_ms"))}
+    moments = {name: value for name, value in values.items() if name.endswith(("at_ms", "now_ms", "until_ms"))}
     rest = {name: value for name, value in values.items() if name not in moments}
     return {name.removesuffix("_ms"): timestamp(at) for name, at in moments.items()} | rest

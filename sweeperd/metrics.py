@@ -208,6 +208,12 @@ class Metrics:
         self.webhook_attempts = Counter(
             "sweeperd_webhook_attempts_total", "Webhook requests by result", ["endpoint", "result"], registry=registry
         )
+        self.webhook_events = Counter(
+            "sweeperd_webhook_events_total",
+            "Events sent, by the result of their request after its quick retries",
+            ["endpoint", "result"],
+            registry=registry,
+        )
         self.webhook_duration = Histogram(
             "sweeperd_webhook_duration_seconds",
             "How long a webhook request took",
@@ -301,6 +307,7 @@ class Metrics:
         """Show an endpoint's series at 0 from the start."""
         for result in ("delivered", "rejected", "failed"):
             self.webhook_attempts.labels(endpoint, result)
+            self.webhook_events.labels(endpoint, result)
         self.webhook_duration.labels(endpoint)
         self.webhook_dead_letters.labels(endpoint)
 

@@ -196,6 +196,8 @@ class EndpointSettings(Section):
     scopes: list[ScopePattern] | None = None
     format: Format = "event"
     batch_size: int = Field(default=1, ge=1, le=1000)
+    batch_bytes: int = Field(default=1024 * 1024, ge=1024, le=64 * 1024 * 1024)
+    batch_wait: PositiveDuration = timedelta(milliseconds=50)
     headers: dict[str, SecretStr] = {}
 
     @field_validator("tenants", "events", "scopes")

@@ -1,19 +1,119 @@
-"""What is sent in one request."""
+"""Gathers the events of one endpoint into batches: what is sent in one request."""
 
-import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sweeperd.config import EndpointSettings
 from sweeperd.delivery.outbox import OutboxEntry
+from sweeperd.store.streams import StreamId
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The events of one request."""
+    """The events of one request, in the order of the stream."""
 
     entries: tuple[OutboxEntry, ...]
     #: Whether its result closes an open circuit. A probe is sent once, without quick retries.
     probe: bool = False
 
 
-#: From the reader to the sending threads; None ends one of them.
-BatchQueue = queue.SimpleQueue[Batch | None]
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How large a batch may be, and how long a partial one may wait, seconds."""
+
+    events: int = 1
+    bytes: int = 1024 * 1024
+    wait: float = 0.05
+
+    @classmethod
+    def of(cls, endpoint: EndpointSettings) -> "BatchLimits":
+        """The limits of one endpoint."""
+        return cls(endpoint.batch_size, endpoint.batch_bytes, endpoint.batch_wait.total_seconds())
+
+
+class BatchQueue:
+    """
+    From the reader to the senders. A full batch is taken at once. A partial one is held while another request of the
+    endpoint is in flight, and `wait` at most: else idle senders would take batches of a few events each.
+    """
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self._limits = limits
+        self._waiting: deque[OutboxEntry] = deque()
+        self._bytes = 0
+        #: Batches of a single event, which share a request with no other: a probe, an event that was refused alone.
+        self._single: deque[Batch] = deque()
+        #: When the first waiting event came, monotonic.
+        self._since = 0.0
+        self._requests = 0
+        self._closed = False
+        self._changed = threading.Condition(threading.Lock())
+
+    @property
+    def size(self) -> int:
+        """How many events a full batch has; 1 where nothing is gained by waiting for more."""
+        return self._limits.events
+
+    def put(self, entries: Sequence[OutboxEntry], *, probe: bool = False) -> None:
+        """Queue these events."""
+        with self._changed:
+            if not self._waiting:
+                self._since = time.monotonic()
+            for entry in entries:
+                if probe or entry.alone:
+                    self._single.append(Batch((entry,), probe))
+                else:
+                    self._waiting.append(entry)
+                    self._bytes += entry.size
+            self._changed.notify(len(self._single) + 1 + len(self._waiting) // self._limits.events)
+
+    def take(self) -> Batch | None:
+        """Wait for a batch and take it; `done` has to follow. None: the queue is closed and empty."""
+        with self._changed:
+            while not self._ready():
+                if self._closed:
+                    return None
+                self._changed.wait(
+                    max(0.0, self._since + self._limits.wait - time.monotonic()) if self._waiting else None
+                )
+            self._requests += 1
+            return self._single.popleft() if self._single else self._next()
+
+    def done(self) -> None:
+        """The request of a batch has ended."""
+        with self._changed:
+            self._requests -= 1
+
+    def close(self) -> None:
+        """No event follows: what is queued is taken, and then `take` returns None."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _ready(self) -> bool:
+        if self._single or self._full:
+            return True
+        if not self._waiting:
+            return False
+        return self._closed or not self._requests or time.monotonic() >= self._since + self._limits.wait
+
+    @property
+    def _full(self) -> bool:
+        return len(self._waiting) >= self._limits.events or self._bytes >= self._limits.bytes
+
+    def _next(self) -> Batch:
+        entries, size = [self._waiting.popleft()], 0
+        size = entries[0].size
+        while (
+            self._waiting and len(entries) < self._limits.events and size + self._waiting[0].size <= self._limits.bytes
+        ):
+            entries.append(self._waiting.popleft())
+            size += entries[-1].size
+        self._bytes -= size
+        self._since = time.monotonic()
+        if len(entries) > 1:  # a parked event may have come after a younger one
+            entries.sort(key=lambda entry: StreamId.parse(entry.id))
+        return Batch(tuple(entries))

@@ -29,6 +29,8 @@ class CircuitBreaker:
         self.reason = ""
         self._open_until = 0.0
         self._succeeded_at: float | None = None
+        #: How many requests have succeeded.
+        self.successes = 0
         #: Since the last success: the last event that failed, whether another one failed too, and the refused events.
         self._failed_event: bytes | None = None
         self._several_failed = False
@@ -68,6 +70,7 @@ class CircuitBreaker:
     def succeeded(self) -> bool:
         """A delivery succeeded. Returns whether that closed the circuit."""
         self._succeeded_at = self._clock()
+        self.successes += 1
         return self.close()
 
     def close(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import redis
 
 from sweeperd.delivery.acknowledger import RECOVERY_PAUSE, Acknowledger, Action, Settlement
-from sweeperd.delivery.batches import Batch, BatchQueue
+from sweeperd.delivery.batches import BatchQueue
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
 from sweeperd.delivery.circuit_publisher import CircuitPublisher
 from sweeperd.delivery.due_scan import DueScan
@@ -29,8 +29,10 @@ log = logging.getLogger(__name__)
 BLOCK = 1.0
 #: The longest time between two refreshes, seconds. A refresh reads the endpoint's state and takes parked events again.
 REFRESH_EVERY = 5.0
-#: The time between two steps of a scan over many parked events, seconds.
-SCAN_EVERY = 0.2
+#: How long the reader lets new events gather where it found too few for a batch while senders are busy, seconds.
+GATHER = 0.005
+#: How many events one read takes at most.
+READ_COUNT = 1000
 #: The time between two heartbeats, seconds.
 HEARTBEAT_EVERY = TAKE_OVER_AFTER / 3
 
@@ -58,7 +60,6 @@ class Consumer:
         log_fields: Mapping[str, object],
     ) -> None:
         self._subscription = subscription
-        self._endpoint = subscription.endpoint
         self._shard = shard
         self._outbox = outbox
         self._state = state
@@ -76,15 +77,10 @@ class Consumer:
         # A read that waits must be answered before the socket times out.
         self._block_ms = int(min(BLOCK, shard.socket_timeout / 2) * 1000)
         self._refresh_every = min(REFRESH_EVERY, redelivery.initial / 4)
-        # A released event (0 deliveries) has no wait; it was released with a long idle time.
-        self._least_idle_ms = int(min(redelivery.initial, TAKE_OVER_AFTER) * 1000)
-        self._scan = DueScan(self._endpoint, outbox, redelivery, in_flight)
-        self._probe_chooser = ProbeChooser(self._endpoint, outbox)
+        self._scan = DueScan(subscription.endpoint, outbox, redelivery, in_flight)
+        self._probe_chooser = ProbeChooser(subscription.endpoint, outbox)
         self._refresh_at = 0.0
-        self._scan_at = 0.0
         self._heartbeat_at = 0.0
-        #: Where there is room for one event only, parked and new ones take turns.
-        self._turn = 0
 
     def run(self, *, until_idle: bool) -> None:
         """Read until a stop. `until_idle`: until nothing is left that can be delivered now."""
@@ -103,7 +99,7 @@ class Consumer:
                         if (
                             time.monotonic() > dead_until
                             or self._held_back
-                            or not self._outbox.held_elsewhere(self._endpoint)
+                            or not self._outbox.held_elsewhere(self._subscription.endpoint)
                         ):
                             return
                         self._stop.wait(0.2)
@@ -127,7 +123,7 @@ class Consumer:
         now = time.monotonic()
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + HEARTBEAT_EVERY
-            self._outbox.heartbeat(self._endpoint, self._in_flight.ids())
+            self._outbox.heartbeat(self._subscription.endpoint, self._in_flight.ids())
 
     def _step(self, *, block: bool) -> bool:
         """Take the events that can be delivered now, up to the capacity. Returns whether there was anything to do."""
@@ -141,16 +137,18 @@ class Consumer:
         if self._circuit.open:
             return self._dead_letter_old() or self._probe() or self._rest(block)
         free = self._in_flight.free
-        if free < self._together:
-            self._in_flight.await_fewer(self._in_flight.capacity - self._together + 1, BLOCK)
+        if free < self._together and len(self._in_flight):
+            self._in_flight.await_fewer(min(len(self._in_flight), self._in_flight.capacity - self._together + 1), BLOCK)
             return True
         entries: list[OutboxEntry] = []
-        if scanning := last_step or time.monotonic() >= self._scan_at:
-            entries = self._take_again(free)
+        if scanning := last_step or self._scan.due:
+            entries = self._scan.take(free, self._refresh_every)
         # No wait in Redis while there are events to queue.
         block_ms = self._block_ms if block and not entries else 0
         if len(entries) < free:
-            entries += self._outbox.read(self._endpoint, free - len(entries), block_ms)
+            entries += self._outbox.read(self._subscription.endpoint, min(free - len(entries), READ_COUNT), block_ms)
+        if 0 < len(entries) < self._batches.size and len(self._in_flight):
+            self._stop.wait(GATHER)  # for a fuller batch: the senders are busy
         return self._queue(entries) or (scanning and not self._scan.at_start)
 
     @property
@@ -165,7 +163,7 @@ class Consumer:
         self._refresh_at = time.monotonic() + self._refresh_every
         if self._publisher.operator_closes():
             log.warning("an operator has closed the circuit", extra=self._log_fields)
-            self._scan_at = 0.0  # parked events are due now
+            self._scan.hurry()  # parked events are due now
         if publish:
             self._publisher.publish_when_due()
         state = self._state.state
@@ -179,17 +177,6 @@ class Consumer:
             self._in_flight.await_fewer(len(self._in_flight), self._refresh_every)
         return False
 
-    def _take_again(self, free: int) -> list[OutboxEntry]:
-        """Take parked events whose wait is over and events of dead processes. Half of the room is for new events."""
-        self._turn = 1 - self._turn
-        due = self._scan.step((free + self._turn) // 2)
-        if due:
-            self._scan_at = 0.0  # there may be more
-        else:
-            self._scan_at = time.monotonic() + (self._refresh_every if self._scan.at_start else SCAN_EVERY)
-        # A claim of an event that another replica has taken since finds it idle for less than any wait.
-        return self._outbox.claim(self._endpoint, due, self._least_idle_ms)
-
     def _probe(self) -> bool:
         """The circuit is open: when it is time, and nothing else is in hand, try a single event."""
         if len(self._in_flight) or not self._circuit.probe_due:
@@ -201,7 +188,7 @@ class Consumer:
         log.warning("the endpoint's group is not there and is made", extra=self._log_fields)
         try:
             with self._shard.reaching():
-                self._outbox.ensure_group(self._endpoint)
+                self._outbox.ensure_group(self._subscription.endpoint)
                 return
         except (RedisUnavailable, redis.RedisError) as error:
             log.warning("the group could not be made", extra=self._log_fields | {"error": str(error)})
@@ -213,19 +200,19 @@ class Consumer:
         there were any. Where replicas are asked for, an event that they do not have is released and queued later.
         Raises RedisUnavailable then.
         """
-        if not self._outbox.confirmed(self._endpoint, entries):
-            self._outbox.release(self._endpoint, [entry for entry in entries if entry.fields])
+        if not self._outbox.confirmed(self._subscription.endpoint, entries):
+            self._outbox.release(self._subscription.endpoint, [entry for entry in entries if entry.fields])
             raise RedisUnavailable(f"{self._shard.address}: too few replicas have confirmed {len(entries)} events")
-        self._in_flight.add(entry.id for entry in entries)
-        unwanted = []
+        self._in_flight.add(entries)
+        wanted: list[OutboxEntry] = []
+        unwanted: list[OutboxEntry] = []
         for entry in entries:
-            if not entry.fields:
-                self._settle(Action.DEAD_LETTER, [entry], "the event is no longer in the stream")
-            elif self._subscription.wants(entry):
-                self._batches.put(Batch((entry,), probe))
-            else:
-                unwanted.append(entry)
+            if entry.fields:
+                (wanted if self._subscription.wants(entry) else unwanted).append(entry)
+        gone = [entry for entry in entries if not entry.fields]
+        self._batches.put(wanted, probe=probe)
         self._settle(Action.SKIP, unwanted)
+        self._settle(Action.DEAD_LETTER, gone, "the event is no longer in the stream")
         return bool(entries)
 
     def _settle(self, action: Action, entries: Sequence[OutboxEntry], reason: str = "") -> None:
@@ -242,19 +229,19 @@ class Consumer:
         free, untried_too = self._in_flight.free, not self._circuit.rests_on_one_event
         if not free:
             return False
-        if untried_too and (untaken := self._outbox.untaken(self._endpoint, before_ms, free)):
-            self._outbox.release(self._endpoint, self._outbox.read(self._endpoint, untaken))
+        if untried_too and (untaken := self._outbox.untaken(self._subscription.endpoint, before_ms, free)):
+            self._outbox.release(self._subscription.endpoint, self._outbox.read(self._subscription.endpoint, untaken))
         old = {
             pending.id: pending
-            for pending in self._outbox.parked(self._endpoint)[:free]
+            for pending in self._outbox.parked(self._subscription.endpoint)[:free]
             if pending.added_ms < before_ms and (pending.deliveries or untried_too)
         }
         entries = [
             # The claim has counted a delivery, and there was none.
             replace(entry, deliveries=old[entry.id].deliveries)
-            for entry in self._outbox.claim(self._endpoint, list(old.values()), 0)
+            for entry in self._outbox.claim(self._subscription.endpoint, list(old.values()), 0)
         ]
-        self._in_flight.add(entry.id for entry in entries)
+        self._in_flight.add(entries)
         wanted = [entry for entry in entries if not entry.fields or self._subscription.wants(entry)]
         self._settle(Action.DEAD_LETTER, wanted, self._circuit.reason)
         self._settle(Action.SKIP, [entry for entry in entries if entry not in wanted])

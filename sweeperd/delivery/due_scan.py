@@ -1,11 +1,15 @@
 """Finds the pending events that are to be taken again, in bounded steps."""
 
+import time
+
 from sweeperd.delivery.in_flight import InFlight
-from sweeperd.delivery.outbox import PAGE, PARKED, TAKE_OVER_AFTER, Outbox, Pending
+from sweeperd.delivery.outbox import PAGE, TAKE_OVER_AFTER, WAITING, Outbox, OutboxEntry, Pending
 from sweeperd.delivery.redelivery import Redelivery
 
 #: How many pages one step reads at most. A page takes the server a fraction of a millisecond.
 PAGES_PER_STEP = 8
+#: The time between two steps of a scan over many parked events, seconds.
+SCAN_EVERY = 0.2
 
 
 class DueScan:
@@ -19,13 +23,41 @@ class DueScan:
         self._outbox = outbox
         self._redelivery = redelivery
         self._in_flight = in_flight
+        # A released event (0 deliveries) has no wait; it was released with a long idle time.
+        self._least_idle_ms = int(min(redelivery.initial, TAKE_OVER_AFTER) * 1000)
         #: The last event that was passed; None before the first.
         self._after: bytes | None = None
+        self._next_at = 0.0
+        #: Where there is room for one event only, parked and new ones take turns.
+        self._turn = 0
 
     @property
     def at_start(self) -> bool:
         """Whether the last step came to the end, and the next one begins anew."""
         return self._after is None
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for the next step."""
+        return time.monotonic() >= self._next_at
+
+    def hurry(self) -> None:
+        """Events have become due: make the next step at once."""
+        self._next_at = 0.0
+
+    def take(self, room: int, pause: float) -> list[OutboxEntry]:
+        """
+        Take the events of one step; half of the room is left to new events. `pause`: how long to wait after a scan that
+        came to its end, seconds. Raises redis.RedisError.
+        """
+        self._turn = 1 - self._turn
+        due = self.step((room + self._turn) // 2)
+        if due:
+            self.hurry()  # there may be more
+        else:
+            self._next_at = time.monotonic() + (pause if self.at_start else SCAN_EVERY)
+        # A claim of an event that another replica has taken since finds it idle for less than any wait.
+        return self._outbox.claim(self._endpoint, due, self._least_idle_ms)
 
     def step(self, count: int) -> list[Pending]:
         """The next due events, `count` at most: parked with their wait over, or in the hands of a dead process."""
@@ -44,6 +76,6 @@ class DueScan:
         return due
 
     def _due(self, pending: Pending) -> bool:
-        if pending.owner != PARKED:
+        if pending.owner not in WAITING:
             return pending.idle_ms >= TAKE_OVER_AFTER * 1000 and pending.id not in self._in_flight
         return pending.idle_ms >= self._redelivery.wait_ms(pending.deliveries)

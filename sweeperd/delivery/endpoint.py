@@ -10,7 +10,7 @@ import redis
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.announcements import Announcements
-from sweeperd.delivery.batches import BatchQueue
+from sweeperd.delivery.batches import BatchLimits, BatchQueue
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
 from sweeperd.delivery.circuit_publisher import CircuitPublisher
 from sweeperd.delivery.consumer import Consumer
@@ -27,13 +27,17 @@ from sweeperd.store.shard import Shard
 log = logging.getLogger(__name__)
 
 
+#: How many bytes of events of one endpoint are in hand, as far as the size of the next ones can be foreseen.
+IN_FLIGHT_BYTES = 32 * 1024 * 1024
+
+
 class EndpointDelivery:
     """
     One endpoint on one shard. Events go forward through three stages, each with threads of its own:
 
         Consumer -> batches -> SenderThreads -> settlements -> Acknowledger
 
-    At most twice as many events as there are senders are in hand, so memory does not grow with the backlog.
+    At most two batches for each sender are in hand, and IN_FLIGHT_BYTES, so memory does not grow with the backlog.
     """
 
     def __init__(
@@ -58,13 +62,25 @@ class EndpointDelivery:
         self.circuit = CircuitBreaker(min(redelivery.initial, probe_max), min(redelivery.longest, probe_max))
         self._publisher = CircuitPublisher(shard, endpoint.name, outbox.consumer, self.circuit)
         state = EndpointStateCache(shard, endpoint.name, announcements)
-        batches = BatchQueue()
-        self._in_flight = InFlight(2 * senders, stop)
+        limits = BatchLimits.of(endpoint)
+        batches = BatchQueue(limits)
+        self._in_flight = InFlight(2 * senders * limits.events, IN_FLIGHT_BYTES, stop)
         self._acknowledger = Acknowledger(
             self.name, shard, outbox, self._in_flight, metrics, together, self._log_fields
         )
         self._sender = BatchSender(
-            shard, client, encode, self.circuit, self._publisher, state, redelivery, stop, self._log_fields
+            self.name,
+            shard,
+            client,
+            encode,
+            self.circuit,
+            self._publisher,
+            state,
+            redelivery,
+            limits,
+            metrics,
+            stop,
+            self._log_fields,
         )
         self._consumer = Consumer(
             Subscription(endpoint),
@@ -77,7 +93,7 @@ class EndpointDelivery:
             self._in_flight,
             batches,
             self._acknowledger,
-            together,
+            max(1, self._in_flight.capacity // 8),
             stop,
             self._log_fields,
         )

@@ -20,6 +20,10 @@ from sweeperd.text import decode
 
 #: The owner of events that wait for their next delivery.
 PARKED = b"(parked)"
+#: The same, of events that were refused alone: they share a request with no other event.
+PARKED_ALONE = b"(parked alone)"
+#: Both are no processes.
+WAITING = frozenset({PARKED, PARKED_ALONE})
 #: The field of a replayed event: the one endpoint that receives it. Such an entry is no expiry.
 ONLY_FOR = b"only_for"
 #: An owner that has sent no heartbeat for so long is dead, seconds.
@@ -48,6 +52,13 @@ class OutboxEntry:
     #: How many times it was taken for delivery, this time included.
     deliveries: int
     fields: dict[bytes, bytes]
+    #: Whether it was refused alone, and so travels alone from then on.
+    alone: bool = False
+
+    @property
+    def size(self) -> int:
+        """The length of its names and values, bytes."""
+        return sum(map(len, self.fields)) + sum(map(len, self.fields.values()))
 
     @property
     def added_ms(self) -> int:
@@ -150,13 +161,13 @@ class Outbox:
         ]
 
     def parked(self, group: str, previous: bytes | None = None) -> list[Pending]:
-        """The same, of the events that wait for their next delivery."""
-        return self.pending(group, previous, PARKED)
+        """The same, of the events that wait for their next delivery; events that travel alone come last."""
+        return self.pending(group, previous, PARKED) or self.pending(group, previous, PARKED_ALONE)
 
     def held_elsewhere(self, group: str) -> bool:
         """Whether another process has events in hand, or had when it died."""
         summary = self._client.xpending(self._key, group)
-        return any(row["name"] not in (PARKED, self._consumer) for row in summary["consumers"])
+        return any(row["name"] not in (*WAITING, self._consumer) for row in summary["consumers"])
 
     def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> list[OutboxEntry]:
         """
@@ -178,7 +189,7 @@ class Outbox:
             reply = self._client.xclaim(self._key, group, self._consumer, min_idle_ms, part)
             claimed |= {entry: fields for entry, fields in cast(list[StreamRow], reply) if entry}
         return gone + [
-            OutboxEntry(pending.id, pending.deliveries + 1, claimed[pending.id])
+            OutboxEntry(pending.id, pending.deliveries + 1, claimed[pending.id], pending.owner == PARKED_ALONE)
             for pending in there
             if pending.id in claimed
         ]
@@ -208,7 +219,9 @@ class Outbox:
 
     def nack(self, group: str, entries: Sequence[OutboxEntry]) -> None:
         """Park events that were sent in vain; their wait begins now."""
-        self._own(group, PARKED, [entry.id for entry in entries], idle_ms=0)
+        for owner in (PARKED, PARKED_ALONE):
+            ids = [entry.id for entry in entries if entry.alone == (owner == PARKED_ALONE)]
+            self._own(group, owner, ids, idle_ms=0)
 
     def release(self, group: str, entries: Sequence[OutboxEntry]) -> None:
         """Park events that were taken and not sent, for any process to take at once."""
@@ -222,9 +235,12 @@ class Outbox:
         """End the waits of all parked events. Returns how many there are. A group that is missing has none."""
         if group.encode() not in self._groups():
             return 0
+        return sum(self._make_owners_due(group, owner) for owner in (PARKED, PARKED_ALONE))
+
+    def _make_owners_due(self, group: str, owner: bytes) -> int:
         count, first = 0, FIRST
         while True:
-            call = Call([self._key], [group, PARKED, first, CLAIM_SLICE, LONG_IDLE_MS])
+            call = Call([self._key], [group, owner, first, CLAIM_SLICE, LONG_IDLE_MS])
             made, *last = cast(list[Any], self._make_due.run(self._client, call))
             count += int(made)
             if made < CLAIM_SLICE:
@@ -309,7 +325,7 @@ class Outbox:
         return sum(
             self.leave(group, consumer["name"])
             for consumer in consumers
-            if consumer["name"] not in (self._consumer, PARKED)
+            if consumer["name"] not in (*WAITING, self._consumer)
             and consumer["pending"] == 0
             and consumer["idle"] > TAKE_OVER_AFTER * 1000
         )

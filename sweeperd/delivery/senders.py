@@ -4,26 +4,29 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import redis
 
 from sweeperd.delivery.acknowledger import Acknowledger, Action, Settlement
-from sweeperd.delivery.batches import Batch, BatchQueue
+from sweeperd.delivery.batches import Batch, BatchLimits, BatchQueue
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
 from sweeperd.delivery.circuit_publisher import CircuitPublisher
 from sweeperd.delivery.endpoint_state import EndpointStateCache
 from sweeperd.delivery.outbox import OutboxEntry
 from sweeperd.delivery.payload import Message
 from sweeperd.delivery.redelivery import Redelivery
-from sweeperd.delivery.result import DeliveryResult
+from sweeperd.delivery.result import DeliveryResult, Result
 from sweeperd.errors import RedisUnavailable
+from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)
 
 #: From the id and the fields of a stream entry to the message that is sent.
 Encode = Callable[[bytes, dict[bytes, bytes]], Message]
+Event = tuple[OutboxEntry, Message]
 
 
 class Client(Protocol):
@@ -41,6 +44,7 @@ class BatchSender:
 
     def __init__(
         self,
+        endpoint: str,
         shard: Shard,
         client: Client,
         encode: Encode,
@@ -48,6 +52,8 @@ class BatchSender:
         publisher: CircuitPublisher,
         state: EndpointStateCache,
         redelivery: Redelivery,
+        limits: BatchLimits,
+        metrics: Metrics,
         stop: threading.Event,
         log_fields: Mapping[str, object],
     ) -> None:
@@ -58,43 +64,74 @@ class BatchSender:
         self._publisher = publisher
         self._state = state
         self._redelivery = redelivery
+        self._limits = limits
+        self._events = {result: metrics.webhook_events.labels(endpoint, result) for result in Result}
         self._stop = stop
         self._log_fields = dict(log_fields)
 
-    def send(self, batch: Batch) -> Settlement:
+    def send(self, batch: Batch) -> list[Settlement]:
         """Send it, with its quick retries. Returns what has to happen with its events."""
-        held_back = self._circuit.open and not batch.probe
-        if self._stop.is_set() or held_back or self._state.resting:
-            return Settlement(Action.RELEASE, batch.entries)
-        (entry,) = batch.entries
         try:
-            message = self._encode(entry.id, entry.fields)
-            result = self._client.deliver([message], attempts=1 if batch.probe else None)
+            events = [(entry, self._encode(entry.id, entry.fields)) for entry in batch.entries]
+            return self._deliver(events, probe=batch.probe, attempts=1 if batch.probe else None)
         except Exception:
-            # A fault of sweeperd: it says nothing about the endpoint, and the event waits like any other.
-            log.exception("an event could not be sent", extra=self._log_fields | {"stream_id": entry.id.decode()})
-            return self._nack(entry, "it cannot be sent")
-        log_fields = self._log_fields | {"event_id": message.event_id, "trace_id": message.trace_id}
-        if entry.only_for is not None:
-            log_fields["replay"] = True
+            # A fault of sweeperd: it says nothing about the endpoint, and the events wait like any other.
+            first = batch.entries[0]
+            log.exception("events could not be sent", extra=self._log_fields | {"stream_id": first.id.decode()})
+            return self._nack([replace(entry, alone=self._batches) for entry in batch.entries], "it cannot be sent")
+
+    def _deliver(self, events: Sequence[Event], *, probe: bool = False, attempts: int | None) -> list[Settlement]:
+        entries = [entry for entry, _ in events]
+        if self._stop.is_set() or self._state.resting or (self._circuit.open and not probe):
+            return [Settlement(Action.RELEASE, entries)]
+        if len(events) > 1 and sum(len(message.body) + 1 for _, message in events) >= self._limits.bytes:
+            return self._halves(events, attempts)
+        successes = self._circuit.successes
+        result = self._client.deliver([message for _, message in events], attempts=attempts)
+        self._events[result.result].inc(len(events))
+        log_fields = self._log_fields | _about(events)
         if result.delivered:
             self._succeeded(result, log_fields)
-            return Settlement(Action.ACKNOWLEDGE, batch.entries)
-        log.warning("not delivered", extra=log_fields | {"reason": result.reason, "hand_overs": entry.deliveries})
-        self._failed(entry, result, batch.probe)
+            return [Settlement(Action.ACKNOWLEDGE, entries)]
+        log_fields |= {"reason": result.reason, "hand_overs": entries[0].deliveries}
+        # In an outage all requests fail, and batches must not turn into single requests.
+        accepts_others = self._circuit.successes > successes
+        if len(events) > 1 and not result.gone and (result.content_refused or accepts_others):
+            log.warning("a batch was not delivered and is halved", extra=log_fields)
+            return self._halves(events, attempts=1)
+        log.warning("not delivered", extra=log_fields)
+        self._failed(entries, result, probe)
         if result.gone:
-            return Settlement(Action.NACK, batch.entries)
-        return self._nack(entry, result.reason)
+            return [Settlement(Action.NACK, entries)]
+        if result.refused and len(entries) == 1:
+            entries = [replace(entries[0], alone=self._batches)]
+        return self._nack(entries, result.reason)
+
+    def _halves(self, events: Sequence[Event], attempts: int | None) -> list[Settlement]:
+        middle = (len(events) + 1) // 2
+        return [
+            *self._deliver(events[:middle], attempts=attempts),
+            *self._deliver(events[middle:], attempts=attempts),
+        ]
+
+    @property
+    def _batches(self) -> bool:
+        return self._limits.events > 1
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
-    def _nack(self, entry: OutboxEntry, reason: str) -> Settlement:
-        """The event waits for its next delivery, or is given up on because it is too old."""
-        age_ms = self._shard.clock.now_ms() - entry.added_ms
-        action = Action.DEAD_LETTER if age_ms > self._redelivery.max_age_ms else Action.NACK
-        return Settlement(action, (entry,), reason)
+    def _nack(self, entries: Sequence[OutboxEntry], reason: str) -> list[Settlement]:
+        """The events wait for their next delivery; those that are too old are given up on."""
+        oldest = self._shard.clock.now_ms() - self._redelivery.max_age_ms
+        old = [entry for entry in entries if entry.added_ms < oldest]
+        young = [entry for entry in entries if entry.added_ms >= oldest]
+        return [
+            Settlement(action, part, reason)
+            for action, part in ((Action.DEAD_LETTER, old), (Action.NACK, young))
+            if part
+        ]
 
     def _succeeded(self, result: DeliveryResult, log_fields: dict[str, object]) -> None:
         if self._circuit.succeeded():
@@ -103,15 +140,16 @@ class BatchSender:
         if log.isEnabledFor(logging.DEBUG):
             log.debug("delivered", extra=log_fields | {"status": result.status, "seconds": round(result.seconds, 3)})
 
-    def _failed(self, entry: OutboxEntry, result: DeliveryResult, probe: bool) -> None:
+    def _failed(self, entries: Sequence[OutboxEntry], result: DeliveryResult, probe: bool) -> None:
         log_fields = self._log_fields | {"reason": result.reason}
         opened = False
         if result.gone:
             self._state.pause("the receiver answered 410")
             log.error("the endpoint is gone and is paused until it is resumed", extra=log_fields)
         else:
-            move = self._circuit.refused if result.refused else self._circuit.failed
-            opened = move(entry.id, result.reason, probe=probe)
+            refused_alone = result.refused and len(entries) == 1
+            move = self._circuit.refused if refused_alone else self._circuit.failed
+            opened = move(entries[0].id, result.reason, probe=probe)
             if result.retry_after:
                 self._state.mute(min(result.retry_after, self._redelivery.max_age_ms / 1000))
         if opened:
@@ -150,8 +188,7 @@ class SenderThreads:
 
     def end(self) -> None:
         """No batch follows: the threads end after what is queued."""
-        for _ in self._threads:
-            self._batches.put(None)
+        self._batches.close()
 
     def join(self, deadline: float | None) -> bool:
         """Wait for the threads until `deadline` (monotonic). Returns whether they have all ended."""
@@ -165,5 +202,16 @@ class SenderThreads:
         return all(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
-        while (batch := self._batches.get()) is not None:
-            self._acknowledger.add(self._sender.send(batch))
+        while batch := self._batches.take():
+            for settlement in self._sender.send(batch):
+                self._acknowledger.add(settlement)
+            self._batches.done()
+
+
+def _about(events: Sequence[Event]) -> dict[str, object]:
+    """The log fields of a request: its first event, and how many there are."""
+    entry, message = events[0]
+    fields: dict[str, object] = {"event_id": message.event_id, "trace_id": message.trace_id}
+    if entry.only_for is not None:
+        fields["replay"] = True
+    return fields | ({"events": len(events)} if len(events) > 1 else {})

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, cast
 
 from sweeperd.config import Settings
-from sweeperd.delivery.outbox import PARKED
+from sweeperd.delivery.outbox import WAITING
 from sweeperd.delivery.payload import message
 from sweeperd.delivery.subscription import EventFilter
 from sweeperd.ops.explain import Explanation, explain
@@ -177,7 +177,7 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
             yield EventDelivery(name, Fate.NOT_TAKEN)
         elif rows := _pending(shard, name, entry):
             row = rows[0]
-            owner = "" if row["consumer"] == PARKED else decode(row["consumer"])
+            owner = "" if row["consumer"] in WAITING else decode(row["consumer"])
             idle = row["time_since_delivered"] / 1000
             yield EventDelivery(name, Fate.PENDING, row["times_delivered"], owner, idle)
         elif wanted is not None and not wanted.matches(event):

@@ -27,6 +27,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_quarantined_total": ("counter", {"shard", "kind", "reason"}),
     "sweeperd_leases_lost_total": ("counter", {"shard", "kind"}),
     "sweeperd_webhook_attempts_total": ("counter", {"endpoint", "result"}),
+    "sweeperd_webhook_events_total": ("counter", {"endpoint", "result"}),
     "sweeperd_webhook_duration_seconds": ("histogram", {"endpoint"}),
     "sweeperd_webhook_pending_events": ("gauge", {"endpoint"}),
     "sweeperd_webhook_oldest_pending_seconds": ("gauge", {"endpoint"}),
@@ -111,6 +112,7 @@ def test_series_are_there_before_anything_happens() -> None:
         "sweeperd_quarantined_total": [("s1", "reservations", "WRONG_TYPE")],
         "sweeperd_leases_lost_total": [("s1", "reservations")],
         "sweeperd_webhook_attempts_total": [("billing", "delivered"), ("billing", "failed"), ("billing", "rejected")],
+        "sweeperd_webhook_events_total": [("billing", "delivered"), ("billing", "failed"), ("billing", "rejected")],
         "sweeperd_webhook_dead_letters_total": [("billing",)],
         "sweeperd_reloads_total": [("ok",), ("refused",)],
     }

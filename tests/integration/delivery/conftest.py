@@ -35,6 +35,10 @@ class Delivery:
         """The counter of requests."""
         return self._sample("sweeperd_webhook_attempts_total", result=result)
 
+    def events(self, result: str) -> float:
+        """The counter of events."""
+        return self._sample("sweeperd_webhook_events_total", result=result)
+
     def dead_letters(self) -> float:
         """The counter of dead letters."""
         return self._sample("sweeperd_webhook_dead_letters_total")

@@ -33,8 +33,8 @@ class Gathering:
         self.taken = self.outbox.read(GROUP, events)
         shard.client.config_resetstat()
         self.metrics = Metrics()
-        self.in_flight = InFlight(events, threading.Event())
-        self.in_flight.add(entry.id for entry in self.taken)
+        self.in_flight = InFlight(events, 10**9, threading.Event())
+        self.in_flight.add(self.taken)
         self.acknowledger = Acknowledger(
             GROUP, shard, self.outbox, self.in_flight, self.metrics, together, {"endpoint": GROUP}
         )

@@ -58,7 +58,7 @@ def test_events_in_hand_are_not_taken_again(
 ) -> None:
     """Not even where the heartbeat is late: the process knows what it has in hand."""
     monkeypatch.setattr(due_scan, "TAKE_OVER_AFTER", 0.2)
-    monkeypatch.setattr(consumer, "TAKE_OVER_AFTER", 0.2)
+    monkeypatch.setattr(consumer, "HEARTBEAT_EVERY", 60)
     with Receiver(lambda *_: Answer(delay=1.5)) as receiver, deliver(receiver.url, 2, timeout="10s") as delivery:
         expire(client, "slow")
         receiver.wait_for(lambda requests: len(requests) == 1)
@@ -130,7 +130,7 @@ def parked(client: redis.Redis, count: int, idle_ms: int = 0) -> list[bytes]:
 
 
 def scan(shard: Shard, longest: float = 3600) -> DueScan:
-    return DueScan("hook", Outbox(shard, "us"), Redelivery(30, longest, 10**9), InFlight(100, threading.Event()))
+    return DueScan("hook", Outbox(shard, "us"), Redelivery(30, longest, 10**9), InFlight(100, 10**9, threading.Event()))
 
 
 def test_a_step_over_parked_events_is_bounded_and_the_next_goes_on(shard: Shard, client: redis.Redis) -> None:

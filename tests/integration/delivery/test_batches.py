@@ -1,0 +1,165 @@
+"""Batches: how they are gathered and ordered, how large they are, and what follows where one is not accepted."""
+
+import json
+import math
+import time
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.delivery import circuit_breaker, endpoint
+from sweeperd.delivery.outbox import PARKED, PARKED_ALONE
+from tests.integration.delivery.conftest import Deliver, expire, settled
+from tests.support.harness import eventually
+from tests.support.receiver import Answer, Behaviour, Receiver, Request
+
+
+def names(request: Request) -> list[str]:
+    """The reservations in a request, in order."""
+    events: list[dict[str, Any]] = json.loads(request.body)
+    return [event["data"]["reservation_id"] for event in events]
+
+
+def poisoned(status: int) -> Behaviour:
+    """Refuses each request with an event named `bad…`."""
+    return lambda request, _: Answer(status if any(name.startswith("bad") for name in names(request)) else 200)
+
+
+def many(count: int) -> list[str]:
+    return [f"id {number:04}" for number in range(count)]
+
+
+def test_full_batches_in_the_order_of_the_stream(client: redis.Redis, deliver: Deliver) -> None:
+    with Receiver() as receiver, deliver(receiver.url, 4, {"batch_size": 100}) as delivery:
+        expire(client, *many(1000))
+        eventually(lambda: delivery.events("delivered") == 1000)
+        settled(delivery)
+        assert delivery.attempts("delivered") == len(receiver.requests) <= 30
+        sent = [names(request) for request in receiver.requests]
+        assert all(batch == sorted(batch) for batch in sent)
+        assert sorted(name for batch in sent for name in batch) == many(1000)
+        assert max(map(len, sent)) == 100
+
+
+def test_a_partial_batch_is_sent_at_once_where_nothing_is_in_flight(client: redis.Redis, deliver: Deliver) -> None:
+    with Receiver() as receiver, deliver(receiver.url, 4, {"batch_size": 100, "batch_wait": "20s"}) as delivery:
+        for number in range(3):
+            expire(client, f"a {number}", f"b {number}")
+            eventually(lambda number=number: delivery.events("delivered") == 2 * (number + 1), limit=10)
+        assert len(receiver.requests) >= 3
+
+
+def test_a_partial_batch_waits_while_another_request_is_in_flight(client: redis.Redis, deliver: Deliver) -> None:
+    """And no longer than `batch_wait`: a request that hangs does not hold up the others."""
+
+    def slow(request: Request, _: int) -> Answer:
+        return Answer(delay=3 if "slow" in names(request) else 0)
+
+    with Receiver(slow) as receiver, deliver(receiver.url, 4, {"batch_size": 100, "batch_wait": "1s"}) as delivery:
+        expire(client, "slow")
+        receiver.wait_for(lambda requests: len(requests) == 1)
+        for number in range(5):
+            expire(client, f"quick {number}")
+            time.sleep(0.05)
+        requests = receiver.wait_for(lambda requests: len(requests) == 2)
+        assert names(requests[1]) == [f"quick {number}" for number in range(5)]
+        assert 0.5 < requests[1].at - requests[0].at < 2.5
+        settled(delivery)
+
+
+def test_no_body_is_longer_than_batch_bytes(client: redis.Redis, deliver: Deliver) -> None:
+    with Receiver() as receiver, deliver(receiver.url, 2, {"batch_size": 1000, "batch_bytes": 5000}) as delivery:
+        expire(client, *many(200), "long " + "x" * 10_000)
+        eventually(lambda: delivery.events("delivered") == 201)
+        bodies = [request.body for request in receiver.requests if "long" not in request.body.decode()]
+        assert max(map(len, bodies)) <= 5000
+        assert len(bodies) < 100
+
+
+def test_a_refused_batch_is_halved_until_the_poisoned_event_is_alone(client: redis.Redis, deliver: Deliver) -> None:
+    size = 64
+    with (
+        Receiver(poisoned(422)) as receiver,
+        deliver(
+            receiver.url, 2, {"batch_size": size}, attempts=3, redelivery_initial="1h", redelivery_max="1h"
+        ) as delivery,
+    ):
+        expire(client, *many(40), "bad", *many(63)[40:])
+        eventually(lambda: delivery.events("delivered") == size - 1)
+        eventually(lambda: [owner for owner, _, _ in delivery.pending().values()] == [PARKED_ALONE])
+        assert len(receiver.requests) - 1 <= 2 * math.log2(size)
+        assert not delivery.dispatcher.endpoints[0].circuit.failures
+
+
+def test_an_event_that_was_refused_alone_travels_alone_and_holds_up_no_other(
+    client: redis.Redis, deliver: Deliver
+) -> None:
+    with Receiver(poisoned(400)) as receiver, deliver(receiver.url, 2, {"batch_size": 50}, max_age="3s") as delivery:
+        expire(client, "bad", *many(20))
+        eventually(lambda: delivery.events("delivered") == 20)
+        receiver.clear()
+        for number in range(4):
+            expire(client, *[f"more {number} {event}" for event in range(20)])
+            time.sleep(0.2)
+        eventually(lambda: delivery.events("delivered") == 100)
+        assert all(names(request) == ["bad"] or "bad" not in names(request) for request in receiver.requests)
+        eventually(lambda: delivery.dead_letters() == 1)
+        settled(delivery)
+
+
+def test_a_batch_that_fails_while_the_endpoint_accepts_others_is_halved(client: redis.Redis, deliver: Deliver) -> None:
+    def behaviour(request: Request, _: int) -> Answer:
+        bad = "bad" in names(request)
+        return Answer(500 if bad else 200, delay=0.3 if bad else 0)
+
+    with Receiver(behaviour), Receiver(behaviour) as receiver:
+        waits = {"redelivery_initial": "1h", "redelivery_max": "1h"}
+        with deliver(receiver.url, 4, {"batch_size": 16, "batch_wait": "10ms"}, **waits) as delivery:
+            expire(client, "bad", *many(15))
+            receiver.wait_for(lambda requests: len(requests) == 1)
+            until = time.monotonic() + 5
+            number = 0
+            while time.monotonic() < until and delivery.events("delivered") - number < 15:
+                expire(client, f"other {number}")
+                number += 1
+                time.sleep(0.05)
+            eventually(lambda: delivery.events("delivered") == 15 + number)
+            assert len(delivery.pending()) == 1
+
+
+def test_an_outage_does_not_turn_batches_into_single_requests(client: redis.Redis, deliver: Deliver) -> None:
+    with Receiver(lambda *_: Answer(503)) as receiver:
+        waits = {"redelivery_initial": "1h", "redelivery_max": "1h"}
+        with deliver(receiver.url, 2, {"batch_size": 50}, **waits) as delivery:
+            expire(client, *many(1000))
+            eventually(lambda: delivery.dispatcher.endpoints[0].circuit.open)
+            eventually(lambda: all(owner == PARKED for owner, _, _ in delivery.pending().values()))
+            assert len(receiver.requests) <= circuit_breaker.FAILURES_TO_OPEN + 2
+            assert min(len(names(request)) for request in receiver.requests) > 1
+            receiver.behaviour = lambda *_: Answer()
+            delivery.dispatcher.endpoints[0].circuit.close()
+
+
+def test_a_410_to_a_batch_pauses_the_endpoint_and_loses_nothing(client: redis.Redis, deliver: Deliver) -> None:
+    with Receiver(lambda *_: Answer(410)) as receiver, deliver(receiver.url, 1, {"batch_size": 50}) as delivery:
+        expire(client, *many(50))
+        eventually(lambda: client.hexists("sweeperd:endpoints", "hook"))
+        eventually(lambda: {owner for owner, _, _ in delivery.pending().values()} == {PARKED})
+        assert len(receiver.requests) <= 2
+        assert delivery.attempts("rejected") == len(receiver.requests)
+
+
+def test_what_is_in_hand_is_bounded_in_bytes(
+    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "IN_FLIGHT_BYTES", 200_000)
+    with Receiver(lambda *_: Answer(delay=0.5)) as receiver, deliver(receiver.url, 2, {"batch_size": 100}) as delivery:
+        expire(client, *many(10))
+        eventually(lambda: delivery.events("delivered") == 10)
+        expire(client, *[f"{number} " + "x" * 8000 for number in range(2)])
+        eventually(lambda: delivery.events("delivered") == 12)
+        expire(client, *[f"{number} " + "y" * 8000 for number in range(100)])
+        receiver.wait_for(lambda requests: len(requests) >= 4)
+        assert len(delivery.pending()) <= 50
+        eventually(lambda: delivery.events("delivered") == 112, limit=30)

@@ -234,7 +234,7 @@ def _row(event: Expiry) -> list[object]:
     return [
         body.get("timestamp", event.stream_id.decode()),
         body.get("tenant_id", ""),
-        data.get("reservation_id", ""),
+        data.get("reservation_id", data.get("id", "")),
         data.get("estimated_amount", ""),
         data.get("unit", ""),
         "" if event.lag_ms is None else f"{event.lag_ms / 1000:.3f}s",

@@ -13,6 +13,7 @@ import click
 
 from sweeperd import logs
 from sweeperd.config import Settings, load
+from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import ConfigError
 from sweeperd.store.shard import Shard, open_shards
 
@@ -103,5 +104,19 @@ json_option: Decorator = click.option(
 )
 #: `--shard NAME`, as `shard`.
 shard_option: Decorator = click.option("--shard", metavar="NAME", help="Only this shard.  [default: all]")
+#: `--kind NAME`, as `kind`.
+kind_option: Decorator = click.option("--kind", metavar="NAME", help="One of [[kinds]].  [default: reservations]")
+
+
+def kind_of(settings: Settings, name: str | None) -> KindSettings | None:
+    """The configured kind of this name; None: reservations. Ends the process where there is none."""
+    if name is None:
+        return None
+    known = {kind.name: kind for kind in settings.kinds}
+    if name not in known:
+        fail(f"there is no kind {name!r} in the configuration, only {', '.join(known) or 'reservations'}", Exit.USAGE)
+    return known[name]
+
+
 #: `--yes`, as `yes`.
 yes_option: Decorator = click.option("--yes", is_flag=True, help="Do not ask.")

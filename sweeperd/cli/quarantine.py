@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from sweeperd.cli import quarantine_adopt
-from sweeperd.cli.options import Options, json_option, shard_option
+from sweeperd.cli.options import Options, json_option, kind_of, kind_option, shard_option
 from sweeperd.cli.output import Cell, Output, timestamp
 from sweeperd.cli.quarantine_change import Change, Selection, changing, reason_option
 from sweeperd.cli.troubles import Troubles, for_each_shard
@@ -41,11 +41,18 @@ command.add_command(quarantine_adopt.command)
     show_default=True,
     help="At most so many of each shard, the oldest first.",
 )
+@kind_option
 @shard_option
 @json_option
 @click.pass_obj
 def list_(
-    options: Options, reason: str | None, tenant: str | None, limit: int, shard: str | None, as_json: bool
+    options: Options,
+    reason: str | None,
+    tenant: str | None,
+    limit: int,
+    kind: str | None,
+    shard: str | None,
+    as_json: bool,
 ) -> None:
     """Reason, age, tenant, and what each holds in each of its scopes."""
     output, troubles = Output(as_json=as_json), Troubles()
@@ -53,7 +60,7 @@ def list_(
     with options.shards(shard) as (settings, shards):
 
         def listing(each: Shard) -> _Listed:
-            quarantine = Quarantine(each, settings.sweep)
+            quarantine = Quarantine(each, settings.sweep, kind_of(settings, kind))
             entries = list(islice(quarantine.find(wanted), limit + 1))
             return _Listed(each, quarantine.size(), each.read_clock(), entries[:limit], len(entries) > limit)
 

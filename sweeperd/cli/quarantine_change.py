@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from sweeperd.cli.options import Options, json_option, shard_option, yes_option
+from sweeperd.cli.options import Options, json_option, kind_of, kind_option, shard_option, yes_option
 from sweeperd.cli.output import Output, printable, shortened
 from sweeperd.cli.troubles import Troubles
 from sweeperd.config import Settings
@@ -31,6 +31,7 @@ _OPTIONS = (
     click.argument("ids", metavar="[ID]...", nargs=-1),
     reason_option,
     click.option("--all", "everything", is_flag=True, help="All of them."),
+    kind_option,
     shard_option,
     yes_option,
     json_option,
@@ -44,12 +45,14 @@ class Selection:
 
     texts: tuple[str, ...]
     reason: str | None
+    #: One of `[[kinds]]`; None: reservations.
+    kind: str | None = None
 
 
-def _selection(ids: tuple[str, ...], reason: str | None, everything: bool) -> Selection:
+def _selection(ids: tuple[str, ...], reason: str | None, everything: bool, kind: str | None) -> Selection:
     if (bool(ids), reason is not None, everything).count(True) != 1:
         raise click.UsageError("say which: by ID, by --reason, or --all")
-    return Selection(tuple(dict.fromkeys(ids)), reason)
+    return Selection(tuple(dict.fromkeys(ids)), reason, kind)
 
 
 def changing(command: Callable[..., None]) -> Callable[..., None]:
@@ -57,9 +60,9 @@ def changing(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_selection(
-        options: Options, ids: tuple[str, ...], reason: str | None, everything: bool, **rest: Any
+        options: Options, ids: tuple[str, ...], reason: str | None, everything: bool, kind: str | None, **rest: Any
     ) -> None:
-        command(options, selection=_selection(ids, reason, everything), **rest)
+        command(options, selection=_selection(ids, reason, everything, kind), **rest)
 
     decorated: Callable[..., None] = with_selection
     for option in reversed(_OPTIONS):
@@ -87,14 +90,14 @@ class Change:
     def run(self, options: Options, only: str | None, selection: Selection, *, yes: bool) -> None:
         """Find the entries, ask, act. Ends the process where the operator does not agree."""
         with options.shards(only) as (settings, shards):
-            plan = self._plan(settings, shards, selection)
+            plan, kind = self._plan(settings, shards, selection), kind_of(settings, selection.kind)
             total = sum(count for _, _, count in plan)
             if total:
                 self.output.confirm(self.question.format(_entries(total)), yes=yes)
             with self._progress(total) as advance:
                 for shard, wanted, _ in plan:
                     with self.troubles.noted(shard):
-                        for page in self.act(Quarantine(shard, settings.sweep), wanted):
+                        for page in self.act(Quarantine(shard, settings.sweep, kind), wanted):
                             self._count(shard, page)
                             advance(len(page))
 
@@ -126,7 +129,7 @@ class Change:
         plan, found = [], set[str]()
         for shard in shards:
             with self.troubles.noted(shard):
-                quarantine = Quarantine(shard, settings.sweep)
+                quarantine = Quarantine(shard, settings.sweep, kind_of(settings, selection.kind))
                 if not selection.texts:
                     wanted = QuarantineFilter(reason=selection.reason)
                     count = sum(1 for _ in quarantine.find(wanted)) if selection.reason else quarantine.size()

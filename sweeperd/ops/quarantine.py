@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import redis
 
 from sweeperd.config import SweepSettings
+from sweeperd.config.kinds import KindSettings
 from sweeperd.ops.explain import explain
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import Call, Script
@@ -57,21 +58,28 @@ class QuarantineChange:
 
 
 class Quarantine:
-    """The quarantine of one shard. Every method raises redis.RedisError."""
+    """
+    The quarantine of one kind on one shard; by default that of reservations. Every method raises redis.RedisError.
+    """
 
-    def __init__(self, shard: Shard, settings: SweepSettings) -> None:
+    def __init__(self, shard: Shard, settings: SweepSettings, kind: KindSettings | None = None) -> None:
         self._shard = shard
         self._settings = settings
+        self._kind = kind
+        keys = shard.keys
+        self._key = keys.quarantine if kind is None else keys.kind_quarantine(kind.name)
+        self._index = keys.reservation_index if kind is None else keys.kind_index(kind.index)
+        self._fields = _FIELDS if kind is None else (_FIELDS[0], (kind.tenant or "tenant").encode(), *_FIELDS[2:])
         #: How many entries are read in one go, and how many commands are sent in one.
         self._length = settings.pipeline_depth
-        self._pager = IndexPager(shard, shard.keys.quarantine)
+        self._pager = IndexPager(shard, self._key)
         self._requeue = Script("ops/requeue")
         self._dismiss = Script("ops/dismiss")
         self._explain = Script("ops/explain")
 
     def size(self) -> int:
         """How many entries there are."""
-        return int(self._shard.client.zcard(self._shard.keys.quarantine))
+        return int(self._shard.client.zcard(self._key))
 
     def find(self, wanted: QuarantineFilter) -> Iterator[SetAside]:
         """The entries that are meant, the oldest first, read page by page. Ids that are not there do not come."""
@@ -104,19 +112,14 @@ class Quarantine:
             yield [QuarantineChange(entry, problem) for entry, problem in zip(page, problems, strict=True)]
 
     def _dismissal(self, entry: bytes) -> Call:
-        return Call([self._shard.keys.reservation(entry), self._shard.keys.quarantine], [entry])
+        return Call([self._hash(entry), self._key], [entry])
 
     def _requeue_page(self, page: Sequence[SetAside]) -> list[QuarantineChange]:
-        keys, client = self._shard.keys, self._shard.client
-        explanations = explain(self._shard, self._settings, [entry.id for entry in page], self._explain)
-        problems = {
-            explanation.decision.id: explanation.decision.detail
-            for explanation in explanations
-            if explanation.decision.outcome in (Outcome.QUARANTINED, Outcome.ERROR)
-        }
+        problems = self._problems([entry.id for entry in page])
         ready = [entry.id for entry in page if entry.id not in problems]
-        calls = [Call([keys.reservation(id_), keys.reservation_index, keys.quarantine], [id_]) for id_ in ready]
-        for id_, reply in zip(ready, self._requeue.run_many(client, calls), strict=True):
+        deadline = "expires_at" if self._kind is None else self._kind.deadline
+        calls = [Call([self._hash(id_), self._index, self._key], [id_, deadline]) for id_ in ready]
+        for id_, reply in zip(ready, self._requeue.run_many(self._shard.client, calls), strict=True):
             if isinstance(reply, Exception):
                 if is_server_trouble(reply):
                     raise reply
@@ -124,6 +127,20 @@ class Quarantine:
             elif reply != b"requeued":
                 problems[id_] = reply.decode()
         return [QuarantineChange(entry, problems.get(entry.id, "")) for entry in page]
+
+    def _hash(self, entry: bytes) -> bytes:
+        keys = self._shard.keys
+        return keys.reservation(entry) if self._kind is None else keys.kind_entry(self._kind.entry, entry)
+
+    def _problems(self, ids: Sequence[bytes]) -> dict[bytes, str]:
+        """Why the sweep would set these aside again. Of a configured kind only the sweep itself can say it."""
+        if self._kind is not None:
+            return {}
+        return {
+            explanation.decision.id: explanation.decision.detail
+            for explanation in explain(self._shard, self._settings, ids, self._explain)
+            if explanation.decision.outcome in (Outcome.QUARANTINED, Outcome.ERROR)
+        }
 
     def _pages(self, wanted: QuarantineFilter, stays: Callable[[SetAside], bool]) -> Iterator[list[SetAside]]:
         """
@@ -149,14 +166,14 @@ class Quarantine:
     def _named(self, ids: Sequence[bytes]) -> list[SetAside]:
         pipeline = self._shard.client.pipeline(transaction=False)
         for id_ in ids:
-            pipeline.zscore(self._shard.keys.quarantine, id_)
+            pipeline.zscore(self._key, id_)
         scores = zip(ids, pipeline.execute(), strict=True)
         return self._read([IndexEntry(id_, str(score).encode()) for id_, score in scores if score is not None])
 
     def _read(self, entries: Sequence[IndexEntry]) -> list[SetAside]:
         pipeline = self._shard.client.pipeline(transaction=False)
         for entry in entries:
-            pipeline.hmget(self._shard.keys.reservation(entry.id), *_FIELDS)
+            pipeline.hmget(self._hash(entry.id), *self._fields)
         rows = pipeline.execute(raise_on_error=False) if entries else []
         return [_set_aside(entry.id, entry.score, row) for entry, row in zip(entries, rows, strict=True)]
 

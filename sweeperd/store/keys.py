@@ -53,6 +53,11 @@ class Keys:
         """ZSET: id -> deadline, ms; the index of one of `[[kinds]]`."""
         return self.prefix + name.encode()
 
+    def kind_entry(self, template: tuple[str, str], entry: bytes) -> bytes:
+        """HASH: one entry of one of `[[kinds]]`. `template`: what comes before and after the id."""
+        before, after = template
+        return self.prefix + before.encode() + entry + after.encode()
+
     def kind_ticks(self, kind: str) -> bytes:
         """HASH: as `ticks`, of one of `[[kinds]]`."""
         return self.ticks + b":" + kind.encode()

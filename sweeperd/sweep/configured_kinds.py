@@ -24,7 +24,6 @@ def all_kinds(settings: Settings, keys: Keys) -> list[Kind]:
 
 def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
     """One of `[[kinds]]`."""
-    before, after = (part.encode() for part in kind.entry)
     index, events, quarantine = keys.kind_index(kind.index), keys.events, keys.kind_quarantine(kind.name)
     # What expired together must not all end together: Redis would have to free it within the same moment.
     retention_ms, spread_ms = kind.retention_ms, int(kind.retention_ms * settings.sweep.audit_spread)
@@ -33,7 +32,7 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
     def call(entry: bytes, trace_id: str) -> Call:
         retention = retention_ms + int(random.random() * spread_ms)  # noqa: S311
         return Call(
-            [keys.prefix + before + entry + after, index, events, quarantine],
+            [keys.kind_entry(kind.entry, entry), index, events, quarantine],
             [entry, keys.prefix, retention, trace_id],
         )
 

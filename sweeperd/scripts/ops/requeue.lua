@@ -5,6 +5,9 @@
 -- KEYS[3] -> sweeperd:quarantine   ZSET  bare id -> ms when it was set aside
 --
 -- ARGV[1] -> the bare reservation id
+-- ARGV[2] -> the field of the hash that holds the deadline
+--
+-- For a configured kind the keys are those of its entry, its index and its quarantine.
 --
 -- Returns 'requeued', 'not_quarantined', or the reason why there is no score for it: 'WRONG_TYPE', 'INVALID_EXPIRY'.
 --
@@ -20,7 +23,7 @@ if not redis.call('ZSCORE', KEYS[3], ARGV[1]) then
 end
 redis.call('ZCARD', KEYS[2]) -- where the key is of another type, fail here
 local score = clock.now_text
-local row = redis.pcall('HMGET', KEYS[1], 'expires_at')
+local row = redis.pcall('HMGET', KEYS[1], ARGV[2])
 if row.err then
   if string.find(row.err, 'WRONGTYPE', 1, true) then
     return 'WRONG_TYPE'
@@ -34,6 +37,6 @@ if redis.call('EXISTS', KEYS[1]) == 1 then
   score = row[1]
 end
 redis.call('ZREM', KEYS[3], ARGV[1])
-redis.call('HDEL', KEYS[1], 'quarantined_at', 'quarantine_reason', 'dismissed_at')
+redis.call('HDEL', KEYS[1], 'quarantined_at', 'quarantine_reason', 'quarantine_detail', 'dismissed_at')
 redis.call('ZADD', KEYS[2], score, ARGV[1])
 return 'requeued'

@@ -251,7 +251,7 @@ def test_what_has_ended_or_gone_meanwhile_is_cleared_away_by_the_sweep(
 
 def requeue(world: World, rid: bytes = RID) -> Any:
     keys = world.keys
-    call = Call([keys.reservation(rid), keys.reservation_index, keys.quarantine], [rid])
+    call = Call([keys.reservation(rid), keys.reservation_index, keys.quarantine], [rid, "expires_at"])
     return Script("ops/requeue").run(world.client, call)
 
 

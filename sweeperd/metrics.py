@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import threading
+from collections.abc import Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -12,6 +13,7 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.core import CounterMetricFamily
 
 from sweeperd import __version__
 
@@ -73,6 +75,36 @@ class CyclesMetrics:
             self.runs.labels("reservation_expiry", outcome)
 
 
+class KeptCounter:
+    """A counter whose values are kept in Redis: a command of an operator ends, and its own counters with it."""
+
+    def __init__(self, name: str, documentation: str, labels: list[str]) -> None:
+        self._family = name, documentation, labels
+        self._lock = threading.Lock()
+        #: Shard -> value by the second label.
+        self._values: dict[str, dict[str, int]] = {}
+
+    def set(self, shard: str, values: dict[str, int]) -> None:
+        """The values of one shard, as Redis has them."""
+        with self._lock:
+            self._values[shard] = dict(values)
+
+    def forget(self, shard: str) -> None:
+        """A shard that is configured no more."""
+        with self._lock:
+            self._values.pop(shard, None)
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """For the registry."""
+        name, documentation, labels = self._family
+        family = CounterMetricFamily(name, documentation, labels=labels)
+        with self._lock:
+            for shard, values in self._values.items():
+                for label, value in values.items():
+                    family.add_metric([shard, label], value)
+        yield family
+
+
 class Metrics:
     """
     The metrics of one process, in a registry of their own. Not `lasting`: of a run that ends, without what only a
@@ -102,6 +134,11 @@ class Metrics:
         )
         for result in ("ok", "refused"):
             self.reloads.labels(result)
+        self.operator_actions = KeptCounter(
+            "sweeperd_operator_actions_total", "Actions of operators, counted in Redis", ["shard", "action"]
+        )
+        if lasting:
+            registry.register(self.operator_actions)
         if lasting:
             # node_exporter has series of these names itself, and takes no file that has them too.
             ProcessCollector(registry=registry)
@@ -330,6 +367,7 @@ class Metrics:
     def forget_shard(self, shard: str) -> None:
         """The same for a shard."""
         self.forget_reconcile(shard)
+        self.operator_actions.forget(shard)
         swept = self._swept.pop(shard, set())
         for gauge in (self.pipeline_depth, self.due_entries, self.oldest_due, self.quarantined_entries, self.redis_up):
             for labels in [(shard,)] if gauge is self.redis_up else [(shard, kind) for kind in swept]:

@@ -29,6 +29,7 @@ _COMMANDS = {
     "endpoints": "endpoints",
     "reconcile": "reconcile",
     "ledger": "ledger",
+    "actions": "actions",
 }
 
 

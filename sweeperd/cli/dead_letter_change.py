@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from sweeperd.cli.actions import leave_record
 from sweeperd.cli.names import check_name
 from sweeperd.cli.options import Options, json_option, shard_option, yes_option
 from sweeperd.cli.output import Output, printable, shortened
@@ -16,6 +17,7 @@ from sweeperd.cli.troubles import Troubles, warn
 from sweeperd.config import Settings
 from sweeperd.delivery.endpoint_state import EndpointStateStore
 from sweeperd.ops import dead_letters
+from sweeperd.ops.actions import Action
 from sweeperd.ops.dead_letters import PAGE, DeadLetter, DeadLetterFilter, Replayed
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, rfc3339
@@ -50,7 +52,7 @@ def selecting(function: Callable[..., None]) -> Callable[..., None]:
 class Replay:
     """Deliver letters again."""
 
-    question, done = "Deliver {} again?", "replayed"
+    question, done, action = "Deliver {} again?", "replayed", Action.REPLAY
 
     def act(self, shard: Shard, settings: Settings, letters: Sequence[DeadLetter]) -> Iterator[LetterChange]:
         objections = [dead_letters.objection(letter, settings.consumers) for letter in letters]
@@ -69,7 +71,7 @@ class Replay:
 class Drop:
     """Remove letters."""
 
-    question, done = "Drop {} for good?", "dropped"
+    question, done, action = "Drop {} for good?", "dropped", Action.DROP
 
     def act(self, shard: Shard, _settings: Settings, letters: Sequence[DeadLetter]) -> Iterator[LetterChange]:
         removed = dead_letters.drop(shard, [letter.id for letter in letters])
@@ -109,14 +111,16 @@ def change_letters(
         for here in picked:
             if troubles.is_down(here.shard):
                 continue
+            names = Counter[str]()
             with troubles.noted(here.shard):
-                names = set()
                 for page in _pages(here.letters()):
                     for letter, problem in change.act(here.shard, settings, page):
                         log.note(letter, problem)
                         if not problem:
-                            names.add(letter.endpoint)
+                            names[letter.endpoint] += 1
                 change.after(here.shard, names)
+            for name, count in sorted(names.items()):
+                leave_record(here.shard, change.action, name, count)
         log.end(troubles)
     troubles.end()
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from sweeperd.cli.actions import leave_record
 from sweeperd.cli.names import check_name
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, yes_option
 from sweeperd.cli.output import Cell, Output
@@ -12,6 +13,7 @@ from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.delivery.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.ops import endpoints
+from sweeperd.ops.actions import Action
 from sweeperd.ops.endpoint_status import LETTERS, EndpointStatus, count_dead_letters, read_endpoints
 from sweeperd.ops.endpoints import EndpointTest, Resumed
 from sweeperd.store.shard import Shard
@@ -70,6 +72,7 @@ def pause(options: Options, name: str, reason: str, yes: bool, as_json: bool, sh
                 continue
             with troubles.noted(one):
                 results.append(_result(one, endpoints.pause(one, name, reason, settings.announced), changed=True))
+                leave_record(one, Action.PAUSE, name)
                 output.say(f"{name} is paused on {one.name}")
     _end(output, name, results, troubles)
 
@@ -95,6 +98,7 @@ def resume(options: Options, name: str, yes: bool, as_json: bool, shard: str | N
             with troubles.noted(one):
                 done = endpoints.resume(one, name)
                 changed = done.was_resting or done.was_open_on > 0
+                leave_record(one, Action.RESUME, name, int(changed))
                 row = _result(one, EndpointState(), changed=changed) | {"was": _state(state)}
                 results.append(row | {"was_open_on": done.was_open_on, "due": done.due})
                 output.say(_resumed(name, one, state, done))
@@ -118,6 +122,8 @@ def skip(options: Options, name: str, event: str, yes: bool, as_json: bool, shar
         endpoint = _endpoint(settings, name)
         output.confirm(f"Make {event} a dead letter of {name}?", yes=yes)
         found = for_each_shard(shards, lambda one: endpoints.skip(one, endpoint.name, event), troubles)
+        for one, stream_id in found:
+            leave_record(one, Action.SKIP, f"{name} {event}", int(stream_id is not None))
     skipped = [{"shard": one.name, "stream_id": stream_id} for one, stream_id in found if stream_id]
     if as_json:
         output.json({"endpoint": name, "event": event, "skipped": skipped, "down": troubles.down})

@@ -12,6 +12,7 @@ from sweeperd.cli.options import Options, json_option, kind_of, kind_option, sha
 from sweeperd.cli.output import Cell, Output, timestamp
 from sweeperd.cli.quarantine_change import Change, Selection, changing, reason_option
 from sweeperd.cli.troubles import Troubles, for_each_shard
+from sweeperd.ops.actions import Action
 from sweeperd.ops.ids import candidates
 from sweeperd.ops.quarantine import Quarantine, QuarantineFilter, SetAside
 from sweeperd.store.shard import Shard
@@ -90,7 +91,8 @@ def requeue(options: Options, shard: str | None, selection: Selection, yes: bool
     An entry that a sweep would set aside again stays on the list. It is named with its present reason, and the exit
     code is 1.
     """
-    change = Change(Output(as_json=as_json), "requeued", "Put {} back into the index?", Quarantine.requeue)
+    question = "Put {} back into the index?"
+    change = Change(Output(as_json=as_json), "requeued", Action.REQUEUE, question, Quarantine.requeue)
     change.run(options, shard, selection, yes=yes)
     change.show()
     change.end()
@@ -105,7 +107,7 @@ def dismiss(options: Options, shard: str | None, selection: Selection, yes: bool
     Their hashes and budgets stay as they are. What an ACTIVE one holds stays locked, and no sweep will release it.
     """
     question = "Take {} off the list? What they hold stays locked."
-    change = Change(Output(as_json=as_json), "dismissed", question, Quarantine.dismiss)
+    change = Change(Output(as_json=as_json), "dismissed", Action.DISMISS, question, Quarantine.dismiss)
     change.run(options, shard, selection, yes=yes)
     change.show(locked=True)
     change.end()

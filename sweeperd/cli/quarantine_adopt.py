@@ -4,13 +4,16 @@ from collections.abc import Sequence
 
 import click
 
+from sweeperd.cli.actions import leave_record
 from sweeperd.cli.options import Options, json_option, shard_option, yes_option
 from sweeperd.cli.output import Output, printable, shortened
 from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import Settings
+from sweeperd.ops.actions import Action
 from sweeperd.ops.adopt import adopt, find_foreign
 from sweeperd.ops.ids import candidates
 from sweeperd.store.shard import Shard
+from sweeperd.text import decode
 
 #: How many are adopted in one round trip.
 BATCH = 100
@@ -64,4 +67,5 @@ def _adopt(shard: Shard, ids: Sequence[bytes]) -> list[bytes]:
     for start in range(0, len(ids), BATCH):
         part = ids[start : start + BATCH]
         done += [entry for entry, adopted in zip(part, adopt(shard, part), strict=True) if adopted]
+    leave_record(shard, Action.ADOPT, " ".join(map(decode, done)), len(done))
     return done

@@ -11,10 +11,12 @@ from typing import Any
 
 import click
 
+from sweeperd.cli.actions import leave_record
 from sweeperd.cli.options import Options, json_option, kind_of, kind_option, shard_option, yes_option
 from sweeperd.cli.output import Output, printable, shortened
 from sweeperd.cli.troubles import Troubles
 from sweeperd.config import Settings
+from sweeperd.ops.actions import Action
 from sweeperd.ops.ids import candidates
 from sweeperd.ops.quarantine import Quarantine, QuarantineChange, QuarantineFilter
 from sweeperd.store.shard import Shard
@@ -76,6 +78,7 @@ class Change:
 
     output: Output
     verb: str
+    action: Action
     #: What to ask before; {} stands for how many entries.
     question: str
     act: Callable[[Quarantine, QuarantineFilter], Iterator[list[QuarantineChange]]]
@@ -96,10 +99,12 @@ class Change:
                 self.output.confirm(self.question.format(_entries(total)), yes=yes)
             with self._progress(total) as advance:
                 for shard, wanted, _ in plan:
+                    done = self.done
                     with self.troubles.noted(shard):
                         for page in self.act(Quarantine(shard, settings.sweep, kind), wanted):
                             self._count(shard, page)
                             advance(len(page))
+                    leave_record(shard, self.action, _target(wanted), self.done - done)
 
     def show(self, *, locked: bool = False) -> None:
         """Print what was done, and what was not done and why."""
@@ -169,6 +174,13 @@ class Change:
             return
         with click.progressbar(length=total, label=self.verb.capitalize(), show_pos=True, file=sys.stderr) as bar:
             yield bar.update
+
+
+def _target(wanted: QuarantineFilter) -> str:
+    """Which entries, for the record."""
+    if wanted.ids is not None:
+        return " ".join(map(decode, wanted.ids))
+    return f"reason {wanted.reason}" if wanted.reason else "all"
 
 
 def _entries(count: int) -> str:

@@ -7,12 +7,14 @@ from typing import Any
 
 import click
 
+from sweeperd.cli.actions import leave_record
 from sweeperd.cli.options import Exit, Options, json_option, shard_option, yes_option
 from sweeperd.cli.output import Output
 from sweeperd.cli.reconcile_output import Document, document, show, summary
 from sweeperd.cli.repair_budget import repair_budget
 from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import Settings
+from sweeperd.ops.actions import Action
 from sweeperd.ops.last_walk import read_last_report
 from sweeperd.ops.reconcile import FINDINGS, ReconcileReport, WalkProgress, WalkStage, mend, reconcile
 from sweeperd.store.shard import Shard
@@ -130,6 +132,7 @@ def _mend(walked: Sequence[Walked], troubles: Troubles) -> list[Walked]:
     shards = [shard for shard, _ in walked]
     for shard, report in for_each_shard(shards, lambda shard: mend(shard, reports[shard.name]), troubles):
         reports[shard.name] = report
+        leave_record(shard, Action.REPAIR, "index", sum(report.mended.values()))
     return [(shard, reports[shard.name]) for shard in shards]
 
 

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 import click
 
+from sweeperd.cli.actions import leave_record
 from sweeperd.cli.output import Output
 from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import Settings
 from sweeperd.ops import reconcile
+from sweeperd.ops.actions import Action
 from sweeperd.ops.budget_drift import Difference
 from sweeperd.ops.reconcile import BudgetVerdict
 from sweeperd.ops.throttle import Throttle
@@ -59,6 +61,7 @@ def _repair(
     ):
         _report(output, name, difference, result)
         if result == "repaired":
+            leave_record(shard, Action.REPAIR_BUDGET, f"{name} {difference.least:+d}")
             return False
         troubles.fail(f"{name} was not changed: {result}")
     return True

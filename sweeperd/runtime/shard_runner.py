@@ -13,6 +13,7 @@ from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.logs import Outage
 from sweeperd.metrics import Metrics
+from sweeperd.ops.actions import ActionExporter
 from sweeperd.ops.status import read_status
 from sweeperd.ops.status_history import StatusHistory
 from sweeperd.runtime.cycles_lease import RETRY_EVERY, CyclesLease
@@ -57,6 +58,7 @@ class ShardRunner:
         if role.sweeps:
             self._sweeps = kind_sweeps(settings, self._sweep_shard, metrics, stop, cycles_lease=self._cycles_lease)
         self._delivery = Dispatcher(settings, shard, metrics, stop, concurrency)
+        self._actions = ActionExporter(shard, metrics)
         self._reconciler: PeriodicReconciler | None = None
         if settings.reconcile.interval and role.sweeps:
             self._reconciler = PeriodicReconciler(settings, shard, metrics, stop)
@@ -190,6 +192,8 @@ class ShardRunner:
         try:
             self._delivery.prepare()
             self._delivery.maintain()
+            with self._shard.reaching():
+                self._actions.update()
         except RedisUnavailable as error:
             self._note(_MAINTENANCE, str(error))
             raise

@@ -35,6 +35,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_reconcile_findings": ("gauge", {"shard", "kind"}),
     "sweeperd_reconcile_last_timestamp_seconds": ("gauge", {"shard"}),
     "sweeperd_foreign_expiries": ("gauge", {"shard"}),
+    "sweeperd_operator_actions": ("counter", {"shard", "action"}),
     "sweeperd_reconcile_runs_total": ("counter", {"shard", "result"}),
     "sweeperd_redis_up": ("gauge", {"shard"}),
     "sweeperd_build_info": ("gauge", {"version"}),
@@ -58,6 +59,7 @@ def filled(*, tenant_label: bool = True) -> Metrics:
     metrics.waiting("s1", "billing", 1, 1)
     metrics.announce_reconcile("s1", ["lost"])
     metrics.reconciled("s1", {"lost": 1}, 1.0)
+    metrics.operator_actions.set("s1", {"pause": 1})
     return metrics
 
 

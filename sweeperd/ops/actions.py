@@ -1,0 +1,91 @@
+"""What operators did with commands: recorded in a bounded stream, counted in Redis, exported by the daemons."""
+
+import enum
+import getpass
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sweeperd.metrics import Metrics
+from sweeperd.store import streams
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Shard
+from sweeperd.text import decode
+
+log = logging.getLogger(__name__)
+
+#: How many actions are kept, about, and the longest target that is recorded, characters.
+KEPT, TARGET = 10_000, 500
+
+
+class Action(enum.StrEnum):
+    """The actions that are recorded."""
+
+    REQUEUE = "requeue"
+    DISMISS = "dismiss"
+    ADOPT = "adopt"
+    REPLAY = "replay"
+    DROP = "drop"
+    SKIP = "skip"
+    PAUSE = "pause"
+    RESUME = "resume"
+    REPAIR = "repair"
+    REPAIR_BUDGET = "repair-budget"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAction:
+    """One action. `at_ms`: when, on Redis's clock; `count`: how many entries it changed."""
+
+    id: bytes
+    at_ms: int
+    who: str
+    action: str
+    target: str
+    count: int
+
+
+def record(shard: Shard, action: Action, target: str, count: int = 1) -> None:
+    """Record an action that was done. Raises redis.RedisError."""
+    call = Call([shard.keys.actions, shard.keys.action_counts], [KEPT, _who(), action, target[:TARGET], count])
+    Script("ops/record_action").run(shard.client, call)
+
+
+def read_actions(shard: Shard, first: bytes = streams.FIRST, *, newest_first: bool = False) -> Iterator[RecordedAction]:
+    """The actions that are kept, from the id `first` on. Raises redis.RedisError."""
+    for entry, fields in streams.read(shard, shard.keys.actions, first, backwards=newest_first):
+        who, action, target, count = (fields.get(name, b"") for name in (b"who", b"action", b"target", b"count"))
+        number = int(count) if count.isdigit() and len(count) <= 19 else 0
+        yield RecordedAction(entry, streams.milliseconds(entry), decode(who), decode(action), decode(target), number)
+
+
+class ActionExporter:
+    """Exports the counts of one shard from a daemon, and logs each action once that is recorded while it runs."""
+
+    def __init__(self, shard: Shard, metrics: Metrics) -> None:
+        self._shard = shard
+        self._metrics = metrics
+        self._seen: bytes | None = None
+
+    def update(self) -> None:
+        """Call it now and then. Raises redis.RedisError."""
+        counts = self._shard.client.hmget(self._shard.keys.action_counts, list(Action))
+        numbers = {action.value: int(count or 0) for action, count in zip(Action, counts, strict=True)}
+        self._metrics.operator_actions.set(self._shard.name, numbers)
+        if self._seen is None:
+            self._seen = streams.last_id(self._shard.client, self._shard.keys.actions)
+            return
+        for each in read_actions(self._shard, streams.after(self._seen)):
+            self._seen = each.id
+            fields = {"who": each.who, "action": each.action, "target": each.target, "count": each.count}
+            log.info("an operator acted", extra={"shard": self._shard.name, **fields})
+
+
+def _who() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -79,7 +79,8 @@ class KeptCounter:
     """A counter whose values are kept in Redis: a command of an operator ends, and its own counters with it."""
 
     def __init__(self, name: str, documentation: str, labels: list[str]) -> None:
-        self._family = name, documentation, labels
+        self.labels = labels
+        self._family = name, documentation
         self._lock = threading.Lock()
         #: Shard -> value by the second label.
         self._values: dict[str, dict[str, int]] = {}
@@ -96,8 +97,7 @@ class KeptCounter:
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """For the registry."""
-        name, documentation, labels = self._family
-        family = CounterMetricFamily(name, documentation, labels=labels)
+        family = CounterMetricFamily(*self._family, labels=self.labels)
         with self._lock:
             for shard, values in self._values.items():
                 for label, value in values.items():

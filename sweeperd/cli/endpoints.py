@@ -8,7 +8,7 @@ import click
 from sweeperd.cli.actions import leave_record
 from sweeperd.cli.names import check_name
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, yes_option
-from sweeperd.cli.output import Cell, Output
+from sweeperd.cli.output import Cell, Output, timestamp
 from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.delivery.endpoint_state import EndpointState, EndpointStateStore
@@ -217,7 +217,6 @@ def _read(shard: Shard, settings: Settings) -> Sequence[EndpointStatus]:
 
 
 def _as_dict(shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | None) -> dict[str, Any]:
-    muted = status.muted_until_ms
     return {
         "endpoint": status.name,
         "shard": shard.name,
@@ -233,7 +232,7 @@ def _as_dict(shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | 
         "paused": status.paused_at_ms is not None,
         "paused_at": None if status.paused_at_ms is None else rfc3339(status.paused_at_ms),
         "reason": status.paused_reason,
-        "muted_until": rfc3339(muted) if muted else None,
+        "muted_until": timestamp(status.muted_until_ms),
         "quiet": status.quiet_seconds > 0,
         "open_on": status.open_on,
         "processes": status.processes,
@@ -266,7 +265,7 @@ def _state_text(status: EndpointStatus) -> str:
         return f"paused {_since(EndpointState(paused_at=status.paused_at_ms, reason=status.paused_reason))}"
     if status.state == "failing":
         return f"failing: {status.failures} in a row, {status.failure}"
-    return f"quiet until {rfc3339(status.muted_until_ms)}" if status.state == "quiet" else status.state
+    return f"quiet until {timestamp(status.muted_until_ms)}" if status.state == "quiet" else status.state
 
 
 def _trial(trial: EndpointTest) -> dict[str, Any]:

@@ -1,12 +1,16 @@
 """What operators did with commands: recorded in a bounded stream, counted in Redis, exported by the daemons."""
 
+import contextlib
 import enum
 import getpass
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+import redis
 
 from sweeperd.metrics import Metrics
 from sweeperd.store import streams
@@ -18,6 +22,8 @@ log = logging.getLogger(__name__)
 
 #: How many actions are kept, about, and the longest target that is recorded, characters.
 KEPT, TARGET = 10_000, 500
+#: How often a daemon reads the actions of a shard, seconds.
+EXPORT_EVERY = 10.0
 
 
 class Action(enum.StrEnum):
@@ -68,9 +74,17 @@ class ActionExporter:
         self._shard = shard
         self._metrics = metrics
         self._seen: bytes | None = None
+        self._next = 0.0
 
     def update(self) -> None:
-        """Call it now and then. Raises redis.RedisError."""
+        """Call it every few seconds. Where Redis refuses it, only people miss it, and the next call tries again."""
+        if time.monotonic() < self._next:
+            return
+        with contextlib.suppress(redis.RedisError):
+            self._export()
+            self._next = time.monotonic() + EXPORT_EVERY
+
+    def _export(self) -> None:
         counts = self._shard.client.hmget(self._shard.keys.action_counts, list(Action))
         numbers = {action.value: int(count or 0) for action, count in zip(Action, counts, strict=True)}
         self._metrics.operator_actions.set(self._shard.name, numbers)

@@ -40,7 +40,7 @@ class EndpointStatus:
     paused_reason: str = ""
     #: How long nothing is sent because the receiver asked for it, seconds from now, and until when.
     quiet_seconds: float = 0.0
-    muted_until_ms: int = 0
+    muted_until_ms: int | None = None
     #: Whether a circuit is open, how many deliveries failed in a row, and why the last one did.
     circuit_open: bool = False
     #: How many of the processes that deliver to it have an open circuit.
@@ -108,7 +108,7 @@ def _configured(
         paused_at_ms=state.paused_at,
         paused_reason=state.reason,
         quiet_seconds=max(0.0, (state.muted_until - now) / 1000),
-        muted_until_ms=state.muted_until,
+        muted_until_ms=state.muted_until or None,
         circuit_open=circuit.open,
         open_on=circuit.open_on,
         processes=circuit.processes,

@@ -192,8 +192,6 @@ class ShardRunner:
         try:
             self._delivery.prepare()
             self._delivery.maintain()
-            with self._shard.reaching():
-                self._actions.update()
         except RedisUnavailable as error:
             self._note(_MAINTENANCE, str(error))
             raise
@@ -209,6 +207,7 @@ class ShardRunner:
     def _read_status(self) -> None:
         if not self._stop.is_set():
             self.status_history.update()
+            self._actions.update()
 
 
 def _patience(settings: Settings) -> float:

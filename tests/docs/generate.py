@@ -12,7 +12,7 @@ import click
 from prometheus_client.metrics import MetricWrapperBase
 
 from sweeperd.cli.app import main
-from sweeperd.metrics import Metrics
+from sweeperd.metrics import KeptCounter, Metrics
 from tests.docs.documents import ROOT
 
 DOCS = ROOT / "docs"
@@ -63,6 +63,10 @@ def metrics() -> Iterator[tuple[str, str, str, str]]:
             name = collector._name + ("_total" if collector._type == "counter" else "")
             labels = ", ".join(f"`{label}`" for label in collector._labelnames)
             yield name, str(collector._type), labels, collector._documentation.replace("|", "\\|")
+        elif isinstance(collector, KeptCounter):
+            (family,) = collector.collect()
+            labels = ", ".join(f"`{label}`" for label in collector.labels)
+            yield f"{family.name}_total", "counter", labels, family.documentation
 
 
 # ---- commands

@@ -35,7 +35,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_reconcile_findings": ("gauge", {"shard", "kind"}),
     "sweeperd_reconcile_last_timestamp_seconds": ("gauge", {"shard"}),
     "sweeperd_foreign_expiries": ("gauge", {"shard"}),
-    "sweeperd_operator_actions": ("counter", {"shard", "action"}),
+    "sweeperd_operator_actions_total": ("counter", {"shard", "action"}),
     "sweeperd_reconcile_runs_total": ("counter", {"shard", "result"}),
     "sweeperd_redis_up": ("gauge", {"shard"}),
     "sweeperd_build_info": ("gauge", {"version"}),

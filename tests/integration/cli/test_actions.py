@@ -59,7 +59,10 @@ def test_each_action_leaves_a_record(sweeperd: Sweeperd, shard: Shard, client: r
     assert len(sweeperd("actions", "--limit", "2", "--json").document["actions"]) == 2
 
 
-def test_a_daemon_exports_the_counts_and_logs_new_actions(shard: Shard, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_daemon_exports_the_counts_and_logs_new_actions(
+    shard: Shard, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "EXPORT_EVERY", 0.0)
     record(shard, Action.PAUSE, "billing")
     metrics = Metrics()
     exporter = ActionExporter(shard, metrics)

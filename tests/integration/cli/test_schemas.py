@@ -20,6 +20,7 @@ SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
 
 #: Schema, and a command whose output it describes.
 COMMANDS = [
+    ("actions", ["actions"]),
     ("check", ["check"]),
     ("status", ["status"]),
     ("show", ["show", "late"]),

@@ -1,19 +1,20 @@
 """All checks of one shard, one after the other."""
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator
 
 import redis
 
 from sweeperd.config import Settings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.ops.check import data, server
+from sweeperd.ops.check import data, kinds, server
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, failure
 from sweeperd.ops.check.subject import Subject
 from sweeperd.store.errors import describe
 from sweeperd.store.shard import Shard
 
 #: Every check of a shard, in the order in which they run.
-CHECKS: Mapping[str, Callable[[Subject], CheckResult]] = {
+CHECKS: dict[str, Callable[[Subject], CheckResult]] = {
     "reachable": server.reachable,
     "version": server.version,
     "role": server.role,
@@ -36,7 +37,8 @@ def check_shard(shard: Shard, settings: Settings) -> Iterator[CheckFinding]:
     """All checks of one shard; each finding comes as soon as it is known. Raises nothing."""
     where = f"shard {shard.name}"
     subject = Subject(shard, settings)
-    for name, check in CHECKS.items():
+    checks = CHECKS | {f"kind {kind.name}": functools.partial(kinds.swept, kind) for kind in settings.kinds}
+    for name, check in checks.items():
         try:
             with shard.reaching():
                 result = check(subject)

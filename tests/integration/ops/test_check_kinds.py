@@ -1,0 +1,43 @@
+"""`sweeperd check` of a configured kind."""
+
+from typing import Any
+
+import pytest
+import redis
+from pydantic import SecretStr
+
+from sweeperd.ops.check import CheckFinding, check_shard
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from tests.lua.kinds.world import SEATS, scripted, settings_of
+
+
+def finding(server: Server, kind: dict[str, Any]) -> CheckFinding:
+    settings = settings_of(kind)
+    redis_settings = settings.redis.model_copy(update={"url": SecretStr(server.url)})
+    settings = settings.model_copy(update={"redis": redis_settings})
+    shard = Shard(redis_settings)
+    try:
+        (found,) = [each for each in check_shard(shard, settings) if each.check == "kind seat-hold"]
+    finally:
+        shard.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", [SEATS, scripted("function decide() end")], ids=["declared", "script"])
+def test_a_kind_that_can_be_swept(server: Server, client: redis.Redis, kind: dict[str, Any]) -> None:
+    client.zadd("seats:ttl", {"h1": 1})
+    found = finding(server, kind)
+    assert (found.level.value, found.says) == ("ok", "seats:ttl: 1 entries")
+
+
+def test_a_script_that_does_not_compile(server: Server) -> None:
+    found = finding(server, scripted("--[["))
+    assert found.level.value == "failure"
+    assert "does not compile" in found.says
+
+
+def test_an_index_of_another_type(server: Server, client: redis.Redis) -> None:
+    client.hset("seats:ttl", "a", "b")
+    found = finding(server, SEATS)
+    assert (found.level.value, found.says) == ("failure", "seats:ttl is a hash")

@@ -29,6 +29,8 @@ LAG_BUCKETS = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600, 14400, 86400)
 #: Seconds. One request.
 WEBHOOK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
+#: The states of an endpoint, the worst last.
+ENDPOINT_STATES = ("delivering", "open", "paused")
 #: How many hex digits of a hash end the label of a name that is too long.
 _HASH = 8
 #: Stands for the tenants that have no label of their own.
@@ -267,6 +269,14 @@ class Metrics:
             ["endpoint"],
             registry=registry,
         )
+        self._endpoint_state = Gauge(
+            "sweeperd_endpoint_state",
+            "1 for the state that an endpoint is in, for this process, else 0; of several shards the worst",
+            ["endpoint", "state"],
+            registry=registry if lasting else None,
+        )
+        #: Endpoint -> shard -> its state there.
+        self._states: dict[str, dict[str, str]] = {}
         self.webhook_dead_letters = Counter(
             "sweeperd_webhook_dead_letters_total", "Deliveries given up on", ["endpoint"], registry=registry
         )
@@ -307,6 +317,18 @@ class Metrics:
             on_shards = self._waiting.setdefault(endpoint, {})
             on_shards[shard] = events, oldest_seconds
             self._show_waiting(endpoint, on_shards)
+
+    def endpoint_state(self, shard: str, endpoint: str, state: str) -> None:
+        """The state of an endpoint on one shard, one of ENDPOINT_STATES."""
+        with self._lock:
+            on_shards = self._states.setdefault(endpoint, {})
+            on_shards[shard] = state
+            self._show_state(endpoint, on_shards)
+
+    def _show_state(self, endpoint: str, on_shards: dict[str, str]) -> None:
+        worst = max(on_shards.values(), key=ENDPOINT_STATES.index, default="")
+        for state in ENDPOINT_STATES:
+            self._endpoint_state.labels(endpoint, state).set(state == worst)
 
     def _show_waiting(self, endpoint: str, on_shards: dict[str, tuple[int, float]]) -> None:
         self.webhook_pending.labels(endpoint).set(sum(count for count, _ in on_shards.values()))
@@ -354,6 +376,9 @@ class Metrics:
             if self._waiting.pop(endpoint, None) is not None:
                 self.webhook_pending.remove(endpoint)
                 self.webhook_oldest_pending.remove(endpoint)
+            if self._states.pop(endpoint, None) is not None:
+                for state in ENDPOINT_STATES:
+                    self._endpoint_state.remove(endpoint, state)
 
     def forget_reconcile(self, shard: str) -> None:
         """The same for a shard that is walked no more: what was found is not looked at again."""
@@ -377,3 +402,6 @@ class Metrics:
             for endpoint, on_shards in self._waiting.items():
                 if on_shards.pop(shard, None) is not None:
                     self._show_waiting(endpoint, on_shards)
+            for endpoint, states in self._states.items():
+                if states.pop(shard, None) is not None:
+                    self._show_state(endpoint, states)

@@ -138,6 +138,7 @@ class Dispatcher:
             for endpoint in self.endpoints:
                 backlog = self._outbox.backlog(endpoint.name)
                 self._metrics.waiting(self._shard.name, endpoint.name, backlog.events, backlog.oldest_seconds)
+                self._metrics.endpoint_state(self._shard.name, endpoint.name, endpoint.state)
                 self._outbox.remove_silent_consumers(endpoint.name)
             self._circuits.remove_stale()
 

@@ -61,7 +61,7 @@ class EndpointDelivery:
         probe_max = settings.probe_max.total_seconds()
         self.circuit = CircuitBreaker(min(redelivery.initial, probe_max), min(redelivery.longest, probe_max))
         self._publisher = CircuitPublisher(shard, endpoint.name, outbox.consumer, self.circuit)
-        state = EndpointStateCache(shard, endpoint.name, announcements)
+        self._state = state = EndpointStateCache(shard, endpoint.name, announcements)
         limits = BatchLimits.of(endpoint)
         batches = BatchQueue(limits)
         self._in_flight = InFlight(2 * senders * limits.events, IN_FLIGHT_BYTES, stop)
@@ -129,6 +129,13 @@ class EndpointDelivery:
     def complete(self) -> bool:
         """Whether all its threads run."""
         return bool(self._threads) and self._senders.complete and all(thread.is_alive() for thread in self._threads)
+
+    @property
+    def state(self) -> str:
+        """`paused`, `open` where its circuit is, else `delivering`."""
+        if self._state.state.paused:
+            return "paused"
+        return "open" if self.circuit.open else "delivering"
 
     def counts(self) -> Counter[str]:
         """How many events were `delivered` and `dead_lettered` by this process."""

@@ -160,6 +160,20 @@ def test_kustomize_builds_the_cron_job(tmp_path: Path) -> None:
     check_built(built, tmp_path)
 
 
+def test_kustomize_builds_sweep_and_delivery_apart(tmp_path: Path) -> None:
+    built = built_by("overlays/roles")
+    assert sorted(manifest["kind"] for manifest in built) == sorted([*DAEMONS, *DAEMONS, "HorizontalPodAutoscaler"])
+    for role in ("sweep", "deliver"):
+        half = [manifest for manifest in built if manifest["metadata"]["labels"]["app.kubernetes.io/component"] == role]
+        check_built(half, tmp_path)
+        (pod,) = pod_specs(half)
+        assert {"name": "SWEEPERD_ROLE", "value": role} in pod["containers"][0]["env"]
+        (service,) = (manifest for manifest in half if manifest["kind"] == "Service")
+        assert service["spec"]["selector"]["app.kubernetes.io/component"] == role
+    (autoscaler,) = (manifest for manifest in built if manifest["kind"] == "HorizontalPodAutoscaler")
+    assert autoscaler["spec"]["scaleTargetRef"]["name"] == "sweeperd-deliver"
+
+
 def built_by(directory: str) -> list[Manifest]:
     return list(yaml.safe_load_all(kubectl("kustomize", str(K8S / directory))))
 

@@ -32,6 +32,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_webhook_pending_events": ("gauge", {"endpoint"}),
     "sweeperd_webhook_oldest_pending_seconds": ("gauge", {"endpoint"}),
     "sweeperd_webhook_dead_letters_total": ("counter", {"endpoint"}),
+    "sweeperd_endpoint_state": ("gauge", {"endpoint", "state"}),
     "sweeperd_reconcile_findings": ("gauge", {"shard", "kind"}),
     "sweeperd_reconcile_last_timestamp_seconds": ("gauge", {"shard"}),
     "sweeperd_foreign_expiries": ("gauge", {"shard"}),
@@ -57,6 +58,7 @@ def filled(*, tenant_label: bool = True) -> Metrics:
     for gauge in (metrics.pipeline_depth, metrics.due_entries, metrics.oldest_due, metrics.quarantined_entries):
         gauge.labels("s1", "reservations").set(1)
     metrics.waiting("s1", "billing", 1, 1)
+    metrics.endpoint_state("s1", "billing", "delivering")
     metrics.announce_reconcile("s1", ["lost"])
     metrics.reconciled("s1", {"lost": 1}, 1.0)
     metrics.operator_actions.set("s1", {"pause": 1})
@@ -235,3 +237,25 @@ def test_cycles_names_are_there_where_cycles_is() -> None:
     without.cycles_expired("a")
     without.cycles_run("success")
     assert not names(without)
+
+
+def test_the_state_of_an_endpoint_is_the_worst_on_any_shard() -> None:
+    metrics = Metrics()
+
+    def states() -> dict[str, float]:
+        return {
+            sample.labels["state"]: sample.value
+            for family in metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == "sweeperd_endpoint_state"
+        }
+
+    metrics.endpoint_state("eu", "hook", "delivering")
+    assert states() == {"delivering": 1, "open": 0, "paused": 0}
+    metrics.endpoint_state("us", "hook", "paused")
+    metrics.endpoint_state("asia", "hook", "open")
+    assert states() == {"delivering": 0, "open": 0, "paused": 1}
+    metrics.forget_shard("us")
+    assert states() == {"delivering": 0, "open": 1, "paused": 0}
+    metrics.forget_endpoint("hook")
+    assert not states()

@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 import redis
+from referencing import Registry, Resource
 
 from sweeperd.config import RedisSettings
 from sweeperd.store.embedded import Server
@@ -35,6 +36,7 @@ COMMANDS = [
     ("endpoints-list", ["endpoints", "list"]),
     ("endpoints-change", ["endpoints", "pause", "billing", "--yes"]),
     ("endpoints-change", ["endpoints", "resume", "billing", "--yes"]),
+    ("endpoints-skip", ["endpoints", "skip", "billing", "evt_1", "--yes"]),
     ("endpoints-test", ["endpoints", "test", "billing"]),
     ("expired", ["expired"]),
     ("ledger-show", ["ledger", "show", "tenant:acme:TOKENS"]),
@@ -56,9 +58,14 @@ def strict(schema: Any) -> Any:
     return closed | {key: strict(value) for key, value in schema.items()}
 
 
+def schema(name: str) -> Any:
+    return json.loads((SCHEMAS / f"{name}.schema.json").read_text(encoding="utf-8"))
+
+
 def check(name: str, document: Any) -> None:
-    schema = strict(json.loads((SCHEMAS / f"{name}.schema.json").read_text(encoding="utf-8")))
-    jsonschema.Draft202012Validator(schema).validate(document)
+    webhook = Resource.from_contents(strict(schema("webhook")))
+    registry: Registry[Any] = Registry().with_resource("webhook.schema.json", webhook)
+    jsonschema.Draft202012Validator(strict(schema(name)), registry=registry).validate(document)
 
 
 @pytest.fixture
@@ -98,13 +105,13 @@ def printed(invoke: Run, server: Server, client: redis.Redis, receiver: Receiver
 
 
 @pytest.mark.parametrize(
-    ("schema", "arguments"),
+    ("name", "arguments"),
     COMMANDS,
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_it_fits(printed: Callable[..., Any], schema: str, arguments: list[str]) -> None:
+def test_it_fits(printed: Callable[..., Any], name: str, arguments: list[str]) -> None:
     for document in printed(*arguments):
-        check(schema, document)
+        check(name, document)
 
 
 def test_webhooks_fit(printed: Callable[..., Any], receiver: Receiver) -> None:
@@ -116,12 +123,21 @@ def test_webhooks_fit(printed: Callable[..., Any], receiver: Receiver) -> None:
 
 
 def test_a_field_that_the_schema_does_not_name_is_noticed() -> None:
-    report = dict.fromkeys(json.loads((SCHEMAS / "once.schema.json").read_text())["properties"], 0)
+    report = dict.fromkeys(schema("once")["properties"], 0)
     check("once", report)
     with pytest.raises(jsonschema.ValidationError):
         check("once", report | {"surprise": 1})
 
 
 def test_each_schema_is_held_to_what_is_printed() -> None:
-    held = {schema for schema, _ in COMMANDS} | {"once", "webhook"}
+    held = {name for name, _ in COMMANDS} | {"once", "webhook"}
     assert {path.name.removesuffix(".schema.json") for path in SCHEMAS.iterdir()} == held
+
+
+def test_a_line_of_expired_is_the_body_of_a_webhook_and_the_shard() -> None:
+    line, body = schema("expired"), schema("webhook")
+    assert line["properties"].pop("shard")
+    line["required"].remove("shard")
+    for key in ("title", "description"):
+        del line[key], body[key]
+    assert line == body

@@ -1,6 +1,7 @@
 """The command itself: the daemon, `--once`, and which subcommands there are."""
 
 import dataclasses
+import difflib
 import importlib
 import os
 from datetime import timedelta
@@ -44,6 +45,14 @@ class _Commands(click.Group):
             return None
         command: click.Command = importlib.import_module(f"sweeperd.cli.{_COMMANDS[name]}").command
         return command
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        close = difflib.get_close_matches(arguments[0], _COMMANDS, 1)
+        if close and arguments[0] not in _COMMANDS:
+            context.fail(f"No such command {arguments[0]!r}; did you mean {close[0]}?")
+        return super().resolve_command(context, arguments)
 
     def invoke(self, context: click.Context) -> Any:
         try:

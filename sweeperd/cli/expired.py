@@ -83,12 +83,15 @@ def command(
     """
     What expired from --since up to --until, in order: the events of the stream.
 
-    A time is as in RFC 3339, such as 2026-11-21T12:00:05Z or 2026-11-21T13:00:05.250+01:00, or a duration such as 15m:
-    that long ago. A time without an offset is UTC. All times are of Redis's clock, to the millisecond.
+    A time is as in RFC 3339, such as 2026-11-21T12:00:05Z or 2026-11-21T13:00:05.250+01:00; or a time of day such as
+    12:00, the latest one; or a duration such as 15m or 1h30m: that long ago. A time without an offset is UTC. All
+    times are of Redis's clock, to the millisecond.
 
     JSON lines hold the body of each webhook, and the shard. In CSV a text that a spreadsheet would take for a formula
     begins with an apostrophe. Where events of the span are no longer kept, standard error says so.
     """
+    if as_json and form not in ("jsonl", "table"):
+        raise click.UsageError(f"--json and --format {form} exclude each other")
     if follow and until is not None:
         raise click.UsageError("--follow has no end: leave --until out")
     with options.shards(shard) as (_, shards):

@@ -14,31 +14,46 @@ from sweeperd.config.types import Duration, PositiveDuration, milliseconds
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)?)?", re.ASCII | re.IGNORECASE
 )
+_TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
+#: Several durations in one, such as 1h30m.
+_PARTS = re.compile(r"(?:\d{1,9}(?:ms|s|m|h|d))+", re.ASCII)
+_PART = re.compile(r"\d+[a-z]+", re.ASCII)
+_DAY_MS = 86_400_000
 _DURATION: TypeAdapter[timedelta] = TypeAdapter(Duration)
 _POSITIVE_DURATION: TypeAdapter[timedelta] = TypeAdapter(PositiveDuration)
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A fixed moment, or so long before now: `now` is Redis's. ms."""
+    """A fixed moment, so long before now, or the latest time of day: `now` is Redis's. ms."""
 
     at_ms: int = 0
     ago_ms: int | None = None
+    #: Since midnight, UTC.
+    of_day_ms: int | None = None
 
     def on(self, now_ms: int) -> int:
         """In ms since the epoch, where it is `now_ms`."""
+        if self.of_day_ms is not None:
+            today = now_ms - now_ms % _DAY_MS + self.of_day_ms
+            return today if today <= now_ms else today - _DAY_MS
         return self.at_ms if self.ago_ms is None else max(0, now_ms - self.ago_ms)
 
 
 def moment(context: click.Context, parameter: click.Parameter, value: str | None) -> Moment | None:
     """
-    The callback of an option: a time as in RFC 3339, or a duration: that long ago. A time without an offset is UTC.
-    Raises click.BadParameter.
+    The callback of an option: a time as in RFC 3339, a duration (that long ago), or a time of day (the latest one). A
+    time without an offset is UTC. Raises click.BadParameter.
     """
     if value is None:
         return None
-    with contextlib.suppress(ValidationError):
-        return Moment(ago_ms=milliseconds(_DURATION.validate_python(value)))
+    if _PARTS.fullmatch(value):
+        with contextlib.suppress(ValidationError, OverflowError):
+            parts = [milliseconds(_DURATION.validate_python(part)) for part in _PART.findall(value)]
+            return Moment(ago_ms=sum(parts))
+    if found_time := _TIME_OF_DAY.fullmatch(value):
+        hours, minutes, seconds = (int(part or 0) for part in found_time.groups())
+        return Moment(of_day_ms=((hours * 60 + minutes) * 60 + seconds) * 1000)
     if _RFC3339.fullmatch(value):
         with contextlib.suppress(ValueError, OverflowError):
             found = datetime.fromisoformat(value.upper())
@@ -47,7 +62,7 @@ def moment(context: click.Context, parameter: click.Parameter, value: str | None
             return Moment(at_ms=max(0, math.ceil(since / timedelta(milliseconds=1))))
     raise click.BadParameter(
         f"{value[:60]!r} is neither a time such as 2026-11-21T12:00:05Z or 2026-11-21T13:00:05.250+01:00 "
-        "nor a duration such as 15m",
+        "nor a time of day such as 12:00 nor a duration such as 15m or 1h30m",
         context,
         parameter,
     )

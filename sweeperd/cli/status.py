@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
@@ -60,6 +61,9 @@ def command(options: Options, watch: bool, interval: float, shard: str | None, a
 
     Exit code 1 where a shard cannot be reached.
     """
+    given = click.get_current_context().get_parameter_source("interval")
+    if not watch and given is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--interval goes with --watch")
     output = Output(as_json=as_json)
     troubles: list[str] = []
     with options.shards(shard) as (settings, shards):

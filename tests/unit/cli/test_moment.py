@@ -38,10 +38,25 @@ def test_a_time(text: str, at_ms: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "ago_ms"), [("15m", 900_000), ("250ms", 250), ("2h", 7_200_000), ("30d", 30 * 86_400_000)]
+    ("text", "ago_ms"),
+    [("15m", 900_000), ("250ms", 250), ("2h", 7_200_000), ("30d", 30 * 86_400_000), ("1h30m", 5_400_000)],
 )
 def test_so_long_ago(text: str, ago_ms: int) -> None:
     assert parsed(text).on(NOON) == NOON - ago_ms
+
+
+@pytest.mark.parametrize(
+    ("text", "at_ms"),
+    [
+        ("12:00", NOON),
+        ("12:00:00", NOON),
+        ("11:59:30", NOON - 30_000),
+        ("12:01", NOON + 60_000 - 86_400_000),
+        ("00:00", NOON - 12 * 3_600_000),
+    ],
+)
+def test_a_time_of_day_is_the_latest_one(text: str, at_ms: int) -> None:
+    assert parsed(text).on(NOON) == at_ms
 
 
 def test_before_the_epoch_there_is_nothing() -> None:
@@ -53,6 +68,9 @@ def test_before_the_epoch_there_is_nothing() -> None:
     [
         "",
         "noon",
+        "24:00",
+        "1:30",
+        "1h30",
         "-5m",
         "5",
         "m",

@@ -20,7 +20,7 @@ from pydantic import (
 
 from sweeperd import redis_url
 from sweeperd.config.kinds import KindSettings, check_kinds
-from sweeperd.config.secrets import hmac_key
+from sweeperd.config.secrets import check_secret
 from sweeperd.config.types import Duration, OptionalDuration, PositiveDuration, Section
 
 #: What makes sense for `sweep.lease_ttl`.
@@ -84,7 +84,7 @@ def _secret(value: object, info: ValidationInfo) -> object:
     value = _fetched(value, info)
     if not isinstance(value, str):
         raise ValueError("a secret is text")  # noqa: TRY004 - pydantic takes ValueError
-    hmac_key(value)
+    check_secret(value)
     return value
 
 

@@ -14,6 +14,7 @@ from sweeperd import __version__
 from sweeperd.config import Settings
 from sweeperd.errors import ConfigError
 from sweeperd.metrics import Metrics
+from sweeperd.ops.signing_keys import jwks
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.role import Role
 from sweeperd.runtime.systemd import SystemdNotifier
@@ -92,6 +93,10 @@ class Service:
     def report(self) -> dict[str, Any]:
         """What the page shows."""
         return self._daemon.report()
+
+    def jwks(self) -> dict[str, Any]:
+        """The public keys of the endpoints, as a JSON Web Key Set."""
+        return jwks(self._settings.webhooks.endpoints)
 
     # ---- signals
 
@@ -208,7 +213,9 @@ class Service:
         address = settings.http.address
         if not address:
             return None
-        return WebServer(address, self._metrics, self.health, self.readiness, self.report, settings.http.hosts)
+        return WebServer(
+            address, self._metrics, self.health, self.readiness, self.report, settings.http.hosts, self.jwks
+        )
 
     # ---- the end
 

@@ -22,6 +22,8 @@ Check = Callable[[], tuple[bool, str]]
 
 #: How long one `/status.json` document is reused for every open status page, seconds.
 FRESH = 1.0
+#: Where the public keys of asymmetric signatures are served.
+JWKS_PATH = "/.well-known/jwks.json"
 
 _HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
@@ -34,9 +36,9 @@ _Start = Callable[..., Any]
 
 class WebServer:
     """
-    The status page, `/status.json`, `/metrics`, `/healthz` and `/readyz` on one address (host, port). `report` gives
-    the document of `/status.json`; `hosts` are the names that a request may come by, apart from `localhost` and IP
-    addresses. Raises OSError where the address is taken.
+    The status page, `/status.json`, `/metrics`, `/healthz`, `/readyz` and the public keys on one address (host, port).
+    `report` gives the document of `/status.json`, `jwks` the one of JWKS_PATH. `hosts` are the names that a request may
+    come by, apart from `localhost` and IP addresses. Raises OSError where the address is taken.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class WebServer:
         readiness: Check,
         report: Callable[[], dict[str, Any]],
         hosts: Iterable[str] = (),
+        jwks: Callable[[], dict[str, Any]] = lambda: {"keys": []},
     ) -> None:
         host, port = address
         self._metrics_app = make_wsgi_app(metrics.registry)
@@ -54,6 +57,7 @@ class WebServer:
         self._page = StatusPage()
         self._hosts = AllowedHosts(hosts)
         self._report = report
+        self._jwks = jwks
         self._reported = b""
         self._reported_at = 0.0
         self._lock = threading.Lock()
@@ -105,6 +109,8 @@ class WebServer:
             return _send(start_response, "200 OK", "text/html; charset=utf-8", page.body, page.headers)
         if path == "/status.json":
             return _send(start_response, "200 OK", "application/json", self._json())
+        if path == JWKS_PATH:
+            return _send(start_response, "200 OK", "application/jwk-set+json", json.dumps(self._jwks()).encode())
         if path == "/metrics":
             # prometheus_client's application knows no HEAD; the body is dropped in `_serve`.
             metrics: Iterable[bytes] = self._metrics_app(environ | {"REQUEST_METHOD": "GET"}, start_response)

@@ -17,7 +17,7 @@ def lowest() -> list[str]:
     """`name==version` for each. Raises ValueError where a dependency has no lower bound."""
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     constraints = []
-    for requirement in project["dependencies"]:
+    for requirement in project["dependencies"] + project["optional-dependencies"]["ed25519"]:
         match = REQUIREMENT.fullmatch(requirement)
         if match is None:
             raise ValueError(f"{requirement} has no lower bound, or has it in a form that is not understood")

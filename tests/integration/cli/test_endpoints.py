@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -412,3 +413,31 @@ def test_hostile_names(name: str, invoke: Run, shard: Shard, client: redis.Redis
     assert (rows[0]["reason"], rows[0]["tenants"], rows[1]["endpoint"]) == (name, [name], name)
     result = invoke("endpoints", "pause", "audit", "--yes", endpoints=endpoints)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", result.output)
+
+
+# ---- keys
+
+
+def test_keygen_prints_a_pair_that_the_settings_take(invoke: Run, tmp_path: Path) -> None:
+    private, public = invoke("endpoints", "keygen").stdout.split()
+    pair = json.loads(invoke("endpoints", "keygen", "--json").stdout)
+    assert [private[:5], public[:5]] == ["whsk_", "whpk_"]
+    assert pair.keys() == {"private_key", "public_key"}
+    assert pair["private_key"] != private, "a new one each time"
+    (tmp_path / "key").write_text(private)
+    endpoints = [
+        {"name": "plain", "url": "http://hook/", "secrets": ["text"]},
+        {"name": "file", "url": "http://hook/", "secrets": [f"file:{tmp_path / 'key'}", "text"]},
+        {"name": "other", "url": "http://hook/", "secrets": [pair["private_key"]]},
+    ]
+
+    def keys(*names: str) -> list[dict[str, str]]:
+        document = json.loads(invoke("endpoints", "keys", *names, endpoints=endpoints).stdout)
+        assert document.keys() == {"keys"}
+        return list(document["keys"])
+
+    assert len(keys()) == 2
+    (key,) = keys("file")
+    assert key["x"] == base64.urlsafe_b64encode(base64.b64decode(public.removeprefix("whpk_"))).decode().rstrip("=")
+    assert keys("plain") == []
+    assert invoke("endpoints", "keys", "nobody", endpoints=endpoints).exit_code == 2

@@ -8,10 +8,14 @@ import re
 import secrets
 import time
 
+import nacl.encoding
+import nacl.exceptions
+import nacl.signing
 import pytest
 import standardwebhooks
 
 from sweeperd.config import EndpointSettings
+from sweeperd.delivery import ed25519
 from sweeperd.delivery.signing import Signer
 
 BODY = json.dumps({"event_id": "evt_1", "tenant_id": "täglich"}, ensure_ascii=False).encode()
@@ -73,3 +77,66 @@ def test_rotation_signs_with_every_secret() -> None:
     with pytest.raises(standardwebhooks.WebhookVerificationError):
         standardwebhooks.Webhook(b"other").verify(BODY, headers)
     assert verifies_for_cycles("old", headers), "Cycles has one signature: the first secret's"
+
+
+# ---- asymmetric
+
+SEED_KEY = nacl.signing.SigningKey(bytes(range(32)))
+PUBLIC = "whpk_" + base64.b64encode(bytes(SEED_KEY.verify_key)).decode()
+PAIR = base64.b64encode(bytes(SEED_KEY) + bytes(SEED_KEY.verify_key)).decode()
+PRIVATE = [f"whsk_{PAIR}", f"whsk_{PAIR.rstrip('=')}", f"whsk_{base64.urlsafe_b64encode(bytes(SEED_KEY)).decode()}"]
+
+
+def verify(public: str, signature: str, headers: dict[str, str]) -> None:
+    """With libsodium. Raises nacl.exceptions.BadSignatureError."""
+    version, _, text = signature.partition(",")
+    assert version == "v1a"
+    key = nacl.signing.VerifyKey(public.removeprefix("whpk_").encode(), nacl.encoding.Base64Encoder)
+    content = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + BODY
+    key.verify(content, base64.b64decode(text))
+
+
+@pytest.mark.parametrize("secret", PRIVATE)
+def test_an_asymmetric_signature(secret: str) -> None:
+    headers = signed(secret)
+    verify(PUBLIC, headers["webhook-signature"], headers)
+    with pytest.raises(nacl.exceptions.BadSignatureError):
+        verify(PUBLIC, headers["webhook-signature"], headers | {"webhook-id": "evt_2"})
+    assert "X-Cycles-Signature" not in headers
+
+
+def test_a_generated_pair_signs_and_verifies() -> None:
+    for _ in range(20):
+        private, public = ed25519.generate()
+        headers = signed(private)
+        verify(public, headers["webhook-signature"], headers)
+
+
+def test_both_kinds_of_key_rotate_together() -> None:
+    private, public = ed25519.generate()
+    headers = signed(private, FORMS[0], PRIVATE[0], "text")
+    first, _, third, _ = headers["webhook-signature"].split()
+    verify(public, first, headers)
+    verify(PUBLIC, third, headers)
+    for key in (KEY, b"text"):
+        assert standardwebhooks.Webhook(key).verify(BODY, headers)
+    assert verifies_for_cycles(FORMS[0], headers), "the first secret that is shared"
+
+
+def test_the_key_set_holds_public_keys_only() -> None:
+    private, public = ed25519.generate()
+    document = ed25519.jwks([private, PRIVATE[0], private])
+    one, two = document["keys"]
+    assert one.keys() == two.keys() == {"kty", "crv", "x", "kid", "alg", "use"}
+    assert (one["kty"], one["crv"], one["alg"], one["use"]) == ("OKP", "Ed25519", "EdDSA", "sig")
+    assert base64.urlsafe_b64decode(one["x"] + "=") == base64.b64decode(public.removeprefix("whpk_"))
+    assert one["kid"] != two["kid"]
+    assert private[5:40] not in json.dumps(document)
+
+
+def test_the_name_of_a_key_is_its_thumbprint() -> None:
+    """The example of RFC 8037, appendices A.1 to A.3."""
+    seed = base64.urlsafe_b64decode("nWGxne_9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A=")
+    key = ed25519.jwk("whsk_" + base64.b64encode(seed).decode())
+    assert key["x"] == "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"
+    assert key["kid"] == "kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k"

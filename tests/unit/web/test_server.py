@@ -89,6 +89,7 @@ def ask(
     [
         ("/", 200, "text/html; charset=utf-8"),
         ("/status.json", 200, "application/json"),
+        ("/.well-known/jwks.json", 200, "application/jwk-set+json"),
         ("/healthz", 200, "text/plain; charset=utf-8"),
         ("/readyz", 503, "text/plain; charset=utf-8"),
         ("/elsewhere", 404, "text/plain; charset=utf-8"),

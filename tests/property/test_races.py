@@ -72,7 +72,7 @@ class World(play.World):
 
     def counted(self, outcome: Outcome) -> int:
         """How often this was decided, by the counter."""
-        labels = {"shard": "default", "outcome": outcome.value}
+        labels = {"shard": "default", "kind": "reservations", "outcome": outcome.value}
         return int(self.metrics.registry.get_sample_value("sweeperd_candidates_total", labels) or 0)
 
     def state(self, entry: bytes) -> bytes:

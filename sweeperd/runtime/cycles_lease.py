@@ -27,8 +27,8 @@ PATIENCE = 30.0
 class CyclesLease:
     """
     `cycles:maintenance:lease:reservation_expiry`, by the rule of the services that share it: taken with SET NX and a
-    TTL, renewed by whoever has the token. It is never released: it runs out when no replica of sweeperd renews it, and
-    then the services sweep again.
+    TTL, renewed by each process that has the token. It is never released: it runs out when no replica of sweeperd
+    renews it, and then the services sweep again.
     """
 
     def __init__(self, shard: Shard) -> None:

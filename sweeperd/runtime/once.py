@@ -24,7 +24,7 @@ from sweeperd.sweep.kind import Decision, Outcome
 
 log = logging.getLogger(__name__)
 
-#: Between two looks at a lease that another process holds, seconds.
+#: Between two attempts to take a lease that another process holds, seconds.
 LOOK_AGAIN = 0.1
 #: Between two reports of the delivery's progress, seconds. So late may a stop or the limit be noticed.
 PROGRESS_EVERY = 0.2
@@ -46,7 +46,7 @@ class OnceReport:
     """One run in numbers, all shards together."""
 
     counts: Counter[Outcome]
-    #: False where a signal ended the sweep before all was looked at.
+    #: False where a signal ended the sweep before its end.
     complete: bool
     delivery: DeliveryReport
     duration_seconds: float
@@ -57,7 +57,7 @@ class OnceReport:
 
     @property
     def exit_code(self) -> int:
-        """0: nothing left behind; 1: entries with errors, or not all looked at; 3: events wait for delivery."""
+        """0: all done; 1: entries with errors, or a sweep cut short; 3: events wait for delivery."""
         if self.failures or self.counts[Outcome.ERROR] or not self.complete:
             return 1
         return 3 if self.delivery.undelivered else 0
@@ -240,7 +240,7 @@ class _Run:
 
 
 class _Progress:
-    """Sums the shards' progress. The second stage is told of once no shard is at the first any more."""
+    """Sums the shards' progress. The second stage is shown once every shard has left the first."""
 
     def __init__(self, progress: OnceProgress, shards: Sequence[str]) -> None:
         self._progress = progress

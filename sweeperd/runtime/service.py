@@ -1,4 +1,4 @@
-"""The daemon as a service: its signals, its HTTP port, what the service manager is told, and new settings at SIGHUP."""
+"""The daemon as a service: its signals, its HTTP port, messages to the service manager, new settings at SIGHUP."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ from sweeperd.web.server import WebServer
 
 log = logging.getLogger(__name__)
 
-#: Between two looks at what has to be looked at, seconds.
+#: Between two rounds of health checks and messages to the service manager, seconds.
 LOOK = 1.0
 
 
@@ -114,7 +114,7 @@ class Service:
         with contextlib.suppress(queue.Empty):
             self._wake.get(timeout=seconds)
 
-    # ---- what is told
+    # ---- messages to the service manager
 
     def _look(self) -> None:
         self._daemon.catch_up()
@@ -131,10 +131,10 @@ class Service:
         well, problem = self.health()
         if not well:
             return f"Not well: {problem}"
-        ready, told = self.readiness()
-        told = told.removeprefix("ok").strip().replace("\n", "; ")
-        if told:
-            return f"{'In part' if ready else 'Not'} ready: {told}"
+        ready, troubles = self.readiness()
+        troubles = troubles.removeprefix("ok").strip().replace("\n", "; ")
+        if troubles:
+            return f"{'In part' if ready else 'Not'} ready: {troubles}"
         endpoints = len(self._settings.webhooks.endpoints)
         sweeping = f"sweeping every {self._settings.sweep.interval.total_seconds():g} s"
         delivering = f"delivering to {endpoints} endpoint{'' if endpoints == 1 else 's'}"
@@ -191,8 +191,8 @@ class Service:
 
     def _replace(self, daemon: Daemon, settings: Settings) -> None:
         """
-        Only the sweep is waited for, which ends after its current batch; requests in flight go on beside the new
-        daemon, as those of another replica would, so that no tick waits for a receiver.
+        Only the sweep is waited for, which ends after its current batch. Requests in flight go on while the new daemon
+        runs, as the requests of another replica would, so that no tick waits for a receiver.
         """
         before, grace = self._daemon, self._settings.shutdown_grace.total_seconds()
         deadline = time.monotonic() + grace

@@ -16,7 +16,7 @@ SEND_LIMIT = 1.0
 
 
 class SystemdNotifier:
-    """Tells the service manager; a message that cannot be sent is logged once and changes nothing else."""
+    """Sends messages to the service manager. One that cannot be sent is logged once and changes nothing else."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environment.get("NOTIFY_SOCKET", ""))
@@ -24,7 +24,7 @@ class SystemdNotifier:
         self._failed = False
         self._status = ""
         self._fed_at = 0.0
-        #: Seconds after which the service manager takes silence for death; None where it does not look.
+        #: Seconds after which the service manager takes silence for death; None without a watchdog.
         self.watchdog_limit = _watchdog_limit(environment) if self._address else None
 
     def ready(self, status: str) -> None:
@@ -73,7 +73,7 @@ class SystemdNotifier:
             self._socket.sendto(message.encode(), self._address)
         except OSError as error:
             if not self._failed:
-                log.warning("the service manager cannot be told", extra={"error": error.strerror or str(error)})
+                log.warning("the service manager cannot be reached", extra={"error": error.strerror or str(error)})
             self._failed = True
         else:
             self._failed = False

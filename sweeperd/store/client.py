@@ -54,7 +54,7 @@ def connect(
 
 
 class _Sentinels(Sentinel):
-    """The sentinels. One that refuses to answer is passed over, and what is told of them is fit to be read."""
+    """The sentinels. One that refuses to answer is passed over, and the errors are fit to be read."""
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
         """Ask them in turn for the primary, the one that knew it last first. Raises redis.ConnectionError."""

@@ -25,10 +25,10 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, TryAgainErr
 
 from sweeperd.redis_url import Node
 
-#: How often one command may be told to go elsewhere before the next tick has to try.
+#: How often one command may be redirected before the next tick has to try.
 REDIRECTS = 5
 _SCRIPTS = ("EVAL", "EVALSHA")
-#: TIME goes to whoever is connected, and a node that does not own the slot any more answers too. This it refuses.
+#: A node that does not own the slot any more answers TIME too. This script it refuses.
 TIME_SCRIPT = "return redis.call('TIME')"
 
 
@@ -50,7 +50,7 @@ class SlotOwner:
         self._lock = threading.Lock()
 
     def find(self) -> Node:
-        """The owner. Raises redis.ConnectionError or redis.TimeoutError where no node tells it."""
+        """The owner. Raises redis.ConnectionError or redis.TimeoutError where no node names it."""
         with self._lock:
             known, nodes = self._owner, list(self._nodes)
         return known or self._ask(nodes)
@@ -100,11 +100,11 @@ class SlotOwner:
                 self._nodes = list(dict.fromkeys([node, *others, *self._seeds]))
                 self._owner = owner
             return owner
-        raise redis.ConnectionError(f"no node of the cluster tells who owns slot {self.slot}: {'; '.join(problems)}")
+        raise redis.ConnectionError(f"no node of the cluster names the owner of {self.slot}: {'; '.join(problems)}")
 
 
 class _ToOwner:
-    """A connection that goes to whoever owns the slot at the moment of connecting."""
+    """A connection to the node that owns the slot at the moment of connecting."""
 
     def __init__(self, slot: SlotOwner, **options: Any) -> None:
         self._slot = slot
@@ -112,7 +112,7 @@ class _ToOwner:
 
     def connect(self) -> None:
         """Connect, where it is not connected yet."""
-        if not getattr(self, "_sock", None):  # redis-py 6 has no other way to tell
+        if not getattr(self, "_sock", None):  # redis-py 6 has no other way to know
             self.host, self.port = self._slot.find()
         try:
             super().connect()  # type: ignore[misc]
@@ -196,7 +196,7 @@ class ClusterPipeline(Pipeline):
                 self._slot.doubt(asked)
             else:
                 continue
-            # Other threads' connections in use are told by their own next command.
+            # The connections that other threads use get the same answer to their own next command.
             self.connection_pool.disconnect(inuse_connections=False)
             break
         return replies

@@ -61,7 +61,7 @@ def binaries() -> list[Binary]:
 
 
 def free_port() -> int:
-    """A TCP port on loopback that nobody listens on."""
+    """A free TCP port on loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -31,7 +31,7 @@ class Keys:
 
     def idempotency(self, tenant: bytes, operation: str, key: bytes) -> bytes:
         """STRING: what the ledger answered to this operation under this idempotency key."""
-        # Tenants and keys may hold colons. With the tenant's length told, no two of them run into one name.
+        # Tenants and keys may hold colons. With the tenant's length in the name, no two of them make the same name.
         return self.prefix + b"idem:%b:%d:%b:%b" % (operation.encode(), len(tenant), tenant, key)
 
     @property
@@ -83,7 +83,7 @@ class Keys:
 
     @property
     def reconcile(self) -> bytes:
-        """HASH: `last`: when the daemon's last walk ended and what it counted, `report`: all that it told; JSON."""
+        """HASH: `last`: when the daemon's last walk ended and its counts, `report`: all of its findings; JSON."""
         return self.prefix + b"sweeperd:reconcile"
 
     @property
@@ -119,7 +119,7 @@ class CyclesKeys:
 
     @property
     def lease(self) -> bytes:
-        """STRING: the token of whoever runs the expiry sweep of the installation."""
+        """STRING: the token of the process that runs the expiry sweep of the installation."""
         return self._prefix + b"cycles:maintenance:lease:reservation_expiry"
 
     def event(self, event_id: str) -> bytes:

@@ -35,7 +35,7 @@ def holder(shard: Shard, job: str) -> str:
 
 class Lease:
     """
-    `sweeperd:lease:<job>`: held while the job runs, renewed meanwhile, released when it ends. A holder that died is
+    `sweeperd:lease:<job>`: held and renewed while the job runs, released when it ends. A holder that died is
     replaced when `ttl` is over.
 
     `on_lost` is called once for each time that the lease turns out to have gone while the job ran: it was deleted, it

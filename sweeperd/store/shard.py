@@ -17,7 +17,7 @@ from sweeperd.store.clock import Clock
 from sweeperd.store.errors import REFUSED, describe, is_server_trouble
 from sweeperd.store.keys import Keys
 
-#: Connections beside the ones for deliveries: sweeps, leases, maintenance, walks, the status page.
+#: Connections for all but deliveries: sweeps, leases, maintenance, walks, the status page.
 SPARE_CONNECTIONS = 20
 
 

@@ -10,6 +10,7 @@
 --
 -- The first write is a ZREM: it needs no memory, so a full Redis accepts it, and the ZADD after it too.
 
+-- @include clock
 -- @include reservation_look
 
 local row = look.row(KEYS[1])

@@ -2,8 +2,8 @@
 --
 -- KEYS -> budget:<scope>:<unit>  HASH
 --
--- Returns {ms, reserved, reserved, ...}: the decimal text of an int64, '' where there is no such budget, '-' where it is
--- CLOSED, '?' where it cannot be read.
+-- Returns {ms, reserved, reserved, ...}: the decimal text of an int64, '' where there is no such budget, '-' where it
+-- is CLOSED, '?' where it cannot be read.
 
 -- @include clock
 -- @include amounts

@@ -1,9 +1,9 @@
--- Counts the expiries of tenants over windows of a fixed length, and adds an event to the stream when a tenant's count of
--- the present window passes `factor` times its usual count: once for each episode. An episode ends with the first window
--- whose count stays below that.
+-- Counts the expiries of tenants over windows of a fixed length, and adds an event to the stream when a tenant's count
+-- of the present window passes `factor` times its usual count: once for each episode. An episode ends with the first
+-- window whose count stays below that.
 --
--- The usual count is a moving average over past windows, at least 1. A window counts for at most the threshold in it, so
--- that a burst raises it slowly. A tenant that is new has no usual count until its first window has ended.
+-- The usual count is a moving average over past windows, at least 1. A window counts for at most the threshold in it,
+-- so that a burst raises it slowly. A tenant that is new has no usual count until its first window has ended.
 --
 -- KEYS[1] -> sweeperd:rates   HASH    tenant -> start of its window, ms; count; usual count or -1; 1 in an episode
 -- KEYS[2] -> sweeperd:events  STREAM

@@ -100,7 +100,9 @@ class SlotOwner:
                 self._nodes = list(dict.fromkeys([node, *others, *self._seeds]))
                 self._owner = owner
             return owner
-        raise redis.ConnectionError(f"no node of the cluster names the owner of {self.slot}: {'; '.join(problems)}")
+        raise redis.ConnectionError(
+            f"no node of the cluster knows the owner of slot {self.slot}: {'; '.join(problems)}"
+        )
 
 
 class _ToOwner:

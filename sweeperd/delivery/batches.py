@@ -40,8 +40,10 @@ class BatchQueue:
     endpoint is in flight, and `wait` at most: else idle senders would take batches of a few events each.
     """
 
-    def __init__(self, limits: BatchLimits) -> None:
+    def __init__(self, limits: BatchLimits, requests: int) -> None:
         self._limits = limits
+        #: How many requests may be in flight.
+        self._most_requests = requests
         self._waiting: deque[OutboxEntry] = deque()
         self._bytes = 0
         #: Batches of a single event, which share a request with no other: a probe, an event that was refused alone.
@@ -76,9 +78,8 @@ class BatchQueue:
             while not self._ready():
                 if self._closed:
                     return None
-                self._changed.wait(
-                    max(0.0, self._since + self._limits.wait - time.monotonic()) if self._waiting else None
-                )
+                held = self._waiting and self._requests < self._most_requests
+                self._changed.wait(max(0.0, self._since + self._limits.wait - time.monotonic()) if held else None)
             self._requests += 1
             return self._single.popleft() if self._single else self._next()
 
@@ -86,6 +87,13 @@ class BatchQueue:
         """The request of a batch has ended."""
         with self._changed:
             self._requests -= 1
+            self._changed.notify()
+
+    def allow(self, requests: int) -> None:
+        """From now on so many requests may be in flight."""
+        with self._changed:
+            self._most_requests = requests
+            self._changed.notify_all()
 
     def close(self) -> None:
         """No event follows: what is queued is taken, and then `take` returns None."""
@@ -94,6 +102,8 @@ class BatchQueue:
             self._changed.notify_all()
 
     def _ready(self) -> bool:
+        if self._requests >= self._most_requests and not self._closed:
+            return False
         if self._single or self._full:
             return True
         if not self._waiting:

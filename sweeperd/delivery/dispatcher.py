@@ -67,7 +67,7 @@ class Dispatcher:
                 webhooks,
                 shard,
                 self._outbox,
-                WebhookClient(endpoint, webhooks, shard.clock, senders, self._observer(endpoint.name), stop),
+                WebhookClient(endpoint, webhooks, shard.clock, concurrency, self._observer(endpoint.name), stop),
                 EventEncoder(shard.name, shard.origin, endpoint.format),
                 senders,
                 metrics,
@@ -76,6 +76,9 @@ class Dispatcher:
             )
             for endpoint, senders in zip(webhooks.endpoints, shares(concurrency, len(webhooks.endpoints)), strict=True)
         ]
+        self._concurrency = concurrency
+        #: Those that share the connections; the relay has none.
+        self._receivers = tuple(self.endpoints)
         if settings.cycles.enabled:
             relay, encode = Relay(shard, self._observer(RELAY.name)), EventEncoder(shard.name, shard.origin)
             self.endpoints.append(
@@ -134,6 +137,8 @@ class Dispatcher:
     def maintain(self) -> None:
         """Trim the stream, remove dead processes from the groups, measure the backlogs. Raises RedisUnavailable."""
         with self._shard.reaching():
+            self._shard.read_clock()
+            self._lend_connections()
             self._outbox.trim((endpoint.name for endpoint in self.endpoints), self._retention_ms, self._max_age_ms)
             for endpoint in self.endpoints:
                 backlog = self._outbox.backlog(endpoint.name)
@@ -141,6 +146,15 @@ class Dispatcher:
                 self._metrics.endpoint_state(self._shard.name, endpoint.name, endpoint.state)
                 self._outbox.remove_silent_consumers(endpoint.name)
             self._circuits.remove_stale()
+
+    def _lend_connections(self) -> None:
+        """An endpoint that rests keeps one connection; the endpoints that can use the others share them."""
+        resting = [endpoint for endpoint in self._receivers if endpoint.resting]
+        active = [endpoint for endpoint in self._receivers if endpoint not in resting]
+        for endpoint in resting:
+            endpoint.lend(1)
+        for endpoint, count in zip(active, shares(self._concurrency - len(resting), len(active)), strict=True):
+            endpoint.lend(count)
 
     def report(self) -> DeliveryReport:
         """The pairs that this process has delivered, and those that are left. Raises RedisUnavailable."""

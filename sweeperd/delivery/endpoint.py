@@ -63,8 +63,9 @@ class EndpointDelivery:
         self._publisher = CircuitPublisher(shard, endpoint.name, outbox.consumer, self.circuit)
         self._state = state = EndpointStateCache(shard, endpoint.name, announcements)
         limits = BatchLimits.of(endpoint)
-        batches = BatchQueue(limits)
-        self._in_flight = InFlight(2 * senders * limits.events, IN_FLIGHT_BYTES, stop)
+        batches = BatchQueue(limits, senders)
+        self._batches, self._events_each = batches, 2 * limits.events
+        self._in_flight = InFlight(senders * self._events_each, IN_FLIGHT_BYTES, stop)
         self._acknowledger = Acknowledger(
             self.name, shard, outbox, self._in_flight, metrics, together, self._log_fields
         )
@@ -136,6 +137,18 @@ class EndpointDelivery:
         if self._state.state.paused:
             return "paused"
         return "open" if self.circuit.open else "delivering"
+
+    @property
+    def resting(self) -> bool:
+        """Whether it needs one connection at most: it is paused or muted, or its circuit is open."""
+        return self.circuit.open or self._state.state.resting(self._shard.clock.now_ms())
+
+    def lend(self, connections: int) -> None:
+        """From now on it may have so many requests in flight."""
+        self._in_flight.capacity = connections * self._events_each
+        self._batches.allow(connections)
+        if self._threads:
+            self._senders.grow(connections)
 
     def counts(self) -> Counter[str]:
         """How many events were `delivered` and `dead_lettered` by this process."""

@@ -176,15 +176,20 @@ class SenderThreads:
         self._batches = batches
         self._sender = sender
         self._acknowledger = acknowledger
-        self._threads = [
-            threading.Thread(target=self._run, name=f"send-{name}-{number}", daemon=True)
-            for number in range(1, count + 1)
-        ]
+        self._name = name
+        self._count = count
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Start the threads."""
-        for thread in self._threads:
+        self.grow(self._count)
+
+    def grow(self, count: int) -> None:
+        """Start more threads, until there are so many."""
+        for number in range(len(self._threads) + 1, count + 1):
+            thread = threading.Thread(target=self._run, name=f"send-{self._name}-{number}", daemon=True)
             thread.start()
+            self._threads.append(thread)
 
     def end(self) -> None:
         """No batch follows: the threads end after what is queued."""
@@ -192,14 +197,14 @@ class SenderThreads:
 
     def join(self, deadline: float | None) -> bool:
         """Wait for the threads until `deadline` (monotonic). Returns whether they have all ended."""
-        for thread in self._threads:
+        for thread in tuple(self._threads):
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
     @property
     def complete(self) -> bool:
         """Whether all threads run."""
-        return all(thread.is_alive() for thread in self._threads)
+        return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         while batch := self._batches.take():

@@ -314,7 +314,7 @@ def test_what_cannot_be_acknowledged_is_not_sent_again(own_server: Server, tmp_p
     ids = IDS[:10]  # no more than are in hand at most, or the others would wait for the first to be acknowledged
     with redis.Redis.from_url(own_server.url) as client, Receiver() as odd, Receiver() as good:
         with sweeping(own_server, tmp_path, odd.url, good) as running:
-            client.acl_setuser("default", commands=["-xack"])
+            client.execute_command("ACL", "SETUSER", "default", "-xack")
             reserve(client, ids)
             odd.wait_for(lambda requests: len(requests) == len(ids))
             eventually(lambda: running.logged("events in hand wait to be settled"))
@@ -322,7 +322,7 @@ def test_what_cannot_be_acknowledged_is_not_sent_again(own_server: Server, tmp_p
             delivered = {"endpoint": "odd", "result": "delivered"}
             # A receiver has a request before its sender has the answer, and counts it.
             eventually(lambda: running.metric("sweeperd_webhook_attempts_total", **delivered) == len(ids))
-            client.acl_setuser("default", commands=["+xack"])
+            client.execute_command("ACL", "SETUSER", "default", "+xack")
             # Within the pause after a failure, long before anybody would take them for a dead process's.
             eventually(lambda: pending(client) == 0, limit=10)
         assert len(odd.requests) == len(ids)

@@ -2,18 +2,22 @@
 
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
 import redis
 
+from sweeperd.config import Settings
 from sweeperd.delivery import consumer, due_scan
+from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.due_scan import PAGES_PER_STEP, DueScan
 from sweeperd.delivery.endpoint_state import EndpointStateStore
 from sweeperd.delivery.in_flight import InFlight
 from sweeperd.delivery.outbox import PAGE, PARKED, Outbox
 from sweeperd.delivery.payload import EventEncoder
 from sweeperd.delivery.redelivery import Redelivery
+from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import EVENTS, Deliver, expire, settled
 from tests.support.harness import eventually
@@ -167,3 +171,54 @@ def test_new_events_are_not_held_up_by_due_ones(client: redis.Redis, deliver: De
         )
         assert len(requests) - before < 500
         assert len(delivery.pending()) > 1000
+
+
+# ---- connections
+
+
+def test_an_endpoint_that_rests_lends_its_connections(client: redis.Redis, shard: Shard) -> None:
+    """One of two is paused: the other has all connections but one, and gives them back."""
+    at_once = Counter[str]()
+    lock = threading.Lock()
+
+    def behaviour(*_: object) -> Answer:
+        with lock:
+            at_once["now"] += 1
+            at_once["most"] = max(at_once["most"], at_once["now"])
+        time.sleep(0.05)
+        with lock:
+            at_once["now"] -= 1
+        return Answer()
+
+    with Receiver(behaviour) as receiver:
+        endpoints = [{"name": name, "url": receiver.url} for name in ("hook", "paused")]
+        stop = threading.Event()
+        dispatcher = Dispatcher(
+            Settings.model_validate({"webhooks": {"endpoints": endpoints}}), shard, Metrics(), stop, concurrency=8
+        )
+        dispatcher.prepare()
+        EndpointStateStore(shard).pause("paused", "moving house")
+        dispatcher.start()
+        try:
+            eventually(lambda: dispatcher.endpoints[1].resting)
+            expire(client, *map(str, range(40)))
+            receiver.wait_for(lambda requests: len(requests) >= 40)
+            assert at_once["most"] <= 4
+            at_once["most"] = 0
+            dispatcher.maintain()
+            expire(client, *map(str, range(40, 140)))
+            receiver.wait_for(lambda requests: len(requests) >= 140)
+            assert at_once["most"] == 7
+            assert dispatcher.complete
+            EndpointStateStore(shard).resume("paused")
+            eventually(lambda: not dispatcher.endpoints[1].resting, limit=10)
+            dispatcher.maintain()
+            receiver.wait_for(lambda requests: len(requests) >= 280)
+            at_once["most"] = 0
+            eventually(lambda: not client.xpending(EVENTS, "hook")["pending"])
+            expire(client, *map(str, range(140, 180)))
+            receiver.wait_for(lambda requests: len(requests) >= 360)
+            assert at_once["most"] <= 8
+        finally:
+            stop.set()
+            assert dispatcher.join(time.monotonic() + 20)

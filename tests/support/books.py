@@ -88,6 +88,7 @@ def read(client: redis.Redis, prefix: str = "") -> Books:
     own = {keys.reservation_index, keys.events, keys.dead_letters, keys.quarantine, keys.endpoints, keys.lease("sweep")}
     own |= {keys.circuits, keys.ticks}
     own |= {keys.reconcile, keys.lease("reconcile")}
+    own |= {keys.actions, keys.action_counts}
     stem = keys.reservation(b"")
     strangers = set(client.scan_iter(count=1000)) - own
 

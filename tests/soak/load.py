@@ -7,13 +7,14 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from random import Random
 from typing import Any, TypeVar
 
 from sweeperd.ledger import InsufficientBudget, Ledger, LedgerError, ReservationExpired, Reserved
+from tests.soak.history import Call, Recorder
 from tests.soak.plan import REPEAT_WITHIN_MS, REPEATED, UNIT, Fate, Plan, draw
 from tests.soak.samples import LedgerCall
 
@@ -82,11 +83,14 @@ class Load:
     What is held when the block ends is abandoned, as by a service that dies. Read `calls` and `tally` after the block.
     """
 
-    def __init__(self, ledger: Ledger, rate: float, threads: int, seed: int = 1) -> None:
+    def __init__(self, ledger: Ledger, rate: float, threads: int, seed: int = 1, judged: Collection[str] = ()) -> None:
+        """`judged`: the tenants whose calls are recorded."""
         self._stop = threading.Event()
         self.began = time.monotonic()
         self._workers = [
-            _Worker(ledger, Random(seed * 1000 + number), number, threads, rate, self.began, self._stop)
+            _Worker(
+                Recorder(ledger, judged), Random(seed * 1000 + number), number, threads, rate, self.began, self._stop
+            )
             for number in range(threads)
         ]
 
@@ -94,6 +98,11 @@ class Load:
     def calls(self) -> list[LedgerCall]:
         """Every call so far, in the order in which they were made."""
         return sorted(itertools.chain.from_iterable(list(worker.calls) for worker in self._workers))
+
+    @property
+    def history(self) -> list[Call]:
+        """Every call of the judged tenants, with its answer."""
+        return list(itertools.chain.from_iterable(worker.history for worker in self._workers))
 
     @property
     def tally(self) -> Tally:
@@ -128,7 +137,7 @@ class Load:
 class _Worker(threading.Thread):
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: Recorder,
         random: Random,
         number: int,
         threads: int,
@@ -141,6 +150,7 @@ class _Worker(threading.Thread):
         self.calls: list[LedgerCall] = []
         self.recent: deque[bytes] = deque(maxlen=math.ceil(LOOK_BACK * rate / threads))
         self._ledger = ledger
+        self.history = ledger.calls
         self._random = random
         self._number = number
         #: When this thread's operations begin, seconds on the monotonic clock.

@@ -15,8 +15,10 @@ from sweeperd.store.embedded import Binary, Server
 from sweeperd.store.keys import Keys
 from sweeperd.store.shard import Shard
 from tests.soak import census, verdicts
+from tests.soak.history import outcome
 from tests.soak.load import Load
-from tests.soak.plan import BUDGETS, UNIT
+from tests.soak.order import faults
+from tests.soak.plan import BUDGETS, LEAN, TENANTS, UNIT
 from tests.soak.plot import draw
 from tests.soak.receiver import CountingReceiver
 from tests.soak.samples import Sample, Windows, latency_steps, read_metrics
@@ -31,6 +33,9 @@ ENDPOINT = "soak"
 SAMPLE_EVERY, LOOK_EVERY = 1.0, 5.0
 #: How long each thing may take to come to rest after the load, seconds.
 REST_LIMIT = 60.0
+#: Operations up to which the history of every tenant is judged; a longer run is judged by the tenants in JUDGED.
+ALL_JUDGED = 60_000
+JUDGED = (TENANTS[0], LEAN)
 #: How many steps a plot shows at most; a step is one second at least.
 STEPS = 180
 
@@ -102,7 +107,8 @@ def soak(
         env = environment(server.url, sweep__interval=INTERVAL, endpoints=[{"name": ENDPOINT, "url": receiver.url}])
         with redis.Redis.from_url(server.url, protocol=2) as client, daemon(env, out) as running:
             eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
-            load = Load(ledger, rate, THREADS)
+            judged = JUDGED if 60 * minutes * rate > ALL_JUDGED else (*TENANTS, LEAN)
+            load = Load(ledger, rate, THREADS, judged=judged)
             scene = _Scene(client, shard.keys, running, receiver, load)
             with load:
                 _observe(scene, duration, samples, looks, watch)
@@ -111,6 +117,7 @@ def soak(
             unmet = _rest(scene, tally.last_end, lambda: samples.append(scene.sample()))
             at_end = census.take(client, shard.keys, ledger)
             expired = read_metrics(running).expired
+            history = load.history + outcome(client, shard.keys, at_end.budgets, judged)
         shard.close()
         requests, distinct = receiver.requests, receiver.distinct
 
@@ -131,6 +138,7 @@ def soak(
         ),
         verdicts.books(at_end.budgets, tally.spent),
         verdicts.answers(tally),
+        verdicts.order(len(history), faults(history, {scope.encode(): amount for scope, amount in BUDGETS.items()})),
         verdicts.settled(unmet),
     )
     facts = {

@@ -137,6 +137,16 @@ def answers(tally: Tally) -> Verdict:
     )
 
 
+def order(calls: int, faults: Sequence[str]) -> Verdict:
+    """An order of all calls and expiries explains every answer."""
+    return Verdict(
+        "order",
+        "for each reservation and each budget an order exists that explains all answers, expiries included",
+        _some(faults) or f"{calls} calls, expiries and readings",
+        holds=calls > 0 and not faults,
+    )
+
+
 def settled(unmet: Sequence[str]) -> Verdict:
     """After the load all came to rest in time. `unmet` names what did not."""
     return Verdict("rest", "all came to rest after the load", "; ".join(unmet) or "in time", holds=not unmet)

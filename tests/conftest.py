@@ -1,6 +1,7 @@
 """Real servers for the tests: one redis-server of each version at hand for the session, emptied before each test."""
 
 import os
+import random
 from collections.abc import Iterator
 
 import hypothesis
@@ -13,10 +14,26 @@ pytest_plugins = ["tests.support.fixtures"]
 
 BINARIES = binaries()
 
-# What an example does takes as long as Redis and its clock take. In CI each run tries the same examples.
-hypothesis.settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True, database=None)
-hypothesis.settings.register_profile("thorough", max_examples=1000, deadline=None, database=None)
+# What an example does takes as long as Redis and its clock take. Each run draws anew, from a seed that it prints.
+hypothesis.settings.register_profile("ci", max_examples=100, deadline=None)
+hypothesis.settings.register_profile("thorough", max_examples=1000, deadline=None)
 hypothesis.settings.load_profile("ci")
+
+
+#: The seed of the property tests where none is given. The workers of pytest-xdist inherit the environment.
+SEED = os.environ.setdefault("SWEEPERD_TEST_SEED", str(random.randrange(2**32)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = SEED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the seed, also with -q."""
+    seed = config.getoption("hypothesis_seed")
+    terminalreporter.write_line(f"property tests drew from --hypothesis-seed={seed}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

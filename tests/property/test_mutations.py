@@ -105,7 +105,12 @@ def test_a_mutation_is_caught(
     caught: list[Broken] = []
 
     @given(traffic=steps)
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], phases=[Phase.generate], max_examples=400)
+    @settings(
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+        phases=[Phase.generate],
+        max_examples=400,
+        derandomize=True,
+    )
     def traffic_with_it(traffic: Sequence[Step]) -> None:
         if caught:
             return

@@ -77,7 +77,7 @@ class Acknowledger:
         self._shard = shard
         self._outbox = outbox
         self._in_flight = in_flight
-        self._dead_letters = metrics.webhook_dead_letters.labels(endpoint)
+        self._dead_letters = metrics.webhooks.dead_letters.labels(endpoint)
         self._together = together
         self._log_fields = dict(log_fields)
         self._waiting: list[Settlement] = []

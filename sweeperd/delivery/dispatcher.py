@@ -85,7 +85,7 @@ class Dispatcher:
                 EndpointDelivery(RELAY, webhooks, shard, self._outbox, relay, encode, RELAY_SENDERS, metrics, stop)
             )
         for endpoint in self.endpoints:
-            metrics.announce_endpoint(endpoint.name)
+            metrics.webhooks.announce(endpoint.name)
 
     def prepare(self) -> None:
         """
@@ -142,8 +142,8 @@ class Dispatcher:
             self._outbox.trim((endpoint.name for endpoint in self.endpoints), self._retention_ms, self._max_age_ms)
             for endpoint in self.endpoints:
                 backlog = self._outbox.backlog(endpoint.name)
-                self._metrics.waiting(self._shard.name, endpoint.name, backlog.events, backlog.oldest_seconds)
-                self._metrics.endpoint_state(self._shard.name, endpoint.name, endpoint.state)
+                self._metrics.webhooks.waiting(self._shard.name, endpoint.name, backlog.events, backlog.oldest_seconds)
+                self._metrics.webhooks.endpoint_state(self._shard.name, endpoint.name, endpoint.state)
                 self._outbox.remove_silent_consumers(endpoint.name)
             self._circuits.remove_stale()
 
@@ -166,8 +166,8 @@ class Dispatcher:
         return DeliveryReport(counts["delivered"], counts["undelivered"], counts["dead_lettered"])
 
     def _observer(self, endpoint: str) -> Callable[[DeliveryResult], None]:
-        attempts = {result: self._metrics.webhook_attempts.labels(endpoint, result) for result in Result}
-        duration = self._metrics.webhook_duration.labels(endpoint)
+        attempts = {result: self._metrics.webhooks.attempts.labels(endpoint, result) for result in Result}
+        duration = self._metrics.webhooks.duration.labels(endpoint)
 
         def observe(verdict: DeliveryResult) -> None:
             attempts[verdict.result].inc()

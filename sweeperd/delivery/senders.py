@@ -65,7 +65,7 @@ class BatchSender:
         self._state = state
         self._redelivery = redelivery
         self._limits = limits
-        self._events = {result: metrics.webhook_events.labels(endpoint, result) for result in Result}
+        self._events = {result: metrics.webhooks.events.labels(endpoint, result) for result in Result}
         self._stop = stop
         self._log_fields = dict(log_fields)
 

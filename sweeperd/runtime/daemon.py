@@ -86,7 +86,7 @@ class Daemon:
             if predecessor := predecessors.get(runner.place):
                 runner.adopt(predecessor)
         for name in before._endpoints - self._endpoints:
-            self.metrics.forget_endpoint(name)
+            self.metrics.webhooks.forget(name)
         for name in {runner.name for runner in before._runners} - {runner.name for runner in self._runners}:
             self.metrics.forget_shard(name)
 

@@ -48,7 +48,7 @@ class PeriodicReconciler:
         self._wait_until = 0.0
         #: The last walk of this process, where Redis was too full to keep it.
         self._own: LastWalk | None = None
-        metrics.announce_reconcile(shard.name, [fault.value for fault in Fault])
+        metrics.reconcile.announce(shard.name, [fault.value for fault in Fault])
 
     def run_if_due(self) -> None:
         """Export what is known; walk where a walk is due. Raises RedisUnavailable, redis.RedisError."""
@@ -85,17 +85,17 @@ class PeriodicReconciler:
         except Interrupted:
             return
         except RedisUnavailable as error:
-            self._metrics.reconcile_runs.labels(shard, "error").inc()
+            self._metrics.reconcile.runs.labels(shard, "error").inc()
             log.warning("reconcile failed, it is tried again later", extra={"shard": shard, "error": str(error)})
             return
         except Exception:
-            self._metrics.reconcile_runs.labels(shard, "error").inc()
+            self._metrics.reconcile.runs.labels(shard, "error").inc()
             raise
         walk = LastWalk(
             finished_at=self._shard.read_clock(), found=dict(report.found), foreign_expiries=report.foreign_expiries
         )
         self._own = None if self._store.finish(walk, report) else walk
-        self._metrics.reconcile_runs.labels(shard, "ok").inc()
+        self._metrics.reconcile.runs.labels(shard, "ok").inc()
         self._wait_until = 0.0
         self._export(walk)
         self._log(report)
@@ -106,7 +106,7 @@ class PeriodicReconciler:
 
     def _export(self, walk: LastWalk) -> None:
         counts = {fault.value: walk.found.get(fault, 0) for fault in Fault}
-        self._metrics.reconciled(self._shard.name, counts, walk.finished_at / 1000, walk.foreign_expiries)
+        self._metrics.reconcile.reconciled(self._shard.name, counts, walk.finished_at / 1000, walk.foreign_expiries)
 
     def _log(self, report: ReconcileReport) -> None:
         fields: dict[str, object] = {"shard": self._shard.name}

@@ -63,7 +63,7 @@ class ShardRunner:
         if settings.reconcile.interval and role.sweeps:
             self._reconciler = PeriodicReconciler(settings, shard, metrics, stop)
         else:
-            metrics.forget_reconcile(shard.name)
+            metrics.reconcile.forget_shard(shard.name)
         self.status_history = StatusHistory(shard.name, shard.address, functools.partial(read_status, settings, shard))
         #: The tasks without which the process is not well.
         self._essential = list(self._essential_tasks(settings))
@@ -200,7 +200,7 @@ class ShardRunner:
     def _note(self, work: str, trouble: str) -> None:
         if work in self._troubles:
             if work is _MAINTENANCE:  # a sweep says so itself
-                self._metrics.redis_up.labels(self.name).set(not trouble)
+                self._metrics.sweep.redis_up.labels(self.name).set(not trouble)
             self._troubles[work] = trouble
             self._tried.add(work)
 

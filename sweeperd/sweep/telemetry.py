@@ -25,7 +25,7 @@ class SweepTelemetry:
     """The log lines and the metrics of the sweep of one kind on one shard."""
 
     def __init__(self, metrics: Metrics, shard: str, kind: str = RESERVATIONS) -> None:
-        self._metrics = metrics
+        self._metrics = metrics.sweep
         self._shard = shard
         self._kind = kind
         #: What every log line of this sweep says.
@@ -33,7 +33,7 @@ class SweepTelemetry:
         self._fields, self._entries = (
             (_reservation_fields, "reservations") if kind == RESERVATIONS else (_entry_fields, "entries")
         )
-        metrics.announce_sweep(shard, kind, list(Outcome), list(REASONS) if kind == RESERVATIONS else [])
+        metrics.sweep.announce(shard, kind, list(Outcome), list(REASONS) if kind == RESERVATIONS else [])
 
     def decided(self, decisions: Sequence[Decision], trace_id: str) -> None:
         """

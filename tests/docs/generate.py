@@ -12,7 +12,8 @@ import click
 from prometheus_client.metrics import MetricWrapperBase
 
 from sweeperd.cli.app import main
-from sweeperd.metrics import KeptCounter, Metrics
+from sweeperd.metrics import Metrics
+from sweeperd.metrics.kept import KeptCounter
 from tests.docs.documents import ROOT
 
 DOCS = ROOT / "docs"

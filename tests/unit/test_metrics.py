@@ -52,15 +52,20 @@ def exposed(metrics: Metrics) -> str:
 def filled(*, tenant_label: bool = True) -> Metrics:
     """Metrics with a sample of each."""
     metrics = Metrics(tenant_label=tenant_label)
-    metrics.announce_sweep("s1", "reservations", list(Outcome), ["WRONG_TYPE"])
-    metrics.announce_endpoint("billing")
-    metrics.expired("reservations", "acme")
-    for gauge in (metrics.pipeline_depth, metrics.due_entries, metrics.oldest_due, metrics.quarantined_entries):
+    metrics.sweep.announce("s1", "reservations", list(Outcome), ["WRONG_TYPE"])
+    metrics.webhooks.announce("billing")
+    metrics.sweep.expired("reservations", "acme")
+    for gauge in (
+        metrics.sweep.pipeline_depth,
+        metrics.sweep.due_entries,
+        metrics.sweep.oldest_due,
+        metrics.sweep.quarantined_entries,
+    ):
         gauge.labels("s1", "reservations").set(1)
-    metrics.waiting("s1", "billing", 1, 1)
-    metrics.endpoint_state("s1", "billing", "delivering")
-    metrics.announce_reconcile("s1", ["lost"])
-    metrics.reconciled("s1", {"lost": 1}, 1.0)
+    metrics.webhooks.waiting("s1", "billing", 1, 1)
+    metrics.webhooks.endpoint_state("s1", "billing", "delivering")
+    metrics.reconcile.announce("s1", ["lost"])
+    metrics.reconcile.reconciled("s1", {"lost": 1}, 1.0)
     metrics.operator_actions.set("s1", {"pause": 1})
     return metrics
 
@@ -100,8 +105,8 @@ def test_the_process_is_told_of() -> None:
 def test_series_are_there_before_anything_happens() -> None:
     """A rate over a counter that begins with its first event does not see that event."""
     metrics = Metrics()
-    metrics.announce_sweep("s1", "reservations", list(Outcome), ["WRONG_TYPE"])
-    metrics.announce_endpoint("billing")
+    metrics.sweep.announce("s1", "reservations", list(Outcome), ["WRONG_TYPE"])
+    metrics.webhooks.announce("billing")
     values: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for family in metrics.registry.collect():
         for sample in family.samples:
@@ -124,14 +129,14 @@ def test_series_are_there_before_anything_happens() -> None:
 
 def test_what_waits_is_the_sum_and_the_oldest_of_all_shards() -> None:
     metrics = Metrics()
-    metrics.waiting("eu", "billing", 3, 7.5)
-    metrics.waiting("us", "billing", 4, 60.0)
-    metrics.waiting("us", "audit", 1, 2.0)
+    metrics.webhooks.waiting("eu", "billing", 3, 7.5)
+    metrics.webhooks.waiting("us", "billing", 4, 60.0)
+    metrics.webhooks.waiting("us", "audit", 1, 2.0)
     text = exposed(metrics)
     assert 'sweeperd_webhook_pending_events{endpoint="billing"} 7.0' in text
     assert 'sweeperd_webhook_oldest_pending_seconds{endpoint="billing"} 60.0' in text
     assert 'sweeperd_webhook_pending_events{endpoint="audit"} 1.0' in text
-    metrics.waiting("us", "billing", 0, 0.0)
+    metrics.webhooks.waiting("us", "billing", 0, 0.0)
     text = exposed(metrics)
     assert 'sweeperd_webhook_pending_events{endpoint="billing"} 3.0' in text
     assert 'sweeperd_webhook_oldest_pending_seconds{endpoint="billing"} 7.5' in text
@@ -147,10 +152,10 @@ def test_a_run_that_ends_tells_nothing_that_node_exporter_tells_itself() -> None
 def test_a_shard_that_is_forgotten_has_nothing_that_waits() -> None:
     metrics = Metrics()
     for shard in ("eu", "us"):
-        metrics.announce_sweep(shard, "lock", [], [])
-        metrics.redis_up.labels(shard).set(1)
-        metrics.due_entries.labels(shard, "lock").set(1)
-        metrics.waiting(shard, "billing", 3, 7.5)
+        metrics.sweep.announce(shard, "lock", [], [])
+        metrics.sweep.redis_up.labels(shard).set(1)
+        metrics.sweep.due_entries.labels(shard, "lock").set(1)
+        metrics.webhooks.waiting(shard, "billing", 3, 7.5)
     metrics.forget_shard("us")
     metrics.forget_shard("never seen")
     text = exposed(metrics)
@@ -163,8 +168,8 @@ def test_a_shard_that_is_forgotten_has_nothing_that_waits() -> None:
 
 def test_an_endpoint_that_is_forgotten_has_nothing_that_waits() -> None:
     metrics = filled()
-    metrics.forget_endpoint("billing")
-    metrics.forget_endpoint("never measured")
+    metrics.webhooks.forget("billing")
+    metrics.webhooks.forget("never measured")
     text = exposed(metrics)
     assert 'sweeperd_webhook_pending_events{endpoint="billing"}' not in text
     assert 'sweeperd_webhook_oldest_pending_seconds{endpoint="billing"}' not in text
@@ -178,7 +183,7 @@ def test_the_version() -> None:
 @pytest.mark.parametrize("tenant", ["", "a b", 'a"b', "a\nb", "a\\xff", "größe"])
 def test_any_tenant_can_be_exposed(tenant: str) -> None:
     metrics = Metrics()
-    metrics.expired("reservations", tenant)
+    metrics.sweep.expired("reservations", tenant)
     families = {family.name: family for family in text_string_to_metric_families(exposed(metrics))}
     (sample,) = families["sweeperd_expired"].samples
     assert (sample.labels, sample.value) == ({"kind": "reservations", "tenant": tenant}, 1.0)
@@ -196,14 +201,14 @@ def tenants(metrics: Metrics) -> dict[str, float]:
 def test_tenants_beyond_the_limit_share_a_label() -> None:
     metrics = Metrics(tenant_limit=2)
     for tenant in ("a", "b", "c", "d", "a"):
-        metrics.expired("reservations", tenant)
+        metrics.sweep.expired("reservations", tenant)
     assert tenants(metrics) == {"a": 2, "b": 1, "_other": 2}
 
 
 def test_the_label_of_a_long_name_is_cut_and_still_its_own() -> None:
     metrics = Metrics(tenant_length=16)
     for tenant in ("x" * 16, "x" * 17, "x" * 1000, "x" * 17):
-        metrics.expired("reservations", tenant)
+        metrics.sweep.expired("reservations", tenant)
     found = tenants(metrics)
     assert found.pop("x" * 16) == 1
     assert sorted(found.values()) == [1, 2]
@@ -216,9 +221,9 @@ def test_cycles_names_are_there_where_cycles_is() -> None:
 
     metrics = Metrics(cycles=True, tenant_limit=1)
     for tenant in ("a", "b"):
-        metrics.cycles_expired(tenant, 2)
-    metrics.cycles_quarantined("a", "INVALID_EXPIRY")
-    metrics.cycles_run("skipped_locked")
+        metrics.sweep.cycles_expired(tenant, 2)
+    metrics.sweep.cycles_quarantined("a", "INVALID_EXPIRY")
+    metrics.sweep.cycles_run("skipped_locked")
     text = exposed(metrics)
     for line in (
         'cycles_reservations_expired_total{tenant="a"} 2.0',
@@ -234,8 +239,8 @@ def test_cycles_names_are_there_where_cycles_is() -> None:
         "cycles_reservations_quarantined",
     }
     without = Metrics()
-    without.cycles_expired("a")
-    without.cycles_run("success")
+    without.sweep.cycles_expired("a")
+    without.sweep.cycles_run("success")
     assert not names(without)
 
 
@@ -250,12 +255,12 @@ def test_the_state_of_an_endpoint_is_the_worst_on_any_shard() -> None:
             if sample.name == "sweeperd_endpoint_state"
         }
 
-    metrics.endpoint_state("eu", "hook", "delivering")
+    metrics.webhooks.endpoint_state("eu", "hook", "delivering")
     assert states() == {"delivering": 1, "open": 0, "paused": 0}
-    metrics.endpoint_state("us", "hook", "paused")
-    metrics.endpoint_state("asia", "hook", "open")
+    metrics.webhooks.endpoint_state("us", "hook", "paused")
+    metrics.webhooks.endpoint_state("asia", "hook", "open")
     assert states() == {"delivering": 0, "open": 0, "paused": 1}
     metrics.forget_shard("us")
     assert states() == {"delivering": 0, "open": 1, "paused": 0}
-    metrics.forget_endpoint("hook")
+    metrics.webhooks.forget("hook")
     assert not states()

@@ -179,10 +179,10 @@ def test_a_full_redis_takes_no_note_and_the_process_knows(own_server: Server, re
 def test_what_is_walked_no_more_is_not_shown(replica: Make, shard: Shard) -> None:
     patrol, metrics = replica()
     patrol.run_if_due()
-    metrics.announce_reconcile("other", ["lost"])
-    metrics.reconciled("other", {"lost": 2}, 1.0)
-    metrics.forget_reconcile("default")
-    metrics.forget_reconcile("default")
+    metrics.reconcile.announce("other", ["lost"])
+    metrics.reconcile.reconciled("other", {"lost": 2}, 1.0)
+    metrics.reconcile.forget_shard("default")
+    metrics.reconcile.forget_shard("default")
     assert findings(metrics) == {"lost": 2}
     assert runs(metrics) == 1
 

@@ -53,7 +53,7 @@ def serving(reports: Reports) -> Iterator[int]:
 @contextlib.contextmanager
 def serving_as(reports: Reports) -> Iterator[WebServer]:
     metrics = Metrics()
-    metrics.announce_sweep("eu", "reservations", [], [])
+    metrics.sweep.announce("eu", "reservations", [], [])
     ours = WebServer(
         ("127.0.0.1", 0), metrics, lambda: (True, "ok"), lambda: (False, "no sweep yet"), reports, ["sweeperd"]
     )

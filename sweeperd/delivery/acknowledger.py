@@ -23,7 +23,7 @@ GATHER = 0.005
 RECOVERY_PAUSE = 1.0
 
 
-class Action(enum.IntEnum):
+class Disposition(enum.IntEnum):
     """What happens to an event."""
 
     #: It was delivered: acknowledge it and count it.
@@ -42,7 +42,7 @@ class Action(enum.IntEnum):
 class Settlement:
     """One action for events that are in hand."""
 
-    action: Action
+    action: Disposition
     entries: Sequence[OutboxEntry]
     #: Why, for a dead letter.
     reason: str = ""
@@ -141,18 +141,18 @@ class Acknowledger:
         """These are not in hand any more."""
         self._in_flight.remove([entry for settlement in settlements for entry in settlement.ids])
 
-    def _write(self, action: Action, settlements: Sequence[Settlement]) -> None:
+    def _write(self, action: Disposition, settlements: Sequence[Settlement]) -> None:
         entries = [entry for settlement in settlements for entry in settlement.entries]
         match action:
-            case Action.ACKNOWLEDGE | Action.SKIP:
+            case Disposition.ACKNOWLEDGE | Disposition.SKIP:
                 self._outbox.acknowledge(self._endpoint, [entry.id for entry in entries])
-                if action is Action.ACKNOWLEDGE:
+                if action is Disposition.ACKNOWLEDGE:
                     self._count("delivered", len(entries))
-            case Action.NACK:
+            case Disposition.NACK:
                 self._outbox.nack(self._endpoint, entries)
-            case Action.RELEASE:
+            case Disposition.RELEASE:
                 self._outbox.release(self._endpoint, entries)
-            case Action.DEAD_LETTER:
+            case Disposition.DEAD_LETTER:
                 for settlement in settlements:
                     self._dead_letter(settlement)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import redis
 
-from sweeperd.delivery.acknowledger import RECOVERY_PAUSE, Acknowledger, Action, Settlement
+from sweeperd.delivery.acknowledger import RECOVERY_PAUSE, Acknowledger, Disposition, Settlement
 from sweeperd.delivery.batches import BatchQueue
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
 from sweeperd.delivery.circuit_publisher import CircuitPublisher
@@ -211,11 +211,11 @@ class Consumer:
                 (wanted if self._subscription.wants(entry) else unwanted).append(entry)
         gone = [entry for entry in entries if not entry.fields]
         self._batches.put(wanted, probe=probe)
-        self._settle(Action.SKIP, unwanted)
-        self._settle(Action.DEAD_LETTER, gone, "the event is no longer in the stream")
+        self._settle(Disposition.SKIP, unwanted)
+        self._settle(Disposition.DEAD_LETTER, gone, "the event is no longer in the stream")
         return bool(entries)
 
-    def _settle(self, action: Action, entries: Sequence[OutboxEntry], reason: str = "") -> None:
+    def _settle(self, action: Disposition, entries: Sequence[OutboxEntry], reason: str = "") -> None:
         if entries:
             self._acknowledger.add(Settlement(action, entries, reason))
 
@@ -243,6 +243,6 @@ class Consumer:
         ]
         self._in_flight.add(entries)
         wanted = [entry for entry in entries if not entry.fields or self._subscription.wants(entry)]
-        self._settle(Action.DEAD_LETTER, wanted, self._circuit.reason)
-        self._settle(Action.SKIP, [entry for entry in entries if entry not in wanted])
+        self._settle(Disposition.DEAD_LETTER, wanted, self._circuit.reason)
+        self._settle(Disposition.SKIP, [entry for entry in entries if entry not in wanted])
         return bool(old)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import redis
 
-from sweeperd.delivery.acknowledger import Acknowledger, Action, Settlement
+from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
 from sweeperd.delivery.batches import Batch, BatchLimits, BatchQueue
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
 from sweeperd.delivery.circuit_publisher import CircuitPublisher
@@ -83,7 +83,7 @@ class BatchSender:
     def _deliver(self, events: Sequence[Event], *, probe: bool = False, attempts: int | None) -> list[Settlement]:
         entries = [entry for entry, _ in events]
         if self._stop.is_set() or self._state.resting or (self._circuit.open and not probe):
-            return [Settlement(Action.RELEASE, entries)]
+            return [Settlement(Disposition.RELEASE, entries)]
         if len(events) > 1 and sum(len(message.body) + 1 for _, message in events) >= self._limits.bytes:
             return self._halves(events, attempts)
         successes = self._circuit.successes
@@ -92,7 +92,7 @@ class BatchSender:
         log_fields = self._log_fields | _about(events)
         if result.delivered:
             self._succeeded(result, log_fields)
-            return [Settlement(Action.ACKNOWLEDGE, entries)]
+            return [Settlement(Disposition.ACKNOWLEDGE, entries)]
         log_fields |= {"reason": result.reason, "hand_overs": entries[0].deliveries}
         # In an outage all requests fail, and batches must not turn into single requests.
         accepts_others = self._circuit.successes > successes
@@ -102,7 +102,7 @@ class BatchSender:
         log.warning("not delivered", extra=log_fields)
         self._failed(entries, result, probe)
         if result.gone:
-            return [Settlement(Action.NACK, entries)]
+            return [Settlement(Disposition.NACK, entries)]
         if result.refused and len(entries) == 1:
             entries = [replace(entries[0], alone=self._batches)]
         return self._nack(entries, result.reason)
@@ -129,7 +129,7 @@ class BatchSender:
         young = [entry for entry in entries if entry.added_ms >= oldest]
         return [
             Settlement(action, part, reason)
-            for action, part in ((Action.DEAD_LETTER, old), (Action.NACK, young))
+            for action, part in ((Disposition.DEAD_LETTER, old), (Disposition.NACK, young))
             if part
         ]
 

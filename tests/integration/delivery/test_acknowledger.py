@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.delivery.acknowledger import Acknowledger, Action, Settlement
+from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
 from sweeperd.delivery.in_flight import InFlight
 from sweeperd.delivery.outbox import PARKED, Outbox, OutboxEntry
 from sweeperd.metrics import Metrics
@@ -40,7 +40,7 @@ class Gathering:
         )
         self.thread = threading.Thread(target=self.acknowledger.run, daemon=True)
 
-    def add(self, entries: Sequence[OutboxEntry], action: Action = Action.ACKNOWLEDGE) -> None:
+    def add(self, entries: Sequence[OutboxEntry], action: Disposition = Disposition.ACKNOWLEDGE) -> None:
         for entry in entries:
             self.acknowledger.add(Settlement(action, [entry], "HTTP 500"))
 
@@ -101,7 +101,13 @@ def test_only_what_was_added_is_acknowledged(shard: Shard) -> None:
 def test_each_action(shard: Shard) -> None:
     """All in one round; the counters say what was delivered and given up on, and nothing else."""
     gathering = Gathering(shard, 5, together=100)
-    actions = [Action.RELEASE, Action.DEAD_LETTER, Action.SKIP, Action.ACKNOWLEDGE, Action.NACK]
+    actions = [
+        Disposition.RELEASE,
+        Disposition.DEAD_LETTER,
+        Disposition.SKIP,
+        Disposition.ACKNOWLEDGE,
+        Disposition.NACK,
+    ]
     for entry, action in zip(gathering.taken, actions, strict=True):
         gathering.add([entry], action)
     gathering.thread.start()
@@ -140,7 +146,7 @@ def test_what_redis_refuses_is_tried_again(own_shard: Shard, caplog: pytest.LogC
     gathering.thread.start()
     with refused(own_shard.client):
         gathering.add(gathering.taken[:4])
-        gathering.add(gathering.taken[6:], Action.NACK)
+        gathering.add(gathering.taken[6:], Disposition.NACK)
         eventually(lambda: "events in hand wait to be settled" in caplog.text)
         gathering.add(gathering.taken[4:6])
         assert len(gathering.in_flight) == gathering.pending == 7, "they stay in hand"

@@ -85,10 +85,11 @@ def test_the_sweep_takes_what_was_reserved(book: Book) -> None:
     rid = book.reserve(100, [*SCOPES, "no:budget"], metadata={"left": "alone"}).reservation_id
     reserved = book.row(rid)
     at = DEADLINE + GRACE_MS + 1
-    assert book.expire(rid, at) == [b"expired", b"acme", 1, b"[]"]
-    assert book.row(rid) == reserved | {b"state": b"EXPIRED", b"expired_at": b"%d" % at}
+    assert book.expire(rid, at) == [b"expired", b"acme", 1, b"[]", b"[]"]
+    ((entry, event),) = book.world.events()
+    ended = {b"state": b"EXPIRED", b"expired_at": b"%d" % at, b"expired_event": entry}
+    assert book.row(rid) == reserved | ended
     assert [book.amounts(scope) for scope in SCOPES] == [(1000, 0, 0, 0)] * 2
-    ((_, event),) = book.world.events()
     assert (event[b"id"], event[b"amount"], event[b"scope"]) == (rid, b"100", b"no:budget")
 
 

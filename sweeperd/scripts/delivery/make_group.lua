@@ -12,4 +12,4 @@ local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2], 'MKSTREA
 if not made.err then
   return 1
 end
-return string.find(made.err, 'BUSYGROUP', 1, true) and 0 or made
+return string.find(tostring(made.err), 'BUSYGROUP', 1, true) and 0 or made

@@ -19,7 +19,8 @@ local FORMS = {
 local refused = {}
 for i = 2, #ARGV do
   local reply = redis.pcall(ARGV[i], KEYS[1], unpack(FORMS[ARGV[i]]))
-  local problem = type(reply) == 'table' and reply.err or ''
+  -- An imitation of Redis may give the error as another type than a string.
+  local problem = type(reply) == 'table' and tostring(reply.err or '') or ''
   if string.find(problem, 'NOPERM', 1, true) or string.find(problem, 'user executing the script', 1, true) then
     refused[#refused + 1] = ARGV[i]
   end

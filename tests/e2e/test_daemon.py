@@ -33,6 +33,12 @@ METRICS = {
     "sweeperd_reconcile_runs",
     "sweeperd_reloads",
     "sweeperd_build_info",
+    "sweeperd_webhook_events",
+    "sweeperd_closed_budgets",
+    "sweeperd_quarantined",
+    "sweeperd_expiry_spikes",
+    "sweeperd_operator_actions",
+    "sweeperd_foreign_expiries",
 }
 
 

@@ -191,13 +191,13 @@ def test_the_metrics_of_a_run_are_left_for_node_exporter(server: Server, client:
         inode = path.stat().st_ino
         samples = run_with_metrics(env, path, 0)
     assert path.stat().st_ino != inode, "another file has taken its place"
-    assert samples["sweeperd_candidates_total['default', 'expired']"] == 2
-    assert samples["sweeperd_candidates_total['default', 'in_grace']"] == 1
-    assert samples["sweeperd_expired_total['acme']"] == 2
-    assert samples["sweeperd_sweeps_total['default', 'ok']"] == 1
+    assert samples["sweeperd_candidates_total['default', 'expired', 'reservations']"] == 2
+    assert samples["sweeperd_candidates_total['default', 'in_grace', 'reservations']"] == 1
+    assert samples["sweeperd_expired_total['acme', 'reservations']"] == 2
+    assert samples["sweeperd_sweeps_total['default', 'ok', 'reservations']"] == 1
     assert samples["sweeperd_webhook_attempts_total['delivered', 'hook']"] == 2
     assert samples["sweeperd_webhook_pending_events['hook']"] == 0
-    assert samples["sweeperd_due_entries['default']"] == 1, "what is left when it has ended"
+    assert samples["sweeperd_due_entries['default', 'reservations']"] == 1, "what is left when it has ended"
     assert samples["sweeperd_redis_up['default']"] == 1
     # node_exporter has these itself, and refuses a file that has them too.
     assert not any(name.startswith(("process_", "python_")) for name in samples)
@@ -208,7 +208,7 @@ def test_a_run_that_fails_leaves_metrics_that_say_so(tmp_path: Path) -> None:
     path.parent.mkdir()
     samples = run_with_metrics(environment(f"redis://127.0.0.1:{free_port()}/0"), path, 1)
     assert samples["sweeperd_redis_up['default']"] == 0
-    assert samples["sweeperd_sweeps_total['default', 'error']"] == 1
+    assert samples["sweeperd_sweeps_total['default', 'error', 'reservations']"] == 1
 
 
 def test_a_place_for_metrics_that_is_not_there_is_told_before_the_run(

@@ -76,7 +76,11 @@ MUTATIONS = {
         "if type(added) == 'table' then",
         "call('XDEL', KEYS[3], added)\nif type(added) == 'table' then",
     ),
-    "grace does not end": (Property.ENDED, "if now <= expires_at + grace then", "if true then"),
+    "grace does not end": (
+        Property.ENDED,
+        "return at <= expires_at + grace and 'in_grace'",
+        "return true and 'in_grace'",
+    ),
 }
 
 

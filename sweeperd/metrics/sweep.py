@@ -13,6 +13,11 @@ SWEEP_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
 #: Seconds. Up to the interval when all is well, hours after an outage.
 LAG_BUCKETS = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600, 14400, 86400)
 
+#: All outcomes that the Cycles services count. Ours are the first three.
+CYCLES_OUTCOMES = ("success", "failed", "skipped_locked", "skipped_disabled", "lease_error", "lease_lost")
+#: The tenant of a reservation that has none, in the metrics of the Cycles services.
+CYCLES_NO_TENANT = "UNKNOWN"
+
 
 class CyclesMetrics:
     """The counters of the Cycles services' own expiry sweep, so that their alerts go on working."""
@@ -25,7 +30,7 @@ class CyclesMetrics:
         self.quarantined = Counter(
             "cycles_reservations_quarantined_total", "Reservations set aside", ["tenant", "reason"], registry=registry
         )
-        for outcome in ("success", "failure", "skipped_locked"):
+        for outcome in CYCLES_OUTCOMES:
             self.runs.labels("reservation_expiry", outcome)
 
 
@@ -139,17 +144,20 @@ class SweepMetrics:
     def cycles_expired(self, tenant: str, count: int = 1) -> None:
         """Count expired reservations under the name that the Cycles services use."""
         if self._cycles:
-            self._cycles.expired.labels(self._tenants.label(tenant)).inc(count)
+            self._cycles.expired.labels(self._cycles_tenant(tenant)).inc(count)
 
     def cycles_quarantined(self, tenant: str, reason: str) -> None:
         """The same for one reservation in quarantine."""
         if self._cycles:
-            self._cycles.quarantined.labels(self._tenants.label(tenant), reason).inc()
+            self._cycles.quarantined.labels(self._cycles_tenant(tenant), reason).inc()
 
     def cycles_run(self, outcome: str) -> None:
-        """The same for a sweep: `success`, `failure`, or `skipped_locked` where another process holds a lease."""
+        """The same for a sweep: `success`, `failed`, or `skipped_locked` where another process holds a lease."""
         if self._cycles:
             self._cycles.runs.labels("reservation_expiry", outcome).inc()
+
+    def _cycles_tenant(self, tenant: str) -> str:
+        return self._tenants.label(tenant) if tenant.strip() else CYCLES_NO_TENANT
 
     def forget_shard(self, shard: str) -> None:
         """A shard that is configured no more has no gauges; its counters stay where they are."""

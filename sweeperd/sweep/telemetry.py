@@ -17,7 +17,7 @@ LINE = 50
 #: The outcomes that need an operator.
 _ALARMING = {Outcome.QUARANTINED: logging.WARNING, Outcome.ERROR: logging.ERROR}
 #: What the Cycles services call the results of a sweep.
-_CYCLES_OUTCOMES = {"ok": "success", "error": "failure", "standby": "skipped_locked"}
+_CYCLES_OUTCOMES = {"ok": "success", "error": "failed", "standby": "skipped_locked"}
 _DETAIL = {Outcome.SKIPPED: "state", Outcome.QUARANTINED: "reason", Outcome.ERROR: "error"}
 
 

@@ -222,15 +222,22 @@ def test_cycles_names_are_there_where_cycles_is() -> None:
     metrics = Metrics(cycles=True, tenant_limit=1)
     for tenant in ("a", "b"):
         metrics.sweep.cycles_expired(tenant, 2)
+    metrics.sweep.cycles_expired("")
     metrics.sweep.cycles_quarantined("a", "INVALID_EXPIRY")
+    metrics.sweep.cycles_quarantined("", "INVALID_EXPIRY")
     metrics.sweep.cycles_run("skipped_locked")
     text = exposed(metrics)
     for line in (
         'cycles_reservations_expired_total{tenant="a"} 2.0',
         'cycles_reservations_expired_total{tenant="_other"} 2.0',
+        'cycles_reservations_expired_total{tenant="UNKNOWN"} 1.0',
         'cycles_reservations_quarantined_total{reason="INVALID_EXPIRY",tenant="a"} 1.0',
+        'cycles_reservations_quarantined_total{reason="INVALID_EXPIRY",tenant="UNKNOWN"} 1.0',
         'cycles_maintenance_runs_total{job="reservation_expiry",outcome="skipped_locked"} 1.0',
-        'cycles_maintenance_runs_total{job="reservation_expiry",outcome="success"} 0.0',
+        *(
+            f'cycles_maintenance_runs_total{{job="reservation_expiry",outcome="{outcome}"}} 0.0'
+            for outcome in ("success", "failed", "skipped_disabled", "lease_error", "lease_lost")
+        ),
     ):
         assert line in text
     assert names(metrics) == {

@@ -86,7 +86,7 @@ class Extended:
 
     reservation_id: bytes
     expires_at: int
-    #: How often it was extended so far.
+    #: How often it was extended so far; in a repeated answer too.
     extension_count: int
     balances: tuple[Balance, ...]
     #: Scopes whose budget no longer exists.

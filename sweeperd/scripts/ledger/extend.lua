@@ -17,7 +17,8 @@
 -- ARGV[9] -> what comes before the idempotency key in the name of a reserve's record (a STRING). The key is known
 --            only once the reservation has been read.
 --
--- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON.
+-- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON. A repeated request gets the first
+-- answer with the present extension_count, as the Cycles services answer.
 
 -- @include clock
 -- @include reservations
@@ -26,6 +27,10 @@ local request = {key = KEYS[1], index = KEYS[2], record = KEYS[3], hash = ARGV[1
   tenant_record = KEYS[4], budget_stem = ARGV[5], default_grace = ARGV[6], retention = ARGV[7]}
 local reservation, reply = reservations.open(request, false)
 if not reservation then
+  local present = reply[1] == 'ok' and redis.pcall('HGET', KEYS[1], 'extension_count')
+  if type(present) == 'string' and clock.whole(present) then
+    reply[2] = string.gsub(reply[2], '"extension_count":"%d+"', '"extension_count":"' .. present .. '"')
+  end
   return reply
 end
 local count, most = clock.whole(reservation.extension_count or '0'), clock.whole(reservation.max_extensions)

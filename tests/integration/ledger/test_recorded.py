@@ -1,5 +1,6 @@
 """Two thousand recorded operations of Cycles' own scripts: the ledger gives the same answers and the same balances."""
 
+import dataclasses
 import itertools
 import json
 from collections import Counter
@@ -12,7 +13,7 @@ import pytest
 import redis
 
 from sweeperd import ledger
-from sweeperd.ledger import Committed, Debited, Ledger, LedgerError, OveragePolicy, Reserved
+from sweeperd.ledger import Committed, Debited, Extended, Ledger, LedgerError, OveragePolicy, Reserved
 from sweeperd.store.embedded import Server
 
 RECORD = Path(__file__).parents[2] / "fixture" / "cycles" / "ledger.jsonl"
@@ -85,11 +86,17 @@ class Replay:
         if "error" in expected:
             return [f"{answer}, not {expected}"]
         before = self._answers.setdefault((line["op"], line["idempotency_key"]), answer)
-        if bool(expected.get("replay")) != (before is not answer) or before != answer:
+        same = before == answer or (isinstance(before, Extended) and self._extended_since(before, answer))
+        if bool(expected.get("replay")) != (before is not answer) or not same:
             return [f"{answer}, not {before}"]
         told = self._told(line, answer)
         wanted = {name: value for name, value in expected.items() if name in told}
         return [f"{told}, not {wanted}"] if told != wanted else []
+
+    @staticmethod
+    def _extended_since(before: Extended, answer: Extended) -> bool:
+        """Whether only the count of extensions differs: an answer that is repeated has the present one."""
+        return dataclasses.replace(before, extension_count=answer.extension_count) == answer
 
     def _told(self, line: Line, answer: Any) -> dict[str, int]:
         """The numbers in an answer, as the record names them."""
@@ -97,10 +104,10 @@ class Replay:
             return {"charged": answer.charged, "debt_incurred": answer.debt_incurred}
         if line["op"] == "extend":
             done = self._reserved[line["reservation"]]
-            # The record holds the count of that moment, also for an answer of before.
-            count = int(self._client.hget(f"reservation:res_{done.reservation_id.decode()}", "extension_count"))
-            assert line["result"].get("replay") or answer.extension_count == count
-            return {"expires_after_ms": answer.expires_at - done.created_at, "extension_count": count}
+            return {
+                "expires_after_ms": answer.expires_at - done.created_at,
+                "extension_count": answer.extension_count,
+            }
         return {}
 
     def _read(self, keys: list[str]) -> dict[str, dict[str, Any]]:

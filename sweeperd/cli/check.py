@@ -14,10 +14,11 @@ _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAIL
 @click.command("check", short_help="Check the configuration, Redis and the endpoints.")
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
 @click.option("--connect", is_flag=True, help="Open a connection to each endpoint; nothing is sent.")
+@click.option("--cycles", is_flag=True, help="Also check whether Redis is a Cycles installation to take over.")
 @shard_option
 @json_option
 @click.pass_obj
-def command(options: Options, strict: bool, connect: bool, shard: str | None, as_json: bool) -> None:
+def command(options: Options, strict: bool, connect: bool, cycles: bool, shard: str | None, as_json: bool) -> None:
     """
     Check the configuration, the Redis of each shard and the endpoints; one line for each check. Changes nothing.
 
@@ -40,7 +41,7 @@ def command(options: Options, strict: bool, connect: bool, shard: str | None, as
         loaded = f"{len(settings.all_shards)} shard(s), {len(endpoints)} endpoint(s)"
         note(CheckFinding(CheckLevel.OK, "configuration", "loads", loaded))
         for each in shards:
-            for finding in check_shard(each, settings):
+            for finding in check_shard(each, settings, cycles=cycles):
                 note(finding)
         limit = settings.webhooks.connect_timeout.total_seconds() if connect else None
         for endpoint in endpoints:

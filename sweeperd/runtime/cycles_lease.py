@@ -9,13 +9,12 @@ from datetime import timedelta
 
 from sweeperd.config.types import milliseconds
 from sweeperd.errors import RedisUnavailable
+from sweeperd.store.lease import CYCLES_TOKEN
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)
 
-#: One token for all replicas, so that each can renew what another one took.
-TOKEN = "sweeperd"  # noqa: S105 - no secret
 #: As long as the services of Cycles take it for.
 TTL = timedelta(seconds=30)
 #: Between two renewals, and between two attempts to take it, seconds.
@@ -51,8 +50,8 @@ class CyclesLease:
             return
         key = self._shard.keys.cycles.lease
         with self._shard.reaching():
-            renewed = self._renew.run(self._shard.client, Call([key], [TOKEN, milliseconds(TTL)]))
-            held = renewed or self._shard.client.set(key, TOKEN, nx=True, px=milliseconds(TTL))
+            renewed = self._renew.run(self._shard.client, Call([key], [CYCLES_TOKEN, milliseconds(TTL)]))
+            held = renewed or self._shard.client.set(key, CYCLES_TOKEN, nx=True, px=milliseconds(TTL))
         if held:
             self._renewed_at, self._warned = now, False
         elif self._held:

@@ -139,6 +139,11 @@ class CyclesKeys:
         """SET: the ids of a tenant's webhook subscriptions."""
         return self._prefix + b"webhooks:" + tenant
 
+    @property
+    def all_subscriptions(self) -> bytes:
+        """SET: the ids of all subscriptions of the installation."""
+        return self.subscriptions(b"_all")
+
     def subscription(self, subscription_id: bytes) -> bytes:
         """STRING: one webhook subscription, JSON."""
         return self._prefix + b"webhook:" + subscription_id

@@ -33,6 +33,10 @@ def holder(shard: Shard, job: str) -> str:
     return _UNIQUE.sub("", decode(token)) if isinstance(token, bytes) else ""
 
 
+#: The token of the lease of the Cycles services: one for all replicas, so that each can renew what another one took.
+CYCLES_TOKEN = "sweeperd"  # noqa: S105 - no secret
+
+
 class Lease:
     """
     `sweeperd:lease:<job>`: held and renewed while the job runs, released when it ends. A holder that died is

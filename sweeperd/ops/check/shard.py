@@ -8,6 +8,7 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.check import data, kinds, server
+from sweeperd.ops.check.cycles import CYCLES_CHECKS
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, failure
 from sweeperd.ops.check.subject import Subject
 from sweeperd.store.errors import describe
@@ -33,11 +34,16 @@ CHECKS: dict[str, Callable[[Subject], CheckResult]] = {
 }
 
 
-def check_shard(shard: Shard, settings: Settings) -> Iterator[CheckFinding]:
-    """All checks of one shard; each finding comes as soon as it is known. Raises nothing."""
+def check_shard(shard: Shard, settings: Settings, *, cycles: bool = False) -> Iterator[CheckFinding]:
+    """
+    All checks of one shard, with `cycles` also those of a Cycles installation; each finding comes as soon as it is
+    known. Raises nothing.
+    """
     where = f"shard {shard.name}"
     subject = Subject(shard, settings)
     checks = CHECKS | {f"kind {kind.name}": functools.partial(kinds.swept, kind) for kind in settings.kinds}
+    if cycles:
+        checks |= CYCLES_CHECKS
     for name, check in checks.items():
         try:
             with shard.reaching():

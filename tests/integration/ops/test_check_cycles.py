@@ -1,0 +1,105 @@
+"""`check --cycles`: is it a Cycles installation, and can its sweep be taken over?"""
+
+import contextlib
+import json
+from collections.abc import Mapping
+
+import redis
+
+from sweeperd.config import RedisSettings, Settings
+from sweeperd.ops.check import CheckFinding, CheckLevel, check_shard
+from sweeperd.ops.check.cycles import CYCLES_CHECKS
+from sweeperd.ops.last_walk import LastWalk
+from sweeperd.ops.reconcile import Fault
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from tests.fixture.cycles.load import load
+from tests.integration.conftest import Cli
+from tests.support.acl import PASSWORD, rules
+from tests.support.harness import environment
+
+OK, WARNING, FAILURE = CheckLevel.OK, CheckLevel.WARNING, CheckLevel.FAILURE
+LEASE = "cycles:maintenance:lease:reservation_expiry"
+#: As docs/cycles.md, step 2, names them.
+RIGHTS = (
+    "~event:* ~events:* ~webhook:* ~webhooks:* ~delivery:* ~deliveries:* ~dispatch:pending "
+    "~cycles:maintenance:lease:* +smembers +llen +lpush"
+)
+
+
+def found(shard: Shard, *, enabled: bool = False) -> Mapping[str, CheckFinding]:
+    settings = Settings.model_validate({"cycles": {"enabled": enabled}})
+    return {finding.check: finding for finding in check_shard(shard, settings, cycles=True)}
+
+
+def test_a_recorded_installation(shard: Shard, client: redis.Redis) -> None:
+    load(client)
+    findings = found(shard)
+    assert findings["cycles installation"].level is OK
+    assert "webhooks:_all" in findings["cycles installation"].says
+    assert findings["cycles lease"].says.startswith("free")
+    assert findings["cycles rights"].level is OK
+    assert findings["cycles subscriptions"].level is WARNING, "some of its records are unreadable for the runtime"
+    assert "cycles.enabled is false" in findings["cycles enabled"].says
+    assert "is true" in found(shard, enabled=True)["cycles enabled"].says
+
+
+def test_a_redis_that_is_none(shard: Shard) -> None:
+    findings = found(shard)
+    assert findings["cycles installation"].level is WARNING
+    assert (findings["cycles subscriptions"].level, findings["cycles subscriptions"].says) == (OK, "0 can be read")
+    settings = Settings.model_validate({})
+    assert not CYCLES_CHECKS.keys() & {finding.check for finding in check_shard(shard, settings)}
+
+
+def test_the_holder_of_the_lease(shard: Shard, client: redis.Redis) -> None:
+    client.set(LEASE, "instance:run", px=30_000)
+    assert "held by a service (instance:run) for" in found(shard)["cycles lease"].says
+    client.set(LEASE, "sweeperd", px=30_000)
+    assert found(shard)["cycles lease"].says == "held by sweeperd"
+    client.set(LEASE, "instance:run")
+    assert found(shard)["cycles lease"].level is FAILURE
+
+
+def test_unreadable_subscriptions_are_named(shard: Shard, client: redis.Redis) -> None:
+    client.sadd("webhooks:_all", "good", "bad", "deleted")
+    client.sadd("webhooks:__system__", "list")
+    client.set("webhook:good", json.dumps({"subscription_id": "good", "status": "ACTIVE"}))
+    client.set("webhook:bad", '{"subscription_id": "bad", "event_types": ["no.such"]}')
+    client.rpush("webhook:list", "x")
+    finding = found(shard)["cycles subscriptions"]
+    assert (finding.level, finding.says) == (WARNING, "2 of 4 cannot be read, and get no events: bad, list")
+
+
+def test_what_the_last_walk_found(shard: Shard, client: redis.Redis) -> None:
+    assert "not known" in found(shard)["cycles quarantine"].says
+    walk = LastWalk(finished_at=1, found={Fault.FOREIGN_QUARANTINE: 3}, foreign_expiries=2)
+    client.hset("sweeperd:reconcile", "last", walk.model_dump_json())
+    findings = found(shard)
+    assert (findings["cycles quarantine"].level, findings["other sweepers"].level) == (WARNING, WARNING)
+    assert findings["cycles quarantine"].says.startswith("3 reservations")
+    client.hset("sweeperd:reconcile", "last", LastWalk(finished_at=1, found={}).model_dump_json())
+    assert found(shard)["cycles quarantine"].level is OK
+
+
+def test_the_rights_of_the_document_suffice(server: Server, client: redis.Redis) -> None:
+    url = server.url.replace("redis://", f"redis://sweeperd:{PASSWORD}@")
+    asked = OK if client.info()["redis_version"].startswith("6.") else FAILURE  # 6.2 has no way to ask for this one
+    try:
+        for further, level in (
+            (RIGHTS.split(), OK),
+            ([], FAILURE),
+            ([*RIGHTS.split(), "-smembers"], FAILURE),
+            ([*RIGHTS.split(), "-lpush"], asked),
+        ):
+            client.execute_command("ACL", "SETUSER", "sweeperd", "reset", "on", f">{PASSWORD}", *rules(), *further)
+            with contextlib.closing(Shard(RedisSettings.model_validate({"url": url}))) as shard:
+                assert found(shard)["cycles rights"].level is level, further
+    finally:
+        client.execute_command("ACL", "DELUSER", "sweeperd")
+
+
+def test_the_option(cli: Cli, server: Server) -> None:
+    done = cli("check", environment(server.url), "--cycles", "--json")
+    assert done.exit_code == 0, done.output
+    assert CYCLES_CHECKS.keys() <= {each["check"] for each in json.loads(done.stdout)["checks"]}

@@ -49,7 +49,7 @@ def enabled(subject: Subject) -> CheckResult:
 def lease(subject: Subject) -> CheckResult:
     """Which process holds the lease of the expiry sweep."""
     key, client = subject.shard.keys.cycles.lease, subject.shard.client
-    token, rest = client.get(key), cast(int, client.pttl(key))
+    token, rest = client.get(key), client.pttl(key)
     if token is None:
         return ok("free: no process sweeps under it now")
     if token == CYCLES_TOKEN.encode():

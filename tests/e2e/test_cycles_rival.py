@@ -1,0 +1,136 @@
+"""A service that sweeps by the rules of Cycles runs next to sweeperd, and takes over when no replica lives."""
+
+import contextlib
+import json
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.store.embedded import Server
+from tests.support.books import Property, check, read
+from tests.support.harness import SCOPES, budget, command, daemon, environment, eventually, reserve
+
+LEASE = "cycles:maintenance:lease:reservation_expiry"
+#: The service's own values: the lease's TTL in ms, and seconds between two renewals and between two sweeps.
+TTL, RENEW_EVERY, SWEEP_EVERY = 30_000, 10.0, 5.0
+AMOUNT = 5
+#: Renews, or with an empty ARGV[2] releases, under the token.
+UNDER_TOKEN = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if ARGV[2] == '' then return redis.call('DEL', KEYS[1]) end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
+#: Expires one ACTIVE reservation and gives its amount back; it writes no event.
+EXPIRE = """
+if redis.call('HGET', KEYS[1], 'state') ~= 'ACTIVE' then return 0 end
+redis.call('HSET', KEYS[1], 'state', 'EXPIRED', 'expired_at', ARGV[1])
+redis.call('ZREM', KEYS[2], ARGV[2])
+for i = 3, #KEYS do
+  redis.call('HINCRBY', KEYS[i], 'reserved', '-' .. ARGV[3])
+  redis.call('HINCRBY', KEYS[i], 'remaining', ARGV[3])
+end
+return 1
+"""
+
+
+class Rival:
+    """One replica of the service, with a sweep every 5 s under the lease."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client: Any = client
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.runs: list[str] = []
+        self.expired: list[str] = []
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join(10)
+            assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            token = f"rival:{uuid.uuid4()}"
+            if self._client.set(LEASE, token, nx=True, px=TTL):
+                self._sweep(token)
+                self._client.eval(UNDER_TOKEN, 1, LEASE, token, "")
+                self.runs.append("success")
+            else:
+                self.runs.append("skipped_locked")
+            if self._stop.wait(SWEEP_EVERY):
+                return
+
+    def _sweep(self, token: str) -> None:
+        renewed = time.monotonic()
+        seconds, micros = self._client.time()
+        now = seconds * 1000 + micros // 1000
+        for entry in self._client.zrange("reservation:ttl", "-inf", now, byscore=True):
+            if time.monotonic() - renewed > RENEW_EVERY:
+                renewed = time.monotonic()
+                self._client.eval(UNDER_TOKEN, 1, LEASE, token, TTL)
+            name = entry.decode()
+            keys = [f"reservation:res_{name}", "reservation:ttl", *(f"budget:{scope}:TOKENS" for scope in SCOPES)]
+            if self._client.eval(EXPIRE, len(keys), *keys, now, name, AMOUNT):
+                self.expired.append(name)
+
+
+@pytest.mark.newest_redis
+def test_it_waits_while_a_replica_lives_and_takes_over_when_none_does(
+    server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    env = environment(server.url, cycles__enabled="true", sweep__interval="200ms")
+    rival = Rival(client)
+    ours: list[str] = []
+
+    def swept(name: str) -> None:
+        """Both have had their chance to sweep these; sweeperd did."""
+        ids = [f"{name}-{number}" for number in range(20)]
+        skipped = len(rival.runs)
+        reserve(client, ids, amount=AMOUNT)
+        ours.extend(ids)
+        eventually(lambda: client.xlen("sweeperd:events") == len(ours))
+        eventually(lambda: len(rival.runs) > skipped)
+        assert not rival.expired
+        assert set(rival.runs) == {"skipped_locked"}
+        assert client.get(LEASE) == b"sweeperd"
+
+    with daemon(env, tmp_path) as one, daemon(env, tmp_path) as other:
+        eventually(lambda: client.get(LEASE) == b"sweeperd")
+        with rival.running():
+            swept("both")
+            one.kill()
+            swept("one")
+            other.kill()
+            left = client.pttl(LEASE)
+            assert 0 < left <= TTL
+            theirs = [f"none-{number}" for number in range(20)]
+            reserve(client, theirs, amount=AMOUNT)
+            # Its next sweep after the end of the lease.
+            eventually(lambda: len(rival.expired) == len(theirs), limit=left / 1000 + SWEEP_EVERY + 3)
+            eventually(lambda: rival.runs[-1] == "success")
+
+    assert sorted(rival.expired) == sorted(theirs)
+    assert client.xlen("sweeperd:events") == len(ours), "each of ours has its one event, and no other has one"
+    assert budget(client) == (0, AMOUNT * len(ours + theirs)), "each amount came back once"
+    check(
+        read(client), {Property.NOT_NEGATIVE, Property.BALANCED, Property.HELD, Property.ONE_ENDING, Property.INDEXED}
+    )
+    line = command("reconcile", "--json")
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
+    report = json.loads(done.stdout)
+    (shard,) = report.get("shards", [report])
+    assert shard["foreign_expiries"] == len(theirs), done.stderr
+    assert set(shard["foreign_expired_ids"]) <= set(theirs)
+    assert shard["foreign_expired_ids"]

@@ -191,6 +191,9 @@ def test_410_pauses_the_endpoint_until_it_is_resumed(server: Server, client: red
         good.wait_for(lambda requests: len(requests) == 3)
         assert len(odd.requests) == 1
         assert running.logged("the endpoint is gone and is paused until it is resumed")
+        eventually(lambda: running.metric("sweeperd_endpoint_state", endpoint="odd", state="paused") == 1)
+        assert running.metric("sweeperd_endpoint_state", endpoint="odd", state="delivering") == 0
+        assert running.metric("sweeperd_endpoint_state", endpoint="good", state="delivering") == 1
 
         assert running.terminate() == 0
         done = once(environment(server.url, endpoints=[{"name": "odd", "url": odd.url}]))

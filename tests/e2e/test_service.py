@@ -125,6 +125,35 @@ def test_a_broken_file_is_refused_with_the_text_that_the_start_has(
         assert log.read_text().splitlines() == [f"sweeperd: {part}" for part in line["error"].splitlines()]
 
 
+def test_new_settings_with_an_unreachable_redis_are_taken_and_give_a_clear_line(
+    server: Server, config: Path, tmp_path: Path
+) -> None:
+    """They are valid, and Redis may come later."""
+    env = environment(server.url) | {"SWEEPERD_CONFIG": str(config)}
+    del env["SWEEPERD_REDIS__URL"]
+    write(config, rest=f'[redis]\nurl = "{server.url}"')
+    with daemon(env, tmp_path) as running:
+        eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok") >= 1)
+        url = f"redis://127.0.0.1:{free_port()}/0"
+        write(config, rest=f'[redis]\nurl = "{url}"')
+        running.reload()
+        eventually(lambda: reloads(running, "ok") == 1)
+        eventually(lambda: running.logged("sweep failed, the next tick tries again"))
+        status, problem = running.get("/readyz")
+        assert status == 503
+        assert url in problem
+        line = running.logged("sweep failed, the next tick tries again")[0]
+        assert line["error"].startswith(f"{url}: ")
+        assert line["error"].endswith("Connection refused.")
+        assert running.metric("sweeperd_sweeps_total", result="error") >= 1
+        assert not any("Traceback" in log.read_text() for log in tmp_path.glob("*.log"))
+        assert reloads(running, "refused") == 0
+        write(config, rest=f'[redis]\nurl = "{server.url}"')
+        running.reload()
+        eventually(lambda: running.get("/readyz")[0] == 200)
+        assert running.terminate() == 0
+
+
 def test_a_storm_of_signals_ends_with_the_last_file(
     env: dict[str, str], client: redis.Redis, config: Path, tmp_path: Path
 ) -> None:

@@ -13,7 +13,8 @@ import redis
 import standardwebhooks
 
 from sweeperd.config import EndpointSettings
-from sweeperd.delivery.endpoint_state import EndpointStateStore
+from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker
+from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateStore
 from sweeperd.delivery.outbox import Outbox
 from sweeperd.delivery.payload import message
 from sweeperd.ops import dead_letters
@@ -335,6 +336,21 @@ def test_a_410_to_a_test_pauses_nobody(invoke: Run, client: redis.Redis) -> None
         result = invoke("endpoints", "test", "billing", endpoints=[{"name": "billing", "url": receiver.url}])
     assert result.exit_code == 1
     assert client.keys() == []
+
+
+@pytest.mark.parametrize(("status", "closes"), [(204, True), (503, False)])
+def test_a_2xx_to_a_test_closes_an_open_circuit(status: int, closes: bool, invoke: Run, shard: Shard) -> None:
+    """Of that endpoint alone; another response leaves it open."""
+    circuits, circuit = CircuitStateStore(shard), CircuitBreaker(30.0, 3600.0)
+    for _ in range(FAILURES_TO_OPEN):
+        circuit.failed(b"1-1", "HTTP 500")
+    for endpoint in ("billing", "audit"):
+        circuits.write(endpoint, "a process", circuit)
+    with Receiver(lambda *_: Answer(status)) as receiver:
+        result = invoke("endpoints", "test", "billing", endpoints=[{"name": "billing", "url": receiver.url}])
+    assert result.exit_code == (0 if closes else 1)
+    assert (circuits.closed_at("billing") is not None) is closes, "each process obeys it within seconds"
+    assert circuits.closed_at("audit") is None
 
 
 def test_one_shard_that_lives_is_enough(invoke: Run, server: Server) -> None:

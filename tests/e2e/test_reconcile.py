@@ -86,5 +86,5 @@ def test_on_a_terminal_there_are_a_bar_and_a_table(client: redis.Redis, server: 
             shown += chunk
     os.close(ours)
     assert done.returncode == 1
-    for told in (b"default: walking the reservations", b"100%", b"difference", b"\x1b[31mlost", rb"\x1b[31morphan\t"):
+    for told in (b"default: walking the reservations", b"100%", b"expected", b"\x1b[31mlost", rb"\x1b[31morphan\t"):
         assert told in shown, shown

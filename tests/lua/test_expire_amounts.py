@@ -87,7 +87,7 @@ def test_many_random_budgets_in_one_step(client: redis.Redis, amount: int) -> No
     world, rng = World(client), random.Random(amount)
     budgets = {}
     with world.batch() as batch:
-        for number in range(500):
+        for number in range(256):
             reserved = random_int(rng, amount, INT64_MAX)
             remaining = rng.choice([0, -1, -amount, random_int(rng, INT64_MIN, INT64_MAX - amount)])
             budgets[f"s{number}"] = (reserved, remaining)

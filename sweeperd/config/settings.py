@@ -13,6 +13,8 @@ from pydantic import (
     BeforeValidator,
     Field,
     SecretStr,
+    TypeAdapter,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -30,6 +32,9 @@ MIN_LEASE_TTL, MAX_LEASE_TTL = timedelta(seconds=1), timedelta(minutes=10)
 DEFAULT_SHARD = "default"
 #: Headers that a request has anyway; the ones that an endpoint adds must not replace them.
 _OWN_HEADERS = re.compile(r"webhook-.*|x-cycles-.*|traceparent|user-agent|content-(type|length)|host", re.IGNORECASE)
+
+
+_POSITIVE: TypeAdapter[timedelta] = TypeAdapter(PositiveDuration)
 
 
 def _lease_ttl(value: timedelta) -> timedelta:
@@ -88,6 +93,15 @@ def _secret(value: object, info: ValidationInfo) -> object:
     return value
 
 
+def _start(value: object) -> object:
+    if value in ("now", "beginning"):
+        return value
+    try:
+        return _POSITIVE.validate_python(value)
+    except ValidationError:
+        raise ValueError('must be "now", "beginning" or a duration such as "6h"') from None
+
+
 def _host_and_port(listen: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -112,6 +126,8 @@ RedisUrl = Annotated[SecretStr, BeforeValidator(_fetched), AfterValidator(_redis
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
 #: How an event is written: as sweeperd's own JSON object, or as a CloudEvent 1.0 in structured mode.
 Format = Literal["event", "cloudevents"]
+#: Where the group of a new endpoint begins: now, at the first event of the stream, or so long ago.
+Start = Annotated[Literal["now", "beginning"] | timedelta, BeforeValidator(_start)]
 #: The text as it stands: the signatures differ in what they make of it.
 WebhookSecret = Annotated[SecretStr, BeforeValidator(_secret)]
 
@@ -198,6 +214,7 @@ class EndpointSettings(Section):
     batch_size: int = Field(default=1, ge=1, le=1000)
     batch_bytes: int = Field(default=1024 * 1024, ge=1024, le=64 * 1024 * 1024)
     batch_wait: PositiveDuration = timedelta(milliseconds=50)
+    start: Start = "now"
     headers: dict[str, SecretStr] = {}
 
     @field_validator("tenants", "events", "scopes")

@@ -118,6 +118,11 @@ class Consumer:
                     return
                 self._stop.wait(RECOVERY_PAUSE)
 
+    def ensure_group(self) -> None:
+        """Make the endpoint's group where it is missing. Raises redis.RedisError."""
+        made_at = self._outbox.ensure_group(self._subscription.endpoint, self._subscription.start)
+        self._redelivery.counts_from_ms = made_at
+
     def heartbeat(self) -> None:
         """Name the events in hand, when it is time, so that no other process takes them. Raises redis.RedisError."""
         now = time.monotonic()
@@ -188,7 +193,7 @@ class Consumer:
         log.warning("the endpoint's group is not there and is made", extra=self._log_fields)
         try:
             with self._shard.reaching():
-                self._outbox.ensure_group(self._subscription.endpoint)
+                self.ensure_group()
                 return
         except (RedisUnavailable, redis.RedisError) as error:
             log.warning("the group could not be made", extra=self._log_fields | {"error": str(error)})
@@ -225,9 +230,9 @@ class Consumer:
         step as may be in hand. Where the circuit rests on one event, the other events were not tried, and are kept: the
         next probe is one of them. Returns whether there were any.
         """
-        before_ms = self._shard.clock.now_ms() - self._redelivery.max_age_ms
+        before_ms = self._redelivery.oldest_ms(self._shard.clock.now_ms())
         free, untried_too = self._in_flight.free, not self._circuit.rests_on_one_event
-        if not free:
+        if not free or not before_ms:
             return False
         if untried_too and (untaken := self._outbox.untaken(self._subscription.endpoint, before_ms, free)):
             self._outbox.release(self._subscription.endpoint, self._outbox.read(self._subscription.endpoint, untaken))

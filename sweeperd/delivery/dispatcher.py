@@ -95,7 +95,7 @@ class Dispatcher:
         if not self._ready:
             with self._shard.reaching():
                 for endpoint in self.endpoints:
-                    self._outbox.ensure_group(endpoint.name)
+                    endpoint.prepare()
             self._ready = True
 
     def adopt(self, before: "Dispatcher") -> None:

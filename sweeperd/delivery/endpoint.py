@@ -102,6 +102,10 @@ class EndpointDelivery:
         self._senders = SenderThreads(self._thread_name, senders, batches, self._sender, self._acknowledger)
         self._threads: list[threading.Thread] = []
 
+    def prepare(self) -> None:
+        """Make its group where it is missing. Raises redis.RedisError."""
+        self._consumer.ensure_group()
+
     def start(self, *, until_idle: bool = False) -> None:
         """Start the threads. `until_idle`: they end by themselves when nothing is left that can be delivered now."""
         self._threads = [

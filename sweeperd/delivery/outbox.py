@@ -9,9 +9,12 @@ delivery. Where the owner has sent no heartbeat for TAKE_OVER_AFTER, its process
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, cast
 
+from sweeperd.config import Start
 from sweeperd.delivery.announcements import Announcements
+from sweeperd.delivery.group_note import made_at
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -119,6 +122,7 @@ class Outbox:
         self._client = shard.client
         self._key = shard.keys.events
         self._dead_letters = shard.keys.dead_letters
+        self._notes = shard.keys.groups
         #: The name of this process in the groups.
         self.consumer = consumer
         self._consumer = consumer.encode()
@@ -129,18 +133,29 @@ class Outbox:
         #: Up to here each group has acknowledged every event. A group that is made again starts here.
         self.positions: dict[str, StreamId] = {}
 
-    def ensure_group(self, group: str) -> None:
+    def ensure_group(self, group: str, start: Start = "now") -> int:
         """
-        Make the group where it is missing, at maxmemory too. A group that this process has not seen gets the events
-        from now on. A group that it has seen starts again at the first event that it had not acknowledged: some events
-        are delivered again, and none is lost.
+        Make the group where it is missing, at maxmemory too. A group that this process has not seen begins at `start`.
+        A group that it has seen starts again at the first event that it had not acknowledged: some events are delivered
+        again, and none is lost. Returns when the group was made where it began in the past, ms; else 0.
         """
         info = self._groups().get(group.encode())
-        if info is not None:
+        if info is None:
+            seen, past = group in self.positions, start != "now"
+            position = self.positions.setdefault(group, self._first_position(start))
+            note = "" if seen else "backfill" if past else "new"
+            self._make_group.run(self._client, Call([self._key, self._notes], [group, str(position), note]))
+        else:
             self.positions[group] = self._first_needed(group, info)
-            return
-        position = self.positions.setdefault(group, StreamId.parse(streams.last_id(self._client, self._key)))
-        self._make_group.run(self._client, Call([self._key], [group, str(position)]))
+        return made_at(self._shard, group)
+
+    def _first_position(self, start: Start) -> StreamId:
+        """A group that is made here gets the events after this id."""
+        if start == "now":
+            return StreamId.parse(streams.last_id(self._client, self._key))
+        if start == "beginning":
+            return START
+        return _before(StreamId.at(self._shard.read_clock() - start // timedelta(milliseconds=1)))
 
     def read(self, group: str, count: int, block_ms: int = 0) -> list[OutboxEntry]:
         """Take new events, waiting up to `block_ms` for one (0: not at all)."""
@@ -370,7 +385,7 @@ def _before(entry: StreamId) -> StreamId:
     """The greatest id that is smaller."""
     if entry.sequence:
         return StreamId(entry.milliseconds, entry.sequence - 1)
-    return StreamId(max(0, entry.milliseconds - 1), _GREATEST)
+    return StreamId(entry.milliseconds - 1, _GREATEST) if entry.milliseconds else START
 
 
 def _slices(ids: Sequence[bytes]) -> Iterator[list[Any]]:

@@ -1,4 +1,4 @@
-"""When an event that was not delivered is sent again, and when it becomes a dead letter."""
+"""When an event that was not delivered is sent again, and from which age on it becomes a dead letter."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -14,13 +14,15 @@ def growing_wait(initial: float, longest: float, times: int) -> float:
     return min(longest, initial * 2.0 ** min(times - 1, 60))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Redelivery:
-    """The waits between the deliveries of one event. Times in seconds, ages in ms."""
+    """The waits between the deliveries of one event, and its greatest age. Times in seconds, ages in ms."""
 
     initial: float
     longest: float
     max_age_ms: int
+    #: When the group was made, where it began in the past: an older event counts as if it had been added then.
+    counts_from_ms: int = 0
 
     @classmethod
     def of(cls, settings: WebhooksSettings) -> Self:
@@ -30,6 +32,11 @@ class Redelivery:
             settings.redelivery_max.total_seconds(),
             milliseconds(settings.max_age),
         )
+
+    def oldest_ms(self, now_ms: int) -> int:
+        """Events that were added before then are too old; 0: none is. `now_ms`: Redis's clock."""
+        oldest = now_ms - self.max_age_ms
+        return oldest if self.counts_from_ms < oldest else 0
 
     def wait_ms(self, deliveries: int) -> float:
         """How long an event waits after so many deliveries in vain."""

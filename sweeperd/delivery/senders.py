@@ -124,7 +124,7 @@ class BatchSender:
 
     def _nack(self, entries: Sequence[OutboxEntry], reason: str) -> list[Settlement]:
         """The events wait for their next delivery; those that are too old are given up on."""
-        oldest = self._shard.clock.now_ms() - self._redelivery.max_age_ms
+        oldest = self._redelivery.oldest_ms(self._shard.clock.now_ms())
         old = [entry for entry in entries if entry.added_ms < oldest]
         young = [entry for entry in entries if entry.added_ms >= oldest]
         return [

@@ -1,6 +1,6 @@
 """Which events of the stream an endpoint receives."""
 
-from sweeperd.config import EndpointSettings
+from sweeperd.config import EndpointSettings, Start
 from sweeperd.delivery.outbox import OutboxEntry
 from sweeperd.delivery.payload import Fields, category, event_type, is_expiry
 
@@ -44,6 +44,8 @@ class Subscription:
 
     def __init__(self, endpoint: EndpointSettings) -> None:
         self.endpoint = endpoint.name
+        #: Where its group begins, if it is new.
+        self.start: Start = endpoint.start
         self._filter = EventFilter(endpoint)
 
     def wants(self, entry: OutboxEntry) -> bool:

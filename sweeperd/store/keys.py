@@ -72,6 +72,11 @@ class Keys:
         return self.prefix + b"sweeperd:endpoints"
 
     @property
+    def groups(self) -> bytes:
+        """HASH: consumer group that began in the past -> when it was made, and of a replay its span; JSON."""
+        return self.prefix + b"sweeperd:groups"
+
+    @property
     def circuits(self) -> bytes:
         """HASH: endpoint@process -> the circuit of that process, JSON; endpoint -> when an operator closed it, ms."""
         return self.prefix + b"sweeperd:circuits"

@@ -1,0 +1,84 @@
+"""
+`python -m tests.mutants lua|python`: break the product in one place after another and see whether the tests notice.
+
+All mutants of the scripts take hours on a small machine; `--only` and `--sample` make it less.
+"""
+
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+# Imported before the children are made, so that each need not do it again.
+import hypothesis  # noqa: F401
+import prometheus_client  # noqa: F401
+import pydantic  # noqa: F401
+import redis  # noqa: F401
+import requests  # noqa: F401
+
+from tests.mutants import choice, lua, python, report
+from tests.mutants.mutant import Mutant
+from tests.mutants.trial import Trials, Verdict
+
+
+@click.command()
+@click.argument("language", type=click.Choice(["lua", "python"]))
+@click.option("--only", multiple=True, help="Only files whose path holds this text; can be given more than once.")
+@click.option("--sample", type=int, help="So many mutants, drawn at random.")
+@click.option("--seed", type=int, help="What --sample draws from; printed where it is not given.")
+@click.option("--jobs", type=int, default=2, show_default=True, help="Trials at once.")
+@click.option("--keep", is_flag=True, help="Keep the verdicts, in place of earlier ones of the same files.")
+def main(language: str, only: Sequence[str], sample: int | None, seed: int | None, jobs: int, keep: bool) -> None:
+    """Exit code 0 if at least 95 % of the mutants were caught and each survivor is explained, else 1."""
+    mutants = _mutants(language, only)
+    seed = random.randrange(2**32) if seed is None else seed
+    if sample is not None and sample < len(mutants):
+        click.echo(f"{sample} of {len(mutants)} mutants, --seed {seed}")
+        mutants = sorted(random.Random(seed).sample(mutants, sample), key=lambda one: (one.file, one.line))
+    with tempfile.TemporaryDirectory() as folder:
+        trials = Trials(Path(folder), jobs)
+        _check_unbroken(trials, mutants)
+        rows = _try_all(trials, mutants)
+    report.show(rows)
+    if keep:
+        click.echo(f"kept in {report.keep(language, rows)}")
+    survivors = [one["mutant"] for one in rows if one["verdict"] == Verdict.SURVIVED]
+    enough = len(survivors) <= 0.05 * len(rows)
+    sys.exit(0 if enough and all(name in report.explanations() for name in survivors) else 1)
+
+
+def _mutants(language: str, only: Sequence[str]) -> list[Mutant]:
+    files = choice.script_files() if language == "lua" else choice.module_files()
+    make = lua.mutants if language == "lua" else python.mutants
+    names = {path: path.relative_to(choice.PACKAGE).as_posix() for path in files}
+    chosen = [path for path in files if not only or any(text in names[path] for text in only)]
+    return [mutant for path in chosen for mutant in make(names[path], path.read_text(encoding="utf-8"))]
+
+
+def _check_unbroken(trials: Trials, mutants: Sequence[Mutant]) -> None:
+    """Every test passes while nothing is broken; a verdict would mean nothing otherwise."""
+    tests = dict.fromkeys(test for mutant in mutants for test in choice.tests_of(choice.PACKAGE / mutant.file))
+    for test in tests:
+        trials.start(None, [test])
+        trial = trials.wait()
+        if trial.verdict is Verdict.CAUGHT:
+            raise click.ClickException(f"{trial.caught_by or test} fails without any mutant")
+
+
+def _try_all(trials: Trials, mutants: Sequence[Mutant]) -> list[dict[str, object]]:
+    waiting, rows = list(reversed(mutants)), []
+    while waiting or not trials.idle:
+        while waiting and not trials.full:
+            mutant = waiting.pop()
+            trials.start(mutant, choice.tests_of(choice.PACKAGE / mutant.file))
+        trial = trials.wait()
+        rows.append(report.row(trial))
+        click.echo(f"{len(rows)}/{len(mutants)} {trial.verdict} {trial.seconds:.0f}s {trial.mutant.name}", err=True)
+    return sorted(rows, key=lambda row: (report.file_of(row), row["line"]))
+
+
+if __name__ == "__main__":
+    main()

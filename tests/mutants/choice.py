@@ -1,0 +1,126 @@
+"""Which files are mutated, and which tests are asked about each: first the ones that know it best."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "sweeperd"
+SCRIPTS = PACKAGE / "scripts"
+
+_EXPIRE = (
+    "tests/lua/test_expire_outcomes.py",
+    "tests/lua/test_expire_rules.py",
+    "tests/lua/test_expire_clock.py",
+    "tests/lua/test_expire_amounts.py",
+    "tests/lua/test_int64.py",
+    "tests/lua/test_expire_quarantine.py",
+    "tests/integration/sweep/test_rights.py",
+)
+_LEDGER = (
+    "tests/lua/test_ledger_operations.py",
+    "tests/lua/test_ledger_refusals.py",
+    "tests/lua/test_ledger_edges.py",
+    "tests/lua/test_ledger_replays.py",
+    "tests/integration/ledger",
+)
+_KINDS = (
+    "tests/lua/kinds",
+    "tests/integration/sweep/test_kind_check.py",
+    "tests/integration/runtime/test_kinds.py",
+    "tests/property/test_kind_plans.py",
+)
+_OUTBOX = ("tests/integration/delivery/test_outbox.py", "tests/integration/delivery/test_consumer.py")
+_ENDPOINT_STATE = (
+    "tests/integration/delivery/test_endpoint_state.py",
+    "tests/integration/delivery/test_circuit_state.py",
+    "tests/integration/cli/test_endpoints.py",
+)
+_QUARANTINE = ("tests/integration/cli/test_quarantine.py",)
+_RECONCILE = (
+    "tests/integration/ops/test_reconcile.py",
+    "tests/integration/ops/test_walk.py",
+    "tests/integration/cli/test_reconcile.py",
+)
+_STATUS = ("tests/integration/ops/test_status.py", "tests/integration/cli/test_status.py")
+_GRACE = ("tests/integration/sweep/test_grace_cache.py", "tests/integration/sweep/test_sweeper.py")
+
+#: The beginning of a script's name -> its tests; the longest beginning counts.
+_SCRIPT_TESTS = {
+    "delivery/": _OUTBOX,
+    "delivery/make_due": ("tests/integration/cli/test_endpoints.py", *_OUTBOX),
+    "delivery/relay": ("tests/integration/delivery/test_relay.py",),
+    "delivery/set_": _ENDPOINT_STATE,
+    "lease/": ("tests/integration/store/test_lease.py",),
+    "ledger/": _LEDGER,
+    "ops/": _QUARANTINE,
+    "ops/explain": ("tests/integration/ops/test_explain.py", "tests/integration/cli/test_show.py"),
+    "ops/letters": (*_STATUS, "tests/integration/cli/test_dead_letters.py"),
+    "ops/one_node": _RECONCILE,
+    "ops/rate": _STATUS,
+    "ops/reconcile": _RECONCILE,
+    "ops/record_action": ("tests/integration/cli/test_actions.py", *_QUARANTINE),
+    "ops/repair_budget": _RECONCILE,
+    "ops/replay": ("tests/integration/cli/test_replay.py", "tests/integration/cli/test_dead_letters.py"),
+    "sweep/": _GRACE,
+    "sweep/expire": _EXPIRE,
+    "sweep/expiry_rates": ("tests/integration/sweep/test_expiry_rates.py",),
+    "sweep/kind_compiles": _KINDS,
+    "sweep/last_sweep": ("tests/integration/sweep/test_last_sweep.py",),
+    "sweep/rights": ("tests/integration/sweep/test_rights.py",),
+}
+#: Fragments of text that no file includes by name: scripts that are generated for each kind are made of them.
+_FRAGMENT_TESTS = {"kind_": _KINDS, "sums": _KINDS}
+
+_INCLUDE = re.compile(r"^ *-- @include ([\w/]+)$", re.MULTILINE)
+
+
+def script_files() -> list[Path]:
+    """Every script and fragment."""
+    return sorted(SCRIPTS.glob("*/*.lua"))
+
+
+def module_files() -> list[Path]:
+    """The modules of the sweep and of the delivery."""
+    return sorted(
+        path for folder in ("sweep", "delivery") for path in (PACKAGE / folder).glob("*.py") if path.stem != "__init__"
+    )
+
+
+def tests_of(path: Path) -> list[str]:
+    """The tests that are run against a mutant of this file, in order."""
+    return _script_tests(path) if path.suffix == ".lua" else _module_tests(path)
+
+
+def _script_tests(path: Path) -> list[str]:
+    if path.parent.name != "include":
+        return list(_tests_of_script(f"{path.parent.name}/{path.stem}"))
+    names: list[tuple[str, ...]] = [
+        tests for beginning, tests in _FRAGMENT_TESTS.items() if path.stem.startswith(beginning)
+    ]
+    users = [one for one in script_files() if one.parent.name != "include" and path.stem in _includes(one)]
+    names += [_tests_of_script(f"{one.parent.name}/{one.stem}") for one in users]
+    return list(dict.fromkeys(test for tests in names for test in tests))
+
+
+def _tests_of_script(name: str) -> tuple[str, ...]:
+    beginning = max((one for one in _SCRIPT_TESTS if name.startswith(one)), key=len)
+    return _SCRIPT_TESTS[beginning]
+
+
+def _includes(path: Path) -> set[str]:
+    """The names of all fragments that a script includes, itself or through another."""
+    direct = set(_INCLUDE.findall(path.read_text(encoding="utf-8")))
+    return direct.union(*(_includes(_file_of(name)) for name in direct))
+
+
+def _file_of(name: str) -> Path:
+    """The file of an included name, which is a fragment's where it has no folder."""
+    return SCRIPTS / f"{name if '/' in name else 'include/' + name}.lua"
+
+
+def _module_tests(path: Path) -> list[str]:
+    """The tests of its own name, then all tests of its folder."""
+    folder = path.parent.name
+    mirrors = [ROOT / "tests" / kind / folder for kind in ("unit", "integration")]
+    own = [str(test.relative_to(ROOT)) for mirror in mirrors for test in sorted(mirror.glob(f"test_{path.stem}*.py"))]
+    return [*own, *(str(mirror.relative_to(ROOT)) for mirror in mirrors)]

@@ -1,0 +1,114 @@
+"""The mutation tests' own tests: which mutants there are, and that a trial notices a planted fault."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import choice, lua, python, report
+from tests.mutants.mutant import Mutant
+from tests.mutants.trial import Verdict
+
+SCRIPT = """\
+-- a == b in a comment, and redis.call('DEL', KEYS[1]) too
+local due = tonumber(ARGV[1]) <= -5 -- a sign is no sum
+if due then
+  return 'a < b'
+end
+local sum = due + 1
+redis.call('ZADD', KEYS[1], sum,
+  ARGV[2])
+return redis.call('ZREM', KEYS[1], ARGV[2])
+"""
+
+
+def changes(mutants: list[Mutant]) -> list[tuple[int, str, str]]:
+    return [(mutant.line, mutant.kind, mutant.after) for mutant in mutants]
+
+
+def test_a_script_is_broken_at_each_comparison_sum_and_write() -> None:
+    mutants = lua.mutants("scripts/ops/one.lua", SCRIPT)
+    assert changes(mutants) == [
+        (2, "comparison", "local due = tonumber(ARGV[1]) < -5 -- a sign is no sum"),
+        (6, "arithmetic", "local sum = due - 1"),
+        (7, "write left out", "(nothing)"),
+        (7, "write moved", "(before the check above it)"),
+        (9, "write left out", "0"),
+    ]
+    left_out, moved, replied = (mutant.text.splitlines() for mutant in mutants[2:])
+    assert "ZADD" not in "".join(left_out)
+    assert moved.index("redis.call('ZADD', KEYS[1], sum,") < moved.index("if due then")
+    assert replied[-1] == "return 0"
+
+
+def test_a_module_is_broken_at_each_comparison_sum_condition_and_call() -> None:
+    text = (
+        "def f(a, b):\n    log.info('a')\n    send(a)\n    a += 1\n"
+        "    if a and not b:\n        return 'x' + a\n    return a < b + 1\n"
+    )
+    assert changes(python.mutants("sweep/one.py", text)) == [
+        (3, "call left out", "pass"),
+        (4, "assignment left out", "pass"),
+        (5, "condition", "(not (a and (not b)))"),
+        (5, "and/or", "(a or not b)"),
+        (7, "comparison", "(a <= b + 1)"),
+        (7, "arithmetic", "(b - 1)"),
+    ]
+
+
+def test_equal_changes_of_one_file_have_names_of_their_own() -> None:
+    mutants = lua.mutants("scripts/ops/one.lua", "a = b + 1\na = b + 1\n")
+    assert [mutant.name for mutant in mutants] == [
+        "scripts/ops/one.lua: a = b + 1 => a = b - 1",
+        "scripts/ops/one.lua: a = b + 1 => a = b - 1 #2",
+    ]
+
+
+@pytest.mark.parametrize("path", [*choice.script_files(), *choice.module_files()], ids=lambda path: path.stem)
+def test_each_file_has_tests_that_exist(path: Path) -> None:
+    tests = choice.tests_of(path)
+    assert tests
+    assert [test for test in tests if not (choice.ROOT / test).exists()] == []
+
+
+def test_each_explained_mutant_is_kept_as_a_survivor() -> None:
+    """An explanation of a mutant that is caught, or is no more, would go unnoticed otherwise."""
+    survivors = {
+        one["mutant"] for name in ("lua", "python") for one in report.read(name) if one["verdict"] == Verdict.SURVIVED
+    }
+    assert set(report.explanations()) <= survivors
+
+
+#: Tries a planted mutant, and the product as it is, in a process that has not imported the product yet.
+TRIAL = """
+import sys
+from pathlib import Path
+from tests.mutants.choice import PACKAGE
+from tests.mutants.mutant import Mutant
+from tests.mutants.trial import Trials
+
+file, old, new, test, folder = sys.argv[1:]
+text = (PACKAGE / file).read_text(encoding="utf-8")
+assert old in text
+trials = Trials(Path(folder), jobs=2)
+for mutant in (Mutant(file, 1, "planted", "", "", text.replace(old, new)), None):
+    trials.start(mutant, [test])
+assert trials.full
+for trial in sorted((trials.wait(), trials.wait()), key=lambda trial: trial.mutant.file):
+    print(trial.mutant.file or "nothing", trial.verdict, trial.caught_by.partition("::")[0])
+assert trials.idle
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "test"),
+    [
+        ("delivery/signing.py", "sha256=", "sha512=", "tests/unit/delivery/test_signing.py"),
+        ("scripts/include/int64.lua", "LIMB", "1", "tests/lua/test_int64.py"),
+    ],
+)
+def test_a_trial_tells_a_mutant_from_the_product(file: str, old: str, new: str, test: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TRIAL, file, old, new, test, str(tmp_path)]
+    done = subprocess.run(command, cwd=choice.ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout.splitlines(), done.stderr) == (["nothing survived ", f"{file} caught {test}"], "")

@@ -1,0 +1,179 @@
+"""
+The trial of a mutant: the tests run in a process of their own, in which the product's file reads as the mutant does.
+No file is changed, so several trials can run at once.
+"""
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import pytest
+
+from tests.mutants.mutant import Mutant
+
+#: How long the tests of one mutant may take. A mutant that makes them hang is noticed by that.
+LIMIT_SECONDS = 400
+#: How long a single test may take.
+TEST_SECONDS = 60
+
+
+class Verdict(StrEnum):
+    """What the tests said of a mutant."""
+
+    CAUGHT = "caught"
+    SURVIVED = "survived"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A mutant's verdict, the test that caught it (empty where it ran out of time or none did), and the seconds."""
+
+    mutant: Mutant
+    verdict: Verdict
+    caught_by: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Running:
+    mutant: Mutant
+    output: Path
+    started: float
+
+
+class Trials:
+    """Up to `jobs` trials at once, each a child process with a session of its own: its servers end with it."""
+
+    def __init__(self, folder: Path, jobs: int) -> None:
+        self.folder = folder
+        self.jobs = jobs
+        self._running: dict[int, _Running] = {}
+        self._count = 0
+
+    def start(self, mutant: Mutant | None, tests: Sequence[str]) -> None:
+        """Begin one trial; of the product as it is where there is no mutant. There must be room."""
+        self._count += 1
+        output = self.folder / f"{self._count}.txt"
+        sys.stdout.flush()
+        child = os.fork()
+        if not child:
+            os._exit(_run(mutant, tests, output))
+        self._running[child] = _Running(mutant or _AS_IT_IS, output, time.monotonic())
+
+    @property
+    def full(self) -> bool:
+        return len(self._running) >= self.jobs
+
+    @property
+    def idle(self) -> bool:
+        return not self._running
+
+    def wait(self) -> Trial:
+        """The next trial that ends, or runs out of time."""
+        while True:
+            for child, trial in self._running.items():
+                ended, status = os.waitpid(child, os.WNOHANG)
+                late = time.monotonic() - trial.started > LIMIT_SECONDS
+                if ended or late:
+                    return self._finished(child, trial, survived=bool(ended) and status == 0, reap=not ended)
+            time.sleep(0.02)
+
+    def _finished(self, child: int, trial: _Running, *, survived: bool, reap: bool) -> Trial:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        if reap:
+            os.waitpid(child, 0)
+        del self._running[child]
+        verdict = Verdict.SURVIVED if survived else Verdict.CAUGHT
+        return Trial(trial.mutant, verdict, _failed_test(trial.output), time.monotonic() - trial.started)
+
+
+_AS_IT_IS = Mutant("", 0, "", "", "", "")
+
+
+def _failed_test(output: Path) -> str:
+    """The first test that the run names as failed."""
+    for line in output.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith(("FAILED ", "ERROR ")):
+            return line.split(" ")[1]
+    return ""
+
+
+def _run(mutant: Mutant | None, tests: Sequence[str], output: Path) -> int:
+    """In the child: all tests, up to the first that fails. Returns pytest's exit code."""
+    os.setsid()
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    if mutant is not None and mutant.file.endswith(".py"):
+        sys.meta_path.insert(0, _Finder(mutant))
+    options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--timeout", str(TEST_SECONDS), "--hypothesis-seed=1"]
+    return int(pytest.main([*options, *tests], plugins=[_Plugin(mutant)]))
+
+
+class _Plugin:
+    """Runs on the newest Redis at hand alone, and gives scripts the mutant's text."""
+
+    def __init__(self, mutant: Mutant | None) -> None:
+        self.mutant = mutant
+
+    def pytest_sessionstart(self) -> None:
+        if self.mutant is not None and self.mutant.file.endswith(".lua"):
+            _read_instead(self.mutant)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        from tests.conftest import BINARIES  # noqa: PLC0415  it imports the product, which may be the mutant
+
+        newest = (None, *BINARIES[:1])
+        items[:] = [item for item in items if _binary(item) in newest]
+
+
+def _binary(item: pytest.Item) -> Any:
+    return item.callspec.params.get("redis_binary") if hasattr(item, "callspec") else None
+
+
+def _read_instead(mutant: Mutant) -> None:
+    """From now on, a script of this name is the mutant."""
+    from sweeperd.store import scripts  # noqa: PLC0415  the parent must not import it: it may be a mutant itself
+
+    name, ordinary = mutant.file.removeprefix("scripts/").removesuffix(".lua"), scripts.own_text
+    scripts.own_text = lambda other: mutant.text if other == name else ordinary(other)  # type: ignore[assignment]
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the mutant in the place of its module."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self.mutant = mutant
+        self.module = "sweeperd." + mutant.file.removesuffix(".py").replace("/", ".")
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.module:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _Loader(self.mutant, spec.loader)
+        return spec
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Loads the mutant's text under the path of its module."""
+
+    def __init__(self, mutant: Mutant, ordinary: importlib.machinery.SourceFileLoader) -> None:
+        super().__init__(ordinary.name, ordinary.path)
+        self.mutant = mutant
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.mutant.text, self.get_filename(fullname), "exec")

@@ -23,6 +23,7 @@ from pydantic import (
 from sweeperd import redis_url
 from sweeperd.config.kinds import KindSettings, check_kinds
 from sweeperd.config.secrets import check_secret
+from sweeperd.config.tls import OptionalPemFile, PemFile, check_certificates, check_key
 from sweeperd.config.types import Duration, OptionalDuration, PositiveDuration, Section
 
 #: What makes sense for `sweep.lease_ttl`.
@@ -63,6 +64,12 @@ def _http_url(value: SecretStr) -> SecretStr:
             "an @ after the host: user and password are written with %2F, %3F, %23 and %40 for `/`, `?`, `#` and `@`, "
             "and a path with %40"
         )
+    return value
+
+
+def _plain(value: SecretStr) -> SecretStr:
+    if not value.get_secret_value().lower().startswith("http:"):
+        raise ValueError("must begin with http://: TLS goes through the proxy to the receiver, not to the proxy itself")
     return value
 
 
@@ -124,6 +131,8 @@ HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})$"
 LeaseTtl = Annotated[Duration, AfterValidator(_lease_ttl)]
 RedisUrl = Annotated[SecretStr, BeforeValidator(_fetched), AfterValidator(_redis_url)]
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
+#: It may hold a password, so it may stand in a file or in the environment.
+ProxyUrl = Annotated[SecretStr, BeforeValidator(_fetched), AfterValidator(_http_url), AfterValidator(_plain)]
 #: How an event is written: as sweeperd's own JSON object, or as a CloudEvent 1.0 in structured mode.
 Format = Literal["event", "cloudevents"]
 #: Where the group of a new endpoint begins: now, at the first event of the stream, or so long ago.
@@ -216,6 +225,10 @@ class EndpointSettings(Section):
     batch_wait: PositiveDuration = timedelta(milliseconds=50)
     start: Start = "now"
     headers: dict[str, SecretStr] = {}
+    proxy: ProxyUrl | None = None
+    ca: OptionalPemFile = None
+    client_cert: OptionalPemFile = None
+    client_key: OptionalPemFile = None
 
     @field_validator("tenants", "events", "scopes")
     @classmethod
@@ -235,6 +248,27 @@ class EndpointSettings(Section):
             if not re.fullmatch(r"[\t\x20-\x7e\x80-\xff]*", value.get_secret_value()):
                 raise ValueError(f"the value of {name} cannot stand in a header")
         return headers
+
+    @field_validator("ca", "client_cert")
+    @classmethod
+    def _holds_certificates(cls, file: PemFile | None, info: ValidationInfo) -> PemFile | None:
+        if file is None:
+            return None
+        url: SecretStr | None = info.data.get("url")
+        if url is not None and not url.get_secret_value().lower().startswith("https:"):
+            raise ValueError("its url begins with http://, so no certificate would be used")
+        check_certificates(file)
+        return file
+
+    @field_validator("client_key")
+    @classmethod
+    def _fits_the_certificate(cls, key: PemFile | None, info: ValidationInfo) -> PemFile | None:
+        certificate: PemFile | None = info.data.get("client_cert")
+        if certificate is not None:
+            check_key(certificate, key)
+        elif key is not None and "client_cert" in info.data:
+            raise ValueError("needs a client_cert")
+        return key
 
 
 class WebhooksSettings(Section):

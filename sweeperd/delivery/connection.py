@@ -5,12 +5,14 @@ urllib3 limits each single wait on a socket, so a receiver that sends a byte now
 one deadline ends the whole exchange: to connect, to send, and to read the response.
 """
 
+import contextlib
 import errno
 import functools
 import http.client
 import io
 import math
 import socket
+import ssl
 import threading
 import time
 from typing import Any
@@ -19,6 +21,8 @@ import urllib3.connection
 
 #: How much a response may send before its headers are complete, bytes; interim responses count too.
 HEAD_LIMIT = 64 * 1024
+#: How long to wait for the alert of a receiver that has closed the connection, seconds. It has been sent before.
+ALERT_WAIT = 0.1
 
 
 class _Exchange(threading.local):
@@ -110,9 +114,24 @@ class _Bounded:
         if self.sock is None:
             self.connect()
         left = memoryview(data)
-        while left:
-            self.sock.settimeout(_seconds_left(_exchange.deadline))
-            left = left[self.sock.send(left) :]
+        try:
+            while left:
+                self.sock.settimeout(_seconds_left(_exchange.deadline))
+                left = left[self.sock.send(left) :]
+        except (ssl.SSLEOFError, ConnectionError):
+            _raise_alert(self.sock)
+            raise
+
+
+def _raise_alert(sock: Any) -> None:
+    """
+    Raise what a TLS receiver said before it closed the connection: ssl.SSLError. A client certificate is verified after
+    the client's handshake has ended, so the first request finds a connection that is closed already.
+    """
+    if isinstance(sock, ssl.SSLSocket):
+        with contextlib.suppress(ssl.SSLEOFError, ConnectionError, TimeoutError):
+            sock.settimeout(ALERT_WAIT)
+            sock.recv(1)
 
 
 class _OnePiece:

@@ -11,8 +11,15 @@ import requests
 import urllib3
 import urllib3.exceptions
 
-#: The statuses from 400 to 499 that are about the endpoint: rights, a wrong route, a time-out, gone, too many requests.
-_OF_THE_ENDPOINT = frozenset({401, 403, 404, 405, 408, 410, 429})
+from sweeperd.delivery.tls import tls_reason
+
+#: The statuses from 400 to 499 that are about the endpoint: rights, a wrong route, rights at a proxy, a time-out, gone,
+#: too many requests.
+_OF_THE_ENDPOINT = frozenset({401, 403, 404, 405, 407, 408, 410, 429})
+
+
+#: How http.client begins its words about a proxy that refuses to connect; its status follows.
+_NO_TUNNEL = "Tunnel connection failed:"
 
 
 class Result(StrEnum):
@@ -95,10 +102,16 @@ def _reason(error: BaseException) -> str:
     """Why there was no response, in words that hold neither URL nor credentials."""
     if isinstance(error, requests.exceptions.InvalidSchema | requests.exceptions.InvalidURL):
         return "the URL cannot be used"
+    if isinstance(error, requests.exceptions.ProxyError):
+        return f"the proxy: {_innermost_reason(error)}"
+    return _innermost_reason(error)
+
+
+def _innermost_reason(error: BaseException) -> str:
     for inner in _chain(error):
         match inner:
             case ssl.SSLError():
-                return f"TLS: {getattr(inner, 'verify_message', None) or inner.reason or type(inner).__name__}"
+                return tls_reason(inner)
             case socket.gaierror() | urllib3.exceptions.NameResolutionError():
                 return "the host's name cannot be resolved"
             case urllib3.exceptions.NewConnectionError():
@@ -109,6 +122,8 @@ def _reason(error: BaseException) -> str:
                 return "no answer in time"
             case OSError(strerror=str(words)) if words:
                 return words
+            case OSError(args=(str(words),)) if words.startswith(_NO_TUNNEL):
+                return f"it answers{words.removeprefix(_NO_TUNNEL)[:80]}"
     return "the connection broke" if isinstance(error, requests.ConnectionError) else type(error).__name__
 
 

@@ -72,7 +72,7 @@ class WebhookClient:
         headers = {name: value.get_secret_value() for name, value in endpoint.headers.items()} | {
             "User-Agent": f"sweeperd/{__version__}"
         }
-        self._transport = Transport(endpoint.url.get_secret_value(), headers, connections, connect_timeout, timeout)
+        self._transport = Transport(endpoint, headers, connections, connect_timeout, timeout)
 
     def deliver(self, messages: Sequence[Message], attempts: int | None = None) -> DeliveryResult:
         """

@@ -1,37 +1,50 @@
 """POSTs to one URL through requests' own adapter. What is the same for each request is computed once."""
 
 import copy
-from collections.abc import Mapping
+import ssl
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import requests
 import requests.adapters
 import urllib3
 
+from sweeperd.config import EndpointSettings
 from sweeperd.delivery.connection import begin_exchange, bounded
+from sweeperd.delivery.tls import tls_context
 
 
 class Transport:
     """
-    POSTs to one URL over connections that stay open. `fixed`: the headers of each request. Threads may share it.
+    POSTs to one endpoint over connections that stay open. `fixed`: the headers of each request. Threads may share it.
 
-    It follows no redirect, keeps no cookie and reads no netrc. Proxies and certificate bundles are the ones that the
-    environment named when it was made.
+    It follows no redirect, keeps no cookie and reads no netrc. Proxy and CAs are those of the endpoint; where it has
+    none, the ones that the environment named when the transport was made.
 
     `connect_timeout` limits the connecting, `read_timeout` the response with its body, and both together the whole
     exchange, seconds.
     """
 
     def __init__(
-        self, url: str, fixed: Mapping[str, str], connections: int, connect_timeout: float, read_timeout: float
+        self,
+        endpoint: EndpointSettings,
+        fixed: Mapping[str, str],
+        connections: int,
+        connect_timeout: float,
+        read_timeout: float,
     ) -> None:
-        self._url = url
+        self._url = url = endpoint.url.get_secret_value()
         self._fixed = dict(fixed)
         self._timeout = urllib3.Timeout(connect=connect_timeout, read=read_timeout)
         self._time_limit = connect_timeout + read_timeout
-        self._adapter: Any = _Adapter(connections)
         self._session = requests.Session()
-        self._environment = self._session.merge_environment_settings(url, {}, stream=True, verify=None, cert=None)
+        proxy = endpoint.proxy and endpoint.proxy.get_secret_value()
+        self._environment = self._session.merge_environment_settings(
+            url, {"http": proxy, "https": proxy} if proxy else {}, stream=True, verify=None, cert=None
+        )
+        named = self._environment["verify"]
+        bundle = named if isinstance(named, str) else requests.utils.DEFAULT_CA_BUNDLE_PATH
+        self._adapter: Any = _Adapter(connections, lambda: tls_context(endpoint, bundle))
         self._pattern: requests.PreparedRequest | None = None
         self._headers: dict[str, str] = {}
 
@@ -69,24 +82,34 @@ class Transport:
 
 
 class _Adapter(requests.adapters.HTTPAdapter):
-    """requests' adapter for a single URL. It overrides only methods that requests documents for that."""
+    """
+    requests' adapter for a single URL. It overrides only methods that requests documents for that.
 
-    def __init__(self, connections: int) -> None:
+    All connections share one TLS context, so that no certificate file is read for each of them.
+    """
+
+    def __init__(self, connections: int, tls: Callable[[], ssl.SSLContext]) -> None:
         super().__init__(pool_connections=1, pool_maxsize=connections, max_retries=0)
+        self._tls = tls
         self._pool: Any = None
         self._target = ""
 
     def get_connection_with_tls_context(self, request: Any, verify: Any, proxies: Any = None, cert: Any = None) -> Any:
         if self._pool is None:
             pool: Any = super().get_connection_with_tls_context(request, verify, proxies=proxies, cert=cert)
-            super().cert_verify(pool, request.url, verify, cert)  # type: ignore[no-untyped-call]
             pool.ConnectionCls = bounded(pool.ConnectionCls)
             self._target = super().request_url(request, proxies)
             self._pool = pool
         return self._pool
 
+    def build_connection_pool_key_attributes(self, request: Any, verify: Any, cert: Any = None) -> Any:
+        host, options = super().build_connection_pool_key_attributes(request, verify, cert)
+        if host["scheme"] == "https":
+            options = {"ssl_context": self._tls(), "cert_reqs": "CERT_REQUIRED"}
+        return host, options
+
     def cert_verify(self, *_: Any) -> None:
-        """Nothing: it was done when the pool was made."""
+        """Nothing: the TLS context does it."""
 
     def request_url(self, *_: Any) -> str:
         return self._target

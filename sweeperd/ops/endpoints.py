@@ -199,7 +199,8 @@ class _Hider:
 
     def __init__(self, endpoint: EndpointSettings, exchange: Exchange) -> None:
         url = urlsplit(endpoint.url.get_secret_value())
-        secret = {url.password or "", url.query}
+        proxy = urlsplit(endpoint.proxy.get_secret_value() if endpoint.proxy else "")
+        secret = {url.password or "", url.query, proxy.password or ""}
         for name, value in exchange.request_headers.items():
             if name.lower() in _SIGNATURES:
                 secret.update(value.split())

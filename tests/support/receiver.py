@@ -1,6 +1,7 @@
 """A webhook receiver for the tests: a real HTTP server that records every request and gives a test's answers."""
 
 import json
+import ssl
 import threading
 import time
 from collections import Counter
@@ -50,11 +51,12 @@ Behaviour = Callable[[Request, int], Answer]
 class Receiver:
     """
     Listens on a free port of loopback while the `with` block lasts. `behaviour` gets the request and how many came for
-    that event before, and says what to answer; it can be exchanged at any time.
+    that event before, and says what to answer; it can be exchanged at any time, as `tls` can: the server's side of TLS.
     """
 
-    def __init__(self, behaviour: Behaviour = lambda *_: Answer()) -> None:
+    def __init__(self, behaviour: Behaviour = lambda *_: Answer(), tls: ssl.SSLContext | None = None) -> None:
         self.behaviour = behaviour
+        self.tls = tls
         self._requests: list[Request] = []
         self._seen: Counter[str] = Counter()
         self._changed = threading.Condition()
@@ -64,7 +66,8 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/hook"
+        place = "http://127.0.0.1" if self.tls is None else "https://localhost"
+        return f"{place}:{self._server.server_port}/hook"
 
     @property
     def requests(self) -> list[Request]:
@@ -110,6 +113,11 @@ class Receiver:
     def _handler(receiver) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - the handler below has a self of its own
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                if receiver.tls is not None:
+                    self.request = receiver.tls.wrap_socket(self.request, server_side=True)
+                super().setup()
 
             def do_POST(self) -> None:
                 length = int(self.headers["Content-Length"])

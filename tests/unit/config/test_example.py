@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from sweeperd.config import EndpointSettings, Settings, ShardSettings, load
 from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import ConfigError
+from tests.support.authority import Authority
 
 EXAMPLE = Path(__file__).parents[3] / "config.example.toml"
 #: A key, or a table's name; `#` without a blank is an example that is turned off.
@@ -84,6 +85,9 @@ def turned_on(table: str) -> str:
 def test_the_example_of_an_endpoint_loads(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(turned_on("webhooks.endpoints"), encoding="utf-8")
+    authority = Authority(tmp_path)
+    authority.ca("billing-ca.pem")
+    authority.client("billing-client.pem", "billing-client-key.pem")
     settings = load(path, {"BILLING_WEBHOOK_SECRET": "whsec_c2VjcmV0"})
     (endpoint,) = settings.webhooks.endpoints
     assert endpoint.model_fields_set == set(EndpointSettings.model_fields)

@@ -1,0 +1,116 @@
+"""The PEM files of an endpoint: what is refused, and what a reload sees."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sweeperd.config import Settings, load
+from sweeperd.errors import ConfigError
+from tests.support.authority import Authority
+
+Load = Callable[..., Settings]
+ENDPOINT = '[[webhooks.endpoints]]\nname = "billing"\nurl = "https://billing.example.com/hook"\n'
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """With the files that an endpoint may name."""
+    authority = Authority(tmp_path)
+    authority.ca("ca.pem")
+    authority.client("cert.pem", "key.pem")
+    authority.client("cert2.pem", "key2.pem")
+    both = (tmp_path / "cert.pem").read_text() + (tmp_path / "key.pem").read_text()
+    (tmp_path / "both.pem").write_text(both)
+    (tmp_path / "empty.pem").write_text("")
+    (tmp_path / "binary.pem").write_bytes(bytes(range(256)))
+    return tmp_path
+
+
+def read(directory: Path, lines: str, endpoint: str = ENDPOINT) -> Settings:
+    (directory / "config.toml").write_text(endpoint + lines)
+    return load(directory / "config.toml", {})
+
+
+def test_paths_are_relative_to_the_file_of_the_settings(directory: Path) -> None:
+    lines = 'ca = "ca.pem"\nclient_cert = "cert.pem"\nclient_key = "key.pem"\nproxy = "http://proxy.example:3128"\n'
+    (endpoint,) = read(directory, lines).webhooks.endpoints
+    assert endpoint.ca is not None
+    assert endpoint.client_key is not None
+    assert endpoint.ca.path == directory / "ca.pem"
+    assert endpoint.client_key.path == directory / "key.pem"
+    assert endpoint.proxy is not None
+    assert "proxy.example" not in repr(endpoint)
+
+
+def test_one_file_may_hold_certificate_and_key(directory: Path) -> None:
+    assert read(directory, 'client_cert = "both.pem"').webhooks.endpoints[0].client_key is None
+
+
+def test_a_reload_sees_that_a_file_has_changed(directory: Path) -> None:
+    lines = 'client_cert = "cert.pem"\nclient_key = "key.pem"\n'
+    before = read(directory, lines)
+    assert read(directory, lines) == before
+    for name in ("cert", "key"):
+        (directory / f"{name}.pem").write_bytes((directory / f"{name}2.pem").read_bytes())
+    assert read(directory, lines) != before
+
+
+def encrypted(directory: Path) -> None:
+    command = ["openssl", "pkey", "-aes256", "-passout", "pass:secret", "-in", "key.pem", "-out", "encrypted.pem"]
+    subprocess.run(command, cwd=directory, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("lines", "key", "problem"),
+    [
+        ('ca = "none.pem"', "ca", "none.pem: cannot be read: No such file"),
+        ('ca = "."', "ca", "cannot be read: Is a directory"),
+        ("ca = 5", "ca", "the path of a PEM file"),
+        ('ca = ""', "ca", "the path of a PEM file"),
+        ('ca = "empty.pem"', "ca", "empty.pem: holds no certificate in PEM form"),
+        ('ca = "binary.pem"', "ca", "binary.pem: holds no certificate in PEM form"),
+        ('ca = "key.pem"', "ca", "key.pem: holds no certificate in PEM form"),
+        ('client_cert = "none.pem"', "client_cert", "none.pem: cannot be read"),
+        ('client_cert = "key.pem"\nclient_key = "key.pem"', "client_cert", "key.pem: holds no certificate"),
+        ('client_cert = "cert.pem"', "client_key", "cert.pem: holds no private key in PEM form; name the file"),
+        ('client_cert = "cert.pem"\nclient_key = "none.pem"', "client_key", "none.pem: cannot be read"),
+        ('client_cert = "cert.pem"\nclient_key = "empty.pem"', "client_key", "empty.pem: holds no private key"),
+        ('client_cert = "cert.pem"\nclient_key = "cert.pem"', "client_key", "cert.pem: holds no private key"),
+        (
+            'client_cert = "cert.pem"\nclient_key = "key2.pem"',
+            "client_key",
+            "key2.pem: the key belongs to another certificate than",
+        ),
+        (
+            'client_cert = "cert.pem"\nclient_key = "encrypted.pem"',
+            "client_key",
+            "encrypted.pem: the key has a password",
+        ),
+        ('client_key = "key.pem"', "client_key", "needs a client_cert"),
+        ('proxy = "socks5://proxy.example"', "proxy", "not a URL with http:// or https:// and a host"),
+        ('proxy = "https://proxy.example"', "proxy", "must begin with http://"),
+        ('proxy = "proxy.example:3128"', "proxy", "not a URL with http:// or https:// and a host"),
+        ('proxy = "env:NONE"', "proxy", "the environment has no variable NONE"),
+    ],
+)
+def test_an_error_names_key_and_file(lines: str, key: str, problem: str, directory: Path) -> None:
+    encrypted(directory)
+    with pytest.raises(ConfigError) as raised:
+        read(directory, lines)
+    (line,) = str(raised.value).splitlines()
+    assert line.startswith(f"{directory / 'config.toml'}: webhooks.endpoints[0].{key}: ")
+    assert problem in line
+
+
+@pytest.mark.parametrize("key", ["ca", "client_cert"])
+def test_certificates_need_https(key: str, directory: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: its url begins with http://"):
+        read(directory, f'{key} = "both.pem"', ENDPOINT.replace("https:", "http:"))
+
+
+def test_a_password_of_the_proxy_is_in_no_error(directory: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read(directory, 'proxy = "ftp://user:hunter2@proxy.example"')
+    assert "hunter2" not in str(raised.value)

@@ -1,0 +1,193 @@
+"""TLS to real receivers, straight and through a real proxy: what is verified, and what the reason says."""
+
+import datetime
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeperd.delivery.result import DeliveryResult, Result
+from sweeperd.store.embedded import free_port
+from tests.support.authority import LONG_AGO, Authority
+from tests.support.forward_proxy import ForwardProxy
+from tests.support.receiver import Answer, Receiver
+from tests.unit.delivery.test_sender import MESSAGE, Sender
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+QUICK: dict[str, object] = {"timeout": "300ms", "connect_timeout": "300ms"}
+UNTRUSTED = "TLS: the receiver's certificate is not signed by a CA that is trusted here"
+DEMANDED = "TLS: the receiver demands a client certificate"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def failure(result: DeliveryResult) -> str:
+    assert (result.result, result.status) == (Result.FAILED, None)
+    return result.reason
+
+
+def test_a_ca_of_its_own(authority: Authority) -> None:
+    with Receiver(tls=authority.server()) as receiver:
+        sender = Sender(receiver.url, ca=authority.ca())
+        assert all(sender.once().delivered for _ in range(2))
+        assert failure(Sender(receiver.url).once()) == UNTRUSTED
+    assert len(receiver.requests) == 2
+
+
+def test_the_ca_of_the_endpoint_is_the_only_one(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = Authority(tmp_path / "other")
+    with Receiver(tls=authority.server()) as receiver:
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", authority.ca())
+        assert Sender(receiver.url).once().delivered
+        assert failure(Sender(receiver.url, ca=other.ca()).once()) == UNTRUSTED
+
+
+def test_a_bundle_that_is_not_there_is_a_failure_of_the_request(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nowhere/bundle.pem")
+    with Receiver(tls=authority.server()) as receiver:
+        assert failure(Sender(receiver.url).once()) == "No such file or directory"
+
+
+def test_an_expired_certificate(authority: Authority) -> None:
+    with Receiver(tls=authority.server(expired=True)) as receiver:
+        reason = failure(Sender(receiver.url, ca=authority.ca()).once())
+    assert reason == "TLS: the receiver's certificate has expired"
+
+
+def test_a_certificate_for_another_host(authority: Authority) -> None:
+    with Receiver(tls=authority.server("receiver.example")) as receiver:
+        reason = failure(Sender(receiver.url, ca=authority.ca()).once())
+    assert reason == "TLS: the receiver's certificate is for another host name"
+
+
+def test_a_receiver_that_demands_a_client_certificate(authority: Authority) -> None:
+    cert, key = authority.client()
+    with Receiver(tls=authority.server(demands=True)) as receiver:
+        assert Sender(receiver.url, ca=authority.ca(), client_cert=cert, client_key=key).once().delivered
+        assert [failure(Sender(receiver.url, ca=authority.ca()).once()) for _ in range(5)] == [DEMANDED] * 5
+    assert len(receiver.requests) == 1
+
+
+def test_a_long_body_to_a_receiver_that_demands_a_client_certificate(authority: Authority) -> None:
+    """It closes the connection while the body is being sent."""
+    large = [MESSAGE._replace(body=b"[" + b"1," * 2_000_000 + b"1]")]
+    with Receiver(tls=authority.server(demands=True)) as receiver:
+        sender = Sender(receiver.url, ca=authority.ca())
+        reasons = {failure(sender.webhook.deliver(large, attempts=1)) for _ in range(5)}
+    assert reasons == {DEMANDED}
+
+
+def test_an_older_tls_that_demands_a_client_certificate(authority: Authority) -> None:
+    context = authority.server(demands=True)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with Receiver(tls=context) as receiver:
+        reason = failure(Sender(receiver.url, ca=authority.ca()).once())
+    assert reason == "TLS: the receiver ends the handshake; it may demand a client certificate"
+
+
+def test_a_client_certificate_of_another_ca(authority: Authority, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    cert, key = Authority(tmp_path / "other").client()
+    with Receiver(tls=authority.server(demands=True)) as receiver:
+        reason = failure(Sender(receiver.url, ca=authority.ca(), client_cert=cert, client_key=key).once())
+    assert reason == "TLS: the receiver does not trust the CA of the client certificate"
+
+
+def test_an_expired_client_certificate(authority: Authority) -> None:
+    cert, key = authority.client(not_after=LONG_AGO + datetime.timedelta(days=1))
+    with Receiver(tls=authority.server(demands=True)) as receiver:
+        reason = failure(Sender(receiver.url, ca=authority.ca(), client_cert=cert, client_key=key).once())
+    assert reason == "TLS: the receiver says that the client certificate has expired"
+
+
+# ---- proxies
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tunnel"])
+def test_a_proxy_of_its_own(tls: bool, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes before the environment's, and NO_PROXY is about the environment's."""
+    trust: dict[str, Any] = {"ca": authority.ca()} if tls else {}
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("no_proxy", "localhost,127.0.0.1")
+    with Receiver(tls=authority.server() if tls else None) as receiver, ForwardProxy("user:p@ss") as proxy:
+        sender = Sender(receiver.url, proxy=proxy.url("user:p%40ss"), **trust)
+        assert all(sender.once().delivered for _ in range(3))
+        assert len(proxy.passed) == (1 if tls else 3), "a tunnel is used again"
+    assert len(receiver.requests) == 3
+    assert "Proxy-Authorization" not in receiver.requests[0].headers
+
+
+def test_a_client_certificate_through_a_proxy(authority: Authority) -> None:
+    cert, key = authority.client()
+    with Receiver(tls=authority.server(demands=True)) as receiver, ForwardProxy() as proxy:
+        trust: dict[str, Any] = {"ca": authority.ca(), "proxy": proxy.url()}
+        assert Sender(receiver.url, client_cert=cert, client_key=key, **trust).once().delivered
+        assert failure(Sender(receiver.url, **trust).once()) == DEMANDED
+        assert failure(Sender(receiver.url, proxy=proxy.url()).once()) == UNTRUSTED
+
+
+def test_a_tunnel_that_the_proxy_refuses(authority: Authority) -> None:
+    with Receiver(tls=authority.server()) as receiver, ForwardProxy("user:password") as proxy:
+        reason = failure(Sender(receiver.url, ca=authority.ca(), proxy=proxy.url("user:guess")).once())
+    assert reason == "the proxy: it answers 407 Proxy Authentication Required"
+
+
+def test_a_plain_request_that_the_proxy_refuses_is_no_fault_of_the_event() -> None:
+    with Receiver() as receiver, ForwardProxy("user:password") as proxy:
+        result = Sender(receiver.url, proxy=proxy.url("user:guess")).once()
+    assert (result.status, result.refused) == (407, False)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_is_not_there(scheme: str) -> None:
+    sender = Sender(f"{scheme}://receiver.example/hook", proxy=f"http://127.0.0.1:{free_port()}")
+    assert failure(sender.once()) == "the proxy: Connection refused"
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """A proxy that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connections: list[socket.socket] = []
+        threading.Thread(target=lambda: connections.append(listener.accept()[0]), daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_silent_proxy_is_held_to_the_deadline(scheme: str) -> None:
+    with silent() as url:
+        sender = Sender(f"{scheme}://receiver.example/hook", QUICK, proxy=url)
+        result = sender.once()
+    assert failure(result) in ("no answer in time", "the proxy: no answer in time", "the proxy: no connection in time")
+    assert result.seconds < 3
+
+
+def test_a_slow_handshake_through_a_proxy_is_held_to_the_deadline(authority: Authority) -> None:
+    """The receiver never speaks: the tunnel is there, and the handshake has the rest of the time."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ForwardProxy() as proxy:
+        url = f"https://localhost:{listener.getsockname()[1]}/hook"
+        result = Sender(url, QUICK, proxy=proxy.url()).once()
+    assert "in time" in failure(result)
+    assert result.seconds < 3
+
+
+def test_an_answer_through_a_tunnel_is_read_to_the_end(authority: Authority) -> None:
+    with Receiver(lambda *_: Answer(503, body=b"x" * 10_000), tls=authority.server()) as receiver:
+        with ForwardProxy() as proxy:
+            sender = Sender(receiver.url, ca=authority.ca(), proxy=proxy.url())
+            assert {sender.once().status for _ in range(3)} == {503}
+            assert len(proxy.passed) == 1

@@ -73,7 +73,7 @@ def deliver(
         shard.read_clock()
         board = EndpointStateStore(shard)
         board.pause(name, "the benchmark is not ready")
-        Outbox(shard, "benchmark").ensure_group(name)
+        Outbox(shard, "benchmark").groups.ensure(name)
         fill(server.url, events, first=shard.client.xlen(shard.keys.events))
         assert lab.once(server).candidates == events
         running = [stack.enter_context(daemon(env, lab.directory, wrapper)) for _ in range(processes)]

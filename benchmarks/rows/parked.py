@@ -75,7 +75,7 @@ def park(server: Server, events: int) -> None:
     with contextlib.closing(shard):
         shard.read_clock()
         outbox = Outbox(shard, "benchmark")
-        outbox.ensure_group(ENDPOINT)
+        outbox.groups.ensure(ENDPOINT)
         fill(server.url, events)
         raw.sweep(server.url, events, length=25, ahead=2)
         while entries := outbox.read(ENDPOINT, SLICE):

@@ -14,8 +14,9 @@ from sweeperd.delivery.circuit_breaker import CircuitBreaker
 from sweeperd.delivery.circuit_publisher import CircuitPublisher
 from sweeperd.delivery.due_scan import DueScan
 from sweeperd.delivery.endpoint_state import EndpointStateCache
+from sweeperd.delivery.groups import TAKE_OVER_AFTER
 from sweeperd.delivery.in_flight import InFlight
-from sweeperd.delivery.outbox import TAKE_OVER_AFTER, Outbox, OutboxEntry
+from sweeperd.delivery.outbox import Outbox, OutboxEntry
 from sweeperd.delivery.probe import ProbeChooser
 from sweeperd.delivery.redelivery import Redelivery
 from sweeperd.delivery.subscription import Subscription
@@ -99,7 +100,7 @@ class Consumer:
                         if (
                             time.monotonic() > dead_until
                             or self._held_back
-                            or not self._outbox.held_elsewhere(self._subscription.endpoint)
+                            or not self._outbox.groups.held_elsewhere(self._subscription.endpoint)
                         ):
                             return
                         self._stop.wait(0.2)
@@ -120,7 +121,7 @@ class Consumer:
 
     def ensure_group(self) -> None:
         """Make the endpoint's group where it is missing. Raises redis.RedisError."""
-        made_at = self._outbox.ensure_group(self._subscription.endpoint, self._subscription.start)
+        made_at = self._outbox.groups.ensure(self._subscription.endpoint, self._subscription.start)
         self._redelivery.counts_from_ms = made_at
 
     def heartbeat(self) -> None:
@@ -234,7 +235,7 @@ class Consumer:
         free, untried_too = self._in_flight.free, not self._circuit.rests_on_one_event
         if not free or not before_ms:
             return False
-        if untried_too and (untaken := self._outbox.untaken(self._subscription.endpoint, before_ms, free)):
+        if untried_too and (untaken := self._outbox.groups.untaken(self._subscription.endpoint, before_ms, free)):
             self._outbox.release(self._subscription.endpoint, self._outbox.read(self._subscription.endpoint, untaken))
         old = {
             pending.id: pending

@@ -100,7 +100,7 @@ class Dispatcher:
 
     def adopt(self, before: "Dispatcher") -> None:
         """Take over the positions of the groups from a dispatcher of the same shard that has been stopped."""
-        self._outbox.positions.update(before._outbox.positions)
+        self._outbox.groups.positions.update(before._outbox.groups.positions)
 
     def start(self, *, until_idle: bool = False) -> None:
         """Start every endpoint's threads."""
@@ -120,7 +120,7 @@ class Dispatcher:
             try:
                 with self._shard.reaching():
                     for endpoint in self.endpoints:
-                        self._outbox.leave(endpoint.name)
+                        self._outbox.groups.leave(endpoint.name)
                         endpoint.leave()
             except (RedisUnavailable, redis.RedisError) as error:
                 log.info(
@@ -139,12 +139,14 @@ class Dispatcher:
         with self._shard.reaching():
             self._shard.read_clock()
             self._lend_connections()
-            self._outbox.trim((endpoint.name for endpoint in self.endpoints), self._retention_ms, self._max_age_ms)
+            self._outbox.groups.trim(
+                (endpoint.name for endpoint in self.endpoints), self._retention_ms, self._max_age_ms
+            )
             for endpoint in self.endpoints:
-                backlog = self._outbox.backlog(endpoint.name)
+                backlog = self._outbox.groups.backlog(endpoint.name)
                 self._metrics.webhooks.waiting(self._shard.name, endpoint.name, backlog.events, backlog.oldest_seconds)
                 self._metrics.webhooks.endpoint_state(self._shard.name, endpoint.name, endpoint.state)
-                self._outbox.remove_silent_consumers(endpoint.name)
+                self._outbox.groups.remove_silent(endpoint.name)
             self._circuits.remove_stale()
 
     def _lend_connections(self) -> None:
@@ -162,7 +164,7 @@ class Dispatcher:
         with self._shard.reaching():
             for endpoint in self.endpoints:
                 counts += endpoint.counts()
-                counts["undelivered"] += self._outbox.backlog(endpoint.name, limit=None).events
+                counts["undelivered"] += self._outbox.groups.backlog(endpoint.name, limit=None).events
         return DeliveryReport(counts["delivered"], counts["undelivered"], counts["dead_lettered"])
 
     def _observer(self, endpoint: str) -> Callable[[DeliveryResult], None]:

@@ -2,8 +2,9 @@
 
 import time
 
+from sweeperd.delivery.groups import TAKE_OVER_AFTER, WAITING
 from sweeperd.delivery.in_flight import InFlight
-from sweeperd.delivery.outbox import PAGE, TAKE_OVER_AFTER, WAITING, Outbox, OutboxEntry, Pending
+from sweeperd.delivery.outbox import PAGE, Outbox, OutboxEntry, Pending
 from sweeperd.delivery.redelivery import Redelivery
 
 #: How many pages one step reads at most. A page takes the server a fraction of a millisecond.

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.announcements import NO_TENANT, Announcements
 from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointState, EndpointStateStore
+from sweeperd.delivery.groups import ConsumerGroups
 from sweeperd.delivery.outbox import Outbox, OutboxEntry, Pending
 from sweeperd.delivery.payload import Message, message
 from sweeperd.delivery.sender import Exchange, WebhookClient
@@ -77,7 +78,7 @@ def resume(shard: Shard, name: str) -> Resumed:
     """
     shard.read_clock()
     open_on = close_circuit(shard, name)
-    due = Outbox(shard, "operator").make_due(name)
+    due = ConsumerGroups(shard, "operator").make_due(name)
     return Resumed(EndpointStateStore(shard).resume(name), open_on, due)
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, cast
 
 from sweeperd.config import Settings
-from sweeperd.delivery.outbox import WAITING
+from sweeperd.delivery.groups import WAITING
 from sweeperd.delivery.payload import message
 from sweeperd.delivery.subscription import EventFilter
 from sweeperd.ops.explain import Explanation, explain

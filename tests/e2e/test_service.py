@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from sweeperd.delivery.outbox import PARKED
+from sweeperd.delivery.groups import PARKED
 from sweeperd.store.embedded import Server, free_port
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.manager import manager

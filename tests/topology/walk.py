@@ -29,7 +29,7 @@ def walk(running: Cluster) -> None:
     with running.client(running.owner(PREFIX)) as client:
         reserve(client, ["a", "b"], prefix=PREFIX)
         client.hset(f"{PREFIX}reservation:res_b", "state", "LIMBO")
-        stream.ensure_group("billing")
+        stream.groups.ensure("billing")
         board.note(sweeper.tick())
         client.hset(f"{PREFIX}reservation:res_b", "state", "ACTIVE")
     status = read_status(settings, shard)

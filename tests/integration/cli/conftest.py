@@ -65,7 +65,7 @@ def give_up(
 ) -> list[bytes]:
     """Have these reservations expire, and the endpoint not get their events. Returns the ids of the dead letters."""
     stream = Outbox(shard, "test")
-    stream.ensure_group(endpoint)
+    stream.groups.ensure(endpoint)
     reserve(shard.client, ids, tenant=tenant)
     expire(shard.client, ids)
     before = shard.client.xlen(shard.keys.dead_letters)

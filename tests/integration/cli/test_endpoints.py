@@ -77,7 +77,7 @@ def test_list_tells_what_waits_and_why(
     invoke: Run, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, board = Outbox(shard, "test"), EndpointStateStore(shard)
-    stream.ensure_group("audit")
+    stream.groups.ensure("audit")
     give_up(shard, ["a", "b"])
     give_up(shard, ["c"], endpoint="old")
     reserve(client, ["d"])
@@ -217,7 +217,7 @@ def test_a_full_redis_takes_a_pause(invoke: Run, own_shard: Shard, own_server: S
 @pytest.mark.parametrize("by", ["event_id", "stream_id"])
 def test_skip_makes_one_pending_event_a_dead_letter(by: str, invoke: Run, shard: Shard, client: redis.Redis) -> None:
     outbox = Outbox(shard, "test")
-    outbox.ensure_group("billing")
+    outbox.groups.ensure("billing")
     reserve(client, ["a", "b", "c"])
     expire(client, ["a", "b", "c"])
     entries = outbox.read("billing", 10)

@@ -58,7 +58,7 @@ def test_given_up_on_again_and_replayed_again(shard: Shard, client: redis.Redis)
 def test_what_cannot_be_replayed_stays(shard: Shard, client: redis.Redis) -> None:
     letters = text(give_up(shard, ["one"]))
     assert dead_letters.replay(shard, ["1-1"]) == [Replayed.GONE]
-    Outbox(shard, "test").ensure_group("audit")
+    Outbox(shard, "test").groups.ensure("audit")
     lost = append(client, DEAD, {"event": "5-0", "endpoint": "audit", "reason": "gone", "attempts": 2}).decode()
     client.xgroup_destroy(EVENTS, "billing")
     before = entries(client, EVENTS)
@@ -162,7 +162,7 @@ def test_it_reaches_its_endpoint_and_no_other_whatever_tenants_they_ask_for_now(
     shard: Shard, server: Server, client: redis.Redis
 ) -> None:
     """An operator who replays has checked the tenants; to drop it here, after a reload, would lose it in silence."""
-    Outbox(shard, "test").ensure_group("audit")
+    Outbox(shard, "test").groups.ensure("audit")
     letters = text(give_up(shard, ["one"]))
     client.xgroup_setid(EVENTS, "audit", "$")
     dead_letters.replay(shard, letters)

@@ -10,8 +10,9 @@ import pytest
 import redis
 
 from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
+from sweeperd.delivery.groups import PARKED
 from sweeperd.delivery.in_flight import InFlight
-from sweeperd.delivery.outbox import PARKED, Outbox, OutboxEntry
+from sweeperd.delivery.outbox import Outbox, OutboxEntry
 from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard
 from tests.support.harness import eventually
@@ -27,7 +28,7 @@ class Gathering:
     def __init__(self, shard: Shard, events: int, together: int) -> None:
         self._shard = shard
         self.outbox = Outbox(shard, "us")
-        self.outbox.ensure_group(GROUP)
+        self.outbox.groups.ensure(GROUP)
         for number in range(events):
             shard.client.xadd(KEY, {"id": f"r{number}"})
         self.taken = self.outbox.read(GROUP, events)

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from sweeperd.delivery import circuit_breaker, endpoint
-from sweeperd.delivery.outbox import PARKED, PARKED_ALONE
+from sweeperd.delivery.groups import PARKED, PARKED_ALONE
 from tests.integration.delivery.conftest import Deliver, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request

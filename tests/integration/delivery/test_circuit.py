@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from sweeperd.delivery import circuit_breaker
-from sweeperd.delivery.outbox import PARKED
+from sweeperd.delivery.groups import PARKED
 from tests.integration.delivery.conftest import Deliver, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request

@@ -13,8 +13,9 @@ from sweeperd.delivery import consumer, due_scan
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.due_scan import PAGES_PER_STEP, DueScan
 from sweeperd.delivery.endpoint_state import EndpointStateStore
+from sweeperd.delivery.groups import PARKED
 from sweeperd.delivery.in_flight import InFlight
-from sweeperd.delivery.outbox import PAGE, PARKED, Outbox
+from sweeperd.delivery.outbox import PAGE, Outbox
 from sweeperd.delivery.payload import EventEncoder
 from sweeperd.delivery.redelivery import Redelivery
 from sweeperd.metrics import Metrics

@@ -9,7 +9,8 @@ import pytest
 import redis
 
 from sweeperd.delivery import outbox as events_module
-from sweeperd.delivery.outbox import PAGE, PARKED, TAKE_OVER_AFTER, Outbox, OutboxEntry, Pending, Replication
+from sweeperd.delivery.groups import PARKED, TAKE_OVER_AFTER
+from sweeperd.delivery.outbox import PAGE, Outbox, OutboxEntry, Pending, Replication
 from sweeperd.store.shard import Shard
 from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time
@@ -62,7 +63,7 @@ def ids(entries: Sequence[OutboxEntry | Pending]) -> list[bytes]:
 
 def taken(stream: Outbox, client: redis.Redis, count: int = 1) -> list[OutboxEntry]:
     """Events that this process has taken and not acknowledged."""
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     add(client, count)
     return stream.read(GROUP, count)
 
@@ -76,30 +77,30 @@ def in_stream(client: redis.Redis) -> set[bytes]:
 
 def test_a_group_gets_the_events_from_now_on(stream: Outbox, client: redis.Redis) -> None:
     add(client, 3)
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     later = add(client, 2)
     assert ids(stream.read(GROUP, 10)) == later
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     assert stream.read(GROUP, 10) == [], "the group that is there stays as it is"
 
 
 def test_a_group_can_be_there_before_the_stream(stream: Outbox, client: redis.Redis) -> None:
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     assert client.xlen(KEY) == 0
     first = add(client)
     assert ids(stream.read(GROUP, 10)) == first
 
 
 def test_a_group_that_another_replica_made(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
-    other.ensure_group(GROUP)
+    other.groups.ensure(GROUP)
     first = add(client)
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     assert ids(stream.read(GROUP, 10)) == first
 
 
 def test_groups_do_not_share_events(stream: Outbox, client: redis.Redis) -> None:
     for group in (GROUP, "audit"):
-        stream.ensure_group(group)
+        stream.groups.ensure(group)
     added = add(client, 2)
     assert ids(stream.read(GROUP, 10)) == added
     assert ids(stream.read("audit", 10)) == added
@@ -110,7 +111,7 @@ def test_the_stream_vanishes(stream: Outbox, client: redis.Redis) -> None:
     client.flushall()
     eventually(lambda: server_time(client) > last.added_ms)
     between = add(client, 2)
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     later = add(client)
     assert ids(stream.read(GROUP, 10)) == between + later
 
@@ -120,18 +121,18 @@ def test_the_group_vanishes(stream: Outbox, client: redis.Redis) -> None:
     first, second, third = taken(stream, client, 3)
     stream.acknowledge(GROUP, [first.id])
     stream.nack(GROUP, [second])
-    stream.trim([GROUP], DAY, DAY)
+    stream.groups.trim([GROUP], DAY, DAY)
     stream.acknowledge(GROUP, [third.id])
     untaken = add(client, 2)
     client.xgroup_destroy(KEY, GROUP)
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     assert ids(stream.read(GROUP, 10)) == [second.id, third.id, *untaken]
 
 
 def test_the_group_vanishes_before_the_first_measurement(stream: Outbox, client: redis.Redis) -> None:
     entries = taken(stream, client, 2)
     client.xgroup_destroy(KEY, GROUP)
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     assert ids(stream.read(GROUP, 10)) == ids(entries)
 
 
@@ -139,24 +140,24 @@ def test_a_group_is_made_in_a_full_redis(own_shard: Shard) -> None:
     """Else the events before the next start of an endpoint that is new would never be delivered."""
     stream, client = Outbox(own_shard, "us"), own_shard.client
     with full(own_shard):
-        stream.ensure_group(GROUP)
+        stream.groups.ensure(GROUP)
     added = add(client, 2)
     again = Outbox(own_shard, "us")
-    again.ensure_group(GROUP)
+    again.groups.ensure(GROUP)
     assert ids(again.read(GROUP, 10)) == added
 
 
 def test_nothing_is_trimmed_that_a_group_to_be_made_shall_have(stream: Outbox, client: redis.Redis) -> None:
     old = server_time(client) - 10 * DAY
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     add(client, 300, at=old)
     consume(stream)
-    stream.trim([GROUP], 100 * DAY, DAY)
+    stream.groups.trim([GROUP], 100 * DAY, DAY)
     later = add(client, 300, at=old + 1)
     client.xgroup_destroy(KEY, GROUP)
-    assert stream.trim([GROUP], DAY, DAY) >= 200
+    assert stream.groups.trim([GROUP], DAY, DAY) >= 200
     assert in_stream(client) >= set(later)
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     assert ids(stream.read(GROUP, 1000))[-300:] == later
 
 
@@ -164,7 +165,7 @@ def test_nothing_is_trimmed_that_a_group_to_be_made_shall_have(stream: Outbox, c
 
 
 def test_read(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     before = server_time(client)
     added = add(client, 5)
     entries = stream.read(GROUP, 3)
@@ -177,7 +178,7 @@ def test_read(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
 
 
 def test_read_waits_no_longer_than_it_is_told(stream: Outbox) -> None:
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     for block_ms, least, most in ((0, 0.0, 1.0), (300, 0.25, 3.0)):
         started = time.monotonic()
         assert stream.read(GROUP, 1, block_ms) == []
@@ -202,7 +203,7 @@ def test_pending(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 2 * PAGE + 50])
 def test_pending_page_by_page(count: int, stream: Outbox, client: redis.Redis) -> None:
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     added = add(client, count, at=5)  # many in the same millisecond
     stream.read(GROUP, count + 1)
     seen: list[Pending] = stream.pending(GROUP)
@@ -214,10 +215,10 @@ def test_pending_page_by_page(count: int, stream: Outbox, client: redis.Redis) -
 
 def test_events_that_other_processes_hold(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     first, second = taken(stream, client, 2)
-    assert not stream.held_elsewhere(GROUP)
-    assert other.held_elsewhere(GROUP)
+    assert not stream.groups.held_elsewhere(GROUP)
+    assert other.groups.held_elsewhere(GROUP)
     stream.nack(GROUP, [first, second])
-    assert not other.held_elsewhere(GROUP), "parked"
+    assert not other.groups.held_elsewhere(GROUP), "parked"
 
 
 def test_claim(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
@@ -332,7 +333,7 @@ def test_bury_what_was_delivered_meanwhile(stream: Outbox, other: Outbox, client
 
 
 def test_bury_for_each_endpoint(stream: Outbox, client: redis.Redis) -> None:
-    stream.ensure_group("audit")
+    stream.groups.ensure("audit")
     (entry,) = taken(stream, client)
     stream.read("audit", 1)
     assert stream.dead_letter(GROUP, entry, "x")
@@ -380,27 +381,27 @@ def test_dead_letters_cannot_be_written(stream: Outbox, client: redis.Redis) -> 
 
 
 def test_untaken(stream: Outbox, client: redis.Redis) -> None:
-    assert stream.untaken(GROUP, 10**15, 5) == 0
-    stream.ensure_group(GROUP)
+    assert stream.groups.untaken(GROUP, 10**15, 5) == 0
+    stream.groups.ensure(GROUP)
     for at in (1000, 2000, 3000):
         add(client, 2, at=at)
-    assert stream.untaken(GROUP, 3000, 100) == 4
-    assert stream.untaken(GROUP, 3001, 100) == 6
-    assert stream.untaken(GROUP, 1000, 100) == 0
-    assert stream.untaken(GROUP, 3001, 3) == 3
+    assert stream.groups.untaken(GROUP, 3000, 100) == 4
+    assert stream.groups.untaken(GROUP, 3001, 100) == 6
+    assert stream.groups.untaken(GROUP, 1000, 100) == 0
+    assert stream.groups.untaken(GROUP, 3001, 3) == 3
     stream.read(GROUP, 3)
-    assert stream.untaken(GROUP, 3000, 100) == 1
+    assert stream.groups.untaken(GROUP, 3000, 100) == 1
 
 
 def test_backlog(stream: Outbox, shard: Shard, client: redis.Redis) -> None:
     def backlog() -> tuple[int, float]:
         shard.read_clock()
-        told = stream.backlog(GROUP)
+        told = stream.groups.backlog(GROUP)
         return told.events, told.oldest_seconds
 
     assert backlog() == (0, 0.0)
     add(client, 3, at=1000)  # before the group, so they are not its own
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     assert backlog() == (0, 0.0)
     now = server_time(client)
     old = add(client, 2, at=now - 90_000)
@@ -419,21 +420,21 @@ def test_backlog(stream: Outbox, shard: Shard, client: redis.Redis) -> None:
 
 def test_backlog_after_events_were_removed(stream: Outbox, client: redis.Redis) -> None:
     """From then on Redis 7 does not know a group's lag, either."""
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     added = add(client, 10)
     stream.read(GROUP, 2)
     client.xdel(KEY, *added[5:7])
-    assert stream.backlog(GROUP).events == 8
+    assert stream.groups.backlog(GROUP).events == 8
 
 
 def test_backlog_up_to_a_limit(stream: Outbox, client: redis.Redis) -> None:
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     add(client, 3500)
     counts = "lag" in client.xinfo_groups(KEY)[0]  # Redis 7 does, at no cost
-    assert stream.backlog(GROUP, limit=None).events == 3500
-    limited = stream.backlog(GROUP, limit=1500).events
+    assert stream.groups.backlog(GROUP, limit=None).events == 3500
+    limited = stream.groups.backlog(GROUP, limit=1500).events
     assert limited == 3500 if counts else 1500 <= limited <= 2500
-    assert stream.backlog(GROUP).events == 3500
+    assert stream.groups.backlog(GROUP).events == 3500
 
 
 # ---- trimming: whole nodes of up to 100 entries go at a time, so a few older ones may stay
@@ -449,7 +450,7 @@ def now(client: redis.Redis) -> int:
 @pytest.fixture
 def trimmed(stream: Outbox) -> functools.partial[int]:
     """Trim with a retention of a day and a `max_age` of three, for a single endpoint."""
-    return functools.partial(stream.trim, [GROUP], DAY, 3 * DAY)
+    return functools.partial(stream.groups.trim, [GROUP], DAY, 3 * DAY)
 
 
 def consume(stream: Outbox, group: str = GROUP, count: int = 10_000) -> list[bytes]:
@@ -462,7 +463,7 @@ def consume(stream: Outbox, group: str = GROUP, count: int = 10_000) -> list[byt
 def test_trim_what_is_acknowledged_and_old(
     stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
 ) -> None:
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     old = add(client, 5 * NODE, at=now - 2 * DAY)
     young = add(client, 5 * NODE, at=now - DAY // 2)
     consume(stream)
@@ -473,17 +474,17 @@ def test_trim_what_is_acknowledged_and_old(
 
 
 def test_trim_without_any_endpoint(stream: Outbox, client: redis.Redis, now: int) -> None:
-    assert stream.trim([], DAY, 3 * DAY) == 0
+    assert stream.groups.trim([], DAY, 3 * DAY) == 0
     add(client, 5 * NODE, at=now - 2 * DAY)
     young = add(client, 5 * NODE)
-    assert stream.trim([], DAY, 3 * DAY) >= 4 * NODE
+    assert stream.groups.trim([], DAY, 3 * DAY) >= 4 * NODE
     assert set(young) <= in_stream(client)
 
 
 def test_nothing_is_trimmed_that_is_not_acknowledged(
     stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
 ) -> None:
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     added = add(client, 5 * NODE, at=now - 100 * DAY)
     stream.read(GROUP, 10_000)
     left = added[2 * NODE + 50]
@@ -497,7 +498,7 @@ def test_nothing_is_trimmed_that_is_not_acknowledged(
 def test_nothing_is_trimmed_that_is_not_taken(
     stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
 ) -> None:
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     added = add(client, 5 * NODE, at=now - 100 * DAY)
     assert trimmed() == 0
     consume(stream, count=2 * NODE + 50)
@@ -507,12 +508,12 @@ def test_nothing_is_trimmed_that_is_not_taken(
 
 def test_the_slowest_endpoint_counts(stream: Outbox, client: redis.Redis, now: int) -> None:
     for group in (GROUP, "audit"):
-        stream.ensure_group(group)
+        stream.groups.ensure(group)
     added = add(client, 5 * NODE, at=now - 2 * DAY)
     consume(stream)
     consume(stream, "audit", NODE + 50)
     for order in ([GROUP, "audit"], ["audit", GROUP]):
-        assert stream.trim(order, DAY, 3 * DAY) <= NODE + 50
+        assert stream.groups.trim(order, DAY, 3 * DAY) <= NODE + 50
     assert set(added[NODE + 50 :]) <= in_stream(client)
 
 
@@ -522,13 +523,13 @@ def test_an_endpoint_that_is_configured_no_more(
 ) -> None:
     """Its group holds the stream for `max_age` at most."""
     for group in (GROUP, "former"):
-        stream.ensure_group(group)
+        stream.groups.ensure(group)
     older = add(client, 5 * NODE, at=now - 4 * DAY)
     younger = add(client, 5 * NODE, at=now - 2 * DAY)
     consume(stream)
     if state == "taken":
         stream.read("former", 10_000)
-    assert stream.trim([GROUP, "former"], DAY, 3 * DAY) == 0, "while it is configured"
+    assert stream.groups.trim([GROUP, "former"], DAY, 3 * DAY) == 0, "while it is configured"
     assert trimmed() >= 4 * NODE
     assert set(younger) <= in_stream(client)
     assert len(in_stream(client) & set(older)) <= NODE
@@ -538,7 +539,7 @@ def test_a_former_endpoint_that_lags_behind_nothing_holds_nothing(
     stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
 ) -> None:
     for group in (GROUP, "former"):
-        stream.ensure_group(group)
+        stream.groups.ensure(group)
     add(client, 5 * NODE, at=now - 2 * DAY)
     for group in (GROUP, "former"):
         consume(stream, group)
@@ -549,7 +550,7 @@ def test_trim_goes_on_until_little_is_removed(
     stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
 ) -> None:
     """One XTRIM removes 10,000 at most: with one for each round, 700 expiries a second fill the server."""
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     add(client, 25_000, at=now - 2 * DAY)
     while consume(stream):
         pass
@@ -560,7 +561,7 @@ def test_trim_leaves_the_rest_to_the_next_round(
     stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events_module, "TRIM_SECONDS", 0)
-    stream.ensure_group(GROUP)
+    stream.groups.ensure(GROUP)
     add(client, 15_000, at=now - 2 * DAY)
     while consume(stream):
         pass
@@ -587,19 +588,19 @@ def test_leave(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     other.read(GROUP, 1)
     client.xgroup_createconsumer(KEY, GROUP, "them")
     assert consumers(client) == {b"us", b"them"}
-    assert not stream.leave(GROUP), "to remove it would lose what it holds"
+    assert not stream.groups.leave(GROUP), "to remove it would lose what it holds"
     assert held(client) == {entry.id: (b"us", 1)}
-    assert other.leave(GROUP)
+    assert other.groups.leave(GROUP)
     assert consumers(client) == {b"us"}
     stream.acknowledge(GROUP, [entry.id])
-    assert stream.leave(GROUP)
+    assert stream.groups.leave(GROUP)
     assert consumers(client) == set()
 
 
 def test_remove_silent_consumers(
     stream: Outbox, other: Outbox, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert stream.remove_silent_consumers(GROUP) == 0
+    assert stream.groups.remove_silent(GROUP) == 0
     first, second = taken(stream, client, 2)
     stream.nack(GROUP, [first])
     stream.acknowledge(GROUP, [first.id, second.id])
@@ -609,11 +610,11 @@ def test_remove_silent_consumers(
     (entry,) = other.read(GROUP, 1)
     everybody = {b"us", b"them", PARKED, b"dead-1", b"dead-2"}
     assert consumers(client) == everybody
-    assert stream.remove_silent_consumers(GROUP) == 0, "they have spoken lately"
+    assert stream.groups.remove_silent(GROUP) == 0, "they have spoken lately"
     assert consumers(client) == everybody
     monkeypatch.setattr(events_module, "TAKE_OVER_AFTER", 0.05)
     removed: list[int] = []
-    eventually(lambda: removed.append(stream.remove_silent_consumers(GROUP)) or sum(removed) == 2)
+    eventually(lambda: removed.append(stream.groups.remove_silent(GROUP)) or sum(removed) == 2)
     assert consumers(client) == {b"us", b"them", PARKED}
     assert held(client) == {entry.id: (b"them", 1)}
 

@@ -84,14 +84,14 @@ def test_a_backfilled_group_is_made_again_where_it_was(shard: Shard, client: red
     """And a second endpoint of that name, whose group begins now, has no note of the first."""
     expire(client, "a", "b")
     outbox = Outbox(shard, "us")
-    made_at = outbox.ensure_group("hook", "beginning")
+    made_at = outbox.groups.ensure("hook", "beginning")
     assert made_at == note(client) > 0
     client.xgroup_destroy(EVENTS, "hook")
     time.sleep(0.01)
-    assert outbox.ensure_group("hook", "beginning") == made_at
+    assert outbox.groups.ensure("hook", "beginning") == made_at
     assert len(outbox.read("hook", 10)) == 2
     client.xgroup_destroy(EVENTS, "hook")
-    assert Outbox(shard, "them").ensure_group("hook") == 0
+    assert Outbox(shard, "them").groups.ensure("hook") == 0
     assert note(client) == 0
 
 
@@ -103,8 +103,8 @@ def test_events_of_a_backfill_that_could_not_begin_yet_are_kept(own_shard: Shard
     outbox = Outbox(own_shard, "us")
     client.set(GROUPS, "no hash")
     with pytest.raises(redis.ResponseError):
-        outbox.ensure_group("hook", timedelta(hours=6))
+        outbox.groups.ensure("hook", timedelta(hours=6))
     assert outbox.trim(["hook"], HOUR, HOUR) == 0
     client.delete(GROUPS)
-    outbox.ensure_group("hook", timedelta(hours=6))
+    outbox.groups.ensure("hook", timedelta(hours=6))
     assert len(outbox.read("hook", 1000)) == 301

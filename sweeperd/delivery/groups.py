@@ -1,0 +1,217 @@
+"""
+The consumer groups of the event stream, one for each endpoint: make them, measure their backlogs, remove the consumers
+of dead processes, and trim the stream to the events that a group still needs.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+from sweeperd.config import Start
+from sweeperd.delivery.group_note import made_at
+from sweeperd.store import streams
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Shard
+from sweeperd.store.streams import FIRST, LAST, START, StreamId, StreamRow, after, milliseconds
+from sweeperd.text import decode
+
+#: The owner of events that wait for their next delivery.
+PARKED = b"(parked)"
+#: The same, of events that were refused alone: they share a request with no other event.
+PARKED_ALONE = b"(parked alone)"
+#: Both are no processes.
+WAITING = frozenset({PARKED, PARKED_ALONE})
+#: An owner that has sent no heartbeat for so long is dead, seconds.
+TAKE_OVER_AFTER = 15.0
+#: How many pending events change their owner in one command. On Redis 7.0, 200 of them take 0.5 ms.
+CLAIM_COUNT = 200
+#: The idle time of an event that any process may take at once, ms: longer than every wait.
+LONG_IDLE_MS = 10**10
+#: Up to how many a group's undelivered events are counted where the server does not count them itself (Redis 6.2).
+COUNT_LIMIT = 10_000
+#: How long the stream is trimmed without a pause, seconds.
+TRIM_SECONDS = 1.0
+
+#: The greatest second half of an id.
+_GREATEST = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBacklog:
+    """The events that a group has not acknowledged: pending ones and ones not taken yet."""
+
+    events: int
+    oldest_seconds: float
+
+
+class ConsumerGroups:
+    """The groups of one shard's event stream. `consumer`: the name of this process in them. Raises redis.RedisError."""
+
+    def __init__(self, shard: Shard, consumer: str) -> None:
+        self._shard = shard
+        self._client = shard.client
+        self._key = shard.keys.events
+        self._notes = shard.keys.groups
+        self._consumer = consumer.encode()
+        self._leave = Script("delivery/leave")
+        self._make_due = Script("delivery/make_due")
+        self._make_group = Script("delivery/make_group")
+        #: Up to here each group has acknowledged every event. A group that is made again starts here.
+        self.positions: dict[str, StreamId] = {}
+
+    def ensure(self, group: str, start: Start = "now") -> int:
+        """
+        Make the group where it is missing, at maxmemory too. A group that this process has not seen begins at `start`.
+        A group that it has seen starts again at the first event that it had not acknowledged: some events are delivered
+        again, and none is lost. Returns when the group was made where it began in the past, ms; else 0.
+        """
+        info = self._groups().get(group.encode())
+        if info is None:
+            seen, past = group in self.positions, start != "now"
+            position = self.positions.setdefault(group, self._first_position(start))
+            note = "" if seen else "backfill" if past else "new"
+            self._make_group.run(self._client, Call([self._key, self._notes], [group, str(position), note]))
+        else:
+            self.positions[group] = self._first_needed(group, info)
+        return made_at(self._shard, group)
+
+    def held_elsewhere(self, group: str) -> bool:
+        """Whether another process has events in hand, or had when it died."""
+        summary = self._client.xpending(self._key, group)
+        return any(row["name"] not in (*WAITING, self._consumer) for row in summary["consumers"])
+
+    def untaken(self, group: str, before_ms: int, count: int) -> int:
+        """How many events, up to `count`, were added before then and have not been taken by the group."""
+        info = self._groups().get(group.encode())
+        if info is None:
+            return 0
+        last = str(before_ms - 1).encode()
+        return len(self._range(after(info["last-delivered-id"]), last, count))
+
+    def backlog(self, group: str, limit: int | None = COUNT_LIMIT) -> GroupBacklog:
+        """
+        How many events a group has not acknowledged and how old the oldest is. Redis 6.2 does not count what has not
+        been taken: there it is counted up to `limit` (None: to the end).
+        """
+        info = self._groups().get(group.encode())
+        if info is None:
+            return GroupBacklog(0, 0.0)
+        untaken, first = self._count_untaken(info, limit)
+        oldest = first
+        if info["pending"]:
+            summary = self._client.xpending(self._key, group)
+            oldest = summary["min"] or first
+        if oldest is None:
+            return GroupBacklog(info["pending"], 0.0)
+        age = self._shard.clock.now_ms() - milliseconds(oldest)
+        return GroupBacklog(info["pending"] + untaken, max(0.0, age / 1000))
+
+    def make_due(self, group: str) -> int:
+        """End the waits of all parked events. Returns how many there are. A group that is missing has none."""
+        if group.encode() not in self._groups():
+            return 0
+        return sum(self._make_owners_due(group, owner) for owner in (PARKED, PARKED_ALONE))
+
+    def trim(self, configured: Iterable[str], retention_ms: int, max_age_ms: int) -> int:
+        """
+        Remove events that are older than the retention and that every configured group has acknowledged; a group that
+        is not configured holds them for `max_age_ms` at most. Returns how many were removed. Whole nodes of the stream
+        are removed at once, so a few older ones stay. What takes longer than TRIM_SECONDS is left to the next call.
+        """
+        now = self._shard.read_clock()
+        keep_from = StreamId.at(now - retention_ms)
+        wanted = set(configured)
+        groups = self._groups()
+        for name, info in groups.items():
+            first = self._first_needed(decode(name), info)
+            if decode(name) in wanted:
+                self.positions[decode(name)] = first
+            keep_from = min(keep_from, first if decode(name) in wanted else max(first, StreamId.at(now - max_age_ms)))
+        for unmade in wanted - {decode(name) for name in groups}:
+            # It could not be made yet. Once it is made it takes everything from its position on.
+            keep_from = min(keep_from, self.positions.get(unmade, START))
+        return self._trim(str(keep_from))
+
+    def leave(self, group: str, consumer: bytes | None = None) -> bool:
+        """Remove a consumer (by default this process) from the group, unless it still holds events."""
+        return bool(self._leave.run(self._client, Call([self._key], [group, consumer or self._consumer])))
+
+    def remove_silent(self, group: str) -> int:
+        """Remove the consumers of processes that are gone and hold nothing. Returns how many."""
+        if group.encode() not in self._groups():
+            return 0
+        consumers = self._client.xinfo_consumers(self._key, group)
+        return sum(
+            self.leave(group, consumer["name"])
+            for consumer in consumers
+            if consumer["name"] not in (*WAITING, self._consumer)
+            and consumer["pending"] == 0
+            and consumer["idle"] > TAKE_OVER_AFTER * 1000
+        )
+
+    def _first_position(self, start: Start) -> StreamId:
+        """A group that is made here gets the events after this id."""
+        if start == "now":
+            return StreamId.parse(streams.last_id(self._client, self._key))
+        if start == "beginning":
+            return START
+        return _before(StreamId.at(self._shard.read_clock() - start // timedelta(milliseconds=1)))
+
+    def _make_owners_due(self, group: str, owner: bytes) -> int:
+        count, first = 0, FIRST
+        while True:
+            call = Call([self._key], [group, owner, first, CLAIM_COUNT, LONG_IDLE_MS])
+            made, *last = cast(list[Any], self._make_due.run(self._client, call))
+            count += int(made)
+            if made < CLAIM_COUNT:
+                return count
+            first = after(last[0])
+
+    def _trim(self, keep_from: str) -> int:
+        # One XTRIM with `~` removes 10,000 entries at most, so that it does not hold the server for long.
+        removed, until = 0, time.monotonic() + TRIM_SECONDS
+        while count := int(self._client.xtrim(self._key, minid=keep_from, approximate=True)):
+            removed += count
+            if time.monotonic() > until:
+                break
+        return removed
+
+    def _groups(self) -> dict[bytes, dict[str, Any]]:
+        return streams.groups(self._client, self._key)
+
+    def _range(self, first: bytes, last: bytes, count: int) -> list[StreamRow]:
+        return cast(list[Any], self._client.xrange(self._key, first, last, count=count))
+
+    def _count_untaken(self, info: dict[str, Any], limit: int | None) -> tuple[int, bytes | None]:
+        """How many events a group has not taken, and the first of them."""
+        position = cast(bytes, info["last-delivered-id"])
+        rows = self._range(after(position), LAST, 1)
+        if not rows:
+            return 0, None
+        first = rows[0][0]
+        if info.get("lag") is not None:
+            return cast(int, info["lag"]), first
+        count = 0
+        while limit is None or count < limit:
+            rows = self._range(after(position), LAST, 1000)
+            if not rows:
+                break
+            count, position = count + len(rows), rows[-1][0]
+        return count, first
+
+    def _first_needed(self, group: str, info: dict[str, Any]) -> StreamId:
+        """The group has acknowledged every event up to this id."""
+        if info["pending"]:
+            summary = self._client.xpending(self._key, group)
+            if summary["min"]:
+                return _before(StreamId.parse(summary["min"]))
+        return StreamId.parse(info["last-delivered-id"])
+
+
+def _before(entry: StreamId) -> StreamId:
+    """The greatest id that is smaller."""
+    if entry.sequence:
+        return StreamId(entry.milliseconds, entry.sequence - 1)
+    return StreamId(entry.milliseconds - 1, _GREATEST) if entry.milliseconds else START

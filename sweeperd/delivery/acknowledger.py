@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sweeperd.delivery.in_flight import InFlight
+from sweeperd.delivery.batches import InFlight
 from sweeperd.delivery.outbox import Outbox, OutboxEntry
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics

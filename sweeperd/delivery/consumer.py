@@ -9,13 +9,12 @@ from dataclasses import replace
 import redis
 
 from sweeperd.delivery.acknowledger import RECOVERY_PAUSE, Acknowledger, Disposition, Settlement
-from sweeperd.delivery.batches import BatchQueue
+from sweeperd.delivery.batches import BatchQueue, InFlight
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
 from sweeperd.delivery.circuit_publisher import CircuitPublisher
 from sweeperd.delivery.due_scan import DueScan
 from sweeperd.delivery.endpoint_state import EndpointStateCache
 from sweeperd.delivery.groups import TAKE_OVER_AFTER
-from sweeperd.delivery.in_flight import InFlight
 from sweeperd.delivery.outbox import Outbox, OutboxEntry
 from sweeperd.delivery.probe import ProbeChooser
 from sweeperd.delivery.redelivery import Redelivery

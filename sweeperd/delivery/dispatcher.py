@@ -2,28 +2,26 @@
 
 import logging
 import secrets
-import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import redis
 
-from sweeperd.config import RELAY, Settings
+from sweeperd.config import RELAY
 from sweeperd.config.types import milliseconds
 from sweeperd.delivery.announcements import Announcements
 from sweeperd.delivery.endpoint import EndpointDelivery
 from sweeperd.delivery.endpoint_state import CircuitStateStore
 from sweeperd.delivery.outbox import Outbox, Replication
-from sweeperd.delivery.payload import EventEncoder
 from sweeperd.delivery.relay import SENDERS as RELAY_SENDERS
 from sweeperd.delivery.relay import Relay
+from sweeperd.delivery.request import EventEncoder
 from sweeperd.delivery.result import DeliveryResult, Result
 from sweeperd.delivery.sender import WebhookClient
 from sweeperd.errors import RedisUnavailable
-from sweeperd.metrics import Metrics
+from sweeperd.store.context import ShardContext
 from sweeperd.store.process import process_name
-from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)
 
@@ -38,52 +36,51 @@ class DeliveryReport:
 
 
 class Dispatcher:
-    """All endpoints of one process and one shard. `concurrency`: how many requests may be in flight together."""
+    """All endpoints of one process and one shard."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        shard: Shard,
-        metrics: Metrics,
-        stop: threading.Event,
-        concurrency: int,
-    ) -> None:
+    def __init__(self, context: ShardContext) -> None:
+        settings, shard, metrics = context.settings, context.shard, context.metrics
         webhooks = settings.webhooks
         self._shard = shard
         self._metrics = metrics
-        self._stop = stop
+        self._stop = context.stop
         self._retention_ms = milliseconds(settings.events.retention)
         self._max_age_ms = milliseconds(webhooks.max_age)
         consumer = f"{process_name()}-{secrets.token_hex(4)}"
         replication = Replication(settings.events.wait_replicas, settings.events.wait_timeout.total_seconds())
         self._circuits = CircuitStateStore(shard)
         announcements = Announcements(shard.clock, settings.announced)
-        self._outbox = Outbox(shard, consumer, replication, announcements)
+        self._outbox = outbox = Outbox(shard, consumer, replication, announcements)
+        self._groups = outbox.groups
         self._ready = False
         #: Each endpoint has connections of its own, so that a receiver that hangs does not delay another endpoint.
         self.endpoints = [
             EndpointDelivery(
+                context,
                 endpoint,
-                webhooks,
-                shard,
-                self._outbox,
-                WebhookClient(endpoint, webhooks, shard.clock, concurrency, self._observer(endpoint.name), stop),
-                EventEncoder(shard.name, shard.origin, endpoint.format),
+                outbox,
+                WebhookClient(
+                    endpoint,
+                    webhooks,
+                    shard.clock,
+                    context.concurrency,
+                    self._observer(endpoint.name),
+                    context.stop,
+                ),
+                EventEncoder(shard.name, shard.origin, endpoint.format, batches=endpoint.batch_size > 1).request,
                 senders,
-                metrics,
-                stop,
                 announcements,
             )
-            for endpoint, senders in zip(webhooks.endpoints, shares(concurrency, len(webhooks.endpoints)), strict=True)
+            for endpoint, senders in zip(
+                webhooks.endpoints, shares(context.concurrency, len(webhooks.endpoints)), strict=True
+            )
         ]
-        self._concurrency = concurrency
+        self._concurrency = context.concurrency
         #: Those that share the connections; the relay has none.
         self._receivers = tuple(self.endpoints)
         if settings.cycles.enabled:
-            relay, encode = Relay(shard, self._observer(RELAY.name)), EventEncoder(shard.name, shard.origin)
-            self.endpoints.append(
-                EndpointDelivery(RELAY, webhooks, shard, self._outbox, relay, encode, RELAY_SENDERS, metrics, stop)
-            )
+            relay, encoder = Relay(shard, self._observer(RELAY.name)), EventEncoder(shard.name, shard.origin)
+            self.endpoints.append(EndpointDelivery(context, RELAY, outbox, relay, encoder.request, RELAY_SENDERS))
         for endpoint in self.endpoints:
             metrics.webhooks.announce(endpoint.name)
 
@@ -100,7 +97,7 @@ class Dispatcher:
 
     def adopt(self, before: "Dispatcher") -> None:
         """Take over the positions of the groups from a dispatcher of the same shard that has been stopped."""
-        self._outbox.groups.positions.update(before._outbox.groups.positions)
+        self._groups.positions.update(before._groups.positions)
 
     def start(self, *, until_idle: bool = False) -> None:
         """Start every endpoint's threads."""
@@ -120,7 +117,7 @@ class Dispatcher:
             try:
                 with self._shard.reaching():
                     for endpoint in self.endpoints:
-                        self._outbox.groups.leave(endpoint.name)
+                        self._groups.leave(endpoint.name)
                         endpoint.leave()
             except (RedisUnavailable, redis.RedisError) as error:
                 log.info(
@@ -139,14 +136,12 @@ class Dispatcher:
         with self._shard.reaching():
             self._shard.read_clock()
             self._lend_connections()
-            self._outbox.groups.trim(
-                (endpoint.name for endpoint in self.endpoints), self._retention_ms, self._max_age_ms
-            )
+            self._groups.trim((endpoint.name for endpoint in self.endpoints), self._retention_ms, self._max_age_ms)
             for endpoint in self.endpoints:
-                backlog = self._outbox.groups.backlog(endpoint.name)
+                backlog = self._groups.backlog(endpoint.name)
                 self._metrics.webhooks.waiting(self._shard.name, endpoint.name, backlog.events, backlog.oldest_seconds)
                 self._metrics.webhooks.endpoint_state(self._shard.name, endpoint.name, endpoint.state)
-                self._outbox.groups.remove_silent(endpoint.name)
+                self._groups.remove_silent(endpoint.name)
             self._circuits.remove_stale()
 
     def _lend_connections(self) -> None:
@@ -164,7 +159,7 @@ class Dispatcher:
         with self._shard.reaching():
             for endpoint in self.endpoints:
                 counts += endpoint.counts()
-                counts["undelivered"] += self._outbox.groups.backlog(endpoint.name, limit=None).events
+                counts["undelivered"] += self._groups.backlog(endpoint.name, limit=None).events
         return DeliveryReport(counts["delivered"], counts["undelivered"], counts["dead_lettered"])
 
     def _observer(self, endpoint: str) -> Callable[[DeliveryResult], None]:

@@ -2,8 +2,8 @@
 
 import time
 
+from sweeperd.delivery.batches import InFlight
 from sweeperd.delivery.groups import TAKE_OVER_AFTER, WAITING
-from sweeperd.delivery.in_flight import InFlight
 from sweeperd.delivery.outbox import PAGE, Outbox, OutboxEntry, Pending
 from sweeperd.delivery.redelivery import Redelivery
 

@@ -7,22 +7,20 @@ from collections import Counter
 
 import redis
 
-from sweeperd.config import EndpointSettings, WebhooksSettings
+from sweeperd.config import EndpointSettings
 from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.announcements import Announcements
-from sweeperd.delivery.batches import BatchLimits, BatchQueue
+from sweeperd.delivery.batches import BatchLimits, BatchQueue, InFlight
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
 from sweeperd.delivery.circuit_publisher import CircuitPublisher
 from sweeperd.delivery.consumer import Consumer
 from sweeperd.delivery.endpoint_state import EndpointStateCache
-from sweeperd.delivery.in_flight import InFlight
 from sweeperd.delivery.outbox import Outbox
 from sweeperd.delivery.redelivery import Redelivery
 from sweeperd.delivery.senders import BatchSender, Client, Encode, SenderThreads
 from sweeperd.delivery.subscription import Subscription
 from sweeperd.errors import RedisUnavailable
-from sweeperd.metrics import Metrics
-from sweeperd.store.shard import Shard
+from sweeperd.store.context import ShardContext
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +40,16 @@ class EndpointDelivery:
 
     def __init__(
         self,
+        context: ShardContext,
         endpoint: EndpointSettings,
-        settings: WebhooksSettings,
-        shard: Shard,
         outbox: Outbox,
         client: Client,
         encode: Encode,
         senders: int,
-        metrics: Metrics,
-        stop: threading.Event,
         announcements: Announcements | None = None,
     ) -> None:
+        shard, metrics, stop = context.shard, context.metrics, context.stop
+        settings = context.settings.webhooks
         self.name = endpoint.name
         self._shard = shard
         self._log_fields: dict[str, object] = {"shard": shard.name, "endpoint": endpoint.name}

@@ -1,10 +1,7 @@
-"""The body of a webhook, made from one entry of the outbox."""
+"""The message about one entry of the outbox: the JSON of its event, for any kind of event."""
 
-import functools
 import hashlib
 import json
-import operator
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -42,44 +39,18 @@ def message(origin: bytes, fields: Fields) -> Message:
     The webhook of one entry of the event stream, in the format `event`. `origin` identifies the shard. A field that is
     absent or malformed is left out of the body.
     """
-    event_id = _event_id(origin, fields)
-    return Message(event_id, event_type(fields), _trace_id(fields), _as_json(_event("", event_id, "", fields)).encode())
+    return encode("event", "", origin, "", fields)
 
 
-class EventEncoder:
-    """
-    Encodes the entries of one shard's outbox as messages of one format. Threads may share it.
-
-    Nearly all entries differ in a few plain values only, which a template of bytes takes at a quarter of the cost. An
-    entry that does not fit the template (a field is absent or odd) is encoded from the dict.
-    """
-
-    def __init__(self, shard: str, origin: bytes, format: Format = "event") -> None:
-        self._shard = shard
-        self._origin = origin
-        self._build = _BUILDERS[format]
-        self._template, self._in_places = _template(self._build)
-
-    def __call__(self, stream_id: bytes, fields: Fields) -> Message:
-        """The message of the entry with this id in the stream."""
-        event_id = _event_id(self._origin, fields)
-        sequence = f"{self._shard}:{_sortable(stream_id)}"
-        body = self.fill(event_id, sequence, fields) or self.encode(event_id, sequence, fields)
-        return Message(event_id, event_type(fields), _trace_id(fields), body, sequence)
-
-    def encode(self, event_id: str, sequence: str, fields: Fields) -> bytes:
-        """The body of any entry."""
-        return _as_json(self._build(self._shard, event_id, sequence, fields)).encode()
-
-    def fill(self, event_id: str, sequence: str, fields: Fields) -> bytes | None:
-        """The same body from the template; None where the entry does not fit it."""
-        row = _plain_row(fields)
-        if row is None:
-            return None
-        return self._template % self._in_places((*row, event_id.encode(), sequence.encode(), self._shard.encode()))
+def encode(form: Format, shard: str, origin: bytes, sequence: str, fields: Fields) -> Message:
+    """The same in this format, with the event's place in the stream of its shard."""
+    name = event_id(origin, fields)
+    return Message(name, event_type(fields), trace_id(fields), as_json(form, shard, name, sequence, fields), sequence)
 
 
-# ---- the two formats
+def as_json(form: Format, shard: str, event_id: str, sequence: str, fields: Fields) -> bytes:
+    """The body of an event with this id, as JSON."""
+    return _as_json(_BUILDERS[form](shard, event_id, sequence, fields)).encode()
 
 
 def _event(_shard: str, event_id: str, _sequence: str, fields: Fields) -> dict[str, Any]:
@@ -94,7 +65,7 @@ def _event(_shard: str, event_id: str, _sequence: str, fields: Fields) -> dict[s
             "actor": {"type": "system"},
             "source": "sweeperd",
             "data": _data(fields),
-            "trace_id": _trace_id(fields) or None,
+            "trace_id": trace_id(fields) or None,
         }
     )
 
@@ -179,7 +150,7 @@ def _known(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _event_id(origin: bytes, fields: Fields) -> str:
+def event_id(origin: bytes, fields: Fields) -> str:
     """
     The id is the same for every attempt, endpoint and replica, because only the reservation and its expiry go into it.
     A reservation id that is used again expires at another time, and so gets another event id. Of a configured kind its
@@ -190,17 +161,17 @@ def _event_id(origin: bytes, fields: Fields) -> str:
         parts.append(fields[b"kind"])
     if b"data" in fields:  # no expiry: what it says, and when, makes it one event
         parts += [fields.get(b"type", b""), fields.get(b"at", b""), fields[b"data"]]
-    hashed = b"".join([len(part).to_bytes(4, "big") + part for part in parts])
+    hashed = b"".join(map(hash_part, parts))
     return "evt_" + hashlib.sha256(hashed).hexdigest()[:32]
 
 
-def _sortable(stream_id: bytes) -> str:
-    """A stream id with both halves padded to 20 digits, so that the order of texts is the order of the stream."""
-    milliseconds, _, number = stream_id.partition(b"-")
-    return (milliseconds.zfill(20) + b"-" + number.zfill(20)).decode()
+def hash_part(part: bytes) -> bytes:
+    """One part of what is hashed to an event id: with its length, so that no other parts make the same bytes."""
+    return len(part).to_bytes(4, "big") + part
 
 
-def _trace_id(fields: Fields) -> str:
+def trace_id(fields: Fields) -> str:
+    """The trace of the sweep that made the event; empty where it has none."""
     return decode(fields.get(b"trace_id", b""))
 
 
@@ -226,68 +197,3 @@ def _time(fields: Fields, name: bytes) -> str | None:
         return None if milliseconds is None else rfc3339(milliseconds)
     except (OverflowError, ValueError):
         return None
-
-
-# ---- the template
-
-_TEXTS = (b"id", b"tenant", b"scope", b"unit", b"trace_id")
-_INTEGERS = (b"amount", b"grace_ms", b"extensions")
-_TIMES = (b"created_at", b"expires_at", b"expired_at")
-_LISTS = (b"missing", b"closed")
-_NAMES = _TEXTS + _INTEGERS + _TIMES
-
-_FIRST_TIME = _NAMES.index(_TIMES[0])
-_Row = tuple[bytes, ...]
-
-_in_order: Callable[[Fields], _Row] = operator.itemgetter(*_NAMES)
-#: The values in order, a line each, where JSON writes every one of them as it stands: printable ASCII without quote and
-#: backslash, numbers without leading zeros, times from 2001 to 2286.
-_plain = re.compile(
-    rb"\n".join(
-        [rb"[ !#-\[\]-~]+"] * len(_TEXTS)
-        + [rb"(?:0|[1-9][0-9]{0,18})"] * len(_INTEGERS)
-        + [rb"[1-9][0-9]{12}"] * len(_TIMES)
-    )
-).fullmatch
-
-
-def _template(build: _Builder) -> tuple[bytes, Callable[[_Row], _Row]]:
-    """
-    A body with `%b` in place of each value, and a function that takes the values from a row in the order of these
-    places. It is made from an event whose values are found again in its JSON.
-    """
-    marked = {name: b"<%b>" % name for name in _TEXTS}
-    marked |= {name: b"%d" % (10**18 + number) for number, name in enumerate(_INTEGERS)}
-    marked |= {name: b"%d" % (10**12 + 1001 * number**2) for number, name in enumerate(_TIMES)}
-    row = (*_row(marked), b"<event_id>", b"<sequence>", b"<shard>")
-    columns = {value: column for column, value in enumerate(row)}
-    body = _as_json(build("<shard>", "<event_id>", "<sequence>", marked)).encode()
-    marks = re.compile(b"|".join(map(re.escape, columns)))
-    return marks.sub(b"%b", body), operator.itemgetter(*[columns[mark] for mark in marks.findall(body)])
-
-
-def _plain_row(fields: Fields) -> _Row | None:
-    """The values for the template; None where one is absent, or is not written in JSON as it stands."""
-    if b"kind" in fields or any(fields.get(name, b"[]") != b"[]" for name in _LISTS):
-        return None
-    try:
-        return _row(fields) if _plain(b"\n".join(_in_order(fields))) else None
-    except KeyError:
-        return None
-
-
-def _row(fields: Fields) -> _Row:
-    """Texts, integers, times and the difference of two times, each as it stands in JSON."""
-    values = _in_order(fields)
-    created_at, expires_at, expired_at = values[_FIRST_TIME:]
-    ttl_ms = b"%d" % (int(expires_at) - int(created_at))
-    return (*values[:_FIRST_TIME], _rfc3339(created_at), _rfc3339(expires_at), _rfc3339(expired_at), ttl_ms)
-
-
-def _rfc3339(milliseconds: bytes) -> bytes:
-    return _second(milliseconds[:-3]) + milliseconds[-3:] + b"Z"
-
-
-@functools.lru_cache(maxsize=1024)
-def _second(seconds: bytes) -> bytes:
-    return rfc3339(int(seconds) * 1000)[:20].encode()

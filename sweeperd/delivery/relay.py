@@ -10,7 +10,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, cast
 
@@ -18,7 +18,8 @@ import redis
 
 from sweeperd.delivery import cycles_subscription
 from sweeperd.delivery.cycles_subscription import SYSTEM, CyclesSubscription
-from sweeperd.delivery.payload import EVENT_TYPE, Message
+from sweeperd.delivery.payload import EVENT_TYPE
+from sweeperd.delivery.request import WebhookRequest
 from sweeperd.delivery.result import DeliveryResult, Result
 from sweeperd.errors import RedisUnavailable
 from sweeperd.store.errors import describe
@@ -38,9 +39,10 @@ REMEMBERED = 1000
 
 class Relay:
     """
-    Takes messages as `sender.WebhookClient` does, and writes them into the shard's own Redis. Threads may share it.
+    Takes requests with one event, as `sender.WebhookClient` does, and writes the event into the shard's own Redis.
+    Threads may share it.
 
-    A message that was written before is written again without effect, so a relay that dies between the write and the
+    An event that was written before is written again without effect, so a relay that dies between the write and the
     acknowledgement doubles nothing.
     """
 
@@ -55,18 +57,18 @@ class Relay:
 
     def deliver(
         self,
-        messages: Sequence[Message],
+        request: WebhookRequest,
         attempts: int | None = None,  # noqa: ARG002 - one attempt says all: Redis has refused, or has not
     ) -> DeliveryResult:
         """
-        Write the records of these events. An event without a tenant, or of a type that is not `reservation.expired`,
-        has none. The result is FAILED where Redis refuses the records of one of them (it is full, or a key is of
-        another type) or cannot be reached.
+        Write the records of its event. An event without a tenant, or of a type that is not `reservation.expired`, has
+        none. The result is FAILED where Redis refuses the records (it is full, or a key is of another type) or cannot
+        be reached.
         """
         started = time.monotonic()
         try:
             with self._shard.reaching():
-                made = sum(self._relay(message) for message in messages)
+                made = self._relay(request)
         except (RedisUnavailable, redis.RedisError) as error:
             result = DeliveryResult(Result.FAILED, describe(error), seconds=time.monotonic() - started)
         else:
@@ -77,17 +79,17 @@ class Relay:
     def close(self) -> None:
         """Nothing to close: the connections are the shard's."""
 
-    def _relay(self, message: Message) -> int:
+    def _relay(self, request: WebhookRequest) -> int:
         """Returns how many deliveries were made."""
-        event = json.loads(message.body)
+        event = json.loads(request.body)
         if event["event_type"] != EVENT_TYPE or "tenant_id" not in event:
             return 0
         now = self._shard.clock.now_ms()
-        keys, event_id, tenant = self._keys, message.event_id, event["tenant_id"].encode()
+        keys, event_id, tenant = self._keys, request.event_id, event["tenant_id"].encode()
         call_keys = [keys.event(event_id), keys.events(tenant), keys.all_events, keys.dispatch]
         args: list[bytes | str | int] = [
             event_id,
-            message.body,
+            request.body,
             parse_rfc3339(event["timestamp"]),
             int(EVENT_RETENTION.total_seconds()),
             now,

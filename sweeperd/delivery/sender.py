@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import requests
@@ -14,8 +14,7 @@ from tenacity.wait import wait_base
 
 from sweeperd import __version__
 from sweeperd.config import EndpointSettings, WebhooksSettings
-from sweeperd.delivery.payload import Message
-from sweeperd.delivery.request import WebhookRequest, batch_request, single_request
+from sweeperd.delivery.request import WebhookRequest
 from sweeperd.delivery.result import DeliveryResult, failed, judge
 from sweeperd.delivery.signing import Signer
 from sweeperd.delivery.transport import Transport
@@ -58,9 +57,6 @@ class WebhookClient:
         observe: Callable[[DeliveryResult], None],
         stop: threading.Event,
     ) -> None:
-        self._format = endpoint.format
-        #: A batch is an array, even of a single event, so that the receiver always gets the same type.
-        self._batches = endpoint.batch_size > 1
         self._signer = Signer([secret.get_secret_value() for secret in endpoint.secrets])
         connect_timeout, timeout = settings.connect_timeout.total_seconds(), settings.timeout.total_seconds()
         self._attempts = settings.attempts
@@ -74,15 +70,12 @@ class WebhookClient:
         }
         self._transport = Transport(endpoint, headers, connections, connect_timeout, timeout)
 
-    def deliver(self, messages: Sequence[Message], attempts: int | None = None) -> DeliveryResult:
+    def deliver(self, request: WebhookRequest, attempts: int | None = None) -> DeliveryResult:
         """
-        Send these events in one request, and retry quickly while a retry may help: `attempts` requests at most. Returns
-        the result of the last request. A `Retry-After` that is longer than the longest back-off ends the retries, and
-        so does a batch of several events that is refused: only a smaller one can help.
-
-        `messages` is not empty, and is one event for an endpoint whose `batch_size` is 1.
+        Send this request, and retry quickly while a retry may help: `attempts` requests at most. Returns the result of
+        the last one. A `Retry-After` that is longer than the longest back-off ends the retries, and so does a batch of
+        several events that is refused: only a smaller one can help.
         """
-        request = self._request(messages)
         result = self._send(request).outcome
         # Most requests need no retry, and to set up tenacity costs a tenth of a request.
         if not self._retryable(result) or (request.events > 1 and result.content_refused):
@@ -112,15 +105,9 @@ class WebhookClient:
         """Close the connections."""
         self._transport.close()
 
-    def send_once(self, messages: Sequence[Message]) -> Exchange:
-        """Send these events in one request, without retries. `messages` as for `deliver`."""
-        return self._send(self._request(messages))
-
-    def _request(self, messages: Sequence[Message]) -> WebhookRequest:
-        if self._batches:
-            return batch_request(messages, self._format)
-        (message,) = messages
-        return single_request(message, self._format)
+    def send_once(self, request: WebhookRequest) -> Exchange:
+        """Send this request, without retries."""
+        return self._send(request)
 
     def _send(self, webhook: WebhookRequest) -> Exchange:
         # The receiver compares the timestamp with its own clock. sweeperd trusts Redis's clock only.

@@ -15,8 +15,8 @@ from sweeperd.delivery.circuit_breaker import CircuitBreaker
 from sweeperd.delivery.circuit_publisher import CircuitPublisher
 from sweeperd.delivery.endpoint_state import EndpointStateCache
 from sweeperd.delivery.outbox import OutboxEntry
-from sweeperd.delivery.payload import Message
 from sweeperd.delivery.redelivery import Redelivery
+from sweeperd.delivery.request import WebhookRequest
 from sweeperd.delivery.result import DeliveryResult, Result
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
@@ -24,16 +24,15 @@ from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)
 
-#: From the id and the fields of a stream entry to the message that is sent.
-Encode = Callable[[bytes, dict[bytes, bytes]], Message]
-Event = tuple[OutboxEntry, Message]
+#: From the events of a batch to the request that carries them.
+Encode = Callable[[Sequence[OutboxEntry]], WebhookRequest]
 
 
 class Client(Protocol):
-    """What carries messages to an endpoint: HTTP, or the relay's script."""
+    """What carries requests to an endpoint: HTTP, or the relay's script."""
 
-    def deliver(self, messages: Sequence[Message], attempts: int | None = None) -> DeliveryResult:
-        """Deliver them together, with at most so many attempts."""
+    def deliver(self, request: WebhookRequest, attempts: int | None = None) -> DeliveryResult:
+        """Send it, with at most so many attempts."""
 
     def close(self) -> None:
         """Close its connections."""
@@ -72,33 +71,34 @@ class BatchSender:
     def send(self, batch: Batch) -> list[Settlement]:
         """Send it, with its quick retries. Returns what has to happen with its events."""
         try:
-            events = [(entry, self._encode(entry.id, entry.fields)) for entry in batch.entries]
-            return self._deliver(events, probe=batch.probe, attempts=1 if batch.probe else None)
+            return self._deliver(batch.entries, probe=batch.probe, attempts=1 if batch.probe else None)
         except Exception:
             # A fault of sweeperd: it says nothing about the endpoint, and the events wait like any other.
             first = batch.entries[0]
             log.exception("events could not be sent", extra=self._log_fields | {"stream_id": first.id.decode()})
             return self._nack([replace(entry, alone=self._batches) for entry in batch.entries], "it cannot be sent")
 
-    def _deliver(self, events: Sequence[Event], *, probe: bool = False, attempts: int | None) -> list[Settlement]:
-        entries = [entry for entry, _ in events]
+    def _deliver(
+        self, entries: Sequence[OutboxEntry], *, probe: bool = False, attempts: int | None
+    ) -> list[Settlement]:
         if self._stop.is_set() or self._state.resting or (self._circuit.open and not probe):
             return [Settlement(Disposition.RELEASE, entries)]
-        if len(events) > 1 and sum(len(message.body) + 1 for _, message in events) >= self._limits.bytes:
-            return self._halves(events, attempts)
+        request = self._encode(entries)
+        if len(entries) > 1 and len(request.body) > self._limits.bytes:
+            return self._halves(entries, attempts)
         successes = self._circuit.successes
-        result = self._client.deliver([message for _, message in events], attempts=attempts)
-        self._events[result.result].inc(len(events))
-        log_fields = self._log_fields | _about(events)
+        result = self._client.deliver(request, attempts=attempts)
+        self._events[result.result].inc(len(entries))
+        log_fields = self._log_fields | _request_fields(entries, request)
         if result.delivered:
             self._succeeded(result, log_fields)
             return [Settlement(Disposition.ACKNOWLEDGE, entries)]
         log_fields |= {"reason": result.reason, "hand_overs": entries[0].deliveries}
         # In an outage all requests fail, and batches must not turn into single requests.
         accepts_others = self._circuit.successes > successes
-        if len(events) > 1 and not result.gone and (result.content_refused or accepts_others):
+        if len(entries) > 1 and not result.gone and (result.content_refused or accepts_others):
             log.warning("a batch was not delivered and is halved", extra=log_fields)
-            return self._halves(events, attempts=1)
+            return self._halves(entries, attempts=1)
         log.warning("not delivered", extra=log_fields)
         self._failed(entries, result, probe)
         if result.gone:
@@ -107,11 +107,11 @@ class BatchSender:
             entries = [replace(entries[0], alone=self._batches)]
         return self._nack(entries, result.reason)
 
-    def _halves(self, events: Sequence[Event], attempts: int | None) -> list[Settlement]:
-        middle = (len(events) + 1) // 2
+    def _halves(self, entries: Sequence[OutboxEntry], attempts: int | None) -> list[Settlement]:
+        middle = (len(entries) + 1) // 2
         return [
-            *self._deliver(events[:middle], attempts=attempts),
-            *self._deliver(events[middle:], attempts=attempts),
+            *self._deliver(entries[:middle], attempts=attempts),
+            *self._deliver(entries[middle:], attempts=attempts),
         ]
 
     @property
@@ -213,10 +213,9 @@ class SenderThreads:
             self._batches.done()
 
 
-def _about(events: Sequence[Event]) -> dict[str, object]:
+def _request_fields(entries: Sequence[OutboxEntry], request: WebhookRequest) -> dict[str, object]:
     """The log fields of a request: its first event, and how many there are."""
-    entry, message = events[0]
-    fields: dict[str, object] = {"event_id": message.event_id, "trace_id": message.trace_id}
-    if entry.only_for is not None:
+    fields: dict[str, object] = {"event_id": request.event_id, "trace_id": request.trace_id}
+    if entries[0].only_for is not None:
         fields["replay"] = True
-    return fields | ({"events": len(events)} if len(events) > 1 else {})
+    return fields | ({"events": len(entries)} if len(entries) > 1 else {})

@@ -27,9 +27,9 @@ class EventFilter:
         )
 
     def _wants_type(self, fields: Fields) -> bool:
-        expired = is_expiry(fields)
         if self._events is None:
-            return expired
+            return b"type" not in fields or is_expiry(fields)  # a reservation's event, the usual one, names no type
+        expired = is_expiry(fields)
         return event_type(fields) in self._events or (expired and category(fields) in self._events)
 
     def _wants_scope(self, scope: bytes) -> bool:

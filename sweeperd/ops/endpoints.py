@@ -14,6 +14,7 @@ from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointState, E
 from sweeperd.delivery.groups import ConsumerGroups
 from sweeperd.delivery.outbox import Outbox, OutboxEntry, Pending
 from sweeperd.delivery.payload import Message, message
+from sweeperd.delivery.request import webhook_request
 from sweeperd.delivery.sender import Exchange, WebhookClient
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
@@ -153,8 +154,9 @@ def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings
     """
     told = _test_message(endpoint.name, shard.read_clock())
     webhook = WebhookClient(endpoint, webhooks, shard.clock, 1, lambda _result: None, threading.Event())
+    request = webhook_request([told], endpoint.format, batches=endpoint.batch_size > 1)
     try:
-        exchange = webhook.send_once([told])
+        exchange = webhook.send_once(request)
     finally:
         webhook.close()
     hide = _Hider(endpoint, exchange)

@@ -11,8 +11,9 @@ from sweeperd.ops.explain import explain
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.index_reader import IndexPager
 from sweeperd.sweep.kind import Outcome
-from sweeperd.sweep.paging import IndexEntry, IndexPager, Position
+from sweeperd.sweep.position import IndexEntry, Position
 
 #: The problem of an entry that is no longer on the list.
 NOT_THERE = "not_quarantined"

@@ -15,6 +15,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.ops.status_report import status_report
 from sweeperd.runtime.role import Role
 from sweeperd.runtime.shard_runner import ShardRunner
+from sweeperd.store.context import ShardContext
 from sweeperd.store.shard import open_shards
 
 
@@ -28,7 +29,7 @@ class Daemon:
         self.metrics = metrics or Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
         shards = open_shards(settings)
         self._runners = [
-            ShardRunner(settings, shard, self.metrics, self._stop, concurrency, role)
+            ShardRunner(ShardContext(settings, shard, self.metrics, self._stop, concurrency), role)
             for shard, concurrency in zip(shards, shares(settings.webhooks.concurrency, len(shards)), strict=True)
         ]
         self._tasks = [task for runner in self._runners for task in runner.tasks]

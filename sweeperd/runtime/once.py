@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from sweeperd.config import Settings
@@ -18,8 +18,9 @@ from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.cycles_lease import CyclesLease
 from sweeperd.runtime.kind_sweep import KindSweep, kind_sweeps
+from sweeperd.store.context import ShardContext
 from sweeperd.store.lease import Lease
-from sweeperd.store.shard import Shard, open_shards
+from sweeperd.store.shard import open_shards
 from sweeperd.sweep.kind import Decision, Outcome
 
 log = logging.getLogger(__name__)
@@ -89,9 +90,9 @@ def run_once(
     started = time.monotonic()
     metrics = metrics or Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
     shards = open_shards(settings)
-    told = _Progress(progress, [shard.name for shard in shards])
+    all_shards = _Progress(progress, [shard.name for shard in shards])
     runs = [
-        _Run(settings, shard, metrics, stop, concurrency, delivery_limit, told)
+        _Run(ShardContext(settings, shard, metrics, stop, concurrency), delivery_limit, all_shards)
         for shard, concurrency in zip(shards, shares(settings.webhooks.concurrency, len(shards)), strict=True)
     ]
     with ThreadPoolExecutor(len(runs), thread_name_prefix="once") as pool:
@@ -119,14 +120,11 @@ class _Run:
 
     def __init__(
         self,
-        settings: Settings,
-        shard: Shard,
-        metrics: Metrics,
-        stop: threading.Event,
-        concurrency: int,
+        context: ShardContext,
         delivery_limit: timedelta | None,
-        told: "_Progress",
+        progress: "_Progress",
     ) -> None:
+        settings, shard = context.settings, context.shard
         self.name = shard.name
         self.counts: Counter[Outcome] = Counter()
         self.complete = False
@@ -135,15 +133,15 @@ class _Run:
         self.failure = ""
         self._settings = settings
         self._shard = shard
-        self._stop = stop
+        self._stop = context.stop
         #: Seconds.
         self._delivery_limit = math.inf if delivery_limit is None else delivery_limit.total_seconds()
         self._delivery_stop = threading.Event()
-        self._told = told
-        self._sweeps = kind_sweeps(settings, shard, metrics, stop, self._decided)
+        self._progress = progress
+        self._sweeps = kind_sweeps(settings, shard, context.metrics, context.stop, self._decided)
         #: How many entries were due when the sweeps began.
         self._due = 0
-        self._delivery = Dispatcher(settings, shard, metrics, self._delivery_stop, concurrency)
+        self._delivery = Dispatcher(replace(context, stop=self._delivery_stop))
 
     def __call__(self) -> None:
         try:
@@ -165,7 +163,7 @@ class _Run:
             log.exception("the run failed", extra={"shard": self.name})
             self.failure = f"the run failed: {type(error).__name__}"
         finally:
-            self._told.left(self.name)
+            self._progress.left(self.name)
             self._shard.close()
 
     def _cycles_lease(self) -> contextlib.AbstractContextManager[None]:
@@ -179,7 +177,7 @@ class _Run:
 
     def _decided(self, decisions: Sequence[Decision]) -> None:
         self.counts.update(decision.outcome for decision in decisions)
-        self._told(self.name, OnceStage.SWEEPING, self.counts.total(), self._due)
+        self._progress(self.name, OnceStage.SWEEPING, self.counts.total(), self._due)
 
     def _sweep(self, sweep: KindSweep) -> bool:
         """
@@ -235,8 +233,8 @@ class _Run:
                 self._delivery_stop.set()
                 log.warning("the limit of the delivery is reached, the rest waits", extra={"shard": self.name})
             done = sum(endpoint.counts().total() for endpoint in self._delivery.endpoints)
-            self._told(self.name, OnceStage.DELIVERING, done, waiting)
-        self._told(self.name, OnceStage.DELIVERING, waiting, waiting)
+            self._progress(self.name, OnceStage.DELIVERING, done, waiting)
+        self._progress(self.name, OnceStage.DELIVERING, waiting, waiting)
 
 
 class _Progress:

@@ -3,7 +3,6 @@
 import functools
 import logging
 import math
-import threading
 from collections.abc import Callable, Iterator
 
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -12,7 +11,6 @@ from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.logs import Outage
-from sweeperd.metrics import Metrics
 from sweeperd.ops.actions import ActionExporter
 from sweeperd.ops.status import read_status
 from sweeperd.ops.status_history import StatusHistory
@@ -21,7 +19,7 @@ from sweeperd.runtime.kind_sweep import KindSweep, kind_sweeps
 from sweeperd.runtime.periodic import PeriodicTask
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.runtime.role import Role
-from sweeperd.store.shard import Shard
+from sweeperd.store.context import ShardContext
 from sweeperd.sweep.kind import RESERVATIONS
 
 log = logging.getLogger(__name__)
@@ -35,17 +33,10 @@ _MAINTENANCE = "maintenance"
 
 
 class ShardRunner:
-    """Runs one shard. `concurrency`: how many requests it may have in flight."""
+    """Runs one shard."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        shard: Shard,
-        metrics: Metrics,
-        stop: threading.Event,
-        concurrency: int,
-        role: Role = Role.ALL,
-    ) -> None:
+    def __init__(self, context: ShardContext, role: Role = Role.ALL) -> None:
+        settings, shard, metrics, stop = context.settings, context.shard, context.metrics, context.stop
         self.name = shard.name
         self._shard = shard
         self._metrics = metrics
@@ -57,7 +48,7 @@ class ShardRunner:
         self._sweeps: list[KindSweep] = []
         if role.sweeps:
             self._sweeps = kind_sweeps(settings, self._sweep_shard, metrics, stop, cycles_lease=self._cycles_lease)
-        self._delivery = Dispatcher(settings, shard, metrics, stop, concurrency)
+        self._delivery = Dispatcher(context)
         self._actions = ActionExporter(shard, metrics)
         self._reconciler: PeriodicReconciler | None = None
         if settings.reconcile.interval and role.sweeps:

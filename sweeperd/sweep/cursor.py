@@ -9,7 +9,7 @@ two walks take turns, tick by tick: neither can keep the other one waiting for m
 
 import math
 
-from sweeperd.sweep.paging import START, Position
+from sweeperd.sweep.position import START, Position
 
 
 class Cursor:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import GraceScan
-from sweeperd.sweep.paging import IndexEntry, Position
+from sweeperd.sweep.position import IndexEntry, Position
 
 #: How long a range is used before it is scanned again: at least, at most, seconds. The time is random, so that the
 #: ranges are not all scanned in the same tick.

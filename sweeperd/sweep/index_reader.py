@@ -10,14 +10,30 @@ the entries turn out to be in grace.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.cursor import Cursor
 from sweeperd.sweep.grace_cache import GraceCache
 from sweeperd.sweep.kind import Decision, Kind, Outcome
-from sweeperd.sweep.paging import START, IndexEntry, IndexPager
+from sweeperd.sweep.position import START, IndexEntry, Position
 
 #: In the time that it takes to expire one entry, this many are scanned, or passed by in remembered ranges.
 SCANS, SKIPS = 8, 32
+
+
+class IndexPager:
+    """Reads an index page by page."""
+
+    def __init__(self, shard: Shard, index: bytes) -> None:
+        self._shard = shard
+        self._index = index
+        self._page = Script("sweep/page")
+
+    def read(self, until: int, position: Position, count: int) -> list[IndexEntry]:
+        """The next entries with a score up to `until`, at most `count`. Raises redis.RedisError."""
+        call = Call([self._index], [until, position.score, position.passed, count])
+        flat: list[bytes] = self._page.run(self._shard.client, call)
+        return list(map(IndexEntry, flat[::2], flat[1::2]))
 
 
 @dataclass(frozen=True, slots=True)

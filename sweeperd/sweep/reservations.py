@@ -20,10 +20,11 @@ def reservations(keys: Keys, settings: SweepSettings) -> Kind:
     # Hashes that were expired together must not all end together: Redis would have to free them in the same moment.
     spread_ms = int(retention_ms * settings.audit_spread)
     index, events, quarantine, budget_stem = keys.reservation_index, keys.events, keys.quarantine, keys.budget_stem
+    stem = keys.reservation(b"")
 
     def call(entry: bytes, trace_id: str) -> Call:
         return Call(
-            [keys.reservation(entry), index, events, quarantine],
+            [stem + entry, index, events, quarantine],
             [entry, budget_stem, grace_ms, retention_ms + int(random.random() * spread_ms), trace_id],  # noqa: S311
         )
 
@@ -40,7 +41,7 @@ def reservations(keys: Keys, settings: SweepSettings) -> Kind:
         Script("sweep/expire"),
         call,
         _decision,
-        GraceScan(Script("sweep/grace_scan"), [keys.reservation(b""), grace_ms]),
+        GraceScan(Script("sweep/grace_scan"), [stem, grace_ms]),
         functools.partial(check_rights, RESERVATIONS, rights),
     )
 

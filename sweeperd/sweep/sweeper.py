@@ -16,7 +16,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.batch_size import AdaptiveBatchSize
 from sweeperd.sweep.index_reader import IndexReader
 from sweeperd.sweep.kind import Backlog, Decision, Kind, Outcome, SweepReport
-from sweeperd.sweep.paging import IndexEntry
+from sweeperd.sweep.position import IndexEntry
 
 #: If no more entries fail than this, the tick has not: a few bad hashes must not make a rollout wait.
 FEW = 10

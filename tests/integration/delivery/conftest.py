@@ -12,6 +12,7 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.metrics import Metrics
+from sweeperd.store.context import ShardContext
 from sweeperd.store.shard import Shard
 from tests.support.harness import eventually
 
@@ -28,7 +29,7 @@ class Delivery:
         self.client = shard.client
         self.metrics = Metrics()
         self.stop = threading.Event()
-        self.dispatcher = Dispatcher(settings, shard, self.metrics, self.stop, concurrency)
+        self.dispatcher = Dispatcher(ShardContext(settings, shard, self.metrics, self.stop, concurrency))
         self.dispatcher.prepare()
 
     def attempts(self, result: str) -> float:

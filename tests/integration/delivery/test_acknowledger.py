@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
+from sweeperd.delivery.batches import InFlight
 from sweeperd.delivery.groups import PARKED
-from sweeperd.delivery.in_flight import InFlight
 from sweeperd.delivery.outbox import Outbox, OutboxEntry
 from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard

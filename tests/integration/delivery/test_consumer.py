@@ -10,15 +10,16 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.delivery import consumer, due_scan
+from sweeperd.delivery.batches import InFlight
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.due_scan import PAGES_PER_STEP, DueScan
 from sweeperd.delivery.endpoint_state import EndpointStateStore
 from sweeperd.delivery.groups import PARKED
-from sweeperd.delivery.in_flight import InFlight
 from sweeperd.delivery.outbox import PAGE, Outbox
-from sweeperd.delivery.payload import EventEncoder
 from sweeperd.delivery.redelivery import Redelivery
+from sweeperd.delivery.request import EventEncoder
 from sweeperd.metrics import Metrics
+from sweeperd.store.context import ShardContext
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import EVENTS, Deliver, expire, settled
 from tests.support.harness import eventually
@@ -194,9 +195,8 @@ def test_an_endpoint_that_rests_lends_its_connections(client: redis.Redis, shard
     with Receiver(behaviour) as receiver:
         endpoints = [{"name": name, "url": receiver.url} for name in ("hook", "paused")]
         stop = threading.Event()
-        dispatcher = Dispatcher(
-            Settings.model_validate({"webhooks": {"endpoints": endpoints}}), shard, Metrics(), stop, concurrency=8
-        )
+        settings = Settings.model_validate({"webhooks": {"endpoints": endpoints}})
+        dispatcher = Dispatcher(ShardContext(settings, shard, Metrics(), stop, concurrency=8))
         dispatcher.prepare()
         EndpointStateStore(shard).pause("paused", "moving house")
         dispatcher.start()

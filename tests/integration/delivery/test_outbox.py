@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.delivery import outbox as events_module
+from sweeperd.delivery import groups as groups_module
 from sweeperd.delivery.groups import PARKED, TAKE_OVER_AFTER
 from sweeperd.delivery.outbox import PAGE, Outbox, OutboxEntry, Pending, Replication
 from sweeperd.store.shard import Shard
@@ -560,7 +560,7 @@ def test_trim_goes_on_until_little_is_removed(
 def test_trim_leaves_the_rest_to_the_next_round(
     stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events_module, "TRIM_SECONDS", 0)
+    monkeypatch.setattr(groups_module, "TRIM_SECONDS", 0)
     stream.groups.ensure(GROUP)
     add(client, 15_000, at=now - 2 * DAY)
     while consume(stream):
@@ -612,7 +612,7 @@ def test_remove_silent_consumers(
     assert consumers(client) == everybody
     assert stream.groups.remove_silent(GROUP) == 0, "they have spoken lately"
     assert consumers(client) == everybody
-    monkeypatch.setattr(events_module, "TAKE_OVER_AFTER", 0.05)
+    monkeypatch.setattr(groups_module, "TAKE_OVER_AFTER", 0.05)
     removed: list[int] = []
     eventually(lambda: removed.append(stream.groups.remove_silent(GROUP)) or sum(removed) == 2)
     assert consumers(client) == {b"us", b"them", PARKED}

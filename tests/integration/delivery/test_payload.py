@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from sweeperd.config import Format
-from sweeperd.delivery.payload import EventEncoder
+from sweeperd.delivery.request import EventEncoder
 from tests.integration.cli.conftest import expire
 from tests.support.harness import reserve
 
@@ -20,5 +20,4 @@ def test_the_template_takes_an_event_of_the_script(form: Format, client: redis.R
     encoder = EventEncoder("default", b"", form)
     message = encoder(stream_id, fields)
     assert message.sequence == f"default:{int(stream_id.split(b'-')[0]):020}-{0:020}"
-    assert encoder.fill(message.event_id, message.sequence, fields) == message.body
-    assert encoder.encode(message.event_id, message.sequence, fields) == message.body
+    assert encoder.plain(stream_id, fields) == encoder.general(stream_id, fields) == message

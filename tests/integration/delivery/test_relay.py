@@ -10,6 +10,7 @@ import redis
 
 from sweeperd.delivery.payload import Message, message
 from sweeperd.delivery.relay import Relay, _delivery_id
+from sweeperd.delivery.request import single_request
 from sweeperd.delivery.result import DeliveryResult, Result
 from sweeperd.store.shard import Shard
 from tests.support.fixtures import full
@@ -40,7 +41,7 @@ def event(**changes: bytes) -> Message:
 def relay(shard: Shard) -> Callable[[Message], DeliveryResult]:
     """Relays one message at a time."""
     relaying = Relay(shard, lambda _: None)
-    return lambda sent: relaying.deliver([sent])
+    return lambda sent: relaying.deliver(single_request(sent, "event"))
 
 
 def document(client: redis.Redis, key: str) -> Any:

@@ -14,6 +14,7 @@ from sweeperd.ops.reconcile import faults
 from sweeperd.runtime import reconciler as module
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.runtime.shard_runner import ShardRunner
+from sweeperd.store.context import ShardContext
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard, open_shards
 from tests.support.fixtures import a_shard, full
@@ -193,6 +194,6 @@ def test_it_can_be_turned_off(server: Server, interval: str, duties: int) -> Non
     metrics = Metrics()
     (shard,) = open_shards(settings)
     with closing(shard):
-        runner = ShardRunner(settings, shard, metrics, threading.Event(), 1)
+        runner = ShardRunner(ShardContext(settings, shard, metrics, threading.Event(), 1))
     assert len(runner.tasks) == duties
     assert runs(metrics) == (None if not interval else 0)

@@ -18,7 +18,7 @@ def test_it_answers_after_the_delay_and_counts() -> None:
     with Receiver(DELAY) as receiver:
         sender = Sender(receiver.url)
         for event_id in ("evt_1", "evt_2", "evt_1"):
-            verdict = sender.webhook.deliver([Message(event_id, "reservation.expired", "", b"{}")])
+            verdict = sender.deliver(Message(event_id, "reservation.expired", "", b"{}"))
             assert verdict.status == 204
             assert DELAY <= verdict.seconds < 1
         tally = receiver.tally()

@@ -97,9 +97,9 @@ def test_a_body_without_end_ends_at_the_deadline(status: int) -> None:
 
 
 def test_a_receiver_that_does_not_read_has_failed() -> None:
-    large = [MESSAGE._replace(body=b"[" + b"1," * 20_000_000 + b"1]")]
+    large = MESSAGE._replace(body=b"[" + b"1," * 20_000_000 + b"1]")
     with dripping(lambda: itertools.repeat(b"", 200), 0.1, reads=False) as url:
-        result = Sender(url, QUICK).webhook.deliver(large, attempts=1)
+        result = Sender(url, QUICK).deliver(large, attempts=1)
     assert (result.result, result.reason) == (Result.FAILED, "no answer in time")
     assert result.seconds < SOON
 
@@ -150,7 +150,7 @@ def test_interim_responses_are_skipped(interim: bytes, final: bytes) -> None:
     with raw_server(interim + b"HTTP/1.1 " + final + b"\r\nContent-Length: 2\r\n\r\nok") as (url, connections):
         sender = Sender(url)
         for _ in range(3):
-            exchange = sender.webhook.send_once([MESSAGE])
+            exchange = sender.webhook.send_once(sender.request())
             assert exchange.outcome.status == int(final[:3])
             assert exchange.response_body == b"ok"
             assert "Link" not in exchange.response_headers
@@ -192,6 +192,6 @@ def test_it_falls_back_where_the_head_ends_elsewhere(monkeypatch: pytest.MonkeyP
     bounded.cache_clear()
     try:
         with raw_server(OK + NO_BODY) as (url, _):
-            assert all(Sender(url, batch_size=2).webhook.deliver(BATCH).delivered for _ in range(2))
+            assert all(Sender(url, batch_size=2).deliver(*BATCH).delivered for _ in range(2))
     finally:
         bounded.cache_clear()

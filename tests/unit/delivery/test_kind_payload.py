@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from sweeperd.delivery.payload import EventEncoder, message
+from sweeperd.delivery.payload import message
+from sweeperd.delivery.request import EventEncoder
 
 FIELDS = {
     b"type": b"seat-hold.expired",

@@ -11,7 +11,8 @@ from cloudevents.core.v1.event import CloudEvent
 from hypothesis import example, given, strategies
 
 from sweeperd.config import Format
-from sweeperd.delivery.payload import EventEncoder, Message, message
+from sweeperd.delivery.payload import Message, message
+from sweeperd.delivery.request import EventEncoder
 
 TRACE = "0123456789abcdef0123456789abcdef"
 EVENT = {
@@ -233,7 +234,7 @@ entries = strategies.fixed_dictionaries(
     dict.fromkeys([b"id", b"tenant", b"scope", b"unit", b"trace_id"], plain_text | odd)
     | dict.fromkeys([b"amount", b"grace_ms", b"extensions"], amounts | odd)
     | dict.fromkeys([b"created_at", b"expires_at", b"expired_at"], times | odd),
-    optional=dict.fromkeys([b"missing", b"closed", b"only_for"], strategies.just(b"[]") | odd),
+    optional=dict.fromkeys([b"missing", b"closed", b"only_for", b"type", b"kind"], strategies.just(b"[]") | odd),
 )
 
 
@@ -248,8 +249,8 @@ def test_the_template_writes_what_the_dict_writes(
     form: Format, shard: str, entry: dict[bytes, bytes], without: set[bytes]
 ) -> None:
     fields = {name: value for name, value in entry.items() if name not in without}
-    encoder = EventEncoder(shard, b"", form)
-    filled = encoder.fill("evt_1", "default:1", fields)
-    assert filled in (None, encoder.encode("evt_1", "default:1", fields))
+    encoder = EventEncoder(shard, b"origin", form)
+    filled = encoder.plain(STREAM_ID, fields)
+    assert filled in (None, encoder.general(STREAM_ID, fields))
     if fields.items() >= EVENT.items():
         assert filled, "the template takes an everyday event"

@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import standardwebhooks
 from sweeperd import __version__
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.payload import Message
+from sweeperd.delivery.request import WebhookRequest, webhook_request
 from sweeperd.delivery.result import DeliveryResult, Result
 from sweeperd.delivery.sender import KEPT, RESPONSE_LIMIT, WebhookClient
 from sweeperd.store.clock import Clock
@@ -40,8 +41,9 @@ class Sender:
         self.clock = Clock()
         self.clock.set(int(time.time() * 1000))
         quick = {"timeout": "5s", "connect_timeout": "5s", "backoff_initial": "1ms", "backoff_max": "5ms"}
+        self.endpoint = EndpointSettings.model_validate({"name": "odd", "url": url, **endpoint})
         self.webhook = WebhookClient(
-            EndpointSettings.model_validate({"name": "odd", "url": url, **endpoint}),
+            self.endpoint,
             WebhooksSettings.model_validate(quick | (settings or {})),
             self.clock,
             4,
@@ -51,7 +53,15 @@ class Sender:
 
     def once(self) -> DeliveryResult:
         """A single request."""
-        return self.webhook.deliver([MESSAGE], attempts=1)
+        return self.deliver(attempts=1)
+
+    def deliver(self, *messages: Message, attempts: int | None = None) -> DeliveryResult:
+        """Deliver these messages, by default MESSAGE, in one request."""
+        return self.webhook.deliver(self.request(messages), attempts)
+
+    def request(self, messages: Sequence[Message] = ()) -> WebhookRequest:
+        """The request with these messages, by default MESSAGE."""
+        return webhook_request(messages or [MESSAGE], self.endpoint.format, batches=self.endpoint.batch_size > 1)
 
 
 @contextmanager
@@ -122,7 +132,7 @@ def test_the_request() -> None:
 
 def test_each_attempt_is_a_span_of_its_own_and_signed_anew() -> None:
     with Receiver(lambda _, before: Answer(500 if before < 2 else 200)) as receiver:
-        Sender(receiver.url, secrets=[WHSEC]).webhook.deliver([MESSAGE])
+        Sender(receiver.url, secrets=[WHSEC]).deliver()
     spans = [re.fullmatch(f"00-{TRACE}-([0-9a-f]{{16}})-01", r.headers["traceparent"]) for r in receiver.requests]
     assert len({span[1] for span in spans if span}) == 3
     for request in receiver.requests:
@@ -133,7 +143,7 @@ def test_an_event_without_a_trace_has_no_traceparent() -> None:
     """One with an empty trace id is malformed, and a receiver may refuse the whole request."""
     with Receiver() as receiver:
         sender = Sender(receiver.url)
-        sender.webhook.deliver([Message("evt_1", "reservation.expired", "", b"{}")])
+        sender.deliver(Message("evt_1", "reservation.expired", "", b"{}"))
     (request,) = receiver.requests
     assert "traceparent" not in request.headers
     assert "X-Cycles-Trace-Id" not in request.headers
@@ -189,7 +199,7 @@ def test_what_cannot_stand_in_a_header_is_not_sent(trace: str) -> None:
     """It would end the header, and what follows it would be one of its own."""
     with Receiver() as receiver:
         sender = Sender(receiver.url)
-        verdict = sender.webhook.deliver([Message("evt_1", "reservation.expired", trace, b"{}")], attempts=1)
+        verdict = sender.deliver(Message("evt_1", "reservation.expired", trace, b"{}"), attempts=1)
         assert (verdict.result, verdict.status) == (Result.FAILED, None)
         assert sender.once().delivered, "the connection is none the worse for it"
     assert [request.headers["X-Cycles-Trace-Id"] for request in receiver.requests] == [TRACE]
@@ -382,7 +392,7 @@ def test_retry_after(status: bytes, headers: bytes, seconds: float | None) -> No
 def test_attempts(statuses: list[int], result: Result, requests: int) -> None:
     with Receiver(lambda _, before: Answer(statuses[before])) as receiver:
         sender = Sender(receiver.url, {"attempts": 3})
-        verdict = sender.webhook.deliver([MESSAGE])
+        verdict = sender.deliver()
     assert verdict.result is result
     assert verdict.status == statuses[requests - 1]
     assert len(receiver.requests) == requests
@@ -392,7 +402,7 @@ def test_attempts(statuses: list[int], result: Result, requests: int) -> None:
 
 def test_no_answer_is_tried_again() -> None:
     with Receiver(lambda _, before: Answer(hang_up=before == 0)) as receiver:
-        assert Sender(receiver.url).webhook.deliver([MESSAGE]).delivered
+        assert Sender(receiver.url).deliver().delivered
     assert len(receiver.requests) == 2
 
 
@@ -400,7 +410,7 @@ def test_back_off_grows_up_to_its_limit() -> None:
     """The waits are random, so their sum over many is checked: bounded by the limit, and not nothing."""
     with Receiver(lambda *_: Answer(500)) as receiver:
         settings = {"attempts": 20, "backoff_initial": "40ms", "backoff_max": "40ms"}
-        Sender(receiver.url, settings).webhook.deliver([MESSAGE])
+        Sender(receiver.url, settings).deliver()
     times = [request.at for request in receiver.requests]
     assert len(times) == 20
     assert 0.1 < times[-1] - times[0] < 19 * 0.04 + 2
@@ -408,14 +418,14 @@ def test_back_off_grows_up_to_its_limit() -> None:
 
 def test_a_longer_retry_after_ends_the_hand_over() -> None:
     with Receiver(lambda *_: Answer(503, {"Retry-After": "2"})) as receiver:
-        verdict = Sender(receiver.url, {"attempts": 3, "backoff_max": "1s"}).webhook.deliver([MESSAGE])
+        verdict = Sender(receiver.url, {"attempts": 3, "backoff_max": "1s"}).deliver()
     assert (verdict.status, verdict.retry_after) == (503, 2.0)
     assert len(receiver.requests) == 1
 
 
 def test_a_shorter_retry_after_is_waited_for() -> None:
     with Receiver(lambda _, before: Answer(200 if before else 503, {} if before else {"Retry-After": "1"})) as receiver:
-        assert Sender(receiver.url, {"backoff_max": "2s"}).webhook.deliver([MESSAGE]).delivered
+        assert Sender(receiver.url, {"backoff_max": "2s"}).deliver().delivered
     first, second = receiver.requests
     assert 1.0 <= second.at - first.at < 4
 
@@ -424,7 +434,7 @@ def test_stop_ends_the_wait_between_retries() -> None:
     with Receiver(lambda *_: Answer(503, {"Retry-After": "60"})) as receiver:
         sender = Sender(receiver.url, {"backoff_max": "100s"})
         verdicts: list[DeliveryResult] = []
-        thread = threading.Thread(target=lambda: verdicts.append(sender.webhook.deliver([MESSAGE])), daemon=True)
+        thread = threading.Thread(target=lambda: verdicts.append(sender.deliver()), daemon=True)
         thread.start()
         eventually(lambda: sender.verdicts)
         time.sleep(0.1)  # into the wait; should it not have begun yet, the test is only weaker
@@ -439,7 +449,7 @@ def test_no_retry_after_a_stop() -> None:
     with Receiver(lambda *_: Answer(500)) as receiver:
         sender = Sender(receiver.url)
         sender.stop.set()
-        assert sender.webhook.deliver([MESSAGE]).status == 500
+        assert sender.deliver().status == 500
     assert len(receiver.requests) == 1
 
 
@@ -452,7 +462,7 @@ BATCH = [MESSAGE, Message("evt_2", "reservation.expired", TRACE, BODY.replace(b"
 def test_a_batch_is_one_signed_request(messages: list[Message]) -> None:
     with Receiver() as receiver:
         sender = Sender(receiver.url, secrets=[WHSEC], batch_size=100)
-        assert all(sender.webhook.deliver(messages).delivered for _ in range(2))
+        assert all(sender.deliver(*messages).delivered for _ in range(2))
     first, again = receiver.requests
     assert json.loads(first.body) == [json.loads(message.body) for message in messages]
     for request in (first, again):
@@ -467,22 +477,22 @@ def test_a_batch_is_one_signed_request(messages: list[Message]) -> None:
 def test_a_refused_batch_is_not_sent_again_as_it_is(status: int) -> None:
     with Receiver(lambda *_: Answer(status)) as receiver:
         sender = Sender(receiver.url, {"attempts": 3}, batch_size=2)
-        assert sender.webhook.deliver(BATCH).content_refused
+        assert sender.deliver(*BATCH).content_refused
         assert len(receiver.requests) == 1
-        assert sender.webhook.deliver(BATCH[:1]).content_refused
+        assert sender.deliver(*BATCH[:1]).content_refused
         assert len(receiver.requests) == 4, "a single event is retried as ever"
 
 
 def test_a_batch_that_fails_otherwise_is_retried() -> None:
     with Receiver(lambda _, before: Answer(500 if before < 2 else 200)) as receiver:
-        assert Sender(receiver.url, {"attempts": 3}, batch_size=2).webhook.deliver(BATCH).delivered
+        assert Sender(receiver.url, {"attempts": 3}, batch_size=2).deliver(*BATCH).delivered
     assert len(receiver.requests) == 3
 
 
 def test_cloud_events_have_their_own_content_type() -> None:
     with Receiver() as receiver:
         Sender(receiver.url, format="cloudevents").once()
-        Sender(receiver.url, format="cloudevents", batch_size=2).webhook.deliver(BATCH)
+        Sender(receiver.url, format="cloudevents", batch_size=2).deliver(*BATCH)
     types = [request.headers["Content-Type"] for request in receiver.requests]
     assert types == ["application/cloudevents+json", "application/cloudevents-batch+json"]
 
@@ -523,7 +533,7 @@ def test_a_message_shows_no_body() -> None:
 def test_an_exchange_tells_what_was_sent_and_what_came_back() -> None:
     with Receiver(lambda *_: Answer(503, {"X-Trouble": "disk"}, b"a" * KEPT + b"b")) as receiver:
         sender = Sender(receiver.url.replace("http://", "http://user:hush@"), headers={"X-Team": "ops"})
-        exchange = sender.webhook.send_once([MESSAGE])
+        exchange = sender.webhook.send_once(sender.request())
     (request,) = receiver.requests
     sent = {name.lower(): value for name, value in exchange.request_headers.items()}
     assert sent.items() <= {name.lower(): value for name, value in request.headers.items()}.items()
@@ -537,7 +547,8 @@ def test_an_exchange_tells_what_was_sent_and_what_came_back() -> None:
 
 
 def test_an_exchange_without_an_answer() -> None:
-    exchange = Sender(f"http://127.0.0.1:{free_port()}/").webhook.send_once([MESSAGE])
+    sender = Sender(f"http://127.0.0.1:{free_port()}/")
+    exchange = sender.webhook.send_once(sender.request())
     assert (exchange.outcome.reason, exchange.response_headers, exchange.response_body) == (
         "Connection refused",
         {},

@@ -4,7 +4,7 @@ import math
 import random
 
 from sweeperd.sweep.cursor import Cursor
-from sweeperd.sweep.paging import START, Position
+from sweeperd.sweep.position import START, Position
 
 
 def at(score: int, passed: int = 0) -> Position:

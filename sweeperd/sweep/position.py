@@ -1,11 +1,8 @@
-"""Pages of a sorted set whose entries leave, stay or move while it is read."""
+"""Places in a sorted set whose entries leave, stay or move while it is read."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
-
-from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Shard
 
 
 class IndexEntry(NamedTuple):
@@ -44,18 +41,3 @@ class Position:
 
 #: Before the first entry.
 START = Position()
-
-
-class IndexPager:
-    """Reads an index page by page."""
-
-    def __init__(self, shard: Shard, index: bytes) -> None:
-        self._shard = shard
-        self._index = index
-        self._page = Script("sweep/page")
-
-    def read(self, until: int, position: Position, count: int) -> list[IndexEntry]:
-        """The next entries with a score up to `until`, at most `count`. Raises redis.RedisError."""
-        call = Call([self._index], [until, position.score, position.passed, count])
-        flat: list[bytes] = self._page.run(self._shard.client, call)
-        return list(map(IndexEntry, flat[::2], flat[1::2]))

@@ -1,0 +1,21 @@
+"""What all work of one process on one shard shares."""
+
+import threading
+from dataclasses import dataclass
+
+from sweeperd.config import Settings
+from sweeperd.metrics import Metrics
+from sweeperd.store.shard import Shard
+
+
+@dataclass(frozen=True)
+class ShardContext:
+    """One shard as one process works on it."""
+
+    settings: Settings
+    shard: Shard
+    metrics: Metrics
+    #: Ends the work.
+    stop: threading.Event
+    #: How many requests to endpoints the process may have in flight for this shard.
+    concurrency: int

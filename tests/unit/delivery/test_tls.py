@@ -84,10 +84,10 @@ def test_a_receiver_that_demands_a_client_certificate(authority: Authority) -> N
 
 def test_a_long_body_to_a_receiver_that_demands_a_client_certificate(authority: Authority) -> None:
     """It closes the connection while the body is being sent."""
-    large = [MESSAGE._replace(body=b"[" + b"1," * 2_000_000 + b"1]")]
+    large = MESSAGE._replace(body=b"[" + b"1," * 2_000_000 + b"1]")
     with Receiver(tls=authority.server(demands=True)) as receiver:
         sender = Sender(receiver.url, ca=authority.ca())
-        reasons = {failure(sender.webhook.deliver(large, attempts=1)) for _ in range(5)}
+        reasons = {failure(sender.deliver(large, attempts=1)) for _ in range(5)}
     assert reasons == {DEMANDED}
 
 

@@ -1,11 +1,13 @@
 """`sweeperd check`."""
 
 import sys
+from collections.abc import Iterator
 
 import click
 
 from sweeperd.cli.options import Exit, Options, json_option, shard_option
 from sweeperd.cli.output import Output
+from sweeperd.errors import ConfigError
 from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_shard, worst
 
 _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAILURE: "bold red"}
@@ -40,6 +42,8 @@ def command(options: Options, strict: bool, connect: bool, cycles: bool, shard: 
         endpoints = settings.webhooks.endpoints
         loaded = f"{len(settings.all_shards)} shard(s), {len(endpoints)} endpoint(s)"
         note(CheckFinding(CheckLevel.OK, "configuration", "loads", loaded))
+        for finding in _check_secrets(options):
+            note(finding)
         for each in shards:
             for finding in check_shard(each, settings, cycles=cycles):
                 note(finding)
@@ -54,3 +58,12 @@ def command(options: Options, strict: bool, connect: bool, cycles: bool, shard: 
         output.table(("level", "where", "check", "says", "advice"), rows)
     failed = result is CheckLevel.FAILURE or (strict and result is CheckLevel.WARNING)
     sys.exit(Exit.FAILED if failed else Exit.DONE)
+
+
+def _check_secrets(options: Options) -> Iterator[CheckFinding]:
+    """A failure for each secret of an endpoint that cannot be read."""
+    try:
+        options.load()
+    except ConfigError as error:
+        for line in str(error).splitlines():
+            yield CheckFinding(CheckLevel.FAILURE, "configuration", "secrets", line, "the daemon does not start so")

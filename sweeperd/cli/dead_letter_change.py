@@ -12,7 +12,7 @@ import click
 from sweeperd.cli.actions import leave_record
 from sweeperd.cli.names import check_name
 from sweeperd.cli.options import Options, json_option, shard_option, yes_option
-from sweeperd.cli.output import Output, printable, shortened
+from sweeperd.cli.output import Output, printable, shortened, with_address
 from sweeperd.cli.troubles import Troubles, warn
 from sweeperd.config import Settings
 from sweeperd.delivery.endpoint_state import EndpointStateStore
@@ -174,7 +174,7 @@ class _Log:
         self._done = done
         self._counts = Counter[bool]()
         if output.as_json:
-            click.echo('{"dead_letters": [', nl=False)
+            click.echo(json.dumps(with_address({}))[:-1] + ', "dead_letters": [', nl=False)
 
     def note(self, letter: DeadLetter, problem: str) -> None:
         if self._output.as_json:

@@ -6,6 +6,7 @@ import click
 
 from sweeperd.cli.names import check_name
 from sweeperd.cli.options import Exit, Options, fail, json_option
+from sweeperd.cli.output import Output
 from sweeperd.ops import signing_keys
 
 
@@ -34,8 +35,10 @@ def keys(options: Options, name: str | None) -> None:
     Print the public keys of all endpoints, or of one, as a JSON Web Key Set (JWKS). Host it where the receivers can
     reach it; the daemon serves it to operators at /.well-known/jwks.json.
     """
-    endpoints = options.settings(default_level="error").webhooks.endpoints
+    with options.shards(secrets=True) as (settings, _):
+        endpoints = settings.webhooks.endpoints
     if name is not None:
         check_name("endpoint", name, [endpoint.name for endpoint in endpoints])
     found = [endpoint for endpoint in endpoints if name in (None, endpoint.name)]
+    Output(as_json=True).name_address()
     click.echo(json.dumps(signing_keys.jwks(found), indent=2))

@@ -135,6 +135,7 @@ def skip(options: Options, name: str, event: str, yes: bool, as_json: bool, shar
     for row in skipped:
         output.say(f"{event} is a dead letter of {name} on {row['shard']} now")
     if not skipped:
+        output.name_address()
         troubles.fail(f"{event} is not pending for {name}")
     troubles.end()
 
@@ -151,7 +152,7 @@ def test(options: Options, name: str, as_json: bool, shard: str | None) -> None:
     Redis.
     """
     output, troubles, trial = Output(as_json=as_json), Troubles(), None
-    with options.shards(shard) as (settings, shards):
+    with options.shards(shard, secrets=True) as (settings, shards):
         endpoint = _endpoint(settings, name)
         for one in shards:
             # Any shard will do: it is asked what time it is.

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import click
-from rich.cells import set_cell_size
+from rich.cells import cell_len
 from rich.console import Console
 
 from sweeperd.cli.moment import Moment, moment
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
-from sweeperd.cli.output import Output, printable, shortened
+from sweeperd.cli.output import Output, printable
 from sweeperd.cli.signals import stop_on_signals
 from sweeperd.cli.troubles import Troubles, warn
 from sweeperd.config import DEFAULT_SHARD
@@ -94,14 +94,14 @@ def command(
         raise click.UsageError(f"--json and --format {form} exclude each other")
     if follow and until is not None:
         raise click.UsageError("--follow has no end: leave --until out")
+    output, troubles = Output(as_json=as_json), Troubles()
     with options.shards(shard) as (_, shards):
-        troubles = Troubles()
         readers = []
         for one in shards:
             with troubles.noted(one):
                 readers.append(_reader(one, since, until, tenant, follow))
         if readers:
-            write = _writer("jsonl" if as_json else form)
+            write = _writer(output, "jsonl" if as_json else form)
         if readers and follow:
             _follow(readers, write)
         elif readers:
@@ -172,12 +172,12 @@ def _by_time(event: Expiry) -> tuple[int, int]:
 # ---- how it is written
 
 
-def _writer(form: str) -> Callable[[Iterable[Expiry]], None]:
-    if form == "jsonl":
-        return _write_json
-    if form == "csv":
-        return _write_csv()
-    return _write_lines() if Output(as_json=False).terminal else _write_tabs()
+def _writer(output: Output, form: str) -> Callable[[Iterable[Expiry]], None]:
+    if form == "table":
+        click.secho(output.first_line(), dim=True)
+        return _write_lines() if output.terminal else _write_tabs()
+    output.name_address()
+    return _write_json if form == "jsonl" else _write_csv()
 
 
 def _write_csv() -> Callable[[Iterable[Expiry]], None]:
@@ -210,7 +210,7 @@ def _write_tabs() -> Callable[[Iterable[Expiry]], None]:
 
 
 def _write_lines() -> Callable[[Iterable[Expiry]], None]:
-    """Columns of a fixed width: a table that fits itself to its rows would have to hold them all."""
+    """Columns of a fixed width, because rows are printed as they come. A longer value is not cut: it moves the rest."""
     left, widths = Console().width, list[int]()
     for width in _COLUMNS.values():
         left -= width + 2
@@ -219,8 +219,9 @@ def _write_lines() -> Callable[[Iterable[Expiry]], None]:
         widths.append(width)
 
     def line(cells: Iterable[object]) -> str:
-        pairs = zip(cells, widths, strict=False)
-        return "  ".join(set_cell_size(shortened(printable(cell), width), width) for cell, width in pairs).rstrip()
+        texts = [printable(cell) for cell, _ in zip(cells, widths, strict=False)]
+        padded = (text + " " * (width - cell_len(text)) for text, width in zip(texts, widths, strict=True))
+        return "  ".join(padded).rstrip()
 
     click.secho(line(_COLUMNS), bold=True)
 

@@ -38,6 +38,7 @@ def show(options: Options, budget: str, limit: int, shard: str | None, as_json: 
         read = for_each_shard(shards, lambda each: _read(each, settings.sweep, budget, limit), troubles)
     documents = [document for _, document in read if document]
     if not documents and not troubles.down:
+        output.name_address()
         troubles.fail(f"there is no budget {shortened(budget)}")
     if as_json:
         output.json({"budget": budget, "shards": documents, "down": troubles.down})

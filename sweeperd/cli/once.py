@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 from prometheus_client import push_to_gateway, write_to_textfile
 
+from sweeperd import redis_url
 from sweeperd.cli.options import Exit, OnceOptions, Options, fail
 from sweeperd.cli.signals import stop_on_signals
 from sweeperd.metrics import Metrics
@@ -25,6 +26,9 @@ def run(options: Options, once: OnceOptions) -> int:
     show = sys.stderr.isatty() and not options.as_json
     # A progress bar and a line for each expiry do not go together.
     settings = options.settings(default_level="warning" if show else None)
+    if show:
+        addresses = (redis_url.parse(shard.url.get_secret_value()).shown for shard in settings.all_shards)
+        click.echo(f"sweeperd: on {', '.join(addresses)}", err=True)
     metrics = Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled, lasting=False)
     try:
         with _metrics_left(metrics, once), stop_on_signals() as stop, _progress(show) as progress:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Never
 import click
 
 from sweeperd import logs
+from sweeperd.cli import address
 from sweeperd.config import Settings, load
 from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import ConfigError
@@ -50,36 +51,42 @@ class Options:
     log_format: Literal["text", "json"] | None
     as_json: bool = False
 
-    def settings(self, default_level: str | None = None) -> Settings:
-        """Load the settings and set the log up. Ends the process where they cannot be used."""
+    def settings(self, default_level: str | None = None, *, secrets: bool = True) -> Settings:
+        """
+        Load the settings, the secrets of the endpoints only where `secrets`, and set the log up. Ends the process where
+        they cannot be used.
+        """
         try:
-            settings = self.load()
+            settings = self.load(secrets=secrets)
         except ConfigError as error:
             fail(str(error), Exit.USAGE)
         self.apply_log(settings, default_level)
         return settings
 
-    def load(self) -> Settings:
+    def load(self, *, secrets: bool = True) -> Settings:
         """The settings as they are now. Raises ConfigError."""
-        return load(self.config_file)
+        return load(self.config_file, secrets=secrets)
 
     def apply_log(self, settings: Settings, default_level: str | None = None) -> None:
         """Set the log up."""
         logs.configure(self.log_level or default_level or settings.log.level, self.log_format or settings.log.format)
 
     @contextlib.contextmanager
-    def shards(self, only: str | None = None) -> Iterator[tuple[Settings, list[Shard]]]:
+    def shards(self, only: str | None = None, *, secrets: bool = False) -> Iterator[tuple[Settings, list[Shard]]]:
         """
         The settings and all shards, or the one of that name, closed at the end. For an operator's command: its log
-        holds errors only. Ends the process where there is no such shard.
+        holds errors only, and files and variables with secrets of endpoints are read only where `secrets`. Ends the
+        process where there is no such shard.
         """
-        settings = self.settings(default_level="error")
+        settings = self.settings(default_level="error", secrets=secrets)
         shards = open_shards(settings)
         try:
             known = [shard.name for shard in shards]
             if only is not None and only not in known:
                 fail(f"there is no shard {only!r} in the configuration, only {', '.join(known)}", Exit.USAGE)
-            yield settings, [shard for shard in shards if only in (None, shard.name)]
+            chosen = [shard for shard in shards if only in (None, shard.name)]
+            address.remember(chosen)
+            yield settings, chosen
         finally:
             for shard in shards:
                 shard.close()

@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sweeperd.cli.address import json_address, text_address
 from sweeperd.config import DEFAULT_SHARD
 from sweeperd.text import rfc3339
 
@@ -56,13 +57,26 @@ class Output:
         #: Whether tables, colours and questions make sense.
         self.terminal = sys.stdout.isatty() and not as_json
         self.console = Console(highlight=False, markup=False, emoji=False)
+        self._address_named = False
 
-    def json(self, value: Any) -> None:
-        """One JSON document, on one line."""
-        click.echo(json.dumps(value))
+    def json(self, value: dict[str, Any]) -> None:
+        """One JSON document, on one line; `address` is put into it."""
+        click.echo(json.dumps(with_address(value)))
+
+    def name_address(self) -> None:
+        """Name the address of the shards on standard error, unless this command has named it."""
+        if text := self.first_line():
+            click.echo(f"sweeperd: on {text}", err=True)
+
+    def first_line(self) -> str:
+        """The address for the first line of a table; empty where this command has named it."""
+        named, self._address_named = self._address_named, True
+        return "" if named else printable(text_address())
 
     def say(self, text: str, style: str = "") -> None:
         """One line for people; nothing with `--json`."""
+        if not self.as_json:
+            self.name_address()
         if self.terminal:
             self.console.print(Text(printable(text), style=style), soft_wrap=True)
         elif not self.as_json:
@@ -72,7 +86,10 @@ class Output:
         """
         Rows of values or `Cell`s. On a terminal values are never cut, and columns without a value are left out; a table
         that is wider than the terminal becomes a list of records. Elsewhere: tab-separated lines, the names first.
+        Above the first table of a command stands the address of the shards.
         """
+        if address := self.first_line():
+            click.secho(address, dim=True)
         if self.terminal:
             shown = fitted(columns, list(rows), self.console.width)
             self.console.print(shown, soft_wrap=isinstance(shown, Text))
@@ -91,9 +108,16 @@ class Output:
         self.check_consent(question, yes=yes)
         if yes:
             return
+        self.name_address()
         if not click.confirm(printable(question), err=True):
             click.echo("nothing was changed", err=True)
             raise click.exceptions.Exit(1)
+
+
+def with_address(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with the address of the command's shards in front; as it is where there are none."""
+    address = json_address()
+    return document if address is None else {"address": address} | document
 
 
 def fitted(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> RenderableType:

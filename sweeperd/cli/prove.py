@@ -31,7 +31,7 @@ def command(options: Options, name: str, file: Path | None, as_json: bool) -> No
     """
     output = Output(as_json=as_json)
     proofs: list[Proof] = []
-    settings = options.settings(default_level="error")
+    settings = options.settings(default_level="error", secrets=False)
     try:
         kind = kind_named(settings, name)
         samples = read_samples(file, kind) if file else derived_samples(kind)

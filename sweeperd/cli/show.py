@@ -49,6 +49,7 @@ def command(options: Options, reservation: str, shard: str | None, as_json: bool
     elif found:
         _show(output, found)
     if not found and not troubles.down:
+        output.name_address()
         fail(f"there is no reservation {shortened(printable(reservation))}", Exit.FAILED)
     troubles.end()
 

@@ -70,7 +70,7 @@ def command(options: Options, watch: bool, interval: float, shard: str | None, a
         readings = _readings(settings, shards, interval if watch else None)
         try:
             if watch and output.terminal:
-                _watch(output, readings)
+                _watch(output, readings, output.first_line())
             else:
                 for statuses in readings:
                     _show(output, statuses)
@@ -90,10 +90,10 @@ def _readings(settings: Settings, shards: Sequence[Shard], interval: float | Non
         time.sleep(max(0.0, interval - (time.monotonic() - began)))
 
 
-def _watch(output: Output, readings: Iterator[list[ShardStatus]]) -> None:
+def _watch(output: Output, readings: Iterator[list[ShardStatus]], address: str) -> None:
     with Live(console=output.console, auto_refresh=False, screen=True) as screen:
         for statuses in readings:
-            screen.update(_picture(statuses, output.console.width), refresh=True)
+            screen.update(Group(Text(address, "dim"), _picture(statuses, output.console.width)), refresh=True)
 
 
 def _tables(statuses: Sequence[ShardStatus]) -> list[tuple[Sequence[str], list[Sequence[object]]]]:

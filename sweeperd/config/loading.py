@@ -24,14 +24,15 @@ ENVIRONMENT_PREFIX = "SWEEPERD_"
 JSON_KEYS = (["shards"], ["kinds"], ["webhooks", "endpoints"], ["http", "hosts"])
 
 
-def load(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
+def load(path: Path | None = None, environment: Mapping[str, str] = os.environ, *, secrets: bool = True) -> Settings:
     """
     Read the file at `path` (else the one that SWEEPERD_CONFIG names, else the first of the usual places that exists,
-    else none) and put the environment's overrides on top. Raises ConfigError.
+    else none) and put the environment's overrides on top. Without `secrets` the secrets of endpoints that stand in
+    files and variables are not read: nothing can be signed then, and their files need not be there. Raises ConfigError.
     """
     path = _find(path, environment)
     data = _read(path) if path else {}
-    context = {"environment": environment, "directory": path.parent if path else Path()}
+    context = {"environment": environment, "directory": path.parent if path else Path(), "secrets": secrets}
     try:
         # A file has types, so it is held to them; what comes from the environment is text.
         settings = Settings.model_validate(data, strict=True, context=context)

@@ -111,7 +111,7 @@ def run_once(
         any_done=not all(run.failure for run in runs),
     )
     if report.any_done:
-        log.info("run ended", extra=report.as_dict())
+        log.info("run ended", extra={**report.as_dict(), "shards": {shard.name: shard.address for shard in shards}})
     return report
 
 

@@ -76,7 +76,12 @@ def test_the_cron_line_works_in_cron_s_environment(server: Server, tmp_path: Pat
 def test_the_line_for_a_deployed_host(server: Server, tmp_path: Path) -> None:
     if shutil.which("env") is None:
         pytest.skip("env is not installed")
-    (tmp_path / "config.toml").write_text("[sweep]\n")
+    unit = (ROOT / "deploy" / "systemd" / "sweeperd.service").read_text()
+    assert "LoadCredential=redis-url:/etc/sweeperd/secrets/redis-url\n" in unit, "the line reads the unit's file"
+    (tmp_path / "config.toml").write_text(
+        "[[webhooks.endpoints]]\nname = 'billing'\nurl = 'http://127.0.0.1:9/'\n"
+        "secrets = ['file:/run/credentials/sweeperd.service/billing']\n"
+    )
     (tmp_path / "redis-url").write_text(server.url + "\n")
     line = code(ROOT / "docs" / "deploying.md", "Commands on a deployed host").removeprefix("sudo ")
     for there, here in {
@@ -87,15 +92,30 @@ def test_the_line_for_a_deployed_host(server: Server, tmp_path: Path) -> None:
         line = line.replace(there, here)
     done = subprocess.run(["/bin/sh", "-c", line], cwd="/", capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert "default" in done.stdout
+    assert done.stdout.splitlines()[0] == server.url
+    assert "billing" in done.stdout
 
 
-def test_the_line_for_a_pod() -> None:
-    """In the pod the settings are where the command looks for them by itself."""
+def test_the_line_for_a_pod(server: Server, tmp_path: Path) -> None:
+    """In the pod the settings are where the command finds them by itself, and the URL is in the pod's environment."""
     deployment = (ROOT / "deploy" / "k8s" / "base" / "deployment.yaml").read_text()
     assert "mountPath: /etc/sweeperd\n" in deployment
-    assert "name: SWEEPERD_REDIS__URL" in deployment
     assert Path("/etc/sweeperd/config.toml") in CONFIG_PLACES
+    found = re.search(r"name: (SWEEPERD_REDIS__URL)\n +value: (\S+)\n", deployment)
+    assert found
+    (tmp_path / "redis-url").write_text(server.url + "\n")
+    variable = {found[1]: found[2].replace("/run/secrets/sweeperd", str(tmp_path))}
+    _, inside = re.findall(r"kubectl exec (\S+) -- sweeperd (.+)", (ROOT / "docs" / "deploying.md").read_text())[0]
+    done = subprocess.run(
+        [BIN / "sweeperd", *inside.split()],
+        env={"PATH": os.environ["PATH"], "SWEEPERD_CONFIG": str(ROOT / "deploy/k8s/settings/config.toml")} | variable,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == server.url
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

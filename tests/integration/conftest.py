@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from sweeperd.cli import main
 from sweeperd.store.embedded import Server
 from tests.lua.conftest import bystanders, world
+from tests.support.address import drop_address
 
 __all__ = ["bystanders", "world"]
 
@@ -50,7 +51,7 @@ def sweeperd(bare_environment: None, log_restored: None, server: Server) -> Swee
     def run(*arguments: str, url: str = server.url, **environment: str) -> Ran:
         place = {"SWEEPERD_REDIS__URL": url} if url else {}
         env = {"SWEEPERD_CONFIG": "/dev/null"} | place | environment
-        result = CliRunner().invoke(main, arguments, env=env)
+        result = drop_address(CliRunner().invoke(main, arguments, env=env))
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         assert "Traceback" not in result.output
         if result.exit_code:
@@ -69,7 +70,7 @@ def cli(bare_environment: None, log_restored: None) -> Cli:
     """Run a subcommand under this environment, without a terminal."""
 
     def invoked(command: str, env: Mapping[str, str], *arguments: str) -> Result:
-        return CliRunner().invoke(main, [command, *arguments], env=dict(env))
+        return drop_address(CliRunner().invoke(main, [command, *arguments], env=dict(env)))
 
     return invoked
 

@@ -17,6 +17,7 @@ from sweeperd.store.keys import Keys
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Outcome
 from sweeperd.sweep.reservations import reservations
+from tests.support.address import drop_address
 from tests.support.harness import reserve
 from tests.support.streams import entries
 
@@ -45,7 +46,7 @@ def invoke(
         for name, variable in (("endpoints", "SWEEPERD_WEBHOOKS__ENDPOINTS"), ("shards", "SWEEPERD_SHARDS")):
             if name in lists:
                 env[variable] = json.dumps(lists[name])
-        return CliRunner().invoke(main, arguments, env=env)
+        return drop_address(CliRunner().invoke(main, arguments, env=env))
 
     return invoked
 

@@ -1,8 +1,12 @@
 """The rights that these commands need, as the documents name them: with them everything works, and none is too much."""
 
+import redis
+
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from tests.integration.cli.conftest import Run, give_up
+from tests.support.acl import rules
+from tests.support.harness import reserve
 from tests.support.receiver import Receiver
 
 RIGHTS = (
@@ -40,6 +44,22 @@ def test_the_rights_suffice_and_none_is_too_much(invoke: Run, own_shard: Shard, 
     granted = {rule[1:].split("|")[0] for rule in RIGHTS.split() if rule.startswith("+")}
     assert granted - used <= SPARE | {"client"}
     assert client.xlen("sweeperd:dead-letters") == 0
+
+
+def test_show_names_what_the_shipped_rights_lack(invoke: Run, server: Server, client: redis.Redis) -> None:
+    reserve(client, ["r1"])
+    client.execute_command("ACL", "SETUSER", "sweeperd", "reset", "on", ">only-for-tests", *rules())
+    url = server.url.replace("redis://", "redis://sweeperd:only-for-tests@")
+    try:
+        refused = invoke("show", "r1", url=url)
+        assert refused.exit_code == 1
+        assert refused.stderr.startswith("sweeperd: this user of redis lacks a right: ")
+        assert "'type'" in refused.stderr
+        # What the documents add for it.
+        client.execute_command("ACL", "SETUSER", "sweeperd", *["+hgetall", "+hdel", "+pttl", "+type", "+zscore"])
+        assert invoke("show", "r1", url=url).exit_code == 0
+    finally:
+        client.execute_command("ACL", "DELUSER", "sweeperd")
 
 
 def test_others_are_refused_in_one_line(invoke: Run, own_shard: Shard, own_server: Server) -> None:

@@ -1,0 +1,212 @@
+"""Every command names the Redis that it works on: in the first line of a table, in `address`, or on standard error."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import redis
+from click.testing import CliRunner, Result
+
+from sweeperd.cli import main
+from sweeperd.store.embedded import Server, free_port
+from sweeperd.store.shard import Shard
+from tests.integration.cli.conftest import give_up
+from tests.support.harness import reserve
+from tests.support.receiver import Receiver
+
+PASSWORD = "hush"
+#: Commands that print a table.
+TABLES = [
+    ["check"],
+    ["status"],
+    ["show", "r1"],
+    ["expired"],
+    ["quarantine", "list"],
+    ["dead-letters", "list"],
+    ["endpoints", "list"],
+    ["ledger", "show", "tenant:acme:TOKENS"],
+    ["reconcile"],
+    ["actions"],
+]
+#: Commands that print lines, or nothing that is a table.
+LINES = [
+    ["quarantine", "requeue", "r1", "--yes"],
+    ["quarantine", "dismiss", "r1", "--yes"],
+    ["quarantine", "adopt", "r1", "--yes"],
+    ["dead-letters", "replay", "--all", "--yes"],
+    ["dead-letters", "drop", "--all", "--yes"],
+    ["endpoints", "pause", "billing", "--yes"],
+    ["endpoints", "resume", "billing", "--yes"],
+    ["endpoints", "skip", "billing", "evt_1", "--yes"],
+    ["endpoints", "test", "billing"],
+    ["reconcile", "--repair-budget", "tenant:acme:TOKENS", "--yes"],
+]
+#: Commands whose output has a form of its own.
+OTHERS = [["expired", "--format", "csv"], ["expired", "--json"], ["endpoints", "keys"]]
+#: Commands that use no Redis of the settings.
+WITHOUT = {"demo", "prove", "endpoints keygen"}
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as running:
+        yield running
+
+
+@pytest.fixture
+def environment(
+    shard: Shard, server: Server, receiver: Receiver, bare_environment: None, log_restored: None
+) -> Iterator[dict[str, str]]:
+    """Of a Redis with a password, a dead letter and an expiry."""
+    give_up(shard, ["dead"])
+    reserve(shard.client, ["r1"])
+    shard.client.execute_command("ACL", "SETUSER", "someone", "on", f">{PASSWORD}", "~*", "&*", "+@all")
+    yield {
+        "SWEEPERD_CONFIG": "/dev/null",
+        "SWEEPERD_REDIS__URL": server.url.replace("redis://", f"redis://someone:{PASSWORD}@"),
+        "SWEEPERD_WEBHOOKS__ENDPOINTS": json.dumps([{"name": "billing", "url": receiver.url}]),
+    }
+    shard.client.execute_command("ACL", "DELUSER", "someone")
+
+
+def run(environment: Mapping[str, str], *arguments: str) -> Result:
+    result = CliRunner().invoke(main, arguments, env=dict(environment))
+    assert PASSWORD not in result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+@pytest.mark.newest_redis
+@pytest.mark.parametrize("arguments", TABLES, ids=" ".join)
+def test_a_table_has_it_in_its_first_line(arguments: list[str], environment: dict[str, str], server: Server) -> None:
+    result = run(environment, *arguments)
+    assert result.stdout.splitlines()[0] == server.url
+    assert result.output.count(f"{server.url}\n") == 1, "once"
+
+
+@pytest.mark.newest_redis
+@pytest.mark.parametrize("arguments", [*TABLES, *LINES], ids=" ".join)
+def test_a_json_document_has_it(arguments: list[str], environment: dict[str, str], server: Server) -> None:
+    if arguments == ["expired"]:
+        return  # JSON lines
+    result = run(environment, *arguments, "--json")
+    assert json.loads(result.stdout)["address"] == server.url
+
+
+@pytest.mark.newest_redis
+@pytest.mark.parametrize("arguments", [*LINES, *OTHERS], ids=" ".join)
+def test_all_else_has_it_on_standard_error(arguments: list[str], environment: dict[str, str], server: Server) -> None:
+    result = run(environment, *arguments)
+    assert f"sweeperd: on {server.url}" in result.stderr.splitlines()
+    assert server.url not in result.stdout
+
+
+@pytest.mark.newest_redis
+@pytest.mark.parametrize("arguments", [["show", "unknown"], ["ledger", "show", "unknown:TOKENS"]], ids=" ".join)
+def test_where_nothing_is_found_too(arguments: list[str], environment: dict[str, str], server: Server) -> None:
+    result = run(environment, *arguments)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[0] == f"sweeperd: on {server.url}"
+
+
+def test_each_command_is_among_these() -> None:
+    def leaves(command: click.Command, name: str) -> Iterator[str]:
+        if not isinstance(command, click.Group):
+            yield name
+            return
+        context = click.Context(command)
+        for each in command.list_commands(context):
+            below = command.get_command(context, each)
+            assert below is not None
+            yield from leaves(below, f"{name} {each}".strip())
+
+    tried = [" ".join(arguments) for arguments in (*TABLES, *LINES, *OTHERS)]
+    for name in set(leaves(main, "")) - WITHOUT:
+        assert any(f"{line} ".startswith(f"{name} ") for line in tried), name
+
+
+def test_several_shards_and_a_prefix(server: Server, bare_environment: None, log_restored: None) -> None:
+    dead = f"redis://127.0.0.1:{free_port()}/0"
+    shards = [{"name": "eu", "url": server.url, "prefix": "{a}:"}, {"name": "us", "url": dead}]
+    environment = {"SWEEPERD_CONFIG": "/dev/null", "SWEEPERD_SHARDS": json.dumps(shards)}
+    lines = run(environment, "status").stdout.splitlines()
+    assert lines[0] == f"eu {server.url} prefix {{a}}:, us {dead}"
+    assert json.loads(run(environment, "status", "--json").stdout)["address"] == f"{server.url}, {dead}"
+    assert run(environment, "status", "--shard", "eu").stdout.splitlines()[0] == f"{server.url} prefix {{a}}:"
+
+
+def test_once_names_it_in_the_log_and_prints_the_keys_of_the_contract(
+    server: Server, client: redis.Redis, bare_environment: None, log_restored: None
+) -> None:
+    environment = {"SWEEPERD_CONFIG": "/dev/null", "SWEEPERD_REDIS__URL": server.url}
+    result = run(environment, "--log-format", "json", "--once", "--json")
+    assert "address" not in json.loads(result.stdout)
+    assert json.loads(result.stderr.splitlines()[-1])["shards"] == {"default": server.url}
+
+
+# ---- secrets that cannot be read
+
+#: What does not sign.
+WITHOUT_SECRETS = [
+    ["status"],
+    ["show", "r1"],
+    ["expired"],
+    ["quarantine", "list"],
+    ["dead-letters", "replay", "--all", "--yes"],
+    ["endpoints", "list"],
+    ["endpoints", "pause", "billing", "--yes"],
+    ["reconcile"],
+    ["actions"],
+]
+#: What signs, or prints public keys.
+WITH_SECRETS: list[list[str]] = [
+    [],
+    ["--once"],
+    ["--once", "--json"],
+    ["endpoints", "test", "billing"],
+    ["endpoints", "keys"],
+]
+
+
+@pytest.fixture
+def unreadable(environment: dict[str, str], receiver: Receiver, tmp_path: Path) -> dict[str, str]:
+    """The environment where neither the file nor the variable of a secret is there."""
+    path = tmp_path / "config.toml"
+    secrets = f'secrets = ["file:{tmp_path}/gone", "env:GONE"]'
+    path.write_text(f'[[webhooks.endpoints]]\nname = "billing"\nurl = "{receiver.url}"\n{secrets}\n')
+    del environment["SWEEPERD_WEBHOOKS__ENDPOINTS"]
+    return environment | {"SWEEPERD_CONFIG": str(path)}
+
+
+@pytest.mark.newest_redis
+@pytest.mark.parametrize("arguments", WITHOUT_SECRETS, ids=" ".join)
+def test_a_command_that_needs_no_secret_works_without_them(arguments: list[str], unreadable: dict[str, str]) -> None:
+    result = run(unreadable, *arguments)
+    assert result.exit_code == 0, result.output
+    assert "gone" not in result.output
+
+
+@pytest.mark.newest_redis
+@pytest.mark.parametrize("arguments", WITH_SECRETS, ids=lambda value: " ".join(value) or "daemon")
+def test_a_command_that_needs_secrets_names_file_and_key(arguments: list[str], unreadable: dict[str, Any]) -> None:
+    result = run(unreadable, *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    file, variable = result.stderr.splitlines()
+    key = f"sweeperd: {unreadable['SWEEPERD_CONFIG']}: webhooks.endpoints[0].secrets"
+    assert file == f"{key}[0]: the file cannot be read: No such file or directory"
+    assert variable == f"{key}[1]: the environment has no variable GONE"
+
+
+def test_check_reports_them_and_checks_the_rest(unreadable: dict[str, str]) -> None:
+    result = run(unreadable, "check", "--json")
+    assert result.exit_code == 1
+    checks = json.loads(result.stdout)["checks"]
+    failed = [each["says"] for each in checks if each["check"] == "secrets"]
+    assert [text.partition(": ")[2] for text in failed] == [
+        "webhooks.endpoints[0].secrets[0]: the file cannot be read: No such file or directory",
+        "webhooks.endpoints[0].secrets[1]: the environment has no variable GONE",
+    ]
+    assert {"reachable", "resolvable"} <= {each["check"] for each in checks if each["level"] == "ok"}

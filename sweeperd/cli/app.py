@@ -22,6 +22,7 @@ _COMMANDS = {
     "demo": "demo",
     "prove": "prove",
     "check": "check",
+    "acl": "acl",
     "status": "status",
     "show": "show",
     "expired": "expired",

@@ -76,7 +76,8 @@ def _refused_commands(kind: KindSettings, index: bytes, client: "redis.Redis") -
         connection.send_command("MULTI")
         connection.read_response()
         for name in own_commands(kind):
-            connection.send_command(name, index, *_ARGUMENTS[name])
+            key = kind.channel_patterns[0].encode() if name == "PUBLISH" else index
+            connection.send_command(name, key, *_ARGUMENTS[name])
             try:
                 connection.read_response()
             except redis.ResponseError as error:

@@ -1,41 +1,53 @@
-"""The user that deploy/redis/sweeperd.acl makes, for tests to run sweeperd as."""
+"""The user that `sweeperd acl` makes, for tests to run sweeperd as."""
 
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import redis
 
+from sweeperd.config import Settings
+from sweeperd.ops.acl import Role, acl_users
 from sweeperd.store.embedded import Server
 
+#: The shipped file: for the default settings.
 ACL = Path(__file__).parents[2] / "deploy" / "redis" / "sweeperd.acl"
 PASSWORD = "only-for-tests"
 
 
-def rules(prefix: str = "") -> list[str]:
-    """What the user may do, with the prefix put before each key as the README says."""
-    user, name, *rest = ACL.read_text().split()
-    assert (user, name) == ("user", "sweeperd")
-    return ["~" + prefix + rule[1:] if rule.startswith("~") else rule for rule in rest]
+def rules(prefix: str = "", *, commands: bool = False, role: Role = "all", **sections: object) -> list[str]:
+    """What the user may do, with these settings: `events={"wait_replicas": 1}`."""
+    place = {} if "shards" in sections else {"keys": {"prefix": prefix}}
+    settings = Settings.model_validate(place | sections)
+    (user,) = acl_users(settings, settings.all_shards, role, commands=commands)
+    return user.rules
 
 
 @contextlib.contextmanager
-def limited(server: Server, client: redis.Redis, prefix: str = "") -> Iterator[str]:
-    """The URL of the server for that user, while the block lasts; at its end nothing must have been refused to it."""
-    client.execute_command("ACL", "SETUSER", "sweeperd", "reset", f">{PASSWORD}", *rules(prefix))
+def limited(server: Server, client: redis.Redis, prefix: str = "", **given: Any) -> Iterator[str]:
+    """
+    The URL of the server for the user of these `rules`, while the block lasts. At its end nothing must have been
+    refused to that user.
+    """
+    client.execute_command("ACL", "SETUSER", "sweeperd", "reset", f">{PASSWORD}", *rules(prefix, **given))
     client.acl_log_reset()
     try:
         yield server.url.replace("redis://", f"redis://sweeperd:{PASSWORD}@")
-        refused = [
-            (row[b"reason"], row[b"object"])
-            for row in map(_row, client.execute_command("ACL", "LOG"))
-            # redis-py says who it is (CLIENT SETINFO) and does not mind a refusal.
-            # Before 7.2 it cannot be granted; 6.2 logs it without the subcommand.
-            if row[b"object"] not in (b"client", b"client|setinfo")
-        ]
-        assert refused == []
+        assert refusals(client) == []
     finally:
         client.acl_deluser("sweeperd")
+
+
+def refusals(client: redis.Redis) -> list[tuple[object, object]]:
+    """What was refused to users since the log was reset: the reason, and the command or key."""
+    return [
+        (row[b"reason"], row[b"object"])
+        for row in map(_row, client.execute_command("ACL", "LOG"))
+        # redis-py says who it is (CLIENT SETINFO) and does not mind a refusal.
+        # Before 7.2 it cannot be granted; 6.2 logs it without the subcommand.
+        if row[b"object"] not in (b"client", b"client|setinfo")
+    ]
 
 
 def _row(row: object) -> dict[bytes, object]:

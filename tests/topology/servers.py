@@ -86,7 +86,7 @@ class Sentinels:
     sentinels: list[SentinelProcess]
 
     def url(self, user: str = "sweeperd") -> str:
-        """The user: the one that deploy/redis/sweeperd.acl makes; `default` may do everything."""
+        """The user: the one that `sweeperd acl` makes; `default` may do everything."""
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
         asks = f"sentinel_username={user}&sentinel_password=s3ntinel%25"
         return f"redis+sentinel://{user}:p%2Fss%3Aw%40rd@{hosts}/{SERVICE}/0?{asks}"
@@ -139,7 +139,8 @@ def sentinels() -> Iterator[Sentinels]:
         running = Sentinels(servers, [])
         for server in servers:
             with redis.Redis(port=server.port) as client:
-                client.execute_command("ACL", "SETUSER", "sweeperd", f">{PASSWORD}", *acl.rules())
+                rules = acl.rules(events={"wait_replicas": 1})
+                client.execute_command("ACL", "SETUSER", "sweeperd", f">{PASSWORD}", *rules)
                 client.config_set("masterauth", PASSWORD)
                 client.config_set("requirepass", PASSWORD)
         for server in servers[1:]:
@@ -173,10 +174,11 @@ class Cluster:
         return f"redis+cluster://{self.hosts}"
 
     def limited_url(self, prefix: str) -> str:
-        """For the user that deploy/redis/sweeperd.acl makes."""
+        """For the user that `sweeperd acl` makes."""
         for server in self.servers:
             with self.client(server) as client:
-                client.execute_command("ACL", "SETUSER", "sweeperd", f">{acl.PASSWORD}", *acl.rules(prefix))
+                rules = acl.rules(shards=[{"name": "default", "url": self.url, "prefix": prefix}])
+                client.execute_command("ACL", "SETUSER", "sweeperd", f">{acl.PASSWORD}", *rules)
         return f"redis+cluster://sweeperd:{acl.PASSWORD}@{self.hosts}"
 
     def client(self, server: Server) -> redis.Redis:

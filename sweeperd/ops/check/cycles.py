@@ -1,24 +1,22 @@
 """Whether a shard is a Cycles installation, and whether sweeperd can take over the expiry sweep there."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import redis
 
 from sweeperd.delivery.cycles_subscription import SYSTEM, parse
 from sweeperd.ops.check.findings import CheckResult, failure, ok, warning
-from sweeperd.ops.check.rights import TRIAL_NAME, TrialCommand, refused
+from sweeperd.ops.check.rights import refused
 from sweeperd.ops.check.subject import Subject
+from sweeperd.ops.grants import cycles_grants
 from sweeperd.ops.last_walk import WalkStore
 from sweeperd.ops.reconcile import Fault
 from sweeperd.store.lease import CYCLES_TOKEN
-from sweeperd.store.scripts import Call, Script
 from sweeperd.text import decode
 
 #: How many subscription records are read at most, in all sets together; a check takes a moment, not minutes.
 MOST_SUBSCRIPTIONS = 10_000
-#: No form of LPUSH is refused only after its rights were checked, so the server is asked; Redis 6.2 cannot be.
-_MAY_PUSH = "return (not redis.acl_check_cmd or redis.acl_check_cmd('LPUSH', KEYS[1], '')) and 1 or 0"
 #: How many unreadable records a finding names.
 NAMED = 3
 
@@ -62,12 +60,11 @@ def lease(subject: Subject) -> CheckResult:
 
 def rights(subject: Subject) -> CheckResult:
     """Whether the user may run what the lease and the relay need."""
-    missing = refused(subject.shard, _trials(subject))
-    queue = subject.shard.keys.cycles.dispatch
-    if not Script("may push", _MAY_PUSH).run(subject.shard.client, Call([queue], [])):
-        missing.append(f"LPUSH {decode(queue)}")
+    missing = refused(subject.shard, list(cycles_grants(subject.shard.keys)))
     if missing:
-        return failure(f"this user may not {', '.join(missing)}", "grant the rights of docs/cycles.md, step 2")
+        return failure(
+            f"this user may not {', '.join(missing)}", "`sweeperd acl` with cycles.enabled = true prints the rights"
+        )
     return ok("all commands on the keys of the lease and of the relay")
 
 
@@ -120,22 +117,3 @@ def _is_readable(record: object) -> bool:
         return isinstance(record, bytes) and bool(parse(record))
     except ValueError:
         return False
-
-
-def _trials(subject: Subject) -> Sequence[TrialCommand]:
-    """Each in a form that Redis refuses after it has checked the rights, or that reads."""
-    keys, name = subject.shard.keys.cycles, TRIAL_NAME.decode()
-    return [
-        ("SET", keys.lease, "", "PX", 0),
-        ("PEXPIRE", keys.lease, "none"),
-        ("GET", keys.lease),
-        ("SMEMBERS", keys.subscriptions(TRIAL_NAME)),
-        ("GET", keys.subscription(TRIAL_NAME)),
-        ("EXISTS", keys.event(name)),
-        ("SET", keys.event(name), "", "PX", 0),
-        ("ZADD", keys.events(TRIAL_NAME), "none", TRIAL_NAME),
-        ("EXISTS", keys.delivery(name)),
-        ("SET", keys.delivery(name), "", "PX", 0),
-        ("ZADD", keys.deliveries(name), "none", TRIAL_NAME),
-        ("LLEN", keys.dispatch),
-    ]

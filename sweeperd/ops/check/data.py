@@ -5,18 +5,21 @@ from collections.abc import Callable
 import redis
 
 from sweeperd.ops.check.findings import CheckResult, failure, ok, warning
-from sweeperd.ops.check.rights import TRIAL_NAME, for_walks, needed, refused
+from sweeperd.ops.check.rights import for_walks, needed, refused
 from sweeperd.ops.check.subject import Subject
+from sweeperd.ops.grants import ANY, channels
 from sweeperd.ops.last_walk import WalkStore
 from sweeperd.ops.presence import WARNING, is_empty
 from sweeperd.store.errors import REFUSED, describe
 from sweeperd.store.scripts import Call, Script, script_names, source
 
+_GRANT = "`sweeperd acl` prints the rights to grant"
+
 
 def writable(subject: Subject) -> CheckResult:
     """A write of nothing: a replica refuses it, and a server that lacks replicas or cannot save."""
     try:
-        subject.shard.client.zrem(subject.shard.keys.reservation_index, TRIAL_NAME)
+        subject.shard.client.zrem(subject.shard.keys.reservation_index, ANY)
     except (redis.ResponseError, *REFUSED) as error:
         if "WRONGTYPE" in str(error):
             return ok("it takes writes")  # but not here; see the types of the keys
@@ -89,13 +92,10 @@ def foreign_expiries(subject: Subject) -> CheckResult:
 
 def rights(subject: Subject) -> CheckResult:
     """Whether the user may run every command that sweeperd needs."""
-    missing = refused(subject.shard, needed(subject))
+    missing = refused(subject.shard, needed(subject), channels(subject.settings))
     if missing:
-        return failure(f"this user may not {', '.join(missing)}", "grant what deploy/redis/sweeperd.acl grants")
+        return failure(f"this user may not {', '.join(missing)}", _GRANT)
     missing = refused(subject.shard, for_walks(subject))
     if missing:
-        return warning(
-            f"this user may not {', '.join(missing)}: reconcile does not work",
-            "grant what deploy/redis/sweeperd.acl grants",
-        )
+        return warning(f"this user may not {', '.join(missing)}: reconcile does not work", _GRANT)
     return ok("all commands on all keys of the shard")

@@ -1,108 +1,119 @@
 """Which commands the user of a shard may run on its keys, each tried in a form that changes nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from sweeperd.config import Settings
 from sweeperd.ops.check.subject import Subject
+from sweeperd.ops.grants import ANY, Duty, Grant, grants
 from sweeperd.store.errors import is_refused
+from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 
-#: No reservation has this id, and no group or member this name: commands are tried on it.
-TRIAL_NAME = b"\0sweeperd check"
 #: A command in a form that changes nothing.
 TrialCommand = tuple[bytes | str | int, ...]
 
+#: What follows the key in the form that is tried: it reads; or it meets nothing; or Redis refuses an argument of it,
+#: which it does after it has checked the rights.
+_FORMS: dict[str, tuple[bytes | str | int, ...]] = {
+    **dict.fromkeys(("EXISTS", "GET", "HGETALL", "HLEN", "LLEN", "PTTL", "SCARD", "SMEMBERS", "STRLEN"), ()),
+    **dict.fromkeys(("TYPE", "XLEN", "ZCARD"), ()),
+    **dict.fromkeys(("HDEL", "HEXISTS", "HGET", "HMGET", "SISMEMBER", "SREM", "ZREM", "ZSCORE"), (ANY,)),
+    "HINCRBY": (ANY, "none"),
+    "HSET": ("a", "b", "c"),
+    "INCRBY": ("none",),
+    "PEXPIRE": ("none",),
+    "SET": ("", "PX", 0),
+    "XACK": (ANY, "none"),
+    "XADD": ("none", "a", "b"),
+    "XCLAIM": (ANY, ANY, "none", "0-1"),
+    "XDEL": ("0-0",),
+    "XPENDING": (ANY,),
+    "XRANGE": ("0-1", "0-1"),
+    "XREVRANGE": ("0-1", "0-1"),
+    "XTRIM": ("MAXLEN", "none"),
+    "ZADD": ("none", ANY),
+    "ZCOUNT": (0, 0),
+    "ZRANGE": (0, 0),
+    "ZSCAN": (0, "COUNT", 1),
+    "XINFO|STREAM": (),
+    "XINFO|GROUPS": (),
+    "XINFO|CONSUMERS": (ANY,),
+    "XGROUP|CREATE": (ANY, "none"),
+    "XGROUP|DELCONSUMER": (ANY, ANY),
+}
+#: Stands for the key in the forms below.
+_KEY = b"\0key"
+#: The commands whose key is not the first word, or that have none.
+_WHOLE: dict[str, tuple[bytes | str | int, ...]] = {
+    "EVAL": ("EVAL", "return 1", 1, _KEY),
+    "EVALSHA": ("EVALSHA", "0" * 40, 1, _KEY),
+    "XREADGROUP": ("XREADGROUP", "GROUP", ANY, ANY, "COUNT", 1, "STREAMS", _KEY, ">"),
+    "SCAN": ("SCAN", 0, "COUNT", 1),
+    "DBSIZE": ("DBSIZE",),
+    "INFO": ("INFO", "server"),
+    "WAIT": ("WAIT", 0, 1),
+}
+#: No form of these changes nothing, so the server is asked. Redis 6.2 cannot be.
+_ASKED = frozenset({"LPUSH", "RPUSH", "SADD"})
+_MAY = Script(
+    "may run",
+    "return (not redis.acl_check_cmd or redis.acl_check_cmd(unpack(ARGV))) and 1 or 0",
+)
 
-def trials(shard: Shard, settings: Settings) -> list[TrialCommand]:
-    """Every command that is tried. The tests compare this list with the rights in deploy/redis/sweeperd.acl."""
-    subject = Subject(shard, settings)
-    return [*needed(subject), *for_walks(subject)]
 
-
-def needed(subject: Subject) -> list[TrialCommand]:
+def needed(subject: Subject) -> list[Grant]:
     """What the daemon and `--once` run."""
-    keys, settings = subject.shard.keys, subject.settings
-    reservation, budget = keys.reservation(TRIAL_NAME), keys.budget(TRIAL_NAME, TRIAL_NAME)
-    index, events, dead, aside = keys.reservation_index, keys.events, keys.dead_letters, keys.quarantine
-    board, lease = keys.endpoints, keys.lease("sweep")
-    commands: list[TrialCommand] = [
-        ("EVAL", "return 1", 1, index),
-        ("EVALSHA", "0" * 40, 1, index),
-        # From here on, Redis refuses what would change anything: a TTL, number, id or argument is not valid.
-        ("SET", lease, "", "PX", 0),
-        ("PEXPIRE", lease, "none"),
-        ("GET", lease),
-        ("DEL", reservation),
-        ("EXISTS", reservation),
-        ("HGET", board, ""),
-        ("HSET", board, "a", "b", "c"),
-        ("HDEL", board, TRIAL_NAME),
-        ("HGETALL", keys.circuits),
-        ("HMGET", reservation, "state"),
-        ("HMGET", budget, "reserved"),
-        ("HSET", reservation, "a", "b", "c"),
-        ("HSET", budget, "a", "b", "c"),
-        ("PEXPIRE", reservation, "none"),
-        ("ZADD", index, "none", TRIAL_NAME),
-        ("ZADD", aside, "none", TRIAL_NAME),
-        ("ZCARD", aside),
-        ("ZCOUNT", index, 0, 0),
-        ("ZRANGE", index, 0, 0),
-        ("ZREM", index, TRIAL_NAME),
-        ("XADD", events, "none", "a", "b"),
-        ("XADD", dead, "none", "a", "b"),
-        ("XLEN", dead),
-        ("XRANGE", events, "0-1", "0-1"),
-        ("XREVRANGE", events, "0-1", "0-1"),
-        ("XTRIM", events, "MAXLEN", "none"),
-        ("XADD", keys.actions, "none", "a", "b"),
-        ("HSET", keys.action_counts, "a", "b", "c"),
-        ("XINFO", "STREAM", events),
-        ("XINFO", "GROUPS", events),
-    ]
-    if settings.webhooks.endpoints:
-        commands += [
-            ("XACK", events, TRIAL_NAME, "none"),
-            ("XCLAIM", events, TRIAL_NAME, TRIAL_NAME, "none", "0-1"),
-            ("XGROUP", "CREATE", events, TRIAL_NAME, "none"),
-            ("XGROUP", "DELCONSUMER", events, TRIAL_NAME, TRIAL_NAME),
-            ("XINFO", "CONSUMERS", events, TRIAL_NAME),
-            ("XPENDING", events, TRIAL_NAME),
-            ("XREADGROUP", "GROUP", TRIAL_NAME, TRIAL_NAME, "COUNT", 1, "STREAMS", events, ">"),
-        ]
-    if settings.events.wait_replicas:
-        commands.append(("WAIT", 0, 1))
-    return commands
+    duties = {Duty.STATUS, Duty.SWEEP, *([Duty.DELIVER] if subject.settings.consumers else [])}
+    return _of(subject, duties)
 
 
-def for_walks(subject: Subject) -> list[TrialCommand]:
+def for_walks(subject: Subject) -> list[Grant]:
     """What `reconcile` runs in addition."""
-    keys = subject.shard.keys
-    return [
-        ("SCAN", 0, "COUNT", 1),
-        ("DBSIZE",),
-        ("INFO", "server"),
-        ("ZSCAN", keys.reservation_index, 0, "COUNT", 1),
-        ("ZSCORE", keys.reservation_index, TRIAL_NAME),
-        ("ZSCORE", keys.quarantine, TRIAL_NAME),
-        ("HSET", keys.reconcile, "a", "b", "c"),
-        ("SET", keys.lease("reconcile"), "", "PX", 0),
-    ]
+    return _of(subject, {Duty.WALK})
 
 
-def refused(shard: Shard, tried: Sequence[TrialCommand]) -> list[str]:
-    """What the user may not run, without duplicates. Raises redis.RedisError."""
+def _of(subject: Subject, duties: Collection[Duty]) -> list[Grant]:
+    return [grant for grant in grants(subject.settings, subject.shard.keys) if grant.duty in duties]
+
+
+def trials(found: Iterable[Grant]) -> Iterator[TrialCommand]:
+    """A form of each command of these grants that has one."""
+    free: bytes | None = None  # a key that does not exist
+    for grant in found:
+        free = grant.key if free is None and ANY in grant.key else free
+        for command in grant.commands:
+            if command in _WHOLE:
+                yield tuple(grant.key if word == _KEY else word for word in _WHOLE[command])
+            elif command == "DEL":
+                if free is not None:
+                    yield "DEL", free
+            elif command in _FORMS:
+                yield *command.split("|"), grant.key, *_FORMS[command]
+
+
+def refused(shard: Shard, found: Sequence[Grant], audible: Sequence[str] = ()) -> list[str]:
+    """
+    What the user may not run of these grants, and to which of these channels it may not publish, without duplicates.
+    Raises redis.RedisError.
+    """
+    tried = list(dict.fromkeys(trials(found)))
     pipeline = shard.client.pipeline(transaction=False)
     for trial in tried:
         pipeline.execute_command(*trial)
     replies = pipeline.execute(raise_on_error=False)
-    found = [_description(trial) for trial, reply in zip(tried, replies, strict=True) if is_refused(reply)]
-    return list(dict.fromkeys(found))
+    missing = [_description(trial) for trial, reply in zip(tried, replies, strict=True) if is_refused(reply)]
+    asked = [(name, grant.key) for grant in found for name in grant.commands if name in _ASKED]
+    asked += [("PUBLISH", channel.encode()) for channel in audible]
+    answers = _MAY.run_many(shard.client, [Call([], [name, key, ""]) for name, key in asked])
+    missing += [_description(pair) for pair, answer in zip(asked, answers, strict=True) if answer == 0]
+    return list(dict.fromkeys(missing))
 
 
 def _description(trial: TrialCommand) -> str:
-    """The command and its key."""
-    words = [word.decode(errors="backslashreplace") if isinstance(word, bytes) else str(word) for word in trial]
-    key = next((word for word, part in zip(words, trial, strict=True) if isinstance(part, bytes)), "")
+    """The command and its key, with `*` for any text."""
+    words = [
+        word.replace(ANY, b"*").decode(errors="backslashreplace") if isinstance(word, bytes) else str(word)
+        for word in trial
+    ]
+    key = next((word for word, part in zip(words, trial, strict=True) if isinstance(part, bytes) and word != "*"), "")
     two = trial[0] in ("XGROUP", "XINFO")
     return " ".join(filter(None, [*words[: 2 if two else 1], key and f"{key!r}".strip("'")]))

@@ -21,6 +21,7 @@ SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
 
 #: Schema, and a command whose output it describes.
 COMMANDS = [
+    ("acl", ["acl"]),
     ("actions", ["actions"]),
     ("check", ["check"]),
     ("status", ["status"]),

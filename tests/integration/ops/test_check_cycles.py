@@ -21,10 +21,7 @@ from tests.support.harness import environment
 OK, WARNING, FAILURE = CheckLevel.OK, CheckLevel.WARNING, CheckLevel.FAILURE
 LEASE = "cycles:maintenance:lease:reservation_expiry"
 #: As docs/cycles.md, step 2, names them.
-RIGHTS = (
-    "~event:* ~events:* ~webhook:* ~webhooks:* ~delivery:* ~deliveries:* ~dispatch:pending "
-    "~cycles:maintenance:lease:* +smembers +llen +lpush"
-)
+RIGHTS = rules(cycles={"enabled": True})
 
 
 def found(shard: Shard, *, enabled: bool = False) -> Mapping[str, CheckFinding]:
@@ -87,12 +84,12 @@ def test_the_rights_of_the_document_suffice(server: Server, client: redis.Redis)
     asked = OK if client.info()["redis_version"].startswith("6.") else FAILURE  # 6.2 has no way to ask for this one
     try:
         for further, level in (
-            (RIGHTS.split(), OK),
+            (RIGHTS, OK),
             ([], FAILURE),
-            ([*RIGHTS.split(), "-smembers"], FAILURE),
-            ([*RIGHTS.split(), "-lpush"], asked),
+            ([*RIGHTS, "-smembers"], FAILURE),
+            ([*RIGHTS, "-lpush"], asked),
         ):
-            client.execute_command("ACL", "SETUSER", "sweeperd", "reset", "on", f">{PASSWORD}", *rules(), *further)
+            client.execute_command("ACL", "SETUSER", "sweeperd", "reset", f">{PASSWORD}", *rules(), *further)
             with contextlib.closing(Shard(RedisSettings.model_validate({"url": url}))) as shard:
                 assert found(shard)["cycles rights"].level is level, further
     finally:

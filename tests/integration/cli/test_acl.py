@@ -1,0 +1,225 @@
+"""`sweeperd acl`: the rights that it prints suffice for all that sweeperd does with these settings."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import load
+from sweeperd.ops.acl import acl_users
+from sweeperd.store.embedded import Server
+from tests.integration.conftest import Cli
+from tests.support.acl import ACL, PASSWORD, refusals, rules
+from tests.support.harness import Daemon, daemon, environment, eventually, once, reserve
+from tests.support.receiver import Receiver
+
+ROOT = Path(__file__).parents[3]
+#: A kind with templates, one with a script, a channel, an endpoint that asks for spikes, and Cycles.
+SETTINGS = """
+[cycles]
+enabled = true
+
+[[kinds]]
+name = "seat-hold"
+index = "seats:ttl"
+key = "seats:hold:{id}"
+deadline = "expires_at"
+active = { state = "HELD" }
+ended = { state = "EXPIRED" }
+retention = "0s"
+give_back = [
+  "HINCRBY seats:{show} free {qty}", "INCRBY seats:count 1", "LPUSH seats:log:{show} {id}", "PUBLISH seats.{show} {id}",
+]
+channels = ["seats.*"]
+
+[[kinds]]
+name = "session"
+index = "sessions:ttl"
+key = "sessions:{id}"
+deadline = "expires_at"
+ended = { state = "EXPIRED" }
+script = "file:%s/examples/sessions/session.lua"
+writes = ["users:*"]
+
+[[webhooks.endpoints]]
+name = "billing"
+url = "%s"
+events = ["reservation", "seat-hold", "session", "reservation.expiry_rate_spike"]
+"""
+
+
+def environment_of(tmp_path: Path, url: str, receiver: str, **settings: object) -> dict[str, str]:
+    config = tmp_path / "config.toml"
+    config.write_text(SETTINGS % (ROOT, receiver))
+    return environment(url, sweep__interval="100ms", config=config, **settings)
+
+
+def fill(client: redis.Redis) -> None:
+    """Entries of each kind: one that expires, one that cannot be decided."""
+    reserve(client, ["one", "two"])
+    client.hset("reservation:res_odd", "state", "BROKEN")
+    client.zadd("reservation:ttl", {"odd": 1})
+    client.hset("seats:hamlet", "free", 1)
+    client.set("seats:count", 1)
+    for number, quantity in enumerate(("1", "none")):
+        hold: dict[Any, Any] = {"state": "HELD", "show": "hamlet", "qty": quantity, "expires_at": 10**12}
+        client.hset(f"seats:hold:{number}", mapping=hold)
+        client.zadd("seats:ttl", {str(number): 10**12})
+    for number, state in enumerate(("ACTIVE", "")):
+        session: dict[Any, Any] = {"state": state, "user": "ada", "expires_at": 10**12, "last_seen": 1, "idle_ms": 1000}
+        client.hset(f"sessions:{number}", mapping=session)
+        client.zadd("sessions:ttl", {str(number): 10**12})
+
+
+def decided(running: Daemon) -> bool:
+    expiries = [("reservations", 2), ("seat-hold", 1)]
+    return all(
+        running.metric("sweeperd_candidates_total", kind=kind, outcome="expired") == count for kind, count in expiries
+    )
+
+
+@pytest.fixture
+def limited_url(own_server: Server, tmp_path: Path) -> str:
+    return own_server.url.replace("redis://", f"redis://sweeperd:{PASSWORD}@")
+
+
+def grant(client: redis.Redis, env: dict[str, str], role: str = "all", *, commands: bool = False) -> None:
+    settings = load(Path(env["SWEEPERD_CONFIG"]), env)
+    (user,) = acl_users(settings, settings.all_shards, role, commands=commands)  # type: ignore[arg-type]
+    client.execute_command("ACL", "SETUSER", "sweeperd", "reset", f">{PASSWORD}", *user.rules)
+    client.acl_log_reset()
+
+
+def test_the_shipped_file_is_what_the_command_prints(cli: Cli) -> None:
+    printed = cli("acl", environment("redis://127.0.0.1:6379/0"), "--file")
+    assert (printed.exit_code, printed.stderr) == (0, "redis://127.0.0.1:6379: default\n")
+    assert printed.stdout == ACL.read_text()
+
+
+def test_the_documents_name_what_the_command_adds() -> None:
+    daemons = set(rules())
+    cycles = (ROOT / "docs" / "cycles.md").read_text()
+    (named,) = re.findall(r"The user of sweeperd also needs `([^`]*)`", cycles)
+    assert set(named.split()) == set(rules(cycles={"enabled": True})) - daemons
+    operating = (ROOT / "docs" / "operating.md").read_text()
+    (named,) = re.findall(r"\| also `(\+[^`]*)` \|", operating)
+    assert set(named.split()) == set(rules(commands=True)) - daemons
+    (named,) = re.findall(r"leaves out `(\+[^`]*)`", operating)
+    assert set(named.split()) == daemons - set(rules(reconcile={"interval": ""}))
+
+
+def test_every_command_works_under_the_rights(own_server: Server, limited_url: str, cli: Cli, tmp_path: Path) -> None:
+    with redis.Redis.from_url(own_server.url, protocol=2) as client, Receiver() as receiver:
+        env = environment_of(tmp_path, limited_url, receiver.url)
+        grant(client, env)
+        fill(client)
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: decided(running))
+            eventually(lambda: len(receiver.requests) >= 3)
+            eventually(lambda: json.loads(running.get("/status.json")[1])["shards"][0]["status"])
+            assert running.metric("sweeperd_sweeps_total", result="error") == 0
+            assert running.terminate() == 0
+        reserve(client, ["three"])
+        done = once(env, "--delivery-limit", "10s")
+        assert (done.code, done.report["expired"]) == (0, 1), done.errors
+        assert refusals(client) == []
+        grant(client, env, commands=True)
+        checked = json.loads(cli("check", env, "--cycles", "--json").stdout)["checks"]
+        assert [each for each in checked if "may not" in each["says"] and "CONFIG" not in each["says"]] == []
+        assert {each[1] for each in refusals(client)} <= {b"config", b"config|get"}
+        client.acl_log_reset()
+        for arguments in (
+            ["status"],
+            ["show", "one"],
+            ["expired"],
+            ["quarantine", "list"],
+            ["quarantine", "dismiss", "odd", "--yes"],
+            ["quarantine", "list", "--kind", "seat-hold"],
+            ["quarantine", "requeue", "1", "--kind", "seat-hold", "--yes"],
+            ["reconcile"],
+            ["endpoints", "list"],
+            ["endpoints", "pause", "billing", "--yes"],
+            ["endpoints", "resume", "billing", "--yes"],
+            ["dead-letters", "list"],
+            ["actions"],
+        ):
+            result = cli(arguments[0], env, *arguments[1:])
+            assert result.exit_code == 0, (arguments, result.output)
+            assert refusals(client) == [], arguments
+
+
+@pytest.mark.newest_redis
+@pytest.mark.parametrize("role", ["sweep", "deliver"])
+def test_a_role_works_under_its_rights(own_server: Server, limited_url: str, tmp_path: Path, role: str) -> None:
+    with redis.Redis.from_url(own_server.url, protocol=2) as client, Receiver() as receiver:
+        env = environment_of(tmp_path, limited_url, receiver.url, role=role)
+        grant(client, env, role)
+        fill(client)
+        with daemon(env, tmp_path) as running:
+            if role == "sweep":
+                eventually(lambda: decided(running))
+            else:
+                eventually(lambda: client.exists("sweeperd:events"))
+                eventually(lambda: {b"billing"} & {each["name"] for each in client.xinfo_groups("sweeperd:events")})
+                client.xadd("sweeperd:events", {"type": "seat-hold.expired", "kind": "seat-hold", "id": "h"})
+                eventually(lambda: receiver.requests)
+            eventually(lambda: json.loads(running.get("/status.json")[1])["shards"][0]["status"])
+            assert running.terminate() == 0
+        assert refusals(client) == []
+
+
+@pytest.mark.newest_redis
+def test_a_lease_that_never_ends_does_not_need_more(own_server: Server, limited_url: str, tmp_path: Path) -> None:
+    with redis.Redis.from_url(own_server.url, protocol=2) as client:
+        client.execute_command("ACL", "SETUSER", "sweeperd", "reset", f">{PASSWORD}", *rules())
+        client.set("sweeperd:lease:sweep", "held for ever")
+        reserve(client, ["one"])
+        with daemon(environment(limited_url, sweep__interval="100ms", sweep__lease_ttl="1s"), tmp_path) as running:
+            eventually(lambda: running.metric("sweeperd_candidates_total", outcome="expired") == 1)
+            assert running.logged(
+                "the lease is held, but its holder does not sweep: sweeping without the lease; delete its key"
+            )
+
+
+def test_shards_on_one_redis_share_a_user(cli: Cli) -> None:
+    env = environment(
+        shards=[
+            {"name": "a", "url": "redis://one:1/0", "prefix": "a [x]:"},
+            {"name": "b", "url": "redis://one:1/1", "prefix": "b:"},
+            {"name": "c", "url": "redis+cluster://two:1,three:1", "prefix": "{c}:"},
+        ]
+    )
+    users = json.loads(cli("acl", env, "--json", "--user", "ops").stdout)["users"]
+    assert [(user["address"], user["shards"]) for user in users] == [
+        ("redis://one:1", ["a", "b"]),
+        ("redis+cluster://two:1,three:1", ["c"]),
+    ]
+    first, second = (user["rules"] for user in users)
+    # A rule can hold no space, and brackets are special in a pattern.
+    assert {r"~a?\[x\]:reservation:ttl", "~b:reservation:ttl", "+select"} <= set(first)
+    assert {"~{c}:budget:*", "+asking", "+cluster|slots"} <= set(second)
+    assert users[0]["line"].startswith("ACL SETUSER ops on resetkeys resetchannels -@all ~")
+    only = cli("acl", env, "--shard", "c").stdout
+    assert only.count("\n") == 1
+    assert "~b:" not in only
+
+
+def test_a_walk_that_is_turned_off_needs_no_names_of_keys(cli: Cli) -> None:
+    env = environment("redis://localhost", reconcile__interval="")
+    assert not re.search(r"\+(scan|zscan|dbsize|info)\b", cli("acl", env).stdout)
+    assert "+scan" in cli("acl", env, "--commands").stdout
+
+
+def test_reservations_that_are_not_swept_need_no_rights(cli: Cli, tmp_path: Path) -> None:
+    env = environment_of(tmp_path, "redis://localhost", "http://localhost")
+    env |= {"SWEEPERD_RESERVATIONS__ENABLED": "false", "SWEEPERD_CYCLES__ENABLED": "false"}
+    printed = cli("acl", env).stdout.split()
+    assert not [rule for rule in printed if "reservation" in rule or "budget" in rule]
+    assert {"~seats:hold:*", "~seats:ttl", "~sweeperd:quarantine:seat-hold", "&seats.*", "+publish"} <= set(printed)
+
+
+def test_a_name_with_a_space_is_refused(cli: Cli) -> None:
+    assert cli("acl", environment("redis://localhost"), "--user", "a b").exit_code == 2

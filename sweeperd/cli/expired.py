@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from sweeperd.cli.moment import Moment, moment
+from sweeperd.cli.names import check_name
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
 from sweeperd.cli.output import Output, printable
 from sweeperd.cli.signals import stop_on_signals
@@ -58,6 +59,7 @@ _FORMULA = re.compile("[=+@\uff1d\uff0b\uff20\uff0d-]")
 )
 @click.option("--until", callback=moment, metavar="TIME", help="Up to then, that moment not included.  [default: now]")
 @click.option("--tenant", metavar="NAME", help="Only this tenant's.")
+@click.option("--kind", metavar="NAME", help="Only this kind's; `reservations` is the built-in one.")
 @click.option("--follow", "-f", is_flag=True, help="Go on as they come, until Ctrl-C.")
 @click.option(
     "--format",
@@ -75,6 +77,7 @@ def command(
     since: Moment,
     until: Moment | None,
     tenant: str | None,
+    kind: str | None,
     follow: bool,
     form: str,
     as_json: bool,
@@ -95,11 +98,13 @@ def command(
     if follow and until is not None:
         raise click.UsageError("--follow has no end: leave --until out")
     output, troubles = Output(as_json=as_json), Troubles()
-    with options.shards(shard) as (_, shards):
+    with options.shards(shard) as (settings, shards):
+        if kind is not None:
+            check_name("kind", kind, ["reservations", *(each.name for each in settings.kinds)])
         readers = []
         for one in shards:
             with troubles.noted(one):
-                readers.append(_reader(one, since, until, tenant, follow))
+                readers.append(_reader(one, since, until, follow, tenant=tenant, kind=kind))
         if readers:
             write = _writer(output, "jsonl" if as_json else form)
         if readers and follow:
@@ -109,7 +114,9 @@ def command(
         troubles.end()
 
 
-def _reader(shard: Shard, since: Moment, until: Moment | None, tenant: str | None, follow: bool) -> ExpiryReader:
+def _reader(
+    shard: Shard, since: Moment, until: Moment | None, follow: bool, *, tenant: str | None, kind: str | None
+) -> ExpiryReader:
     now_ms = shard.read_clock()
     since_ms, until_ms = since.on(now_ms), now_ms if until is None else until.on(now_ms)
     if since_ms >= until_ms and not follow:
@@ -120,7 +127,7 @@ def _reader(shard: Shard, since: Moment, until: Moment | None, tenant: str | Non
     missing = retention_gap(shard, since_ms)
     if missing:
         warn(f"{_on(shard)}{missing}")
-    return ExpiryReader(shard, since_ms, None if follow else until_ms, tenant)
+    return ExpiryReader(shard, since_ms, None if follow else until_ms, tenant, kind)
 
 
 def _on(shard: Shard) -> str:

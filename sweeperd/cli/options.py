@@ -115,6 +115,12 @@ shard_option: Decorator = click.option("--shard", metavar="NAME", help="Only thi
 kind_option: Decorator = click.option("--kind", metavar="NAME", help="One of [[kinds]].  [default: reservations]")
 
 
+def swept_names(settings: Settings) -> list[str]:
+    """The names of all kinds that are swept."""
+    built_in = ["reservations"] if settings.reservations.enabled else []
+    return [*built_in, *(kind.name for kind in settings.kinds)]
+
+
 def kind_of(settings: Settings, name: str | None) -> KindSettings | None:
     """The configured kind of this name; None: reservations. Ends the process where there is none."""
     if name is None:

@@ -61,7 +61,7 @@ def list_(
     with options.shards(shard) as (settings, shards):
 
         def listing(each: Shard) -> _Listed:
-            quarantine = Quarantine(each, settings.sweep, kind_of(settings, kind))
+            quarantine = Quarantine(each, settings, kind_of(settings, kind))
             entries = list(islice(quarantine.find(wanted), limit + 1))
             return _Listed(each, quarantine.size(), each.read_clock(), entries[:limit], len(entries) > limit)
 

@@ -101,7 +101,7 @@ class Change:
                 for shard, wanted, _ in plan:
                     done = self.done
                     with self.troubles.noted(shard):
-                        for page in self.act(Quarantine(shard, settings.sweep, kind), wanted):
+                        for page in self.act(Quarantine(shard, settings, kind), wanted):
                             self._count(shard, page)
                             advance(len(page))
                     leave_record(shard, self.action, _target(wanted), self.done - done)
@@ -134,7 +134,7 @@ class Change:
         plan, found = [], set[str]()
         for shard in shards:
             with self.troubles.noted(shard):
-                quarantine = Quarantine(shard, settings.sweep, kind_of(settings, selection.kind))
+                quarantine = Quarantine(shard, settings, kind_of(settings, selection.kind))
                 if not selection.texts:
                     wanted = QuarantineFilter(reason=selection.reason)
                     count = sum(1 for _ in quarantine.find(wanted)) if selection.reason else quarantine.size()

@@ -7,14 +7,16 @@ from typing import Any
 
 import click
 
-from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
+from sweeperd.cli.names import check_name
+from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, swept_names
 from sweeperd.cli.output import Cell, Output, printable, shortened, timestamp
 from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import Settings
 from sweeperd.ops.ids import candidates
 from sweeperd.ops.show import EventDelivery, Fate, Inspection, inspect
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Outcome
+from sweeperd.sweep.configured_kinds import all_kinds
+from sweeperd.sweep.kind import RESERVATIONS, Outcome
 from sweeperd.sweep.reasons import REASONS
 from sweeperd.text import decode, rfc3339, span
 
@@ -28,37 +30,46 @@ _WHY = {
 }
 
 
-@click.command("show", short_help="Everything about one reservation, and what a sweep would do with it.")
-@click.argument("reservation", metavar="ID")
+@click.command("show", short_help="Everything about one entry, and what a sweep would do with it.")
+@click.argument("entry", metavar="ID")
+@click.option("--kind", metavar="NAME", help="Its kind, where two kinds have an entry of this id.")
 @shard_option
 @json_option
 @click.pass_obj
-def command(options: Options, reservation: str, shard: str | None, as_json: bool) -> None:
+def command(options: Options, entry: str, kind: str | None, shard: str | None, as_json: bool) -> None:
     r"""
-    Everything about one reservation: its hash, where it stands in index and quarantine, the budgets of its scopes, its
-    event and who got it, and what a sweep would decide now and why. Nothing is changed.
+    Everything about one reservation, or one entry of a configured kind: its hash, where it stands in index and
+    quarantine, the budgets of a reservation's scopes, its event and who got it, and what a sweep would decide now and
+    why. Nothing is changed.
 
     ID is the bare id, as it is or as logs and tables show it (\xff). Exit code 1 where no shard knows it.
     """
     output, troubles = Output(as_json=as_json), Troubles()
     with options.shards(shard) as (settings, shards):
-        seen = for_each_shard(shards, lambda each: _inspect(settings, each, reservation), troubles)
-    found = [(each, inspection) for each, inspection in seen if inspection]
+        if kind is not None:
+            check_name("kind", kind, swept_names(settings))
+        seen = for_each_shard(shards, lambda each: list(_inspect(settings, each, kind, entry)), troubles)
+    found = [(each, inspection) for each, inspections in seen for inspection in inspections]
+    if len(kinds := {inspection.kind for _, inspection in found}) > 1:
+        fail(f"it is an id of {' and '.join(sorted(kinds))}: name one with --kind", Exit.USAGE)
     if as_json and found:
         output.json({"shards": [_as_dict(each, inspection) for each, inspection in found], "down": troubles.down})
     elif found:
         _show(output, found)
     if not found and not troubles.down:
         output.name_address()
-        fail(f"there is no reservation {shortened(printable(reservation))}", Exit.FAILED)
+        thing = "reservation" if kind in (None, RESERVATIONS) else kind
+        fail(f"there is no {thing} {shortened(printable(entry))}", Exit.FAILED)
     troubles.end()
 
 
-def _inspect(settings: Settings, shard: Shard, text: str) -> Inspection | None:
-    for reservation in candidates(text):
-        if inspection := inspect(settings, shard, reservation):
-            return inspection
-    return None
+def _inspect(settings: Settings, shard: Shard, name: str | None, text: str) -> Iterator[Inspection]:
+    """Of each kind, or of the one of this name, what is meant first by this text."""
+    for kind in all_kinds(settings, shard.keys):
+        if name in (None, kind.name):
+            inspections = (inspect(settings, shard, kind, entry) for entry in candidates(text))
+            if inspection := next(filter(None, inspections), None):
+                yield inspection
 
 
 def _show(output: Output, found: list[tuple[Shard, Inspection]]) -> None:
@@ -75,9 +86,9 @@ def _show(output: Output, found: list[tuple[Shard, Inspection]]) -> None:
 
 
 def _rows(shard: Shard, inspection: Inspection) -> Iterator[DetailRow]:
-    about = f"reservation on {shard.name}"
+    about = f"{_thing(inspection)} on {shard.name}"
     yield about, "id", decode(inspection.id)
-    yield about, "key", decode(shard.keys.reservation(inspection.id))
+    yield about, "key", decode(inspection.key)
     if inspection.type != "hash":
         yield about, "type", Cell(inspection.type, "red")
     for name, value in inspection.fields.items():
@@ -128,13 +139,19 @@ def _delivery(delivery: EventDelivery) -> str:
 def _why(inspection: Inspection) -> str:
     decision = inspection.explanation.decision
     if decision.outcome is Outcome.EXPIRED:
-        missing = f"; there is no budget for {', '.join(decision.missing)}" if decision.missing else ""
+        lacking = "budget for" if inspection.kind == RESERVATIONS else "key"
+        missing = f"; there is no {lacking} {', '.join(decision.missing)}" if decision.missing else ""
         return f"deadline and grace passed {span(decision.lag_ms / 1000)} ago{missing}"
     if decision.outcome is Outcome.QUARANTINED:
-        return f"{decision.detail}: {REASONS.get(decision.detail, '')}"
+        return f"{decision.detail}: {decision.why or REASONS.get(decision.detail, '')}"
     if decision.outcome is Outcome.SKIPPED:
         return f"it is {decision.detail} already; the index entry would go"
-    return _WHY.get(decision.outcome, decision.detail)
+    why = _WHY.get(decision.outcome, decision.detail)
+    return why if inspection.kind == RESERVATIONS else why.replace("reservation", "entry")
+
+
+def _thing(inspection: Inspection) -> str:
+    return "reservation" if inspection.kind == RESERVATIONS else inspection.kind
 
 
 def _budget(budget: dict[bytes, bytes] | str | None) -> object:
@@ -164,8 +181,9 @@ def _as_dict(shard: Shard, inspection: Inspection) -> dict[str, Any]:
     event, decision = inspection.event, inspection.explanation.decision
     return {
         "shard": shard.name,
+        "kind": inspection.kind,
         "id": decode(inspection.id),
-        "key": decode(shard.keys.reservation(inspection.id)),
+        "key": decode(inspection.key),
         "type": inspection.type,
         "fields": _texts(inspection.fields),
         "ttl_ms": inspection.ttl_ms,

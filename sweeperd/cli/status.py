@@ -19,13 +19,14 @@ from sweeperd.cli.troubles import warn
 from sweeperd.config import Settings
 from sweeperd.ops.endpoint_status import EndpointStatus
 from sweeperd.ops.presence import WARNING
-from sweeperd.ops.status import ShardStatus, read_all
+from sweeperd.ops.status import KindStatus, ShardStatus, read_all
 from sweeperd.ops.status_report import last_walk_as_dict
 from sweeperd.store.shard import Shard
 from sweeperd.text import span
 
 _SHARDS = ("shard", "due", "in grace", "overdue", "oldest overdue", "quarantined", "dead letters")
 _SWEEP = ("shard", "last tick", "by", "took", "expired", "a second", "sweeping now")
+_KINDS = ("shard", "kind", "due", "oldest due", "quarantined", "last tick", "by", "took", "expired", "sweeping now")
 _ENDPOINTS = ("shard", "endpoint", "state", "pending", "oldest", "dead letters", "about")
 _STYLES = {"open": "green", "quiet": "yellow", "failing": "red", "paused": "red", "unknown": "dim"}
 
@@ -101,6 +102,7 @@ def _tables(statuses: Sequence[ShardStatus]) -> list[tuple[Sequence[str], list[S
     tables = [
         (_SHARDS, list(map(_shard_row, statuses))),
         (_SWEEP, list(map(_sweep_row, statuses))),
+        (_KINDS, [_kind_row(status, kind) for status in statuses for kind in status.kinds]),
         (_ENDPOINTS, _endpoint_rows(statuses)),
     ]
     return [(columns, rows) for columns, rows in tables if rows]
@@ -146,6 +148,22 @@ def _sweep_row(status: ShardStatus) -> Sequence[object]:
         return status.name, Cell("never" if status.reachable else None, "yellow"), *[None] * 4, status.sweeping
     took = f"{tick.seconds:.3f} s{'' if tick.complete else ', cut short'}"
     return status.name, f"{span(age)} ago", tick.by, took, tick.expired, rate, status.sweeping
+
+
+def _kind_row(status: ShardStatus, kind: KindStatus) -> Sequence[object]:
+    tick = kind.tick
+    row: tuple[object, ...] = (
+        status.name,
+        kind.name,
+        Cell(kind.due, "yellow" if kind.due else ""),
+        span(kind.oldest_due_seconds) if kind.due else None,
+        Cell(kind.quarantined, "red" if kind.quarantined else ""),
+    )
+    if tick is None:
+        return *row, Cell("never", "yellow"), None, None, None, kind.sweeping
+    took = f"{tick.seconds:.3f} s{'' if tick.complete else ', cut short'}"
+    age = max(0.0, (status.now_ms - tick.at_ms) / 1000)
+    return *row, f"{span(age)} ago", tick.by, took, tick.expired, kind.sweeping
 
 
 def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:
@@ -200,6 +218,10 @@ def _as_dict(status: ShardStatus) -> dict[str, Any]:
     values = _with_times(dataclasses.asdict(status))
     del values["name"], values["error"]
     values["tick"] = values["tick"] and _with_times(values["tick"])
+    values["kinds"] = [
+        {"kind": kind.pop("name"), **kind, "tick": kind["tick"] and _with_times(kind["tick"])}
+        for kind in values["kinds"]
+    ]
     values["endpoints"] = [_endpoint_as_dict(endpoint) for endpoint in status.endpoints]
     values["rate"], values["rate_window_seconds"] = status.rate.per_second, status.rate.window_seconds
     values["last_walk"] = status.last_walk and last_walk_as_dict(status.last_walk)

@@ -10,6 +10,7 @@ from sweeperd.delivery.payload import is_expiry, message
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
+from sweeperd.sweep.kind import RESERVATIONS
 from sweeperd.text import decode, rfc3339
 
 #: The id of an event holds the time when it was added, which is the moment of its expiry. But ids never go back. Where
@@ -40,15 +41,24 @@ class Expiry:
 
 class ExpiryReader:
     """
-    Reads the events of one shard with `since_ms` <= expired_at < `until_ms` (None: no end), of all tenants or one. What
-    an operator had delivered again is no second expiry. It can be read again later, and goes on where it was.
+    Reads the events of one shard with `since_ms` <= expired_at < `until_ms` (None: no end), of all tenants and kinds or
+    of one. What an operator had delivered again is no second expiry. It can be read again later, and goes on where it
+    was.
     """
 
-    def __init__(self, shard: Shard, since_ms: int, until_ms: int | None = None, tenant: str | None = None) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        since_ms: int,
+        until_ms: int | None = None,
+        tenant: str | None = None,
+        kind: str | None = None,
+    ) -> None:
         self.shard = shard
         self._since_ms = since_ms
         self._until_ms = until_ms
         self._tenant = tenant
+        self._kind = None if kind is None else kind.encode()
         self._first = str(max(0, since_ms - BEHIND_MS)).encode()
         self._last = streams.LAST if until_ms is None else str(until_ms + AHEAD_MS).encode()
 
@@ -63,6 +73,8 @@ class ExpiryReader:
                     yield self._expiry(entry, fields, expired_at_ms)
 
     def _asked_for(self, fields: dict[bytes, bytes]) -> bool:
+        if self._kind not in (None, fields.get(b"kind", RESERVATIONS.encode())):
+            return False
         if self._tenant is None:
             return True
         tenant = fields.get(b"tenant", b"")

@@ -1,14 +1,15 @@
-"""What a sweep would decide now, and what it would write, asked of expire.lua itself and without doing it."""
+"""What a sweep would decide now, and what it would write, asked of the kind's own script and without doing it."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sweeperd.config import SweepSettings
 from sweeperd.store.errors import describe, is_server_trouble
-from sweeperd.store.scripts import Script
+from sweeperd.store.scripts import Script, own_text
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Decision, Outcome
+from sweeperd.sweep.kind import RESERVATIONS, Decision, Kind, Outcome
 from sweeperd.sweep.reservations import reservations
 
 
@@ -20,15 +21,14 @@ class Explanation:
     writes: tuple[tuple[bytes, ...], ...]
 
 
-def explain(
-    shard: Shard, settings: SweepSettings, ids: Sequence[bytes], script: Script | None = None
-) -> list[Explanation]:
+def explain(shard: Shard, settings: SweepSettings, ids: Sequence[bytes], kind: Kind | None = None) -> list[Explanation]:
     """
-    Ask for each of these ids, in batches of `pipeline_depth`. Nothing is written. An entry whose sweep would fail has
-    the outcome `error`. Raises redis.RedisError where the server as a whole cannot answer.
+    Ask for each of these ids of a kind (None: reservations), in batches of `pipeline_depth`. Nothing is written. An
+    entry whose sweep would fail has the outcome `error`. Raises redis.RedisError where the server as a whole cannot
+    answer.
     """
-    kind = reservations(shard.keys, settings)
-    script = script or Script("ops/explain")
+    kind = kind or reservations(shard.keys, settings)
+    script = _script(kind.name, kind.script.source)
 
     def explanation(entry: bytes, reply: Any) -> Explanation:
         if isinstance(reply, Exception):
@@ -45,3 +45,18 @@ def explain(
         replies = script.run_many(shard.client, [kind.call(entry, "") for entry in part])
         found += [explanation(entry, reply) for entry, reply in zip(part, replies, strict=True)]
     return found
+
+
+@functools.lru_cache(maxsize=64)
+def _script(kind: str, source: str) -> Script:
+    """The script of the kind with a `redis` that records the writes and sends none."""
+    if kind == RESERVATIONS:
+        return Script("ops/explain")
+    # All of it in front stands on one line: errors of a user's script name the lines of its file.
+    lines = (line.strip() for line in own_text("include/recorder").splitlines())
+    recorder = " ".join(line for line in lines if line and not line.startswith("--"))
+    return Script(
+        f"explain {kind}",
+        f"{recorder} local redis, writes = recorder(redis) local reply = (function() {source}\nend)()\n"
+        "if reply.err then\n  return reply\nend\nreturn {reply, writes}\n",
+    )

@@ -105,20 +105,26 @@ def _sweep(settings: Settings, view: ShardView) -> Iterator[_Finding]:
     if view.age_seconds > STALE:
         yield HealthLevel.BAD, f"Redis has not answered for {span(view.age_seconds)}"
         return
-    # A replica that dies is replaced after the lease's TTL and an interval; a drain may take its whole time budget.
-    sweep = settings.sweep
-    late = (3 * sweep.interval + sweep.lease_ttl).total_seconds() + 10
-    if status.sweeping:
-        late += sweep.time_budget.total_seconds()
-    if status.tick_age_seconds is None:
-        yield HealthLevel.WATCH, "no sweep has ended yet"
-    elif (age := status.tick_age_seconds + view.age_seconds) > late:
-        yield HealthLevel.BAD, f"not swept for {span(age)}"
+    yield from _ticks(settings, view, status)
     due = status.due
     if due.oldest_overdue_seconds > OVERDUE_WATCH:
         level = HealthLevel.BAD if due.oldest_overdue_seconds > OVERDUE_BAD else HealthLevel.WATCH
         about = "" if due.exact else "about "
         yield level, f"{about}{due.overdue:,} overdue, the oldest for {span(due.oldest_overdue_seconds)}"
+
+
+def _ticks(settings: Settings, view: ShardView, status: ShardStatus) -> Iterator[_Finding]:
+    """Reservations, where they are swept, and each kind: whether a sweep has ended lately."""
+    # A replica that dies is replaced after the lease's TTL and an interval; a drain may take its whole time budget.
+    sweep = settings.sweep
+    late = (3 * sweep.interval + sweep.lease_ttl).total_seconds() + 10
+    ticks = [("", status.tick, status.sweeping)] if settings.reservations.enabled else []
+    for name, tick, sweeping in [*ticks, *((f"{kind.name}: ", kind.tick, kind.sweeping) for kind in status.kinds)]:
+        limit = late + (sweep.time_budget.total_seconds() if sweeping else 0)
+        if tick is None:
+            yield HealthLevel.WATCH, f"{name}no sweep has ended yet"
+        elif (age := max(0.0, (status.now_ms - tick.at_ms) / 1000) + view.age_seconds) > limit:
+            yield HealthLevel.BAD, f"{name}not swept for {span(age)}"
 
 
 def _deliveries(view: ShardView) -> Iterator[_Finding]:
@@ -156,6 +162,9 @@ def _set_aside(view: ShardView) -> Iterator[_Finding]:
         return
     if view.status.quarantined:
         yield HealthLevel.WATCH, f"{view.status.quarantined:,} in quarantine"
+    for kind in view.status.kinds:
+        if kind.quarantined:
+            yield HealthLevel.WATCH, f"{kind.quarantined:,} of {kind.name} in quarantine"
     if view.status.dead_letters:
         letters = "dead letter" if view.status.dead_letters == 1 else "dead letters"
         yield HealthLevel.WATCH, f"{view.status.dead_letters:,} {letters}"

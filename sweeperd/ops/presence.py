@@ -19,7 +19,9 @@ def is_empty(shard: Shard, settings: Settings) -> bool:
     False where the user may not run SCAN. Raises redis.RedisError.
     """
     keys, client = shard.keys, shard.client
-    indexes = [keys.reservation_index, *(keys.prefix + kind.index.encode() for kind in settings.kinds)]
+    indexes = [keys.kind_index(kind.index) for kind in settings.kinds]
+    if settings.reservations.enabled:
+        indexes.append(keys.reservation_index)
     if client.exists(*indexes, keys.events):
         return False
     stems, cursor = (keys.reservation(b""), keys.budget_stem), 0

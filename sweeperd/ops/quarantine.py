@@ -5,14 +5,15 @@ from dataclasses import dataclass
 
 import redis
 
-from sweeperd.config import SweepSettings
+from sweeperd.config import Settings
 from sweeperd.config.kinds import KindSettings
 from sweeperd.ops.explain import explain
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.configured_kinds import configured
 from sweeperd.sweep.index_reader import IndexPager
-from sweeperd.sweep.kind import Outcome
+from sweeperd.sweep.kind import Decision, Outcome
 from sweeperd.sweep.position import IndexEntry, Position
 
 #: The problem of an entry that is no longer on the list.
@@ -63,20 +64,20 @@ class Quarantine:
     The quarantine of one kind on one shard; by default that of reservations. Every method raises redis.RedisError.
     """
 
-    def __init__(self, shard: Shard, settings: SweepSettings, kind: KindSettings | None = None) -> None:
+    def __init__(self, shard: Shard, settings: Settings, kind: KindSettings | None = None) -> None:
         self._shard = shard
-        self._settings = settings
+        self._sweep = settings.sweep
         self._kind = kind
+        self._swept = None if kind is None else configured(kind, settings, shard.keys)
         keys = shard.keys
         self._key = keys.quarantine if kind is None else keys.kind_quarantine(kind.name)
         self._index = keys.reservation_index if kind is None else keys.kind_index(kind.index)
         self._fields = _FIELDS if kind is None else (_FIELDS[0], (kind.tenant or "tenant").encode(), *_FIELDS[2:])
         #: How many entries are read in one go, and how many commands are sent in one.
-        self._length = settings.pipeline_depth
+        self._length = settings.sweep.pipeline_depth
         self._pager = IndexPager(shard, self._key)
         self._requeue = Script("ops/requeue")
         self._dismiss = Script("ops/dismiss")
-        self._explain = Script("ops/explain")
 
     def size(self) -> int:
         """How many entries there are."""
@@ -134,12 +135,10 @@ class Quarantine:
         return keys.reservation(entry) if self._kind is None else keys.kind_entry(self._kind.entry, entry)
 
     def _problems(self, ids: Sequence[bytes]) -> dict[bytes, str]:
-        """Why the sweep would set these aside again. Of a configured kind only the sweep itself can say it."""
-        if self._kind is not None:
-            return {}
+        """Why the sweep would set these aside again."""
         return {
-            explanation.decision.id: explanation.decision.detail
-            for explanation in explain(self._shard, self._settings, ids, self._explain)
+            explanation.decision.id: _reason(explanation.decision)
+            for explanation in explain(self._shard, self._sweep, ids, self._swept)
             if explanation.decision.outcome in (Outcome.QUARANTINED, Outcome.ERROR)
         }
 
@@ -177,6 +176,10 @@ class Quarantine:
             pipeline.hmget(self._hash(entry.id), *self._fields)
         rows = pipeline.execute(raise_on_error=False) if entries else []
         return [_set_aside(entry.id, entry.score, row) for entry, row in zip(entries, rows, strict=True)]
+
+
+def _reason(decision: Decision) -> str:
+    return f"{decision.detail} ({decision.why})" if decision.why else decision.detail
 
 
 def _set_aside(id_: bytes, score: bytes, row: list[bytes | None] | Exception) -> SetAside:

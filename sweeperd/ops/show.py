@@ -1,4 +1,4 @@
-"""Everything about one reservation, and what a sweep would do with it."""
+"""Everything about one entry of a kind, and what a sweep would do with it."""
 
 import contextlib
 import enum
@@ -15,6 +15,7 @@ from sweeperd.ops.explain import Explanation, explain
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, StreamRow
+from sweeperd.sweep.kind import RESERVATIONS, Kind
 from sweeperd.text import decode, strings
 
 #: The script that wrote `expired_at` added the event too, so its id is in this range around that time, ms.
@@ -71,9 +72,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """One reservation on one shard."""
+    """One entry on one shard."""
 
+    kind: str
     id: bytes
+    #: The name of its hash.
+    key: bytes
     #: When this was read, ms on Redis's clock.
     now_ms: int
     #: The type of what is under its key: `hash`, `none`, or what should not be there.
@@ -85,7 +89,7 @@ class Inspection:
     score: float | None
     #: In the quarantine, ms; None where it is not there.
     quarantined_at: float | None
-    #: Scope to its budget, in the order of the reservation's scopes; None where there is no such budget.
+    #: Scope of a reservation to its budget, in the order of its scopes; None where there is no such budget.
     budgets: dict[bytes, Fields | str | None]
     #: None where it has not expired, or its event is not (any more) in the stream.
     event: Event | None
@@ -93,33 +97,34 @@ class Inspection:
     explanation: Explanation
 
 
-def inspect(settings: Settings, shard: Shard, reservation: bytes) -> Inspection | None:
+def inspect(settings: Settings, shard: Shard, kind: Kind, entry: bytes) -> Inspection | None:
     """
-    None where the shard knows nothing of this id: neither hash, nor index entry, nor quarantine. It reads, and changes
-    nothing. Raises redis.RedisError.
+    None where the shard knows nothing of this id of the kind: neither hash, nor index entry, nor quarantine. It reads,
+    and changes nothing. Raises redis.RedisError.
     """
-    now, keys = shard.read_clock(), shard.keys
-    key = keys.reservation(reservation)
+    now, key = shard.read_clock(), kind.hash_key(entry)
     pipeline = shard.client.pipeline(transaction=False)
     pipeline.type(key)
     pipeline.pttl(key)
-    pipeline.zscore(keys.reservation_index, reservation)
-    pipeline.zscore(keys.quarantine, reservation)
-    kind, ttl, score, quarantined_at = pipeline.execute()
-    if kind == b"none" and score is None and quarantined_at is None:
+    pipeline.zscore(kind.index, entry)
+    pipeline.zscore(kind.quarantine, entry)
+    type_, ttl, score, quarantined_at = pipeline.execute()
+    if type_ == b"none" and score is None and quarantined_at is None:
         return None
-    fields = cast(Fields, shard.client.hgetall(key)) if kind == b"hash" else {}
-    (explanation,) = explain(shard, settings.sweep, [reservation])
+    fields = cast(Fields, shard.client.hgetall(key)) if type_ == b"hash" else {}
+    (explanation,) = explain(shard, settings.sweep, [entry], kind)
     return Inspection(
-        reservation,
+        kind.name,
+        entry,
+        key,
         now,
-        kind.decode(),
+        type_.decode(),
         fields,
         ttl if ttl >= 0 else None,
         score,
         quarantined_at,
-        _budgets(shard, fields),
-        _event(settings, shard, reservation, fields),
+        _budgets(shard, fields) if kind.name == RESERVATIONS else {},
+        _event(settings, shard, kind, entry, fields),
         explanation,
     )
 
@@ -139,13 +144,14 @@ def _budgets(shard: Shard, fields: Fields) -> dict[bytes, Fields | str | None]:
     return found
 
 
-def _event(settings: Settings, shard: Shard, reservation: bytes, fields: Fields) -> Event | None:
+def _event(settings: Settings, shard: Shard, kind: Kind, subject: bytes, fields: Fields) -> Event | None:
     expired_at = fields.get(b"expired_at", b"")
     if not expired_at.isdigit() or len(expired_at) > 16:
         return None
     around = int(expired_at)
     for entry, event in _range(shard, shard.keys.events, max(0, around - EVENT_BEFORE), b"%d" % (around + EVENT_AFTER)):
-        if event.get(b"id") == reservation and event.get(b"expired_at") == expired_at:
+        same_kind = event.get(b"kind", RESERVATIONS.encode()) == kind.name.encode()
+        if same_kind and event.get(b"id") == subject and event.get(b"expired_at") == expired_at:
             webhook_id = message(shard.origin, event).event_id
             return Event(entry, webhook_id, event, tuple(_deliveries(settings, shard, entry, event)))
     return None

@@ -23,7 +23,8 @@ from sweeperd.ops.rate import Rate, read_rate
 from sweeperd.store.errors import describe
 from sweeperd.store.lease import holder
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Outcome
+from sweeperd.sweep.configured_kinds import all_kinds
+from sweeperd.sweep.kind import RESERVATIONS, Kind, Outcome
 from sweeperd.sweep.last_sweep import LastSweep, read_last_sweep
 
 #: How many due entries are explained; where there are more, so many of them, evenly spread.
@@ -53,6 +54,21 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
+class KindStatus:
+    """One of `[[kinds]]` on one shard."""
+
+    name: str
+    #: The entries whose deadline, as the index has it, has passed, and since when that of the oldest one has, seconds.
+    due: int
+    oldest_due_seconds: float
+    quarantined: int
+    #: The last tick; None before the first.
+    tick: LastSweep | None
+    #: Host and process id of the process that sweeps at this moment; empty where none does.
+    sweeping: str
+
+
+@dataclass(frozen=True, slots=True)
 class ShardStatus:
     """One shard. Where `error` is not empty, Redis did not answer, and all else says nothing."""
 
@@ -68,6 +84,8 @@ class ShardStatus:
     tick: LastSweep | None = None
     #: Host and process id of who sweeps at this moment; empty where nobody does.
     sweeping: str = ""
+    #: Each configured kind. All else here is about reservations.
+    kinds: tuple[KindStatus, ...] = ()
     endpoints: tuple[EndpointStatus, ...] = ()
     #: All dead letters; those of each endpoint are counted up to LETTERS, from the oldest on.
     dead_letters: int = 0
@@ -113,11 +131,13 @@ def read_all(settings: Settings, shards: Sequence[Shard]) -> list[ShardStatus]:
 def _read(settings: Settings, shard: Shard, sample: int) -> ShardStatus:
     now = shard.read_clock()
     keys = shard.keys
+    swept = settings.reservations.enabled
     pipeline = shard.client.pipeline(transaction=False)
-    pipeline.zcount(keys.reservation_index, "-inf", now)
-    pipeline.zcard(keys.quarantine)
     pipeline.xlen(keys.dead_letters)
-    due, quarantined, dead_letters = pipeline.execute()
+    if swept:
+        pipeline.zcount(keys.reservation_index, "-inf", now)
+        pipeline.zcard(keys.quarantine)
+    dead_letters, due, quarantined = [*pipeline.execute(), 0, 0][:3]
     by_endpoint = count_dead_letters(shard) if dead_letters else Counter[str]()
     return ShardStatus(
         shard.name,
@@ -125,8 +145,9 @@ def _read(settings: Settings, shard: Shard, sample: int) -> ShardStatus:
         now_ms=now,
         due=_due(shard, settings.sweep, now, due, sample),
         quarantined=quarantined,
-        tick=read_last_sweep(shard),
-        sweeping=holder(shard, "sweep"),
+        tick=read_last_sweep(shard) if swept else None,
+        sweeping=holder(shard, "sweep") if swept else "",
+        kinds=tuple(_kind(shard, kind, now) for kind in all_kinds(settings, shard.keys) if kind.name != RESERVATIONS),
         endpoints=read_endpoints(shard, settings.consumers, now, by_endpoint),
         dead_letters=dead_letters,
         dead_letters_counted=dead_letters <= endpoint_status.LETTERS,
@@ -134,6 +155,17 @@ def _read(settings: Settings, shard: Shard, sample: int) -> ShardStatus:
         last_walk=WalkStore(shard).last(),
         empty=not due and is_empty(shard, settings),
     )
+
+
+def _kind(shard: Shard, kind: Kind, now: int) -> KindStatus:
+    pipeline = shard.client.pipeline(transaction=False)
+    pipeline.zcount(kind.index, "-inf", now)
+    pipeline.zrange(kind.index, 0, 0, withscores=True)
+    pipeline.zcard(kind.quarantine)
+    due, first, quarantined = pipeline.execute()
+    oldest = (now - first[0][1]) / 1000 if due and first else 0.0
+    tick, sweeping = read_last_sweep(shard, kind.name), holder(shard, kind.lease_job)
+    return KindStatus(kind.name, due, oldest, quarantined, tick, sweeping)
 
 
 def _due(shard: Shard, settings: SweepSettings, now: int, due: int, sample: int) -> Due:

@@ -84,6 +84,17 @@ def _status(settings: Settings, status: ShardStatus, samples: Sequence[StatusSam
             "complete": tick.complete,
             "expired": tick.expired,
         },
+        "kinds": [
+            {
+                "kind": kind.name,
+                "due": kind.due,
+                "oldest_due_seconds": round(kind.oldest_due_seconds, 1),
+                "quarantined": kind.quarantined,
+                "sweeping": _text(kind.sweeping),
+                "tick_age_seconds": None if kind.tick is None else max(0, status.now_ms - kind.tick.at_ms) / 1000,
+            }
+            for kind in status.kinds
+        ],
         "endpoints": [
             _endpoint(status, endpoint, places.get(endpoint.name, ""), samples)
             for endpoint in known + unknown[:UNKNOWN]

@@ -79,6 +79,10 @@ class Kind:
     #: Checks that the kind can be swept on this server. Raises KindRefused or redis.RedisError.
     check: Callable[["redis.Redis"], None] = lambda _: None
 
+    def hash_key(self, entry: bytes) -> bytes:
+        """The name of the entry's hash."""
+        return self.call(entry, "").keys[0]
+
     @property
     def lease_job(self) -> str:
         """The job whose lease a sweep of this kind holds."""

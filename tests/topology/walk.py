@@ -36,14 +36,14 @@ def walk(running: Cluster) -> None:
     assert (status.error, status.quarantined, status.due.entries) == ("", 1, 0)
     assert status.tick is not None
     assert (status.tick.expired, status.endpoints[0].pending) == (1, 1)
-    found = inspect(settings, shard, b"a")
+    found = inspect(settings, shard, kind, b"a")
     assert found is not None
     assert found.event is not None
     assert [(one.endpoint, one.fate) for one in found.event.deliveries] == [("billing", Fate.NOT_TAKEN)]
-    ((done,),) = Quarantine(shard, settings.sweep).requeue(QuarantineFilter())
+    ((done,),) = Quarantine(shard, settings).requeue(QuarantineFilter())
     assert (done.entry.id, done.problem) == (b"b", "")
     assert read_status(settings, shard).due.overdue == 1
-    found = inspect(settings, shard, b"b")
+    found = inspect(settings, shard, kind, b"b")
     assert found is not None
     assert found.explanation.decision.outcome is Outcome.EXPIRED
     assert sweeper.tick().counts == {Outcome.EXPIRED: 1}

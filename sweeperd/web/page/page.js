@@ -23,6 +23,13 @@
 
   const plural = (count, one, many) => `${counted.format(count)} ${count === 1 ? one : many}`;
 
+  function kindLine(kind) {
+    const age = kind.tick_age_seconds;
+    const swept = age === null ? "not swept yet" : `swept ${span(age)} ago`;
+    const aside = kind.quarantined ? `, ${counted.format(kind.quarantined)} in quarantine` : "";
+    return `${kind.kind}: ${counted.format(kind.due)} due${aside}, ${swept}`;
+  }
+
   // ---- elements
 
   function element(name, className, ...children) {
@@ -288,7 +295,7 @@
         say(this.swept, "");
         return;
       }
-      say(this.swept, this.lastSweep(shard));
+      say(this.swept, [this.lastSweep(shard), ...status.kinds.map(kindLine)].join(" · "));
       const ago = history.seconds_ago;
       const down = history.overdue.map((value) => value === null);
       const late = status.oldest_overdue_seconds;

@@ -52,10 +52,11 @@ def test_requeue_after_a_repair(seats: Seats, server: Server) -> None:
     assert seats.seats() == (13, 2)
 
 
-def test_requeue_without_a_repair_comes_back(seats: Seats, server: Server) -> None:
-    assert quarantine("requeue", "--all", "--kind", "seat-hold", "--yes").exit_code == 0
-    sweep(server)
+def test_what_is_not_repaired_stays_on_the_list(seats: Seats) -> None:
+    refused = quarantine("requeue", "--all", "--kind", "seat-hold", "--yes")
+    assert (refused.exit_code, "INVALID_PLAN (no amount: nan)" in refused.output) == (1, True)
     assert seats.client.zcard("sweeperd:quarantine:seat-hold") == 1
+    assert seats.client.hget("seats:hold:h1", "quarantine_reason") == b"INVALID_PLAN"
     assert seats.seats() == (10, 5)
 
 

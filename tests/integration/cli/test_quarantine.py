@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import SweepSettings
+from sweeperd.config import Settings
 from sweeperd.ops.quarantine import NOT_THERE, Quarantine, QuarantineChange, QuarantineFilter, SetAside
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.scripts import Call, Script, source
@@ -294,7 +294,7 @@ def test_beside_live_traffic_the_books_balance(shard: Shard, client: redis.Redis
     """A sweep runs again and again, and clients end some, while everything is requeued; each is released once."""
     ids = [f"r{number}" for number in range(200)]
     reserve(client, ids)
-    settings = SweepSettings()
+    settings = Settings().sweep
     for rid in ids:
         client.hset(f"reservation:res_{rid}", "state", "LIMBO")
     stop = threading.Event()
@@ -313,7 +313,7 @@ def test_beside_live_traffic_the_books_balance(shard: Shard, client: redis.Redis
     threads = [threading.Thread(target=sweep), threading.Thread(target=mend)]
     for thread in threads:
         thread.start()
-    quarantine = Quarantine(shard, settings)
+    quarantine = Quarantine(shard, Settings())
 
     def all_requeued() -> bool:
         for _ in quarantine.requeue(QuarantineFilter()):
@@ -388,7 +388,7 @@ def test_what_stays_locked_is_told_exactly(sweeperd: Sweeperd, client: redis.Red
 
 def test_only_what_was_there_at_the_beginning_is_dismissed(shard: Shard, client: redis.Redis) -> None:
     ids = broken(client, 120)
-    pages = Quarantine(shard, SweepSettings()).dismiss(QuarantineFilter())
+    pages = Quarantine(shard, Settings()).dismiss(QuarantineFilter())
     first = next(pages)
     assert len(first) == 50
     client.zadd("sweeperd:quarantine", {"new": shard.read_clock() + 1000})
@@ -399,7 +399,7 @@ def test_only_what_was_there_at_the_beginning_is_dismissed(shard: Shard, client:
 
 
 def test_who_was_faster_is_told_of(shard: Shard, client: redis.Redis) -> None:
-    quarantine = Quarantine(shard, SweepSettings())
+    quarantine = Quarantine(shard, Settings())
     (rid,) = broken(client, 1)
     repair(client, [rid])
     (entry,) = quarantine.find(QuarantineFilter())

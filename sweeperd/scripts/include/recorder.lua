@@ -1,0 +1,81 @@
+-- Runs a script of the sweep without its writes.
+
+-- Returns what stands in for `redis`, and the list of the writes that it has recorded. Reads are sent to `server`. Each
+-- write is answered as the server would answer it: with the server's error where the key is of another type, or where
+-- the stream cannot take another entry.
+local function recorder(server)
+  local writes = {}
+  local READS = {TIME = true}
+  for name in string.gmatch(
+    'EXISTS GET HEXISTS HGET HGETALL HLEN HMGET LLEN PTTL SCARD SISMEMBER STRLEN TYPE ZCARD ZSCORE', '%a+') do
+    READS[name] = true
+  end
+  local LAST_ID = '18446744073709551615-18446744073709551615'
+  local FULL_STREAM = 'ERR The stream has exhausted the last possible ID, unable to add more items'
+
+  local function last_id(key)
+    local info = server.call('XINFO', 'STREAM', key)
+    for i = 1, #info, 2 do
+      if info[i] == 'last-generated-id' then
+        return info[i + 1]
+      end
+    end
+  end
+
+  -- What each write answers, and the error that it meets.
+  local WRITES = {
+    ZREM = function(key)
+      local size = server.pcall('ZCARD', key)
+      return type(size) == 'table' and size or 1
+    end,
+    ZADD = function(key)
+      local size = server.pcall('ZCARD', key)
+      return type(size) == 'table' and size or 1
+    end,
+    XADD = function(key)
+      local length = server.pcall('XLEN', key)
+      if type(length) == 'table' then
+        return length
+      end
+      if server.call('EXISTS', key) == 1 and last_id(key) == LAST_ID then
+        return {err = FULL_STREAM}
+      end
+      return '(id of the event)'
+    end,
+    -- Hashes that the script has read before it writes to them.
+    HSET = function()
+      return 0
+    end,
+    PEXPIRE = function()
+      return 1
+    end,
+  }
+  -- What a plan writes is checked before, so it meets no error.
+  for name in string.gmatch('DEL SET HDEL INCRBY SADD SREM LPUSH RPUSH PUBLISH', '%a+') do
+    WRITES[name] = WRITES.PEXPIRE
+  end
+
+  local function tried(command, ...)
+    if READS[command] then
+      return server.pcall(command, ...)
+    end
+    -- A command that is not known here is an error of this script: no write must ever get past it.
+    local answer = WRITES[command](...)
+    if type(answer) ~= 'table' then
+      writes[#writes + 1] = {command, ...}
+    end
+    return answer
+  end
+
+  local function sent(command, ...)
+    if READS[command] then
+      return server.call(command, ...)
+    end
+    local answer = tried(command, ...)
+    if type(answer) == 'table' then
+      error(answer.err, 0)
+    end
+    return answer
+  end
+  return {call = sent, pcall = tried, acl_check_cmd = server.acl_check_cmd}, writes
+end

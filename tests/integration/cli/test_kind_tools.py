@@ -1,0 +1,169 @@
+"""What the commands of operators say of configured kinds: show, status, expired."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import load
+from sweeperd.runtime.once import run_once
+from sweeperd.store.embedded import Server
+from tests.integration.cli.test_schemas import check
+from tests.integration.conftest import Ran, Sweeperd
+from tests.support.harness import reserve
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+#: The deadline of what is overdue, and of what is not.
+PAST, FUTURE = 1_700_000_000_000, 4_000_000_000_000
+KINDS = """
+[[kinds]]
+name = "seat-hold"
+index = "seats:ttl"
+key = "seats:hold:{id}"
+deadline = "expires_at"
+active = { state = "HELD" }
+ended = { state = "EXPIRED" }
+tenant = "customer"
+give_back = ["HINCRBY seats:{show} free {qty}", "HINCRBY seats:{show} held -{qty} MIN 0", "LPUSH seats:log {id}"]
+event = ["show", "qty"]
+
+[[kinds]]
+name = "lock"
+index = "locks:ttl"
+key = "locks:{id}"
+deadline = "expires_at"
+ended = { state = "EXPIRED" }
+script = "file:lock.lua"
+writes = ["owners:*"]
+"""
+LOCK = """
+function decide(hash, now)
+  if hash.state ~= 'HELD' then return 'skip', hash.state end
+  if hash.odd then error('odd') end
+  return 'expire'
+end
+function plan(hash)
+  local held = get('HGET', 'owners:' .. hash.owner, 'held')
+  return {{'HINCRBY', 'owners:' .. hash.owner, 'held', '-1'}}, {owner = hash.owner, before = held}
+end
+"""
+
+
+class Kinds:
+    """A hold and a lock, overdue and not yet swept."""
+
+    def __init__(self, client: redis.Redis, run: Sweeperd, config: Path, url: str) -> None:
+        self.client, self.config, self.url = client, config, url
+        self._run = run
+        client.hset("seats:hamlet", mapping={"free": 7, "held": 3})
+        client.hset("owners:ada", "held", 1)
+        self.hold("h1", qty=3)
+        self.lock("l1")
+
+    def hold(self, entry: str, *, qty: object, deadline: int = PAST) -> None:
+        fields: dict[Any, Any] = {"state": "HELD", "show": "hamlet", "qty": qty, "customer": "c1"}
+        self.client.hset(f"seats:hold:{entry}", mapping=fields | {"expires_at": deadline})
+        self.client.zadd("seats:ttl", {entry: deadline})
+
+    def lock(self, entry: str, **fields: Any) -> None:
+        lock: dict[Any, Any] = {"state": "HELD", "owner": "ada", "expires_at": PAST, **fields}
+        self.client.hset(f"locks:{entry}", mapping=lock)
+        self.client.zadd("locks:ttl", {entry: PAST})
+
+    def run(self, *arguments: str) -> Ran:
+        return self._run("--config", str(self.config), *arguments)
+
+    def sweep(self) -> None:
+        run_once(load(self.config, {"SWEEPERD_REDIS__URL": self.url}), threading.Event())
+
+
+@pytest.fixture
+def kinds(server: Server, client: redis.Redis, sweeperd: Sweeperd, tmp_path: Path) -> Kinds:
+    (tmp_path / "lock.lua").write_text(LOCK)
+    config = tmp_path / "config.toml"
+    config.write_text(KINDS)
+    return Kinds(client, sweeperd, config, server.url)
+
+
+def shown(kinds: Kinds, *arguments: str) -> dict[str, Any]:
+    ran = kinds.run("show", *arguments, "--json")
+    assert ran.code == 0, ran.err
+    check("show", ran.document)
+    (only,) = ran.document["shards"]
+    return dict(only)
+
+
+def test_show_says_what_a_sweep_would_do_and_does_not_do_it(kinds: Kinds) -> None:
+    dumps = {key: kinds.client.dump(key) for key in kinds.client.scan_iter()}
+    hold = shown(kinds, "h1")
+    assert (hold["kind"], hold["key"], hold["fields"]["qty"]) == ("seat-hold", "seats:hold:h1", "3")
+    assert hold["sweep"]["outcome"] == "expired"
+    assert ["HSET", "seats:hamlet", "free", "10", "held", "0"] in hold["sweep"]["writes"]
+    assert ["LPUSH", "seats:log", "h1"] in hold["sweep"]["writes"]
+    lock = shown(kinds, "l1", "--kind", "lock")
+    assert (lock["kind"], lock["sweep"]["outcome"]) == ("lock", "expired")
+    assert ["HSET", "owners:ada", "held", "0"] in lock["sweep"]["writes"]
+    assert {key: kinds.client.dump(key) for key in kinds.client.scan_iter()} == dumps
+
+
+def test_show_names_the_line_of_a_script_that_fails(kinds: Kinds) -> None:
+    kinds.lock("l2", odd="1")
+    assert "SCRIPT_ERROR: " in shown(kinds, "l2")["sweep"]["why"]
+    predicted = shown(kinds, "l2")["sweep"]["why"].removeprefix("SCRIPT_ERROR: ")
+    kinds.sweep()
+    assert kinds.client.hget("locks:l2", "quarantine_detail") == predicted.encode()
+    assert shown(kinds, "l2")["quarantined_at"] is not None
+
+
+def test_show_finds_the_event_of_its_kind(kinds: Kinds) -> None:
+    kinds.hold("same", qty=0)
+    kinds.lock("same")
+    kinds.sweep()
+    assert shown(kinds, "same", "--kind", "lock")["event"]["fields"]["kind"] == "lock"
+    assert shown(kinds, "same", "--kind", "seat-hold")["event"]["fields"]["kind"] == "seat-hold"
+    ambiguous = kinds.run("show", "same")
+    assert (ambiguous.code, "an id of lock and seat-hold: name one with --kind" in ambiguous.err) == (2, True)
+
+
+def test_show_of_what_is_not_there(kinds: Kinds) -> None:
+    missing = kinds.run("show", "h2", "--kind", "seat-hold")
+    assert (missing.code, "there is no seat-hold h2" in missing.err) == (1, True)
+    assert kinds.run("show", "h1", "--kind", "seathold").code == 2
+
+
+def test_status_has_a_row_for_each_kind(kinds: Kinds) -> None:
+    kinds.hold("broken", qty="many")
+    before = {row["kind"]: row for row in kinds.run("status", "--json").document["shards"][0]["kinds"]}
+    assert (before["seat-hold"]["due"], before["lock"]["due"], before["lock"]["tick"]) == (2, 1, None)
+    assert before["seat-hold"]["oldest_due_seconds"] > 3600
+    kinds.sweep()
+    document = kinds.run("status", "--json").document
+    check("status", document)
+    after = {row["kind"]: row for row in document["shards"][0]["kinds"]}
+    assert (after["seat-hold"]["due"], after["seat-hold"]["quarantined"]) == (0, 1)
+    assert (after["seat-hold"]["tick"]["expired"], after["lock"]["tick"]["expired"]) == (1, 1)
+    assert "\tseat-hold\t0\t" in kinds.run("status").out
+
+
+def test_expired_of_one_kind(kinds: Kinds) -> None:
+    reserve(kinds.client, ["r1"])
+    kinds.sweep()
+
+    def ids(*arguments: str) -> list[str]:
+        lines = [json.loads(line) for line in kinds.run("expired", "--json", *arguments).out.splitlines()]
+        return [line["data"].get("id", line["data"].get("reservation_id")) for line in lines]
+
+    assert sorted(ids()) == ["h1", "l1", "r1"]
+    assert ids("--kind", "seat-hold") == ["h1"]
+    assert ids("--kind", "reservations") == ["r1"]
+    assert kinds.run("expired", "--kind", "seat").code == 2
+
+
+def test_reservations_that_are_not_swept_are_no_trouble(kinds: Kinds) -> None:
+    kinds.config.write_text("[reservations]\nenabled = false\n" + KINDS)
+    kinds.sweep()
+    (shard,) = kinds.run("status", "--json").document["shards"]
+    assert (shard["tick"], shard["quarantined"], len(shard["kinds"])) == (None, 0, 2)

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from sweeperd.cli.actions import leave_record
+from sweeperd.cli.endpoint_attempts import attempts
 from sweeperd.cli.endpoint_keys import keygen, keys
 from sweeperd.cli.names import check_name
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, yes_option
@@ -24,11 +25,12 @@ from sweeperd.text import rfc3339
 STATE_STYLES = {"open": "green", "quiet": "yellow", "failing": "red", "paused": "red", "unknown": "yellow"}
 
 
-@click.group("endpoints", short_help="The receivers: list, pause, resume, skip, test; their keys.")
+@click.group("endpoints", short_help="The receivers: list, pause, resume, skip, test, attempts; their keys.")
 def command() -> None:
     """The receivers of the webhooks."""
 
 
+command.add_command(attempts)
 command.add_command(keygen)
 command.add_command(keys)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from sweeperd.cli.endpoint_attempts import attempt_document, attempt_text
 from sweeperd.cli.names import check_name
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, swept_names
 from sweeperd.cli.output import Cell, Output, printable, shortened, timestamp
@@ -125,6 +126,8 @@ def _event(section: str, inspection: Inspection) -> Iterator[DetailRow]:
             delivery.endpoint,
             Cell(_delivery(delivery), _FATES.get(delivery.fate, "")),
         )
+    for recorded in inspection.event.attempts:
+        yield section.replace("event", "attempts"), timestamp(recorded.attempt.at_ms), attempt_text(recorded)
 
 
 def _delivery(delivery: EventDelivery) -> str:
@@ -199,6 +202,7 @@ def _as_dict(shard: Shard, inspection: Inspection) -> dict[str, Any]:
             "stream_id": decode(event.id),
             "fields": _texts(event.fields),
             "deliveries": [dataclasses.asdict(delivery) for delivery in event.deliveries],
+            "attempts": [attempt_document(recorded) for recorded in event.attempts],
         },
         "sweep": {
             "outcome": decision.outcome,

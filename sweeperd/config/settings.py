@@ -210,6 +210,7 @@ class EventsSettings(Section):
     retention: PositiveDuration = timedelta(days=30)
     wait_replicas: int = Field(default=0, ge=0, le=100)
     wait_timeout: PositiveDuration = timedelta(seconds=1)
+    attempts_kept: int = Field(default=1000, ge=0, le=100_000)
 
 
 class EndpointSettings(Section):

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sweeperd.delivery.attempt_log import AttemptLog
 from sweeperd.delivery.batches import InFlight
 from sweeperd.delivery.outbox import Outbox, OutboxEntry
 from sweeperd.errors import RedisUnavailable
@@ -70,6 +71,7 @@ class Acknowledger:
         outbox: Outbox,
         in_flight: InFlight,
         metrics: Metrics,
+        attempts: AttemptLog,
         together: int,
         log_fields: Mapping[str, object],
     ) -> None:
@@ -78,6 +80,7 @@ class Acknowledger:
         self._outbox = outbox
         self._in_flight = in_flight
         self._dead_letters = metrics.webhooks.dead_letters.labels(endpoint)
+        self._attempts = attempts
         self._together = together
         self._log_fields = dict(log_fields)
         self._waiting: list[Settlement] = []
@@ -124,6 +127,7 @@ class Acknowledger:
                     self._write(action, done)
                     del left[: len(done)]
                     self._finish(done)
+                self._attempts.write()
         except RedisUnavailable as error:
             fields = self._log_fields | {"events": sum(len(one.entries) for one in left), "error": str(error)}
             if not last:

@@ -7,9 +7,10 @@ from collections import Counter
 
 import redis
 
-from sweeperd.config import EndpointSettings
+from sweeperd.config import RELAY, EndpointSettings
 from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.announcements import Announcements
+from sweeperd.delivery.attempt_log import AttemptLog
 from sweeperd.delivery.batches import BatchLimits, BatchQueue, InFlight
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
 from sweeperd.delivery.circuit_publisher import CircuitPublisher
@@ -63,8 +64,12 @@ class EndpointDelivery:
         batches = BatchQueue(limits, senders)
         self._batches, self._events_each = batches, 2 * limits.events
         self._in_flight = InFlight(senders * self._events_each, IN_FLIGHT_BYTES, stop)
+        dropped = metrics.webhooks.dropped_attempts.labels(self.name)
+        # The relay sends nothing.
+        kept = 0 if endpoint is RELAY else context.settings.events.attempts_kept
+        attempts = AttemptLog(shard, self.name, kept, dropped)
         self._acknowledger = Acknowledger(
-            self.name, shard, outbox, self._in_flight, metrics, together, self._log_fields
+            self.name, shard, outbox, self._in_flight, metrics, attempts, together, self._log_fields
         )
         self._sender = BatchSender(
             self.name,
@@ -77,6 +82,7 @@ class EndpointDelivery:
             redelivery,
             limits,
             metrics,
+            attempts,
             stop,
             self._log_fields,
         )

@@ -4,7 +4,7 @@ import email.utils
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import requests
@@ -42,6 +42,12 @@ class DeliveryResult:
     retry_after: float | None = None
     #: From the start of the request to the end of the response.
     seconds: float = 0.0
+    #: When it ended, ms on Redis's clock.
+    at_ms: int = field(default=0, compare=False)
+    #: The response's body, as far as it is kept; what is secret is hidden.
+    answer: str = field(default="", compare=False, repr=False)
+    #: The results of the attempts before the last one.
+    earlier: tuple["DeliveryResult", ...] = field(default=(), compare=False, repr=False)
 
     @property
     def delivered(self) -> bool:
@@ -64,17 +70,17 @@ class DeliveryResult:
         return self.status is not None and 400 <= self.status < 500 and self.status not in _OF_THE_ENDPOINT
 
 
-def judge(status: int, headers: Mapping[str, str], now_ms: int, seconds: float) -> DeliveryResult:
+def judge(status: int, headers: Mapping[str, str], now_ms: int, seconds: float, answer: str = "") -> DeliveryResult:
     """The result of a response. `now_ms`: Redis's clock, for a `Retry-After` date in a response that has no `Date`."""
     if 200 <= status < 300:
-        return DeliveryResult(Result.DELIVERED, f"HTTP {status}", status, seconds=seconds)
+        return DeliveryResult(Result.DELIVERED, f"HTTP {status}", status, None, seconds, now_ms, answer)
     result = Result.REJECTED if 300 <= status < 500 else Result.FAILED
-    return DeliveryResult(result, f"HTTP {status}", status, _retry_after(headers, now_ms), seconds)
+    return DeliveryResult(result, f"HTTP {status}", status, _retry_after(headers, now_ms), seconds, now_ms, answer)
 
 
-def failed(error: BaseException, seconds: float) -> DeliveryResult:
+def failed(error: BaseException, seconds: float, now_ms: int) -> DeliveryResult:
     """The result of a request without a response."""
-    return DeliveryResult(Result.FAILED, _reason(error), seconds=seconds)
+    return DeliveryResult(Result.FAILED, _reason(error), seconds=seconds, at_ms=now_ms)
 
 
 def _retry_after(headers: Mapping[str, str], now_ms: int) -> float | None:

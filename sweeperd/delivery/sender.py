@@ -4,7 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import requests
 import tenacity
@@ -14,6 +14,7 @@ from tenacity.wait import wait_base
 
 from sweeperd import __version__
 from sweeperd.config import EndpointSettings, WebhooksSettings
+from sweeperd.delivery.masking import Masker
 from sweeperd.delivery.request import WebhookRequest
 from sweeperd.delivery.result import DeliveryResult, failed, judge
 from sweeperd.delivery.signing import Signer
@@ -68,6 +69,7 @@ class WebhookClient:
         headers = {name: value.get_secret_value() for name, value in endpoint.headers.items()} | {
             "User-Agent": f"sweeperd/{__version__}"
         }
+        self._masker = Masker(endpoint)
         self._transport = Transport(endpoint, headers, connections, connect_timeout, timeout)
 
     def deliver(self, request: WebhookRequest, attempts: int | None = None) -> DeliveryResult:
@@ -91,15 +93,17 @@ class WebhookClient:
             retry_error_callback=_last_result,
             sleep=tenacity.sleep_using_event(self._stop),
         )
+        earlier: list[DeliveryResult] = []
         for attempt in retrying:
             number = attempt.retry_state.attempt_number
             if number > 1 and self._stop.is_set():
                 break  # the stop came during the wait
             with attempt:
                 if number > 1:
+                    earlier.append(result)
                     result = self._send(request).outcome
             attempt.retry_state.set_result(result)
-        return result
+        return replace(result, earlier=tuple(earlier))
 
     def close(self) -> None:
         """Close the connections."""
@@ -118,11 +122,12 @@ class WebhookClient:
             headers = dict(request.headers)
             response = self._transport.send(request)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            result = failed(error, time.monotonic() - started)
+            result = failed(error, time.monotonic() - started, self._clock.now_ms())
         else:
             answered = dict(response.headers)
             body = _read_some(response)
-            result = judge(response.status, response.headers, self._clock.now_ms(), time.monotonic() - started)
+            seconds, answer = time.monotonic() - started, self._masker.body(body, headers, answered)
+            result = judge(response.status, response.headers, self._clock.now_ms(), seconds, answer)
         self._observe(result)
         return Exchange(result, headers, answered, body)
 

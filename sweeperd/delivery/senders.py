@@ -10,6 +10,7 @@ from typing import Protocol
 import redis
 
 from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
+from sweeperd.delivery.attempt_log import AttemptLog
 from sweeperd.delivery.batches import Batch, BatchLimits, BatchQueue
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
 from sweeperd.delivery.circuit_publisher import CircuitPublisher
@@ -53,6 +54,7 @@ class BatchSender:
         redelivery: Redelivery,
         limits: BatchLimits,
         metrics: Metrics,
+        attempts: AttemptLog,
         stop: threading.Event,
         log_fields: Mapping[str, object],
     ) -> None:
@@ -65,6 +67,7 @@ class BatchSender:
         self._redelivery = redelivery
         self._limits = limits
         self._events = {result: metrics.webhooks.events.labels(endpoint, result) for result in Result}
+        self._attempts = attempts
         self._stop = stop
         self._log_fields = dict(log_fields)
 
@@ -89,6 +92,7 @@ class BatchSender:
         successes = self._circuit.successes
         result = self._client.deliver(request, attempts=attempts)
         self._events[result.result].inc(len(entries))
+        self._attempts.record(entries, request.event_id, result)
         log_fields = self._log_fields | _request_fields(entries, request)
         if result.delivered:
             self._succeeded(result, log_fields)

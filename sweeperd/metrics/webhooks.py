@@ -53,6 +53,12 @@ class WebhookMetrics:
         self.dead_letters = Counter(
             "sweeperd_webhook_dead_letters_total", "Deliveries given up on", ["endpoint"], registry=registry
         )
+        self.dropped_attempts = Counter(
+            "sweeperd_webhook_dropped_attempts_total",
+            "Attempts that are missing in the log of attempts, because Redis refused them or they were too many",
+            ["endpoint"],
+            registry=registry,
+        )
 
     def announce(self, endpoint: str) -> None:
         """Show an endpoint's series at 0 from the start."""
@@ -61,6 +67,7 @@ class WebhookMetrics:
             self.events.labels(endpoint, result)
         self.duration.labels(endpoint)
         self.dead_letters.labels(endpoint)
+        self.dropped_attempts.labels(endpoint)
 
     def waiting(self, shard: str, endpoint: str, events: int, oldest_seconds: float) -> None:
         """

@@ -1,7 +1,6 @@
 """The endpoints: how each stands, pausing and resuming one, trying one out."""
 
 import json
-import re
 import secrets
 import threading
 from collections.abc import Collection, Iterator
@@ -12,43 +11,21 @@ from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.announcements import NO_TENANT, Announcements
 from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointState, EndpointStateStore
 from sweeperd.delivery.groups import ConsumerGroups
+from sweeperd.delivery.masking import Masker
 from sweeperd.delivery.outbox import Outbox, OutboxEntry, Pending
 from sweeperd.delivery.payload import Message, message
 from sweeperd.delivery.request import webhook_request
-from sweeperd.delivery.sender import Exchange, WebhookClient
+from sweeperd.delivery.sender import WebhookClient
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
-from sweeperd.text import decode, rfc3339
+from sweeperd.text import rfc3339
 
 #: The type of a test event, by the Cycles protocol: no receiver takes it for an expiry.
 TEST_TYPE = "system.webhook_test"
 #: The reason of a dead letter that an operator made.
 SKIPPED = "an operator skipped it"
-#: What is shown of a signature, and of the body of a response.
-SIGNATURE_SHOWN, BODY_SHOWN = 12, 1024
-HIDDEN = "***"
-#: What is shorter is no secret, and to hide it everywhere would hide half of an answer.
-SHORTEST_HIDDEN = 4
-
-#: Headers of a request that hold no secret. What else there is comes from the configuration or the URL.
-_OPEN_HEADERS = frozenset(
-    {
-        "accept",
-        "accept-encoding",
-        "connection",
-        "content-length",
-        "content-type",
-        "traceparent",
-        "user-agent",
-        "webhook-id",
-        "webhook-timestamp",
-        "x-cycles-event-id",
-        "x-cycles-event-type",
-        "x-cycles-trace-id",
-        "x-sweeperd-sequence",
-    }
-)
-_SIGNATURES = frozenset({"webhook-signature", "x-cycles-signature"})
+#: What is shown of the body of a response, characters.
+BODY_SHOWN = 1024
 
 
 def pause(shard: Shard, name: str, reason: str, announced: Collection[str] = ()) -> EndpointState:
@@ -131,7 +108,7 @@ def _pending(shard: Shard, outbox: Outbox, name: str) -> Iterator[tuple[Pending,
 
 @dataclass(frozen=True, slots=True)
 class EndpointTest:
-    """A test event and what came of it. No secret is in it: what is secret is HIDDEN, signatures are cut short."""
+    """A test event and what came of it. No secret is in it: what is secret is hidden, signatures are cut short."""
 
     endpoint: str
     url: str
@@ -159,19 +136,18 @@ def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings
         exchange = webhook.send_once(request)
     finally:
         webhook.close()
-    hide = _Hider(endpoint, exchange)
-    outcome = exchange.outcome
+    masker, outcome, sent = Masker(endpoint), exchange.outcome, exchange.request_headers
     return EndpointTest(
         endpoint.name,
         shown_url(endpoint),
         told.event_id,
-        {name: hide.header(name, value) for name, value in exchange.request_headers.items()},
+        {name: masker.header(name, value) for name, value in sent.items()},
         told.body.decode(),
         outcome.delivered,
         outcome.reason,
         outcome.status,
-        {name: hide.text(value) for name, value in exchange.response_headers.items()},
-        hide.body(exchange),
+        {name: masker.text(value, sent) for name, value in exchange.response_headers.items()},
+        masker.body(exchange.response_body, sent, exchange.response_headers)[:BODY_SHOWN],
         outcome.seconds,
     )
 
@@ -195,38 +171,6 @@ def _test_message(endpoint: str, now_ms: int) -> Message:
         "trace_id": trace_id,
     }
     return Message(event_id, TEST_TYPE, trace_id, json.dumps(body, separators=(",", ":")).encode())
-
-
-class _Hider:
-    """Hides what is secret in a request, and in an answer that repeats it."""
-
-    def __init__(self, endpoint: EndpointSettings, exchange: Exchange) -> None:
-        url = urlsplit(endpoint.url.get_secret_value())
-        proxy = urlsplit(endpoint.proxy.get_secret_value() if endpoint.proxy else "")
-        secret = {url.password or "", url.query, proxy.password or ""}
-        for name, value in exchange.request_headers.items():
-            if name.lower() in _SIGNATURES:
-                secret.update(value.split())
-            elif name.lower() not in _OPEN_HEADERS:
-                secret.add(value)
-        # Keys themselves are sent nowhere, but who answers with one has it.
-        secret.update(key.get_secret_value() for key in endpoint.secrets)
-        longest_first = sorted((text for text in secret if len(text) >= SHORTEST_HIDDEN), key=len, reverse=True)
-        self._secrets = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-
-    def header(self, name: str, value: str) -> str:
-        if name.lower() in _SIGNATURES:
-            return " ".join(f"{part[:SIGNATURE_SHOWN]}…" for part in value.split())
-        return value if name.lower() in _OPEN_HEADERS else HIDDEN
-
-    def text(self, value: str) -> str:
-        return value if self._secrets is None else self._secrets.sub(HIDDEN, value)
-
-    def body(self, exchange: Exchange) -> str:
-        coding = {name.lower(): value for name, value in exchange.response_headers.items()}.get("content-encoding")
-        if coding:
-            return f"({self.text(coding)}, not shown)"
-        return self.text(decode(exchange.response_body))[:BODY_SHOWN]
 
 
 def shown_url(endpoint: EndpointSettings) -> str:

@@ -152,6 +152,9 @@ def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
     yield granted(Duty.STATUS, circuits, "HGETALL")
     yield granted(Duty.DELIVER, circuits, "HSET HDEL")
     yield granted(Duty.OPERATE, circuits, "HSET")
+    yield granted(Duty.STATUS, keys.attempts(_ANY), "XREVRANGE")
+    if settings.events.attempts_kept:
+        yield granted(Duty.DELIVER, keys.attempts(_ANY), "XADD")
     if settings.events.wait_replicas:
         yield granted(Duty.DELIVER, b"", "WAIT")
     if EXPIRY_SPIKE in settings.announced:

@@ -11,6 +11,7 @@ from sweeperd.config import Settings
 from sweeperd.delivery.groups import WAITING
 from sweeperd.delivery.payload import message
 from sweeperd.delivery.subscription import EventFilter
+from sweeperd.ops.attempts import RecordedAttempt, attempts_with
 from sweeperd.ops.explain import Explanation, explain
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
@@ -68,6 +69,8 @@ class Event:
     webhook_id: str
     fields: Fields
     deliveries: tuple[EventDelivery, ...]
+    #: The recorded attempts to deliver it, the newest first.
+    attempts: tuple[RecordedAttempt, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,9 @@ def _event(settings: Settings, shard: Shard, kind: Kind, subject: bytes, fields:
         same_kind = event.get(b"kind", RESERVATIONS.encode()) == kind.name.encode()
         if same_kind and event.get(b"id") == subject and event.get(b"expired_at") == expired_at:
             webhook_id = message(shard.origin, event).event_id
-            return Event(entry, webhook_id, event, tuple(_deliveries(settings, shard, entry, event)))
+            deliveries = tuple(_deliveries(settings, shard, entry, event))
+            attempts = attempts_with(shard, (delivery.endpoint for delivery in deliveries), entry)
+            return Event(entry, webhook_id, event, deliveries, tuple(attempts))
     return None
 
 

@@ -101,6 +101,10 @@ class Keys:
         """HASH: action of operators -> how often it was done."""
         return self.prefix + b"sweeperd:action-counts"
 
+    def attempts(self, endpoint: str) -> bytes:
+        """STREAM, bounded: the last attempts to deliver to this endpoint."""
+        return self.prefix + b"sweeperd:attempts:" + endpoint.encode()
+
     def lease(self, job: str) -> bytes:
         """STRING: the token of the process that does this job now."""
         return self.prefix + b"sweeperd:lease:" + job.encode()

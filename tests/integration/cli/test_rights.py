@@ -11,8 +11,8 @@ from tests.support.receiver import Receiver
 
 RIGHTS = (
     "~sweeperd:events ~sweeperd:dead-letters ~sweeperd:endpoints ~sweeperd:circuits ~sweeperd:actions "
-    "~sweeperd:action-counts +client|setname +select +time +eval +evalsha +hget +hgetall +hset +hdel "
-    "+xlen +xtrim +xrange +xrevrange +xadd +xdel +xpending +xinfo|stream +xinfo|groups"
+    "~sweeperd:action-counts ~sweeperd:attempts:* +client|setname +select +time +eval +evalsha +hget +hgetall +hset "
+    "+hdel +xlen +xtrim +xrange +xrevrange +xadd +xdel +xpending +xinfo|stream +xinfo|groups"
 )
 #: Granted for a database number in the URL.
 SPARE = {"select"}
@@ -34,6 +34,7 @@ def test_the_rights_suffice_and_none_is_too_much(invoke: Run, own_shard: Shard, 
             ["dead-letters", "replay", letters[1], "--yes"],
             ["dead-letters", "replay", "--all", "--yes"],
             ["endpoints", "list"],
+            ["endpoints", "attempts", "billing"],
             ["endpoints", "pause", "billing", "--yes"],
             ["endpoints", "resume", "billing", "--yes"],
             ["endpoints", "test", "billing"],

@@ -37,6 +37,7 @@ COMMANDS = [
     ("endpoints-list", ["endpoints", "list"]),
     ("endpoints-change", ["endpoints", "pause", "billing", "--yes"]),
     ("endpoints-change", ["endpoints", "resume", "billing", "--yes"]),
+    ("endpoints-attempts", ["endpoints", "attempts", "billing"]),
     ("endpoints-skip", ["endpoints", "skip", "billing", "evt_1", "--yes"]),
     ("endpoints-test", ["endpoints", "test", "billing"]),
     ("expired", ["expired"]),

@@ -22,9 +22,20 @@ EVENTS = "sweeperd:events"
 class Delivery:
     """A running dispatcher with one endpoint, `hook`, and what can be measured of it."""
 
-    def __init__(self, shard: Shard, url: str, concurrency: int, endpoint: dict[str, Any], **webhooks: Any) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        url: str,
+        concurrency: int,
+        endpoint: dict[str, Any],
+        kept: int = 1000,
+        **webhooks: Any,
+    ) -> None:
         settings = Settings.model_validate(
-            {"webhooks": webhooks | {"endpoints": [{"name": "hook", "url": url} | endpoint]}}
+            {
+                "events": {"attempts_kept": kept},
+                "webhooks": webhooks | {"endpoints": [{"name": "hook", "url": url} | endpoint]},
+            }
         )
         self.client = shard.client
         self.metrics = Metrics()
@@ -34,15 +45,15 @@ class Delivery:
 
     def attempts(self, result: str) -> float:
         """The counter of requests."""
-        return self._sample("sweeperd_webhook_attempts_total", result=result)
+        return self.sample("sweeperd_webhook_attempts_total", result=result)
 
     def events(self, result: str) -> float:
         """The counter of events."""
-        return self._sample("sweeperd_webhook_events_total", result=result)
+        return self.sample("sweeperd_webhook_events_total", result=result)
 
     def dead_letters(self) -> float:
         """The counter of dead letters."""
-        return self._sample("sweeperd_webhook_dead_letters_total")
+        return self.sample("sweeperd_webhook_dead_letters_total")
 
     def pending(self) -> dict[bytes, tuple[bytes, int, int]]:
         """The pending events: id -> owner, deliveries, idle ms."""
@@ -51,7 +62,8 @@ class Delivery:
             row["message_id"]: (row["consumer"], row["times_delivered"], row["time_since_delivered"]) for row in rows
         }
 
-    def _sample(self, name: str, **labels: str) -> float:
+    def sample(self, name: str, **labels: str) -> float:
+        """The value of a series of this endpoint; 0 where it is not there."""
         return self.metrics.registry.get_sample_value(name, {"endpoint": "hook"} | labels) or 0.0
 
 
@@ -67,7 +79,12 @@ def deliver(shard: Shard) -> Deliver:
     def running(
         url: str, concurrency: int = 2, endpoint: dict[str, Any] | None = None, **webhooks: Any
     ) -> Iterator[Delivery]:
-        quick = {"redelivery_initial": "200ms", "redelivery_max": "1s", "attempts": 1, "backoff_initial": "10ms"}
+        quick: dict[str, Any] = {
+            "redelivery_initial": "200ms",
+            "redelivery_max": "1s",
+            "attempts": 1,
+            "backoff_initial": "10ms",
+        }
         delivery = Delivery(shard, url, concurrency, endpoint or {}, **(quick | webhooks))
         delivery.dispatcher.start()
         try:

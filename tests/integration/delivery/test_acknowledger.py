@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
+from sweeperd.delivery.attempt_log import AttemptLog
 from sweeperd.delivery.batches import InFlight
 from sweeperd.delivery.groups import PARKED
 from sweeperd.delivery.outbox import Outbox, OutboxEntry
@@ -36,8 +37,9 @@ class Gathering:
         self.metrics = Metrics()
         self.in_flight = InFlight(events, 10**9, threading.Event())
         self.in_flight.add(self.taken)
+        attempts = AttemptLog(shard, GROUP, 0, self.metrics.webhooks.dropped_attempts.labels(GROUP))
         self.acknowledger = Acknowledger(
-            GROUP, shard, self.outbox, self.in_flight, self.metrics, together, {"endpoint": GROUP}
+            GROUP, shard, self.outbox, self.in_flight, self.metrics, attempts, together, {"endpoint": GROUP}
         )
         self.thread = threading.Thread(target=self.acknowledger.run, daemon=True)
 

@@ -10,7 +10,7 @@ from pythonjsonlogger.json import JsonFormatter
 #: What a log record has anyway; everything else in it was given as `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 #: Libraries whose own lines are noise here: that a tick which drains outlasts the interval, that a connection broke.
-CHATTY = ("apscheduler", "urllib3", "tenacity")
+CHATTY = ("apscheduler", "urllib3", "tenacity", "opentelemetry")
 
 
 class TextFormatter(logging.Formatter):

@@ -16,6 +16,7 @@ from benchmarks.rows import (
     reconcile,
     start,
     throughput,
+    tracing,
 )
 
 ROWS: tuple[Row, ...] = (
@@ -35,4 +36,5 @@ ROWS: tuple[Row, ...] = (
     cost.BY_SCOPES,
     audit.ROW,
     reconcile.ROW,
+    tracing.ROW,
 )

@@ -162,11 +162,13 @@ def _daemon(options: Options, role: str) -> int:
     from sweeperd.runtime.role import Role  # noqa: PLC0415
     from sweeperd.runtime.service import Service  # noqa: PLC0415
     from sweeperd.runtime.systemd import SystemdNotifier  # noqa: PLC0415
+    from sweeperd.tracing import tracing  # noqa: PLC0415
 
     settings = options.settings()
     try:
         service = Service(settings, options.load, options.apply_log, SystemdNotifier(), Role(role))
     except OSError as error:
         fail(f"cannot listen on {settings.http.listen}: {error.strerror or error}", Exit.FAILED)
-    service.run()
+    with tracing():
+        service.run()
     return Exit.DONE

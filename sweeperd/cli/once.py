@@ -16,6 +16,7 @@ from sweeperd.cli.signals import stop_on_signals
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.once import OnceProgress, OnceReport, OnceStage, run_once
 from sweeperd.sweep.kind import Outcome
+from sweeperd.tracing import tracing
 
 #: How long a Pushgateway may take, seconds.
 PUSH_TIMEOUT = 10.0
@@ -31,7 +32,7 @@ def run(options: Options, once: OnceOptions) -> int:
         click.echo(f"sweeperd: on {', '.join(addresses)}", err=True)
     metrics = Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled, lasting=False)
     try:
-        with _metrics_left(metrics, once), stop_on_signals() as stop, _progress(show) as progress:
+        with tracing(), _metrics_left(metrics, once), stop_on_signals() as stop, _progress(show) as progress:
             report = run_once(settings, stop, progress, metrics, once.delivery_limit)
     except Exception as error:
         logging.getLogger(__name__).exception("the run failed")

@@ -35,11 +35,20 @@ class WebhookRequest:
     body: bytes
     #: The headers that speak of the events.
     headers: dict[str, str]
-    #: The id and the trace of the first event; the trace is empty where it has none.
+    #: The id of the first event.
     event_id: str
-    trace_id: str
-    #: How many events are in it.
-    events: int
+    #: The trace of each event, in order; empty where it has none.
+    trace_ids: Sequence[str]
+
+    @property
+    def trace_id(self) -> str:
+        """The trace of the first event."""
+        return self.trace_ids[0]
+
+    @property
+    def events(self) -> int:
+        """How many events are in it."""
+        return len(self.trace_ids)
 
 
 def webhook_request(messages: Sequence[Message], form: Format, *, batches: bool) -> WebhookRequest:
@@ -56,7 +65,7 @@ def single_request(message: Message, form: Format) -> WebhookRequest:
     headers |= {"X-Cycles-Event-Id": message.event_id, "X-Cycles-Event-Type": message.event_type}
     if message.trace_id:
         headers["X-Cycles-Trace-Id"] = message.trace_id
-    return WebhookRequest(message.event_id, message.body, headers, message.event_id, message.trace_id, 1)
+    return WebhookRequest(message.event_id, message.body, headers, message.event_id, [message.trace_id])
 
 
 def batch_request(messages: Sequence[Message], form: Format) -> WebhookRequest:
@@ -69,7 +78,7 @@ def batch_request(messages: Sequence[Message], form: Format) -> WebhookRequest:
     webhook_id = "batch_" + hashlib.sha256(ids).hexdigest()[:32]
     first = messages[0]
     headers = _headers(first, _CONTENT_TYPES[form, True])
-    return WebhookRequest(webhook_id, body, headers, first.event_id, first.trace_id, len(messages))
+    return WebhookRequest(webhook_id, body, headers, first.event_id, [message.trace_id for message in messages])
 
 
 def _headers(first: Message, content_type: str) -> dict[str, str]:

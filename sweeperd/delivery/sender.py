@@ -12,7 +12,7 @@ import urllib3
 import urllib3.exceptions
 from tenacity.wait import wait_base
 
-from sweeperd import __version__
+from sweeperd import __version__, tracing
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.masking import Masker
 from sweeperd.delivery.request import WebhookRequest
@@ -20,6 +20,7 @@ from sweeperd.delivery.result import DeliveryResult, failed, judge
 from sweeperd.delivery.signing import Signer
 from sweeperd.delivery.transport import Transport
 from sweeperd.store.clock import Clock
+from sweeperd.tracing import Span
 
 #: How much of a response is read, bytes. A response that is read to its end leaves its connection usable.
 RESPONSE_LIMIT = 64 * 1024
@@ -58,6 +59,7 @@ class WebhookClient:
         observe: Callable[[DeliveryResult], None],
         stop: threading.Event,
     ) -> None:
+        self._name = endpoint.name
         self._signer = Signer([secret.get_secret_value() for secret in endpoint.secrets])
         connect_timeout, timeout = settings.connect_timeout.total_seconds(), settings.timeout.total_seconds()
         self._attempts = settings.attempts
@@ -78,13 +80,16 @@ class WebhookClient:
         the last one. A `Retry-After` that is longer than the longest back-off ends the retries, and so does a batch of
         several events that is refused: only a smaller one can help.
         """
-        result = self._send(request).outcome
-        # Most requests need no retry, and to set up tenacity costs a tenth of a request.
-        if not self._retryable(result) or (request.events > 1 and result.content_refused):
-            return result
-        return self._retry(request, result, attempts or self._attempts)
+        with tracing.delivery(self._name, request.trace_ids) as span:
+            result = self._send(request, span).outcome
+            # Most requests need no retry, and to set up tenacity costs a tenth of a request.
+            if self._retryable(result) and not (request.events > 1 and result.content_refused):
+                result = self._retry(request, result, attempts or self._attempts, span)
+            if not result.delivered:
+                span.fail(result.reason)
+        return result
 
-    def _retry(self, request: WebhookRequest, result: DeliveryResult, attempts: int) -> DeliveryResult:
+    def _retry(self, request: WebhookRequest, result: DeliveryResult, attempts: int, span: Span) -> DeliveryResult:
         """`result` is the result of the first attempt."""
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(attempts) | tenacity.stop_when_event_set(self._stop),
@@ -101,7 +106,7 @@ class WebhookClient:
             with attempt:
                 if number > 1:
                     earlier.append(result)
-                    result = self._send(request).outcome
+                    result = self._send(request, span).outcome
             attempt.retry_state.set_result(result)
         return replace(result, earlier=tuple(earlier))
 
@@ -111,11 +116,13 @@ class WebhookClient:
 
     def send_once(self, request: WebhookRequest) -> Exchange:
         """Send this request, without retries."""
-        return self._send(request)
+        with tracing.delivery(self._name, request.trace_ids) as span:
+            return self._send(request, span)
 
-    def _send(self, webhook: WebhookRequest) -> Exchange:
+    def _send(self, webhook: WebhookRequest, span: Span) -> Exchange:
         # The receiver compares the timestamp with its own clock. sweeperd trusts Redis's clock only.
-        headers, answered, body = self._headers(webhook, self._clock.now_ms() // 1000), {}, b""
+        timestamp = self._clock.now_ms() // 1000
+        headers, answered, body = self._headers(webhook, timestamp, span.traceparent), {}, b""
         started = time.monotonic()
         try:
             request = self._transport.request(headers, webhook.body)
@@ -129,13 +136,14 @@ class WebhookClient:
             seconds, answer = time.monotonic() - started, self._masker.body(body, headers, answered)
             result = judge(response.status, response.headers, self._clock.now_ms(), seconds, answer)
         self._observe(result)
+        span.event("attempt", {"result": result.reason, "seconds": result.seconds})
         return Exchange(result, headers, answered, body)
 
-    def _headers(self, webhook: WebhookRequest, timestamp: int) -> dict[str, str]:
-        """The headers of this attempt. `timestamp`: seconds since the epoch."""
+    def _headers(self, webhook: WebhookRequest, timestamp: int, traceparent: str) -> dict[str, str]:
+        """The headers of this attempt. `timestamp`: seconds since the epoch. `traceparent`: empty without tracing."""
         headers = webhook.headers | {"webhook-id": webhook.webhook_id, "webhook-timestamp": str(timestamp)}
         if webhook.trace_id:
-            headers["traceparent"] = f"00-{webhook.trace_id}-{random.getrandbits(64) or 1:016x}-01"
+            headers["traceparent"] = traceparent or f"00-{webhook.trace_id}-{random.getrandbits(64) or 1:016x}-01"
         return headers | self._signer.headers(webhook.webhook_id, timestamp, webhook.body)
 
     def _retryable(self, result: DeliveryResult) -> bool:

@@ -15,6 +15,7 @@ from sweeperd.ledger.models import Balance, Committed, Debited, Extended, Name, 
 from sweeperd.store.errors import is_full
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
+from sweeperd.tracing import ledger_call
 
 _SCRIPTS = ("reserve", "commit", "release", "extend", "event", "budget", "open_budget")
 _NO_GRACE = timedelta(0)
@@ -305,7 +306,7 @@ class Ledger:
 
     def _run(self, script: str, keys: list[bytes], args: list[bytes]) -> Any:
         try:
-            with self._shard.reaching():
+            with ledger_call(script), self._shard.reaching():
                 return self.scripts[script].run(self._shard.client, Call(keys, args))
         except redis.RedisError as error:
             if is_full(error):

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 
+from sweeperd import tracing
 from sweeperd.config import EXPIRY_SPIKE, Settings
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.cycles_lease import CyclesLease
@@ -72,7 +73,11 @@ class KindSweep:
             with self._shard.reaching():
                 self._kind.check(self._shard.client)
             self._checked = self._shard.opened
-        report = self._sweeper.tick(give_way)
+        with tracing.tick(self._shard.name, self.name) as span:
+            report = self._sweeper.tick(give_way, span.trace_id)
+            span.mark({f"sweeperd.{outcome.value}": count for outcome, count in report.counts.items()})
+            if report.failure:
+                span.fail(report.failure)
         self.telemetry.ticked(report)
         self._last_sweep.note(report)
         if self._rates and (spikes := self._rates.record(report.trace_id)):

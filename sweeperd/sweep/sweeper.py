@@ -31,7 +31,7 @@ class _Tick:
 
     pipeline: ScriptPipeline
     give_way: Callable[[], bool]
-    trace_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    trace_id: str
     started: float = field(default_factory=time.monotonic)
     counts: Counter[Outcome] = field(default_factory=Counter)
     #: The batches whose replies have not been read.
@@ -100,17 +100,17 @@ class Sweeper:
             smallest, largest, settings.batch_time.total_seconds() * 1e6, milliseconds(settings.max_lag)
         )
 
-    def tick(self, give_way: Callable[[], bool] = lambda: False) -> SweepReport:
+    def tick(self, give_way: Callable[[], bool] = lambda: False, trace_id: str = "") -> SweepReport:
         """
         Decide every entry that is due by the server's clock at the start of the tick, each once, until the end, the
         time budget or `stop`, or until it is to `give_way` to another replica. The next tick takes up where one that
-        was cut short stopped. Memory holds one page.
+        was cut short stopped. Memory holds one page. The events carry `trace_id`, 32 hex digits.
 
         Raises RedisUnavailable. The tick after that goes on after the batch that failed: if Redis fails because of that
         batch, it must not keep the following entries from being decided.
         """
         with self._shard.reaching(), ScriptPipeline(self._kind.script, self._shard.client) as pipeline:
-            tick = _Tick(pipeline, give_way)
+            tick = _Tick(pipeline, give_way, trace_id or secrets.token_hex(16))
             self._reader.start(self._shard.read_clock())
             try:
                 complete = self._drain(tick)

@@ -17,6 +17,7 @@ PACKAGE = ROOT / "sweeperd"
 TESTS = ROOT / "tests"
 #: The folders below tests/: what each holds is in docs/architecture.md.
 FOLDERS = {
+    "mutants": "the product broken in one place after another",
     "deploy": "what lies in deploy/",
     "docs": "what the documents say",
     "examples": "the receivers of the documents, run",

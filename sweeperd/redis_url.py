@@ -17,6 +17,7 @@ FORMS = (
 SENTINEL_FORM = "redis+sentinel://user:password@host1:26379,host2:26379/service/db"
 CLUSTER_FORM = "redis+cluster://user:password@host1:6379,host2:6379"
 
+MAX_PORT = 65535
 _SENTINEL_PORT, _REDIS_PORT = 26379, 6379
 _SENTINEL_CREDENTIALS = ("sentinel_username", "sentinel_password")
 _URL = re.compile(r"(rediss?)\+(sentinel|cluster)://([^/?#]*)(/[^?#]*)?(?:\?([^#]*))?")
@@ -99,6 +100,7 @@ def _check_place(place: str, path: str, rest: str) -> None:
     """
     if not place or place.startswith(":"):
         raise ValueError("names no host")
+    check_port(place)
     _, _, query = rest.partition("?")
     names = (option.partition("=")[0] for option in query.split("&"))
     if "@" in path or "@" in rest.partition("#")[2] or any("@" in name for name in names):
@@ -134,11 +136,16 @@ def _nodes(hosts: str, default_port: int) -> tuple[Node, ...]:
         found = _NODE.fullmatch(part)
         if not found:
             raise ValueError("its hosts are not host, host:port or [IPv6]:port, separated by commas")
-        port = int(found[2] or default_port)
-        if not 0 < port < 65536:
-            raise ValueError("a port is a number from 1 to 65535")
-        nodes.append((unquote(found[1]).removeprefix("[").removesuffix("]"), port))
+        check_port(part)
+        nodes.append((unquote(found[1]).removeprefix("[").removesuffix("]"), int(found[2] or default_port)))
     return tuple(nodes)
+
+
+def check_port(place: str) -> None:
+    """Raises ValueError where `host:port` has a number that is no port. Shows nothing of it."""
+    _, colon, port = place.rpartition(":")
+    if colon and port.isascii() and port.isdigit() and not 0 < int(port[:9]) <= MAX_PORT:
+        raise ValueError(f"a port is a number from 1 to {MAX_PORT}")
 
 
 def _options(url: str, further: Collection[str] = ()) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from sweeperd import __version__
 from sweeperd.cli.moment import duration
 from sweeperd.cli.options import Exit, OnceOptions, Options, fail
 from sweeperd.config import CONFIG_VARIABLE
-from sweeperd.errors import RedisUnavailable
+from sweeperd.errors import ConfigError, RedisUnavailable
 
 #: Subcommand -> its module in this folder. It is imported when its subcommand runs: the daemon and cron import none.
 _COMMANDS = {
@@ -26,6 +26,7 @@ _COMMANDS = {
     "status": "status",
     "show": "show",
     "expired": "expired",
+    "verify-archive": "verify_archive",
     "quarantine": "quarantine",
     "dead-letters": "dead_letters",
     "endpoints": "endpoints",
@@ -167,8 +168,8 @@ def _daemon(options: Options, role: str) -> int:
     settings = options.settings()
     try:
         service = Service(settings, options.load, options.apply_log, SystemdNotifier(), Role(role))
-    except OSError as error:
-        fail(f"cannot listen on {settings.http.listen}: {error.strerror or error}", Exit.FAILED)
+    except ConfigError as error:
+        fail(str(error), Exit.FAILED)
     with tracing():
         service.run()
     return Exit.DONE

@@ -1,25 +1,22 @@
 """`sweeperd expired`."""
 
-import csv
 import heapq
-import io
-import json
-import re
+import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import click
-from rich.cells import cell_len
-from rich.console import Console
 
+from sweeperd.cli.expired_output import Writer, writer
 from sweeperd.cli.moment import Moment, moment
 from sweeperd.cli.names import check_name
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
-from sweeperd.cli.output import Output, printable
+from sweeperd.cli.output import Output
 from sweeperd.cli.signals import stop_on_signals
 from sweeperd.cli.troubles import Troubles, warn
+from sweeperd.cli.verify_archive import sha256
 from sweeperd.config import DEFAULT_SHARD
+from sweeperd.ops.archive import START, Chain
 from sweeperd.ops.expired import Expiry, ExpiryReader, retention_gap
 from sweeperd.ops.shard_trouble import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
@@ -27,25 +24,6 @@ from sweeperd.text import rfc3339
 
 #: Between two reads of new events, and between two tries of a shard that is down; seconds.
 READ_EVERY, RETRY_EVERY = 0.5, 2.0
-
-#: The columns of an expiry, and how wide each is on a terminal.
-_COLUMNS = {
-    "expired_at": 24,
-    "tenant": 16,
-    "reservation": 36,
-    "amount": 12,
-    "unit": 8,
-    "lag": 10,
-    "scope": 32,
-    "missing_budgets": 24,
-    "event_id": 36,
-    "trace_id": 32,
-    "shard": 16,
-}
-#: So many of them are shown however narrow the terminal is.
-_LEAST = 6
-# What a spreadsheet takes for a formula, the full-width signs as well. Tab and line ends are escaped before.
-_FORMULA = re.compile("[=+@\uff1d\uff0b\uff20\uff0d-]")
 
 
 @click.command("expired", short_help="What expired in a span of time, in order.")
@@ -69,6 +47,15 @@ _FORMULA = re.compile("[=+@\uff1d\uff0b\uff20\uff0d-]")
     show_default=True,
     help="--json is the same as --format jsonl.",
 )
+@click.option("--limit", metavar="NUMBER", type=click.IntRange(1), help="At most so many, the oldest first.")
+@click.option("--count", is_flag=True, help="Print only how many they are.")
+@click.option("--chain", "chained", is_flag=True, help="With --json: each line carries the SHA-256 of the line before.")
+@click.option(
+    "--chain-from",
+    metavar="SHA256",
+    callback=sha256,
+    help="With --chain: the head of the archive that this one continues.  [default: a new chain]",
+)
 @json_option
 @shard_option
 @click.pass_obj
@@ -80,6 +67,10 @@ def command(
     kind: str | None,
     follow: bool,
     form: str,
+    limit: int | None,
+    count: bool,
+    chained: bool,
+    chain_from: str | None,
     as_json: bool,
     shard: str | None,
 ) -> None:
@@ -92,11 +83,20 @@ def command(
 
     JSON lines hold the body of each webhook, and the shard. In CSV a text that a spreadsheet would take for a formula
     begins with an apostrophe. Where events of the span are no longer kept, standard error says so.
+
+    With --json --chain the lines are an archive that `sweeperd verify-archive` verifies. Its head, on standard error at
+    the end, is to be kept elsewhere.
     """
     if as_json and form not in ("jsonl", "table"):
         raise click.UsageError(f"--json and --format {form} exclude each other")
-    if follow and until is not None:
-        raise click.UsageError("--follow has no end: leave --until out")
+    form = "jsonl" if as_json else form
+    if follow and (until is not None or limit is not None or count):
+        raise click.UsageError("--follow has no end: leave --until, --limit and --count out")
+    if count and (limit is not None or chained or form == "csv"):
+        raise click.UsageError("--count prints a number only: leave --limit, --chain and --format out")
+    if (chained and form != "jsonl") or (chain_from is not None and not chained):
+        raise click.UsageError("--chain goes with --json, and --chain-from with --chain")
+    chain = Chain(chain_from or START) if chained else None
     output, troubles = Output(as_json=as_json), Troubles()
     with options.shards(shard) as (settings, shards):
         if kind is not None:
@@ -105,13 +105,32 @@ def command(
         for one in shards:
             with troubles.noted(one):
                 readers.append(_reader(one, since, until, follow, tenant=tenant, kind=kind))
-        if readers:
-            write = _writer(output, "jsonl" if as_json else form)
-        if readers and follow:
-            _follow(readers, write)
+        events = heapq.merge(*(_noted(troubles, reader) for reader in readers), key=_by_time)
+        if count:
+            _print_count(output, events, troubles)
         elif readers:
-            write(heapq.merge(*(_noted(troubles, reader) for reader in readers), key=_by_time))
+            write = writer(output, form, chain)
+            if follow:
+                _follow(readers, write)
+            else:
+                write(_limited(events, limit))
+            if chain:
+                warn(f"the head of these {chain.lines} lines is {chain.head}")
         troubles.end()
+
+
+def _print_count(output: Output, events: Iterable[Expiry], troubles: Troubles) -> None:
+    number = sum(1 for _ in events)
+    if output.as_json:
+        output.json({"count": number, "down": troubles.down})
+    else:
+        output.say(str(number))
+
+
+def _limited(events: Iterator[Expiry], limit: int | None) -> Iterator[Expiry]:
+    yield from itertools.islice(events, limit)
+    if limit is not None and next(events, None) is not None:
+        warn(f"there are more than {limit}; --limit shows more")
 
 
 def _reader(
@@ -146,7 +165,7 @@ def _noted(troubles: Troubles, reader: ExpiryReader) -> Iterator[Expiry]:
         yield from reader.read()
 
 
-def _follow(readers: list[ExpiryReader], write: Callable[[Iterable[Expiry]], None]) -> None:
+def _follow(readers: list[ExpiryReader], write: Writer) -> None:
     """Until a signal. A shard that is down is reported once; it goes on where it stopped when it answers again."""
     down: dict[ExpiryReader, float] = {}
 
@@ -174,89 +193,3 @@ def _follow(readers: list[ExpiryReader], write: Callable[[Iterable[Expiry]], Non
 
 def _by_time(event: Expiry) -> tuple[int, int]:
     return event.order
-
-
-# ---- how it is written
-
-
-def _writer(output: Output, form: str) -> Callable[[Iterable[Expiry]], None]:
-    if form == "table":
-        click.secho(output.first_line(), dim=True)
-        return _write_lines() if output.terminal else _write_tabs()
-    output.name_address()
-    return _write_json if form == "jsonl" else _write_csv()
-
-
-def _write_csv() -> Callable[[Iterable[Expiry]], None]:
-    def line(cells: Iterable[object]) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerow([_safe(cell) for cell in cells])
-        click.echo(text.getvalue(), nl=False)
-
-    def write(events: Iterable[Expiry]) -> None:
-        for event in events:
-            line(_row(event))
-
-    line(_COLUMNS)
-    return write
-
-
-def _write_json(events: Iterable[Expiry]) -> None:
-    for event in events:
-        click.echo(json.dumps(event.body | {"shard": event.shard}))
-
-
-def _write_tabs() -> Callable[[Iterable[Expiry]], None]:
-    click.echo("\t".join(_COLUMNS))
-
-    def write(events: Iterable[Expiry]) -> None:
-        for event in events:
-            click.echo("\t".join(map(printable, _row(event))))
-
-    return write
-
-
-def _write_lines() -> Callable[[Iterable[Expiry]], None]:
-    """Columns of a fixed width, because rows are printed as they come. A longer value is not cut: it moves the rest."""
-    left, widths = Console().width, list[int]()
-    for width in _COLUMNS.values():
-        left -= width + 2
-        if left < 0 and len(widths) >= _LEAST:
-            break
-        widths.append(width)
-
-    def line(cells: Iterable[object]) -> str:
-        texts = [printable(cell) for cell, _ in zip(cells, widths, strict=False)]
-        padded = (text + " " * (width - cell_len(text)) for text, width in zip(texts, widths, strict=True))
-        return "  ".join(padded).rstrip()
-
-    click.secho(line(_COLUMNS), bold=True)
-
-    def write(events: Iterable[Expiry]) -> None:
-        for event in events:
-            click.echo(line(_row(event)))
-
-    return write
-
-
-def _row(event: Expiry) -> list[object]:
-    body = event.body
-    data: dict[str, Any] = body["data"]
-    return [
-        body.get("timestamp", event.stream_id.decode()),
-        body.get("tenant_id", ""),
-        data.get("reservation_id", data.get("id", "")),
-        data.get("estimated_amount", ""),
-        data.get("unit", ""),
-        "" if event.lag_ms is None else f"{event.lag_ms / 1000:.3f}s",
-        data.get("scope", ""),
-        ", ".join(data.get("missing_budgets", ())),
-        body["event_id"],
-        body.get("trace_id", ""),
-        event.shard,
-    ]
-
-
-def _safe(cell: object) -> str:
-    text = printable(cell)
-    return f"'{text}" if _FORMULA.match(text) else text

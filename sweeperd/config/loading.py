@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
+from sweeperd.config.problems import ENVIRONMENT, ENVIRONMENT_PREFIX, explain
 from sweeperd.config.settings import Settings, check_prefix
 from sweeperd.errors import ConfigError
 
@@ -17,9 +17,6 @@ from sweeperd.errors import ConfigError
 CONFIG_VARIABLE = "SWEEPERD_CONFIG"
 #: Where a configuration file is looked for when nothing names one.
 CONFIG_PLACES = (Path("config.toml"), Path("/etc/sweeperd/config.toml"))
-#: `SWEEPERD_SWEEP__BATCH_SIZE` overrides `sweep.batch_size`.
-ENVIRONMENT_PREFIX = "SWEEPERD_"
-
 #: The settings that are lists: in the environment they are JSON.
 JSON_KEYS = (["shards"], ["kinds"], ["webhooks", "endpoints"], ["http", "hosts"])
 
@@ -37,20 +34,20 @@ def load(path: Path | None = None, environment: Mapping[str, str] = os.environ, 
         # A file has types, so it is held to them; what comes from the environment is text.
         settings = Settings.model_validate(data, strict=True, context=context)
     except ValidationError as error:
-        raise ConfigError(_explain(error, str(path))) from None
+        raise ConfigError(explain(error, str(path))) from None
     overrides = _overrides(environment)
     if overrides:
         try:
             settings = Settings.model_validate(_merge(data, overrides), context=context)
         except ValidationError as error:
-            raise ConfigError(_explain(error, "environment")) from None
+            raise ConfigError(explain(error, ENVIRONMENT)) from None
     for number, shard in enumerate(settings.all_shards):
         try:
             # Only now: one of the two may come from the file and the other from the environment.
             check_prefix(shard.url, shard.prefix)
         except ValueError as error:
             key = f"shards[{number}].prefix" if settings.shards else "keys.prefix"
-            raise ConfigError(f"{path or 'environment'}: {key}: {error}") from None
+            raise ConfigError(f"{path or ENVIRONMENT}: {key}: {error}") from None
     return settings
 
 
@@ -87,12 +84,12 @@ def _overrides(environment: Mapping[str, str]) -> dict[str, Any]:
             try:
                 value = json.loads(text)
             except json.JSONDecodeError as error:
-                raise ConfigError(f"environment: {name}: is not JSON: {error}") from None
+                raise ConfigError(f"{ENVIRONMENT}: {name}: is not JSON: {error}") from None
         place = found
         for part in key[:-1]:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
-                raise ConfigError(f"environment: {name}: {part} has a value already")
+                raise ConfigError(f"{ENVIRONMENT}: {name}: {part} has a value already")
         place[key[-1]] = value
     return found
 
@@ -103,24 +100,3 @@ def _merge(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, A
         below = merged.get(key)
         merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-def _explain(error: ValidationError, source: str) -> str:
-    return "\n".join(f"{source}: {_key(detail, source)}: {_problem(detail)}" for detail in error.errors())
-
-
-def _key(detail: ErrorDetails, source: str) -> str:
-    if source == "environment":
-        # What an override breaks is named as the variable; a list's items have no variable of their own.
-        parts = [part for part in detail["loc"] if isinstance(part, str)]
-        return ENVIRONMENT_PREFIX + "__".join(parts).upper() if parts else "settings"
-    key = ""
-    for part in detail["loc"]:
-        key += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return key.removeprefix(".") or "settings"
-
-
-def _problem(detail: ErrorDetails) -> str:
-    if detail["type"] == "extra_forbidden":
-        return "unknown key"
-    return detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")

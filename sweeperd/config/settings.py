@@ -51,6 +51,8 @@ def _redis_url(value: SecretStr) -> SecretStr:
 
 
 def _http_url(value: SecretStr) -> SecretStr:
+    authority = re.split("[/?#]", value.get_secret_value().partition("://")[2])[0]
+    redis_url.check_port(authority.rpartition("@")[2])
     try:
         parts = urlsplit(value.get_secret_value())
         usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
@@ -113,8 +115,10 @@ def _start(value: object) -> object:
 
 def _host_and_port(listen: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    if not colon or not port.isascii() or not port.isdigit():
         raise ValueError('must be "host:port", or "" to turn HTTP off')
+    if int(port) > redis_url.MAX_PORT:
+        raise ValueError(f"a port is a number from 0 (any free one) to {redis_url.MAX_PORT}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from sweeperd.config.settings import HttpSettings
 from sweeperd.ledger import Balance
 from sweeperd.text import decode
 
@@ -23,6 +24,11 @@ STYLES: dict[str, dict[str, Any]] = {
     "budget back": {"fg": "green", "bold": True},
     "webhook": {"fg": "magenta"},
 }
+#: What the demo ends with.
+NEXT_STEP = f"""
+Next: docs/install.md connects sweeperd to your own Redis. `sweeperd check` says
+whether that Redis is ready; the daemon's status page is at
+http://{HttpSettings().listen}/."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,7 @@ class Screen:
         self._end(
             "green", f"All books balance. {counts['EXPIRED']} forgotten reservations came back, each exactly once."
         )
+        self.echo(NEXT_STEP)
         return 0
 
     def _table(self, evidence: Evidence) -> None:

@@ -1,6 +1,7 @@
 """The daemon as a service: its signals, its HTTP port, messages to the service manager, new settings at SIGHUP."""
 
 import contextlib
+import errno
 import logging
 import os
 import queue
@@ -30,7 +31,7 @@ class Service:
     """
     Runs a daemon until SIGTERM or SIGINT. A SIGHUP has another, with the settings as they are then, take its place;
     the counters and the HTTP port stay. `load` reads the settings (raises ConfigError), `apply_log` sets the log up by
-    them. Raises OSError where the HTTP address cannot be had.
+    them. Raises ConfigError where the HTTP address cannot be had.
     """
 
     def __init__(
@@ -172,10 +173,7 @@ class Service:
             return
         web = self._web
         if settings.http.address != self._settings.http.address:
-            try:
-                web = self._listen(settings)
-            except OSError as error:
-                raise ConfigError(f"cannot listen on {settings.http.listen}: {error.strerror or error}") from None
+            web = self._listen(settings)
         daemon = Daemon(settings, self._metrics, self._role)
         self._replace(daemon, settings)
         if web is not self._web:
@@ -210,12 +208,18 @@ class Service:
         return self._last_work is not None and self._last_work.is_alive()
 
     def _listen(self, settings: Settings) -> WebServer | None:
+        """None where HTTP is off. Raises ConfigError where the address cannot be had."""
         address = settings.http.address
         if not address:
             return None
-        return WebServer(
-            address, self._metrics, self.health, self.readiness, self.report, settings.http.hosts, self.jwks
-        )
+        try:
+            return WebServer(
+                address, self._metrics, self.health, self.readiness, self.report, settings.http.hosts, self.jwks
+            )
+        except OSError as error:
+            advice = "; does another sweeperd run on this host?" if error.errno == errno.EADDRINUSE else ""
+            reason = error.strerror or error
+            raise ConfigError(f"http.listen: cannot listen on {settings.http.listen}: {reason}{advice}") from None
 
     # ---- the end
 

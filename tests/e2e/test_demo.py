@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from sweeperd.config import Settings
 from sweeperd.demo.screen import Evidence, Screen
 from sweeperd.ledger import Balance
 from sweeperd.store.embedded import binaries
@@ -94,6 +95,9 @@ def test_it_ends_by_itself_with_balanced_books(name: str, runs: dict[str, Future
     assert re.search(r"23 reservations: \d committed, 2 released, \d+ expired; the index is empty", done.text)
     assert "exactly one for each expiry" in done.text
     assert "All books balance." in done.text
+    assert "Next: docs/install.md" in done.text
+    assert f"http://{Settings().http.listen}/" in done.text, "the status page"
+    assert "group" not in done.text, "a stream without its groups is normal at the start"
     assert "\x1b" not in done.text
     assert "Traceback" not in done.text
     happened = {label: done.text.count(f"s  {label}") for label in ("reserved", "expired", "budget back", "webhook")}

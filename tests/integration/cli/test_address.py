@@ -45,9 +45,15 @@ LINES = [
     ["reconcile", "--repair-budget", "tenant:acme:TOKENS", "--yes"],
 ]
 #: Commands whose output has a form of its own.
-OTHERS = [["expired", "--format", "csv"], ["expired", "--json"], ["endpoints", "keys"]]
+OTHERS = [
+    ["expired", "--format", "csv"],
+    ["expired", "--json"],
+    ["expired", "--count"],
+    ["expired", "--json", "--chain"],
+    ["endpoints", "keys"],
+]
 #: Commands that use no Redis of the settings.
-WITHOUT = {"demo", "prove", "endpoints keygen"}
+WITHOUT = {"demo", "prove", "endpoints keygen", "verify-archive"}
 
 
 @pytest.fixture

@@ -180,7 +180,7 @@ def test_a_span_that_ends_in_the_future_says_so(invoke: Run, client: redis.Redis
         (["--since", AT + "00Z", "--until", AT + "00Z"], "is not before --until"),
         (["--since", "5m", "--until", "10m"], "is not before --until"),
         (["--since", "2990-01-01"], "is not before now, by redis's clock"),
-        (["--follow", "--until", "5m"], "--follow has no end: leave --until out"),
+        (["--follow", "--until", "5m"], "--follow has no end: leave --until, --limit and --count out"),
         (["--format", "xml"], "is not one of"),
         (["--shard", "nowhere"], "there is no shard 'nowhere' in the configuration, only default"),
         (["today"], "unexpected extra argument"),

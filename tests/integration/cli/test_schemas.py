@@ -41,6 +41,9 @@ COMMANDS = [
     ("endpoints-skip", ["endpoints", "skip", "billing", "evt_1", "--yes"]),
     ("endpoints-test", ["endpoints", "test", "billing"]),
     ("expired", ["expired"]),
+    ("expired", ["expired", "--chain"]),
+    ("expired-count", ["expired", "--count"]),
+    ("verify-archive", ["verify-archive", "/dev/null"]),
     ("ledger-show", ["ledger", "show", "tenant:acme:TOKENS"]),
     ("quarantine-adopt", ["quarantine", "adopt", "broken-1", "--yes"]),
     ("reconcile", ["reconcile"]),
@@ -139,6 +142,7 @@ def test_each_schema_is_held_to_what_is_printed() -> None:
 def test_a_line_of_expired_is_the_body_of_a_webhook_and_the_shard() -> None:
     line, body = schema("expired"), schema("webhook")
     assert line["properties"].pop("shard")
+    assert line["properties"].pop("previous_sha256")
     line["required"].remove("shard")
     for key in ("title", "description"):
         del line[key], body[key]

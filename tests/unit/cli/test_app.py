@@ -112,7 +112,8 @@ def test_a_file_that_is_not_there(mode: list[str], run: Run) -> None:
 def test_a_bad_variable(mode: list[str], run: Run) -> None:
     result = run(*mode, SWEEPERD_SWEEP__BATCHSIZE="5")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "sweeperd: environment: SWEEPERD_SWEEP__BATCHSIZE: unknown key\n"
+    problem = "SWEEPERD_SWEEP__BATCHSIZE: unknown key; did you mean SWEEPERD_SWEEP__BATCH_SIZE?"
+    assert result.stderr == f"sweeperd: environment: {problem}\n"
 
 
 def test_the_file_in_the_working_directory_is_found(run: Run, tmp_path: Path) -> None:
@@ -136,7 +137,10 @@ def test_the_port_is_taken(run: Run) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         result = run(SWEEPERD_HTTP__LISTEN=address)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == f"sweeperd: cannot listen on {address}: Address already in use\n"
+    assert result.stderr == (
+        f"sweeperd: http.listen: cannot listen on {address}: Address already in use; "
+        "does another sweeperd run on this host?\n"
+    )
 
 
 @pytest.mark.parametrize(

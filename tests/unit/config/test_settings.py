@@ -143,8 +143,9 @@ ASTRAY = "an @ after the host: user and password are written with %2F"
     ("toml", "key", "problem"),
     [
         ("colour = 1", "colour", "unknown key"),
-        ("[sweeep]\ninterval = '5s'", "sweeep", "unknown key"),
-        ("[sweep]\nbatchsize = 5", "sweep.batchsize", "unknown key"),
+        ("[sweeep]\ninterval = '5s'", "sweeep", "unknown key; did you mean sweep?"),
+        ("[sweep]\nbatchsize = 5", "sweep.batchsize", "unknown key; did you mean batch_size?"),
+        ("batch_size = 5", "batch_size", "unknown key; did you mean sweep.batch_size?"),
         *(
             (f"[[webhooks.endpoints]]\nname = 'hook'\nurl = '{url}'", "webhooks.endpoints[0].url", problem)
             for url, problem in [
@@ -155,7 +156,7 @@ ASTRAY = "an @ after the host: user and password are written with %2F"
                 ("https:///hook", NO_HTTP_URL),
             ]
         ),
-        (ENDPOINT + "secret = 'x'", "webhooks.endpoints[0].secret", "unknown key"),
+        (ENDPOINT + "secret = 'x'", "webhooks.endpoints[0].secret", "unknown key; did you mean secrets?"),
         ("[sweep]\nbatch_size = '1000'", "sweep.batch_size", "valid integer"),
         ("[sweep]\nbatch_size = true", "sweep.batch_size", "valid integer"),
         ("[sweep]\nbatch_size = 10.5", "sweep.batch_size", "valid integer"),
@@ -191,14 +192,15 @@ ASTRAY = "an @ after the host: user and password are written with %2F"
         ("[reconcile]\ninterval = 'daily'", "reconcile.interval", "a duration is text"),
         ("[reconcile]\nrate = 0", "reconcile.rate", "greater than or equal to 1"),
         ("[http]\nlisten = '9464'", "http.listen", 'must be "host:port"'),
+        ("[http]\nlisten = '127.0.0.1:99999'", "http.listen", "a port is a number from 0 (any free one) to 65535"),
         ("[http]\nlisten = 'localhost:http'", "http.listen", 'must be "host:port"'),
         ("[http]\nhosts = ['sweeperd:9464']", "http.hosts[0]", "match pattern"),
-        ("[http]\nlisten = 'localhost:65536'", "http.listen", 'must be "host:port"'),
+        ("[http]\nlisten = 'localhost:65536'", "http.listen", "a port is a number from 0 (any free one) to 65535"),
         ("[redis]\nurl = ''", "redis.url", NO_REDIS_URL),
         ("[redis]\nurl = 'http://127.0.0.1'", "redis.url", NO_REDIS_URL),
         ("[redis]\nurl = '127.0.0.1:6379'", "redis.url", NO_REDIS_URL),
         ("[redis]\nurl = 'redis://127.0.0.1:six/0'", "redis.url", NO_REDIS_URL),
-        ("[redis]\nurl = 'redis://127.0.0.1:66000/0'", "redis.url", NO_REDIS_URL),
+        ("[redis]\nurl = 'redis://127.0.0.1:66000/0'", "redis.url", "from 1 to 65535"),
         ("[redis]\nurl = 'redis://127.0.0.1/0?socket_timeout=long'", "redis.url", NO_REDIS_URL),
         ("[redis]\nurl = 'redis://127.0.0.1/0?colour=1'", "redis.url", NO_REDIS_URL),
         ("[redis]\nurl = 5", "redis.url", "valid string"),
@@ -219,7 +221,8 @@ ASTRAY = "an @ after the host: user and password are written with %2F"
         (ENDPOINT.replace("https:", "ftp:"), "webhooks.endpoints[0].url", NO_HTTP_URL),
         (ENDPOINT.replace("https://billing.example.com", ""), "webhooks.endpoints[0].url", NO_HTTP_URL),
         (ENDPOINT.replace("billing.example.com", ""), "webhooks.endpoints[0].url", NO_HTTP_URL),
-        (ENDPOINT.replace("example.com", "example.com:0"), "webhooks.endpoints[0].url", NO_HTTP_URL),
+        (ENDPOINT.replace("example.com", "example.com:0"), "webhooks.endpoints[0].url", "from 1 to 65535"),
+        (ENDPOINT.replace("example.com", "example.com:99999"), "webhooks.endpoints[0].url", "from 1 to 65535"),
         (ENDPOINT.replace("example.com", "example.com:x"), "webhooks.endpoints[0].url", NO_HTTP_URL),
         (ENDPOINT + "events = []", "webhooks.endpoints[0].events", "an empty list would discard every event"),
         (ENDPOINT + "scopes = []", "webhooks.endpoints[0].scopes", "an empty list would discard every event"),
@@ -461,7 +464,12 @@ def test_environment_goes_before_the_file(config: Load) -> None:
 @pytest.mark.parametrize(
     ("variable", "text", "named", "problem"),
     [
-        ("SWEEPERD_SWEEP__BATCHSIZE", "5", "SWEEPERD_SWEEP__BATCHSIZE", "unknown key"),
+        (
+            "SWEEPERD_SWEEP__BATCHSIZE",
+            "5",
+            "SWEEPERD_SWEEP__BATCHSIZE",
+            "unknown key; did you mean SWEEPERD_SWEEP__BATCH_SIZE?",
+        ),
         ("SWEEPERD_SWEEEP__INTERVAL", "5s", "SWEEPERD_SWEEEP", "unknown key"),
         ("SWEEPERD_SWEEP__BATCH_SIZE", "many", "SWEEPERD_SWEEP__BATCH_SIZE", "valid integer"),
         ("SWEEPERD_SWEEP__BATCH_SIZE", "0", "SWEEPERD_SWEEP__BATCH_SIZE", "greater than or equal to 1"),

@@ -1,0 +1,69 @@
+"""What is wrong with the settings: a line for each problem with file and key, and a similar key for an unknown one."""
+
+import difflib
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from sweeperd.config.settings import Settings
+
+#: `SWEEPERD_SWEEP__BATCH_SIZE` overrides `sweep.batch_size`.
+ENVIRONMENT_PREFIX = "SWEEPERD_"
+#: Stands for the file's name where the problem is in the environment.
+ENVIRONMENT = "environment"
+
+
+def explain(error: ValidationError, source: str) -> str:
+    """One line for each problem; `source` is the file, or ENVIRONMENT. No value of a setting is in it."""
+    return "\n".join(f"{source}: {_key(detail, source)}: {_problem(detail, source)}" for detail in error.errors())
+
+
+def _key(detail: ErrorDetails, source: str) -> str:
+    if source == ENVIRONMENT:
+        # What an override breaks is named as the variable; a list's items have no variable of their own.
+        return _variable(_names(detail)) or "settings"
+    key = ""
+    for part in detail["loc"]:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return key.removeprefix(".") or "settings"
+
+
+def _problem(detail: ErrorDetails, source: str) -> str:
+    if detail["type"] == "extra_forbidden":
+        return "unknown key" + _similar(_names(detail), source)
+    return detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+
+
+def _similar(names: list[str], source: str) -> str:
+    close = difflib.get_close_matches(".".join(names), _known(Settings), 1)
+    if not close:
+        return ""
+    found = close[0].split(".")
+    if source == ENVIRONMENT:
+        return f"; did you mean {_variable(found)}?"
+    return f"; did you mean {found[-1] if found[:-1] == names[:-1] else close[0]}?"
+
+
+def _known(section: type[BaseModel], before: str = "") -> Iterator[str]:
+    """All keys of a section, those of its tables and of the items of its lists with dots: `sweep.batch_size`."""
+    for name, field in section.model_fields.items():
+        yield before + name
+        for table in _tables(field.annotation):
+            yield from _known(table, f"{before}{name}.")
+
+
+def _tables(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _tables(argument)
+
+
+def _names(detail: ErrorDetails) -> list[str]:
+    return [part for part in detail["loc"] if isinstance(part, str)]
+
+
+def _variable(names: list[str]) -> str:
+    return ENVIRONMENT_PREFIX + "__".join(names).upper() if names else ""

@@ -22,8 +22,8 @@ from sweeperd.store.shard import Shard
 @click.pass_obj
 def command(options: Options, limit: int, shard: str | None, as_json: bool) -> None:
     """
-    What operators did with the commands, the newest first: requeue, dismiss, adopt, replay, drop, skip, pause, resume,
-    repair, repair-budget. The last 10,000 or so are kept. Times are of Redis's clock.
+    What operators did with the commands, the newest first: requeue, dismiss, adopt, replay, cancel-replay, drop,
+    skip, pause, resume, repair, repair-budget. The last 10,000 or so are kept. Times are of Redis's clock.
     """
     output, troubles = Output(as_json=as_json), Troubles()
     with options.shards(shard) as (_, shards):

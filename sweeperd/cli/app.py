@@ -30,6 +30,7 @@ _COMMANDS = {
     "quarantine": "quarantine",
     "dead-letters": "dead_letters",
     "endpoints": "endpoints",
+    "replay": "replay",
     "reconcile": "reconcile",
     "ledger": "ledger",
     "actions": "actions",

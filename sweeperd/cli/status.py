@@ -183,6 +183,17 @@ def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:
 
 
 def _about(status: ShardStatus, endpoint: EndpointStatus) -> str:
+    return "; ".join(filter(None, [_trouble(status, endpoint), _replay(endpoint)]))
+
+
+def _replay(endpoint: EndpointStatus) -> str:
+    replay = endpoint.replay
+    if replay is None:
+        return ""
+    return f"a replay since {timestamp(replay.since_ms)} is running, about {replay.left} of {replay.events} events left"
+
+
+def _trouble(status: ShardStatus, endpoint: EndpointStatus) -> str:
     if endpoint.state == "unknown":
         return "not in the configuration"
     if endpoint.paused_at_ms is not None:
@@ -230,11 +241,14 @@ def _as_dict(status: ShardStatus) -> dict[str, Any]:
 
 def _endpoint_as_dict(endpoint: EndpointStatus) -> dict[str, Any]:
     values = _with_times(dataclasses.asdict(endpoint) | {"muted_until_ms": endpoint.muted_until_ms or None})
+    values["replay"] = values["replay"] and _with_times(values["replay"])
     return {"endpoint": values.pop("name"), "state": endpoint.state, **values}
 
 
 def _with_times(values: dict[str, Any]) -> dict[str, Any]:
     """The same with each moment `..._ms` as RFC 3339, without that ending."""
-    moments = {name: value for name, value in values.items() if name.endswith(("at_ms", "now_ms", "until_ms"))}
+    moments = {
+        name: value for name, value in values.items() if name.endswith(("at_ms", "now_ms", "until_ms", "since_ms"))
+    }
     rest = {name: value for name, value in values.items() if name not in moments}
     return {name.removesuffix("_ms"): timestamp(at) for name, at in moments.items()} | rest

@@ -56,7 +56,7 @@ class Settlement:
 
 class Acknowledger:
     """
-    Gathers the settlements of one endpoint. `run` is the work of a thread: it writes to Redis as soon as `together`
+    Gathers the settlements of one group. `run` is the work of a thread: it writes to Redis as soon as `together`
     settlements have gathered, or the first has waited for GATHER. A round trip for each event would cost half as much
     as its request.
 
@@ -67,6 +67,7 @@ class Acknowledger:
     def __init__(
         self,
         endpoint: str,
+        group: str,
         shard: Shard,
         outbox: Outbox,
         in_flight: InFlight,
@@ -76,6 +77,7 @@ class Acknowledger:
         log_fields: Mapping[str, object],
     ) -> None:
         self._endpoint = endpoint
+        self._group = group
         self._shard = shard
         self._outbox = outbox
         self._in_flight = in_flight
@@ -149,20 +151,20 @@ class Acknowledger:
         entries = [entry for settlement in settlements for entry in settlement.entries]
         match action:
             case Disposition.ACKNOWLEDGE | Disposition.SKIP:
-                self._outbox.acknowledge(self._endpoint, [entry.id for entry in entries])
+                self._outbox.acknowledge(self._group, [entry.id for entry in entries])
                 if action is Disposition.ACKNOWLEDGE:
                     self._count("delivered", len(entries))
             case Disposition.NACK:
-                self._outbox.nack(self._endpoint, entries)
+                self._outbox.nack(self._group, entries)
             case Disposition.RELEASE:
-                self._outbox.release(self._endpoint, entries)
+                self._outbox.release(self._group, entries)
             case Disposition.DEAD_LETTER:
                 for settlement in settlements:
                     self._dead_letter(settlement)
 
     def _dead_letter(self, settlement: Settlement) -> None:
         for entry in settlement.entries:
-            if not self._outbox.dead_letter(self._endpoint, entry, settlement.reason):
+            if not self._outbox.dead_letter(self._group, entry, settlement.reason, self._endpoint):
                 continue  # it was not pending any more
             self._count("dead_lettered", 1)
             self._dead_letters.inc()

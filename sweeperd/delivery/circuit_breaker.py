@@ -67,6 +67,19 @@ class CircuitBreaker:
         """Whether it is time for the probe."""
         return self.open and self._clock() >= self._open_until
 
+    def take_probe(self) -> bool:
+        """Whether the caller sends the probe that is due. For a while no other reader of this process gets it."""
+        with self._lock:
+            if not self.probe_due:
+                return False
+            self._open_until = self._clock() + self._initial
+            return True
+
+    def return_probe(self) -> None:
+        """The caller had nothing to send: the probe is due again."""
+        with self._lock:
+            self._open_until = self._clock()
+
     def succeeded(self) -> bool:
         """A delivery succeeded. Returns whether that closed the circuit."""
         self._succeeded_at = self._clock()

@@ -22,6 +22,7 @@ from sweeperd.delivery.subscription import Subscription
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
 from sweeperd.store.shard import Shard
+from sweeperd.store.streams import StreamId
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +78,8 @@ class Consumer:
         # A read that waits must be answered before the socket times out.
         self._block_ms = int(min(BLOCK, shard.socket_timeout / 2) * 1000)
         self._refresh_every = min(REFRESH_EVERY, redelivery.initial / 4)
-        self._scan = DueScan(subscription.endpoint, outbox, redelivery, in_flight)
-        self._probe_chooser = ProbeChooser(subscription.endpoint, outbox)
+        self._scan = DueScan(subscription.group, outbox, redelivery, in_flight)
+        self._probe_chooser = ProbeChooser(subscription.group, outbox)
         self._refresh_at = 0.0
         self._heartbeat_at = 0.0
 
@@ -99,7 +100,7 @@ class Consumer:
                         if (
                             time.monotonic() > dead_until
                             or self._held_back
-                            or not self._outbox.groups.held_elsewhere(self._subscription.endpoint)
+                            or not self._outbox.groups.held_elsewhere(self._subscription.group)
                         ):
                             return
                         self._stop.wait(0.2)
@@ -119,16 +120,21 @@ class Consumer:
                 self._stop.wait(RECOVERY_PAUSE)
 
     def ensure_group(self) -> None:
-        """Make the endpoint's group where it is missing. Raises redis.RedisError."""
-        made_at = self._outbox.groups.ensure(self._subscription.endpoint, self._subscription.start)
+        """
+        Make the endpoint's group where it is missing. Where it is that of a replay which has ended, the reader ends
+        too. Raises redis.RedisError.
+        """
+        made_at = self._outbox.groups.ensure(self._subscription.group, self._subscription.start)
         self._redelivery.counts_from_ms = made_at
+        if isinstance(self._subscription.start, StreamId) and not made_at:
+            self._stop.set()
 
     def heartbeat(self) -> None:
         """Name the events in hand, when it is time, so that no other process takes them. Raises redis.RedisError."""
         now = time.monotonic()
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + HEARTBEAT_EVERY
-            self._outbox.heartbeat(self._subscription.endpoint, self._in_flight.ids())
+            self._outbox.heartbeat(self._subscription.group, self._in_flight.ids())
 
     def _step(self, *, block: bool) -> bool:
         """Take the events that can be delivered now, up to the capacity. Returns whether there was anything to do."""
@@ -151,10 +157,16 @@ class Consumer:
         # No wait in Redis while there are events to queue.
         block_ms = self._block_ms if block and not entries else 0
         if len(entries) < free:
-            entries += self._outbox.read(self._subscription.endpoint, min(free - len(entries), READ_COUNT), block_ms)
+            entries += self._read(min(free - len(entries), READ_COUNT), block_ms)
         if 0 < len(entries) < self._batches.size and len(self._in_flight):
             self._stop.wait(GATHER)  # for a fuller batch: the senders are busy
         return self._queue(entries) or (scanning and not self._scan.at_start)
+
+    def _read(self, count: int, block_ms: int) -> list[OutboxEntry]:
+        if self._subscription.exhausted:
+            self._stop.wait(block_ms / 1000)
+            return []
+        return self._outbox.read(self._subscription.group, count, block_ms)
 
     @property
     def _held_back(self) -> bool:
@@ -184,16 +196,20 @@ class Consumer:
 
     def _probe(self) -> bool:
         """The circuit is open: when it is time, and nothing else is in hand, try a single event."""
-        if len(self._in_flight) or not self._circuit.probe_due:
+        if len(self._in_flight) or not self._circuit.take_probe():
             return False
-        return self._queue(self._probe_chooser.take(), probe=True)
+        entries = self._probe_chooser.take()
+        if not entries:
+            self._circuit.return_probe()
+        return self._queue(entries, probe=True)
 
     def _make_group_again(self) -> None:
         """The group is missing (a fail-over, a flush), or could not be made before: make it where it was."""
-        log.warning("the endpoint's group is not there and is made", extra=self._log_fields)
         try:
             with self._shard.reaching():
                 self.ensure_group()
+                if not self._stop.is_set():
+                    log.warning("the endpoint's group was not there and is made", extra=self._log_fields)
                 return
         except (RedisUnavailable, redis.RedisError) as error:
             log.warning("the group could not be made", extra=self._log_fields | {"error": str(error)})
@@ -205,8 +221,8 @@ class Consumer:
         there were any. Where replicas are asked for, an event that they do not have is released and queued later.
         Raises RedisUnavailable then.
         """
-        if not self._outbox.confirmed(self._subscription.endpoint, entries):
-            self._outbox.release(self._subscription.endpoint, [entry for entry in entries if entry.fields])
+        if not self._outbox.confirmed(self._subscription.group, entries):
+            self._outbox.release(self._subscription.group, [entry for entry in entries if entry.fields])
             raise RedisUnavailable(f"{self._shard.address}: too few replicas have confirmed {len(entries)} events")
         self._in_flight.add(entries)
         wanted: list[OutboxEntry] = []
@@ -234,17 +250,17 @@ class Consumer:
         free, untried_too = self._in_flight.free, not self._circuit.rests_on_one_event
         if not free or not before_ms:
             return False
-        if untried_too and (untaken := self._outbox.groups.untaken(self._subscription.endpoint, before_ms, free)):
-            self._outbox.release(self._subscription.endpoint, self._outbox.read(self._subscription.endpoint, untaken))
+        if untried_too and (untaken := self._outbox.groups.untaken(self._subscription.group, before_ms, free)):
+            self._outbox.release(self._subscription.group, self._outbox.read(self._subscription.group, untaken))
         old = {
             pending.id: pending
-            for pending in self._outbox.parked(self._subscription.endpoint)[:free]
+            for pending in self._outbox.parked(self._subscription.group)[:free]
             if pending.added_ms < before_ms and (pending.deliveries or untried_too)
         }
         entries = [
             # The claim has counted a delivery, and there was none.
             replace(entry, deliveries=old[entry.id].deliveries)
-            for entry in self._outbox.claim(self._subscription.endpoint, list(old.values()), 0)
+            for entry in self._outbox.claim(self._subscription.group, list(old.values()), 0)
         ]
         self._in_flight.add(entries)
         wanted = [entry for entry in entries if not entry.fields or self._subscription.wants(entry)]

@@ -2,13 +2,14 @@
 
 import logging
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import redis
 
-from sweeperd.config import RELAY
+from sweeperd.config import RELAY, EndpointSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.delivery.announcements import Announcements
 from sweeperd.delivery.endpoint import EndpointDelivery
@@ -16,9 +17,12 @@ from sweeperd.delivery.endpoint_state import CircuitStateStore
 from sweeperd.delivery.outbox import Outbox, Replication
 from sweeperd.delivery.relay import SENDERS as RELAY_SENDERS
 from sweeperd.delivery.relay import Relay
+from sweeperd.delivery.replay import ReplayNote, ReplaySubscription
+from sweeperd.delivery.replays import Replays, RunningReplay
 from sweeperd.delivery.request import EventEncoder
 from sweeperd.delivery.result import DeliveryResult, Result
 from sweeperd.delivery.sender import WebhookClient
+from sweeperd.delivery.subscription import Subscription
 from sweeperd.errors import RedisUnavailable
 from sweeperd.store.context import ShardContext
 from sweeperd.store.process import process_name
@@ -41,6 +45,7 @@ class Dispatcher:
     def __init__(self, context: ShardContext) -> None:
         settings, shard, metrics = context.settings, context.shard, context.metrics
         webhooks = settings.webhooks
+        self._context = context
         self._shard = shard
         self._metrics = metrics
         self._stop = context.stop
@@ -49,35 +54,21 @@ class Dispatcher:
         consumer = f"{process_name()}-{secrets.token_hex(4)}"
         replication = Replication(settings.events.wait_replicas, settings.events.wait_timeout.total_seconds())
         self._circuits = CircuitStateStore(shard)
-        announcements = Announcements(shard.clock, settings.announced)
-        self._outbox = outbox = Outbox(shard, consumer, replication, announcements)
+        self._announcements = Announcements(shard.clock, settings.announced)
+        self._outbox = outbox = Outbox(shard, consumer, replication, self._announcements)
         self._groups = outbox.groups
         self._ready = False
         #: Each endpoint has connections of its own, so that a receiver that hangs does not delay another endpoint.
         self.endpoints = [
-            EndpointDelivery(
-                context,
-                endpoint,
-                outbox,
-                WebhookClient(
-                    endpoint,
-                    webhooks,
-                    shard.clock,
-                    context.concurrency,
-                    self._observer(endpoint.name),
-                    context.stop,
-                ),
-                EventEncoder(shard.name, shard.origin, endpoint.format, batches=endpoint.batch_size > 1).request,
-                senders,
-                announcements,
-            )
+            self._delivery(context, endpoint, senders)
             for endpoint, senders in zip(
                 webhooks.endpoints, shares(context.concurrency, len(webhooks.endpoints)), strict=True
             )
         ]
         self._concurrency = context.concurrency
-        #: Those that share the connections; the relay has none.
+        #: Those that share the connections, with the replays; the relay has none.
         self._receivers = tuple(self.endpoints)
+        self._replays = Replays(shard, outbox, self._replay)
         if settings.cycles.enabled:
             relay, encoder = Relay(shard, self._observer(RELAY.name)), EventEncoder(shard.name, shard.origin)
             self.endpoints.append(EndpointDelivery(context, RELAY, outbox, relay, encoder.request, RELAY_SENDERS))
@@ -100,22 +91,38 @@ class Dispatcher:
         self._groups.positions.update(before._groups.positions)
 
     def start(self, *, until_idle: bool = False) -> None:
-        """Start every endpoint's threads."""
+        """Start every endpoint's threads. With `until_idle` the replays that have begun are worked on as well."""
         for endpoint in self.endpoints:
             endpoint.start(until_idle=until_idle)
+        if until_idle:
+            try:
+                self.refresh_replays(until_idle=True)
+            except RedisUnavailable as error:
+                log.warning("replays wait", extra={"shard": self._shard.name, "error": str(error)})
+
+    def refresh_replays(self, *, until_idle: bool = False) -> None:
+        """Begin to work on new replays, and end those that are done. Call it often. Raises RedisUnavailable."""
+        before = self._replays.groups
+        with self._shard.reaching():
+            self._shard.read_clock()
+            self._replays.refresh(until_idle=until_idle)
+        if before != self._replays.groups:
+            self._lend_connections()
 
     def join(self, deadline: float | None = None) -> bool:
         """
         Wait until `deadline` (monotonic) for all threads to end, then remove this process from the groups. Returns
         whether they ended; an event that is still in flight then is delivered again, by another replica or later.
         """
-        for endpoint in self.endpoints:
-            if self._stop.is_set():
+        if self._stop.is_set():
+            self._replays.stop()
+            for endpoint in self.endpoints:
                 endpoint.wake()
-        ended = all([endpoint.join(deadline) for endpoint in self.endpoints])
+        ended = all([*(endpoint.join(deadline) for endpoint in self.endpoints), self._replays.join(deadline)])
         if ended:
             try:
                 with self._shard.reaching():
+                    self._replays.finish()
                     for endpoint in self.endpoints:
                         self._groups.leave(endpoint.name)
                         endpoint.leave()
@@ -136,31 +143,60 @@ class Dispatcher:
         with self._shard.reaching():
             self._shard.read_clock()
             self._lend_connections()
-            self._groups.trim((endpoint.name for endpoint in self.endpoints), self._retention_ms, self._max_age_ms)
+            groups = [*(endpoint.name for endpoint in self.endpoints), *self._replays.groups]
+            self._groups.trim(groups, self._retention_ms, self._max_age_ms)
             for endpoint in self.endpoints:
                 backlog = self._groups.backlog(endpoint.name)
                 self._metrics.webhooks.waiting(self._shard.name, endpoint.name, backlog.events, backlog.oldest_seconds)
                 self._metrics.webhooks.endpoint_state(self._shard.name, endpoint.name, endpoint.state)
-                self._groups.remove_silent(endpoint.name)
+            for group in groups:
+                self._groups.remove_silent(group)
             self._circuits.remove_stale()
 
     def _lend_connections(self) -> None:
         """An endpoint that rests keeps one connection; the endpoints that can use the others share them."""
-        resting = [endpoint for endpoint in self._receivers if endpoint.resting]
-        active = [endpoint for endpoint in self._receivers if endpoint not in resting]
+        receivers = [*self._receivers, *self._replays.deliveries]
+        resting = [endpoint for endpoint in receivers if endpoint.resting]
+        active = [endpoint for endpoint in receivers if endpoint not in resting]
         for endpoint in resting:
             endpoint.lend(1)
         for endpoint, count in zip(active, shares(self._concurrency - len(resting), len(active)), strict=True):
-            endpoint.lend(count)
+            endpoint.lend(max(1, count))
 
     def report(self) -> DeliveryReport:
         """The pairs that this process has delivered, and those that are left. Raises RedisUnavailable."""
         counts: Counter[str] = Counter()
         with self._shard.reaching():
+            counts += self._replays.counts()
+            counts["undelivered"] += self._replays.left()
             for endpoint in self.endpoints:
                 counts += endpoint.counts()
                 counts["undelivered"] += self._groups.backlog(endpoint.name, limit=None).events
         return DeliveryReport(counts["delivered"], counts["undelivered"], counts["dead_lettered"])
+
+    def _delivery(
+        self,
+        context: ShardContext,
+        endpoint: EndpointSettings,
+        senders: int,
+        subscription: Subscription | None = None,
+        live: EndpointDelivery | None = None,
+    ) -> EndpointDelivery:
+        """The delivery to one endpoint, or that of a replay to the endpoint of `live`."""
+        webhooks, shard, observe = context.settings.webhooks, context.shard, self._observer(endpoint.name)
+        client = WebhookClient(endpoint, webhooks, shard.clock, context.concurrency, observe, context.stop)
+        encode = EventEncoder(shard.name, shard.origin, endpoint.format, batches=endpoint.batch_size > 1).request
+        parts = client, encode, senders, self._announcements, subscription, live
+        return EndpointDelivery(context, endpoint, self._outbox, *parts)
+
+    def _replay(self, note: ReplayNote) -> RunningReplay | None:
+        """The delivery of a replay; `_lend_connections` lends it its connections."""
+        for endpoint, live in zip(self._context.settings.webhooks.endpoints, self._receivers, strict=True):
+            if endpoint.name == note.endpoint:
+                subscription, stop = ReplaySubscription(endpoint, note), threading.Event()
+                delivery = self._delivery(replace(self._context, stop=stop), endpoint, 1, subscription, live)
+                return RunningReplay(note, subscription, delivery, stop)
+        return None
 
     def _observer(self, endpoint: str) -> Callable[[DeliveryResult], None]:
         attempts = {result: self._metrics.webhooks.attempts.labels(endpoint, result) for result in Result}

@@ -37,6 +37,9 @@ class EndpointDelivery:
         Consumer -> batches -> SenderThreads -> settlements -> Acknowledger
 
     At most two batches for each sender are in hand, and IN_FLIGHT_BYTES, so memory does not grow with the backlog.
+
+    `live`: this one is a replay to the endpoint that `live` delivers to. They share the circuit and the state of the
+    endpoint; the consumer group, the threads and the connections are the replay's own.
     """
 
     def __init__(
@@ -48,18 +51,24 @@ class EndpointDelivery:
         encode: Encode,
         senders: int,
         announcements: Announcements | None = None,
+        subscription: Subscription | None = None,
+        live: "EndpointDelivery | None" = None,
     ) -> None:
         shard, metrics, stop = context.shard, context.metrics, context.stop
         settings = context.settings.webhooks
         self.name = endpoint.name
         self._shard = shard
-        self._log_fields: dict[str, object] = {"shard": shard.name, "endpoint": endpoint.name}
+        subscription = subscription or Subscription(endpoint)
+        replay: dict[str, object] = {"replay": True} if live else {}
+        self._log_fields: dict[str, object] = {"shard": shard.name, "endpoint": endpoint.name} | replay
         together = max(1, senders // 4)
         redelivery = Redelivery.of(settings)
         probe_max = settings.probe_max.total_seconds()
-        self.circuit = CircuitBreaker(min(redelivery.initial, probe_max), min(redelivery.longest, probe_max))
+        longest_waits = min(redelivery.initial, probe_max), min(redelivery.longest, probe_max)
+        self.circuit: CircuitBreaker = live.circuit if live else CircuitBreaker(*longest_waits)
         self._publisher = CircuitPublisher(shard, endpoint.name, outbox.consumer, self.circuit)
-        self._state = state = EndpointStateCache(shard, endpoint.name, announcements)
+        state: EndpointStateCache = live._state if live else EndpointStateCache(shard, endpoint.name, announcements)
+        self._state: EndpointStateCache = state
         limits = BatchLimits.of(endpoint)
         batches = BatchQueue(limits, senders)
         self._batches, self._events_each = batches, 2 * limits.events
@@ -69,7 +78,7 @@ class EndpointDelivery:
         kept = 0 if endpoint is RELAY else context.settings.events.attempts_kept
         attempts = AttemptLog(shard, self.name, kept, dropped)
         self._acknowledger = Acknowledger(
-            self.name, shard, outbox, self._in_flight, metrics, attempts, together, self._log_fields
+            self.name, subscription.group, shard, outbox, self._in_flight, metrics, attempts, together, self._log_fields
         )
         self._sender = BatchSender(
             self.name,
@@ -87,7 +96,7 @@ class EndpointDelivery:
             self._log_fields,
         )
         self._consumer = Consumer(
-            Subscription(endpoint),
+            subscription,
             shard,
             outbox,
             state,
@@ -101,7 +110,7 @@ class EndpointDelivery:
             stop,
             self._log_fields,
         )
-        self._thread_name = f"{shard.name}-{endpoint.name}"
+        self._thread_name = f"{shard.name}-{subscription.group}"
         self._senders = SenderThreads(self._thread_name, senders, batches, self._sender, self._acknowledger)
         self._threads: list[threading.Thread] = []
 

@@ -34,9 +34,6 @@ COUNT_LIMIT = 10_000
 #: How long the stream is trimmed without a pause, seconds.
 TRIM_SECONDS = 1.0
 
-#: The greatest second half of an id.
-_GREATEST = 2**64 - 1
-
 
 @dataclass(frozen=True, slots=True)
 class GroupBacklog:
@@ -61,18 +58,19 @@ class ConsumerGroups:
         #: Up to here each group has acknowledged every event. A group that is made again starts here.
         self.positions: dict[str, StreamId] = {}
 
-    def ensure(self, group: str, start: Start = "now") -> int:
+    def ensure(self, group: str, start: Start | StreamId = "now") -> int:
         """
         Make the group where it is missing, at maxmemory too. A group that this process has not seen begins at `start`.
         A group that it has seen starts again at the first event that it had not acknowledged: some events are delivered
         again, and none is lost. Returns when the group was made where it began in the past, ms; else 0.
+
+        Where `start` is an id the group is that of a replay: once that has ended no group is made, and it returns 0.
         """
         info = self._groups().get(group.encode())
         if info is None:
-            seen, past = group in self.positions, start != "now"
+            kind = _kind_of_group(start, seen=group in self.positions)
             position = self.positions.setdefault(group, self._first_position(start))
-            note = "" if seen else "backfill" if past else "new"
-            self._make_group.run(self._client, Call([self._key, self._notes], [group, str(position), note]))
+            self._make_group.run(self._client, Call([self._key, self._notes], [group, str(position), kind]))
         else:
             self.positions[group] = self._first_needed(group, info)
         return made_at(self._shard, group)
@@ -151,13 +149,15 @@ class ConsumerGroups:
             and consumer["idle"] > TAKE_OVER_AFTER * 1000
         )
 
-    def _first_position(self, start: Start) -> StreamId:
+    def _first_position(self, start: Start | StreamId) -> StreamId:
         """A group that is made here gets the events after this id."""
+        if isinstance(start, StreamId):
+            return start
         if start == "now":
             return StreamId.parse(streams.last_id(self._client, self._key))
         if start == "beginning":
             return START
-        return _before(StreamId.at(self._shard.read_clock() - start // timedelta(milliseconds=1)))
+        return StreamId.at(self._shard.read_clock() - start // timedelta(milliseconds=1)).before
 
     def _make_owners_due(self, group: str, owner: bytes) -> int:
         count, first = 0, FIRST
@@ -206,12 +206,14 @@ class ConsumerGroups:
         if info["pending"]:
             summary = self._client.xpending(self._key, group)
             if summary["min"]:
-                return _before(StreamId.parse(summary["min"]))
+                return StreamId.parse(summary["min"]).before
         return StreamId.parse(info["last-delivered-id"])
 
 
-def _before(entry: StreamId) -> StreamId:
-    """The greatest id that is smaller."""
-    if entry.sequence:
-        return StreamId(entry.milliseconds, entry.sequence - 1)
-    return StreamId(entry.milliseconds - 1, _GREATEST) if entry.milliseconds else START
+def _kind_of_group(start: Start | StreamId, *, seen: bool) -> str:
+    """As make_group.lua takes it."""
+    if isinstance(start, StreamId):
+        return "replay"
+    if seen:
+        return ""
+    return "new" if start == "now" else "backfill"

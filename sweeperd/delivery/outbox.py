@@ -185,10 +185,15 @@ class Outbox:
         if ids:
             self._client.xack(self._key, group, *ids)
 
-    def dead_letter(self, group: str, entry: OutboxEntry, reason: str) -> bool:
-        """Replace a pending event by a dead letter. False where it was not pending any more."""
-        event = self._announcements.delivery_failed(group, entry.fields, entry.deliveries, reason)
-        call = Call([self._key, self._dead_letters], [group, entry.id, reason, entry.deliveries, *event])
+    def dead_letter(self, group: str, entry: OutboxEntry, reason: str, endpoint: str = "") -> bool:
+        """
+        Replace a pending event by a dead letter. `endpoint`: where the group has another name. False where the event
+        was not pending any more.
+        """
+        endpoint = endpoint or group
+        event = self._announcements.delivery_failed(endpoint, entry.fields, entry.deliveries, reason)
+        letter: list[bytes | str | int] = [group, entry.id, reason, entry.deliveries, endpoint]
+        call = Call([self._key, self._dead_letters], [*letter, *event])
         return bool(self._dead_letter.run(self._client, call))
 
     def _own(self, group: str, owner: bytes, ids: Sequence[bytes], idle_ms: int, deliveries: int | None = None) -> None:

@@ -3,6 +3,7 @@
 from sweeperd.config import EndpointSettings, Start
 from sweeperd.delivery.outbox import OutboxEntry
 from sweeperd.delivery.payload import Fields, category, event_type, is_expiry
+from sweeperd.store.streams import StreamId
 
 
 class EventFilter:
@@ -40,17 +41,21 @@ class EventFilter:
 
 
 class Subscription:
-    """The filter of one endpoint. An event that it does not want is acknowledged without a request."""
+    """
+    The consumer group and the filter of one endpoint. An event that it does not want is acknowledged without a request.
+    """
 
     def __init__(self, endpoint: EndpointSettings) -> None:
-        self.endpoint = endpoint.name
+        self.group = endpoint.name
         #: Where its group begins, if it is new.
-        self.start: Start = endpoint.start
+        self.start: Start | StreamId = endpoint.start
+        #: Whether its group reads no more. Only that of a replay ends.
+        self.exhausted = False
         self._filter = EventFilter(endpoint)
 
     def wants(self, entry: OutboxEntry) -> bool:
         """Whether the endpoint receives this event."""
         if entry.only_for is not None:
             # A replayed event was wanted when it became a dead letter. To drop it now would lose it without a trace.
-            return entry.only_for == self.endpoint
+            return entry.only_for == self.group
         return self._filter.matches(entry.fields)

@@ -33,6 +33,7 @@ class Action(enum.StrEnum):
     DISMISS = "dismiss"
     ADOPT = "adopt"
     REPLAY = "replay"
+    CANCEL_REPLAY = "cancel-replay"
     DROP = "drop"
     SKIP = "skip"
     PAUSE = "pause"

@@ -9,6 +9,8 @@ from typing import Any
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateStore
 from sweeperd.delivery.outbox import OutboxEntry
+from sweeperd.delivery.replay import GROUP_PREFIX
+from sweeperd.delivery.replay_store import ReplayStore
 from sweeperd.delivery.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
@@ -19,6 +21,20 @@ from sweeperd.text import decode
 EXACT = 10_000
 #: How many dead letters are counted, and how many of them in one call.
 LETTERS, LETTERS_PAGE = 10_000, 500
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStatus:
+    """A replay that has begun and not ended. Times are ms on Redis's clock."""
+
+    since_ms: int
+    until_ms: int
+    tenant: str | None
+    event_type: str | None
+    began_at_ms: int
+    events: int
+    #: How many of them its group has not been given, about.
+    left: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +65,8 @@ class EndpointStatus:
     failures: int = 0
     failure: str = ""
     dead_letters: int = 0
+    #: The replay to it that is running.
+    replay: ReplayStatus | None = None
 
     @property
     def state(self) -> str:
@@ -71,7 +89,8 @@ def read_endpoints(
     """
     groups = {decode(name): info for name, info in streams.groups(shard.client, shard.keys.events).items()}
     known = {endpoint.name: endpoint for endpoint in endpoints}
-    unknown = sorted((groups.keys() | dead_letters.keys()) - known.keys())
+    named = {name for name in groups if not name.startswith(GROUP_PREFIX)}
+    unknown = sorted((named | dead_letters.keys()) - known.keys())
     return (
         *(_configured(shard, each, groups.get(name), now, dead_letters[name]) for name, each in known.items()),
         *(_unknown(shard, name, groups.get(name), now, dead_letters[name]) for name in unknown),
@@ -115,7 +134,19 @@ def _configured(
         failures=circuit.failures,
         failure=circuit.reason,
         dead_letters=dead_letters,
+        replay=_replay(shard, name),
     )
+
+
+def _replay(shard: Shard, endpoint: str) -> ReplayStatus | None:
+    store = ReplayStore(shard)
+    note = store.read(endpoint)
+    if note is None or note.cancelled:
+        return None
+    position = store.position(note)
+    left = note.events if position is None else note.left(position)
+    times = note.since_ms, note.until_ms
+    return ReplayStatus(*times, note.tenant, note.event_type, note.made_at, note.events, left)
 
 
 def _unknown(shard: Shard, name: str, group: dict[str, Any] | None, now: int, dead_letters: int) -> EndpointStatus:

@@ -14,6 +14,7 @@ from sweeperd.delivery.groups import ConsumerGroups
 from sweeperd.delivery.masking import Masker
 from sweeperd.delivery.outbox import Outbox, OutboxEntry, Pending
 from sweeperd.delivery.payload import Message, message
+from sweeperd.delivery.replay import replay_group
 from sweeperd.delivery.request import webhook_request
 from sweeperd.delivery.sender import WebhookClient
 from sweeperd.store import streams
@@ -56,7 +57,8 @@ def resume(shard: Shard, name: str) -> Resumed:
     """
     shard.read_clock()
     open_on = close_circuit(shard, name)
-    due = ConsumerGroups(shard, "operator").make_due(name)
+    groups = ConsumerGroups(shard, "operator")
+    due = groups.make_due(name) + groups.make_due(replay_group(name))
     return Resumed(EndpointStateStore(shard).resume(name), open_on, due)
 
 
@@ -82,12 +84,13 @@ def skip(shard: Shard, name: str, event: str) -> str | None:
     """
     shard.read_clock()
     outbox = Outbox(shard, "operator")
-    if name.encode() not in streams.groups(shard.client, shard.keys.events):
-        return None
-    for pending, fields in _pending(shard, outbox, name):
-        if event in (pending.id.decode(), message(shard.origin, fields).event_id if fields else ""):
-            entry = OutboxEntry(pending.id, pending.deliveries, fields)
-            return pending.id.decode() if outbox.dead_letter(name, entry, SKIPPED) else None
+    for group in (name, replay_group(name)):
+        if group.encode() not in streams.groups(shard.client, shard.keys.events):
+            continue
+        for pending, fields in _pending(shard, outbox, group):
+            if event in (pending.id.decode(), message(shard.origin, fields).event_id if fields else ""):
+                entry = OutboxEntry(pending.id, pending.deliveries, fields)
+                return pending.id.decode() if outbox.dead_letter(group, entry, SKIPPED, name) else None
     return None
 
 

@@ -7,18 +7,12 @@ from typing import Any
 
 from sweeperd.delivery.outbox import ONLY_FOR
 from sweeperd.delivery.payload import is_expiry, message
+from sweeperd.delivery.replay import AHEAD_MS, BEHIND_MS
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
 from sweeperd.sweep.kind import RESERVATIONS
 from sweeperd.text import decode, rfc3339
-
-#: The id of an event holds the time when it was added, which is the moment of its expiry. But ids never go back. Where
-#: Redis's clock was set back, or a fail-over went to a host whose clock is slow, ids are ahead of the clock. So the
-#: reader goes on so far after the end of the span, ms.
-AHEAD_MS = 60_000
-#: Redis 6.2 takes the two readings of its clock one after the other.
-BEHIND_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any, cast
 from sweeperd.config import Settings
 from sweeperd.delivery.groups import WAITING
 from sweeperd.delivery.payload import message
+from sweeperd.delivery.replay import GROUP_PREFIX
 from sweeperd.delivery.subscription import EventFilter
 from sweeperd.ops.attempts import RecordedAttempt, attempts_with
 from sweeperd.ops.explain import Explanation, explain
@@ -203,6 +204,7 @@ def _pending(shard: Shard, group: str, entry: bytes) -> list[dict[str, Any]]:
 
 
 def _groups(shard: Shard) -> dict[str, bytes]:
-    """Each group and the last event that it has been given."""
+    """Each endpoint's group and the last event that it has been given."""
     groups = streams.groups(shard.client, shard.keys.events)
-    return {decode(name): group["last-delivered-id"] for name, group in groups.items()}
+    names = {decode(name): group["last-delivered-id"] for name, group in groups.items()}
+    return {name: last for name, last in names.items() if not name.startswith(GROUP_PREFIX)}

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 #: Between two rounds of trimming and measuring, seconds.
 MAINTENANCE_INTERVAL = 15.0
+#: How soon a replay begins after an operator has asked for it, seconds.
+REPLAY_INTERVAL = 2.0
 #: Between two readings for the status page while it is open, seconds.
 STATUS_INTERVAL = 3.0
 #: The name of the work that a daemon without a sweep reports to `/readyz`.
@@ -137,6 +139,9 @@ class ShardRunner:
             yield PeriodicTask(
                 f"maintenance of {self.name}", self._waiting("maintenance", self._maintain), every, patience
             )
+            every = min(REPLAY_INTERVAL, 3 * interval)
+            work = self._waiting("replays", self._delivery.refresh_replays)
+            yield PeriodicTask(f"replays of {self.name}", work, every, patience)
         if self._reconciler:
             # A walk may take a day and is ended by a stop within a moment, so it is never stuck.
             work = self._waiting("reconcile", self._reconciler.run_if_due)

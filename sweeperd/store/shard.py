@@ -112,6 +112,9 @@ def open_shards(settings: Settings) -> list[Shard]:
 
 
 def _connections(settings: Settings) -> int:
-    """How many threads may use one client: the senders, three threads of each endpoint, and the periodic tasks."""
+    """
+    How many threads may use one client: the senders, three threads of each endpoint and of a replay to it, and the
+    periodic tasks.
+    """
     webhooks = settings.webhooks
-    return webhooks.concurrency + 3 * len(webhooks.endpoints) + 2 * len(settings.kinds) + SPARE_CONNECTIONS
+    return webhooks.concurrency + 6 * len(webhooks.endpoints) + 2 * len(settings.kinds) + SPARE_CONNECTIONS

@@ -16,6 +16,10 @@ FIRST, LAST = b"-", b"+"
 StreamRow = tuple[bytes, dict[bytes, bytes]]
 
 
+#: The greatest second half of an id.
+GREATEST = 2**64 - 1
+
+
 class StreamId(NamedTuple):
     """The id of an entry. Ids compare as Redis orders them."""
 
@@ -34,6 +38,13 @@ class StreamId(NamedTuple):
     def at(cls, milliseconds: int) -> Self:
         """The first id that an entry of this time can have. A time before the epoch counts as the epoch."""
         return cls(max(0, milliseconds))
+
+    @property
+    def before(self) -> "StreamId":
+        """The greatest id that is smaller; of the smallest id the id itself."""
+        if self.sequence:
+            return StreamId(self.milliseconds, self.sequence - 1)
+        return StreamId(self.milliseconds - 1, GREATEST) if self.milliseconds else self
 
     def __str__(self) -> str:
         return f"{self.milliseconds}-{self.sequence}"

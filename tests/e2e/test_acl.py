@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import redis
 
 from sweeperd.store.embedded import Binary, Server
 from tests.support.acl import ACL, PASSWORD, limited, rules
-from tests.support.harness import Daemon, budget, daemon, environment, eventually, once, reserve
+from tests.support.harness import Daemon, budget, command, daemon, environment, eventually, once, reserve
 from tests.support.receiver import Answer, Receiver
 
 #: How Redis 6.2 and 7 say no, to a client and to a script; DEBUG is refused to all before that.
@@ -87,6 +88,11 @@ def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Serve
                 for outcome, count in (("quarantined", 1), ("not_found", 1), ("expired", 3)):
                     eventually(lambda o=outcome, c=count: running.metric("sweeperd_candidates_total", outcome=o) == c)
                 good.wait_for(lambda requests: len(requests) == 3)
+                # A replay: an operator with other rights begins it.
+                operator = env | {"SWEEPERD_REDIS__URL": own_server.url}
+                line = command("replay", "--endpoint", "good", "--since", "1m", "--yes")
+                subprocess.run(line, env=operator, check=True, capture_output=True, timeout=60)
+                assert len(good.requests) == 6
                 gone.wait_for(lambda requests: len(requests) >= 1)
                 eventually(lambda: running.metric("sweeperd_webhook_dead_letters_total", endpoint="bad") == 3)
                 eventually(lambda: running.logged("the endpoint is gone and is paused until it is resumed"))
@@ -145,7 +151,7 @@ def test_the_database_may_be_numbered(own_server: Server) -> None:
         "RENAME sweeperd:events other",
         "EXPIRE reservation:res_one 1",
         "XDEL sweeperd:events 1-1",
-        "XGROUP DESTROY sweeperd:events billing",
+        "XGROUP DESTROY other billing",
         "XGROUP SETID sweeperd:events billing 0",
         # Commands that it has, on keys that are not its own.
         "GET other",

@@ -39,6 +39,7 @@ _FORMS: dict[str, tuple[bytes | str | int, ...]] = {
     "XINFO|CONSUMERS": (ANY,),
     "XGROUP|CREATE": (ANY, "none"),
     "XGROUP|DELCONSUMER": (ANY, ANY),
+    "XGROUP|DESTROY": (ANY,),
 }
 #: Stands for the key in the forms below.
 _KEY = b"\0key"

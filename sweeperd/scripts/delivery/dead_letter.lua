@@ -3,11 +3,12 @@
 -- KEYS[1] -> sweeperd:events        STREAM
 -- KEYS[2] -> sweeperd:dead-letters  STREAM  what was given up on: event, endpoint, reason, attempts, the event's fields
 --
--- ARGV[1] -> the endpoint, which is the name of its consumer group
+-- ARGV[1] -> the consumer group
 -- ARGV[2] -> the stream id of the event
 -- ARGV[3] -> why
 -- ARGV[4] -> how many times it was handed over
--- ARGV[5..] -> the fields of an event about this, name and value in turn; none: no such event
+-- ARGV[5] -> the endpoint: its name is that of the group, except in a replay
+-- ARGV[6..] -> the fields of an event about this, name and value in turn; none: no such event
 --
 -- Returns 1, or 0 where it is not pending any more: delivered, or given up on by another replica.
 --
@@ -18,13 +19,13 @@ local found = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])
 if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then
   return 0
 end
-local letter = {'event', ARGV[2], 'endpoint', ARGV[1], 'reason', ARGV[3], 'attempts', ARGV[4]}
+local letter = {'event', ARGV[2], 'endpoint', ARGV[5], 'reason', ARGV[3], 'attempts', ARGV[4]}
 local fields = found[1] and found[1][2] or {}
 for i = 1, #fields do
   letter[#letter + 1] = fields[i]
 end
 redis.call('XADD', KEYS[2], '*', unpack(letter))
-if ARGV[5] then
-  redis.call('XADD', KEYS[1], '*', unpack(ARGV, 5))
+if ARGV[6] then
+  redis.call('XADD', KEYS[1], '*', unpack(ARGV, 6))
 end
 return 1

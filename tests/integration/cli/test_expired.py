@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from sweeperd.delivery.payload import message
-from sweeperd.ops.expired import AHEAD_MS
+from sweeperd.delivery.replay import AHEAD_MS
 from sweeperd.store import streams
 from sweeperd.store.embedded import Server, free_port
 from tests.integration.cli.conftest import HOSTILE, Run, expire

@@ -44,6 +44,8 @@ COMMANDS = [
     ("expired", ["expired", "--chain"]),
     ("expired-count", ["expired", "--count"]),
     ("verify-archive", ["verify-archive", "/dev/null"]),
+    ("replay", ["replay", "--endpoint", "billing", "--since", "1h", "--detach", "--yes"]),
+    ("replay", ["replay", "--endpoint", "billing", "--cancel", "--yes"]),
     ("ledger-show", ["ledger", "show", "tenant:acme:TOKENS"]),
     ("quarantine-adopt", ["quarantine", "adopt", "broken-1", "--yes"]),
     ("reconcile", ["reconcile"]),

@@ -39,7 +39,7 @@ class Gathering:
         self.in_flight.add(self.taken)
         attempts = AttemptLog(shard, GROUP, 0, self.metrics.webhooks.dropped_attempts.labels(GROUP))
         self.acknowledger = Acknowledger(
-            GROUP, shard, self.outbox, self.in_flight, self.metrics, attempts, together, {"endpoint": GROUP}
+            GROUP, GROUP, shard, self.outbox, self.in_flight, self.metrics, attempts, together, {"endpoint": GROUP}
         )
         self.thread = threading.Thread(target=self.acknowledger.run, daemon=True)
 

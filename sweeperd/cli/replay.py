@@ -1,0 +1,224 @@
+"""`sweeperd replay`."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from sweeperd.cli.actions import leave_record
+from sweeperd.cli.moment import Moment, moment
+from sweeperd.cli.names import check_name
+from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, yes_option
+from sweeperd.cli.output import Output, printable, timestamp
+from sweeperd.cli.signals import stop_on_signals
+from sweeperd.cli.troubles import Troubles, for_each_shard, warn
+from sweeperd.config import EndpointSettings, Settings
+from sweeperd.delivery.replay import ReplayNote, ReplaySpan
+from sweeperd.ops import replay
+from sweeperd.ops.actions import Action
+from sweeperd.ops.expired import retention_gap
+from sweeperd.ops.replay import ReplayProgress, described
+from sweeperd.store.shard import Shard
+from sweeperd.text import decode
+
+#: Between two readings of the progress, seconds.
+READ_EVERY = 0.5
+#: After so many readings in a row with nothing but events that wait for their next attempt the command ends.
+WAITING_READINGS = 10
+
+
+@dataclass
+class _Replay:
+    """The replay on one shard, as far as the command is."""
+
+    shard: Shard
+    note: ReplayNote
+    #: Whether it runs, because this command has begun it (`began`) or an earlier one.
+    running: bool
+    began: bool = False
+    progress: ReplayProgress = field(default_factory=ReplayProgress)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "shard": self.shard.name,
+            "address": self.shard.address,
+            "since": timestamp(self.note.since_ms),
+            "until": timestamp(self.note.until_ms),
+            "events": self.note.events,
+            "began": self.began,
+            "ended": self.progress.ended,
+            "left": self.progress.left,
+        }
+
+
+@click.command("replay", short_help="Deliver the events of a span of time to one endpoint again.")
+@click.option("--endpoint", "name", metavar="NAME", required=True, help="Who gets them again.")
+@click.option("--since", callback=moment, metavar="TIME", help="From then on, that moment included.")
+@click.option("--until", callback=moment, metavar="TIME", help="Up to then, that moment not included.  [default: now]")
+@click.option("--tenant", metavar="NAME", help="Only this tenant's.")
+@click.option("--event-type", metavar="TYPE", help="Only this type, such as reservation.expired, or category.")
+@click.option("--detach", is_flag=True, help="Begin, and do not wait for the end.")
+@click.option("--cancel", is_flag=True, help="End the replay to this endpoint that is running.")
+@yes_option
+@json_option
+@shard_option
+@click.pass_obj
+def command(
+    options: Options,
+    name: str,
+    since: Moment | None,
+    until: Moment | None,
+    tenant: str | None,
+    event_type: str | None,
+    detach: bool,
+    cancel: bool,
+    yes: bool,
+    as_json: bool,
+    shard: str | None,
+) -> None:
+    """
+    Deliver the events from --since up to --until to one endpoint again, with the same webhook-id.
+
+    A time is the moment of the expiry, written as in `sweeperd expired`: 2026-11-21T12:00:05Z, 12:00, or 15m for so
+    long ago. The events are those that the endpoint asks for by its settings. They are counted first.
+
+    The processes that deliver do the work, and the command waits for them. It can be ended at any time: the replay
+    goes on, and the same command waits for it again. One replay to an endpoint runs at a time.
+
+    Exit code 3 where all events were sent and some of them wait for their next attempt.
+    """
+    if cancel == (since is not None):
+        raise click.UsageError("either --since, or --cancel")
+    output, troubles = Output(as_json=as_json), Troubles()
+    with options.shards(shard) as (settings, shards):
+        endpoint = _endpoint(settings, name)
+        if since is None:
+            replays = _cancel(output, troubles, shards, name, yes)
+        else:
+            shown = None if tenant is None else decode(tenant.encode("utf-8", "surrogateescape"))
+
+            def prepare(one: Shard) -> _Replay:
+                return _prepare(one, endpoint, since, until, shown, event_type)
+
+            replays = [each for _, each in for_each_shard(shards, prepare, troubles)]
+            _begin(output, troubles, replays, name, yes)
+            if not detach:
+                _wait(output, troubles, replays, name)
+    if as_json:
+        documents = [each.as_dict() for each in replays]
+        output.json({"endpoint": name, "cancelled": cancel, "replays": documents, "down": troubles.down})
+    troubles.end()
+    waiting = sum(each.progress.left for each in replays if each.progress.only_waits)
+    if waiting and not detach:
+        fail(f"all events were sent; {waiting} wait for their next attempt", Exit.UNDELIVERED)
+
+
+def _endpoint(settings: Settings, name: str) -> EndpointSettings:
+    known = {endpoint.name: endpoint for endpoint in settings.webhooks.endpoints}
+    check_name("endpoint", name, known)
+    return known[name]
+
+
+def _prepare(
+    shard: Shard,
+    endpoint: EndpointSettings,
+    since: Moment,
+    until: Moment | None,
+    tenant: str | None,
+    event_type: str | None,
+) -> _Replay:
+    """Take up the replay that is running, or count the events of a new one. Ends the process where neither can be."""
+    now = shard.read_clock()
+    span = ReplaySpan(since.on(now), now if until is None else until.on(now), tenant, event_type)
+    if span.since_ms >= span.until_ms:
+        fail("--since is not before --until", Exit.USAGE)
+    if span.until_ms > now:
+        fail(f"--until is yet to come: it is {timestamp(now)} by redis's clock", Exit.USAGE)
+    note = replay.running(shard, endpoint.name)
+    if note is not None:
+        same_end = until is None or note.until_ms == span.until_ms
+        if note.cancelled or (note.since_ms, note.tenant, note.event_type) != (span.since_ms, tenant, event_type):
+            same_end = False
+        if not same_end:
+            fail(_other(shard, note), Exit.FAILED)
+        return _Replay(shard, note, running=True, progress=replay.progress(shard, note))
+    if missing := retention_gap(shard, span.since_ms):
+        warn(f"{shard.name}: {missing}")
+    return _Replay(shard, replay.count_events(shard, endpoint, span), running=False)
+
+
+def _other(shard: Shard, note: ReplayNote) -> str:
+    if note.cancelled:
+        return f"shard {shard.name}: a replay to {note.endpoint} was cancelled and ends within seconds; try again then"
+    return printable(
+        f"shard {shard.name}: another replay to {note.endpoint} has not ended: `sweeperd replay --endpoint "
+        f"{note.endpoint} {described(note)}` waits for it, and --cancel in place of the span ends it"
+    )
+
+
+def _begin(output: Output, troubles: Troubles, replays: Sequence[_Replay], name: str, yes: bool) -> None:
+    new = [each for each in replays if not each.running and each.note.events]
+    for each in replays:
+        if each.running:
+            output.say(f"the replay to {name} on {each.shard.name} is running already: {each.note.events} events")
+    if not new:
+        if not any(each.running for each in replays):
+            output.say(f"there is no event for {name} in that span")
+        return
+    total = sum(each.note.events for each in new)
+    output.confirm(f"Deliver {total} event{'s' if total > 1 else ''} to {name} again?", yes=yes)
+    for each in new:
+        with troubles.noted(each.shard):
+            result, note = replay.begin(each.shard, each.note)
+            if result != "begun":
+                why = "another one has begun" if result == "running" else "its first events have been trimmed"
+                troubles.fail(f"shard {each.shard.name}: since the events were counted, {why}: count again")
+                continue
+            each.note, each.running, each.began = note, True, True
+            each.progress = ReplayProgress(False, note.events)
+            leave_record(each.shard, Action.REPLAY, f"{name} {described(note)}", note.events)
+            if why := replay.obstacle(each.shard, name):
+                warn(f"{each.shard.name}: {why}")
+    if any(each.began for each in new):
+        output.say(f"the replay of {total} events to {name} has begun")
+
+
+def _wait(output: Output, troubles: Troubles, replays: Sequence[_Replay], name: str) -> None:
+    """Until all have ended, or only wait for their next attempts, or a signal."""
+    open_ones, readings = [each for each in replays if each.running], 0
+    total = sum(each.note.events for each in open_ones)
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(stop_on_signals())
+        bar = stack.enter_context(click.progressbar(length=total, label=name)) if output.terminal and total else None
+        while open_ones and readings < WAITING_READINGS:
+            for each in open_ones:
+                with troubles.noted(each.shard):
+                    each.progress = replay.progress(each.shard, each.note)
+            open_ones = [each for each in open_ones if not each.progress.ended and not troubles.is_down(each.shard)]
+            readings = readings + 1 if all(each.progress.only_waits for each in open_ones) else 0
+            if bar is not None:
+                bar.update(total - sum(each.progress.left for each in open_ones) - bar.pos)
+            if open_ones and stop.wait(READ_EVERY):
+                warn(f"the replay to {name} goes on without this command; --cancel ends it")
+                return
+    done = sum(each.note.events for each in replays if each.running and each.progress.ended)
+    if done:
+        output.say(f"{done} event{'s' if done > 1 else ''} delivered to {name} again")
+
+
+def _cancel(output: Output, troubles: Troubles, shards: Sequence[Shard], name: str, yes: bool) -> list[_Replay]:
+    found = for_each_shard(shards, lambda one: replay.running(one, name), troubles)
+    replays = [_Replay(one, note, running=True) for one, note in found if note is not None]
+    if not replays:
+        output.say(f"no replay to {name} is running")
+        return []
+    output.confirm(f"End the replay to {name}?", yes=yes)
+    for each in replays:
+        with troubles.noted(each.shard):
+            left = replay.progress(each.shard, each.note).left
+            if replay.cancel(each.shard, each.note):
+                leave_record(each.shard, Action.CANCEL_REPLAY, f"{name} {described(each.note)}", max(1, left))
+                output.say(f"the replay to {name} on {each.shard.name} is cancelled: about {left} events are not sent")
+    return replays

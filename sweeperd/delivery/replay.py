@@ -1,0 +1,176 @@
+"""
+A replay: one endpoint gets the events of a span of time again.
+
+It is a consumer group of its own on the stream, which begins at the first of these events, and a note of what it is
+about. So a replay copies no event, each of its events is handed out once over all processes, and it goes on where it
+was after every kill. The group and the note are removed together when the replay has ended.
+"""
+
+import bisect
+from dataclasses import dataclass
+
+from sweeperd.config import EndpointSettings
+from sweeperd.delivery.group_note import GroupNote
+from sweeperd.delivery.outbox import ONLY_FOR, OutboxEntry
+from sweeperd.delivery.payload import Fields, category, event_type
+from sweeperd.delivery.subscription import EventFilter, Subscription
+from sweeperd.store.streams import StreamId, milliseconds
+from sweeperd.text import decode
+
+#: What the name of a replay's group begins with. The name of no endpoint does.
+GROUP_PREFIX = "_replay."
+#: Between how many events, as even as it goes, a note holds the places of; up to twice as many.
+MARKS = 50
+#: The id of an event holds the time when it was added, which is the moment of its expiry. But ids never go back. Where
+#: Redis's clock was set back, or a fail-over went to a host whose clock is slow, ids are ahead of the clock, ms.
+AHEAD_MS = 60_000
+#: Redis 6.2 takes the two readings of its clock one after the other, ms.
+BEHIND_MS = 1_000
+
+
+def replay_group(endpoint: str) -> str:
+    """The name of the consumer group of a replay to this endpoint. There is at most one at a time."""
+    return GROUP_PREFIX + endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySpan:
+    """Which events are meant: those with `since_ms` <= their time < `until_ms`, of a tenant, of a type or category."""
+
+    since_ms: int
+    until_ms: int
+    #: As `decode` makes it of the bytes in Redis.
+    tenant: str | None = None
+    event_type: str | None = None
+
+    @property
+    def first(self) -> bytes:
+        """No event of the span has a smaller id."""
+        return str(max(0, self.since_ms - BEHIND_MS)).encode()
+
+    @property
+    def last(self) -> bytes:
+        """No event of the span has a greater id."""
+        return str(self.until_ms + AHEAD_MS).encode()
+
+    def matches(self, entry: bytes, fields: Fields) -> bool:
+        """Whether the event is one of them. A copy of an event, from the replay of a dead letter, is none."""
+        if ONLY_FOR in fields:
+            return False
+        if self.tenant is not None and decode(fields.get(b"tenant", b"")) != self.tenant:
+            return False
+        if self.event_type is not None and self.event_type not in (event_type(fields), category(fields)):
+            return False
+        return self.since_ms <= _time_ms(entry, fields) < self.until_ms
+
+
+class ReplayNote(GroupNote):
+    """The note of a replay. Ids are those of the stream, times are ms on Redis's clock."""
+
+    endpoint: str
+    since_ms: int
+    until_ms: int
+    tenant: str | None = None
+    event_type: str | None = None
+    #: The first and the last of its events, and how many there are.
+    first: str
+    last: str
+    events: int
+    #: The ids of the first event and of each `every`-th after it.
+    marks: tuple[str, ...] = ()
+    every: int = 1
+    #: An operator has ended it.
+    cancelled: bool = False
+
+    @property
+    def group(self) -> str:
+        """The name of its consumer group."""
+        return replay_group(self.endpoint)
+
+    @property
+    def span(self) -> ReplaySpan:
+        """Which events it is about."""
+        return ReplaySpan(self.since_ms, self.until_ms, self.tenant, self.event_type)
+
+    @property
+    def start(self) -> StreamId:
+        """The position of its group at first."""
+        return StreamId.parse(self.first).before
+
+    def left(self, position: StreamId) -> int:
+        """How many events its group has not been given, as exactly as the marks say. `position`: its last event."""
+        if position >= StreamId.parse(self.last):
+            return 0
+        passed = bisect.bisect_right([StreamId.parse(mark) for mark in self.marks], position)
+        return self.events - max(0, (passed - 1) * self.every + 1) if passed else self.events
+
+
+class ReplayCount:
+    """Counts the events of a replay as they are read, in the order of the stream, and takes their marks."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.first = self.last = b""
+        self.marks: list[bytes] = []
+        self.every = 1
+
+    def add(self, entry: bytes) -> None:
+        """The next event has this id."""
+        if self.events % self.every == 0:
+            self.marks.append(entry)
+        if len(self.marks) > 2 * MARKS:
+            self.marks, self.every = self.marks[::2], 2 * self.every
+        self.first = self.first or entry
+        self.last = entry
+        self.events += 1
+
+    def note(self, endpoint: str, span: ReplaySpan) -> ReplayNote:
+        """The note of a replay of these events; `made_at` is missing until it begins."""
+        return ReplayNote(
+            endpoint=endpoint,
+            since_ms=span.since_ms,
+            until_ms=span.until_ms,
+            tenant=span.tenant,
+            event_type=span.event_type,
+            first=self.first.decode(),
+            last=self.last.decode(),
+            events=self.events,
+            marks=tuple(mark.decode() for mark in self.marks),
+            every=self.every,
+        )
+
+
+class ReplayFilter:
+    """The events of a span that one endpoint asks for by its settings."""
+
+    def __init__(self, endpoint: EndpointSettings, span: ReplaySpan) -> None:
+        self._span = span
+        self._filter = EventFilter(endpoint)
+
+    def matches(self, entry: bytes, fields: Fields) -> bool:
+        """Whether the event is one of them."""
+        return self._span.matches(entry, fields) and self._filter.matches(fields)
+
+
+class ReplaySubscription(Subscription):
+    """What one replay hands out. All other events of the stream are acknowledged in its group without a request."""
+
+    def __init__(self, endpoint: EndpointSettings, note: ReplayNote) -> None:
+        super().__init__(endpoint)
+        self.group = note.group
+        self.start = note.start
+        self._last = StreamId.parse(note.last)
+        self._replayed = ReplayFilter(endpoint, note.span)
+
+    def wants(self, entry: OutboxEntry) -> bool:
+        """Whether the endpoint gets this event again."""
+        return StreamId.parse(entry.id) <= self._last and self._replayed.matches(entry.id, entry.fields)
+
+
+def _time_ms(entry: bytes, fields: Fields) -> int:
+    """The time of an event: of its expiry, or of what it is about."""
+    for name in (b"expired_at", b"at"):
+        text = fields.get(name, b"")
+        if text.isdigit() and len(text) <= 19:
+            return int(text)
+    return milliseconds(entry)

@@ -1,0 +1,22 @@
+-- Begins a replay: makes its consumer group and its note, at maxmemory too.
+--
+-- KEYS[1] -> sweeperd:events  STREAM
+-- KEYS[2] -> sweeperd:groups  HASH    group that began in the past -> its note, JSON
+-- ARGV[1] -> the group;  ARGV[2] -> its position: it gets the events after this id
+-- ARGV[3] -> the first event of the replay;  ARGV[4] -> the note
+-- Returns `begun`; `running`: there is a replay in this group; `gone`: the first event is in the stream no more.
+--
+-- XACK comes first and acknowledges nothing. It needs no memory, so it is allowed at maxmemory, and after it XGROUP and
+-- HSET are. A group without a note is what is left of a hash that an operator deleted.
+
+if redis.call('HGET', KEYS[2], ARGV[1]) then
+  return 'running'
+end
+if #redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3]) == 0 then
+  return 'gone'
+end
+redis.call('XACK', KEYS[1], ARGV[1], '0-0')
+redis.call('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
+redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[4])
+return 'begun'

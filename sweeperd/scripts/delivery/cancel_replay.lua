@@ -1,0 +1,17 @@
+-- Marks a replay as cancelled, at maxmemory too.
+--
+-- KEYS[1] -> sweeperd:groups  HASH  group that began in the past -> its note, JSON
+-- ARGV[1] -> the group
+-- ARGV[2] -> when the replay began, ms: a later replay in this group is another one
+-- ARGV[3] -> the note that says so
+-- Returns 1; 0 where the replay has ended already.
+--
+-- HDEL comes first. It needs no memory, so it is allowed at maxmemory, and after it HSET is.
+
+local note = redis.call('HGET', KEYS[1], ARGV[1])
+if not note or cjson.decode(note).made_at ~= tonumber(ARGV[2]) then
+  return 0
+end
+redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+return 1

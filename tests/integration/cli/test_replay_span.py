@@ -1,0 +1,158 @@
+"""`sweeperd replay`: what it says and asks, and what it leaves in Redis."""
+
+import json
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import Settings
+from sweeperd.delivery.replay import replay_group
+from sweeperd.ops import replay
+from sweeperd.runtime.daemon import Daemon
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from sweeperd.text import rfc3339
+from tests.integration.cli.conftest import Run
+from tests.support.harness import server_time
+from tests.support.receiver import Answer, Receiver, Request
+from tests.support.streams import entries
+
+EVENTS = "sweeperd:events"
+HOUR = 3_600_000
+BILLING = [{"name": "billing", "url": "http://127.0.0.1:9/hook"}]
+
+
+@pytest.fixture
+def now(client: redis.Redis) -> int:
+    """The time; an hour ago five events expired, two of them of globex."""
+    at = server_time(client)
+    for number, tenant in enumerate(["acme", "globex", "acme", "globex", "acme"]):
+        entry: dict[Any, Any] = {"id": f"r{number}", "tenant": tenant, "expired_at": at - HOUR}
+        client.xadd(EVENTS, entry, id=f"{at - HOUR}-{number + 1}")
+    return at
+
+
+def start(invoke: Run, *options: str, since: str = "2h") -> Any:
+    return invoke("replay", "--endpoint", "billing", "--since", since, *options, endpoints=BILLING)
+
+
+def actions(invoke: Run) -> list[tuple[str, str, int]]:
+    rows = json.loads(invoke("actions", "--json").stdout)["actions"]
+    return [(row["action"], row["target"], row["count"]) for row in rows]
+
+
+def test_it_counts_and_asks_first(invoke: Run, client: redis.Redis, now: int) -> None:
+    refused = start(invoke)
+    assert refused.exit_code == 2
+    assert "Deliver 5 events to billing again? This is no terminal to ask on; use --yes" in refused.stderr
+    assert start(invoke, "--tenant", "globex").stderr.count("Deliver 2 events") == 1
+    assert start(invoke, "--tenant", "initech").stdout == "there is no event for billing in that span\n"
+    assert start(invoke, "--event-type", "seat-hold").stdout == "there is no event for billing in that span\n"
+    assert not client.exists("sweeperd:groups")
+    assert actions(invoke) == []
+
+
+def test_it_begins_once_and_is_named_by_status(invoke: Run, client: redis.Redis, now: int) -> None:
+    since = rfc3339(now - 2 * HOUR)
+    began = start(invoke, "--detach", "--yes", "--tenant", "acme", since=since)
+    assert (began.exit_code, began.stdout) == (0, "the replay of 3 events to billing has begun\n")
+    assert "no process delivers to billing at this moment" in began.stderr
+    again = start(invoke, "--detach", "--tenant", "acme", since=since)
+    assert (again.exit_code, again.stdout) == (0, "the replay to billing on default is running already: 3 events\n")
+    other = start(invoke, "--detach", "--yes", since=since)
+    assert other.exit_code == 1
+    assert (
+        f"another replay to billing has not ended: `sweeperd replay --endpoint billing --since {since}" in other.stderr
+    )
+    assert "--tenant acme` waits for it" in other.stderr
+    ((action, target, count),) = actions(invoke)
+    assert (action, target.split(" --until")[0], count) == ("replay", f"billing --since {since}", 3)
+
+    shown = invoke("status", "--json", endpoints=BILLING)
+    ((endpoint,),) = [shard["endpoints"] for shard in json.loads(shown.stdout)["shards"]]
+    assert endpoint["replay"] == endpoint["replay"] | {"since": since, "tenant": "acme", "events": 3, "left": 3}
+    text = invoke("status", endpoints=BILLING).stdout
+    assert f"a replay since {since} is running, about 3 of 3 events left" in text
+    assert "_replay" not in text
+    assert "_replay" not in invoke("endpoints", "list", endpoints=BILLING).stdout
+
+
+def test_it_is_cancelled(invoke: Run, client: redis.Redis, now: int) -> None:
+    start(invoke, "--detach", "--yes")
+    ended = invoke("replay", "--endpoint", "billing", "--cancel", "--yes", endpoints=BILLING)
+    expected = "the replay to billing on default is cancelled: about 5 events are not sent\n"
+    assert (ended.exit_code, ended.stdout) == (0, expected)
+    assert not client.exists("sweeperd:groups")
+    assert client.xinfo_groups(EVENTS) == []
+    assert [(action, count) for action, _, count in actions(invoke)] == [("cancel-replay", 5), ("replay", 5)]
+    none = invoke("replay", "--endpoint", "billing", "--cancel", endpoints=BILLING)
+    assert (none.exit_code, none.stdout) == (0, "no replay to billing is running\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--endpoint", "biling", "--since", "1h"], "did you mean billing?"),
+        (["--endpoint", "billing"], "either --since, or --cancel"),
+        (["--endpoint", "billing", "--since", "1h", "--cancel"], "either --since, or --cancel"),
+        (["--endpoint", "billing", "--since", "1h", "--until", "2h"], "--since is not before --until"),
+        (["--endpoint", "billing", "--since", "1h", "--until", "2126-01-01"], "--until is yet to come"),
+        (["--since", "1h"], "Missing option '--endpoint'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(invoke: Run, now: int, arguments: list[str], problem: str) -> None:
+    refused = invoke("replay", *arguments, endpoints=BILLING)
+    assert refused.exit_code == 2
+    assert problem in refused.stderr
+
+
+def test_what_was_trimmed_is_said(invoke: Run, client: redis.Redis, now: int) -> None:
+    client.xtrim(EVENTS, maxlen=2, approximate=False)
+    counted = start(invoke)
+    assert "the oldest event that is still kept is of" in counted.stderr
+    assert "Deliver 2 events" in counted.stderr
+
+
+@pytest.mark.newest_redis
+def test_it_waits_for_the_end(invoke: Run, server: Server, client: redis.Redis, now: int) -> None:
+    """And ends with 3 where an event waits for its next attempt."""
+    refused = {"r3"}
+
+    def answer(request: Request, _before: int) -> Answer:
+        return Answer(422 if request.event["data"]["reservation_id"] in refused else 200)
+
+    with Receiver(answer) as receiver:
+        endpoints = [{"name": "billing", "url": receiver.url}]
+        webhooks = {"endpoints": endpoints, "attempts": 1, "redelivery_initial": "1s", "redelivery_max": "1s"}
+        settings = {"redis": {"url": server.url}, "webhooks": webhooks, "sweep": {"interval": "100ms"}}
+        daemon = Daemon(Settings.model_validate(settings))
+        daemon.start()
+        try:
+            options = ["--endpoint", "billing", "--since", rfc3339(now - 2 * HOUR), "--yes", "--json"]
+            ran = invoke("replay", *options, endpoints=endpoints)
+            assert ran.exit_code == 3, ran.output
+            assert "all events were sent; 1 wait for their next attempt" in ran.stderr
+            (document,) = json.loads(ran.stdout)["replays"]
+            assert document == document | {"events": 5, "began": True, "ended": False, "left": 1}
+            refused.clear()
+            ran = invoke("replay", *options, endpoints=endpoints)
+            assert ran.exit_code == 0, ran.output
+            (document,) = json.loads(ran.stdout)["replays"]
+            assert document == document | {"events": 5, "began": False, "ended": True, "left": 0}
+            assert not client.exists("sweeperd:groups")
+            assert len(receiver.event_ids) == 5
+        finally:
+            assert daemon.stop()
+
+
+def test_an_event_of_a_replay_is_skipped(invoke: Run, shard: Shard, client: redis.Redis, now: int) -> None:
+    start(invoke, "--detach", "--yes")
+    client.xreadgroup(replay_group("billing"), "dead", {EVENTS: ">"}, count=1)
+    skipped = invoke("endpoints", "skip", "billing", f"{now - HOUR}-1", "--yes", endpoints=BILLING)
+    assert skipped.exit_code == 0, skipped.output
+    ((_, letter),) = entries(client, "sweeperd:dead-letters")
+    assert letter[b"endpoint"] == b"billing"
+    note = replay.running(shard, "billing")
+    assert note is not None
+    assert replay.progress(shard, note).left == 4

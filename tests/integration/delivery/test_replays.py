@@ -1,0 +1,320 @@
+"""Replays: exactly the events of a span, to exactly one endpoint, again."""
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import EndpointSettings
+from sweeperd.delivery.endpoint_state import EndpointStateStore
+from sweeperd.delivery.outbox import Outbox
+from sweeperd.delivery.replay import GROUP_PREFIX, MARKS, ReplayNote, ReplaySpan, replay_group
+from sweeperd.delivery.replay_store import ReplayStore
+from sweeperd.ops import replay
+from sweeperd.ops.endpoint_status import read_endpoints
+from sweeperd.ops.endpoints import resume
+from sweeperd.store import streams
+from sweeperd.store.shard import Shard
+from tests.integration.delivery.conftest import EVENTS, Deliver, Delivery, expire
+from tests.support.fixtures import full
+from tests.support.harness import eventually, server_time
+from tests.support.receiver import Answer, Receiver, Request
+from tests.support.streams import entries
+
+HOUR = 3_600_000
+GROUPS = "sweeperd:groups"
+HOOK = EndpointSettings.model_validate({"name": "hook", "url": "http://hook.example.com/"})
+
+
+def add(client: redis.Redis, at: int, count: int, name: str = "r", **fields: Any) -> list[str]:
+    """Add so many events that expired at `at`, ms. Returns their reservations' ids."""
+    names = [f"{name}{number}" for number in range(count)]
+    with client.pipeline(transaction=False) as pipeline:
+        for number, each in enumerate(names):
+            entry: dict[Any, Any] = {"id": each, "tenant": "acme", "expired_at": at} | fields
+            pipeline.xadd(EVENTS, entry, id=f"{at}-{number + 1}")
+        pipeline.execute()
+    return names
+
+
+def begin(shard: Shard, since: int, until: int, endpoint: EndpointSettings = HOOK, **only: str) -> ReplayNote:
+    """Count the events of a span and begin their replay."""
+    result, note = replay.begin(shard, replay.count_events(shard, endpoint, ReplaySpan(since, until, **only)))
+    assert result == "begun"
+    return note
+
+
+def seen(receiver: Receiver) -> Counter[str]:
+    """How many times the receiver got each reservation's event."""
+    return Counter(request.event["data"]["reservation_id"] for request in receiver.requests)
+
+
+def ended(client: redis.Redis) -> bool:
+    """Whether no replay has left a note or a group."""
+    names: set[Any] = {*client.hkeys(GROUPS), *streams.groups(client, EVENTS.encode())}
+    return not any(name.startswith(GROUP_PREFIX.encode()) for name in names)
+
+
+@contextlib.contextmanager
+def refreshed(*deliveries: Delivery) -> Iterator[None]:
+    """While the block lasts, each of these looks for replays as the daemon does."""
+    stop = threading.Event()
+
+    def refresh() -> None:
+        while not stop.wait(0.05):
+            for delivery in deliveries:
+                delivery.dispatcher.refresh_replays()
+
+    thread = threading.Thread(target=refresh)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_exactly_the_events_of_the_span_come_again(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:
+    """By their time, not by their id; with the same webhook-id; and a replay that has ended leaves no mark."""
+    now = server_time(client)
+    with Receiver() as receiver, deliver(receiver.url, 4, {"start": "beginning"}) as delivery, refreshed(delivery):
+        add(client, now - 3 * HOUR, 3, "old")
+        add(client, now - 2 * HOUR, 40, "meant")
+        add(client, now - 2 * HOUR + 500, 1, "other", tenant="globex")
+        add(client, now - HOUR, 3, "young")
+        # its id is ahead of the clock that its expiry was taken from
+        late = {"id": "late", "tenant": "acme", "expired_at": now - 2 * HOUR + 900}
+        client.xadd(EVENTS, late, id=f"{now - HOUR + 5000}-1")  # type: ignore[arg-type]
+        copy = {"id": "copy", "tenant": "acme", "expired_at": now - 2 * HOUR, "only_for": "hook"}
+        client.xadd(EVENTS, copy, id=f"{now - HOUR + 6000}-1")  # type: ignore[arg-type]
+        receiver.wait_for(lambda requests: len(requests) == 49)
+        first = {request.event_id for request in receiver.requests}
+        receiver.clear()
+        note = begin(shard, now - 2 * HOUR, now - 2 * HOUR + 1000)
+        assert note.events == 41, "the event whose id is an hour ahead is beyond what is searched"
+        eventually(lambda: ended(client))
+        eventually(lambda: delivery.events("delivered") == 49 + 41)
+        assert seen(receiver) == Counter([*(f"meant{number}" for number in range(40)), "other0"])
+        assert {request.event_id for request in receiver.requests} < first
+        receiver.clear()
+        begin(shard, now - 2 * HOUR, now - 2 * HOUR + 1000, tenant="globex", event_type="reservation")
+        eventually(lambda: ended(client))
+        assert seen(receiver) == Counter(["other0"])
+
+
+def test_an_endpoint_gets_only_what_it_asks_for(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+    add(client, now - HOUR, 3, "acme")
+    add(client, now - HOUR + 1, 2, "globex", tenant="globex")
+    add(client, now - HOUR + 2, 2, "seat", type="seat-hold.expired", kind="seat-hold")
+    span = ReplaySpan(now - HOUR, now)
+    assert replay.count_events(shard, HOOK, span).events == 7
+    asks = HOOK.model_copy(update={"tenants": ["acme"], "events": ["reservation"]})
+    assert replay.count_events(shard, asks, span).events == 3
+    assert replay.count_events(shard, HOOK, ReplaySpan(now - HOUR, now, None, "seat-hold")).events == 2
+    assert replay.count_events(shard, HOOK, ReplaySpan(now - HOUR + 1, now - HOUR + 2)).events == 2
+
+
+@pytest.mark.newest_redis
+def test_the_age_counts_from_the_replay_and_what_fails_is_a_dead_letter_of_the_endpoint(
+    shard: Shard, client: redis.Redis, deliver: Deliver
+) -> None:
+    now = server_time(client)
+    add(client, now - 5 * HOUR, 6)
+
+    def refuse_one(request: Request, _before: int) -> Answer:
+        return Answer(400 if request.event["data"]["reservation_id"] == "r3" else 200)
+
+    with (
+        Receiver(refuse_one) as receiver,
+        deliver(receiver.url, 2, max_age="3s", redelivery_max="300ms") as delivery,
+        refreshed(delivery),
+    ):
+        note = begin(shard, now - 6 * HOUR, now - 4 * HOUR)
+        receiver.wait_for(lambda _: seen(receiver)["r3"] > 2)
+        assert delivery.dead_letters() == 0
+        eventually(lambda: replay.progress(shard, note).only_waits)
+        eventually(lambda: ended(client))
+        assert delivery.dead_letters() == 1
+        ((_, letter),) = entries(client, "sweeperd:dead-letters")
+        assert (letter[b"endpoint"], letter[b"id"]) == (b"hook", b"r3")
+        assert {name: count for name, count in seen(receiver).items() if name != "r3"} == dict.fromkeys(
+            (f"r{number}" for number in range(6) if number != 3), 1
+        )
+
+
+def test_replicas_share_a_replay_beside_the_events_of_now(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:
+    now = server_time(client)
+    names = add(client, now - HOUR, 600)
+    endpoint = {"batch_size": 10, "batch_wait": "10ms"}
+    with (
+        Receiver(lambda *_: Answer(delay=0.005)) as receiver,
+        deliver(receiver.url, 4, endpoint) as one,
+        deliver(receiver.url, 4, endpoint) as two,
+        refreshed(one, two),
+    ):
+        begin(shard, now - 2 * HOUR, now)
+        expire(client, *(f"new{number}" for number in range(100)))
+        eventually(lambda: ended(client))
+        eventually(lambda: one.events("delivered") + two.events("delivered") == 700)
+        assert min(one.events("delivered"), two.events("delivered")) > 0
+        got = Counter(event["data"]["reservation_id"] for request in receiver.requests for event in request.event)  # type: ignore[index]
+    assert got == Counter([*names, *(f"new{number}" for number in range(100))])
+
+
+@pytest.mark.newest_redis
+def test_a_paused_endpoint_gets_nothing_until_it_is_resumed(
+    shard: Shard, client: redis.Redis, deliver: Deliver
+) -> None:
+    """And the trimming leaves the events of its replay alone."""
+    now = server_time(client)
+    add(client, now - 5 * HOUR, 300)
+    EndpointStateStore(shard).pause("hook", "test")
+    with Receiver() as receiver, deliver(receiver.url, 2) as delivery, refreshed(delivery):
+        note = begin(shard, now - 6 * HOUR, now)
+        eventually(lambda: delivery.dispatcher._replays.groups)
+        assert replay.obstacle(shard, "hook").startswith("hook is paused")
+        assert Outbox(shard, "us").groups.trim(["hook", note.group], HOUR, HOUR) == 0
+        delivery.dispatcher._retention_ms = delivery.dispatcher._max_age_ms = HOUR
+        delivery.dispatcher.maintain()
+        assert client.xlen(EVENTS) == 300
+        time.sleep(0.2)
+        assert receiver.requests == []
+        assert replay.progress(shard, note).left == 300
+        resume(shard, "hook")
+        eventually(lambda: ended(client))
+        assert len(receiver.requests) == 300
+        assert Outbox(shard, "us").groups.trim(["hook"], HOUR, HOUR) > 0
+
+
+@pytest.mark.newest_redis
+def test_a_failing_endpoint_gets_one_probe_at_a_time(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:
+    """A replay and the events of now share the circuit, which closes for both."""
+    now = server_time(client)
+    names = add(client, now - HOUR, 30)
+    with (
+        Receiver(lambda *_: Answer(503)) as receiver,
+        deliver(receiver.url, 4, probe_max="1s", redelivery_initial="1s") as delivery,
+        refreshed(delivery),
+    ):
+        expire(client, *(f"new{number}" for number in range(10)))
+        eventually(lambda: delivery.dispatcher.endpoints[0].circuit.open)
+        begin(shard, now - 2 * HOUR, now)
+        eventually(lambda: delivery.dispatcher._replays.groups)
+        receiver.clear()
+        time.sleep(2.5)
+        assert 1 <= len(receiver.requests) <= 4, "two probes or three in 2.5 s"
+        receiver.behaviour = lambda *_: Answer()
+        eventually(lambda: ended(client))
+        eventually(lambda: set(seen(receiver)) >= {*names, *(f"new{number}" for number in range(10))})
+
+
+def test_a_cancelled_replay_ends(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:
+    now = server_time(client)
+    add(client, now - HOUR, 500)
+    with Receiver(lambda *_: Answer(delay=0.05)) as receiver, deliver(receiver.url, 2) as delivery, refreshed(delivery):
+        note = begin(shard, now - 2 * HOUR, now)
+        receiver.wait_for(lambda requests: len(requests) > 5)
+        assert replay.cancel(shard, note)
+        eventually(lambda: ended(client))
+        assert not replay.cancel(shard, note)
+        assert len(receiver.requests) < 200
+        # Nothing of it is left in the way of the next one.
+        receiver.behaviour = lambda *_: Answer()
+        receiver.clear()
+        begin(shard, now - 2 * HOUR, now)
+        eventually(lambda: ended(client))
+        eventually(lambda: len(receiver.event_ids) == 500)
+
+
+def test_nobody_works_on_it_and_it_is_cancelled(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+    add(client, now - HOUR, 5)
+    note = begin(shard, now - 2 * HOUR, now)
+    assert "no process delivers" in replay.obstacle(shard, "hook")
+    assert replay.cancel(shard, note)
+    assert ended(client)
+
+
+def test_it_is_shown_and_only_one_runs_at_a_time(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+    add(client, now - HOUR, 5 * MARKS)
+    note = begin(shard, now - 2 * HOUR, now)
+    assert replay.begin(shard, replay.count_events(shard, HOOK, ReplaySpan(now - 2 * HOUR, now)))[0] == "running"
+    (status,) = read_endpoints(shard, [HOOK], now, Counter())
+    assert status.replay is not None
+    assert (status.replay.since_ms, status.replay.events, status.replay.left) == (now - 2 * HOUR, 250, 250)
+    outbox = Outbox(shard, "us")
+    outbox.read(replay_group("hook"), 100)
+    (status,) = read_endpoints(shard, [HOOK], now, Counter())
+    assert status.replay is not None
+    assert 150 <= status.replay.left <= 150 + note.every
+    outbox.read(replay_group("hook"), 150)
+    assert replay.progress(shard, note) == replay.ReplayProgress(False, 250)
+    store = ReplayStore(shard)
+    assert store.exhausted(note)
+    assert not store.end(note), "events are pending"
+
+
+def test_in_a_full_redis(own_shard: Shard) -> None:
+    client = own_shard.client
+    now = server_time(client)
+    add(client, now - HOUR, 5)
+    with full(own_shard):
+        note = begin(own_shard, now - 2 * HOUR, now)
+        outbox = Outbox(own_shard, "us")
+        assert len(outbox.read(note.group, 10)) == 5
+        assert ReplayStore(own_shard).cancel(note)
+        assert ReplayStore(own_shard).end(note, by_force=True)
+    assert ended(client)
+
+
+def test_its_events_were_trimmed_since_they_were_counted(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+    add(client, now - HOUR, 5)
+    counted = replay.count_events(shard, HOOK, ReplaySpan(now - 2 * HOUR, now))
+    client.xtrim(EVENTS, maxlen=3, approximate=False)
+    assert replay.begin(shard, counted)[0] == "gone"
+    assert not client.exists(GROUPS)
+
+
+@pytest.mark.newest_redis
+def test_a_group_that_is_lost_is_made_again_unless_the_replay_has_ended(
+    shard: Shard, client: redis.Redis, deliver: Deliver
+) -> None:
+    now = server_time(client)
+    add(client, now - HOUR, 200)
+    with Receiver(lambda *_: Answer(delay=0.02)) as receiver, deliver(receiver.url, 2) as delivery, refreshed(delivery):
+        begin(shard, now - 2 * HOUR, now)
+        receiver.wait_for(lambda requests: len(requests) > 5)
+        client.xgroup_destroy(EVENTS, replay_group("hook"))
+        eventually(lambda: ended(client), 40)
+        assert len(receiver.event_ids) == 200
+        receiver.clear()
+        begin(shard, now - 2 * HOUR, now)
+        receiver.wait_for(lambda requests: len(requests) > 5)
+        client.delete(GROUPS)
+        client.xgroup_destroy(EVENTS, replay_group("hook"))
+        eventually(lambda: not delivery.dispatcher._replays.groups)
+        assert ended(client)
+
+
+@pytest.mark.parametrize("count", [1, 7, MARKS, 2 * MARKS + 1, 1000])
+def test_how_many_are_left_is_known_to_one_mark(shard: Shard, client: redis.Redis, count: int) -> None:
+    now = server_time(client)
+    add(client, now - HOUR, count)
+    note = begin(shard, now - 2 * HOUR, now)
+    assert len(note.marks) <= 2 * MARKS
+    outbox, store, taken = Outbox(shard, "us"), ReplayStore(shard), 0
+    while page := outbox.read(note.group, 7):
+        taken += len(page)
+        position = store.position(note)
+        assert position is not None
+        left = note.left(position)
+        assert count - taken <= left <= count - taken + note.every
+    assert taken == count

@@ -1,0 +1,103 @@
+"""`kill -9` during a replay, again and again, next to a backfill, new events and a paused endpoint."""
+
+import os
+import random
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.store.embedded import Server
+from sweeperd.text import rfc3339
+from tests.support.harness import Daemon, command, environment, eventually, server_time
+from tests.support.receiver import Receiver
+
+#: How many events are replayed, and how often the daemon is killed. The full size is 100000 and 20.
+TOTAL = int(os.environ.get("SWEEPERD_TEST_REPLAY_EVENTS", "5000"))
+KILLS = int(os.environ.get("SWEEPERD_TEST_REPLAY_KILLS", "5"))
+BATCH = 20
+#: Two batches for each connection that a replay can be lent.
+IN_HAND = 2 * 16 * BATCH
+EVENTS = "sweeperd:events"
+HOUR = 3_600_000
+
+
+def add(client: redis.Redis, at: int, count: int, name: str) -> set[str]:
+    """Add so many events that expired at `at`, ms."""
+    names = [f"{name}{number}" for number in range(count)]
+    with client.pipeline(transaction=False) as pipeline:
+        for each in names:
+            entry: dict[Any, Any] = {"id": each, "tenant": "acme", "expired_at": at}
+            pipeline.xadd(EVENTS, entry, id=f"{at}-*" if at else "*")
+        pipeline.execute()
+    return set(names)
+
+
+def got(receiver: Receiver) -> list[str]:
+    bodies: Any = [request.event for request in receiver.requests]
+    return [event["data"]["reservation_id"] for body in bodies for event in body]
+
+
+@pytest.mark.newest_redis
+@pytest.mark.timeout(1200)
+def test_a_replay_is_killed_again_and_again(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    """
+    The replay leaves none out and doubles at most what was in hand. At the same time a new endpoint gets all events
+    from the beginning, each endpoint the new ones, and one that is paused gets nothing and loses nothing.
+    """
+    chance, now = random.Random(TOTAL), server_time(client)
+    with Receiver() as billing, Receiver() as fresh, Receiver() as paused:
+        batches = {"batch_size": BATCH, "batch_wait": "5ms"}
+        old = [
+            {"name": "billing", "url": billing.url, **batches},
+            {"name": "paused", "url": paused.url, **batches},
+        ]
+        new = {"name": "fresh", "url": fresh.url, "start": "beginning", **batches}
+        quick = {"webhooks__redelivery_initial": "100ms", "sweep__interval": "200ms"}
+        # The groups of these endpoints begin after the events: only the replay brings them.
+        meant, env = add(client, now - HOUR, TOTAL, "meant"), environment(server.url, endpoints=old, **quick)
+        outside = add(client, now - HOUR // 2, 100, "outside")
+        subprocess.run(command("--once", "--json"), env=env, capture_output=True, check=True)
+        subprocess.run(command("endpoints", "pause", "paused", "--yes"), env=env, capture_output=True, check=True)
+        env = environment(server.url, endpoints=[*old, new], log__format="json", **quick)
+        span = ["--since", rfc3339(now - HOUR), "--until", rfc3339(now - HOUR + 1)]
+        line = command("replay", "--endpoint", "billing", *span, "--yes")
+
+        later: set[str] = set()
+        operator: subprocess.Popen[bytes] | None = None
+        for kill in range(KILLS):
+            daemon = Daemon(env, tmp_path / f"{kill}.log")
+            if operator is None:
+                operator = subprocess.Popen(line, env=env)
+            later |= add(client, 0, 50, f"later{kill}-")
+            left = TOTAL - len(set(got(billing)) & meant)
+            target = len(billing.requests) + max(1.0, left / BATCH / (KILLS - kill + 1) * chance.uniform(0.2, 1.5))
+            eventually(lambda target=target: len(billing.requests) >= target, limit=120)
+            if chance.random() < 0.5:
+                operator.kill()
+                operator.wait()
+                operator = None
+            daemon.process.kill()
+            assert daemon.process.wait() == -signal.SIGKILL
+        daemon = Daemon(env, tmp_path / "last.log")
+        ran = subprocess.run(line, env=env, capture_output=True, text=True, check=False, timeout=600)
+        assert ran.returncode == 0, ran.stderr
+        eventually(lambda: set(got(billing)) >= meant | later, limit=60)
+        eventually(lambda: set(got(fresh)) >= meant | outside | later, limit=120)
+        daemon.process.terminate()
+        assert daemon.process.wait(30) == 0
+
+        received = got(billing)
+        assert set(received) == meant | later, "an event of outside the span came again"
+        doubled = len(received) - len(meant | later)
+        print(f"{TOTAL} events, {KILLS} kills: {doubled} came twice")
+        assert doubled <= KILLS * 2 * IN_HAND
+        assert paused.requests == []
+        subprocess.run(command("endpoints", "resume", "paused", "--yes"), env=env, capture_output=True, check=True)
+        subprocess.run(command("--once", "--json"), env=env, capture_output=True, check=True)
+        assert set(got(paused)) == later
+        notes: Any = client.hkeys("sweeperd:groups")
+        assert notes == [b"fresh"], "a replay that has ended leaves no mark"

@@ -10,9 +10,10 @@ from tests.support.harness import reserve
 from tests.support.receiver import Receiver
 
 RIGHTS = (
-    "~sweeperd:events ~sweeperd:dead-letters ~sweeperd:endpoints ~sweeperd:circuits ~sweeperd:actions "
+    "~sweeperd:events ~sweeperd:dead-letters ~sweeperd:endpoints ~sweeperd:groups ~sweeperd:circuits ~sweeperd:actions "
     "~sweeperd:action-counts ~sweeperd:attempts:* +client|setname +select +time +eval +evalsha +hget +hgetall +hset "
-    "+hdel +xlen +xtrim +xrange +xrevrange +xadd +xdel +xpending +xinfo|stream +xinfo|groups"
+    "+hdel +xlen +xtrim +xrange +xrevrange +xadd +xdel +xpending +xack +xgroup|create +xgroup|destroy "
+    "+xinfo|stream +xinfo|groups"
 )
 #: Granted for a database number in the URL.
 SPARE = {"select"}
@@ -38,6 +39,8 @@ def test_the_rights_suffice_and_none_is_too_much(invoke: Run, own_shard: Shard, 
             ["endpoints", "pause", "billing", "--yes"],
             ["endpoints", "resume", "billing", "--yes"],
             ["endpoints", "test", "billing"],
+            ["replay", "--endpoint", "billing", "--since", "1h", "--detach", "--yes"],
+            ["replay", "--endpoint", "billing", "--cancel", "--yes"],
         ):
             result = invoke(*arguments, url=url, endpoints=[{"name": "billing", "url": receiver.url}])
             assert (result.exit_code, "permissions" in result.stderr) == (0, False), arguments

@@ -1,12 +1,12 @@
 """`sweeperd check`."""
 
 import sys
-from collections.abc import Iterator
 
 import click
 
 from sweeperd.cli.options import Exit, Options, json_option, shard_option
 from sweeperd.cli.output import Output
+from sweeperd.config import Settings
 from sweeperd.errors import ConfigError
 from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_shard, worst
 
@@ -15,7 +15,7 @@ _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAIL
 
 @click.command("check", short_help="Check the configuration, Redis and the endpoints.")
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
-@click.option("--connect", is_flag=True, help="Open a connection to each endpoint; nothing is sent.")
+@click.option("--connect", is_flag=True, help="Open a connection to each endpoint, with TLS; nothing is sent.")
 @click.option("--cycles", is_flag=True, help="Also check whether Redis is a Cycles installation to take over.")
 @shard_option
 @json_option
@@ -39,17 +39,19 @@ def command(options: Options, strict: bool, connect: bool, cycles: bool, shard: 
             )
 
     with options.shards(shard) as (settings, shards):
-        endpoints = settings.webhooks.endpoints
+        complete, problems = _with_secrets(options)
+        endpoints = (complete or settings).webhooks.endpoints
         loaded = f"{len(settings.all_shards)} shard(s), {len(endpoints)} endpoint(s)"
         note(CheckFinding(CheckLevel.OK, "configuration", "loads", loaded))
-        for finding in _check_secrets(options):
+        for finding in problems:
             note(finding)
         for each in shards:
             for finding in check_shard(each, settings, cycles=cycles):
                 note(finding)
         limit = settings.webhooks.connect_timeout.total_seconds() if connect else None
         for endpoint in endpoints:
-            note(check_endpoint(endpoint, connect=limit))
+            for finding in check_endpoint(endpoint, connect=limit):
+                note(finding)
     result = worst(findings)
     if as_json:
         output.json({"result": result.value, "checks": [finding.as_dict() for finding in findings]})
@@ -60,10 +62,11 @@ def command(options: Options, strict: bool, connect: bool, cycles: bool, shard: 
     sys.exit(Exit.FAILED if failed else Exit.DONE)
 
 
-def _check_secrets(options: Options) -> Iterator[CheckFinding]:
-    """A failure for each secret of an endpoint that cannot be read."""
+def _with_secrets(options: Options) -> tuple[Settings | None, list[CheckFinding]]:
+    """The settings with the secrets of the endpoints; a failure for each of these that cannot be read."""
     try:
-        options.load()
+        return options.load(), []
     except ConfigError as error:
-        for line in str(error).splitlines():
-            yield CheckFinding(CheckLevel.FAILURE, "configuration", "secrets", line, "the daemon does not start so")
+        advice = "the daemon does not start so"
+        lines = str(error).splitlines()
+        return None, [CheckFinding(CheckLevel.FAILURE, "configuration", "secrets", line, advice) for line in lines]

@@ -17,7 +17,7 @@ from sweeperd.delivery.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.ops import endpoints
 from sweeperd.ops.actions import Action
 from sweeperd.ops.endpoint_status import LETTERS, EndpointStatus, count_dead_letters, read_endpoints
-from sweeperd.ops.endpoints import EndpointTest, Resumed
+from sweeperd.ops.endpoints import BODY_SHOWN, EndpointTest, Resumed
 from sweeperd.store.shard import Shard
 from sweeperd.text import rfc3339
 
@@ -144,14 +144,17 @@ def skip(options: Options, name: str, event: str, yes: bool, as_json: bool, shar
 
 @command.command("test")
 @click.argument("name")
+@click.option(
+    "--count", type=click.IntRange(1, 10_000), default=1, show_default=True, help="So many events, in batches."
+)
 @json_option
 @shard_option
 @click.pass_obj
-def test(options: Options, name: str, as_json: bool, shard: str | None) -> None:
+def test(options: Options, name: str, count: int, as_json: bool, shard: str | None) -> None:
     """
-    Send it one signed event of the type system.webhook_test, once, and show request, answer and timing. It is sent even
-    while the endpoint is paused. A 2xx response closes an open circuit on all processes; nothing else is written to
-    Redis.
+    Send it signed events of the type system.webhook_test, each once, and show the last request, its answer and timing.
+    They are sent even while the endpoint is paused, until one request fails. A 2xx response closes an open circuit on
+    all processes; nothing else is written to Redis.
     """
     output, troubles, trial = Output(as_json=as_json), Troubles(), None
     with options.shards(shard, secrets=True) as (settings, shards):
@@ -160,7 +163,7 @@ def test(options: Options, name: str, as_json: bool, shard: str | None) -> None:
             # Any shard will do: it is asked what time it is.
             if trial is None:
                 with troubles.noted(one):
-                    trial = endpoints.try_out(one, endpoint, settings.webhooks)
+                    trial = endpoints.try_out(one, endpoint, settings.webhooks, count)
         if trial is not None and trial.delivered:
             for_each_shard(shards, lambda one: endpoints.close_if_open(one, name), troubles)
     if trial is None:
@@ -282,6 +285,8 @@ def _trial(trial: EndpointTest) -> dict[str, Any]:
         "delivered": trial.delivered,
         "result": trial.result,
         "seconds": trial.seconds,
+        "requests": trial.requests,
+        "accepted": trial.accepted,
         "event_id": trial.event_id,
         "request": {"method": "POST", "url": trial.url, "headers": trial.request_headers, "body": trial.request_body},
         "response": {"status": trial.status, "headers": trial.response_headers, "body": trial.response_body},
@@ -292,8 +297,10 @@ def _show(output: Output, trial: EndpointTest) -> None:
     output.say(f"POST {trial.url}", "bold")
     for name, value in trial.request_headers.items():
         output.say(f"{name}: {value}")
-    output.say(trial.request_body)
+    output.say(trial.request_body if len(trial.request_body) <= BODY_SHOWN else trial.request_body[:BODY_SHOWN] + "…")
     output.say("")
+    if trial.requests > 1 or trial.accepted > 1:
+        output.say(f"{trial.accepted} events were accepted, in {trial.requests} requests; the last one:")
     output.say(f"{trial.result} after {trial.seconds * 1000:.0f} ms", "green" if trial.delivered else "red")
     for name, value in trial.response_headers.items():
         output.say(f"{name}: {value}")

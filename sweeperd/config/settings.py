@@ -69,12 +69,6 @@ def _http_url(value: SecretStr) -> SecretStr:
     return value
 
 
-def _plain(value: SecretStr) -> SecretStr:
-    if not value.get_secret_value().lower().startswith("http:"):
-        raise ValueError("must begin with http://: TLS goes through the proxy to the receiver, not to the proxy itself")
-    return value
-
-
 def _fetched(value: object, info: ValidationInfo) -> object:
     """What is secret may stand in a file (`file:PATH`) or in the environment (`env:NAME`)."""
     if not isinstance(value, str):
@@ -94,13 +88,31 @@ def _fetched(value: object, info: ValidationInfo) -> object:
     return value
 
 
+def _unread(value: object, info: ValidationInfo) -> bool:
+    """Whether it stands elsewhere, and the command that loads the settings needs no secrets."""
+    elsewhere = isinstance(value, str) and value.startswith(("file:", "env:"))
+    return elsewhere and not (info.context or {}).get("secrets", True)
+
+
 def _secret(value: object, info: ValidationInfo) -> object:
-    if isinstance(value, str) and value.startswith(("file:", "env:")) and not (info.context or {}).get("secrets", True):
+    if _unread(value, info):
         return value
     value = _fetched(value, info)
     if not isinstance(value, str):
         raise ValueError("a secret is text")  # noqa: TRY004 - pydantic takes ValueError
     check_secret(value)
+    return value
+
+
+def _proxy(value: object, info: ValidationInfo) -> object:
+    return None if _unread(value, info) else _fetched(value, info)
+
+
+def _proxy_url(value: SecretStr | None) -> SecretStr | None:
+    if value is None:
+        return None
+    if not _http_url(value).get_secret_value().lower().startswith("http:"):
+        raise ValueError("must begin with http://: TLS goes through the proxy to the receiver, not to the proxy itself")
     return value
 
 
@@ -138,7 +150,7 @@ LeaseTtl = Annotated[Duration, AfterValidator(_lease_ttl)]
 RedisUrl = Annotated[SecretStr, BeforeValidator(_fetched), AfterValidator(_redis_url)]
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
 #: It may hold a password, so it may stand in a file or in the environment.
-ProxyUrl = Annotated[SecretStr, BeforeValidator(_fetched), AfterValidator(_http_url), AfterValidator(_plain)]
+OptionalProxyUrl = Annotated[SecretStr | None, BeforeValidator(_proxy), AfterValidator(_proxy_url)]
 #: How an event is written: as sweeperd's own JSON object, or as a CloudEvent 1.0 in structured mode.
 Format = Literal["event", "cloudevents"]
 #: Where the group of a new endpoint begins: now, at the first event of the stream, or so long ago.
@@ -232,7 +244,7 @@ class EndpointSettings(Section):
     batch_wait: PositiveDuration = timedelta(milliseconds=50)
     start: Start = "now"
     headers: dict[str, SecretStr] = {}
-    proxy: ProxyUrl | None = None
+    proxy: OptionalProxyUrl = None
     ca: OptionalPemFile = None
     client_cert: OptionalPemFile = None
     client_key: OptionalPemFile = None

@@ -16,7 +16,7 @@ class PemFile:
     """A file, and its content as it was when the settings were read."""
 
     path: Path
-    #: SHA-256 of the content. A reload compares it, and so finds that a file has changed.
+    #: SHA-256 of the content. A reload compares it, and so finds that a file has changed. Empty: it was not read.
     digest: str = field(repr=False)
 
     def __str__(self) -> str:
@@ -29,7 +29,10 @@ def _pem_file(value: object, info: ValidationInfo) -> object:
         return value
     if not isinstance(value, str) or not value:
         raise ValueError("the path of a PEM file")
-    path = Path((info.context or {}).get("directory", "."), value)
+    context = info.context or {}
+    path = Path(context.get("directory", "."), value)
+    if not context.get("secrets", True):
+        return PemFile(path, "")
     try:
         return PemFile(path, hashlib.sha256(path.read_bytes()).hexdigest())
     except OSError as error:
@@ -44,7 +47,9 @@ class _Encrypted(Exception):
 
 
 def check_certificates(file: PemFile) -> None:
-    """Raises ValueError where it holds no certificate."""
+    """Raises ValueError where it was read and holds no certificate."""
+    if not file.digest:
+        return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file.path)
     except (ssl.SSLError, OSError):
@@ -53,6 +58,8 @@ def check_certificates(file: PemFile) -> None:
 
 def check_key(certificate: PemFile, key: PemFile | None) -> None:
     """`key` None: the key is in the file of the certificate. Raises ValueError where both do not fit together."""
+    if not certificate.digest:
+        return
     place = key or certificate
     try:
         load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate, key)

@@ -80,7 +80,7 @@ def _cloud_event(shard: str, event_id: str, sequence: str, fields: Fields) -> di
             "subject": _text(fields, b"id"),
             "time": _time(fields, b"expired_at") or _time(fields, b"at"),
             "datacontenttype": "application/json",
-            "sequence": sequence,
+            "sequence": sequence or None,  # an event that is in no stream has none
             "data": _known({"tenant_id": _text(fields, b"tenant")}) | _data(fields),
         }
     )

@@ -13,13 +13,12 @@ from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointState, E
 from sweeperd.delivery.groups import ConsumerGroups
 from sweeperd.delivery.masking import Masker
 from sweeperd.delivery.outbox import Outbox, OutboxEntry, Pending
-from sweeperd.delivery.payload import Message, message
+from sweeperd.delivery.payload import Message, as_json, message
 from sweeperd.delivery.replay import replay_group
 from sweeperd.delivery.request import webhook_request
 from sweeperd.delivery.sender import WebhookClient
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
-from sweeperd.text import rfc3339
 
 #: The type of a test event, by the Cycles protocol: no receiver takes it for an expiry.
 TEST_TYPE = "system.webhook_test"
@@ -111,10 +110,14 @@ def _pending(shard: Shard, outbox: Outbox, name: str) -> Iterator[tuple[Pending,
 
 @dataclass(frozen=True, slots=True)
 class EndpointTest:
-    """A test event and what came of it. No secret is in it: what is secret is hidden, signatures are cut short."""
+    """
+    Test events and what came of them: of several requests, the last one. No secret is in it: what is secret is hidden,
+    signatures are cut short.
+    """
 
     endpoint: str
     url: str
+    #: The first event of the request.
     event_id: str
     request_headers: dict[str, str]
     request_body: str
@@ -125,55 +128,66 @@ class EndpointTest:
     response_headers: dict[str, str]
     response_body: str
     seconds: float
+    #: How many requests were sent, and how many events of them were accepted.
+    requests: int
+    accepted: int
 
 
-def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings) -> EndpointTest:
+def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings, count: int = 1) -> EndpointTest:
     """
-    Send one signed event of TEST_TYPE, once, as the daemon would. Nothing in Redis changes; its clock is read, because
-    that is what the signature's time is. Raises redis.RedisError.
+    Send so many signed events of TEST_TYPE, each once, as the daemon would: in batches where the endpoint takes them,
+    until one request fails. Nothing in Redis changes; its clock is read, because that is what the signature's time is.
+    Raises redis.RedisError.
     """
-    told = _test_message(endpoint.name, shard.read_clock())
     webhook = WebhookClient(endpoint, webhooks, shard.clock, 1, lambda _result: None, threading.Event())
-    request = webhook_request([told], endpoint.format, batches=endpoint.batch_size > 1)
+    requests = accepted = 0
     try:
-        exchange = webhook.send_once(request)
+        while accepted < count:
+            messages = _test_messages(shard, endpoint, count - accepted)
+            request = webhook_request(messages, endpoint.format, batches=endpoint.batch_size > 1)
+            exchange, requests = webhook.send_once(request), requests + 1
+            if not exchange.outcome.delivered:
+                break
+            accepted += len(messages)
     finally:
         webhook.close()
     masker, outcome, sent = Masker(endpoint), exchange.outcome, exchange.request_headers
     return EndpointTest(
         endpoint.name,
         shown_url(endpoint),
-        told.event_id,
+        request.event_id,
         {name: masker.header(name, value) for name, value in sent.items()},
-        told.body.decode(),
+        request.body.decode(),
         outcome.delivered,
         outcome.reason,
         outcome.status,
         {name: masker.text(value, sent) for name, value in exchange.response_headers.items()},
         masker.body(exchange.response_body, sent, exchange.response_headers)[:BODY_SHOWN],
         outcome.seconds,
+        requests,
+        accepted,
     )
 
 
-def _test_message(endpoint: str, now_ms: int) -> Message:
+def _test_messages(shard: Shard, endpoint: EndpointSettings, count: int) -> list[Message]:
+    """The events of one request, `count` at most."""
+    now_ms = shard.read_clock()
+    first = _test_message(shard.name, endpoint, now_ms)
+    fitting = min(count, endpoint.batch_size, max(1, endpoint.batch_bytes // (len(first.body) + 2)))
+    return [first, *(_test_message(shard.name, endpoint, now_ms) for _ in range(fitting - 1))]
+
+
+def _test_message(shard: str, endpoint: EndpointSettings, now_ms: int) -> Message:
     event_id, trace_id = f"evt_test_{secrets.token_hex(12)}", secrets.token_hex(16)
-    body = {
-        "event_id": event_id,
-        "event_type": TEST_TYPE,
-        "category": "system",
-        "timestamp": rfc3339(now_ms),
-        "tenant_id": NO_TENANT,
-        "actor": {"type": "system"},
-        "source": "sweeperd",
-        "data": {
-            "component": "sweeperd",
-            "message": "An operator tests this endpoint. Nothing has expired.",
-            "severity": "info",
-            "details": {"endpoint": endpoint, "test": True},
-        },
-        "trace_id": trace_id,
+    data = {
+        "component": "sweeperd",
+        "message": "An operator tests this endpoint. Nothing has expired.",
+        "severity": "info",
+        "details": {"endpoint": endpoint.name, "test": True},
     }
-    return Message(event_id, TEST_TYPE, trace_id, json.dumps(body, separators=(",", ":")).encode())
+    fields = {"type": TEST_TYPE, "tenant": NO_TENANT, "at": str(now_ms), "data": json.dumps(data), "trace_id": trace_id}
+    encoded = {name.encode(): value.encode() for name, value in fields.items()}
+    return Message(event_id, TEST_TYPE, trace_id, as_json(endpoint.format, shard, event_id, "", encoded))
 
 
 def shown_url(endpoint: EndpointSettings) -> str:

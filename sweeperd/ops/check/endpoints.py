@@ -1,29 +1,35 @@
-"""Whether the host of an endpoint is known, and whether it accepts a connection."""
+"""Whether the host of an endpoint, or of its proxy, is known and accepts a connection, and its certificates."""
 
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from urllib.parse import urlsplit
 
 from sweeperd.config import EndpointSettings
-from sweeperd.ops.check.findings import CheckFinding, CheckResult, failure, ok
+from sweeperd.ops.check.certificates import check_files, check_handshake
+from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, failure, ok
 
 #: How long the name server may take to answer, seconds.
 RESOLVE_LIMIT = 5.0
 
 
-def check_endpoint(endpoint: EndpointSettings, *, connect: float | None = None) -> CheckFinding:
+def check_endpoint(endpoint: EndpointSettings, *, connect: float | None = None) -> Iterator[CheckFinding]:
     """
-    Whether the endpoint's host is known, and with `connect` (seconds) whether it takes a connection. Nothing is sent.
+    Whether the host of the endpoint, or of its proxy, is known, and how long its certificates are valid. With `connect`
+    (seconds) also whether it takes a connection, and whether TLS works. Nothing is sent.
     """
     level, says, advice = _endpoint(endpoint, connect)
-    return CheckFinding(
-        level, f"endpoint {endpoint.name}", "resolvable" if connect is None else "connectable", says, advice
-    )
+    check = "resolvable" if connect is None else "connectable"
+    yield CheckFinding(level, f"endpoint {endpoint.name}", check, says, advice)
+    yield from check_files(endpoint)
+    tls = endpoint.url.get_secret_value().lower().startswith("https:")
+    if connect is not None and tls and level is CheckLevel.OK:
+        yield check_handshake(endpoint, connect)
 
 
 def _endpoint(endpoint: EndpointSettings, connect: float | None) -> CheckResult:
-    parts = urlsplit(endpoint.url.get_secret_value())
+    parts = urlsplit((endpoint.proxy or endpoint.url).get_secret_value())
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     pool = ThreadPoolExecutor(1, thread_name_prefix="resolve")
@@ -36,7 +42,8 @@ def _endpoint(endpoint: EndpointSettings, connect: float | None) -> CheckResult:
     finally:
         pool.shutdown(wait=False)
     addresses = list(dict.fromkeys(str(row[4][0]) for row in found))
-    says = f"{host} is {', '.join(addresses[:3])}{' and more' if len(addresses) > 3 else ''}"
+    whose = "its proxy " if endpoint.proxy else ""
+    says = f"{whose}{host} is {', '.join(addresses[:3])}{' and more' if len(addresses) > 3 else ''}"
     if connect is None:
         return ok(says)
     try:

@@ -59,6 +59,11 @@ def unknown(command: str) -> CheckResult:
     return warning(f"unknown: this user may not run {command}", f"run the check as a user who may run {command}")
 
 
+def unknown_without(package: str, extra: str) -> CheckResult:
+    """A package that is an extra, and that would answer, is missing."""
+    return warning(f"unknown: it needs the {package} package", f"pip install '{extra}'")
+
+
 def worst(findings: Sequence[CheckFinding]) -> CheckLevel:
     """The worst level of these findings."""
     levels = {finding.level for finding in findings}

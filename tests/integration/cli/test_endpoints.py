@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import redis
 import standardwebhooks
+from cloudevents.core.formats.json import JSONFormat
+from cloudevents.core.v1.event import CloudEvent
 
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker
@@ -266,6 +268,43 @@ def test_a_test_event(invoke: Run, client: redis.Redis) -> None:
     assert 0 < told["seconds"] < 10
     # Nothing in Redis changes.
     assert client.keys() == []
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "sizes"), [(1, [1] * 5), (3, [3, 2]), (100, [5])], ids=["single", "batches", "one batch"]
+)
+@pytest.mark.parametrize("form", ["event", "cloudevents"])
+def test_many_test_events(form: str, batch_size: int, sizes: list[int], invoke: Run) -> None:
+    with Receiver() as receiver:
+        endpoint = {"name": "billing", "url": receiver.url, "batch_size": batch_size, "format": form}
+        endpoint |= {"secrets": SECRETS}
+        result = invoke("endpoints", "test", "billing", "--count", "5", "--json", endpoints=[endpoint])
+    document = json.loads(result.stdout)
+    assert (document["requests"], document["accepted"]) == (len(sizes), 5)
+    bodies = [json.loads(request.body) for request in receiver.requests]
+    batches = [body if batch_size > 1 else [body] for body in bodies]
+    assert [len(batch) for batch in batches] == sizes
+    events = [event for batch in batches for event in batch]
+    assert len({event["id" if form == "cloudevents" else "event_id"] for event in events}) == 5
+    for request in receiver.requests:
+        standardwebhooks.Webhook(SECRETS[0]).verify(request.body, request.headers)
+        assert ("cloudevents" in request.headers["Content-Type"]) == (form == "cloudevents")
+    if form == "cloudevents":
+        parsed = JSONFormat().read(CloudEvent, json.dumps(events[0]))
+        data: Any = parsed.get_data()
+        assert (parsed.get_type(), data["details"]["test"]) == ("system.webhook_test", True)
+    else:
+        assert {event["event_type"] for event in events} == {"system.webhook_test"}
+
+
+def test_many_test_events_end_with_the_first_failure(invoke: Run) -> None:
+    with Receiver() as receiver:
+        receiver.behaviour = lambda *_: Answer(200 if len(receiver.requests) < 3 else 503)
+        endpoint = {"name": "billing", "url": receiver.url, "batch_size": 2}
+        result = invoke("endpoints", "test", "billing", "--count", "100", endpoints=[endpoint])
+    assert (result.exit_code, len(receiver.requests)) == (1, 3)
+    assert "4 events were accepted, in 3 requests; the last one:" in result.stdout
+    assert "billing did not take it: HTTP 503" in result.stderr
 
 
 def test_its_output_for_people(invoke: Run) -> None:

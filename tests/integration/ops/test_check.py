@@ -295,17 +295,17 @@ def test_every_command_that_the_acl_grants_is_tried(shard: Shard) -> None:
 # ---- endpoints
 
 
-def endpoint(url: str) -> EndpointSettings:
-    return EndpointSettings.model_validate({"name": "billing", "url": url})
+def endpoint(url: str, **settings: object) -> EndpointSettings:
+    return EndpointSettings.model_validate({"name": "billing", "url": url} | settings)
 
 
 def test_an_endpoint() -> None:
-    found = check_endpoint(endpoint("https://user:secret@localhost/path?token=secret"))
+    (found,) = check_endpoint(endpoint("https://user:secret@localhost/path?token=secret"))
     assert (found.level, found.where, found.check) == (OK, "endpoint billing", "resolvable")
     assert "localhost is " in found.says
     assert "secret" not in str(found)
     # The top-level domain that no name server knows.
-    missing = check_endpoint(endpoint("https://receiver.invalid/"))
+    (missing,) = check_endpoint(endpoint("https://receiver.invalid/"))
     assert (missing.level, bool(missing.advice)) == (FAILURE, True)
     assert "receiver.invalid cannot be resolved" in missing.says
 
@@ -322,10 +322,11 @@ def test_an_endpoint_that_takes_connections_and_one_that_does_not() -> None:
 
         accepting = threading.Thread(target=accept)
         accepting.start()
-        assert check_endpoint(endpoint(f"http://127.0.0.1:{port}"), connect=5).level is OK
+        (found,) = check_endpoint(endpoint(f"http://127.0.0.1:{port}"), connect=5)
+        assert found.level is OK
         accepting.join(5)
         assert heard == [b""], "nothing is sent"
-    refused = check_endpoint(endpoint(f"http://127.0.0.1:{free_port()}"), connect=5)
+    (refused,) = check_endpoint(endpoint(f"http://127.0.0.1:{free_port()}"), connect=5)
     assert (refused.level, refused.check) == (FAILURE, "connectable")
     assert "takes no connection" in refused.says
 

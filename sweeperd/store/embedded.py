@@ -69,13 +69,16 @@ def free_port() -> int:
 
 
 class Server:
-    """A redis-server process. It can be killed and started again on the same port and directory."""
+    """
+    A redis-server process. It can be killed and started again on the same port and directory, a new one below `parent`
+    (None: where temporary files go).
+    """
 
-    def __init__(self, binary: Binary, options: Sequence[str] = ()) -> None:
+    def __init__(self, binary: Binary, options: Sequence[str] = (), parent: Path | None = None) -> None:
         self.binary = binary
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        self._directory = tempfile.TemporaryDirectory(prefix="sweeperd-redis-")
+        self._directory = tempfile.TemporaryDirectory(prefix="sweeperd-redis-", dir=parent)
         self._options = list(options)
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -1,46 +1,68 @@
 """
-`python -m tests.soak --minutes 30`: half an hour of load, and then the verdicts.
+`python -m tests.soak --minutes 30`: half an hour of load, and then the verdicts. With `--chaos`, processes are killed,
+connections cut and clocks moved while it lasts; `--seed` draws the same faults again.
 
 Exit code 0 where all hold, 1 where one does not or a process ended before its time, 2 for a bad option or where
 there is no Redis, 130 where it was interrupted.
 """
 
 import argparse
+import random
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from sweeperd.store.embedded import binaries
+from tests.soak.chaos import run as chaotic
 from tests.soak.report import table
 from tests.soak.run import soak
 from tests.soak.samples import Sample
 
+#: Operations started a second, without --chaos.
+RATE = 100.0
 #: The shortest run that can be judged, minutes: below it the windows hold too few samples.
 SHORTEST = 0.5
 #: From line to line where standard error is no terminal, seconds.
-LINE_EVERY = 30.0
+LINE_EVERY = 15.0
 
 
 class Progress:
-    """Shows each sample on standard error: one line that is written over on a terminal, else a line each 30 s."""
+    """Shows each sample on standard error: one line that is written over on a terminal, else a line each 15 s."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
         self._next = 0.0
 
-    def __call__(self, sample: Sample, duration: float) -> None:
-        line = (
-            f"{_clock(sample.at)} of {_clock(duration)}  {sample.operations} operations  {sample.expired} expired  "
+    def steady(self, sample: Sample, duration: float) -> None:
+        """Of a soak without faults."""
+        self._show(
+            sample.at,
+            duration,
+            f"{sample.operations} operations  {sample.expired} expired  "
             f"{sample.due_entries} due  daemon {sample.daemon_bytes / 2**20:.1f} MiB  "
-            f"{sample.received} webhooks  {sample.calls} calls  Redis {sample.redis_bytes / 2**20:.0f} MiB"
+            f"{sample.received} webhooks  {sample.calls} calls  Redis {sample.redis_bytes / 2**20:.0f} MiB",
         )
+
+    def chaotic(self, sample: chaotic.Sample, duration: float) -> None:
+        """Of a chaos soak."""
+        accepted = "  ".join(f"{name} {count}" for name, count in sample.accepted.items())
+        self._show(
+            sample.at,
+            duration,
+            f"{sample.operations} operations  {sample.lost} lost calls  {sum(sample.expired.values())} expired  "
+            f"{len(sample.memory)} replicas  accepted: {accepted}",
+        )
+
+    def _show(self, at: float, duration: float, text: str) -> None:
+        line = f"{_clock(at)} of {_clock(duration)}  {text}"
         if self._live:
             # A line that wraps could not be written over.
             columns = shutil.get_terminal_size().columns
             print(f"\r\033[K{line[: columns - 1]}", end="", file=sys.stderr, flush=True)
-        elif sample.at >= self._next:
+        elif at >= self._next:
             print(line, file=sys.stderr, flush=True)
             self._next += LINE_EVERY
 
@@ -60,8 +82,14 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     print(f"writing to {out}", file=sys.stderr)
     progress = Progress()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started ends with it
     try:
-        result = soak(found[0], options.minutes, options.rate, out, progress)
+        if options.chaos:
+            print(f"--seed {options.seed}", file=sys.stderr)
+            rate = options.rate or chaotic.RATE
+            result = chaotic.chaos(found[0], options.minutes, rate, options.seed, out, progress.chaotic)
+        else:
+            result = soak(found[0], options.minutes, options.rate or RATE, out, progress.steady)
     except KeyboardInterrupt:
         print("stopped; nothing was judged", file=sys.stderr)
         return 130
@@ -76,9 +104,17 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=_at_least(SHORTEST), default=30.0, help="how long the load lasts (default: 30)"
     )
-    parser.add_argument("--rate", type=_at_least(1.0), default=100.0, help="operations started a second (default: 100)")
+    parser.add_argument(
+        "--rate",
+        type=_at_least(1.0),
+        help="operations started a second (default: 100, with --chaos 60); each makes two calls of the ledger, roughly",
+    )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where plot, samples and log go (default: a new temporary directory)"
+    )
+    parser.add_argument("--chaos", action="store_true", help="let processes, servers, connections and clocks fail")
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(2**32), help="draws the faults of --chaos (default: a new one)"
     )
     return parser.parse_args()
 

@@ -13,7 +13,8 @@ from datetime import timedelta
 from random import Random
 from typing import Any, TypeVar
 
-from sweeperd.ledger import InsufficientBudget, Ledger, LedgerError, ReservationExpired, Reserved
+from sweeperd.errors import RedisUnavailable
+from sweeperd.ledger import InsufficientBudget, Ledger, LedgerError, RedisFull, ReservationExpired, Reserved
 from tests.soak.history import Call, Recorder
 from tests.soak.plan import REPEAT_WITHIN_MS, REPEATED, UNIT, Fate, Plan, draw
 from tests.soak.samples import LedgerCall
@@ -24,6 +25,9 @@ ERRORS_KEPT = 5
 JOIN_LIMIT = 30.0
 #: How far back `Load.recent` goes, seconds: longer than a reservation of this load lives.
 LOOK_BACK = 10.0
+#: How long a patient client waits before it sends a call again that has no answer, or for which there was no room,
+#: seconds at most.
+AGAIN_AFTER = 0.3
 
 Answer = TypeVar("Answer")
 
@@ -46,6 +50,9 @@ class Tally:
     #: Calls that were sent a second time, and those of them that were answered otherwise than the first time.
     repeated: int = 0
     differing: int = 0
+    #: Calls without an answer, and calls that a full Redis refused. A patient client sends them again.
+    lost: int = 0
+    full: int = 0
     #: Calls that ended as none may.
     errors: int = 0
     error_texts: list[str] = field(default_factory=list)
@@ -83,13 +90,32 @@ class Load:
     What is held when the block ends is abandoned, as by a service that dies. Read `calls` and `tally` after the block.
     """
 
-    def __init__(self, ledger: Ledger, rate: float, threads: int, seed: int = 1, judged: Collection[str] = ()) -> None:
-        """`judged`: the tenants whose calls are recorded."""
+    def __init__(
+        self,
+        ledger: Ledger,
+        rate: float,
+        threads: int,
+        seed: int = 1,
+        judged: Collection[str] = (),
+        *,
+        patient: bool = False,
+    ) -> None:
+        """
+        `judged`: the tenants whose calls are recorded. `patient`: a call without an answer, or for which Redis had no
+        room, is sent again under its idempotency key until it is answered.
+        """
         self._stop = threading.Event()
         self.began = time.monotonic()
         self._workers = [
             _Worker(
-                Recorder(ledger, judged), Random(seed * 1000 + number), number, threads, rate, self.began, self._stop
+                Recorder(ledger, judged),
+                Random(seed * 1000 + number),
+                number,
+                threads,
+                rate,
+                self.began,
+                self._stop,
+                patient=patient,
             )
             for number in range(threads)
         ]
@@ -116,6 +142,11 @@ class Load:
             sum(worker.tally.started for worker in self._workers),
             sum(len(worker.calls) for worker in self._workers),
         )
+
+    @property
+    def lost(self) -> int:
+        """Calls without an answer so far; cheap, as `progress` is."""
+        return sum(worker.tally.lost for worker in self._workers)
 
     def recent(self) -> list[bytes]:
         """The ids of the reservations of the last LOOK_BACK seconds."""
@@ -144,8 +175,11 @@ class _Worker(threading.Thread):
         rate: float,
         began: float,
         stop: threading.Event,
+        *,
+        patient: bool,
     ) -> None:
         super().__init__(name=f"load-{number}", daemon=True)
+        self._patient = patient
         self.tally = Tally()
         self.calls: list[LedgerCall] = []
         self.recent: deque[bytes] = deque(maxlen=math.ceil(LOOK_BACK * rate / threads))
@@ -256,11 +290,21 @@ class _Worker(threading.Thread):
             self.tally.differing += 1
 
     def _timed(self, call: Callable[[], Answer]) -> Answer:
-        began = time.monotonic()
-        try:
-            return call()
-        finally:
-            self.calls.append(LedgerCall(began - self._began, time.monotonic() - began))
+        while True:
+            began = time.monotonic()
+            try:
+                return call()
+            except RedisUnavailable:
+                self.tally.lost += 1
+                if not self._patient:
+                    raise
+            except RedisFull:
+                self.tally.full += 1
+                if not self._patient:
+                    raise
+            finally:
+                self.calls.append(LedgerCall(began - self._began, time.monotonic() - began))
+            time.sleep(self._random.uniform(0.1, 1) * AGAIN_AFTER)
 
     def _put_off(self, until: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._later, (until, next(self._orders), action))

@@ -141,6 +141,8 @@ def _may_refuse(hold: Hold, call: Call, limit: int) -> bool:
             return hold.state in (b"COMMITTED", b"RELEASED")
         case "ReservationNotFound":
             return not hold.state
+        case "RedisFull":
+            return True  # it changes nothing, and a server may be full at any time
         case _:
             return False
 

@@ -123,7 +123,7 @@ def soak(
 
     windows = Windows(duration)
     found = (
-        verdicts.memory(samples, windows),
+        verdicts.memory([(sample.at, sample.daemon_bytes) for sample in samples], windows),
         verdicts.latency(calls, windows, noise),
         verdicts.keys(tally.accepted, sum(at_end.reservations.values()), at_end.idempotency_keys),
         verdicts.index(looks, at_end.index),
@@ -179,7 +179,7 @@ def _observe(
     """Sample until the load has lasted for `duration` seconds."""
     next_sample, next_look = SAMPLE_EVERY, LOOK_EVERY
     while min(next_sample, next_look) < duration:
-        _sleep_until(scene.load.began + min(next_sample, next_look))
+        sleep_until(scene.load.began + min(next_sample, next_look))
         if next_look <= next_sample:
             looks.append(census.look(scene.client, scene.keys, scene.load.recent()))
             next_look += LOOK_EVERY
@@ -187,7 +187,7 @@ def _observe(
             samples.append(scene.sample())
             watch(samples[-1], duration)
             next_sample += SAMPLE_EVERY
-    _sleep_until(scene.load.began + duration)
+    sleep_until(scene.load.began + duration)
 
 
 def _rest(scene: _Scene, last_end: int, sample: Callable[[], None]) -> Sequence[str]:
@@ -221,6 +221,6 @@ def _rest(scene: _Scene, last_end: int, sample: Callable[[], None]) -> Sequence[
     return unmet
 
 
-def _sleep_until(moment: float) -> None:
+def sleep_until(moment: float) -> None:
     """`moment` is on the monotonic clock; returns at once where it has passed."""
     time.sleep(max(0.0, moment - time.monotonic()))

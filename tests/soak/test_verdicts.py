@@ -86,7 +86,8 @@ def test_windows(
     ],
 )
 def test_memory(memory: list[Sample], holds: bool) -> None:
-    assert verdicts.memory(memory, WINDOWS).holds is holds
+    points = [(sample.at, sample.daemon_bytes) for sample in memory]
+    assert verdicts.memory(points, WINDOWS).holds is holds
 
 
 @pytest.mark.parametrize(
@@ -198,9 +199,9 @@ def test_settled() -> None:
 
 
 def test_a_tally_of_threads_is_their_sum() -> None:
-    one = Tally(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ["a"], Counter(x=1), last_end=50)
-    two = Tally(10, 20, 30, 40, 50, 60, 70, 80, 90, 100, ["b"], Counter(x=2, y=3), last_end=40)
-    total = Tally(11, 22, 33, 44, 55, 66, 77, 88, 99, 110, ["a", "b"], Counter(x=3, y=3), last_end=50)
+    one = Tally(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, ["a"], Counter(x=1), last_end=50)
+    two = Tally(10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120, ["b"], Counter(x=2, y=3), last_end=40)
+    total = Tally(11, 22, 33, 44, 55, 66, 77, 88, 99, 110, 121, 132, ["a", "b"], Counter(x=3, y=3), last_end=50)
     assert Tally.of([one, two]) == total
 
 

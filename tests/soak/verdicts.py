@@ -7,7 +7,7 @@ from statistics import fmean, median
 from sweeperd.ledger import Balance
 from tests.soak.census import IndexLook
 from tests.soak.load import Tally
-from tests.soak.samples import LedgerCall, Sample, Windows, within
+from tests.soak.samples import LedgerCall, Windows, within
 
 #: S1: the daemon's memory at the end is less than so many times that at the start.
 MEMORY_GROWTH = 1.25
@@ -32,9 +32,8 @@ class Verdict:
     holds: bool
 
 
-def memory(samples: Sequence[Sample], windows: Windows) -> Verdict:
-    """S1, from the medians of the first window and of the last tenth."""
-    points = [(sample.at, sample.daemon_bytes) for sample in samples]
+def memory(points: Sequence[tuple[float, float]], windows: Windows) -> Verdict:
+    """S1, from the medians of the first window and of the last tenth. `points`: seconds since the start, bytes."""
     start, end = within(points, windows.first), within(points, windows.last_tenth)
     claim = f"daemon's memory at the end < {MEMORY_GROWTH} x its start"
     if not start or not end:
@@ -121,7 +120,7 @@ def books(budgets: Sequence[Balance], spent: Mapping[str, int]) -> Verdict:
     return Verdict(
         "books",
         "each budget: remaining = allocated - spent - reserved - debt; reserved = 0; spent + debt = what was charged",
-        _some(wrong) or f"{len(budgets)} budgets, {sum(budget.spent for budget in budgets)} spent",
+        some(wrong) or f"{len(budgets)} budgets, {sum(budget.spent for budget in budgets)} spent",
         holds=bool(budgets) and not wrong,
     )
 
@@ -132,7 +131,7 @@ def answers(tally: Tally) -> Verdict:
         "calls",
         "no call failed, and a call that was sent twice got its first answer again",
         f"{tally.errors} failed, {tally.differing} of {tally.repeated} answered otherwise"
-        + (f": {_some(tally.error_texts)}" if tally.error_texts else ""),
+        + (f": {some(tally.error_texts)}" if tally.error_texts else ""),
         holds=tally.repeated > 0 and tally.errors == tally.differing == 0,
     )
 
@@ -142,7 +141,7 @@ def order(calls: int, faults: Sequence[str]) -> Verdict:
     return Verdict(
         "order",
         "for each reservation and each budget an order exists that explains all answers, expiries included",
-        _some(faults) or f"{calls} calls, expiries and readings",
+        some(faults) or f"{calls} calls, expiries and readings",
         holds=calls > 0 and not faults,
     )
 
@@ -152,7 +151,7 @@ def settled(unmet: Sequence[str]) -> Verdict:
     return Verdict("rest", "all came to rest after the load", "; ".join(unmet) or "in time", holds=not unmet)
 
 
-def _some(texts: Sequence[str], most: int = 4) -> str:
+def some(texts: Sequence[str], most: int = 4) -> str:
     """The first few, and how many more there are."""
     more = [f"and {len(texts) - most} more"] if len(texts) > most else []
     return "; ".join([*texts[:most], *more])

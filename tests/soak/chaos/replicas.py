@@ -1,0 +1,152 @@
+"""The daemons of a chaos soak: they can be killed, paused, reloaded, and have a clock of their own."""
+
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+from tests.support.harness import Daemon, eventually
+
+#: How often a process reads the file with its clock's offset, seconds.
+CLOCK_EVERY = 1
+#: How long a process may take to start, to stop or to obey, seconds.
+OBEY_LIMIT = 30.0
+#: How much of a log is read to find its last lines, bytes.
+LOG_TAIL = 256 * 1024
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@functools.cache
+def fake_clock() -> str:
+    """The library that gives a process a clock of its own; empty where faketime is not installed."""
+    if shutil.which("faketime") is None:
+        return ""
+    line = ["faketime", "-m", "-f", "+0", "printenv", "LD_PRELOAD"]
+    return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+
+
+class Replica:
+    """One daemon after the other, with the same name, settings and clock. Threads may share it."""
+
+    def __init__(self, name: str, env: Mapping[str, str], directory: Path) -> None:
+        self.name = name
+        self.lives = 0
+        self._directory = directory
+        self._clock = directory / f"{name}.clock"
+        self._env = dict(env)
+        if library := fake_clock():
+            # A host whose clock jumps still counts seconds like any other: the monotonic clock stays as it is.
+            self._env |= {
+                "LD_PRELOAD": library,
+                "FAKETIME_TIMESTAMP_FILE": str(self._clock),
+                "FAKETIME_CACHE_DURATION": str(CLOCK_EVERY),
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+                "DONT_FAKE_MONOTONIC": "1",
+            }
+        self.set_clock("+0")
+        #: Held while a process starts: a signal that comes before its handlers are there would end it.
+        self._starting = threading.Lock()
+        self._running: Daemon | None = None
+
+    def start(self) -> None:
+        """Start a process. Raises AssertionError where it does not come up."""
+        with self._starting:
+            self.lives += 1
+            self._running = Daemon(self._env, self._directory / f"{self.name}-{self.lives}.log")
+
+    def kill(self) -> int:
+        """End it as `kill -9` does. Returns the exit code."""
+        with self._starting:
+            running, self._running = self._daemon, None
+            running.kill()
+            return running.process.returncode
+
+    def stop(self) -> int:
+        """End it as an operator does, and return the exit code."""
+        with self._starting:
+            running, self._running = self._daemon, None
+            return running.terminate(OBEY_LIMIT)
+
+    def close(self) -> None:
+        """End it where it runs."""
+        if self._running is not None:
+            self._running.kill()
+            self._running = None
+
+    def pause(self) -> None:
+        """Stop all its threads where they are; returns when they stand still."""
+        pid = self._daemon.process.pid
+        os.kill(pid, signal.SIGSTOP)
+        eventually(lambda: self._state(pid) == "T", OBEY_LIMIT)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        pid = self._daemon.process.pid
+        os.kill(pid, signal.SIGCONT)
+        eventually(lambda: self._state(pid) != "T", OBEY_LIMIT)
+
+    def reload(self) -> None:
+        """Have it read its settings again; a process that starts at this moment reads the new ones anyway."""
+        with self._starting:
+            if self._running is not None:
+                self._running.reload()
+
+    def set_clock(self, offset: str) -> None:
+        """Move its wall clock, such as `+2h`; it notices within CLOCK_EVERY."""
+        self._clock.write_text(f"{offset}\n")
+
+    @property
+    def paused(self) -> bool:
+        """Whether its threads stand still."""
+        running = self._running
+        return running is not None and self._state(running.process.pid) == "T"
+
+    @property
+    def answers(self) -> bool:
+        """Whether it runs and is not paused."""
+        return self._running is not None and not self.paused
+
+    @property
+    def exited(self) -> int | None:
+        """The exit code of a process that ended by itself; None where it runs, or is down on purpose."""
+        running = self._running
+        return None if running is None else running.process.poll()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One sample. Raises OSError or AssertionError where it does not answer."""
+        return self._daemon.metric(name, **labels)
+
+    def reloads(self) -> list[datetime]:
+        """When it reloaded last, by its own clock: from the end of the log of this life, oldest first."""
+        log = self._directory / f"{self.name}-{self.lives}.log"
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LOG_TAIL))
+            lines = [json.loads(line) for line in file.read().splitlines()[1:] if line.endswith(b"}")]
+        return [datetime.fromisoformat(line["timestamp"]) for line in lines if line["message"].startswith("reloaded")]
+
+    @property
+    def memory(self) -> int | None:
+        """Its resident memory, bytes; None where it is not running or the platform does not report it."""
+        running = self._running
+        try:
+            if running is None:
+                return None
+            return int(Path(f"/proc/{running.process.pid}/statm").read_text().split()[1]) * _PAGE
+        except (OSError, IndexError):
+            return None
+
+    @property
+    def _daemon(self) -> Daemon:
+        assert self._running is not None, f"{self.name} is not running"
+        return self._running
+
+    @staticmethod
+    def _state(pid: int) -> str:
+        """The state of a process, as the kernel names it."""
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

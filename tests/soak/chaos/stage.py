@@ -1,0 +1,162 @@
+"""All that runs during a chaos soak: two Redis servers, three replicas, the receivers, and the file of settings."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import redis
+
+from sweeperd.config import RedisSettings
+from sweeperd.ledger import Ledger
+from sweeperd.store.embedded import Binary, Server
+from sweeperd.store.shard import Shard
+from tests.soak.chaos.faults import BATCHES, FAILS, HANGS, MOVES, REPLICAS, SHARDS
+from tests.soak.chaos.receivers import Inbox, Receiver, accepts, failing, hanging
+from tests.soak.chaos.replicas import Replica
+from tests.soak.plan import BUDGETS, UNIT
+from tests.support.harness import environment
+
+#: Redis answers after the file has reached the disk, so that nothing that was answered is lost when it is killed.
+AOF = ("--appendonly", "yes", "--appendfsync", "always")
+#: A file in memory outlives a killed process as one on disk does, and no slow disk keeps Redis busy.
+MEMORY = Path("/dev/shm")
+#: How many events one request to the endpoint BATCHES carries.
+BATCH_SIZE = 10
+#: How many requests a replica has in flight at most.
+CONCURRENCY = 32
+#: Of the load's own connections, seconds.
+TIMEOUT = "5s"
+
+_SETTINGS = """\
+shutdown_grace = "10s"
+
+{shards}
+[redis]
+socket_timeout = "2s"
+
+[sweep]
+interval = "500ms"
+lease_ttl = "3s"
+batch_size = {batch_size}
+
+[webhooks]
+concurrency = {concurrency}
+timeout = "2s"
+attempts = 2
+backoff_initial = "50ms"
+redelivery_initial = "2s"
+redelivery_max = "4s"
+probe_max = "4s"
+
+{endpoints}
+[log]
+format = "json"
+"""
+_SHARD = '[[shards]]\nname = "{name}"\nurl = "{url}"\n'
+_ENDPOINT = '[[webhooks.endpoints]]\nname = "{name}"\nurl = "{url}"\nbatch_size = {batch_size}\nbatch_wait = "200ms"\n'
+
+
+class ShardStage:
+    """One shard: its server, and the load's and the soak's own connections to it."""
+
+    def __init__(self, name: str, binary: Binary) -> None:
+        self.name = name
+        self.server = Server(binary, AOF, MEMORY if os.access(MEMORY, os.W_OK) else None)
+        settings = RedisSettings.model_validate({"url": self.server.url, "socket_timeout": TIMEOUT})
+        self._shard = Shard(settings)
+        self.keys = self._shard.keys
+        self.ledger = Ledger(self._shard)
+        self.client = redis.Redis.from_url(self.server.url, protocol=2, socket_timeout=5)
+
+    def start(self) -> None:
+        """Start the server and open its budgets."""
+        self.server.start()
+        for scope, allocated in BUDGETS.items():
+            self.ledger.open_budget(scope, UNIT, allocated)
+
+    def close(self) -> None:
+        """End the server."""
+        self.client.close()
+        self._shard.close()
+        self.server.close()
+
+
+class Stage:
+    """Everything, by name. Threads may share it."""
+
+    def __init__(self, binary: Binary, seed: int, directory: Path) -> None:
+        self.began = time.monotonic()
+        self.shards = {name: ShardStage(name, binary) for name in SHARDS}
+        self.inboxes = {name: Inbox() for name in (BATCHES, FAILS, HANGS, MOVES)}
+        behaviours = {BATCHES: accepts, FAILS: failing(seed), HANGS: hanging, MOVES: accepts}
+        self._receivers = {name: [Receiver(self.inboxes[name], behaviours[name], self.began)] for name in behaviours}
+        self._writing = threading.Lock()
+        self._batch_size = 1000
+        self.settings = directory / "sweeperd.toml"
+        self.write_settings()
+        env = environment() | {"SWEEPERD_CONFIG": str(self.settings)}
+        del env["SWEEPERD_REDIS__URL"]
+        self.env = env
+        self.replicas = {name: Replica(name, env, directory) for name in REPLICAS}
+
+    def write_settings(self, batch_size: int | None = None) -> None:
+        """Write the file that all replicas read when they start and at each reload, in one step."""
+        with self._writing:
+            self._batch_size = batch_size or self._batch_size
+            text = _SETTINGS.format(
+                batch_size=self._batch_size,
+                concurrency=CONCURRENCY,
+                shards="\n".join(_SHARD.format(name=one.name, url=one.server.url) for one in self.shards.values()),
+                endpoints="\n".join(
+                    _ENDPOINT.format(name=name, url=at[-1].url, batch_size=BATCH_SIZE if name == BATCHES else 1)
+                    for name, at in self._receivers.items()
+                ),
+            )
+            new = self.settings.with_suffix(".new")
+            new.write_text(text)
+            new.replace(self.settings)
+
+    def replace_receiver(self, endpoint: str) -> Receiver:
+        """Give an endpoint another receiver, at another URL. The old one stays for replicas that still send to it."""
+        receiver = Receiver(self.inboxes[endpoint], accepts, self.began)
+        self._receivers[endpoint].append(receiver)
+        self.write_settings()
+        return receiver
+
+    def reload(self) -> None:
+        """Send SIGHUP to every replica that runs."""
+        for replica in self.replicas.values():
+            replica.reload()
+
+    def recover(self) -> None:
+        """From now on every receiver accepts."""
+        for receivers in self._receivers.values():
+            for receiver in receivers:
+                receiver.recover()
+
+    def close(self) -> None:
+        """End everything."""
+        for replica in self.replicas.values():
+            replica.close()
+        for receivers in self._receivers.values():
+            for receiver in receivers:
+                receiver.close()
+        for shard in self.shards.values():
+            shard.close()
+
+
+@contextlib.contextmanager
+def stage(binary: Binary, seed: int, directory: Path) -> Iterator[Stage]:
+    """Everything runs while the block lasts. Raises RuntimeError or AssertionError where a process does not start."""
+    built = Stage(binary, seed, directory)
+    try:
+        for shard in built.shards.values():
+            shard.start()
+        for replica in built.replicas.values():
+            replica.start()
+        yield built
+    finally:
+        built.close()

@@ -79,6 +79,11 @@ RIGHT = {
     "a lost reserve that happened late": [lost(HELD), read(5, (100, 0, 0, 0)), read(9, (70, 30, 0, 0))],
     "lost, and asked again": [HELD, lost(USED), dataclasses.replace(USED, invoked=5, returned=6)],
     "answered twice": [HELD, USED, dataclasses.replace(USED, invoked=50, returned=60)],
+    "refused by a full server, and asked again": [
+        HELD,
+        refused(b"r", "commit", 1, 2, "RedisFull"),
+        USED,
+    ],
     "extended in time": [
         HELD,
         Call("extend", b"r", 5, 6, "e", by=50, expires_at=1050, extensions=1, balances={A: (70, 30, 0, 0)}),
@@ -111,6 +116,11 @@ WRONG = {
         HELD,
         USED,
         dataclasses.replace(refused(b"r", "commit", 50, 60, "ReservationFinalized"), key=USED.key),
+    ],
+    "refused by a full server though it had been accepted": [
+        HELD,
+        USED,
+        dataclasses.replace(refused(b"r", "commit", 50, 60, "RedisFull"), key=USED.key),
     ],
     "an extension that forgets one before": [
         HELD,

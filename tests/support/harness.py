@@ -176,7 +176,11 @@ class Daemon:
         with log.open("ab") as output:
             # A group of its own, so that what a wrapper starts ends with it.
             self.process = subprocess.Popen([*wrapper, *command()], env=env, stderr=output, start_new_session=True)
-        self._port = eventually(lambda: self._fatal() or self.logged("started"))[0]["http_port"]
+        try:
+            self._port = eventually(lambda: self._fatal() or self.logged("started"))[0]["http_port"]
+        except BaseException:
+            self.kill()
+            raise
 
     def lines(self) -> list[dict[str, Any]]:
         """The log so far, parsed; it is one JSON object a line."""

@@ -93,8 +93,8 @@ def schedule(seed: int, duration: float, types: Sequence[FaultType] = tuple(Faul
         at = begin + slot * (number + random.uniform(0, 0.7))
         lasts = min(random.uniform(shortest, longest), max(0.0, end - at))
         free = [target for target in targets if busy.get(target, 0.0) <= at]
-        target = random.choice(free or targets)
-        at = max(at, busy.get(target, 0.0))
+        target = random.choice(free) if free else min(targets, key=lambda one: busy[one])
+        at = min(end, max(at, busy.get(target, 0.0)))
         # A short soak has short faults, so that a fault in the last slot is over in time.
         lasts = min(lasts, max(0.0, end - at), 4 * slot)
         busy[target] = at + lasts + 1.0

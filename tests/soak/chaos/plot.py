@@ -80,10 +80,11 @@ def draw(
             memory.plot(times, resident, label=name, color=colour, linewidth=1)
         memory.set(title="Resident memory of each replica; a gap: it was down", ylabel="MiB")
 
+        expired = [sum(sample.expired.values()) for sample in samples]
+        backlog.plot(times, expired, label="expired", color="black", linewidth=1)
         for name, colour in zip(ENDPOINTS, COLOURS, strict=True):
-            waiting = [sum(sample.expired.values()) - sample.accepted[name] for sample in samples]
-            backlog.plot(times, waiting, label=name, color=colour, linewidth=1)
-        backlog.set(title="Events that an endpoint has not accepted yet", ylabel="events")
+            backlog.plot(times, [sample.accepted[name] for sample in samples], label=name, color=colour, linewidth=1)
+        backlog.set(title="Events that expired, and that each endpoint has accepted", ylabel="events")
         backlog.set_xlabel(f"time since the load's start ({unit})")
 
         for panel in panels:

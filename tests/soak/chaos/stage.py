@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -16,7 +17,7 @@ from sweeperd.store.shard import Shard
 from tests.soak.chaos.faults import BATCHES, FAILS, HANGS, MOVES, REPLICAS, SHARDS
 from tests.soak.chaos.receivers import Inbox, Receiver, accepts, failing, hanging
 from tests.soak.chaos.replicas import Replica
-from tests.soak.plan import BUDGETS, UNIT
+from tests.soak.plan import BUDGETS, LEAN, TENANTS, UNIT
 from tests.support.harness import environment
 
 #: Redis answers after the file has reached the disk, so that nothing that was answered is lost when it is killed.
@@ -25,6 +26,8 @@ AOF = ("--appendonly", "yes", "--appendfsync", "always")
 MEMORY = Path("/dev/shm")
 #: How many events one request to the endpoint BATCHES carries.
 BATCH_SIZE = 10
+#: The tenants whose events each endpoint is due. One that gets single events is due those of one tenant.
+DUE = {BATCHES: (*TENANTS, LEAN), FAILS: TENANTS[:1], HANGS: TENANTS[1:2], MOVES: TENANTS[2:3]}
 #: How many requests a replica has in flight at most.
 CONCURRENCY = 32
 #: Of the load's own connections, seconds.
@@ -47,16 +50,23 @@ concurrency = {concurrency}
 timeout = "2s"
 attempts = 2
 backoff_initial = "50ms"
-redelivery_initial = "2s"
-redelivery_max = "4s"
-probe_max = "4s"
+redelivery_initial = "4s"
+redelivery_max = "8s"
+probe_max = "8s"
 
 {endpoints}
 [log]
 format = "json"
 """
 _SHARD = '[[shards]]\nname = "{name}"\nurl = "{url}"\n'
-_ENDPOINT = '[[webhooks.endpoints]]\nname = "{name}"\nurl = "{url}"\nbatch_size = {batch_size}\nbatch_wait = "200ms"\n'
+_ENDPOINT = """\
+[[webhooks.endpoints]]
+name = "{name}"
+url = "{url}"
+batch_size = {batch_size}
+batch_wait = "200ms"
+tenants = {tenants}
+"""
 
 
 class ShardStage:
@@ -76,6 +86,13 @@ class ShardStage:
         self.server.start()
         for scope, allocated in BUDGETS.items():
             self.ledger.open_budget(scope, UNIT, allocated)
+
+    def unsettled(self, endpoint: str) -> bool:
+        """Whether an endpoint has an event that it has not acknowledged, or not taken yet. Raises redis.RedisError."""
+        groups: Any = self.client.xinfo_groups(self.keys.events)
+        last: Any = self.client.xrevrange(self.keys.events, count=1)
+        group = next(one for one in groups if one["name"] == endpoint.encode())
+        return bool(group["pending"]) or (bool(last) and group["last-delivered-id"] != last[0][0])
 
     def close(self) -> None:
         """End the server."""
@@ -111,7 +128,12 @@ class Stage:
                 concurrency=CONCURRENCY,
                 shards="\n".join(_SHARD.format(name=one.name, url=one.server.url) for one in self.shards.values()),
                 endpoints="\n".join(
-                    _ENDPOINT.format(name=name, url=at[-1].url, batch_size=BATCH_SIZE if name == BATCHES else 1)
+                    _ENDPOINT.format(
+                        name=name,
+                        url=at[-1].url,
+                        batch_size=BATCH_SIZE if name == BATCHES else 1,
+                        tenants=list(DUE[name]),
+                    )
                     for name, at in self._receivers.items()
                 ),
             )

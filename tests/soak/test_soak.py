@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sweeperd.store.embedded import binaries
 from tests.soak.report import table
 from tests.soak.run import soak
+from tests.support.servers import binaries
 
 #: Seconds. While other tests run an average may triple; a minute shows only what is worse than that.
 NOISE = 0.01

@@ -171,13 +171,14 @@ def once(env: Mapping[str, str], *options: str, limit: float = 120.0) -> Once:
 class Daemon:
     """A running `sweeperd` process, its log and its HTTP port."""
 
-    def __init__(self, env: Mapping[str, str], log: Path, wrapper: Sequence[str] = ()) -> None:
+    def __init__(self, env: Mapping[str, str], log: Path, wrapper: Sequence[str] = (), limit: float = 20.0) -> None:
+        """Raises AssertionError where it has not started within `limit` seconds; it is ended then."""
         self._log = log
         with log.open("ab") as output:
             # A group of its own, so that what a wrapper starts ends with it.
             self.process = subprocess.Popen([*wrapper, *command()], env=env, stderr=output, start_new_session=True)
         try:
-            self._port = eventually(lambda: self._fatal() or self.logged("started"))[0]["http_port"]
+            self._port = eventually(lambda: self._fatal() or self.logged("started"), limit)[0]["http_port"]
         except BaseException:
             self.kill()
             raise

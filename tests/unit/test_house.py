@@ -27,6 +27,7 @@ FOLDERS = {
     "integration": "several modules on one real Redis",
     "lua": "scripts on real servers",
     "property": "random work, and what must hold after it",
+    "release": "the command that proves a version",
     "soak": "a long run under load",
     "support": "what tests share",
     "topology": "Sentinel and Cluster",

@@ -19,7 +19,7 @@ SKEWED = 1.0
 #: At this limit a server has no room for anything.
 NO_ROOM = "1mb"
 #: How long a fault may take beyond its own time, seconds.
-JOIN_LIMIT = 90.0
+JOIN_LIMIT = 300.0
 
 
 @dataclass(frozen=True)

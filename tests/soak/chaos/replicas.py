@@ -16,7 +16,7 @@ from tests.support.harness import Daemon, eventually
 #: How often a process reads the file with its clock's offset, seconds.
 CLOCK_EVERY = 1
 #: How long a process may take to start, to stop or to obey, seconds.
-OBEY_LIMIT = 30.0
+OBEY_LIMIT = 90.0
 #: How much of a log is read to find its last lines, bytes.
 LOG_TAIL = 256 * 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -53,12 +53,15 @@ class Replica:
         #: Held while a process starts: a signal that comes before its handlers are there would end it.
         self._starting = threading.Lock()
         self._running: Daemon | None = None
+        self._closed = False
 
     def start(self) -> None:
-        """Start a process. Raises AssertionError where it does not come up."""
+        """Start a process; after `close`, none. Raises AssertionError where it does not come up."""
         with self._starting:
+            if self._closed:
+                return
             self.lives += 1
-            self._running = Daemon(self._env, self._directory / f"{self.name}-{self.lives}.log")
+            self._running = Daemon(self._env, self._directory / f"{self.name}-{self.lives}.log", limit=OBEY_LIMIT)
 
     def kill(self) -> int:
         """End it as `kill -9` does. Returns the exit code."""
@@ -74,9 +77,11 @@ class Replica:
             return running.terminate(OBEY_LIMIT)
 
     def close(self) -> None:
-        """End it where it runs."""
-        if self._running is not None:
-            self._running.kill()
+        """End it for good."""
+        with self._starting:
+            self._closed = True
+            if self._running is not None and self._running.process.poll() is None:
+                self._running.kill()
             self._running = None
 
     def pause(self) -> None:

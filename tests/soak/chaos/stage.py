@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -160,14 +161,14 @@ class Stage:
                 receiver.recover()
 
     def close(self) -> None:
-        """End everything."""
-        for replica in self.replicas.values():
-            replica.close()
-        for receivers in self._receivers.values():
-            for receiver in receivers:
-                receiver.close()
-        for shard in self.shards.values():
-            shard.close()
+        """End everything, also where one part cannot be ended."""
+        with contextlib.ExitStack() as stack:
+            for shard in self.shards.values():
+                stack.callback(shard.close)
+            for receiver in chain.from_iterable(self._receivers.values()):
+                stack.callback(receiver.close)
+            for replica in self.replicas.values():
+                stack.callback(replica.close)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,63 @@
+"""The release workflow: it parses, proves before it publishes, and its commands exist."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from tools.release.__main__ import main
+from tools.release.steps import Options, steps
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def workflow() -> dict[Any, Any]:
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    parsed: dict[Any, Any] = yaml.safe_load(text)
+    return parsed
+
+
+def test_a_tag_starts_it(workflow: dict[Any, Any]) -> None:
+    assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads the key `on` as true
+
+
+def test_it_proves_with_the_documented_command(workflow: dict[Any, Any]) -> None:
+    (line,) = [step["run"] for step in workflow["jobs"]["prove"]["steps"] if "tools.release" in step.get("run", "")]
+    words = shlex.split(line)
+    assert words[:3] == ["python", "-m", "tools.release"]
+    parsed = CliRunner().invoke(main, ["0.1.0", *words[4:], "--list"])
+    assert parsed.exit_code == 0, parsed.output
+    assert "--only" not in words, "all steps are run"
+
+
+def test_nothing_is_published_that_was_not_proven(workflow: dict[Any, Any]) -> None:
+    publishing = {name: job for name, job in workflow["jobs"].items() if name != "prove"}
+    assert publishing
+    assert all(job["needs"] == "prove" for job in publishing.values())
+
+
+def test_publishing_is_trusted_and_needs_no_token(workflow: dict[Any, Any]) -> None:
+    job = workflow["jobs"]["publish"]
+    assert job["permissions"] == {"id-token": "write"}
+    assert any(step["uses"].startswith("pypa/gh-action-pypi-publish@") for step in job["steps"])
+    assert "secrets" not in str(job)
+
+
+def test_the_image_has_its_provenance_and_its_file(workflow: dict[Any, Any]) -> None:
+    uses = {step.get("uses", "").partition("@")[0]: step for step in workflow["jobs"]["image"]["steps"]}
+    built = uses["docker/build-push-action"]["with"]
+    assert built["provenance"] == "mode=max"
+    assert built["sbom"] is True
+    assert (ROOT / built["file"]).exists()
+    assert "actions/attest-build-provenance" in uses
+
+
+def test_what_is_published_is_what_was_built(workflow: dict[Any, Any]) -> None:
+    (kept,) = [step for step in workflow["jobs"]["prove"]["steps"] if step.get("with", {}).get("name") == "dist"]
+    lines = kept["with"]["path"].splitlines()
+    assert lines == [f"${{{{ runner.temp }}}}/release/build/*.{suffix}" for suffix in ("whl", "tar.gz")]
+    assert "build" in {step.name for step in steps(Options(), Path("/work"))}

@@ -1,0 +1,37 @@
+"""The server programs that are found."""
+
+from pathlib import Path
+
+import pytest
+
+from sweeperd.store.embedded import binaries
+
+
+def program(path: Path, output: str) -> str:
+    path.write_text(f"#!/bin/sh\necho '{output}'\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_programs_elsewhere_are_identified(tmp_path: Path) -> None:
+    redis = program(tmp_path / "redis-server", "Redis server v=99.1.2 sha=0:0 malloc=libc")
+    valkey = program(tmp_path / "valkey-server", "Valkey server v=98.0.1 sha=0:0 malloc=libc")
+    odd = program(tmp_path / "odd", "not a server")
+    found = binaries([valkey, redis, odd, str(tmp_path / "missing")])
+    assert str(found[0]) == "Redis 99.1.2"
+    assert "Valkey 98.0.1" in [str(binary) for binary in found]
+    assert odd not in [binary.path for binary in found]
+
+
+def test_each_version_comes_once(tmp_path: Path) -> None:
+    one = program(tmp_path / "one", "Redis server v=99.1.2")
+    two = program(tmp_path / "two", "Redis server v=99.1.2")
+    assert [binary.path for binary in binaries([one, two]) if binary.version == "99.1.2"] == [one]
+
+
+def test_the_tests_read_their_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.support import servers  # noqa: PLC0415
+
+    path = program(tmp_path / "redis-server", "Redis server v=99.3.0")
+    monkeypatch.setenv("SWEEPERD_TEST_SERVERS", f"{path}:/no/such/program")
+    assert str(servers.binaries()[0]) == "Redis 99.3.0"

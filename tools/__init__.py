@@ -1,0 +1,1 @@
+"""What the maintainers of sweeperd run; no part of the package."""

@@ -1,0 +1,1 @@
+"""`python -m tools.release VERSION`: prove a version, step by step, and write down what was found."""

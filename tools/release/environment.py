@@ -1,0 +1,41 @@
+"""`python -m tools.release.environment VENV`: make the environment that the other steps run in."""
+
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from tools.release.figures import keep
+
+#: The packages whose versions the evidence names.
+NAMED = (
+    "redis",
+    "apscheduler",
+    "requests",
+    "urllib3",
+    "tenacity",
+    "pydantic",
+    "prometheus-client",
+    "hypothesis",
+    "pytest",
+)
+
+
+def main() -> int:
+    """Raises subprocess.CalledProcessError where it cannot be made."""
+    venv = Path(sys.argv[1])
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
+    pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "-e", ".[dev,release]"], check=True)
+    (packages,) = (venv / "lib").glob("python*/site-packages")
+    versions = {one.name.lower(): one.version for one in metadata.distributions(path=[str(packages)])}
+    keep(
+        {"Python": platform.python_version(), "system": platform.platform(terse=True)}
+        | {name: versions[name] for name in NAMED}
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

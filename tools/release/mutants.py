@@ -1,0 +1,33 @@
+"""`python -m tools.release.mutants`: what the committed mutation tests found."""
+
+import sys
+
+from tests.mutants import report
+from tests.mutants.trial import Verdict
+
+from tools.release.figures import keep
+
+#: At least so many of the mutants are caught, and each other one is explained.
+ENOUGH = 0.95
+
+
+def main() -> int:
+    """Exit code 1 where too many survived, or one without an explanation."""
+    figures, enough = {}, True
+    for language in ("lua", "python"):
+        rows = report.read(language)
+        survivors = [row["mutant"] for row in rows if row["verdict"] == Verdict.SURVIVED]
+        unexplained = [name for name in survivors if name not in report.explanations()]
+        caught = len(rows) - len(survivors)
+        figures[language] = (
+            f"{caught} of {len(rows)} caught ({caught / len(rows):.1%}), {len(unexplained)} survivors not explained"
+            if rows
+            else "not tried"
+        )
+        enough = enough and not unexplained and caught >= ENOUGH * len(rows)
+    keep(figures)
+    return 0 if enough else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

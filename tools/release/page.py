@@ -1,0 +1,66 @@
+"""The page of evidence: what each step found, on which commit, when, and how busy the host was."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.release.step import Result, Step
+
+#: Files that are shown as pictures.
+_PICTURES = (".svg", ".png")
+
+
+def render(version: str, steps: Sequence[Step], results: Sequence[Result | None]) -> str:
+    """Markdown. `results`: of each step its last one; None where it was not run."""
+    found = dict(zip((step.name for step in steps), results, strict=True))
+    lines = [
+        f"# Evidence for {version}",
+        "",
+        f"What `python -m tools.release {version}` found. [Releasing](../releasing.md) says how to repeat it.",
+        f"The data of each step is in [`{version}/results`]({version}/results).",
+        "",
+        "| step | shows | result | commit | date | took | load of the host |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [_row(step, found[step.name]) for step in steps]
+    for step in steps:
+        result = found[step.name]
+        if result is not None and (result.figures or result.files or not result.holds):
+            lines += ["", *_section(version, step, result)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(step: Step, result: Result | None) -> str:
+    if result is None:
+        return f"| {step.name} | {step.shows} | not run | | | | |"
+    load = (
+        f"{result.host['load average before']} to {result.host['load average after']} on {result.host['cores']} cores"
+    )
+    verdict = "holds" if result.holds else "**failed**"
+    cells = (step.name, result.shows, verdict, f"`{result.commit[:12]}`", result.began, _duration(result.seconds), load)
+    return "| " + " | ".join(cells) + " |"
+
+
+def _section(version: str, step: Step, result: Result) -> list[str]:
+    lines = [f"## {step.name.capitalize()}", "", f"`{result.command}`"]
+    if result.figures:
+        lines += [
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {_cell(name)} | {_cell(text)} |" for name, text in result.figures.items()),
+        ]
+    for name in result.files:
+        path = f"{version}/{name}"
+        picture = Path(name).suffix in _PICTURES
+        lines += ["", f"![{step.shows}]({path})" if picture else f"Data: [`{name}`]({path})"]
+    if not result.holds:
+        lines += ["", "It failed:", "", "```", result.trouble.strip(), "```"]
+    return lines
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

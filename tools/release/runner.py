@@ -1,0 +1,142 @@
+"""Runs steps one after the other in a clean clone, keeps each result, and stops at the first that fails."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.host import cpu_time
+from tools.release.step import Output, Result, Step, read, write
+
+#: How much of a failed command's output is kept, characters.
+TAIL = 4000
+#: Changes below these folders leave the product as it is, so results of a commit before them still count.
+EVIDENCE = "docs/evidence"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a release is made."""
+
+    #: The repository, and the clean clone of it.
+    root: Path
+    clone: Path
+    #: What the commands write.
+    work: Path
+    #: What is kept of it: results, plots, data.
+    kept: Path
+
+    @property
+    def results(self) -> Path:
+        """The folder of the results."""
+        return self.kept / "results"
+
+    def git(self, *arguments: str) -> str:
+        """What git prints in the repository. Raises subprocess.CalledProcessError."""
+        line = ["git", "-C", str(self.root), *arguments]
+        return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+
+    @property
+    def commit(self) -> str:
+        """The commit that the repository is on."""
+        return self.git("rev-parse", "HEAD")
+
+
+def still_counts(result: Result | None, place: Place) -> bool:
+    """Whether a step held on this commit, or on one from which only evidence has changed."""
+    if result is None or not result.holds:
+        return False
+    try:
+        changed = place.git("diff", "--name-only", result.commit, "HEAD", "--", ".", f":(exclude){EVIDENCE}*")
+    except subprocess.CalledProcessError:
+        return False  # a commit that is not here
+    return not changed
+
+
+def run_all(
+    steps: Sequence[Step],
+    place: Place,
+    env: Mapping[str, str],
+    *,
+    resume: bool,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Result]:
+    """Run the steps up to the first that fails; the last result says whether one has. `resume`: leave out what held."""
+    results = []
+    for step in steps:
+        before = read(place.results, step.name)
+        if resume and before is not None and still_counts(before, place):
+            say(f"{step.name}: held on {before.commit[:12]}")
+            results.append(before)
+            continue
+        say(f"{step.name}: {step.shows}")
+        result = run(step, place, env)
+        write(result, place.results)
+        results.append(result)
+        say(f"{step.name}: {'ok' if result.holds else 'FAILED'} after {result.seconds:.0f} s")
+        if not result.holds:
+            break
+    return results
+
+
+def run(step: Step, place: Place, env: Mapping[str, str]) -> Result:
+    """Run one step in the clone, and keep its files."""
+    directory = place.work / step.name
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    began, load, cpu = time.time(), os.getloadavg(), cpu_time()
+    figures, trouble = {}, ""
+    try:
+        done = subprocess.run(
+            step.command,
+            cwd=place.clone,
+            env={**env, **step.env, "RELEASE_DIR": str(directory)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except OSError as error:
+        text, holds, trouble = "", False, str(error)
+    else:
+        text, holds = done.stdout, done.returncode == 0
+        try:
+            figures = step.read(Output(done.returncode, text, directory))
+        except (ValueError, OSError, KeyError) as error:
+            holds, trouble = False, f"its result cannot be read: {error}"
+    (directory / "output.txt").write_text(text, encoding="utf-8")
+    seconds = time.time() - began
+    return Result(
+        step.name,
+        step.shows,
+        place.commit,
+        datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
+        round(seconds, 1),
+        " ".join(step.command).replace(str(place.work), "WORK"),
+        holds,
+        figures,
+        {
+            "load average before": f"{load[0]:.1f}",
+            "load average after": f"{os.getloadavg()[0]:.1f}",
+            "cores": str(os.cpu_count()),
+            "time that other machines took": "not known" if not cpu.total else f"{cpu_time().stolen_since(cpu):.1%}",
+        },
+        "" if holds else (trouble or text[-TAIL:]),
+        _keep(step, directory, place.kept),
+    )
+
+
+def _keep(step: Step, directory: Path, kept: Path) -> tuple[str, ...]:
+    """Copy the step's files to the evidence. Returns the names of those that are there."""
+    names = []
+    for name in step.keeps:
+        if (directory / name).exists():
+            kept.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(directory / name, kept / name)
+            names.append(name)
+    return tuple(names)

@@ -1,0 +1,78 @@
+"""A step of a release, what it came to, and the files that keep it."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+#: What a step found, by name, in words: `{"seed": "7", "verdicts": "21 of 21 hold"}`.
+Figures = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a command left behind."""
+
+    code: int
+    text: str
+    #: The folder that the command wrote its files into.
+    directory: Path
+
+
+#: Reads the figures of a step. Raises ValueError or OSError where they are not there: the step has failed then.
+Read = Callable[[Output], Figures]
+
+
+def no_figures(_: Output) -> Figures:
+    """Of a command whose exit code says all."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: its name, what it shows, the command, and how its result is read. Exit code 0 means that it holds."""
+
+    name: str
+    shows: str
+    command: tuple[str, ...]
+    read: Read = no_figures
+    #: The environment, in addition to that of the release.
+    env: Mapping[str, str] = field(default_factory=dict)
+    #: Files of the command that are kept with the evidence.
+    keeps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """A step that was run: on which commit, when, for how long, how busy the host was, and what came of it."""
+
+    step: str
+    shows: str
+    commit: str
+    #: UTC, RFC 3339.
+    began: str
+    seconds: float
+    command: str
+    holds: bool
+    figures: Figures
+    #: The load averages of the host before and after, its cores, the share of its time that it did not get.
+    host: Figures
+    #: Why it does not hold: the end of what the command printed.
+    trouble: str = ""
+    files: tuple[str, ...] = ()
+
+
+def write(result: Result, directory: Path) -> None:
+    """Keep it in the place of an earlier result of that step."""
+    directory.mkdir(parents=True, exist_ok=True)
+    document = json.dumps(asdict(result), indent=1, ensure_ascii=False)
+    (directory / f"{result.step}.json").write_text(document + "\n", encoding="utf-8")
+
+
+def read(directory: Path, step: str) -> Result | None:
+    """The result of a step; None where there is none."""
+    path = directory / f"{step}.json"
+    if not path.exists():
+        return None
+    document = json.loads(path.read_text(encoding="utf-8"))
+    return Result(**{**document, "files": tuple(document["files"])})

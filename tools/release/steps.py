@@ -1,0 +1,97 @@
+"""The steps of a release, in their order."""
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tools.release import readers
+from tools.release.step import Step
+
+#: Ruff, the layers, and each script on its own where there is a linter for Lua.
+_LINT = (
+    "ruff check . && ruff format --check . && lint-imports --no-cache && "
+    'if command -v luacheck; then luacheck $(python -m tests.support.joined_scripts "$RELEASE_DIR"); '
+    'else echo "luacheck is not installed"; fi'
+)
+_ALL_SERVERS = {"SWEEPERD_TEST_ALL_SERVERS": "1"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is chosen for one run: durations, tries of each property, and the seed of the faults (None: a new one)."""
+
+    soak_minutes: float = 30.0
+    chaos_minutes: float = 30.0
+    tries: int = 1000
+    chaos_seed: int | None = None
+
+
+def steps(options: Options, work: Path) -> list[Step]:
+    """All steps. Their commands run in the clean clone, with the environment below `work` first on the PATH."""
+    venv, fresh, dist = work / "venv", work / "fresh", work / "build"
+    seed = [] if options.chaos_seed is None else ["--seed", str(options.chaos_seed)]
+
+    def run(module: str, *arguments: str | Path) -> tuple[str, ...]:
+        return ("python", "-m", module, *map(str, arguments))
+
+    return [
+        Step(
+            "environment",
+            "the package and its tools install from a clean clone",
+            (sys.executable, "-m", "tools.release.environment", str(venv)),
+            readers.document,
+        ),
+        Step("lint", "linters of Python, of the layers and of Lua", ("sh", "-c", _LINT)),
+        Step("types", "mypy --strict", ("mypy",)),
+        Step("servers", "the servers that the tests run on", run("tools.release.servers"), readers.document),
+        Step("tests", "all tests, on every server", run("pytest", "-q"), readers.tests, _ALL_SERVERS),
+        Step(
+            "properties",
+            f"{options.tries} tries of each property",
+            run("pytest", "-q", "tests/property", "--hypothesis-profile", "thorough", "--timeout", "7200"),
+            readers.tests,
+            _ALL_SERVERS | {"SWEEPERD_TEST_TRIES": str(options.tries)},
+        ),
+        Step(
+            "soak",
+            "load without faults",
+            run("tests.soak", "--minutes", f"{options.soak_minutes:g}", "--out", work / "soak"),
+            partial(readers.soak, "soak.json"),
+            keeps=("soak.json", "soak.png"),
+        ),
+        Step(
+            "chaos",
+            "load with faults",
+            run("tests.soak", "--chaos", "--minutes", f"{options.chaos_minutes:g}", *seed, "--out", work / "chaos"),
+            partial(readers.soak, "chaos.json"),
+            keeps=("chaos.json", "chaos.svg"),
+        ),
+        Step("gate", "no ratio is much worse than its baseline", run("benchmarks", "gate"), readers.gate),
+        Step("mutants", "the tests notice what is broken on purpose", run("tools.release.mutants"), readers.document),
+        Step("build", "wheel and sdist, the same byte by byte twice", run("tools.release.build"), readers.document),
+        Step("metadata", "the index accepts what was built", ("sh", "-c", f"twine check --strict {dist}/sweeperd-*")),
+        Step(
+            "install",
+            "the wheel installs into a new environment, and its demo runs",
+            run("tools.release.install", dist, fresh),
+            readers.document,
+        ),
+        Step(
+            "sbom",
+            "what is installed with it, and under which licences",
+            run(
+                "cyclonedx_py",
+                *("environment", fresh / "bin" / "python", "--output-reproducible"),
+                *("--output-format", "JSON", "--output-file", work / "sbom" / "sbom.cdx.json"),
+            ),
+            readers.sbom,
+            keeps=("sbom.cdx.json",),
+        ),
+        Step(
+            "vulnerabilities",
+            "known vulnerabilities of what is installed with it",
+            run("tools.release.audit", fresh),
+            readers.document,
+        ),
+    ]

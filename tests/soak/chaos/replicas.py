@@ -70,11 +70,15 @@ class Replica:
             running.kill()
             return running.process.returncode
 
-    def stop(self) -> int:
-        """End it as an operator does, and return the exit code."""
+    def stop(self) -> int | None:
+        """End it as an operator does. Returns the exit code; None where it did not run, or does not end."""
         with self._starting:
-            running, self._running = self._daemon, None
-            return running.terminate(OBEY_LIMIT)
+            if self._running is None:
+                return None
+            try:
+                return self._running.terminate(OBEY_LIMIT)
+            except subprocess.TimeoutExpired:
+                return None
 
     def close(self) -> None:
         """End it for good."""
@@ -116,12 +120,6 @@ class Replica:
     def answers(self) -> bool:
         """Whether it runs and is not paused."""
         return self._running is not None and not self.paused
-
-    @property
-    def exited(self) -> int | None:
-        """The exit code of a process that ended by itself; None where it runs, or is down on purpose."""
-        running = self._running
-        return None if running is None else running.process.poll()
 
     def metric(self, name: str, **labels: str) -> float:
         """One sample. Raises OSError or AssertionError where it does not answer."""

@@ -168,8 +168,7 @@ def chaos(
             verdicts.settled(unmet),
         ]
         facts = _facts(binary, running, loads, inflictor.inflicted, seed, stopped)
-        exits = {name: one.exited if one.exited is not None else one.stop() for name, one in running.replicas.items()}
-        shown.append(judge.alive(exits))
+        shown.append(judge.alive({name: replica.stop() for name, replica in running.replicas.items()}))
     return _write(scene, shown, facts, inflictor.inflicted, duration, stopped, out)
 
 

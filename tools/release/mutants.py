@@ -4,7 +4,6 @@ import sys
 
 from tests.mutants import report
 from tests.mutants.trial import Verdict
-
 from tools.release.figures import keep
 
 #: At least so many of the mutants are caught, and each other one is explained.

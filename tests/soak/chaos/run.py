@@ -161,7 +161,7 @@ def chaos(
         counts = {name: inbox.counts for name, inbox in running.inboxes.items()}
         unmet = _rest(scene, {name: load.tally.last_end for name, load in loads.items()}, duration, watch)
         shown = [
-            *_judge_shards(running, loads, judged),
+            *_judge_shards(scene, judged),
             verdicts.latency(_calls(loads), CalmWindows(duration), noise),
             *_judge_all(scene, inflictor.inflicted, planned, duration),
             judge.behaved(counts[BATCHES], counts[FAILS], counts[HANGS], counts[MOVES]),
@@ -220,12 +220,13 @@ def _rest(scene: _Scene, last_ends: Mapping[str, int], duration: float, watch: W
     return unmet
 
 
-def _judge_shards(running: Stage, loads: Mapping[str, Load], judged: Sequence[str]) -> Iterable[Verdict]:
+def _judge_shards(scene: _Scene, judged: Sequence[str]) -> Iterable[Verdict]:
     """S3 to S5, the books, the answers and the order of each shard."""
-    for name, shard in running.shards.items():
-        tally = loads[name].tally
+    for name, shard in scene.stage.shards.items():
+        load = scene.loads[name]
+        tally = load.tally
         at_end = census.take(shard.client, shard.keys, shard.ledger)
-        history = loads[name].history + outcome(shard.client, shard.keys, at_end.budgets, judged)
+        history = load.history + outcome(shard.client, shard.keys, at_end.budgets, judged)
         counts = {
             "stream": at_end.events,
             "EXPIRED hashes": at_end.reservations.get("EXPIRED", 0),
@@ -233,7 +234,7 @@ def _judge_shards(running: Stage, loads: Mapping[str, Load], judged: Sequence[st
         }
         found = (
             verdicts.keys(tally.accepted, sum(at_end.reservations.values()), at_end.idempotency_keys),
-            verdicts.index([census.IndexLook(1, 0, 0)], at_end.index),
+            verdicts.index([one.index for one in scene.moments if one.shard == name], at_end.index),
             verdicts.events(counts),
             verdicts.books(at_end.budgets, tally.spent),
             verdicts.answers(tally),

@@ -4,7 +4,11 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
+import threading
+from collections import Counter
+from typing import Any
 
 import pytest
 import redis
@@ -12,7 +16,7 @@ import redis
 from sweeperd.store.embedded import Server
 from tests.support.books import Property, check, read
 from tests.support.harness import IN_HAND, budget, command, environment, eventually, once, reserve
-from tests.support.receiver import Receiver
+from tests.support.receiver import Answer, Receiver, Request
 from tests.support.streams import entries
 
 #: How often it is killed. Set it to 50 for the full size: two minutes on two cores.
@@ -22,14 +26,47 @@ TOTAL = 400 * KILLS
 LEASE = "sweeperd:lease:sweep"
 
 
+#: How many events a request to the endpoint with batches has.
+BATCH = 50
+
+
+class Deliveries:
+    """A receiver's behaviour that counts how often each event came, alone or in a batch."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.counts: Counter[str] = Counter()
+        self.reservations: set[bytes] = set()
+
+    def __call__(self, request: Request, _: int) -> Answer:
+        body = json.loads(request.body)
+        events = body if isinstance(body, list) else [body]
+        with self._lock:
+            self.counts.update(event["event_id"] for event in events)
+            self.reservations.update(event["data"]["reservation_id"].encode() for event in events)
+        return Answer()
+
+
+def in_hand(client: redis.Redis, group: str, process: int) -> int:
+    """How many events a process has taken and not acknowledged."""
+    consumers: Any = client.xinfo_consumers("sweeperd:events", group)
+    own = f"{socket.gethostname()}-{process}-".encode()
+    return sum(consumer["pending"] for consumer in consumers if consumer["name"].startswith(own))
+
+
 @pytest.mark.newest_redis
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> None:
+    """Only what was in hand at a kill comes twice: single events at the one endpoint, batches at the other."""
     chance = random.Random(TOTAL)
-    with Receiver() as receiver:
+    deliveries = {"hook": Deliveries(), "batches": Deliveries()}
+    with Receiver(deliveries["hook"]) as receiver, Receiver(deliveries["batches"]) as batches:
         env = environment(
             server.url,
-            endpoints=[{"name": "hook", "url": receiver.url}],
+            endpoints=[
+                {"name": "hook", "url": receiver.url},
+                {"name": "batches", "url": batches.url, "batch_size": BATCH},
+            ],
             webhooks__redelivery_initial="100ms",
             sweep__pipeline_depth=10,
         )
@@ -37,17 +74,19 @@ def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> 
         reserve(client, [f"id {number}" for number in range(TOTAL)])
 
         def progress() -> int:
-            """Steps done, of two for each reservation: expired, delivered."""
-            return client.xlen("sweeperd:events") + receiver.distinct
+            """Steps done, of three for each reservation: expired, delivered to each endpoint."""
+            return client.xlen("sweeperd:events") + sum(len(each.counts) for each in deliveries.values())
 
+        lost: Counter[str] = Counter()
         for kills in range(KILLS):
             # Somewhere on the way that is left, so that each run gets a little further and none to the end.
-            left = 2 * TOTAL - progress()
+            left = 3 * TOTAL - progress()
             target = progress() + left / (KILLS - kills + 1) * chance.uniform(0.1, 1.8)
             process = subprocess.Popen(command("--once", "--json", "--log-level", "error"), env=env)
             eventually(lambda target=target: progress() >= target, limit=60)
             process.kill()
             assert process.wait() == -signal.SIGKILL, "it was through before"
+            lost.update({name: in_hand(client, name, process.pid) for name in deliveries})
             client.delete(LEASE)
 
         # What the dead had in hand is taken over after they have been silent for a while, within one run.
@@ -57,12 +96,17 @@ def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> 
         events = entries(client, "sweeperd:events")
         ids = [fields[b"id"] for _, fields in events]
         assert len(ids) == len(set(ids)) == TOTAL
-        told = {request.event["data"]["reservation_id"].encode() for request in receiver.requests}
-        assert told == set(ids)
-        assert len(receiver.event_ids) == TOTAL
-        # Only events that were in hand at a kill are delivered twice.
-        assert len(receiver.requests) - TOTAL <= KILLS * IN_HAND
-        assert client.xpending("sweeperd:events", "hook")["pending"] == 0
+        for name, each in deliveries.items():
+            assert each.reservations == set(ids)
+            assert len(each.counts) == TOTAL
+            twice = each.counts.total() - TOTAL
+            print(f"{name}: {twice} events came again, {lost[name]} were in hand at {KILLS} kills")
+            assert twice <= lost[name]
+            assert client.xpending("sweeperd:events", name)["pending"] == 0
+        assert lost["hook"] <= KILLS * IN_HAND
+        assert lost["batches"] <= KILLS * IN_HAND * BATCH
+        assert lost["batches"] > 0
+        assert len(batches.requests) < TOTAL / 2, "they came in batches"
         assert client.zcard("reservation:ttl") == 0
         assert budget(client) == (0, 5 * TOTAL)
         check(read(client), set(Property))

@@ -90,7 +90,8 @@ def read(client: redis.Redis, prefix: str = "") -> Books:
     own |= {keys.reconcile, keys.lease("reconcile")}
     own |= {keys.actions, keys.action_counts}
     stem = keys.reservation(b"")
-    strangers = set(client.scan_iter(count=1000)) - own
+    attempts = keys.attempts("")
+    strangers = {key for key in client.scan_iter(count=1000) if not key.startswith(attempts)} - own
 
     def take(prefix: bytes, command: str) -> dict[bytes, Any]:
         """All keys that begin like this, with what the command gives."""

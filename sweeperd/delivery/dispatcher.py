@@ -12,6 +12,7 @@ import redis
 from sweeperd.config import RELAY, EndpointSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.delivery.announcements import Announcements
+from sweeperd.delivery.backlog import GroupBacklog, read_backlog
 from sweeperd.delivery.endpoint import EndpointDelivery
 from sweeperd.delivery.endpoint_state import CircuitStateStore
 from sweeperd.delivery.outbox import Outbox, Replication
@@ -24,6 +25,7 @@ from sweeperd.delivery.result import DeliveryResult, Result
 from sweeperd.delivery.sender import WebhookClient
 from sweeperd.delivery.subscription import Subscription
 from sweeperd.errors import RedisUnavailable
+from sweeperd.store import streams
 from sweeperd.store.context import ShardContext
 from sweeperd.store.process import process_name
 
@@ -58,6 +60,7 @@ class Dispatcher:
         self._outbox = outbox = Outbox(shard, consumer, replication, self._announcements)
         self._groups = outbox.groups
         self._ready = False
+        self._subscriptions = {endpoint.name: Subscription(endpoint) for endpoint in settings.consumers}
         #: Each endpoint has connections of its own, so that a receiver that hangs does not delay another endpoint.
         self.endpoints = [
             self._delivery(context, endpoint, senders)
@@ -146,7 +149,7 @@ class Dispatcher:
             groups = [*(endpoint.name for endpoint in self.endpoints), *self._replays.groups]
             self._groups.trim(groups, self._retention_ms, self._max_age_ms)
             for endpoint in self.endpoints:
-                backlog = self._groups.backlog(endpoint.name)
+                backlog = self._backlog(endpoint.name)
                 self._metrics.webhooks.waiting(self._shard.name, endpoint.name, backlog.events, backlog.oldest_seconds)
                 self._metrics.webhooks.endpoint_state(self._shard.name, endpoint.name, endpoint.state)
             for group in groups:
@@ -171,7 +174,7 @@ class Dispatcher:
             counts["undelivered"] += self._replays.left()
             for endpoint in self.endpoints:
                 counts += endpoint.counts()
-                counts["undelivered"] += self._groups.backlog(endpoint.name, limit=None).events
+                counts["undelivered"] += self._backlog(endpoint.name, to_the_end=True).events
         return DeliveryReport(counts["delivered"], counts["undelivered"], counts["dead_lettered"])
 
     def _delivery(
@@ -197,6 +200,11 @@ class Dispatcher:
                 delivery = self._delivery(replace(self._context, stop=stop), endpoint, 1, subscription, live)
                 return RunningReplay(note, subscription, delivery, stop)
         return None
+
+    def _backlog(self, endpoint: str, *, to_the_end: bool = False) -> GroupBacklog:
+        groups = streams.groups(self._shard.client, self._shard.keys.events)
+        subscription, now_ms = self._subscriptions[endpoint], self._shard.clock.now_ms()
+        return read_backlog(self._shard, groups.get(endpoint.encode()), subscription, now_ms, to_the_end=to_the_end)
 
     def _observer(self, endpoint: str) -> Callable[[DeliveryResult], None]:
         attempts = {result: self._metrics.webhooks.attempts.labels(endpoint, result) for result in Result}

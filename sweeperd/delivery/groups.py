@@ -1,11 +1,10 @@
 """
-The consumer groups of the event stream, one for each endpoint: make them, measure their backlogs, remove the consumers
-of dead processes, and trim the stream to the events that a group still needs.
+The consumer groups of the event stream, one for each endpoint: make them, remove the consumers of dead processes, and
+trim the stream to the events that a group still needs.
 """
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ from sweeperd.delivery.group_note import made_at
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.store.streams import FIRST, LAST, START, StreamId, StreamRow, after, milliseconds
+from sweeperd.store.streams import FIRST, START, StreamId, StreamRow, after
 from sweeperd.text import decode
 
 #: The owner of events that wait for their next delivery.
@@ -29,18 +28,8 @@ TAKE_OVER_AFTER = 15.0
 CLAIM_COUNT = 200
 #: The idle time of an event that any process may take at once, ms: longer than every wait.
 LONG_IDLE_MS = 10**10
-#: Up to how many a group's undelivered events are counted where the server does not count them itself (Redis 6.2).
-COUNT_LIMIT = 10_000
 #: How long the stream is trimmed without a pause, seconds.
 TRIM_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class GroupBacklog:
-    """The events that a group has not acknowledged: pending ones and ones not taken yet."""
-
-    events: int
-    oldest_seconds: float
 
 
 class ConsumerGroups:
@@ -87,24 +76,6 @@ class ConsumerGroups:
             return 0
         last = str(before_ms - 1).encode()
         return len(self._range(after(info["last-delivered-id"]), last, count))
-
-    def backlog(self, group: str, limit: int | None = COUNT_LIMIT) -> GroupBacklog:
-        """
-        How many events a group has not acknowledged and how old the oldest is. Redis 6.2 does not count what has not
-        been taken: there it is counted up to `limit` (None: to the end).
-        """
-        info = self._groups().get(group.encode())
-        if info is None:
-            return GroupBacklog(0, 0.0)
-        untaken, first = self._count_untaken(info, limit)
-        oldest = first
-        if info["pending"]:
-            summary = self._client.xpending(self._key, group)
-            oldest = summary["min"] or first
-        if oldest is None:
-            return GroupBacklog(info["pending"], 0.0)
-        age = self._shard.clock.now_ms() - milliseconds(oldest)
-        return GroupBacklog(info["pending"] + untaken, max(0.0, age / 1000))
 
     def make_due(self, group: str) -> int:
         """End the waits of all parked events. Returns how many there are. A group that is missing has none."""
@@ -183,23 +154,6 @@ class ConsumerGroups:
 
     def _range(self, first: bytes, last: bytes, count: int) -> list[StreamRow]:
         return cast(list[Any], self._client.xrange(self._key, first, last, count=count))
-
-    def _count_untaken(self, info: dict[str, Any], limit: int | None) -> tuple[int, bytes | None]:
-        """How many events a group has not taken, and the first of them."""
-        position = cast(bytes, info["last-delivered-id"])
-        rows = self._range(after(position), LAST, 1)
-        if not rows:
-            return 0, None
-        first = rows[0][0]
-        if info.get("lag") is not None:
-            return cast(int, info["lag"]), first
-        count = 0
-        while limit is None or count < limit:
-            rows = self._range(after(position), LAST, 1000)
-            if not rows:
-                break
-            count, position = count + len(rows), rows[-1][0]
-        return count, first
 
     def _first_needed(self, group: str, info: dict[str, Any]) -> StreamId:
         """The group has acknowledged every event up to this id."""

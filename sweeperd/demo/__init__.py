@@ -30,8 +30,8 @@ from sweeperd.sweep.kind import Outcome
 LIMIT = 22.0
 #: How long to watch that nothing comes twice, seconds.
 WATCH = 1.0
-#: Between two looks at what has happened, seconds.
-LOOK = 0.05
+#: Between two steps of the play, seconds.
+STEP_EVERY = 0.05
 
 
 class DaemonLog(logging.Handler):
@@ -159,7 +159,7 @@ def _perform(
     over_at: float | None = None
     daemon.start()
     try:
-        while not interrupt.wait(LOOK):
+        while not interrupt.wait(STEP_EVERY):
             if screen.seconds > LIMIT:
                 problems.append(f"it was not over after {LIMIT:.0f} s")
                 break

@@ -123,7 +123,7 @@ class Play:
         self._ends: dict[str, float] = {}
         #: Webhooks that were faster than the log line about their expiry.
         self._early: list[News] = []
-        self._told: set[tuple[str, str]] = set()
+        self._shown: set[tuple[str, str]] = set()
         self.plans = {plan.name: plan for plan in PLANS}
         self.expected = dict.fromkeys(self.plans, "EXPIRED")
         self.charged: Counter[str] = Counter()
@@ -207,13 +207,13 @@ class Play:
             while True:
                 news.append(self._news.get_nowait())
         for item in news:
-            if item.kind == DUE and (DUE, item.name) not in self._told:
-                self._told.add((DUE, item.name))
+            if item.kind == DUE and (DUE, item.name) not in self._shown:
+                self._shown.add((DUE, item.name))
                 grace = max(0.0, self._ends[item.name] - time.monotonic())
                 self._screen.line(DUE, item.name, f"deadline passed; in grace for {grace:.1f} s")
         expired = [item for item in news if item.kind == EXPIRED]
         for item in expired:
-            self._told.add((EXPIRED, item.name))
+            self._shown.add((EXPIRED, item.name))
             self.longest_lag_ms = max(self.longest_lag_ms, item.lag_ms)
             self._screen.line(EXPIRED, item.name, "its owner never came back")
         for tenant in sorted({self.plans[item.name].tenant for item in expired}):
@@ -223,7 +223,7 @@ class Play:
                 self._screen.line("budget back", tenant, text, self._change(tenant, back))
         for item in news:
             if item.kind == WEBHOOK:
-                if (EXPIRED, item.name) in self._told:
+                if (EXPIRED, item.name) in self._shown:
                     self._screen.line(WEBHOOK, item.name, "received, signature verified")
                 else:
                     self._early.append(item)

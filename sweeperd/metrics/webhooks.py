@@ -36,11 +36,14 @@ class WebhookMetrics:
             registry=registry,
         )
         self.pending = Gauge(
-            "sweeperd_webhook_pending_events", "Events not acknowledged yet", ["endpoint"], registry=registry
+            "sweeperd_webhook_pending_events",
+            "Events that are to be sent",
+            ["endpoint"],
+            registry=registry,
         )
         self.oldest_pending = Gauge(
             "sweeperd_webhook_oldest_pending_seconds",
-            "Age of the oldest event not acknowledged yet",
+            "Age of the oldest event that is to be sent",
             ["endpoint"],
             registry=registry,
         )

@@ -3,12 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from sweeperd.config import EndpointSettings
+from sweeperd.delivery.backlog import read_backlog
 from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateStore
-from sweeperd.delivery.outbox import OutboxEntry
 from sweeperd.delivery.replay import GROUP_PREFIX
 from sweeperd.delivery.replay_store import ReplayStore
 from sweeperd.delivery.subscription import Subscription
@@ -17,8 +16,6 @@ from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode
 
-#: How many events that an endpoint has not taken yet are counted one by one; more are estimated from their share.
-EXACT = 10_000
 #: How many dead letters are counted, and how many of them in one call.
 LETTERS, LETTERS_PAGE = 10_000, 500
 
@@ -117,13 +114,13 @@ def _configured(
 ) -> EndpointStatus:
     name = endpoint.name
     state, circuit = EndpointStateStore(shard).read(name), CircuitStateStore(shard).read(name)
-    pending, exact, oldest = _pending(shard, group, Subscription(endpoint), now)
+    backlog = read_backlog(shard, group, Subscription(endpoint), now)
     return EndpointStatus(
         name,
         position=_position(group),
-        pending=pending,
-        pending_exact=exact,
-        oldest_pending_seconds=oldest,
+        pending=backlog.events,
+        pending_exact=backlog.exact,
+        oldest_pending_seconds=backlog.oldest_seconds,
         paused_at_ms=state.paused_at,
         paused_reason=state.reason,
         quiet_seconds=max(0.0, (state.muted_until - now) / 1000),
@@ -150,33 +147,17 @@ def _replay(shard: Shard, endpoint: str) -> ReplayStatus | None:
 
 
 def _unknown(shard: Shard, name: str, group: dict[str, Any] | None, now: int, dead_letters: int) -> EndpointStatus:
-    pending, exact, oldest = _pending(shard, group, None, now)
-    return EndpointStatus(name, False, _position(group), pending, exact, oldest, dead_letters=dead_letters)
+    backlog = read_backlog(shard, group, None, now)
+    return EndpointStatus(
+        name,
+        False,
+        _position(group),
+        backlog.events,
+        backlog.exact,
+        backlog.oldest_seconds,
+        dead_letters=dead_letters,
+    )
 
 
 def _position(group: dict[str, Any] | None) -> str | None:
     return None if group is None else group["last-delivered-id"].decode()
-
-
-def _pending(
-    shard: Shard, group: dict[str, Any] | None, subscription: Subscription | None, now: int
-) -> tuple[int, bool, float]:
-    """Events to be sent, whether the number is exact, and the age of the oldest, seconds."""
-    if group is None:
-        return 0, True, 0.0
-    taken, first = int(group["pending"]), None
-    seen = wanted = 0
-    start = streams.after(group["last-delivered-id"])
-    for entry, fields in islice(streams.read(shard, shard.keys.events, start), EXACT):
-        seen += 1
-        if subscription is None or subscription.wants(OutboxEntry(entry, 0, fields)):
-            wanted += 1
-            first = first or entry
-    if taken:
-        first = shard.client.xpending(shard.keys.events, group["name"])["min"] or first
-    oldest = 0.0 if first is None else max(0.0, (now - streams.milliseconds(first)) / 1000)
-    if seen < EXACT:
-        return taken + wanted, True, oldest
-    # Redis 6.2 does not count what a group has not taken; there it is at least what was seen.
-    lag = group.get("lag")
-    return taken + wanted * (lag or seen) // seen, bool(lag == seen), oldest

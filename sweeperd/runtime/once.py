@@ -26,7 +26,7 @@ from sweeperd.sweep.kind import Decision, Outcome
 log = logging.getLogger(__name__)
 
 #: Between two attempts to take a lease that another process holds, seconds.
-LOOK_AGAIN = 0.1
+LEASE_RETRY_EVERY = 0.1
 #: Between two reports of the delivery's progress, seconds. So late may a stop or the limit be noticed.
 PROGRESS_EVERY = 0.2
 
@@ -208,7 +208,7 @@ class _Run:
                 log.warning(
                     "another process sweeps, waiting for it", extra={"shard": self.name, "at_most_seconds": ttl}
                 )
-            self._stop.wait(LOOK_AGAIN)
+            self._stop.wait(LEASE_RETRY_EVERY)
         if not self._stop.is_set():
             log.warning("another process still holds the lease, sweeping without it", extra={"shard": self.name})
         return False

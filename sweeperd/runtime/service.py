@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import logging
+import math
 import os
 import queue
 import signal
@@ -24,7 +25,7 @@ from sweeperd.web.server import WebServer
 log = logging.getLogger(__name__)
 
 #: Between two rounds of health checks and messages to the service manager, seconds.
-LOOK = 1.0
+CHECK_EVERY = 1.0
 
 
 class Service:
@@ -72,8 +73,8 @@ class Service:
         )
         self._notifier.ready(self._status())
         while not self._ending:
-            self._look()
-            self._wait(LOOK if self._notifier.watchdog_limit is None else min(LOOK, self._notifier.watchdog_limit / 8))
+            self._check()
+            self._wait(min(CHECK_EVERY, (self._notifier.watchdog_limit or math.inf) / 8))
             if self._reload_wanted and not self._ending and not self._finishing:
                 self._reload()
         log.info("stopping", extra={"signal": self._ending.name})
@@ -117,7 +118,7 @@ class Service:
 
     # ---- messages to the service manager
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._daemon.catch_up()
         self._feed()
         self._notifier.status(self._status())

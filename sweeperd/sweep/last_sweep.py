@@ -51,7 +51,7 @@ class LastSweepStore:
         self._script = Script("sweep/last_sweep")
         self._by = process_name()
         self._expired = 0
-        self._told = False
+        self._refusal_logged = False
 
     def decided(self, decisions: Sequence[Decision]) -> None:
         """The decisions of a batch: they count, even where the tick fails later."""
@@ -71,9 +71,9 @@ class LastSweepStore:
                 if is_server_trouble(error):
                     raise
                 self._expired += expired  # it was refused, so nothing of it has been counted
-                if not self._told:
+                if not self._refusal_logged:
                     log.warning("ticks cannot be noted", extra={"shard": self._shard.name, "error": describe(error)})
-                self._told = True
+                self._refusal_logged = True
 
 
 def _key(shard: Shard, kind: str) -> bytes:

@@ -52,8 +52,8 @@ OTHERS = [
     ["expired", "--json", "--chain"],
     ["endpoints", "keys"],
 ]
-#: Commands that use no Redis of the settings.
-WITHOUT = {"demo", "prove", "endpoints keygen", "verify-archive"}
+#: Commands that use no Redis of the settings; and `acl`, which names each Redis with its line.
+WITHOUT = {"acl", "demo", "prove", "endpoints keygen", "verify-archive"}
 
 
 @pytest.fixture
@@ -132,6 +132,10 @@ def test_each_command_is_among_these() -> None:
     tried = [" ".join(arguments) for arguments in (*TABLES, *LINES, *OTHERS)]
     for name in set(leaves(main, "")) - WITHOUT:
         assert any(f"{line} ".startswith(f"{name} ") for line in tried), name
+
+
+def test_acl_names_it_with_each_line(environment: dict[str, str], server: Server) -> None:
+    assert run(environment, "acl").stderr == f"{server.url}: default\n"
 
 
 def test_several_shards_and_a_prefix(server: Server, bare_environment: None, log_restored: None) -> None:

@@ -393,50 +393,6 @@ def test_untaken(stream: Outbox, client: redis.Redis) -> None:
     assert stream.groups.untaken(GROUP, 3000, 100) == 1
 
 
-def test_backlog(stream: Outbox, shard: Shard, client: redis.Redis) -> None:
-    def backlog() -> tuple[int, float]:
-        shard.read_clock()
-        told = stream.groups.backlog(GROUP)
-        return told.events, told.oldest_seconds
-
-    assert backlog() == (0, 0.0)
-    add(client, 3, at=1000)  # before the group, so they are not its own
-    stream.groups.ensure(GROUP)
-    assert backlog() == (0, 0.0)
-    now = server_time(client)
-    old = add(client, 2, at=now - 90_000)
-    add(client, 3, at=now - 30_000)
-    assert backlog() == (5, pytest.approx(90, abs=5))
-    stream.read(GROUP, 3)
-    assert backlog() == (5, pytest.approx(90, abs=5)), "to take is not to acknowledge"
-    stream.acknowledge(GROUP, old)
-    assert backlog() == (3, pytest.approx(30, abs=5))
-    stream.acknowledge(GROUP, ids(stream.read(GROUP, 1)))
-    assert backlog() == (2, pytest.approx(30, abs=5))
-    stream.acknowledge(GROUP, ids(stream.pending(GROUP)))
-    stream.acknowledge(GROUP, ids(stream.read(GROUP, 10)))
-    assert backlog() == (0, 0.0)
-
-
-def test_backlog_after_events_were_removed(stream: Outbox, client: redis.Redis) -> None:
-    """From then on Redis 7 does not know a group's lag, either."""
-    stream.groups.ensure(GROUP)
-    added = add(client, 10)
-    stream.read(GROUP, 2)
-    client.xdel(KEY, *added[5:7])
-    assert stream.groups.backlog(GROUP).events == 8
-
-
-def test_backlog_up_to_a_limit(stream: Outbox, client: redis.Redis) -> None:
-    stream.groups.ensure(GROUP)
-    add(client, 3500)
-    counts = "lag" in client.xinfo_groups(KEY)[0]  # Redis 7 does, at no cost
-    assert stream.groups.backlog(GROUP, limit=None).events == 3500
-    limited = stream.groups.backlog(GROUP, limit=1500).events
-    assert limited == 3500 if counts else 1500 <= limited <= 2500
-    assert stream.groups.backlog(GROUP).events == 3500
-
-
 # ---- trimming: whole nodes of up to 100 entries go at a time, so a few older ones may stay
 
 NODE = 100

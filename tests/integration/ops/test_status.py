@@ -8,7 +8,7 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.delivery.endpoint_state import CircuitNote
-from sweeperd.ops import endpoint_status, rate
+from sweeperd.ops import rate
 from sweeperd.ops.endpoint_status import EndpointStatus
 from sweeperd.ops.rate import Rate, read_rate
 from sweeperd.ops.status import Due, ShardStatus, read_all, read_status
@@ -211,7 +211,7 @@ def test_pending_counts_only_what_will_be_sent(shard: Shard, client: redis.Redis
 def test_pending_beyond_the_limit_is_an_estimate(
     shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint_status, "EXACT", 100)
+    monkeypatch.setattr("sweeperd.delivery.backlog.EXACT", 100)
     for number in range(400):
         client.xadd("sweeperd:events", {"id": str(number), "tenant": "acme" if number % 2 else "globex"})
     client.xgroup_create("sweeperd:events", "some", id="0")

@@ -33,12 +33,12 @@ def test_the_watchdog_is_fed_only_while_all_is_well(
         sole = runner(service._daemon)
         duty, *_ = sole.tasks
         monkeypatch.setattr(Dispatcher, "complete", True)
-        service._look()
+        service._check()
         assert (heard.said("WATCHDOG"), heard.said("STATUS")) == (["1"], ["Not ready: default: no sweep yet"])
 
         monkeypatch.setattr(duty, "_changed_at", duty._changed_at - 3600)
-        service._look()
-        service._look()
+        service._check()
+        service._check()
         assert heard.said("WATCHDOG") == ["1"]
         assert heard.said("STATUS")[-1] == "Not well: the sweep of default is stuck"
 
@@ -47,7 +47,7 @@ def test_the_watchdog_is_fed_only_while_all_is_well(
         # A refresh of the status page that hangs is no reason for a restart.
         monkeypatch.setattr(sole.tasks[-1], "_changed_at", duty._changed_at - 3600)
         sole._tried, sole._troubles = {"reservations"}, {"reservations": ""}
-        service._look()
+        service._check()
         assert heard.said("WATCHDOG") == ["1", "1"]
         assert heard.said("STATUS")[-1] == "Sweeping every 5 s, delivering to 0 endpoints"
         notifier.close()

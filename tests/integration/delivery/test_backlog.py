@@ -1,0 +1,109 @@
+"""How many events wait for an endpoint: taken or not, wanted or not, exact or not; and the daemon's gauge of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import EndpointSettings, RedisSettings, Settings
+from sweeperd.delivery import backlog as module
+from sweeperd.delivery.backlog import GroupBacklog, read_backlog
+from sweeperd.delivery.outbox import Outbox
+from sweeperd.delivery.subscription import Subscription
+from sweeperd.ops.status import read_status
+from sweeperd.store import streams
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from tests.integration.delivery.test_outbox import GROUP, KEY, add, ids
+from tests.support.harness import daemon, environment, eventually, server_time
+
+ACME = Subscription(EndpointSettings.model_validate({"name": GROUP, "url": "http://x/", "tenants": ["acme"]}))
+
+
+@pytest.fixture
+def stream(shard: Shard) -> Outbox:
+    return Outbox(shard, "us")
+
+
+def backlog(shard: Shard, subscription: Subscription | None = None, **options: Any) -> GroupBacklog:
+    group = streams.groups(shard.client, shard.keys.events).get(GROUP.encode())
+    return read_backlog(shard, group, subscription, shard.read_clock(), **options)
+
+
+def add_for(client: redis.Redis, tenant: str, count: int) -> None:
+    for number in range(count):
+        client.xadd(KEY, {"id": f"{tenant}-{number}", "tenant": tenant})
+
+
+def test_what_is_taken_and_what_is_not(stream: Outbox, shard: Shard, client: redis.Redis) -> None:
+    def now() -> tuple[int, float]:
+        found = backlog(shard)
+        return found.events, found.oldest_seconds
+
+    assert now() == (0, 0.0)
+    add(client, 3, at=1000)  # before the group, so they are not its own
+    stream.groups.ensure(GROUP)
+    assert now() == (0, 0.0)
+    moment = server_time(client)
+    old = add(client, 2, at=moment - 90_000)
+    add(client, 3, at=moment - 30_000)
+    assert now() == (5, pytest.approx(90, abs=5))
+    stream.read(GROUP, 3)
+    assert now() == (5, pytest.approx(90, abs=5)), "to take is not to acknowledge"
+    stream.acknowledge(GROUP, old)
+    assert now() == (3, pytest.approx(30, abs=5))
+    stream.acknowledge(GROUP, ids(stream.read(GROUP, 1)))
+    assert now() == (2, pytest.approx(30, abs=5))
+    stream.acknowledge(GROUP, ids(stream.pending(GROUP)))
+    stream.acknowledge(GROUP, ids(stream.read(GROUP, 10)))
+    assert now() == (0, 0.0)
+
+
+def test_after_events_were_removed(stream: Outbox, shard: Shard, client: redis.Redis) -> None:
+    """From then on Redis 7 does not know a group's lag, either."""
+    stream.groups.ensure(GROUP)
+    added = add(client, 10)
+    stream.read(GROUP, 2)
+    client.xdel(KEY, *added[5:7])
+    assert backlog(shard).events == 8
+
+
+def test_events_that_the_endpoint_does_not_want_are_left_out(stream: Outbox, shard: Shard, client: redis.Redis) -> None:
+    stream.groups.ensure(GROUP)
+    add_for(client, "globex", 3)
+    assert backlog(shard, ACME) == GroupBacklog()
+    add_for(client, "acme", 2)
+    assert backlog(shard, ACME).events == 2
+    assert backlog(shard).events == 5
+
+
+def test_beyond_the_limit_it_is_an_estimate(
+    stream: Outbox, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "EXACT", 100)
+    stream.groups.ensure(GROUP)
+    for _ in range(60):
+        add_for(client, "acme", 2)
+        add_for(client, "globex", 3)
+    found = backlog(shard, ACME)
+    counts = "lag" in client.xinfo_groups(KEY)[0]  # Redis 6.2 does not count
+    assert found.events == (120 if counts else 40)
+    assert not found.exact
+    assert backlog(shard, ACME, to_the_end=True).events == 120
+
+
+def test_the_gauge_is_the_number_of_status(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    """A paused endpoint that gets one tenant's events, while another tenant's come too."""
+    endpoints = [{"name": GROUP, "url": "http://127.0.0.1:9/", "tenants": ["acme"]}]
+    env = environment(server.url, endpoints=endpoints, sweep__interval="200ms")
+    client.hset("sweeperd:endpoints", GROUP, '{"paused_at": 1, "reason": "a test"}')
+    settings = Settings.model_validate({"webhooks": {"endpoints": endpoints}})
+    with daemon(env, tmp_path) as running:
+        eventually(lambda: client.exists(KEY) and client.xinfo_groups(KEY))
+        add_for(client, "globex", 3)
+        add_for(client, "acme", 2)
+        eventually(lambda: running.metric("sweeperd_webhook_pending_events", endpoint=GROUP) == 2)
+        (endpoint,) = read_status(settings, Shard(RedisSettings.model_validate({"url": server.url}))).endpoints
+        assert endpoint.pending == 2
+        assert running.metric("sweeperd_webhook_oldest_pending_seconds", endpoint=GROUP) >= 0

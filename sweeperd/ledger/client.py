@@ -18,6 +18,8 @@ from sweeperd.store.shard import Shard
 from sweeperd.tracing import ledger_call
 
 _SCRIPTS = ("reserve", "commit", "release", "extend", "event", "budget", "open_budget")
+#: The most connections of a ledger: it opens one more where a call finds all of them in use.
+_CONNECTIONS = 10_000
 _NO_GRACE = timedelta(0)
 _AUDIT_RETENTION = timedelta(days=30)
 
@@ -37,7 +39,7 @@ class Ledger:
     argument that cannot be used, RedisUnavailable where Redis cannot be reached (the change may or may not have
     happened: call again with the same idempotency key), and redis.RedisError for any other error of Redis.
 
-    A Ledger may be shared by threads.
+    A Ledger may be shared by threads. It has as many connections as threads have called it at the same time.
     """
 
     def __init__(
@@ -77,7 +79,8 @@ class Ledger:
         """
         settings = RedisSettings.model_validate({"url": url})
         check_prefix(settings.url, prefix)
-        return cls(Shard(settings, prefix), default_grace=default_grace, audit_retention=audit_retention)
+        shard = Shard(settings, prefix, connections=_CONNECTIONS)
+        return cls(shard, default_grace=default_grace, audit_retention=audit_retention)
 
     def close(self) -> None:
         """Close the connections to Redis."""

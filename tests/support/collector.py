@@ -37,9 +37,13 @@ class Collector:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a process's environment needs so that it sends its spans here, without long waits."""
+        """What a process's environment needs so that it sends all its spans here, without long waits."""
         address = f"http://127.0.0.1:{self._server.server_port}"
-        return {"OTEL_EXPORTER_OTLP_ENDPOINT": address, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+        return {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": address,
+            "OTEL_BSP_SCHEDULE_DELAY": "100",
+            "OTEL_TRACES_SAMPLER": "parentbased_always_on",
+        }
 
     def spans(self, name: str) -> list[CollectedSpan]:
         """The spans of this name so far."""

@@ -15,6 +15,7 @@ from benchmarks.rows import (
     peers,
     politeness,
     reconcile,
+    relay,
     start,
     throughput,
     tracing,
@@ -38,5 +39,6 @@ ROWS: tuple[Row, ...] = (
     cost.BY_SCOPES,
     audit.ROW,
     reconcile.ROW,
+    relay.ROW,
     tracing.ROW,
 )

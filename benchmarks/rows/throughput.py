@@ -39,3 +39,5 @@ ROW = Row(
     },
     measure,
 )
+#: For the gate, of the same name: what a round trip costs differs between machines.
+AGAINST_LIMIT = Row(ROW.name, ROW.what, ROW.against, {"limit": ROW.goals["limit"]}, measure)

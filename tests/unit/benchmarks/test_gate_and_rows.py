@@ -297,3 +297,26 @@ def test_a_row_from_end_to_end(redis_binary: Binary, tmp_path: Path, monkeypatch
     assert taken.figures["entries_per_second"] > 0
     assert "entries expired a second" in ended.stdout
     assert call("table", "--results", str(tmp_path)).stdout.count("not measured") > 5
+
+
+def test_the_gate_refuses_samples_that_are_30_percent_slower_in_any_row() -> None:
+    """Recorded ratios of each row of the gate: as they are they pass, and each one that is 30 % worse is refused."""
+    baseline = {"7.0": {row.name: dict.fromkeys(row.goals, 0.8) for row in gate.ROWS}}
+    for slow in gate.ROWS:
+        for ratio, goal in slow.goals.items():
+            worse = 0.8 / 0.7 if goal.bound == "at_most" else 0.8 * 0.7
+            recorded = {row.name: dict.fromkeys(row.goals, 0.8) for row in gate.ROWS}
+            assert all(one.holds for one in gate.judge(gate.ROWS, _runs(recorded), baseline))
+            recorded[slow.name] |= {ratio: worse}
+            judgements = gate.judge(gate.ROWS, _runs(recorded), baseline)
+            assert [(one.row, one.ratio) for one in judgements if not one.holds] == [(slow.name, ratio)]
+
+
+def _runs(recorded: dict[str, dict[str, float]]) -> dict[str, list[Measured]]:
+    return {name: [on("7.0.15", *[sample(**ratios)] * gate.ROUNDS)] for name, ratios in recorded.items()}
+
+
+def test_a_planted_slow_down_is_a_slow_down(server: Server, client: redis.Redis) -> None:
+    reserve(client, [f"r{number}" for number in range(500)])
+    done = once(environment(server.url) | {"PYTHONPATH": str(gate.PLANTED)})
+    assert (done.code, done.report["expired"]) == (0, 500)

@@ -52,7 +52,12 @@ def test_redis_takes_it_as_its_acl_file(redis_binary: Binary, tmp_path: Path) ->
 @pytest.mark.parametrize("prefix", ["", "{tenant-a}:"], ids=["no prefix", "prefix"])
 def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Server, tmp_path: Path, prefix: str) -> None:
     with connected(own_server) as client, limited(own_server, client, prefix) as url:
-        with Receiver() as good, Receiver(lambda *_: Answer(500)) as bad, Receiver(lambda *_: Answer(410)) as gone:
+        with (
+            Receiver() as good,
+            Receiver(lambda *_: Answer(422)) as batches,
+            Receiver(lambda *_: Answer(500)) as bad,
+            Receiver(lambda *_: Answer(410)) as gone,
+        ):
             env = environment(
                 url,
                 keys__prefix=prefix,
@@ -65,6 +70,8 @@ def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Serve
                 reconcile__interval="1s",
                 endpoints=[
                     {"name": "good", "url": good.url},
+                    # Refused batches are halved until each event stands alone, and then each is parked alone.
+                    {"name": "batches", "url": batches.url, "batch_size": 10},
                     {"name": "bad", "url": bad.url},
                     {"name": "gone", "url": gone.url},
                 ],
@@ -94,7 +101,8 @@ def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Serve
                 subprocess.run(line, env=operator, check=True, capture_output=True, timeout=60)
                 assert len(good.requests) == 6
                 gone.wait_for(lambda requests: len(requests) >= 1)
-                eventually(lambda: running.metric("sweeperd_webhook_dead_letters_total", endpoint="bad") == 3)
+                for name in ("bad", "batches"):
+                    eventually(lambda n=name: running.metric("sweeperd_webhook_dead_letters_total", endpoint=n) == 3)
                 eventually(lambda: running.logged("the endpoint is gone and is paused until it is resumed"))
                 walks = running.metric("sweeperd_reconcile_runs_total", result="ok")
                 eventually(lambda: running.metric("sweeperd_reconcile_runs_total", result="ok") > walks)
@@ -103,7 +111,7 @@ def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Serve
                 eventually(lambda: page(running) == ("", 1))
                 assert running.metric("sweeperd_sweeps_total", result="error") == 0
                 assert running.terminate() == 0
-            assert client.xlen(f"{prefix}sweeperd:dead-letters") == 3
+            assert client.xlen(f"{prefix}sweeperd:dead-letters") == 6
             assert client.hget(f"{prefix}sweeperd:endpoints", "gone")
             again = once(env)
             assert again.code in (0, 3), again.errors

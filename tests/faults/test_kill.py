@@ -6,7 +6,6 @@ import random
 import signal
 import socket
 import subprocess
-import threading
 from collections import Counter
 from typing import Any
 
@@ -15,8 +14,18 @@ import redis
 
 from sweeperd.store.embedded import Server
 from tests.support.books import Property, check, read
-from tests.support.harness import IN_HAND, budget, command, environment, eventually, once, reserve
-from tests.support.receiver import Answer, Receiver, Request
+from tests.support.harness import (
+    BATCH,
+    BATCHES_IN_HAND,
+    IN_HAND,
+    budget,
+    command,
+    environment,
+    eventually,
+    once,
+    reserve,
+)
+from tests.support.receiver import EventCounter, Receiver
 from tests.support.streams import entries
 
 #: How often it is killed. Set it to 50 for the full size: two minutes on two cores.
@@ -24,27 +33,6 @@ KILLS = int(os.environ.get("SWEEPERD_TEST_KILLS", "20"))
 TOTAL = 400 * KILLS
 #: A killed process leaves its lease, and the next run would wait until it has run out.
 LEASE = "sweeperd:lease:sweep"
-
-
-#: How many events a request to the endpoint with batches has.
-BATCH = 50
-
-
-class Deliveries:
-    """A receiver's behaviour that counts how often each event came, alone or in a batch."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.counts: Counter[str] = Counter()
-        self.reservations: set[bytes] = set()
-
-    def __call__(self, request: Request, _: int) -> Answer:
-        body = json.loads(request.body)
-        events = body if isinstance(body, list) else [body]
-        with self._lock:
-            self.counts.update(event["event_id"] for event in events)
-            self.reservations.update(event["data"]["reservation_id"].encode() for event in events)
-        return Answer()
 
 
 def in_hand(client: redis.Redis, group: str, process: int) -> int:
@@ -59,7 +47,7 @@ def in_hand(client: redis.Redis, group: str, process: int) -> int:
 def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> None:
     """Only what was in hand at a kill comes twice: single events at the one endpoint, batches at the other."""
     chance = random.Random(TOTAL)
-    deliveries = {"hook": Deliveries(), "batches": Deliveries()}
+    deliveries = {"hook": EventCounter(), "batches": EventCounter()}
     with Receiver(deliveries["hook"]) as receiver, Receiver(deliveries["batches"]) as batches:
         env = environment(
             server.url,
@@ -104,7 +92,7 @@ def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> 
             assert twice <= lost[name]
             assert client.xpending("sweeperd:events", name)["pending"] == 0
         assert lost["hook"] <= KILLS * IN_HAND
-        assert lost["batches"] <= KILLS * IN_HAND * BATCH
+        assert lost["batches"] <= KILLS * BATCHES_IN_HAND
         assert lost["batches"] > 0
         assert len(batches.requests) < TOTAL / 2, "they came in batches"
         assert client.zcard("reservation:ttl") == 0

@@ -28,6 +28,9 @@ SCOPES = ("tenant:acme", "tenant:acme/workspace:prod")
 #: Events that a process has in hand at most, two for each of its 16 connections: queued, being sent, or delivered and
 #: not acknowledged yet. When it dies, so many webhooks may come again.
 IN_HAND = 32
+#: The same of an endpoint that gets batches of BATCH events, on the half of these connections.
+BATCH = 50
+BATCHES_IN_HAND = IN_HAND // 2 * BATCH
 #: How long a reservation lives before its deadline.
 TTL_MS = 60_000
 

@@ -168,3 +168,25 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, *_: object) -> None:
         """A sender that was killed is no error here."""
+
+
+class EventCounter:
+    """A behaviour that accepts everything, and counts how often each event came, alone or in a batch."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.counts: Counter[str] = Counter()
+        self.reservations: set[bytes] = set()
+
+    def __call__(self, request: Request, _: int) -> Answer:
+        body = json.loads(request.body)
+        events = body if isinstance(body, list) else [body]
+        with self._lock:
+            self.counts.update(event["event_id"] for event in events)
+            self.reservations.update(event["data"]["reservation_id"].encode() for event in events)
+        return Answer()
+
+    @property
+    def doubled(self) -> int:
+        """How many events came again."""
+        return self.counts.total() - len(self.counts)

@@ -5,6 +5,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import redis
 
@@ -14,7 +15,7 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
 from sweeperd.store.shard import Shard
 from tests.support.books import Books
-from tests.support.receiver import Receiver
+from tests.support.receiver import EventCounter, Receiver
 
 SCOPE = "tenant:load"
 
@@ -59,21 +60,23 @@ class Load:
         self._shard.close()
 
 
-def delivered(client: redis.Redis, prefix: str = "", group: str = "hook") -> bool:
-    """Whether the group has taken and acknowledged all there is."""
-    (info,) = client.xinfo_groups(f"{prefix}sweeperd:events")
+def delivered(client: redis.Redis, prefix: str = "") -> bool:
+    """Whether every group has taken and acknowledged all there is."""
+    groups: Any = client.xinfo_groups(f"{prefix}sweeperd:events")
     last = client.xinfo_stream(f"{prefix}sweeperd:events")["last-generated-id"]
-    return bool(info["pending"] == 0 and info["last-delivered-id"] == last)
+    return all(info["pending"] == 0 and info["last-delivered-id"] == last for info in groups)
 
 
-def account(receiver: Receiver, books: Books) -> int:
+def account(receiver: Receiver, books: Books, batched: EventCounter | None = None) -> int:
     """
-    Every event of the stream was delivered. A webhook whose event is not in the stream reported an expiry that a
-    fail-over undid: its reservation was swept and reported again, or was itself lost. Returns how many these are.
+    `receiver` gets single events, `batched` counts those in batches. Every event of the stream was delivered. A webhook
+    whose event is not in the stream reported an expiry that a fail-over undid: its reservation was swept and reported
+    again, or was itself lost. Returns how many these are.
     """
     kept = {message(books.keys.prefix, dict(fields)).event_id for fields in books.events}
     told = {request.event_id for request in receiver.requests}
     assert kept <= told, "an event that is in the stream was not delivered"
+    assert batched is None or kept <= batched.counts.keys(), "an event that is in the stream was in no batch"
     undone = {
         request.event["data"]["reservation_id"].encode()
         for request in receiver.requests

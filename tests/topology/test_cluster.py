@@ -12,8 +12,8 @@ from sweeperd.store.lease import Lease
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from tests.support.books import Property, check, read
-from tests.support.harness import budget, daemon, environment, eventually, reserve, server_time
-from tests.support.receiver import Receiver
+from tests.support.harness import BATCH, budget, daemon, environment, eventually, reserve, server_time
+from tests.support.receiver import EventCounter, Receiver
 from tests.topology.load import Load, account, delivered
 from tests.topology.servers import cluster, moved_step_by_step
 from tests.topology.walk import walk
@@ -23,7 +23,8 @@ EVENTS, INDEX = f"{PREFIX}sweeperd:events", f"{PREFIX}reservation:ttl"
 
 
 def test_the_slot_moves_and_then_its_primary_is_killed(tmp_path: Path) -> None:
-    with cluster() as running, Receiver() as receiver:
+    batched = EventCounter()
+    with cluster() as running, Receiver() as receiver, Receiver(batched) as batches:
         walk(running)
         source, target = running.owner(PREFIX), running.other_primary(PREFIX)
         with running.client(source) as client:
@@ -40,7 +41,10 @@ def test_the_slot_moves_and_then_its_primary_is_killed(tmp_path: Path) -> None:
             sweep__pipeline_depth=5,
             redis__socket_timeout="1s",
             redis__connect_timeout="1s",
-            endpoints=[{"name": "hook", "url": receiver.url}],
+            endpoints=[
+                {"name": "hook", "url": receiver.url},
+                {"name": "batches", "url": batches.url, "batch_size": BATCH},
+            ],
         )
         with Load(running.url, PREFIX).running() as load, daemon(env, tmp_path) as swept:
 
@@ -76,7 +80,7 @@ def test_the_slot_moves_and_then_its_primary_is_killed(tmp_path: Path) -> None:
                 assert budget(client, prefix=PREFIX) == (0, 6 * 300 * 5)
                 assert sum(b"-" in entry and len(entry) <= 5 for entry in books.reservations) == 6 * 300
                 lost = load.told - books.reservations.keys()
-                undone = account(receiver, books)
+                undone = account(receiver, books, batched)
                 print(f"{len(books.reservations)} left, {load.failed} failed, {len(lost)} lost, {undone} undone")
                 # What goes to waste in a fail-over is what was on its way: a moment's worth.
                 assert len(lost) < 100

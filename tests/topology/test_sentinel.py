@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.books import Property, check, read
-from tests.support.harness import SCOPES, budget, daemon, environment, eventually, reserve
-from tests.support.receiver import Receiver
+from tests.support.harness import BATCH, SCOPES, budget, daemon, environment, eventually, reserve
+from tests.support.receiver import EventCounter, Receiver
 from tests.topology.load import Load, account, delivered
 from tests.topology.servers import PASSWORD, SENTINEL_PASSWORD, sentinels
 
@@ -21,11 +21,16 @@ FAST = {
 
 
 def test_the_primary_is_killed_under_load(tmp_path: Path) -> None:
-    with sentinels() as running, Receiver() as receiver:
+    batched = EventCounter()
+    with sentinels() as running, Receiver() as receiver, Receiver(batched) as batches:
         with running.client() as client:
             reserve(client, [f"old {number}" for number in range(TOTAL)])
             assert client.wait(2, 5000) == 2
-        env = environment(running.url(), endpoints=[{"name": "hook", "url": receiver.url}], **FAST)
+        endpoints = [
+            {"name": "hook", "url": receiver.url},
+            {"name": "batches", "url": batches.url, "batch_size": BATCH},
+        ]
+        env = environment(running.url(), endpoints=endpoints, **FAST)
         with Load(running.url("default")).running() as load, daemon(env, tmp_path) as swept:
             with running.client() as client:
                 eventually(lambda: client.xlen("sweeperd:events") > 200)
@@ -45,7 +50,7 @@ def test_the_primary_is_killed_under_load(tmp_path: Path) -> None:
                 check(books, set(Property))
                 assert budget(client) == (0, 5 * TOTAL)
                 assert sum(entry.startswith(b"old ") for entry in books.reservations) == TOTAL
-                undone = account(receiver, books)
+                undone = account(receiver, books, batched)
                 lost = load.told - books.reservations.keys()
                 print(f"{len(books.reservations)} left, {load.failed} failed, {len(lost)} lost, {undone} undone")
                 # What goes to waste in a fail-over is what was on its way: a moment's worth.

@@ -1,0 +1,148 @@
+"""Keys of both kinds are rotated under load; receivers verify with libraries that are not sweeperd's own."""
+
+import base64
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import nacl.exceptions
+import nacl.signing
+import pytest
+import redis
+import standardwebhooks
+
+from sweeperd.delivery.ed25519 import generate
+from sweeperd.store.embedded import Server
+from tests.support.harness import Daemon, daemon, environment, eventually, reserve
+from tests.support.receiver import Answer, Receiver, Request
+
+#: Requests of each endpoint that have to come in each phase.
+ENOUGH = 15
+Verify = Callable[[Request], bool]
+
+
+def shared(secret: str) -> Verify:
+    """Whether a request is signed with this `whsec_` key."""
+
+    def verify(request: Request) -> bool:
+        try:
+            standardwebhooks.Webhook(secret).verify(request.body, request.headers)
+        except standardwebhooks.WebhookVerificationError:
+            return False
+        return True
+
+    return verify
+
+
+def private(public: str) -> Verify:
+    """Whether a request is signed with the private key of this `whpk_` key."""
+    key = nacl.signing.VerifyKey(base64.b64decode(public.removeprefix("whpk_")))
+
+    def verify(request: Request) -> bool:
+        signed = f"{request.event_id}.{request.headers['webhook-timestamp']}.".encode() + request.body
+        for part in request.headers["webhook-signature"].split():
+            version, _, signature = part.partition(",")
+            try:
+                if version == "v1a":
+                    key.verify(signed, base64.b64decode(signature))
+                    return True
+            except nacl.exceptions.BadSignatureError:
+                continue
+        return False
+
+    return verify
+
+
+class Rotating:
+    """A receiver that answers 401 to what is not signed with one of the keys that it knows."""
+
+    def __init__(self, *known: Verify) -> None:
+        self.known = list(known)
+        #: How many signatures each request had.
+        self.signatures: list[int] = []
+
+    def __call__(self, request: Request, _: int) -> Answer:
+        self.signatures.append(len(request.headers["webhook-signature"].split()))
+        return Answer(200 if any(verify(request) for verify in self.known) else 401)
+
+
+@contextmanager
+def load(client: redis.Redis) -> Iterator[Callable[[], int]]:
+    """Overdue reservations, again and again while the block lasts. Yields a function with their number so far."""
+    ended, made = threading.Event(), 0
+
+    def run() -> None:
+        nonlocal made
+        while not ended.wait(0.02):
+            reserve(client, [f"r{made + number}" for number in range(20)])
+            made += 20
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield lambda: made
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.newest_redis
+def test_both_kinds_of_keys_are_rotated_and_no_delivery_is_rejected(
+    server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    """Single events signed with a shared key, and batches signed with a private one."""
+    config = tmp_path / "config.toml"
+    array = "batch_size = 20"
+    texts = {
+        "old": "whsec_" + base64.b64encode(b"o" * 32).decode(),
+        "new": "whsec_" + base64.b64encode(b"n" * 32).decode(),
+    }
+    pairs = {name: generate() for name in ("old", "new")}
+    singles = Rotating(shared(texts["old"]))
+    batches = Rotating(private(pairs["old"][1]))
+    with Receiver(singles) as hook, Receiver(batches) as many:
+
+        def write(*names: str) -> None:
+            blocks = [
+                f'name = "singles"\nurl = "{hook.url}"\nsecrets = {[texts[name] for name in names]}',
+                f'name = "batches"\nurl = "{many.url}"\nsecrets = {[pairs[name][0] for name in names]}\n{array}',
+            ]
+            config.write_text(
+                "\n".join(["[sweep]", 'interval = "50ms"', *(f"[[webhooks.endpoints]]\n{b}" for b in blocks)])
+            )
+
+        def settle(running: Daemon, signatures: int, reloads: int) -> None:
+            """Wait until each endpoint has had enough requests, all with so many signatures."""
+            eventually(lambda: len(running.logged("reloaded")) == reloads)
+            wanted = [signatures] * ENOUGH
+            for each in (singles, batches):
+                since = len(each.signatures)
+                eventually(lambda each=each, since=since: each.signatures[since:][-ENOUGH:] == wanted, limit=60)
+
+        write("old")
+        with (
+            daemon(environment(server.url) | {"SWEEPERD_CONFIG": str(config)}, tmp_path) as running,
+            load(client) as made,
+        ):
+            settle(running, 1, 0)
+            write("new", "old")  # the receivers know the old key only
+            running.reload()
+            settle(running, 2, 1)
+            singles.known, batches.known = [shared(texts["new"])], [private(pairs["new"][1])]
+            settle(running, 2, 1)
+            write("new")
+            running.reload()
+            settle(running, 1, 2)
+            eventually(lambda: made() > 1000)
+            for name in ("singles", "batches"):
+                counted = {
+                    result: running.metric("sweeperd_webhook_attempts_total", endpoint=name, result=result)
+                    for result in ("delivered", "rejected", "failed")
+                }
+                assert counted["delivered"] > 3 * ENOUGH
+                assert (counted["rejected"], counted["failed"]) == (0, 0)
+    # The last requests carry the new signature alone.
+    last = many.requests[-1]
+    assert private(pairs["new"][1])(last)
+    assert not private(pairs["old"][1])(last)

@@ -243,6 +243,7 @@ class EndpointSettings(Section):
     batch_bytes: int = Field(default=1024 * 1024, ge=1024, le=64 * 1024 * 1024)
     batch_wait: PositiveDuration = timedelta(milliseconds=50)
     start: Start = "now"
+    max_rate: float | None = Field(default=None, gt=0, le=100_000, allow_inf_nan=False)
     headers: dict[str, SecretStr] = {}
     proxy: OptionalProxyUrl = None
     ca: OptionalPemFile = None

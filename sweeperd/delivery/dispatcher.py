@@ -16,6 +16,7 @@ from sweeperd.delivery.backlog import GroupBacklog, read_backlog
 from sweeperd.delivery.endpoint import EndpointDelivery
 from sweeperd.delivery.endpoint_state import CircuitStateStore
 from sweeperd.delivery.outbox import Outbox, Replication
+from sweeperd.delivery.rate_limit import RateLimit
 from sweeperd.delivery.relay import SENDERS as RELAY_SENDERS
 from sweeperd.delivery.relay import Relay
 from sweeperd.delivery.replay import ReplayNote, ReplaySubscription
@@ -61,6 +62,18 @@ class Dispatcher:
         self._groups = outbox.groups
         self._ready = False
         self._subscriptions = {endpoint.name: Subscription(endpoint) for endpoint in settings.consumers}
+        #: Endpoint -> its `max_rate`, which its delivery and a replay to it share. Shards share no Redis, so each shard
+        #: gets an equal part.
+        self._limits = {
+            endpoint.name: RateLimit(
+                shard,
+                endpoint.name,
+                endpoint.max_rate / len(settings.all_shards),
+                metrics.webhooks.rate_waits.labels(endpoint.name),
+            )
+            for endpoint in webhooks.endpoints
+            if endpoint.max_rate
+        }
         #: Each endpoint has connections of its own, so that a receiver that hangs does not delay another endpoint.
         self.endpoints = [
             self._delivery(context, endpoint, senders)
@@ -187,7 +200,8 @@ class Dispatcher:
     ) -> EndpointDelivery:
         """The delivery to one endpoint, or that of a replay to the endpoint of `live`."""
         webhooks, shard, observe = context.settings.webhooks, context.shard, self._observer(endpoint.name)
-        client = WebhookClient(endpoint, webhooks, shard.clock, context.concurrency, observe, context.stop)
+        limit = self._limits.get(endpoint.name)
+        client = WebhookClient(endpoint, webhooks, shard.clock, context.concurrency, observe, context.stop, limit)
         encode = EventEncoder(shard.name, shard.origin, endpoint.format, batches=endpoint.batch_size > 1).request
         parts = client, encode, senders, self._announcements, subscription, live
         return EndpointDelivery(context, endpoint, self._outbox, *parts)

@@ -76,6 +76,10 @@ class Relay:
         self._observe(result)
         return result
 
+    def await_turn(self) -> bool:
+        """There is no limit."""
+        return True
+
     def close(self) -> None:
         """Nothing to close: the connections are the shard's."""
 

@@ -15,6 +15,7 @@ from tenacity.wait import wait_base
 from sweeperd import __version__, tracing
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.masking import Masker
+from sweeperd.delivery.rate_limit import RateLimit
 from sweeperd.delivery.request import WebhookRequest
 from sweeperd.delivery.result import DeliveryResult, failed, judge
 from sweeperd.delivery.signing import Signer
@@ -47,7 +48,8 @@ class WebhookClient:
     """
     The connections and the keys of one endpoint. Threads may share it.
 
-    `observe` is called with the result of each single request. `stop` ends the waits between retries.
+    `observe` is called with the result of each single request. `stop` ends the waits between retries. `limit` is its
+    `max_rate`; several clients of the same endpoint share it.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class WebhookClient:
         connections: int,
         observe: Callable[[DeliveryResult], None],
         stop: threading.Event,
+        limit: RateLimit | None = None,
     ) -> None:
+        self._limit = limit
         self._name = endpoint.name
         self._signer = Signer([secret.get_secret_value() for secret in endpoint.secrets])
         connect_timeout, timeout = settings.connect_timeout.total_seconds(), settings.timeout.total_seconds()
@@ -101,7 +105,7 @@ class WebhookClient:
         earlier: list[DeliveryResult] = []
         for attempt in retrying:
             number = attempt.retry_state.attempt_number
-            if number > 1 and self._stop.is_set():
+            if number > 1 and not self.await_turn():
                 break  # the stop came during the wait
             with attempt:
                 if number > 1:
@@ -109,6 +113,10 @@ class WebhookClient:
                     result = self._send(request, span).outcome
             attempt.retry_state.set_result(result)
         return replace(result, earlier=tuple(earlier))
+
+    def await_turn(self) -> bool:
+        """Wait until the endpoint may get a request. False: a stop came first."""
+        return not self._stop.is_set() if self._limit is None else self._limit.take(self._stop)
 
     def close(self) -> None:
         """Close the connections."""

@@ -35,6 +35,9 @@ class Client(Protocol):
     def deliver(self, request: WebhookRequest, attempts: int | None = None) -> DeliveryResult:
         """Send it, with at most so many attempts."""
 
+    def await_turn(self) -> bool:
+        """Wait until the endpoint may get a request. False: a stop came first."""
+
     def close(self) -> None:
         """Close its connections."""
 
@@ -84,11 +87,13 @@ class BatchSender:
     def _deliver(
         self, entries: Sequence[OutboxEntry], *, probe: bool = False, attempts: int | None
     ) -> list[Settlement]:
-        if self._stop.is_set() or self._state.resting or (self._circuit.open and not probe):
+        if self._held_back(probe):
             return [Settlement(Disposition.RELEASE, entries)]
         request = self._encode(entries)
         if len(entries) > 1 and len(request.body) > self._limits.bytes:
             return self._halves(entries, attempts)
+        if not self._client.await_turn() or self._held_back(probe):
+            return [Settlement(Disposition.RELEASE, entries)]
         successes = self._circuit.successes
         result = self._client.deliver(request, attempts=attempts)
         self._events[result.result].inc(len(entries))
@@ -110,6 +115,9 @@ class BatchSender:
         if result.refused and len(entries) == 1:
             entries = [replace(entries[0], alone=self._batches)]
         return self._nack(entries, result.reason)
+
+    def _held_back(self, probe: bool) -> bool:
+        return self._stop.is_set() or self._state.resting or (self._circuit.open and not probe)
 
     def _halves(self, entries: Sequence[OutboxEntry], attempts: int | None) -> list[Settlement]:
         middle = (len(entries) + 1) // 2

@@ -63,6 +63,10 @@ class WebhookMetrics:
             registry=registry,
         )
 
+        self.rate_waits = Counter(
+            "sweeperd_webhook_rate_waits_total", "Requests that waited for max_rate", ["endpoint"], registry=registry
+        )
+
     def announce(self, endpoint: str) -> None:
         """Show an endpoint's series at 0 from the start."""
         for result in ("delivered", "rejected", "failed"):
@@ -70,6 +74,7 @@ class WebhookMetrics:
             self.events.labels(endpoint, result)
         self.duration.labels(endpoint)
         self.dead_letters.labels(endpoint)
+        self.rate_waits.labels(endpoint)
         self.dropped_attempts.labels(endpoint)
 
     def waiting(self, shard: str, endpoint: str, events: int, oldest_seconds: float) -> None:

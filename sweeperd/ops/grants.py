@@ -156,6 +156,8 @@ def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
     yield granted(Duty.STATUS, keys.attempts(_ANY), "XREVRANGE")
     if settings.events.attempts_kept:
         yield granted(Duty.DELIVER, keys.attempts(_ANY), "XADD")
+    if any(endpoint.max_rate for endpoint in settings.webhooks.endpoints):
+        yield granted(Duty.DELIVER, keys.pace, "HGET HSET HDEL")
     if settings.events.wait_replicas:
         yield granted(Duty.DELIVER, b"", "WAIT")
     if EXPIRY_SPIKE in settings.announced:

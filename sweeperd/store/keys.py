@@ -77,6 +77,11 @@ class Keys:
         return self.prefix + b"sweeperd:groups"
 
     @property
+    def pace(self) -> bytes:
+        """HASH: endpoint with a `max_rate` -> when its bucket of requests will be full again, µs."""
+        return self.prefix + b"sweeperd:pace"
+
+    @property
     def circuits(self) -> bytes:
         """HASH: endpoint@process -> the circuit of that process, JSON; endpoint -> when an operator closed it, ms."""
         return self.prefix + b"sweeperd:circuits"

@@ -93,10 +93,11 @@ def command(
         raise click.UsageError("either --since, or --cancel")
     output, troubles = Output(as_json=as_json), Troubles()
     with options.shards(shard) as (settings, shards):
-        endpoint = _endpoint(settings, name)
         if since is None:
+            # Also one to an endpoint that is not in the configuration any more.
             replays = _cancel(output, troubles, shards, name, yes)
         else:
+            endpoint = _endpoint(settings, name)
             shown = None if tenant is None else decode(tenant.encode("utf-8", "surrogateescape"))
 
             def prepare(one: Shard) -> _Replay:

@@ -84,7 +84,7 @@ class Dispatcher:
         self._concurrency = context.concurrency
         #: Those that share the connections, with the replays; the relay has none.
         self._receivers = tuple(self.endpoints)
-        self._replays = Replays(shard, outbox, self._replay)
+        self._replays = Replays(shard, outbox, [each.name for each in self._receivers], self._replay)
         if settings.cycles.enabled:
             relay, encoder = Relay(shard, self._observer(RELAY.name)), EventEncoder(shard.name, shard.origin)
             self.endpoints.append(EndpointDelivery(context, RELAY, outbox, relay, encoder.request, RELAY_SENDERS))
@@ -206,14 +206,13 @@ class Dispatcher:
         parts = client, encode, senders, self._announcements, subscription, live
         return EndpointDelivery(context, endpoint, self._outbox, *parts)
 
-    def _replay(self, note: ReplayNote) -> RunningReplay | None:
+    def _replay(self, note: ReplayNote) -> RunningReplay:
         """The delivery of a replay; `_lend_connections` lends it its connections."""
-        for endpoint, live in zip(self._context.settings.webhooks.endpoints, self._receivers, strict=True):
-            if endpoint.name == note.endpoint:
-                subscription, stop = ReplaySubscription(endpoint, note), threading.Event()
-                delivery = self._delivery(replace(self._context, stop=stop), endpoint, 1, subscription, live)
-                return RunningReplay(note, subscription, delivery, stop)
-        return None
+        stop, settings = threading.Event(), self._context.settings.webhooks.endpoints
+        (place,) = (number for number, endpoint in enumerate(settings) if endpoint.name == note.endpoint)
+        subscription, live = ReplaySubscription(settings[place], note), self._receivers[place]
+        delivery = self._delivery(replace(self._context, stop=stop), settings[place], 1, subscription, live)
+        return RunningReplay(note, subscription, delivery, stop)
 
     def _backlog(self, endpoint: str, *, to_the_end: bool = False) -> GroupBacklog:
         groups = streams.groups(self._shard.client, self._shard.keys.events)

@@ -29,8 +29,8 @@ class RunningReplay:
     stop: threading.Event
 
 
-#: Makes the delivery of a replay, which is not started; None: this process has no such endpoint.
-Make = Callable[[ReplayNote], RunningReplay | None]
+#: Makes the delivery of a replay, which is not started.
+Make = Callable[[ReplayNote], RunningReplay]
 
 
 def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:
@@ -48,14 +48,15 @@ def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:
 
 class Replays:
     """
-    Begins to work on each replay that an operator has begun, and ends each one whose events have all been delivered.
-    `refresh` is called every few seconds, by one thread at a time.
+    Begins to work on each replay to one of these endpoints that an operator has begun, and ends each one whose events
+    have all been delivered. `refresh` is called every few seconds, by one thread at a time.
     """
 
-    def __init__(self, shard: Shard, outbox: Outbox, make: Make) -> None:
+    def __init__(self, shard: Shard, outbox: Outbox, endpoints: Iterable[str], make: Make) -> None:
         self._shard = shard
         self._outbox = outbox
         self._store = ReplayStore(shard)
+        self._endpoints = frozenset(endpoints)
         self._make = make
         self._running: dict[str, RunningReplay] = {}
         self._counts = Counter[str]()
@@ -72,7 +73,7 @@ class Replays:
 
     def refresh(self, *, until_idle: bool = False) -> None:
         """Start, stop and end what is to be. Raises redis.RedisError."""
-        notes = self._store.all()
+        notes = self._notes()
         for endpoint, replay in list(self._running.items()):
             note = notes.get(endpoint)
             if note is None or note.cancelled or note.made_at != replay.note.made_at:
@@ -102,7 +103,7 @@ class Replays:
 
     def finish(self) -> None:
         """End the replays that are at their end. Raises redis.RedisError."""
-        self._end_finished(self._store.all().values())
+        self._end_finished(self._notes().values())
 
     def counts(self) -> Counter[str]:
         """How many events were `delivered` and `dead_lettered` by the replays of this process."""
@@ -111,16 +112,17 @@ class Replays:
     def left(self) -> int:
         """How many events of all replays are not delivered, about. Raises redis.RedisError."""
         count = 0
-        for note in self._store.all().values():
+        for note in self._notes().values():
             position = self._store.position(note)
             if position is not None and not note.cancelled:
                 count += note.left(position) + len(self._outbox.pending(note.group))
         return count
 
+    def _notes(self) -> dict[str, ReplayNote]:
+        return {endpoint: note for endpoint, note in self._store.all().items() if endpoint in self._endpoints}
+
     def _start(self, note: ReplayNote, *, until_idle: bool) -> None:
         replay = self._make(note)
-        if replay is None:
-            return
         replay.delivery.prepare()
         if replay.stop.is_set():
             return  # it has ended since its note was read

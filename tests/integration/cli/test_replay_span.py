@@ -86,6 +86,9 @@ def test_it_is_cancelled(invoke: Run, client: redis.Redis, now: int) -> None:
     assert not client.exists("sweeperd:groups")
     assert client.xinfo_groups(EVENTS) == []
     assert [(action, count) for action, _, count in actions(invoke)] == [("cancel-replay", 5), ("replay", 5)]
+    start(invoke, "--detach", "--yes")
+    removed = invoke("replay", "--endpoint", "billing", "--cancel", "--yes")
+    assert (removed.exit_code, removed.stdout) == (0, expected), "the endpoint is not in the configuration any more"
     none = invoke("replay", "--endpoint", "billing", "--cancel", endpoints=BILLING)
     assert (none.exit_code, none.stdout) == (0, "no replay to billing is running\n")
 

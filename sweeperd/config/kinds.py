@@ -1,4 +1,4 @@
-"""`[[kinds]]`: what is swept beside reservations."""
+"""`[[kinds]]`: what is swept in addition to reservations."""
 
 import re
 from collections.abc import Sequence

@@ -316,13 +316,13 @@ class WebhooksSettings(Section):
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two endpoints are named {min(twice)}")
         if len(names) > self.concurrency:
-            # Each endpoint has senders of its own, so that a slow one delays nobody else.
+            # Each endpoint has senders of its own, so that a slow one delays no other one.
             raise ValueError(f"concurrency must be at least the number of endpoints, {len(names)}")
         return self
 
 
 class CyclesSettings(Section):
-    """Beside the services of a Cycles installation, in place of their own expiry sweep."""
+    """How to run with the services of a Cycles installation, in place of their own expiry sweep."""
 
     enabled: bool = False
     spike_factor: float = Field(default=5, gt=1, le=1000, allow_inf_nan=False)
@@ -394,7 +394,7 @@ class Settings(Section):
 
     @property
     def announced(self) -> frozenset[str]:
-        """The types of events that are made beside expiries, because an endpoint names them."""
+        """The types of events that are no expiries and are made because an endpoint names them."""
         return ANNOUNCED & {name for endpoint in self.webhooks.endpoints for name in endpoint.events or ()}
 
     @property

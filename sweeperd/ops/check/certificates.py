@@ -38,7 +38,7 @@ def _handshake(endpoint: EndpointSettings, timeout: float) -> CheckResult:
 
 def _file(file: PemFile) -> CheckResult | None:
     try:
-        # An extra. Whoever has it can be warned.
+        # An extra: without it the expiry is not known.
         from cryptography import x509  # noqa: PLC0415
     except ImportError:
         return unknown_without("cryptography", "sweeperd[ed25519]")

@@ -50,6 +50,11 @@ def span(seconds: float) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
 
 
+def per_second(rate: float) -> str:
+    """A rate for people: `0.13`, `12.5`, `1,234`. The status page writes it in the same way."""
+    return f"{rate:,.{0 if rate >= 100 else 1 if rate >= 10 else 2}f}"
+
+
 def parse_rfc3339(instant: str) -> int:
     """The opposite of `rfc3339`. Raises ValueError for a text of another form."""
     return round(datetime.fromisoformat(instant).timestamp() * 1000)

@@ -20,14 +20,14 @@ from sweeperd.config import Settings
 from sweeperd.ops.endpoint_status import EndpointStatus
 from sweeperd.ops.presence import WARNING
 from sweeperd.ops.status import KindStatus, ShardStatus, read_all
-from sweeperd.ops.status_report import last_walk_as_dict
+from sweeperd.ops.status_report import last_walk_as_dict, rate_as_dict, replica_as_dict
 from sweeperd.store.shard import Shard
-from sweeperd.text import span
+from sweeperd.text import per_second, span
 
 _SHARDS = ("shard", "due", "in grace", "overdue", "oldest overdue", "quarantined", "dead letters")
-_SWEEP = ("shard", "last tick", "by", "took", "expired", "a second", "sweeping now")
+_SWEEP = ("shard", "last tick", "by", "took", "expired", "a second", "empty in", "sweeping now")
 _KINDS = ("shard", "kind", "due", "oldest due", "quarantined", "last tick", "by", "took", "expired", "sweeping now")
-_ENDPOINTS = ("shard", "endpoint", "state", "pending", "oldest", "dead letters", "about")
+_ENDPOINTS = ("shard", "endpoint", "state", "pending", "oldest", "a second", "empty in", "dead letters", "about")
 _STYLES = {"open": "green", "quiet": "yellow", "failing": "red", "paused": "red", "unknown": "dim"}
 
 
@@ -57,8 +57,10 @@ def command(options: Options, watch: bool, interval: float, shard: str | None, a
 
     due: the deadline has passed, by the index. in grace: a late commit is still accepted, so the sweep leaves it.
     overdue: the rest, which the next tick takes. Where more than 200 entries are due, the last two are estimates from
-    200 of them, marked with ~. a second: expiries, over the last minute or the last 2,000 of them. pending: events
-    that are to be sent; beyond 10,000 an estimate, marked with ~.
+    200 of them, marked with ~. pending: events that are to be sent; beyond 10,000 an estimate, marked with ~.
+
+    a second: expiries, or events delivered by all processes, over the last minute or the last 2,000 of them. empty in:
+    how long it takes at this rate to expire what is overdue now, or to deliver what is pending now.
 
     Exit code 1 where a shard cannot be reached.
     """
@@ -143,11 +145,12 @@ def _shard_row(status: ShardStatus) -> Sequence[object]:
 
 
 def _sweep_row(status: ShardStatus) -> Sequence[object]:
-    tick, age, rate = status.tick, status.tick_age_seconds, f"{status.rate.per_second:.1f}"
+    tick, age, rate = status.tick, status.tick_age_seconds, per_second(status.rate.per_second)
     if tick is None or age is None:
-        return status.name, Cell("never" if status.reachable else None, "yellow"), *[None] * 4, status.sweeping
+        return status.name, Cell("never" if status.reachable else None, "yellow"), *[None] * 5, status.sweeping
     took = f"{tick.seconds:.3f} s{'' if tick.complete else ', cut short'}"
-    return status.name, f"{span(age)} ago", tick.by, took, tick.expired, rate, status.sweeping
+    empty_in = _empty_in(status.due.overdue, status.empty_in_seconds)
+    return status.name, f"{span(age)} ago", tick.by, took, tick.expired, rate, empty_in, status.sweeping
 
 
 def _kind_row(status: ShardStatus, kind: KindStatus) -> Sequence[object]:
@@ -174,12 +177,21 @@ def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:
             Cell(endpoint.state, _STYLES[endpoint.state]),
             f"{'' if endpoint.pending_exact else '~'}{endpoint.pending}",
             span(endpoint.oldest_pending_seconds) if endpoint.pending else None,
+            per_second(endpoint.rate.per_second) if endpoint.rate.window_seconds else None,
+            _empty_in(endpoint.pending, endpoint.empty_in_seconds) if endpoint.configured else None,
             Cell(endpoint.dead_letters, "red" if endpoint.dead_letters else ""),
             _about(status, endpoint),
         )
         for status in statuses
         for endpoint in status.endpoints
     ]
+
+
+def _empty_in(waiting: int, seconds: float | None) -> Cell | None:
+    """The time until what waits now is done."""
+    if not waiting:
+        return None
+    return Cell("not at this rate", "yellow") if seconds is None else Cell(span(seconds))
 
 
 def _about(status: ShardStatus, endpoint: EndpointStatus) -> str:
@@ -234,7 +246,7 @@ def _as_dict(status: ShardStatus) -> dict[str, Any]:
         for kind in values["kinds"]
     ]
     values["endpoints"] = [_endpoint_as_dict(endpoint) for endpoint in status.endpoints]
-    values["rate"], values["rate_window_seconds"] = status.rate.per_second, status.rate.window_seconds
+    values |= rate_as_dict(status)
     values["last_walk"] = status.last_walk and last_walk_as_dict(status.last_walk)
     return shard | values | {"tick_age_seconds": status.tick_age_seconds}
 
@@ -242,6 +254,7 @@ def _as_dict(status: ShardStatus) -> dict[str, Any]:
 def _endpoint_as_dict(endpoint: EndpointStatus) -> dict[str, Any]:
     values = _with_times(dataclasses.asdict(endpoint) | {"muted_until_ms": endpoint.muted_until_ms or None})
     values["replay"] = values["replay"] and _with_times(values["replay"])
+    values |= rate_as_dict(endpoint) | {"replicas": [replica_as_dict(note) for note in endpoint.replicas]}
     return {"endpoint": values.pop("name"), "state": endpoint.state, **values}
 
 

@@ -1,8 +1,9 @@
-"""Publishes the circuit of this process for operators, and closes it where an operator asks for it."""
+"""Publishes the circuit and the rate of this process for operators, and closes it where an operator asks for it."""
 
 import time
 
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
+from sweeperd.delivery.delivery_rate import DeliveryRate
 from sweeperd.delivery.endpoint_state import NOTE_EVERY, CircuitStateStore
 from sweeperd.store.shard import Shard
 
@@ -17,6 +18,8 @@ class CircuitPublisher:
         self._circuit = circuit
         self._publish_at = 0.0
         self._published = False
+        self._rate = DeliveryRate()
+        self._sampled = 0
         #: The last time that was read at which an operator closed the circuit; "": nothing was read yet.
         self._closed_at: bytes | str | None = ""
 
@@ -24,11 +27,17 @@ class CircuitPublisher:
         """Write the circuit as it is now."""
         self._published = True
         self._publish_at = time.monotonic() + NOTE_EVERY
-        self._store.write(self._endpoint, self._process, self._circuit)
+        self._store.write(self._endpoint, self._process, self._circuit, self._rate)
 
-    def publish_when_due(self) -> None:
-        """Write it where the last time was NOTE_EVERY seconds ago: operators see that this process lives."""
-        if time.monotonic() >= self._publish_at:
+    def publish_when_due(self, delivered: int) -> None:
+        """
+        Write it where the last time was NOTE_EVERY seconds ago: operators see that this process lives. `delivered`: how
+        many events it has delivered so far; where it is more than at the last call, it is written at once.
+        """
+        now = time.monotonic()
+        self._rate.add(now, delivered)
+        changed, self._sampled = delivered != self._sampled, delivered
+        if changed or now >= self._publish_at:
             self.publish()
 
     def operator_closes(self) -> bool:

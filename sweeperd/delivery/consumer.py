@@ -182,7 +182,7 @@ class Consumer:
             log.warning("an operator has closed the circuit", extra=self._log_fields)
             self._scan.hurry()  # parked events are due now
         if publish:
-            self._publisher.publish_when_due()
+            self._publisher.publish_when_due(self._acknowledger.counts()["delivered"])
         state = self._state.state
         if state.paused and not before:
             log.warning("the endpoint is paused; its events wait", extra=self._log_fields | {"reason": state.reason})

@@ -13,6 +13,7 @@ import redis
 
 from sweeperd.delivery.announcements import Announcements
 from sweeperd.delivery.circuit_breaker import CircuitBreaker
+from sweeperd.delivery.delivery_rate import DeliveryRate
 from sweeperd.store.errors import is_server_trouble
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -156,6 +157,8 @@ class CircuitNote(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
+    #: The name of the process in the groups; "": an earlier version wrote it.
+    process: str = ""
     #: When it was published.
     at: int = 0
     #: When the next probe is due; 0: the circuit is closed.
@@ -165,6 +168,9 @@ class CircuitNote(pydantic.BaseModel):
     reason: str = ""
     #: The last delivery; 0: none yet.
     delivered_at: int = 0
+    #: Events delivered per second, and over how many seconds; 0.0 seconds: not known yet.
+    rate: float = 0.0
+    rate_window: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +184,16 @@ class CircuitState:
     def processes(self) -> int:
         """How many processes deliver to the endpoint."""
         return len(self.notes)
+
+    @property
+    def rate(self) -> float:
+        """Events delivered per second by all processes."""
+        return round(sum(note.rate for note in self.notes), 2)
+
+    @property
+    def rate_window(self) -> float:
+        """The longest time, seconds, that the rate of a process is about; 0.0 where no rate is known."""
+        return max((note.rate_window for note in self.notes), default=0.0)
 
     @property
     def open_on(self) -> int:
@@ -225,12 +241,21 @@ class CircuitStateStore:
             for note in notes
             if now - note.at < 1000 * (NOTE_EVERY * (1.5 if success > note.at and note.probe_at else 3))
         ]
-        return CircuitState(tuple(sorted(living, key=lambda note: -note.probe_at)))
+        return CircuitState(tuple(sorted(living, key=lambda note: (-note.probe_at, note.process))))
 
-    def write(self, endpoint: str, process: str, circuit: CircuitBreaker) -> None:
-        """Publish the circuit of a process. Where Redis refuses it, only operators miss it. Raises RedisError."""
-        now = self._clock.now_ms()
-        note = CircuitNote(at=now, delivered_at=now - int(circuit.idle * 1000) if circuit.idle is not None else 0)
+    def write(self, endpoint: str, process: str, circuit: CircuitBreaker, rate: DeliveryRate | None = None) -> None:
+        """
+        Publish the circuit of a process, and how fast it delivers. Where Redis refuses it, only operators miss it.
+        Raises RedisError.
+        """
+        now, rate = self._clock.now_ms(), rate or DeliveryRate()
+        note = CircuitNote(
+            process=process,
+            at=now,
+            delivered_at=now - int(circuit.idle * 1000) if circuit.idle is not None else 0,
+            rate=rate.per_second,
+            rate_window=rate.window_seconds,
+        )
         if circuit.open:
             open_fields = {"probe_at": now + int(circuit.wait * 1000), "failures": circuit.failures}
             note = note.model_copy(update=open_fields | {"reason": circuit.reason})

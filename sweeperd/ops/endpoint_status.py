@@ -7,10 +7,11 @@ from typing import Any
 
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.backlog import read_backlog
-from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateStore
+from sweeperd.delivery.endpoint_state import CircuitNote, CircuitStateStore, EndpointStateStore
 from sweeperd.delivery.replay import GROUP_PREFIX
 from sweeperd.delivery.replay_store import ReplayStore
 from sweeperd.delivery.subscription import Subscription
+from sweeperd.ops.rate import UNKNOWN, Rate
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -64,6 +65,10 @@ class EndpointStatus:
     dead_letters: int = 0
     #: The replay to it that is running.
     replay: ReplayStatus | None = None
+    #: Events delivered per second by all processes.
+    rate: Rate = UNKNOWN
+    #: The processes that deliver to it, those with an open circuit first.
+    replicas: tuple[CircuitNote, ...] = ()
 
     @property
     def state(self) -> str:
@@ -75,6 +80,13 @@ class EndpointStatus:
         if self.circuit_open:
             return "failing"
         return "quiet" if self.quiet_seconds else "open"
+
+    @property
+    def empty_in_seconds(self) -> float | None:
+        """How long it takes at this rate to deliver the events that wait now. None where nothing is delivered."""
+        if self.pending and self.paused_at_ms is not None:
+            return None
+        return self.rate.seconds_for(self.pending)
 
 
 def read_endpoints(
@@ -132,6 +144,8 @@ def _configured(
         failure=circuit.reason,
         dead_letters=dead_letters,
         replay=_replay(shard, name),
+        rate=Rate(circuit.rate, circuit.rate_window),
+        replicas=circuit.notes,
     )
 
 

@@ -1,4 +1,4 @@
-"""How fast entries expire: a rate over a stated window, read from the event stream."""
+"""A rate over a stated window; that of expiries is read from the event stream."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,20 @@ WINDOW, COUNTED = 60.0, 2000
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Events per second, over the last `window_seconds`."""
+    """Events per second, over the last `window_seconds`; 0.0 seconds where nothing is known."""
 
     per_second: float = 0.0
     window_seconds: float = WINDOW
+
+    def seconds_for(self, waiting: int) -> float | None:
+        """How long `waiting` of them take at this rate; None where it is 0 and some wait."""
+        if not waiting:
+            return 0.0
+        return round(waiting / self.per_second, 1) if self.per_second else None
+
+
+#: Of what was not measured.
+UNKNOWN = Rate(0.0, 0.0)
 
 
 def read_rate(shard: Shard, now: int) -> Rate:

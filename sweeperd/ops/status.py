@@ -107,6 +107,11 @@ class ShardStatus:
         """Since the last tick ended."""
         return None if self.tick is None else max(0.0, (self.now_ms - self.tick.at_ms) / 1000)
 
+    @property
+    def empty_in_seconds(self) -> float | None:
+        """How long it takes at this rate to expire the entries that are overdue now. None where none expires."""
+        return self.rate.seconds_for(self.due.overdue)
+
 
 def read_status(settings: Settings, shard: Shard, sample: int = SAMPLE) -> ShardStatus:
     """

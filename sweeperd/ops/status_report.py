@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from sweeperd import __version__
 from sweeperd.config import Settings
+from sweeperd.delivery.endpoint_state import CircuitNote
 from sweeperd.ops.endpoint_status import EndpointStatus
 from sweeperd.ops.health_summary import STALE, ShardView, summarize_health
 from sweeperd.ops.last_walk import LastWalk
@@ -71,8 +72,7 @@ def _status(settings: Settings, status: ShardStatus, samples: Sequence[StatusSam
         "quarantined": status.quarantined,
         "dead_letters": status.dead_letters,
         "sweeping": _text(status.sweeping),
-        "rate": status.rate.per_second,
-        "rate_window_seconds": status.rate.window_seconds,
+        **rate_as_dict(status),
         "last_walk": None if status.last_walk is None else last_walk_as_dict(status.last_walk),
         "empty": status.empty,
         "tick": None
@@ -113,6 +113,28 @@ def last_walk_as_dict(walk: LastWalk) -> dict[str, Any]:
     }
 
 
+def rate_as_dict(status: ShardStatus | EndpointStatus) -> dict[str, Any]:
+    """How fast entries expire or events are delivered, and how long what waits now takes at this rate."""
+    rate = status.rate
+    return {
+        "rate": rate.per_second if rate.window_seconds else None,
+        "rate_window_seconds": rate.window_seconds,
+        "empty_in_seconds": status.empty_in_seconds,
+    }
+
+
+def replica_as_dict(note: CircuitNote) -> dict[str, Any]:
+    """One process that delivers to an endpoint."""
+    return {
+        "process": note.process,
+        "circuit_open": note.probe_at > 0,
+        "failures": note.failures,
+        "failure": note.reason,
+        "rate": note.rate if note.rate_window else None,
+        "delivered_at": rfc3339(note.delivered_at) if note.delivered_at else None,
+    }
+
+
 def _endpoint(
     status: ShardStatus, endpoint: EndpointStatus, place: str, samples: Sequence[StatusSample]
 ) -> dict[str, Any]:
@@ -129,6 +151,7 @@ def _endpoint(
         "failures": endpoint.failures,
         "reason": _text(endpoint.paused_reason or endpoint.failure),
         "dead_letters": endpoint.dead_letters,
+        **rate_as_dict(endpoint),
         "history": [(sample.pending or {}).get(endpoint.name) for sample in samples] if endpoint.configured else [],
     }
 

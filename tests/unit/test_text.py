@@ -2,7 +2,7 @@
 
 import pytest
 
-from sweeperd.text import decode, decode_list, parse_rfc3339, rfc3339, span, strings
+from sweeperd.text import decode, decode_list, parse_rfc3339, per_second, rfc3339, span, strings
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,11 @@ def test_no_array_of_strings(value: bytes) -> None:
 )
 def test_a_duration(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(0, "0.00"), (0.134, "0.13"), (9.5, "9.50"), (12.34, "12.3"), (123.4, "123"), (12_345.6, "12,346")],
+)
+def test_a_rate(rate: float, text: str) -> None:
+    assert per_second(rate) == text

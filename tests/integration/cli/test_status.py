@@ -38,8 +38,8 @@ def test_as_text(sweeperd: Sweeperd, client: redis.Redis) -> None:
         "dead letters": "0",
     }
     _, sweep, endpoints = ran.out.split("\n\n")
-    assert sweep.splitlines()[1].split("\t") == ["default", "never", "", "", "", "", ""]
-    assert endpoints.splitlines()[1].split("\t") == ["default", "billing", "open", "0", "", "0", ""]
+    assert sweep.splitlines()[1].split("\t") == ["default", "never", "", "", "", "", "", ""]
+    assert endpoints.splitlines()[1].split("\t") == ["default", "billing", "open", "0", "", "", "", "0", ""]
 
 
 def test_as_json(sweeperd: Sweeperd, client: redis.Redis) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 import redis
@@ -15,7 +16,7 @@ from sweeperd.ops.status import Due, ShardStatus, read_all, read_status
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.shard import Shard, open_shards
 from tests.support.acl import limited
-from tests.support.harness import daemon, environment, eventually, once, reserve, server_time
+from tests.support.harness import Daemon, daemon, environment, eventually, once, reserve, server_time
 from tests.support.receiver import Answer, Receiver
 
 
@@ -167,6 +168,67 @@ def test_a_circuit_is_told_of_while_it_is_open(server: Server, client: redis.Red
             assert status.tick_age_seconds < 20
             assert running.terminate() == 0
         shard.close()
+
+
+def test_the_rate_of_delivery_is_the_same_for_each_reader(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    """Two processes deliver; the page of each and `status` add up what both have published."""
+    with Receiver() as receiver:
+        endpoints = [{"name": "billing", "url": receiver.url}]
+        env = environment(
+            server.url, sweep__interval="100ms", webhooks__redelivery_initial="400ms", endpoints=endpoints
+        )
+        with daemon(env, tmp_path) as one, daemon(env, tmp_path) as two:
+            eventually(lambda: all(running.metric("sweeperd_sweeps_total") for running in (one, two)))
+
+            def circuits() -> dict[bytes, bytes]:
+                return cast(dict[bytes, bytes], client.hgetall("sweeperd:circuits"))
+
+            eventually(lambda: len(circuits()) == 2)
+            reserve(client, [f"r{number}" for number in range(400)])
+            eventually(lambda: len(receiver.requests) == 400)
+
+            shards = open_shards(_on(server))
+
+            def on_page(running: Daemon) -> float:
+                (shown,) = json.loads(running.get("/status.json")[1])["shards"]
+                return float(shown["status"]["endpoints"][0]["rate"] or 0)
+
+            def same() -> EndpointStatus | None:
+                """What `status` says, once it says the same as what is published and as the pages of both."""
+                published = sum(json.loads(note)["rate"] for note in circuits().values())
+                (found,) = read_all(settings("billing"), shards)[0].endpoints
+                others = [published, on_page(one), on_page(two)]
+                return found if [found.rate.per_second] * 3 == pytest.approx(others, abs=0.02) else None
+
+            found = eventually(lambda: (status := same()) and status.rate.per_second and status)
+            for shard in shards:
+                shard.close()
+            assert 0 < found.rate.window_seconds <= 60
+            assert (found.pending, found.empty_in_seconds, len(found.replicas)) == (0, 0.0, 2)
+
+
+def test_how_long_what_waits_takes(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+    for number in range(60):
+        client.xadd("sweeperd:events", {"id": str(number), "tenant": "acme"})
+    for name in ("fast", "still", "paused"):
+        client.xgroup_create("sweeperd:events", name, id="0")
+    note = CircuitNote(process="a", at=now, rate=3.0, rate_window=60.0)
+    for name, fast in (("fast", 3.0), ("still", 0.0), ("paused", 3.0)):
+        client.hset("sweeperd:circuits", f"{name}@a", note.model_copy(update={"rate": fast}).model_dump_json())
+    client.hset("sweeperd:circuits", "fast@b", note.model_copy(update={"process": "b"}).model_dump_json())
+    client.hset("sweeperd:endpoints", "paused", json.dumps({"paused_at": now, "reason": "410"}))
+    status = read_status(settings("fast", "still", "paused"), shard)
+    assert [endpoint.empty_in_seconds for endpoint in status.endpoints] == [10.0, None, None]
+    assert status.endpoints[0].rate == Rate(6.0, 60.0)
+    reserve(client, [f"r{number}" for number in range(30)])
+    overdue = read_status(settings(), shard)
+    assert overdue.rate.per_second == 1.0, "the events above, within the last minute"
+    assert overdue.empty_in_seconds == 30.0
+
+
+def _on(server: Server) -> Settings:
+    return Settings.model_validate({"redis": {"url": server.url}})
 
 
 def _secret(url: str) -> object:

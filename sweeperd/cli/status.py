@@ -20,7 +20,7 @@ from sweeperd.config import Settings
 from sweeperd.ops.endpoint_status import EndpointStatus
 from sweeperd.ops.presence import WARNING
 from sweeperd.ops.status import KindStatus, ShardStatus, read_all
-from sweeperd.ops.status_report import last_walk_as_dict, rate_as_dict, replica_as_dict
+from sweeperd.ops.status_report import last_walk_as_dict, processes_as_list, rate_as_dict, replica_as_dict
 from sweeperd.store.shard import Shard
 from sweeperd.text import per_second, span
 
@@ -28,6 +28,8 @@ _SHARDS = ("shard", "due", "in grace", "overdue", "oldest overdue", "quarantined
 _SWEEP = ("shard", "last tick", "by", "took", "expired", "a second", "empty in", "sweeping now")
 _KINDS = ("shard", "kind", "due", "oldest due", "quarantined", "last tick", "by", "took", "expired", "sweeping now")
 _ENDPOINTS = ("shard", "endpoint", "state", "pending", "oldest", "a second", "empty in", "dead letters", "about")
+#: What a process does -> its role.
+_ROLES = {"sweeps": "sweep", "delivers": "deliver"}
 _STYLES = {"open": "green", "quiet": "yellow", "failing": "red", "paused": "red", "unknown": "dim"}
 
 
@@ -221,6 +223,8 @@ def _notes(statuses: Sequence[ShardStatus]) -> Iterator[str]:
     for status in statuses:
         if status.reachable and status.empty:
             yield f"shard {status.name}: {status.address}: {WARNING}"
+        for duty in status.processes.missing:
+            yield f"shard {status.name}: no process {duty}: start a daemon with the role {_ROLES[duty]} or all"
         walk = status.last_walk
         if walk and (walk.total or walk.foreign_expiries):
             foreign = {"expired by another sweeper": walk.foreign_expiries} if walk.foreign_expiries else {}
@@ -247,6 +251,7 @@ def _as_dict(status: ShardStatus) -> dict[str, Any]:
     ]
     values["endpoints"] = [_endpoint_as_dict(endpoint) for endpoint in status.endpoints]
     values |= rate_as_dict(status)
+    values["processes"] = processes_as_list(status.processes)
     values["last_walk"] = status.last_walk and last_walk_as_dict(status.last_walk)
     return shard | values | {"tick_age_seconds": status.tick_age_seconds}
 

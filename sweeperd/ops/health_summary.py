@@ -105,6 +105,8 @@ def _sweep(settings: Settings, view: ShardView) -> Iterator[_Finding]:
     if view.age_seconds > STALE:
         yield HealthLevel.BAD, f"Redis has not answered for {span(view.age_seconds)}"
         return
+    if "sweeps" in status.processes.missing:
+        yield HealthLevel.BAD, "no process sweeps"
     yield from _ticks(settings, view, status)
     due = status.due
     if due.oldest_overdue_seconds > OVERDUE_WATCH:
@@ -133,6 +135,9 @@ def _deliveries(view: ShardView) -> Iterator[_Finding]:
         if view.status is None or view.status.endpoints:
             yield HealthLevel.WATCH, UNKNOWN
         return
+    if "delivers" in view.status.processes.missing:
+        waits = any(endpoint.configured for endpoint in view.status.endpoints)
+        yield HealthLevel.BAD if waits else HealthLevel.WATCH, "no process delivers"
     for endpoint in view.status.endpoints:
         finding = _delivery(endpoint)
         if finding is not None:

@@ -19,6 +19,7 @@ from sweeperd.ops.endpoint_status import EndpointStatus, count_dead_letters, rea
 from sweeperd.ops.explain import explain
 from sweeperd.ops.last_walk import LastWalk, WalkStore
 from sweeperd.ops.presence import is_empty
+from sweeperd.ops.processes import Processes, read_processes
 from sweeperd.ops.rate import Rate, read_rate
 from sweeperd.store.errors import describe
 from sweeperd.store.lease import holder
@@ -94,6 +95,8 @@ class ShardStatus:
     rate: Rate = field(default_factory=Rate)
     #: The last complete walk over all reservations; None before the first.
     last_walk: LastWalk | None = None
+    #: The daemons that run on it.
+    processes: Processes = field(default_factory=Processes)
     #: Whether there is no key that sweeperd works on: perhaps the database or the prefix is wrong.
     empty: bool = False
 
@@ -158,6 +161,7 @@ def _read(settings: Settings, shard: Shard, sample: int) -> ShardStatus:
         dead_letters_counted=dead_letters <= endpoint_status.LETTERS,
         rate=read_rate(shard, now),
         last_walk=WalkStore(shard).last(),
+        processes=read_processes(shard, now),
         empty=not due and is_empty(shard, settings),
     )
 

@@ -10,6 +10,7 @@ from sweeperd.delivery.endpoint_state import CircuitNote
 from sweeperd.ops.endpoint_status import EndpointStatus
 from sweeperd.ops.health_summary import STALE, ShardView, summarize_health
 from sweeperd.ops.last_walk import LastWalk
+from sweeperd.ops.processes import Processes
 from sweeperd.ops.status import ShardStatus
 from sweeperd.ops.status_history import StatusSample
 from sweeperd.store.process import process_name
@@ -75,6 +76,7 @@ def _status(settings: Settings, status: ShardStatus, samples: Sequence[StatusSam
         **rate_as_dict(status),
         "last_walk": None if status.last_walk is None else last_walk_as_dict(status.last_walk),
         "empty": status.empty,
+        "processes": processes_as_list(status.processes),
         "tick": None
         if tick is None
         else {
@@ -113,6 +115,15 @@ def last_walk_as_dict(walk: LastWalk) -> dict[str, Any]:
     }
 
 
+def processes_as_list(processes: Processes) -> list[dict[str, Any]] | None:
+    """The daemons that live; None where it is not known."""
+    if processes.living is None:
+        return None
+    return [
+        {"process": _text(note.process), "sweeps": note.sweeps, "delivers": note.delivers} for note in processes.living
+    ]
+
+
 def rate_as_dict(status: ShardStatus | EndpointStatus) -> dict[str, Any]:
     """How fast entries expire or events are delivered, and how long what waits now takes at this rate."""
     rate = status.rate
@@ -126,10 +137,10 @@ def rate_as_dict(status: ShardStatus | EndpointStatus) -> dict[str, Any]:
 def replica_as_dict(note: CircuitNote) -> dict[str, Any]:
     """One process that delivers to an endpoint."""
     return {
-        "process": note.process,
+        "process": _text(note.process),
         "circuit_open": note.probe_at > 0,
         "failures": note.failures,
-        "failure": note.reason,
+        "failure": _text(note.reason),
         "rate": note.rate if note.rate_window else None,
         "delivered_at": rfc3339(note.delivered_at) if note.delivered_at else None,
     }

@@ -103,11 +103,13 @@ class Daemon:
     def readiness(self) -> tuple[bool, str]:
         """
         Ready once each shard has been tried, and as long as one can be swept. All replicas see the same dead Redis, so
-        were one enough to be unready, it would stop a roll-out and take the metrics of all others away.
+        were one enough to be unready, it would stop a roll-out and take the metrics of all others away. That no process
+        sweeps, or none delivers, is named and makes this one not unready.
         """
         troubles = [f"{runner.name}: {runner.trouble}" for runner in self._runners if runner.trouble]
         ready = all(runner.tried for runner in self._runners) and len(troubles) < len(self._runners)
-        return ready, "\n".join(["ok"] * ready + troubles)
+        missing = [f"{runner.name}: {duty}" for runner in self._runners for duty in runner.missing]
+        return ready, "\n".join(["ok"] * ready + troubles + missing)
 
     def report(self) -> dict[str, Any]:
         """What the page shows: of each shard the last that is known. Waits for nothing."""

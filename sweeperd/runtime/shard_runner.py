@@ -12,6 +12,7 @@ from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.logs import Outage
 from sweeperd.ops.actions import ActionExporter
+from sweeperd.ops.processes import ProcessAnnouncer
 from sweeperd.ops.status import read_status
 from sweeperd.ops.status_history import StatusHistory
 from sweeperd.runtime.cycles_lease import RETRY_EVERY, CyclesLease
@@ -52,6 +53,7 @@ class ShardRunner:
             self._sweeps = kind_sweeps(settings, self._sweep_shard, metrics, stop, cycles_lease=self._cycles_lease)
         self._delivery = Dispatcher(context)
         self._actions = ActionExporter(shard, metrics)
+        self._announcer = ProcessAnnouncer(shard, sweeps=role.sweeps, delivers=role.delivers)
         self._reconciler: PeriodicReconciler | None = None
         if settings.reconcile.interval and role.sweeps:
             self._reconciler = PeriodicReconciler(settings, shard, metrics, stop)
@@ -81,6 +83,11 @@ class ShardRunner:
     def trouble(self) -> str:
         """Why this shard cannot be worked with now; empty where it can."""
         return ", ".join(dict.fromkeys(trouble for trouble in self._troubles.values() if trouble))
+
+    @property
+    def missing(self) -> list[str]:
+        """What no daemon does on this shard, as a sentence each."""
+        return [f"no process {duty}" for duty in self._announcer.missing]
 
     @property
     def address(self) -> str:
@@ -121,6 +128,8 @@ class ShardRunner:
         """After a stop: wait until `deadline` (monotonic) for the current work. Returns whether every thread ended."""
         ended = all([task.join(deadline) for task in self.tasks])
         ended = self._delivery.join(deadline) and ended
+        if ended:
+            self._announcer.leave()
         self._shard.close()
         self._sweep_shard.close()
         return ended
@@ -202,6 +211,7 @@ class ShardRunner:
 
     def _read_status(self) -> None:
         if not self._stop.is_set():
+            self._announcer.update()
             self.status_history.update()
             self._actions.update()
 

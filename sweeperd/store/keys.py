@@ -87,6 +87,11 @@ class Keys:
         return self.prefix + b"sweeperd:circuits"
 
     @property
+    def processes(self) -> bytes:
+        """HASH: daemon -> its last heartbeat, whether it sweeps, whether it delivers; JSON."""
+        return self.prefix + b"sweeperd:processes"
+
+    @property
     def ticks(self) -> bytes:
         """HASH: the last tick, by whom, and how much has expired in all."""
         return self.prefix + b"sweeperd:ticks"

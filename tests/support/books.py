@@ -88,7 +88,7 @@ def read(client: redis.Redis, prefix: str = "") -> Books:
     own = {keys.reservation_index, keys.events, keys.dead_letters, keys.quarantine, keys.endpoints, keys.lease("sweep")}
     own |= {keys.circuits, keys.ticks, keys.groups, keys.pace}
     own |= {keys.reconcile, keys.lease("reconcile")}
-    own |= {keys.actions, keys.action_counts}
+    own |= {keys.actions, keys.action_counts, keys.processes}
     stem = keys.reservation(b"")
     attempts = keys.attempts("")
     strangers = {key for key in client.scan_iter(count=1000) if not key.startswith(attempts)} - own

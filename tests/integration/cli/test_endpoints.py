@@ -71,6 +71,9 @@ def test_list_before_anything_was_delivered(invoke: Run) -> None:
         "quiet": False,
         "dead_letters": 0,
         "dead_letters_all_counted": True,
+        "rate": None,
+        "rate_window_seconds": 0.0,
+        "empty_in_seconds": 0.0,
     }
     assert rows["audit"]["tenants"] == ["acme", "globex"]
 

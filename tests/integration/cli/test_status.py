@@ -25,7 +25,11 @@ def test_as_text(sweeperd: Sweeperd, client: redis.Redis) -> None:
     reserve(client, ["grace"], overdue_by=-60_000, grace=100_000)
     client.zadd("sweeperd:quarantine", {"x": 1})
     ran = sweeperd("status", SWEEPERD_WEBHOOKS__ENDPOINTS=BILLING)
-    assert (ran.code, ran.err) == (0, "")
+    assert ran.code == 0
+    assert ran.err.splitlines() == [
+        "sweeperd: shard default: no process sweeps: start a daemon with the role sweep or all",
+        "sweeperd: shard default: no process delivers: start a daemon with the role deliver or all",
+    ]
     (row,) = ran.rows
     assert row["oldest overdue"] in ("1 m 5 s", "1 m 6 s", "1 m 7 s", "1 m 8 s")
     del row["oldest overdue"]
@@ -67,7 +71,8 @@ def test_a_dead_shard_hides_no_other(sweeperd: Sweeperd, server: Server) -> None
     environment = {"SWEEPERD_SHARDS": shards}
     ran = sweeperd("status", url="", **environment)
     assert (ran.code, [row["due"] for row in ran.rows]) == (1, ["down", "0"])
-    note, trouble = ran.err.splitlines()
+    note, *roles, trouble = ran.err.splitlines()
+    assert all("shard well: no process " in line for line in roles)
     assert trouble.startswith("sweeperd: shard dead: redis://127.0.0.1:")
     assert note.startswith("sweeperd: shard well: ")
     assert note.endswith(": no reservation, budget or index entry here: right database and prefix?")

@@ -68,7 +68,7 @@ def test_a_large_backlog_is_estimated_from_a_sample(shard: Shard, client: redis.
     assert (due.entries, due.exact) == (100, False)
     assert due.in_grace + due.overdue == 100
     assert 30 <= due.in_grace <= 70
-    assert due.oldest_overdue_seconds == pytest.approx(100, abs=5)
+    assert 100 <= due.oldest_overdue_seconds < 160
 
 
 def test_nothing_is_changed_by_looking(shard: Shard, client: redis.Redis) -> None:

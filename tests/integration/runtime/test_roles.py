@@ -3,7 +3,9 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import pytest
 import redis
 
 from sweeperd.config import Settings
@@ -26,7 +28,7 @@ def running(server: Server, role: Role, url: str) -> Iterator[Daemon]:
     daemon = Daemon(settings, role=role)
     daemon.start()
     try:
-        eventually(lambda: daemon.readiness() == (True, "ok"))
+        eventually(lambda: daemon.readiness()[0])
         yield daemon
         assert daemon.health() == (True, "ok")
     finally:
@@ -64,4 +66,28 @@ def test_a_delivering_daemon_is_not_ready_while_redis_is_away(own_server: Server
         eventually(lambda: not daemon.readiness()[0])
         assert value(daemon, "sweeperd_redis_up", shard="default") == 0
         own_server.start()
-        eventually(lambda: daemon.readiness() == (True, "ok"))
+        eventually(lambda: daemon.readiness()[0])
+
+
+def named(daemon: Daemon) -> tuple[str, dict[str, list[str]]]:
+    """The text of `/readyz`, and the details of each answer on the page."""
+    answers: list[dict[str, Any]] = daemon.report()["answers"]
+    return daemon.readiness()[1], {each["question"]: each["details"] for each in answers}
+
+
+@pytest.mark.parametrize(
+    ("role", "duty", "question"),
+    [
+        (Role.SWEEP, "no process delivers", "Does everyone get their events?"),
+        (Role.DELIVER, "no process sweeps", "Are we keeping up?"),
+    ],
+)
+def test_what_no_process_does_is_named(role: Role, duty: str, question: str, server: Server) -> None:
+    with Receiver() as receiver, running(server, role, receiver.url) as daemon:
+        eventually(lambda: named(daemon)[0] == f"ok\ndefault: {duty}")
+        assert daemon.readiness()[0], "it can do its own work"
+        eventually(lambda: duty in named(daemon)[1][question])
+        other = Role.DELIVER if role is Role.SWEEP else Role.SWEEP
+        with running(server, other, receiver.url) as second:
+            eventually(lambda: named(second)[0] == "ok")
+            eventually(lambda: all(duty not in details for details in named(daemon)[1].values()))

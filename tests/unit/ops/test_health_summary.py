@@ -7,6 +7,7 @@ import pytest
 from sweeperd.config import Settings
 from sweeperd.ops.endpoint_status import EndpointStatus
 from sweeperd.ops.health_summary import DETAILS, HealthLevel, ShardView, summarize_health
+from sweeperd.ops.processes import Processes, ProcessNote
 from sweeperd.ops.status import Due, ShardStatus
 from sweeperd.sweep.last_sweep import LastSweep
 
@@ -36,6 +37,20 @@ def swept(seconds_ago: float) -> LastSweep:
 
 def waiting(**about: object) -> ShardView:
     return view(endpoints=(replace(HOOK, **about),))  # type: ignore[arg-type]
+
+
+def running(**duties: bool) -> ShardView:
+    return view(processes=Processes((ProcessNote(process="host-1", **duties),)))
+
+
+def test_what_no_process_does_is_named() -> None:
+    assert told(0, running(sweeps=True))[0] is HealthLevel.GOOD
+    assert told(0, running(delivers=True)) == (HealthLevel.BAD, "No", ("no process sweeps",))
+    assert told(1, running(sweeps=True)) == (HealthLevel.BAD, "No", ("no process delivers",))
+    without = replace(running(sweeps=True).status, endpoints=())  # type: ignore[type-var]
+    assert told(1, ShardView("eu", "", without))[0] is HealthLevel.WATCH, "the stream is not maintained"
+    unknown = view(processes=Processes(None))
+    assert [told(number, unknown)[0] for number in (0, 1)] == [HealthLevel.GOOD] * 2
 
 
 def test_all_is_well() -> None:

@@ -1,0 +1,112 @@
+"""Which daemons run on a shard, and what each of them does: sweep, deliver, or both."""
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import pydantic
+import redis
+
+from sweeperd.errors import RedisUnavailable
+from sweeperd.store.errors import is_refused
+from sweeperd.store.process import process_name
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Shard
+
+#: How often a daemon announces itself, and after how long without an announcement it counts as dead, seconds.
+ANNOUNCE_EVERY, DEAD_AFTER = 10.0, 35.0
+#: After so long the announcement of a dead daemon is removed, seconds.
+REMOVED_AFTER = 3600
+
+
+class ProcessNote(pydantic.BaseModel):
+    """What a daemon announces: one field of `sweeperd:processes`, JSON."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
+
+    #: Host and process id.
+    process: str = ""
+    #: When it was written, ms on Redis's clock.
+    at: int = 0
+    sweeps: bool = False
+    delivers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The daemons that live. `None` where the user may not read them."""
+
+    living: tuple[ProcessNote, ...] | None = None
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What no daemon does: `sweeps`, `delivers`."""
+        if self.living is None:
+            return ()
+        done = {
+            "sweeps": any(note.sweeps for note in self.living),
+            "delivers": any(note.delivers for note in self.living),
+        }
+        return tuple(duty for duty in done if not done[duty])
+
+
+def read_processes(shard: Shard, now: int) -> Processes:
+    """`now`: the shard's clock, ms. Raises redis.RedisError."""
+    try:
+        fields = cast(dict[bytes, bytes], shard.client.hgetall(shard.keys.processes))
+    except redis.RedisError as error:
+        if not is_refused(error):
+            raise
+        return Processes()
+    notes = sorted(map(_note, fields.values()), key=lambda note: note.process)
+    return Processes(tuple(note for note in notes if now - note.at < 1000 * DEAD_AFTER))
+
+
+class ProcessAnnouncer:
+    """Announces one daemon on one shard. One thread calls `update`, another may read `missing`."""
+
+    def __init__(self, shard: Shard, *, sweeps: bool, delivers: bool) -> None:
+        self._shard = shard
+        self._set_field = Script("delivery/set_field")
+        # A daemon that takes over after a reload has the same process id.
+        self._field = f"{process_name()}-{secrets.token_hex(4)}"
+        self._note = ProcessNote(process=process_name(), sweeps=sweeps, delivers=delivers)
+        self._next = 0.0
+        #: What no daemon does, as of the last announcement.
+        self.missing: tuple[str, ...] = ()
+
+    def update(self) -> None:
+        """Call it every few seconds. Where Redis refuses it, only people miss it, and the next call tries again."""
+        if time.monotonic() < self._next:
+            return
+        with contextlib.suppress(RedisUnavailable, redis.RedisError):
+            now = self._shard.read_clock()
+            self._remove(self._dead(now))
+            note = self._note.model_copy(update={"at": now})
+            call = Call([self._shard.keys.processes], [self._field, note.model_dump_json()])
+            self._set_field.run(self._shard.client, call)
+            self._next = time.monotonic() + ANNOUNCE_EVERY
+            self.missing = read_processes(self._shard, now).missing
+
+    def leave(self) -> None:
+        """The daemon has ended."""
+        with contextlib.suppress(RedisUnavailable, redis.RedisError):
+            self._remove([self._field.encode()])
+
+    def _dead(self, now: int) -> list[bytes]:
+        fields = cast(dict[bytes, bytes], self._shard.client.hgetall(self._shard.keys.processes))
+        return [field for field, value in fields.items() if now - _note(value).at > 1000 * REMOVED_AFTER]
+
+    def _remove(self, fields: Iterable[bytes]) -> None:
+        if found := list(fields):
+            self._shard.client.hdel(self._shard.keys.processes, *found)
+
+
+def _note(value: bytes) -> ProcessNote:
+    try:
+        return ProcessNote.model_validate_json(value)
+    except ValueError:
+        return ProcessNote()  # as old as can be, so it counts for nothing

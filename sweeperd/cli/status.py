@@ -17,8 +17,8 @@ from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
 from sweeperd.cli.output import Cell, Output, fitted, printable, timestamp
 from sweeperd.cli.troubles import warn
 from sweeperd.config import Settings
+from sweeperd.ops.advice import shard_advice
 from sweeperd.ops.endpoint_status import EndpointStatus
-from sweeperd.ops.presence import WARNING
 from sweeperd.ops.status import KindStatus, ShardStatus, read_all
 from sweeperd.ops.status_report import last_walk_as_dict, processes_as_list, rate_as_dict, replica_as_dict
 from sweeperd.store.shard import Shard
@@ -28,8 +28,6 @@ _SHARDS = ("shard", "due", "in grace", "overdue", "oldest overdue", "quarantined
 _SWEEP = ("shard", "last tick", "by", "took", "expired", "a second", "empty in", "sweeping now")
 _KINDS = ("shard", "kind", "due", "oldest due", "quarantined", "last tick", "by", "took", "expired", "sweeping now")
 _ENDPOINTS = ("shard", "endpoint", "state", "pending", "oldest", "a second", "empty in", "dead letters", "about")
-#: What a process does -> its role.
-_ROLES = {"sweeps": "sweep", "delivers": "deliver"}
 _STYLES = {"open": "green", "quiet": "yellow", "failing": "red", "paused": "red", "unknown": "dim"}
 
 
@@ -221,17 +219,10 @@ def _trouble(status: ShardStatus, endpoint: EndpointStatus) -> str:
 def _notes(statuses: Sequence[ShardStatus]) -> Iterator[str]:
     """What is worth a line, and no trouble."""
     for status in statuses:
-        if status.reachable and status.empty:
-            yield f"shard {status.name}: {status.address}: {WARNING}"
-        for duty in status.processes.missing:
-            yield f"shard {status.name}: no process {duty}: start a daemon with the role {_ROLES[duty]} or all"
-        walk = status.last_walk
-        if walk and (walk.total or walk.foreign_expiries):
-            foreign = {"expired by another sweeper": walk.foreign_expiries} if walk.foreign_expiries else {}
-            found = {fault.value: count for fault, count in walk.found.items() if count} | foreign
-            counts = ", ".join(f"{count} {kind}" for kind, count in found.items())
-            age = span((status.now_ms - walk.finished_at) / 1000)
-            yield f"shard {status.name}: the last walk, {age} ago, found {counts}; see `sweeperd reconcile --last`"
+        if status.reachable:
+            for advice in shard_advice(status):
+                hint = f"; see `{advice.commands[0]}`" if advice.commands else ""
+                yield f"shard {status.name}: {advice.text}{hint}"
 
 
 def _troubles(statuses: Sequence[ShardStatus]) -> list[str]:
@@ -243,7 +234,7 @@ def _as_dict(status: ShardStatus) -> dict[str, Any]:
     if not status.reachable:
         return shard | {"error": status.error}
     values = _with_times(dataclasses.asdict(status))
-    del values["name"], values["error"]
+    del values["name"], values["error"], values["details"]
     values["tick"] = values["tick"] and _with_times(values["tick"])
     values["kinds"] = [
         {"kind": kind.pop("name"), **kind, "tick": kind["tick"] and _with_times(kind["tick"])}

@@ -339,6 +339,14 @@ class HttpSettings(Section):
 
     listen: str = "127.0.0.1:9464"
     hosts: list[HostName] = []
+    runbook: str = ""
+
+    @field_validator("runbook")
+    @classmethod
+    def _is_an_address(cls, runbook: str) -> str:
+        if runbook and not runbook.startswith(("https://", "http://")):
+            raise ValueError("must begin with https:// or http://")
+        return runbook
 
     @field_validator("listen")
     @classmethod

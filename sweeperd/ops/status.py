@@ -8,13 +8,14 @@ daemon does not have, and its cost does not grow with the backlog.
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import redis
 
 from sweeperd.config import Settings, SweepSettings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops import endpoint_status
+from sweeperd.ops.details import Details, read_details
 from sweeperd.ops.endpoint_status import EndpointStatus, count_dead_letters, read_endpoints
 from sweeperd.ops.explain import explain
 from sweeperd.ops.last_walk import LastWalk, WalkStore
@@ -97,6 +98,8 @@ class ShardStatus:
     last_walk: LastWalk | None = None
     #: The daemons that run on it.
     processes: Processes = field(default_factory=Processes)
+    #: Only where they were asked for.
+    details: Details = field(default_factory=Details)
     #: Whether there is no key that sweeperd works on: perhaps the database or the prefix is wrong.
     empty: bool = False
 
@@ -116,14 +119,15 @@ class ShardStatus:
         return self.rate.seconds_for(self.due.overdue)
 
 
-def read_status(settings: Settings, shard: Shard, sample: int = SAMPLE) -> ShardStatus:
+def read_status(settings: Settings, shard: Shard, sample: int = SAMPLE, *, detailed: bool = False) -> ShardStatus:
     """
     One shard as it is now. It does not raise where Redis cannot be worked with: that is part of the answer.
-    `sample`: how many due entries may be looked into.
+    `sample`: how many due entries are explained at most. `detailed`: with what only the status page shows.
     """
     try:
         with shard.reaching():
-            return _read(settings, shard, sample)
+            status = _read(settings, shard, sample)
+            return replace(status, details=read_details(settings, shard)) if detailed else status
     except RedisUnavailable as error:
         return ShardStatus(shard.name, shard.address, str(error).removeprefix(f"{shard.address}: "))
     except redis.RedisError as error:  # a key of another type, say

@@ -6,7 +6,10 @@ from urllib.parse import urlsplit
 
 from sweeperd import __version__
 from sweeperd.config import Settings
+from sweeperd.delivery.attempt import Attempt
 from sweeperd.delivery.endpoint_state import CircuitNote
+from sweeperd.ops.advice import Advice, endpoint_advice, reason_advice, shard_advice
+from sweeperd.ops.details import ReasonCount
 from sweeperd.ops.endpoint_status import EndpointStatus
 from sweeperd.ops.health_summary import STALE, ShardView, summarize_health
 from sweeperd.ops.last_walk import LastWalk
@@ -18,6 +21,8 @@ from sweeperd.text import rfc3339
 
 #: The longest text that is shown, characters.
 TEXT = 200
+#: How many reasons of quarantine are listed.
+REASONS = 20
 #: How many endpoints that are not configured are listed: their names come from the dead letters.
 UNKNOWN = 10
 
@@ -39,18 +44,25 @@ def status_report(
             }
             for answer in answers
         ],
-        "shards": [_shard(settings, view, samples, now) for view, samples in shards],
+        "runbook": settings.http.runbook,
+        "shards": [
+            _shard(settings, view, samples, now, ("--shard", view.name) if len(shards) > 1 else ())
+            for view, samples in shards
+        ],
     }
 
 
-def _shard(settings: Settings, view: ShardView, samples: Sequence[StatusSample], now: float) -> dict[str, Any]:
+def _shard(
+    settings: Settings, view: ShardView, samples: Sequence[StatusSample], now: float, options: Sequence[str]
+) -> dict[str, Any]:
+    """`options`: what the commands to copy need, to mean this shard."""
     return {
         "name": view.name,
         "address": _text(view.address),
         "error": _text(view.error),
         "stale": bool(view.error) or view.age_seconds > STALE,
         "age_seconds": round(view.age_seconds, 1),
-        "status": None if view.status is None else _status(settings, view.status, samples),
+        "status": None if view.status is None else _status(settings, view.status, samples, options),
         "history": {
             "seconds_ago": [round(now - sample.at, 1) for sample in samples],
             "overdue": [sample.overdue for sample in samples],
@@ -60,7 +72,9 @@ def _shard(settings: Settings, view: ShardView, samples: Sequence[StatusSample],
     }
 
 
-def _status(settings: Settings, status: ShardStatus, samples: Sequence[StatusSample]) -> dict[str, Any]:
+def _status(
+    settings: Settings, status: ShardStatus, samples: Sequence[StatusSample], options: Sequence[str]
+) -> dict[str, Any]:
     tick, due = status.tick, status.due
     places = {endpoint.name: _place(endpoint.url.get_secret_value()) for endpoint in settings.consumers}
     known = [endpoint for endpoint in status.endpoints if endpoint.configured]
@@ -76,6 +90,8 @@ def _status(settings: Settings, status: ShardStatus, samples: Sequence[StatusSam
         **rate_as_dict(status),
         "last_walk": None if status.last_walk is None else last_walk_as_dict(status.last_walk),
         "empty": status.empty,
+        "warnings": [_advice(advice) for advice in shard_advice(status, options)],
+        "reasons": [_reason(reason, options) for reason in status.details.reasons[:REASONS]],
         "processes": processes_as_list(status.processes),
         "tick": None
         if tick is None
@@ -99,6 +115,7 @@ def _status(settings: Settings, status: ShardStatus, samples: Sequence[StatusSam
         ],
         "endpoints": [
             _endpoint(status, endpoint, places.get(endpoint.name, ""), samples)
+            | _advice(endpoint_advice(endpoint, options))
             for endpoint in known + unknown[:UNKNOWN]
         ],
         "more_endpoints": max(0, len(unknown) - UNKNOWN),
@@ -159,11 +176,47 @@ def _endpoint(
         "oldest_pending_seconds": round(endpoint.oldest_pending_seconds, 1),
         "paused_seconds": None if paused_at is None else max(0, status.now_ms - paused_at) // 1000,
         "quiet_seconds": round(endpoint.quiet_seconds),
+        "open_on": endpoint.open_on,
+        "processes": endpoint.processes,
         "failures": endpoint.failures,
         "reason": _text(endpoint.paused_reason or endpoint.failure),
         "dead_letters": endpoint.dead_letters,
         **rate_as_dict(endpoint),
+        "replicas": [replica_as_dict(note) for note in endpoint.replicas],
+        "attempts": [_attempt(status, attempt) for attempt in status.details.attempts.get(endpoint.name, ())],
         "history": [(sample.pending or {}).get(endpoint.name) for sample in samples] if endpoint.configured else [],
+    }
+
+
+def _advice(advice: Advice) -> dict[str, Any]:
+    return {
+        "text": _text(advice.text),
+        "commands": [command for command in advice.commands if command],
+        "runbook": advice.runbook,
+    }
+
+
+def _reason(reason: ReasonCount, options: Sequence[str]) -> dict[str, Any]:
+    return _advice(reason_advice(reason, options)) | {
+        "kind": reason.kind,
+        "reason": _text(reason.reason),
+        "count": reason.count,
+        "newest": [_text(entry) for entry in reason.newest],
+    }
+
+
+def _attempt(status: ShardStatus, attempt: Attempt) -> dict[str, Any]:
+    """Without the response: it may repeat what only its receiver should see."""
+    return {
+        "seconds_ago": round(max(0, status.now_ms - attempt.at_ms) / 1000, 1),
+        "event": _text(attempt.event_id),
+        "events": attempt.events,
+        "result": _text(attempt.result),
+        "reason": _text(attempt.reason),
+        "milliseconds": attempt.milliseconds,
+        "hand_over": attempt.hand_over,
+        "attempt": attempt.attempt,
+        "replica": _text(attempt.replica),
     }
 
 

@@ -59,7 +59,8 @@ class ShardRunner:
             self._reconciler = PeriodicReconciler(settings, shard, metrics, stop)
         else:
             metrics.reconcile.forget_shard(shard.name)
-        self.status_history = StatusHistory(shard.name, shard.address, functools.partial(read_status, settings, shard))
+        read = functools.partial(read_status, settings, shard, detailed=True)
+        self.status_history = StatusHistory(shard.name, shard.address, read)
         #: The tasks without which the process is not well.
         self._essential = list(self._essential_tasks(settings))
         interval = min(STATUS_INTERVAL, 3 * settings.sweep.interval.total_seconds())

@@ -10,7 +10,8 @@
 
   const byId = (id) => document.getElementById(id);
   const counted = new Intl.NumberFormat("en");
-  const measured = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+  const digits = (count) => new Intl.NumberFormat("en", { minimumFractionDigits: count, maximumFractionDigits: count });
+  const fine = [digits(2), digits(1), digits(0)];
 
   // ---- text
 
@@ -19,6 +20,15 @@
     if (seconds < 6000) return `${Math.round(seconds / 60)} min`;
     if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
     return `${Math.round(seconds / 86400)} d`;
+  }
+
+  // A rate as `sweeperd status` writes it.
+  const perSecond = (rate) => fine[rate >= 100 ? 2 : rate >= 10 ? 1 : 0].format(rate);
+
+  // The time until what waits now is done.
+  function emptyIn(waiting, seconds) {
+    if (!waiting || (seconds !== null && seconds < 1)) return "";
+    return seconds === null ? "not empty at this rate" : `empty in ${span(seconds)}`;
   }
 
   const plural = (count, one, many) => `${counted.format(count)} ${count === 1 ? one : many}`;
@@ -75,6 +85,96 @@
       });
       for (const [name, member] of this.members) if (!kept.has(name)) member.root.remove();
       this.members = kept;
+    }
+  }
+
+  // ---- what may be done about something: commands to copy, and the section of the runbook
+
+  let runbookBase = "";
+
+  class Advice {
+    constructor() {
+      this.commands = new Family(element("div", "commands"), () => new Command());
+      this.runbook = element("span", "runbook");
+      this.root = element("div", "advice", this.commands.parent, this.runbook);
+    }
+
+    show({ commands, runbook }) {
+      this.commands.show(commands, (_command, number) => number);
+      this.runbook.hidden = runbook === "";
+      const known = /^https?:\/\//.test(runbookBase);
+      const name = `runbook.md#${runbook}`;
+      if (this.named === `${runbookBase} ${name}`) return;
+      this.named = `${runbookBase} ${name}`;
+      const link = element(known ? "a" : "span", "", known ? name : `docs/${name}`);
+      if (known) {
+        link.href = `${runbookBase}#${runbook}`;
+        link.target = "_blank";
+        link.rel = "noopener noreferrer";
+      }
+      this.runbook.replaceChildren("What it means: ", link);
+    }
+  }
+
+  class Command {
+    constructor() {
+      this.text = element("code");
+      this.button = element("button", "", "Copy");
+      this.button.type = "button";
+      this.button.addEventListener("click", () => this.copy());
+      this.root = element("div", "command", this.text, this.button);
+    }
+
+    show(command) {
+      say(this.text, command);
+    }
+
+    // Where the page is not served by https, a browser has no clipboard for it: then the command is selected.
+    async copy() {
+      const selection = getSelection();
+      selection.selectAllChildren(this.text);
+      try {
+        await navigator.clipboard.writeText(this.text.textContent);
+        say(this.button, "Copied");
+      } catch {
+        say(this.button, document.execCommand("copy") ? "Copied" : "Selected");
+      }
+      setTimeout(() => say(this.button, "Copy"), 2000);
+    }
+  }
+
+  // A line that an operator should know of.
+  class Warning {
+    constructor() {
+      this.text = element("p");
+      this.advice = new Advice();
+      this.root = element("div", "warning", this.text, this.advice.root);
+    }
+
+    show(warning) {
+      say(this.text, warning.text);
+      this.advice.show(warning);
+    }
+  }
+
+  // The quarantined entries with one reason.
+  class Reason {
+    constructor() {
+      this.name = element("b");
+      this.count = element("span", "count");
+      this.newest = element("p", "ids");
+      this.advice = new Advice();
+      this.root = element(
+        "details", "reason", element("summary", "", this.name, this.count), this.newest, this.advice.root,
+      );
+    }
+
+    show(reason) {
+      const kind = reason.kind === "reservations" ? "" : `${reason.kind}: `;
+      say(this.name, kind + (reason.reason || "no reason in the hash"));
+      say(this.count, counted.format(reason.count));
+      say(this.newest, `Newest: ${reason.newest.join(", ")}`);
+      this.advice.show(reason);
     }
   }
 
@@ -212,6 +312,7 @@
     const parts = [];
     if (endpoint.paused_seconds !== null) parts.push(`for ${span(endpoint.paused_seconds)}`);
     if (endpoint.state === "quiet") parts.push(`for ${span(endpoint.quiet_seconds)} more`);
+    if (endpoint.processes > 1 && endpoint.open_on) parts.push(`open on ${endpoint.open_on} of ${endpoint.processes}`);
     if (endpoint.state === "failing") parts.push(`${plural(endpoint.failures, "failure", "failures")} in a row`);
     if (endpoint.reason) parts.push(endpoint.reason);
     return parts.join(" · ");
@@ -223,15 +324,26 @@
       this.place = element("small");
       this.state = element("span", "pill");
       this.why = element("small");
+      this.toggle = element("button", "toggle", this.name);
+      this.toggle.type = "button";
+      this.toggle.setAttribute("aria-expanded", "false");
+      this.toggle.addEventListener("click", () => this.open(this.toggle.getAttribute("aria-expanded") === "false"));
       this.waiting = this.cell("Waiting");
       this.oldest = this.cell("Oldest");
+      this.rate = this.cell("A second");
       this.letters = this.cell("Dead letters");
       this.chart = new Chart("Waiting events", (value) => counted.format(value), 10);
       this.spark = element("td", "spark", this.chart.root);
       this.root = element(
-        "tr", "", element("td", "", this.name, this.place), element("td", "", this.state, this.why),
-        this.waiting, this.oldest, this.letters, this.spark,
+        "tr", "", element("td", "", this.toggle, this.place), element("td", "", this.state, this.why),
+        this.waiting, this.oldest, this.rate, this.letters, this.spark,
       );
+    }
+
+    // The row below this one has the details.
+    open(wanted) {
+      this.toggle.setAttribute("aria-expanded", String(wanted));
+      this.root.nextElementSibling.hidden = !wanted;
     }
 
     cell(label) {
@@ -249,7 +361,10 @@
       dress(this.state, `pill ${level}`);
       say(this.why, explained(endpoint));
       const known = endpoint.state !== "unknown";
-      say(this.waiting, known ? counted.format(endpoint.pending) : "–");
+      say(this.waiting, known ? (endpoint.pending_exact ? "" : "≈ ") + counted.format(endpoint.pending) : "–");
+      const rate = known && endpoint.rate !== null ? perSecond(endpoint.rate) : "–";
+      const empty = known ? emptyIn(endpoint.pending, endpoint.empty_in_seconds) : "";
+      this.rate.replaceChildren(rate, element("small", "", empty));
       say(this.oldest, known && endpoint.pending ? span(endpoint.oldest_pending_seconds) : "–");
       dress(this.oldest, late ? `number hot ${late}` : "number");
       say(this.letters, counted.format(endpoint.dead_letters));
@@ -260,6 +375,61 @@
     }
   }
 
+  // The row below that of an endpoint: each process, the last attempts, and what may be done.
+  class EndpointDetails {
+    constructor() {
+      this.replicas = new Family(element("ul"), () => new Line());
+      this.attempts = new Family(element("ul"), () => new Line());
+      this.noReplicas = element("p", "none", "No process delivers to it.");
+      this.noAttempts = element("p", "none", "None is recorded.");
+      this.advice = new Advice();
+      const cell = element(
+        "td", "details",
+        element("section", "", element("h3", "", "Processes"), this.noReplicas, this.replicas.parent),
+        element("section", "", element("h3", "", "Last attempts"), this.noAttempts, this.attempts.parent),
+        element("section", "", element("h3", "", "What to do"), this.advice.root),
+      );
+      cell.colSpan = 7;
+      this.root = element("tr", "drill", cell);
+      this.root.hidden = true;
+    }
+
+    show({ endpoint }) {
+      this.noReplicas.hidden = endpoint.replicas.length > 0;
+      this.noAttempts.hidden = endpoint.attempts.length > 0;
+      this.replicas.show(endpoint.replicas.map(replicaLine), (_line, number) => number);
+      this.attempts.show(endpoint.attempts.map(attemptLine), (_line, number) => number);
+      this.advice.show(endpoint);
+    }
+  }
+
+  class Line {
+    constructor() {
+      this.root = element("li");
+    }
+
+    show({ level, text }) {
+      dress(this.root, level);
+      say(this.root, text);
+    }
+  }
+
+  function replicaLine(replica) {
+    const rate = replica.rate === null ? "" : `${perSecond(replica.rate)} a second`;
+    const failing = `circuit open: ${plural(replica.failures, "failure", "failures")} in a row, ${replica.failure}`;
+    const parts = [replica.process || "a process", replica.circuit_open ? failing : "circuit closed", rate];
+    return { level: replica.circuit_open ? "bad" : "", text: parts.filter(Boolean).join(" · ") };
+  }
+
+  function attemptLine(attempt) {
+    const which = attempt.events > 1 ? `${plural(attempt.events, "event", "events")} from ${attempt.event} on` : attempt.event;
+    const text = [
+      `${span(attempt.seconds_ago)} ago`, attempt.reason || attempt.result, `${counted.format(attempt.milliseconds)} ms`,
+      which, `attempt ${attempt.attempt} of hand-over ${attempt.hand_over}`, attempt.replica,
+    ].join(" · ");
+    return { level: attempt.result === "delivered" ? "" : "bad", text };
+  }
+
   class Shard {
     constructor() {
       this.name = element("span");
@@ -267,20 +437,22 @@
       this.swept = element("p", "swept");
       this.trouble = element("p", "trouble");
       this.overdue = new Panel("Overdue", (value) => counted.format(value), 10);
-      this.expired = new Panel("Expired a second", (value) => measured.format(value), 0.1);
+      this.expired = new Panel("Expired a second", perSecond, 0.1);
       this.quarantine = new Panel("In quarantine", (value) => counted.format(value), 3);
-      const heads = ["Endpoint", "State", "Waiting", "Oldest", "Dead letters", ""].map((text, number) =>
-        element("th", number > 1 && number < 5 ? "number" : "", text));
-      this.reach = heads[5];
+      const heads = ["Endpoint", "State", "Waiting", "Oldest", "A second", "Dead letters", ""].map((text, number) =>
+        element("th", number > 1 && number < 6 ? "number" : "", text));
+      this.reach = heads[6];
       const rows = element("tbody");
-      this.endpoints = new Family(rows, () => new Endpoint());
+      this.endpoints = new Family(rows, ({ details }) => (details ? new EndpointDetails() : new Endpoint()));
       this.table = element("table", "", element("thead", "", element("tr", "", ...heads)), rows);
       this.more = element("p", "none");
       this.charts = element("div", "charts", this.overdue.root, this.expired.root, this.quarantine.root);
+      this.warnings = new Family(element("div", "warnings"), () => new Warning());
+      this.reasons = new Family(element("div", "reasons"), () => new Reason());
       this.below = element("div", "endpoints", this.table, this.more);
       this.root = element(
         "section", "shard", element("header", "", element("h2", "", this.name, this.address), this.swept),
-        this.trouble, this.charts, this.below,
+        this.trouble, this.warnings.parent, this.charts, this.reasons.parent, this.below,
       );
     }
 
@@ -290,7 +462,8 @@
       say(this.address, shard.address);
       dress(this.root, shard.stale ? "shard stale" : "shard");
       this.showTrouble(shard);
-      this.charts.hidden = this.below.hidden = status === null;
+      const parts = [this.warnings.parent, this.charts, this.reasons.parent, this.below];
+      for (const part of parts) part.hidden = status === null;
       if (status === null) {
         say(this.swept, "");
         return;
@@ -302,11 +475,12 @@
       const grace = status.in_grace ? `${status.exact ? "" : "about "}${counted.format(status.in_grace)} in grace` : "";
       const oldest = status.overdue ? `the oldest for ${span(late)}` : "";
       this.overdue.show(
-        (status.exact ? "" : "≈ ") + counted.format(status.overdue), [oldest, grace].filter(Boolean).join(" · "),
+        (status.exact ? "" : "≈ ") + counted.format(status.overdue), [oldest, emptyIn(status.overdue, status.empty_in_seconds), grace].filter(Boolean).join(" · "),
         late > 60 ? "bad" : late > 20 ? "watch" : "", ago, history.overdue, down,
       );
       const total = status.tick ? `${counted.format(status.tick.expired)} in all` : "";
-      this.expired.show(status.rate === null ? "–" : measured.format(status.rate), total, "", ago, history.expired_per_second, down);
+      const over = `over ${span(status.rate_window_seconds)}`;
+      this.expired.show(perSecond(status.rate), [over, total].filter(Boolean).join(" · "), "", ago, history.expired_per_second, down);
       this.quarantine.show(
         counted.format(status.quarantined), status.dead_letters ? `and ${plural(status.dead_letters, "dead letter", "dead letters")}` : "",
         status.quarantined ? "watch" : "", ago, history.quarantined, down,
@@ -315,9 +489,14 @@
       say(this.reach, `Waiting, last ${span(this.overdue.chart.reach)}`);
       this.table.hidden = status.endpoints.length === 0;
       this.endpoints.show(
-        status.endpoints.map((endpoint) => ({ endpoint, ago, down })),
-        ({ endpoint }, number) => `${number} ${endpoint.name}`,
+        status.endpoints.flatMap((endpoint, number) =>
+          [false, true].map((details) => ({ endpoint, ago, down, details, number }))),
+        ({ endpoint, details, number }) => `${number} ${details} ${endpoint.name}`,
       );
+      this.warnings.show(status.warnings, (_warning, number) => number);
+      this.warnings.parent.hidden = status.warnings.length === 0;
+      this.reasons.show(status.reasons, (reason) => `${reason.kind} ${reason.reason}`);
+      this.reasons.parent.hidden = status.reasons.length === 0;
       const rest = status.more_endpoints ? `and dead letters of ${plural(status.more_endpoints, "endpoint", "endpoints")} more` : "";
       say(this.more, status.endpoints.length ? rest : "There are no endpoints: events stay in the stream.");
       this.more.hidden = this.more.textContent === "";
@@ -354,6 +533,7 @@
   }
 
   function show(report) {
+    runbookBase = report.runbook;
     answers.show(report.answers, (_answer, number) => number);
     shards.show(report.shards, (shard) => shard.name);
     const level = worst(report.answers.map((answer) => answer.level));

@@ -15,10 +15,15 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--width", type=int, default=1200)
+    parser.add_argument("--open", action="store_true", help="with the details of an endpoint and of a quarantine")
     options = parser.parse_args()
     with served(settings("billing", "crm", "warehouse"), busy) as url, Browser() as browser:
         page = browser.open(url, width=options.width, dark=options.dark)
         page.shows("live")
+        if options.open:
+            page.run(
+                "document.querySelectorAll('.toggle')[1].click(), document.querySelector('.reason').open = true, 0"
+            )
         height = page.run("Math.ceil(document.documentElement.getBoundingClientRect().height)")
         page.look(options.width, height, dark=options.dark)
         shot = Image.open(io.BytesIO(page.picture())).convert("RGB")

@@ -7,9 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sweeperd.config import Settings
+from sweeperd.delivery.attempt import Attempt
+from sweeperd.delivery.endpoint_state import CircuitNote
 from sweeperd.metrics import Metrics
+from sweeperd.ops.details import Details, ReasonCount
 from sweeperd.ops.endpoint_status import EndpointStatus
 from sweeperd.ops.health_summary import ShardView
+from sweeperd.ops.last_walk import LastWalk
+from sweeperd.ops.processes import Processes, ProcessNote
+from sweeperd.ops.rate import Rate
+from sweeperd.ops.reconcile import Fault
 from sweeperd.ops.status import Due, ShardStatus
 from sweeperd.ops.status_history import StatusSample
 from sweeperd.ops.status_report import status_report
@@ -91,6 +98,24 @@ def hour(
     return samples
 
 
+def replica(process: str, **fields: Any) -> CircuitNote:
+    """One process that delivers to an endpoint."""
+    return CircuitNote(process=process, at=NOW_MS, rate_window=60.0, **fields)
+
+
+def both(*processes: str) -> Processes:
+    """These daemons, each of which sweeps and delivers."""
+    return Processes(tuple(ProcessNote(process=name, at=NOW_MS, sweeps=True, delivers=True) for name in processes))
+
+
+def attempted(seconds_ago: int, replica: str) -> Attempt:
+    """One attempt in vain."""
+    return Attempt(
+        NOW_MS - 1000 * seconds_ago, "evt_7e1c09a4", b"r-5a1", b"1-0", b"1-0", 1, 7, 1, "failed", "HTTP 503", 212,
+        "secret answer", replica,
+    )  # fmt: skip
+
+
 def ripple(minute: float, height: float, seed: float = 1.0) -> float:
     """Imitated traffic, the same each time."""
     waves = math.sin(minute * 1.7 * seed) + math.sin(minute * 0.61 + seed) + 0.6 * math.sin(minute * 4.3 * seed + 2)
@@ -112,18 +137,42 @@ def busy() -> Shards:
         quarantined=3,
         tick=tick(expired=128_440, rate=8.4),
         endpoints=(
-            EndpointStatus("billing", pending=2, oldest_pending_seconds=0.4),
+            EndpointStatus(
+                "billing",
+                pending=2,
+                oldest_pending_seconds=0.4,
+                processes=2,
+                rate=Rate(8.43, 60.0),
+                replicas=(replica("sweeperd-6d9f-1", rate=4.2), replica("sweeperd-6d9f-2", rate=4.23)),
+            ),
             EndpointStatus(
                 "crm",
                 pending=1827,
                 oldest_pending_seconds=1322,
                 circuit_open=True,
+                open_on=1,
+                processes=2,
                 failures=11,
-                failure="503 Service Unavailable",
+                failure="HTTP 503",
+                rate=Rate(0.02, 60.0),
+                replicas=(
+                    replica("sweeperd-6d9f-2", probe_at=NOW_MS, failures=11, reason="HTTP 503"),
+                    replica("sweeperd-6d9f-1", rate=0.02),
+                ),
             ),
-            EndpointStatus("warehouse", pending=0, dead_letters=4),
+            EndpointStatus("warehouse", dead_letters=4, processes=2, rate=Rate(8.1, 60.0), replicas=(replica("a"),)),
         ),
         dead_letters=4,
+        rate=Rate(8.42, 60.0),
+        processes=both("sweeperd-6d9f-1", "sweeperd-6d9f-2"),
+        last_walk=LastWalk(finished_at=NOW_MS - 11_000_000, found={Fault.LOST: 2}),
+        details=Details(
+            (
+                ReasonCount("reservations", "INVALID_ESTIMATE", 2, ("r-7f31", "r-2b90")),
+                ReasonCount("reservations", "RESERVED_UNDERFLOW", 1, ("r-1c04",)),
+            ),
+            {"crm": [attempted(ago, "sweeperd-6d9f-2") for ago in (41, 101, 161)]},
+        ),
     )
     eu_hour = hour(
         backlog,
@@ -144,10 +193,12 @@ def busy() -> Shards:
         tick=tick(expired=91_207, rate=5.1, by="sweeperd-6d9f-2", age_ms=1100),
         sweeping="sweeperd-6d9f-2",
         endpoints=(
-            EndpointStatus("billing", pending=1, oldest_pending_seconds=0.2),
-            EndpointStatus("crm", pending=0),
-            EndpointStatus("warehouse", pending=0),
+            EndpointStatus("billing", pending=1, oldest_pending_seconds=0.2, processes=2, rate=Rate(5.1, 60.0)),
+            EndpointStatus("crm", processes=2, rate=Rate(5.1, 60.0)),
+            EndpointStatus("warehouse", processes=2, rate=Rate(5.1, 60.0)),
         ),
+        rate=Rate(5.12, 60.0),
+        processes=both("sweeperd-6d9f-1", "sweeperd-6d9f-2"),
     )
     us_hour = hour(
         lambda minute: max(0.0, ripple(minute, 5, 1.4)),

@@ -18,7 +18,6 @@ from sweeperd.ops import endpoints
 from sweeperd.ops.actions import Action
 from sweeperd.ops.endpoint_status import LETTERS, EndpointStatus, count_dead_letters, read_endpoints
 from sweeperd.ops.endpoints import BODY_SHOWN, EndpointTest, Resumed
-from sweeperd.ops.endpoints import EndpointTest, Resumed
 from sweeperd.ops.status_report import rate_as_dict
 from sweeperd.store.shard import Shard
 from sweeperd.text import rfc3339

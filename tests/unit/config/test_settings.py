@@ -57,6 +57,7 @@ DEFAULTS = {
     "cycles.spike_window": timedelta(minutes=5),
     "http.listen": "127.0.0.1:9464",
     "http.hosts": [],
+    "http.runbook": "",
     "metrics.tenant_label": True,
     "metrics.tenant_limit": 1000,
     "metrics.tenant_length": 64,
@@ -346,6 +347,7 @@ def test_every_key_can_be_overridden(config: Load) -> None:
         "cycles.enabled": "true",
         "metrics.tenant_length": "99",
         "http.listen": "other:1",
+        "http.runbook": "https://wiki.internal/runbook",
         "log.level": "error",
         "log.format": "text",
     }

@@ -13,6 +13,8 @@ from multiprocessing.connection import Connection
 
 ANSWER = b"HTTP/1.1 204 No Content\r\n\r\n"
 _END, _LENGTH, _ID = b"\r\n\r\n", b"\r\nContent-Length: ", b"\r\nwebhook-id: "
+#: Stands in a body once for each event.
+_EVENT = b'"event_id":'
 
 
 @dataclass
@@ -20,7 +22,10 @@ class Tally:
     """What came since it was last asked to begin anew. Times are of the monotonic clock, in seconds."""
 
     requests: int = 0
+    #: How many different requests came, by their webhook id.
     distinct: int = 0
+    #: The events in these; a body without any counts as one.
+    events: int = 0
     #: When the first request came, and when the last one was answered.
     first: float = 0.0
     last: float = 0.0
@@ -30,7 +35,7 @@ class Tally:
     @property
     def rate(self) -> float:
         """Events a second, from the first request to the last answer."""
-        return self.distinct / (self.last - self.first)
+        return self.events / (self.last - self.first)
 
 
 class Receiver:
@@ -45,9 +50,9 @@ class Receiver:
     def tally(self) -> Tally:
         """What came so far."""
         self._pipe.send("tally")
-        told = self._pipe.recv()
-        assert isinstance(told, Tally)
-        return told
+        tally = self._pipe.recv()
+        assert isinstance(tally, Tally)
+        return tally
 
     def begin(self) -> None:
         """Count anew."""
@@ -130,7 +135,10 @@ class _Loop:
         self.tally.first = self.tally.first or now
         self.tally.requests += 1
         at = data.index(_ID) + len(_ID)
-        self.ids.add(data[at : data.index(b"\r", at)])
+        webhook_id = data[at : data.index(b"\r", at)]
+        if webhook_id not in self.ids:
+            self.ids.add(webhook_id)
+            self.tally.events += max(1, data.count(_EVENT, end))
         self.due.append((now + self.delay, connection))
 
     def _answer(self, connection: socket.socket) -> None:

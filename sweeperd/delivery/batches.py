@@ -48,7 +48,9 @@ class InFlight:
         self._typical = 1.0
         self._stop = stop
         self._sizes: dict[bytes, int] = {}
-        self._changed = threading.Condition()
+        #: How few events the reader waits for; 0 while it does not wait.
+        self._awaited = 0
+        self._changed = threading.Condition(threading.Lock())
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -78,13 +80,16 @@ class InFlight:
     def remove(self, ids: Iterable[bytes]) -> None:
         """These are settled."""
         with self._changed:
-            self._bytes -= sum(self._sizes.pop(entry, 0) for entry in ids)
-            self._changed.notify_all()
+            self._bytes -= sum([self._sizes.pop(entry, 0) for entry in ids])
+            if len(self._sizes) < self._awaited:
+                self._changed.notify_all()
 
     def await_fewer(self, count: int, seconds: float) -> None:
         """Wait until less than `count` are in hand, or a stop, for so many seconds at most."""
         with self._changed:
+            self._awaited = count
             self._changed.wait_for(lambda: self._stop.is_set() or len(self._sizes) < count, seconds)
+            self._awaited = 0
 
     def wake(self) -> None:
         """End the waits of `await_fewer`, after a stop."""
@@ -106,8 +111,8 @@ class BatchQueue:
         self._bytes = 0
         #: Batches of a single event, which share a request with no other: a probe, an event that was refused alone.
         self._single: deque[Batch] = deque()
-        #: When the first waiting event came, monotonic.
-        self._since = 0.0
+        #: When the first waiting event came, monotonic; and whether the waiting events are in the order of the stream.
+        self._since, self._in_order = 0.0, True
         self._requests = 0
         self._closed = False
         self._changed = threading.Condition(threading.Lock())
@@ -117,11 +122,12 @@ class BatchQueue:
         """How many events a full batch has; 1 where nothing is gained by waiting for more."""
         return self._limits.events
 
-    def put(self, entries: Sequence[OutboxEntry], *, probe: bool = False) -> None:
-        """Queue these events."""
+    def put(self, entries: Sequence[OutboxEntry], *, in_order: bool = False, probe: bool = False) -> None:
+        """Queue these events. `in_order`: each comes later in the stream than all that were queued before."""
         with self._changed:
             if not self._waiting:
-                self._since = time.monotonic()
+                self._since, self._in_order = time.monotonic(), True
+            self._in_order = self._in_order and in_order
             for entry in entries:
                 if probe or entry.alone:
                     self._single.append(Batch((entry,), probe))
@@ -131,7 +137,7 @@ class BatchQueue:
             self._changed.notify(len(self._single) + 1 + len(self._waiting) // self._limits.events)
 
     def take(self) -> Batch | None:
-        """Wait for a batch and take it; `done` has to follow. None: the queue is closed and empty."""
+        """Wait for a batch and take it; then `done` has to follow. None: the queue is closed and empty."""
         with self._changed:
             while not self._ready():
                 if self._closed:
@@ -142,10 +148,9 @@ class BatchQueue:
             return self._single.popleft() if self._single else self._next()
 
     def done(self) -> None:
-        """The request of a batch has ended."""
+        """The request of a batch has ended. The thread that calls this takes the next batch, so it wakes no other."""
         with self._changed:
             self._requests -= 1
-            self._changed.notify()
 
     def allow(self, requests: int) -> None:
         """From now on so many requests may be in flight."""
@@ -182,6 +187,6 @@ class BatchQueue:
             size += entries[-1].size
         self._bytes -= size
         self._since = time.monotonic()
-        if len(entries) > 1:  # a parked event may have come after a younger one
+        if not self._in_order:
             entries.sort(key=lambda entry: StreamId.parse(entry.id))
         return Batch(tuple(entries))

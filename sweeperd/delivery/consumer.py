@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import redis
 
@@ -151,16 +150,16 @@ class Consumer:
         if free < self._together and len(self._in_flight):
             self._in_flight.await_fewer(min(len(self._in_flight), self._in_flight.capacity - self._together + 1), BLOCK)
             return True
-        entries: list[OutboxEntry] = []
+        parked: list[OutboxEntry] = []
         if scanning := last_step or self._scan.due:
-            entries = self._scan.take(free, self._refresh_every)
+            parked = self._scan.take(free, self._refresh_every)
         # No wait in Redis while there are events to queue.
-        block_ms = self._block_ms if block and not entries else 0
-        if len(entries) < free:
-            entries += self._read(min(free - len(entries), READ_COUNT), block_ms)
+        block_ms = self._block_ms if block and not parked else 0
+        new = self._read(min(free - len(parked), READ_COUNT), block_ms) if len(parked) < free else []
+        entries = parked + new
         if 0 < len(entries) < self._batches.size and len(self._in_flight):
             self._stop.wait(GATHER)  # for a fuller batch: the senders are busy
-        return self._queue(entries) or (scanning and not self._scan.at_start)
+        return self._queue(entries, in_order=not parked) or (scanning and not self._scan.at_start)
 
     def _read(self, count: int, block_ms: int) -> list[OutboxEntry]:
         if self._subscription.exhausted:
@@ -215,11 +214,11 @@ class Consumer:
             log.warning("the group could not be made", extra=self._log_fields | {"error": str(error)})
         self._stop.wait(RECOVERY_PAUSE)
 
-    def _queue(self, entries: Sequence[OutboxEntry], *, probe: bool = False) -> bool:
+    def _queue(self, entries: Sequence[OutboxEntry], *, in_order: bool = False, probe: bool = False) -> bool:
         """
-        Queue the events that the endpoint wants for the senders; settle the rest without a request. Returns whether
-        there were any. Where replicas are asked for, an event that they do not have is released and queued later.
-        Raises RedisUnavailable then.
+        Queue the events that the endpoint wants for the senders; settle the rest without a request. `in_order`: as in
+        `BatchQueue.put`. Returns whether there were any. Where replicas are asked for, an event that they do not have
+        is released and queued later. Raises RedisUnavailable then.
         """
         if not self._outbox.confirmed(self._subscription.group, entries):
             self._outbox.release(self._subscription.group, [entry for entry in entries if entry.fields])
@@ -231,7 +230,7 @@ class Consumer:
             if entry.fields:
                 (wanted if self._subscription.wants(entry) else unwanted).append(entry)
         gone = [entry for entry in entries if not entry.fields]
-        self._batches.put(wanted, probe=probe)
+        self._batches.put(wanted, in_order=in_order, probe=probe)
         self._settle(Disposition.SKIP, unwanted)
         self._settle(Disposition.DEAD_LETTER, gone, "the event is no longer in the stream")
         return bool(entries)
@@ -259,7 +258,7 @@ class Consumer:
         }
         entries = [
             # The claim has counted a delivery, and there was none.
-            replace(entry, deliveries=old[entry.id].deliveries)
+            entry._replace(deliveries=old[entry.id].deliveries)
             for entry in self._outbox.claim(self._subscription.group, list(old.values()), 0)
         ]
         self._in_flight.add(entries)

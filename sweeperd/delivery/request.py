@@ -101,10 +101,15 @@ class EventEncoder:
         self._batches = batches
         self._template, self._in_places = _template(form)
         self._origin_part = hash_part(origin)
+        self._shard_bytes = shard.encode()
+        #: Whether each event carries its place in the stream. Of a batch of plain events only the request does.
+        self._numbered = form == "cloudevents" or not batches
 
     def request(self, entries: Sequence[OutboxEntry]) -> WebhookRequest:
         """The request with these entries, as `webhook_request` makes it."""
         messages = [self(entry.id, entry.fields) for entry in entries]
+        if not self._numbered:
+            messages[0] = messages[0]._replace(sequence=self._sequence(entries[0].id))
         return webhook_request(messages, self._form, batches=self._batches)
 
     def __call__(self, stream_id: bytes, fields: Fields) -> Message:
@@ -113,19 +118,29 @@ class EventEncoder:
 
     def general(self, stream_id: bytes, fields: Fields) -> Message:
         """The message of any entry."""
-        return payload.encode(self._form, self._shard, self._origin, self._sequence(stream_id), fields)
+        sequence = self._sequence(stream_id) if self._numbered else ""
+        return payload.encode(self._form, self._shard, self._origin, sequence, fields)
 
     def plain(self, stream_id: bytes, fields: Fields) -> Message | None:
         """The same message from the template; None where the entry does not fit it."""
         values = _plain_values(fields)
         if values is None:
             return None
-        hashed = self._origin_part + b"".join([hash_part(values[position]) for position in _IN_EVENT_ID])
+        name, tenant, _, _, trace_id, _, _, _, created_at, expires_at, expired_at = values
+        hashed = self._origin_part + hash_part(tenant) + hash_part(name) + hash_part(expired_at)
         event_id = "evt_" + hashlib.sha256(hashed).hexdigest()[:32]
-        sequence = self._sequence(stream_id)
-        row = (*_row(values), event_id.encode(), sequence.encode(), self._shard.encode())
-        trace_id = values[_TRACE_ID].decode()
-        return Message(event_id, EVENT_TYPE, trace_id, self._template % self._in_places(row), sequence)
+        sequence = self._sequence(stream_id) if self._numbered else ""
+        row = (
+            *values[:_FIRST_TIME],
+            _second(created_at[:-3]) + created_at[-3:],
+            _second(expires_at[:-3]) + expires_at[-3:],
+            _second(expired_at[:-3]) + expired_at[-3:],
+            b"%d" % (int(expires_at) - int(created_at)),
+            event_id.encode(),
+            sequence.encode(),
+            self._shard_bytes,
+        )
+        return Message(event_id, EVENT_TYPE, trace_id.decode(), self._template % self._in_places(row), sequence)
 
     def _sequence(self, stream_id: bytes) -> str:
         """Shard and stream id, padded so that the order of texts is the order of the stream."""
@@ -141,9 +156,6 @@ _TIMES = (b"created_at", b"expires_at", b"expired_at")
 _NAMES = _TEXTS + _INTEGERS + _TIMES
 
 _FIRST_TIME = _NAMES.index(_TIMES[0])
-_TRACE_ID = _NAMES.index(b"trace_id")
-#: The places of the values that go into an event id after the origin, as in `payload.event_id`.
-_IN_EVENT_ID = [_NAMES.index(name) for name in (b"tenant", b"id", b"expired_at")]
 _Row = tuple[bytes, ...]
 
 _in_order: Callable[[Fields], _Row] = operator.itemgetter(*_NAMES)
@@ -166,7 +178,10 @@ def _template(form: Format) -> tuple[bytes, Callable[[_Row], _Row]]:
     marked = {name: b"<%b>" % name for name in _TEXTS}
     marked |= {name: b"%d" % (10**18 + number) for number, name in enumerate(_INTEGERS)}
     marked |= {name: b"%d" % (10**12 + 1001 * number**2) for number, name in enumerate(_TIMES)}
-    row = (*_row(_in_order(marked)), b"<event_id>", b"<sequence>", b"<shard>")
+    times = [_second(marked[name][:-3]) + marked[name][-3:] for name in _TIMES]
+    ttl_ms = b"%d" % (int(marked[b"expires_at"]) - int(marked[b"created_at"]))
+    texts_and_integers = _in_order(marked)[:_FIRST_TIME]
+    row = (*texts_and_integers, *times, ttl_ms, b"<event_id>", b"<sequence>", b"<shard>")
     columns = {value: column for column, value in enumerate(row)}
     body = payload.as_json(form, "<shard>", "<event_id>", "<sequence>", marked)
     marks = re.compile(b"|".join(map(re.escape, columns)))
@@ -190,17 +205,7 @@ def _plain_values(fields: Fields) -> _Row | None:
 _OF_OTHERS = frozenset({b"kind", b"type", b"data"})
 
 
-def _row(values: _Row) -> _Row:
-    """Texts, integers, times and the difference of two times, each as it stands in JSON."""
-    created_at, expires_at, expired_at = values[_FIRST_TIME:]
-    ttl_ms = b"%d" % (int(expires_at) - int(created_at))
-    return (*values[:_FIRST_TIME], _rfc3339(created_at), _rfc3339(expires_at), _rfc3339(expired_at), ttl_ms)
-
-
-def _rfc3339(milliseconds: bytes) -> bytes:
-    return _second(milliseconds[:-3]) + milliseconds[-3:] + b"Z"
-
-
 @functools.lru_cache(maxsize=1024)
 def _second(seconds: bytes) -> bytes:
+    """A time in RFC 3339, up to the dot before its milliseconds. The template has the `Z` that ends it."""
     return rfc3339(int(seconds) * 1000)[:20].encode()

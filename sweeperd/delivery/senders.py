@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import redis
@@ -82,7 +81,7 @@ class BatchSender:
             # A fault of sweeperd: it says nothing about the endpoint, and the events wait like any other.
             first = batch.entries[0]
             log.exception("events could not be sent", extra=self._log_fields | {"stream_id": first.id.decode()})
-            return self._nack([replace(entry, alone=self._batches) for entry in batch.entries], "it cannot be sent")
+            return self._nack([entry._replace(alone=self._batches) for entry in batch.entries], "it cannot be sent")
 
     def _deliver(
         self, entries: Sequence[OutboxEntry], *, probe: bool = False, attempts: int | None
@@ -113,7 +112,7 @@ class BatchSender:
         if result.gone:
             return [Settlement(Disposition.NACK, entries)]
         if result.refused and len(entries) == 1:
-            entries = [replace(entries[0], alone=self._batches)]
+            entries = [entries[0]._replace(alone=self._batches)]
         return self._nack(entries, result.reason)
 
     def _held_back(self, probe: bool) -> bool:

@@ -6,11 +6,9 @@ one deadline ends the whole exchange: to connect, to send, and to read the respo
 """
 
 import contextlib
-import errno
 import functools
-import http.client
-import io
 import math
+import os
 import socket
 import ssl
 import threading
@@ -19,8 +17,8 @@ from typing import Any
 
 import urllib3.connection
 
-#: How much a response may send before its headers are complete, bytes; interim responses count too.
-HEAD_LIMIT = 64 * 1024
+from sweeperd.delivery.response import BoundedResponse, limit_wait, seconds_left
+
 #: How long to wait for the alert of a receiver that has closed the connection, seconds. It has been sent before.
 ALERT_WAIT = 0.1
 
@@ -43,72 +41,29 @@ def begin_exchange(seconds: float) -> None:
     _exchange.deadline = time.monotonic() + seconds
 
 
-def _seconds_left(deadline: float) -> float:
-    """Raises TimeoutError where nothing is left."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
+class _Response(BoundedResponse):
+    """The response to the exchange that the current thread is busy with."""
 
-
-class _BoundedReader(io.RawIOBase):
-    """
-    Reads from a socket until the deadline of the exchange, and not longer than the time-out that the socket has at the
-    start. While `head_left` is a number, so many bytes may still come.
-    """
-
-    def __init__(self, sock: Any) -> None:
-        self._sock = sock
-        self._raw = sock.makefile("rb", buffering=0)
-        self._deadline = min(_exchange.deadline, time.monotonic() + (sock.gettimeout() or math.inf))
-        self.head_left: int | None = HEAD_LIMIT
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        """What http.client asks a socket for."""
-        return io.BufferedReader(self)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        self._sock.settimeout(_seconds_left(self._deadline))
-        count: int | None = self._raw.readinto(buffer)
-        if self.head_left is not None:
-            self.head_left -= count or 0
-            if self.head_left < 0:
-                raise OSError(errno.EMSGSIZE, "the response's headers are too long")
-        return count
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-class BoundedResponse(http.client.HTTPResponse):
-    """A response that ends in time, without the interim responses (1xx) before it."""
-
-    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
-        self._reader = _BoundedReader(sock)
-        super().__init__(self._reader, *args, **kwargs)  # type: ignore[arg-type]
-
-    def begin(self) -> None:
-        super().begin()  # skips 100 by itself
-        while 102 <= self.status < 200:
-            self.headers = self.msg = None  # type: ignore[assignment]
-            super().begin()
-        self._reader.head_left = None
+    deadline = staticmethod(lambda: _exchange.deadline)
 
 
 class _Bounded:
     """A connection whose exchange ends in time."""
 
-    response_class = BoundedResponse
+    response_class = _Response
     sock: Any
     timeout: Any
 
     def connect(self) -> None:
-        self.timeout = min(self.timeout, _seconds_left(_exchange.deadline))
+        self.timeout = min(self.timeout, seconds_left(_exchange.deadline))
         super().connect()  # type: ignore[misc]
+        kind: Any = type(self.sock)
+        self.sock.__class__ = _quiet(kind)
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        if self.sock is not None:
+            self.timeout = self.sock.gettimeout()  # urllib3 would set it; `send` does where it has to
+        super().request(*args, **kwargs)  # type: ignore[misc]
 
     def send(self, data: Any) -> None:
         if self.sock is None:
@@ -116,11 +71,40 @@ class _Bounded:
         left = memoryview(data)
         try:
             while left:
-                self.sock.settimeout(_seconds_left(_exchange.deadline))
-                left = left[self.sock.send(left) :]
+                left = left[_send_some(self.sock, left, seconds_left(_exchange.deadline)) :]
         except (ssl.SSLEOFError, ConnectionError):
             _raise_alert(self.sock)
             raise
+
+
+def _send_some(sock: Any, data: memoryview, seconds: float) -> int:
+    """Send some of the data within so many seconds. Returns how many bytes. Raises OSError."""
+    if isinstance(sock, socket.socket) and not isinstance(sock, ssl.SSLSocket):
+        # A socket with a time-out asks the kernel first whether there is room, and nearly always there is.
+        with contextlib.suppress(BlockingIOError):
+            return os.write(sock.fileno(), data)
+    limit_wait(sock, seconds)
+    sent: int = sock.send(data)
+    return sent
+
+
+class _Quiet:
+    """
+    A socket that sets its time-out only where that changes: urllib3 sets it twice in an exchange, and each time is a
+    system call, during which another thread takes the interpreter.
+    """
+
+    __slots__ = ()
+
+    def settimeout(self, seconds: float | None) -> None:
+        if seconds != self.gettimeout():  # type: ignore[attr-defined]
+            super().settimeout(seconds)  # type: ignore[misc]
+
+
+@functools.cache
+def _quiet(kind: type) -> type:
+    """This kind of socket (plain, TLS, to a SOCKS proxy) as a quiet one."""
+    return type(f"Quiet{kind.__name__}", (_Quiet, kind), {"__slots__": ()})
 
 
 def _raise_alert(sock: Any) -> None:

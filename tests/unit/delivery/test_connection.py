@@ -12,7 +12,8 @@ import pytest
 import urllib3.connection
 
 from sweeperd.delivery import connection as connection_module
-from sweeperd.delivery.connection import HEAD_LIMIT, bounded, works_in_one_piece
+from sweeperd.delivery.connection import bounded, works_in_one_piece
+from sweeperd.delivery.response import HEAD_LIMIT
 from sweeperd.delivery.result import Result
 from tests.unit.delivery.test_sender import BATCH, MESSAGE, OK, Sender, raw_server
 

@@ -1,0 +1,91 @@
+"""What is read of a response is what http.client reads, which has its headers read by the parser of e-mails."""
+
+import http.client
+import io
+import socket
+from typing import Any
+
+import pytest
+
+from sweeperd.delivery.response import TOLERANCE, BoundedResponse, limit_wait
+
+HEADERS = [
+    b"Content-Length: 4\r\n",
+    b"content-length:4\r\n",
+    b"Content-Length: 0\r\nConnection: close\r\n",
+    b"Content-Length: many\r\n",
+    b"Content-Length: -1\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Transfer-Encoding: Chunked\r\nContent-Length: 4\r\n",
+    b"Connection: Keep-Alive\r\nKeep-Alive: timeout=5\r\nX-Odd:\r\nX-Two: a: b\r\nContent-Length: 4\r\n",
+    b"Set-Cookie: a=1\r\nSet-Cookie: b=2\r\nX-Latin: caf\xe9\r\nContent-Length: 4\r\n",
+    b"X-Spaces: \t a \r\nContent-Length: 4\r\n",
+    b"Content-Length: 4\n",
+    b"",
+]
+BODY = b"4\r\nbody\r\n0\r\n\r\n"
+
+
+class Wire:
+    """In place of a socket: these bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, *_: Any, **__: Any) -> io.BufferedIOBase:
+        return io.BufferedReader(io.BytesIO(self._data))
+
+    def gettimeout(self) -> float:
+        return 5.0
+
+    def settimeout(self, _seconds: float) -> None:
+        """Nothing waits."""
+
+
+def read(kind: type[http.client.HTTPResponse], data: bytes) -> dict[str, Any]:
+    response = kind(Wire(data), method="POST")  # type: ignore[arg-type]
+    response.begin()
+    names = ("version", "status", "code", "reason", "chunked", "chunk_left", "length", "will_close")
+    return {name: getattr(response, name) for name in names} | {
+        "headers": response.headers.items(),
+        "body": response.read(),
+    }
+
+
+@pytest.mark.parametrize("headers", HEADERS)
+@pytest.mark.parametrize("line", [b"HTTP/1.1 200 OK", b"HTTP/1.0 200 OK", b"HTTP/1.1 204", b"HTTP/1.1 404 Not  Found "])
+def test_a_response(line: bytes, headers: bytes) -> None:
+    data = line + b"\r\n" + headers + b"\r\n" + (b"" if b" 204" in line else BODY)
+    assert read(BoundedResponse, data) == read(http.client.HTTPResponse, data)
+
+
+@pytest.mark.parametrize("interim", [b"HTTP/1.1 100 Continue\r\nX-Interim: 1\r\n\r\n"])
+def test_an_interim_response_is_skipped(interim: bytes) -> None:
+    data = interim * 2 + b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"
+    assert read(BoundedResponse, data) == read(http.client.HTTPResponse, data)
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense\r\n\r\n", b"HTTP/3 200 OK\r\n\r\n", b"HTTP/1.1 abc OK\r\n\r\n"])
+def test_no_response(data: bytes) -> None:
+    for kind in (BoundedResponse, http.client.HTTPResponse):
+        with pytest.raises(http.client.HTTPException):
+            read(kind, data)
+
+
+def test_a_header_that_goes_on_in_the_next_line() -> None:
+    data = b"HTTP/1.1 200 OK\r\nX-Long: one\r\n two\r\nno header\r\nContent-Length: 0\r\n\r\n"
+    assert read(BoundedResponse, data)["headers"] == [("X-Long", "one two"), ("Content-Length", "0")]
+
+
+def test_a_time_out_is_set_only_where_it_is_too_long_or_far_too_short() -> None:
+    with socket.socket() as sock:
+        for before, wanted, after in [
+            (None, 3.0, 3.0),
+            (3.0, 3.0 / (1 + TOLERANCE / 2), 3.0),
+            (3.0, 2.0, 2.0),
+            (3.0, 5.0, 3.0),
+            (3.0, 10.0, 10.0),
+        ]:
+            sock.settimeout(before)
+            limit_wait(sock, wanted)
+            assert sock.gettimeout() == after

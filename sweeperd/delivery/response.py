@@ -116,7 +116,7 @@ def read_headers(lines: Any) -> http.client.HTTPMessage:
             name, before = found.pop()
             found.append((name, f"{before} {text.strip()}"))
         elif colon and name == name.strip():
-            found.append((name, value.strip()))
+            found.append((name, value.lstrip()))
     message = http.client.HTTPMessage()
     for name, value in found:
         message.set_raw(name, value)

@@ -42,7 +42,7 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> Ended:
             ended, status, usage = os.wait4(process.pid, os.WNOHANG)
             if ended:
                 break
-            peak = max(peak, _peak_mib(process.pid))
+            peak = max(peak, peak_mib(process.pid))
             time.sleep(LOOK)
         seconds = time.monotonic() - started
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -66,8 +66,8 @@ def apart(function: Callable[Arguments, Result], *args: Arguments.args, **kwargs
         return pool.submit(function, *args, **kwargs).result()
 
 
-def _peak_mib(pid: int) -> float:
-    """0 where it has just ended."""
+def peak_mib(pid: int) -> float:
+    """The high-water mark of a running process's memory; 0 where it has just ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

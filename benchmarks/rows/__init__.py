@@ -4,6 +4,8 @@ from benchmarks.row import Row
 from benchmarks.rows import (
     audit,
     backlog,
+    batched,
+    beside,
     cost,
     delivery,
     expire,
@@ -19,6 +21,7 @@ from benchmarks.rows import (
     start,
     throughput,
     tracing,
+    undelivered,
 )
 
 ROWS: tuple[Row, ...] = (
@@ -33,6 +36,12 @@ ROWS: tuple[Row, ...] = (
     ledger.ROW,
     delivery.ROW,
     delivery.PROCESSES,
+    batched.SPEED,
+    batched.HANGING,
+    batched.ONE_CORE,
+    beside.ROW,
+    undelivered.MEMORY,
+    undelivered.HEARTBEAT,
     parked.ROW,
     start.ROW,
     cost.BY_BATCHES,

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 #: How many bytes of events of one endpoint are in hand, as far as the size of the next ones can be foreseen.
-IN_FLIGHT_BYTES = 32 * 1024 * 1024
+IN_FLIGHT_BYTES = 24 * 1024 * 1024
 
 
 class EndpointDelivery:

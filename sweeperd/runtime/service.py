@@ -18,6 +18,7 @@ from sweeperd.errors import ConfigError
 from sweeperd.metrics import Metrics
 from sweeperd.ops.signing_keys import jwks
 from sweeperd.runtime.daemon import Daemon
+from sweeperd.runtime.one_core import OneCore, is_wanted
 from sweeperd.runtime.role import Role
 from sweeperd.runtime.systemd import SystemdNotifier
 from sweeperd.web.server import WebServer
@@ -51,6 +52,7 @@ class Service:
         self._metrics = Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
         self._daemon = Daemon(settings, self._metrics, self._role)
         self._web = self._listen(settings)
+        self._one_core = OneCore()
         #: Finishes what the daemon before this one had in flight.
         self._last_work: threading.Thread | None = None
         # The handlers of signals run in the middle of anything in this thread, and may touch only what can bear that:
@@ -119,6 +121,7 @@ class Service:
     # ---- messages to the service manager
 
     def _check(self) -> None:
+        self._one_core.keep(wanted=is_wanted(self._settings, self._role))
         self._daemon.catch_up()
         self._feed()
         self._notifier.status(self._status())

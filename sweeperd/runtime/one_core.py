@@ -1,0 +1,101 @@
+"""
+Keeps the process on one core of the machine.
+
+Its threads share one interpreter, so they use one core at a time in any case. Spread over several cores they wake each
+other across them at every request, which costs more than the request itself where each carries a single event.
+"""
+
+import contextlib
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from sweeperd.config import Settings
+from sweeperd.runtime.role import Role
+
+log = logging.getLogger(__name__)
+
+#: How often the core is chosen anew, seconds.
+CHOOSE_EVERY = 5.0
+#: The process moves where other processes use so much more of its core than of the least busy one: a share of a core.
+WORTH_A_MOVE = 0.25
+
+#: Where other processes use so much of every core, the process is spread over all of them.
+BUSY = 0.6
+
+#: Core -> how long it was busy so far, seconds.
+BusyTimes = Mapping[int, float]
+
+
+def is_wanted(settings: Settings, role: Role) -> bool:
+    """Whether the settings ask for one core: `auto` does where an endpoint gets each event in a request of its own."""
+    webhooks = settings.webhooks
+    if webhooks.one_core == "auto":
+        return role.delivers and any(endpoint.batch_size == 1 for endpoint in webhooks.endpoints)
+    return webhooks.one_core == "on"
+
+
+def choose(current: int | None, used_by_others: Mapping[int, float]) -> int | None:
+    """
+    The core to be on; None: none is free enough, so that the process is better off on all of them. `used_by_others`:
+    the share of each core that other processes used lately.
+    """
+    best = min(used_by_others, key=lambda core: (used_by_others[core], core))
+    if used_by_others[best] > BUSY:
+        return None
+    if current is None or used_by_others.get(current, math.inf) > used_by_others[best] + WORTH_A_MOVE:
+        return best
+    return current
+
+
+class OneCore:
+    """The core of this process. Where the system cannot bind a process to a core, nothing happens."""
+
+    def __init__(self) -> None:
+        self._possible = hasattr(os, "sched_setaffinity") and Path("/proc/stat").exists()
+        self._allowed = os.sched_getaffinity(0) if self._possible else set()
+        self._core: int | None = None
+        self._choose_at = 0.0
+        self._measured: tuple[float, BusyTimes, float] | None = None
+
+    def keep(self, *, wanted: bool) -> None:
+        """Call it every second or so. A thread that is started later inherits the core of the thread that starts it."""
+        if len(self._allowed) < 2 or time.monotonic() < self._choose_at:
+            return
+        self._choose_at = time.monotonic() + CHOOSE_EVERY
+        core = choose(self._core, self._used_by_others()) if wanted else None
+        if core != self._core:
+            log.info("the process keeps to one core" if self._core is None else "the process moves to other cores")
+            self._core = core
+            self._bind(self._allowed if core is None else {core})
+
+    def _bind(self, cores: set[int]) -> None:
+        for thread in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):  # it has just ended
+                os.sched_setaffinity(int(thread.name), cores)
+
+    def _used_by_others(self) -> dict[int, float]:
+        """The share of each allowed core that other processes used since the last call; at first, since the boot."""
+        now, busy, own = time.monotonic(), _busy_times(), time.process_time()
+        since, busy_before, own_before = self._measured or (0.0, {}, 0.0)
+        self._measured = now, busy, own
+        seconds = max(now - since, 0.1)
+        shares = {core: (busy.get(core, 0.0) - busy_before.get(core, 0.0)) / seconds for core in self._allowed}
+        if self._core is not None:
+            shares[self._core] -= (own - own_before) / seconds
+        return shares
+
+
+def _busy_times() -> dict[int, float]:
+    """Of each core, since the boot: all but idle time and waits for disks."""
+    ticks, found = os.sysconf("SC_CLK_TCK"), {}
+    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+        name, *times = line.split()
+        if name.startswith("cpu") and name != "cpu":
+            user, nice, system, _idle, _disk, *rest = map(int, times)
+            # The last two, guest times, are part of the first two.
+            found[int(name.removeprefix("cpu"))] = (user + nice + system + sum(rest[:3])) / ticks
+    return found

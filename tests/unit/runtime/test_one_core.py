@@ -1,0 +1,44 @@
+"""On which core the process runs, and when."""
+
+from typing import Any
+
+import pytest
+
+from sweeperd.config import Settings
+from sweeperd.runtime.one_core import choose, is_wanted
+from sweeperd.runtime.role import Role
+
+SINGLE, BATCH = {"name": "a", "url": "http://a/"}, {"name": "b", "url": "http://b/", "batch_size": 100}
+
+
+@pytest.mark.parametrize(
+    ("one_core", "endpoints", "role", "wanted"),
+    [
+        ("auto", [SINGLE], Role.ALL, True),
+        ("auto", [BATCH, SINGLE], Role.DELIVER, True),
+        ("auto", [SINGLE], Role.SWEEP, False),
+        ("auto", [BATCH], Role.ALL, False),
+        ("auto", [], Role.ALL, False),
+        ("on", [BATCH], Role.SWEEP, True),
+        ("off", [SINGLE], Role.ALL, False),
+    ],
+)
+def test_when(one_core: str, endpoints: list[dict[str, Any]], role: Role, wanted: bool) -> None:
+    settings = Settings.model_validate({"webhooks": {"one_core": one_core, "endpoints": endpoints}})
+    assert is_wanted(settings, role) == wanted
+
+
+@pytest.mark.parametrize(
+    ("current", "used", "chosen"),
+    [
+        (None, {0: 0.5, 1: 0.2, 2: 0.2}, 1),
+        (0, {0: 0.4, 1: 0.2}, 0),
+        (0, {0: 0.6, 1: 0.2}, 1),
+        (3, {0: 0.6, 1: 0.7}, 0),
+        (1, {0: -0.1, 1: 0.1}, 1),
+        (0, {0: 0.9, 1: 0.7}, None),
+        (None, {0: 0.9, 1: 0.7}, None),
+    ],
+)
+def test_the_least_busy_core_if_worth_a_move(current: int | None, used: dict[int, float], chosen: int | None) -> None:
+    assert choose(current, used) == chosen

@@ -38,6 +38,7 @@ ROWS: tuple[Row, ...] = (
     delivery.PROCESSES,
     batched.SPEED,
     batched.HANGING,
+    batched.ATTEMPT_LOG,
     batched.ONE_CORE,
     beside.ROW,
     undelivered.MEMORY,

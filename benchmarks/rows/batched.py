@@ -45,6 +45,30 @@ def hanging(lab: Lab) -> Sample:
     )
 
 
+def attempt_log(lab: Lab) -> Sample:
+    """Single events and batches, without and with the log of attempts, in turn."""
+    few, many = lab.size("single_events", 2_400, 400), lab.size("events", 100_000, 4_000)
+    figures: dict[str, float] = {}
+    ratios: dict[str, float] = {}
+    with lab.server() as server, Receiver(DELAY) as receiver:
+        for name, events, batch in (("single", few, 1), ("batches", many, BATCH)):
+            rates = []
+            for kept in (0, 1000):
+                run = deliver(
+                    server,
+                    receiver,
+                    lab,
+                    events,
+                    batch_size=batch,
+                    webhooks__concurrency=CONCURRENCY,
+                    events__attempts_kept=kept,
+                )
+                figures |= _figures(run, f"{name}_{'on' if kept else 'off'}")
+                rates.append(run.events_per_second)
+            ratios[name] = rates[1] / rates[0]
+    return Sample(ratios, figures)
+
+
 def one_core(lab: Lab) -> Sample:
     """Single events and batches with `webhooks.one_core` off and on; single events with busy neighbours as well."""
     few, many = lab.size("single_events", 6_400, 640), lab.size("events", 100_000, 4_000)
@@ -96,6 +120,16 @@ HANGING = Row(
     "the healthy endpoint alone, with the same share of the connections",
     {"healthy": Goal("at_least", 0.9)},
     hanging,
+)
+ATTEMPT_LOG = Row(
+    "attempt_log",
+    "events delivered a second with the log of attempts, 16 connections",
+    "the same without it",
+    {
+        "single": Goal("at_least", 0.95, "single events"),
+        "batches": Goal("at_least", 0.95, "batches of 100"),
+    },
+    attempt_log,
 )
 ONE_CORE = Row(
     "one_core",

@@ -38,13 +38,13 @@ def is_wanted(settings: Settings, role: Role) -> bool:
     return webhooks.one_core == "on"
 
 
-def choose(current: int | None, used_by_others: Mapping[int, float]) -> int | None:
+def choose(current: int | None, used_by_others: Mapping[int, float], *, always: bool = False) -> int | None:
     """
-    The core to be on; None: none is free enough, so that the process is better off on all of them. `used_by_others`:
-    the share of each core that other processes used lately.
+    The core to be on; None: none is free enough, so that the process is better off on all of them, unless it is to be
+    on one `always`. `used_by_others`: the share of each core that other processes used lately.
     """
     best = min(used_by_others, key=lambda core: (used_by_others[core], core))
-    if used_by_others[best] > BUSY:
+    if used_by_others[best] > BUSY and not always:
         return None
     if current is None or used_by_others.get(current, math.inf) > used_by_others[best] + WORTH_A_MOVE:
         return best
@@ -61,12 +61,15 @@ class OneCore:
         self._choose_at = 0.0
         self._measured: tuple[float, BusyTimes, float] | None = None
 
-    def keep(self, *, wanted: bool) -> None:
-        """Call it every second or so. A thread that is started later inherits the core of the thread that starts it."""
+    def keep(self, *, wanted: bool, always: bool) -> None:
+        """
+        Call it every second or so; `always` as for `choose`. A thread that is started later inherits the core of the
+        thread that starts it.
+        """
         if len(self._allowed) < 2 or time.monotonic() < self._choose_at:
             return
         self._choose_at = time.monotonic() + CHOOSE_EVERY
-        core = choose(self._core, self._used_by_others()) if wanted else None
+        core = choose(self._core, self._used_by_others(), always=always) if wanted else None
         if core != self._core:
             log.info("the process keeps to one core" if self._core is None else "the process moves to other cores")
             self._core = core

@@ -121,7 +121,8 @@ class Service:
     # ---- messages to the service manager
 
     def _check(self) -> None:
-        self._one_core.keep(wanted=is_wanted(self._settings, self._role))
+        always = self._settings.webhooks.one_core == "on"
+        self._one_core.keep(wanted=is_wanted(self._settings, self._role), always=always)
         self._daemon.catch_up()
         self._feed()
         self._notifier.status(self._status())

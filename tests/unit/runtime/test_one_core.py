@@ -42,3 +42,5 @@ def test_when(one_core: str, endpoints: list[dict[str, Any]], role: Role, wanted
 )
 def test_the_least_busy_core_if_worth_a_move(current: int | None, used: dict[int, float], chosen: int | None) -> None:
     assert choose(current, used) == chosen
+    assert choose(current, used, always=True) == chosen or chosen is None
+    assert choose(current, used, always=True) is not None

@@ -117,13 +117,14 @@ class Dispatcher:
                 log.warning("replays wait", extra={"shard": self._shard.name, "error": str(error)})
 
     def refresh_replays(self, *, until_idle: bool = False) -> None:
-        """Begin to work on new replays, and end those that are done. Call it often. Raises RedisUnavailable."""
-        before = self._replays.groups
+        """
+        Begin to work on new replays, end those that are done, and share the connections anew, also where an endpoint
+        rests no more. Call it often. Raises RedisUnavailable.
+        """
         with self._shard.reaching():
             self._shard.read_clock()
             self._replays.refresh(until_idle=until_idle)
-        if before != self._replays.groups:
-            self._lend_connections()
+        self._lend_connections()
 
     def join(self, deadline: float | None = None) -> bool:
         """
@@ -158,7 +159,6 @@ class Dispatcher:
         """Trim the stream, remove dead processes from the groups, measure the backlogs. Raises RedisUnavailable."""
         with self._shard.reaching():
             self._shard.read_clock()
-            self._lend_connections()
             groups = [*(endpoint.name for endpoint in self.endpoints), *self._replays.groups]
             self._groups.trim(groups, self._retention_ms, self._max_age_ms)
             for endpoint in self.endpoints:

@@ -206,14 +206,14 @@ def test_an_endpoint_that_rests_lends_its_connections(client: redis.Redis, shard
             receiver.wait_for(lambda requests: len(requests) >= 40)
             assert at_once["most"] <= 4
             at_once["most"] = 0
-            dispatcher.maintain()
+            dispatcher.refresh_replays()
             expire(client, *map(str, range(40, 140)))
             receiver.wait_for(lambda requests: len(requests) >= 140)
             assert at_once["most"] == 7
             assert dispatcher.complete
             EndpointStateStore(shard).resume("paused")
             eventually(lambda: not dispatcher.endpoints[1].resting, limit=10)
-            dispatcher.maintain()
+            dispatcher.refresh_replays()
             receiver.wait_for(lambda requests: len(requests) >= 280)
             at_once["most"] = 0
             eventually(lambda: not client.xpending(EVENTS, "hook")["pending"])

@@ -7,6 +7,7 @@ between it and `expire` is the price of the checks. All run in turn on one serve
 (`INFO commandstats`).
 """
 
+from collections.abc import Callable
 from statistics import median
 
 import redis
@@ -77,7 +78,10 @@ def measure(lab: Lab) -> Sample:
     }
     with lab.server() as server, redis.Redis.from_url(server.url, protocol=2) as client:
         times = [
-            {name: _microseconds(client, server.url, run, calls) for name, (run, calls) in contestants.items()}
+            {
+                name: server_microseconds(client, run, calls, lambda: fill(server.url, entries))
+                for name, (run, calls) in contestants.items()
+            }
             for _ in range(turns)
         ]
     return Sample(
@@ -89,11 +93,11 @@ def measure(lab: Lab) -> Sample:
     )
 
 
-def _microseconds(client: redis.Redis, url: str, run: Script, calls: list[Call]) -> float:
-    """Server time of one call, over calls on fresh reservations."""
+def server_microseconds(client: redis.Redis, run: Script, calls: list[Call], refill: Callable[[], None]) -> float:
+    """Server time of one call, over calls on what `refill` has written to the empty server."""
     client.flushall()
     client.script_load(run.source)
-    fill(url, len(calls))
+    refill()
     client.config_resetstat()
     for start in range(0, len(calls), BATCH):
         run.run_many(client, calls[start : start + BATCH])

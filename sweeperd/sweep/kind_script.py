@@ -13,12 +13,12 @@ ARGV[4] -> trace id for the event
 {'expired', tenant, ms since deadline + grace, keys that do not exist as a JSON array}
 """
 
-import string
+import re
 from collections.abc import Iterable, Sequence
 
-from sweeperd.config.kind_commands import ID, Amount, Command, Field, Word
 from sweeperd.config.kinds import OWN_KEYS, RESERVATION_KEYS, KindSettings
 from sweeperd.store.scripts import expand
+from sweeperd.sweep.kind_templates import command_list, field_checks, has_quick_plan, needed_fields, quick_plan, quoted
 
 #: The globals of a Redis server that a user's script must not see. Another one that a server has fails `check`.
 HIDDEN_GLOBALS = tuple(
@@ -34,8 +34,12 @@ BASIC_GLOBALS = tuple(
     assert error ipairs next pairs pcall rawequal rawget rawset select setmetatable tonumber tostring type unpack xpcall
     """.split()  # noqa: SIM905
 )
-#: The libraries that it gets a copy of.
-LIBRARIES = ("string", "table", "math")
+#: The libraries that it gets a copy of, and their functions.
+LIBRARIES = {
+    "string": "byte char find format gmatch gsub len lower match rep reverse sub upper",
+    "table": "concat insert maxn remove sort",
+    "math": "abs ceil floor fmod huge max min",
+}
 
 
 def kind_script(kind: KindSettings, kinds: Sequence[KindSettings], reservations: bool) -> str:
@@ -43,29 +47,15 @@ def kind_script(kind: KindSettings, kinds: Sequence[KindSettings], reservations:
     body = _script_body(kind) if kind.script is not None else _declared_body(kind)
     lines = [
         "-- @include kind_entry",
-        "-- @include kind_sandbox" if kind.script is not None else "",
         *_writable(kind, kinds, reservations),
-        f"entry.open(KEYS, ARGV[1])\nplan.open(ARGV[2], writable, audible, {kind.max_writes})",
+        "entry.open(KEYS, ARGV[1])",
         *body,
     ]
     prelude_and_body = expand("\n".join(line for line in lines if line) + "\n")
     return prelude_and_body if kind.script is None else f"{_user_function(kind.script)}\n{prelude_and_body}"
 
 
-def quoted(text: str) -> str:
-    """A Lua string. All but plain ASCII letters, digits and a few signs are escaped."""
-    safe = b" !#$%&()*+,-./:;<=>?@[]^_`{|}~"
-    return (
-        "'"
-        + "".join(chr(b) if (chr(b).isalnum() and b < 128) or b in safe else f"\\{b:03d}" for b in text.encode())
-        + "'"
-    )
-
-
-#: The characters that stand for themselves in a Lua string.
-_PLAIN = set(string.ascii_letters + string.digits + " !#$%&()*+,-./:;<=>?@[]^_`{|}~")
-
-#: After checks: trouble of the server is the reply, a check that failed is a quarantine.
+#: After the checks of a plan: trouble of the server is the reply, a check that failed is a quarantine.
 _STOP = (
     "if failure then\n  return failure\nend\n"
     "if problem then\n  return entry.set_aside(problem.reason, problem.why)\nend"
@@ -81,6 +71,7 @@ def _writable(kind: KindSettings, kinds: Sequence[KindSettings], reservations: b
         forbidden += [f"{stem}*" for stem in RESERVATION_KEYS]
     # The keys of templates match the patterns that are derived from them.
     allowed = "true" if kind.writes is None else _any_match(kind.writes)
+    yield "-- @include kind_pattern\nlocal sub = string.sub"
     yield f"local function writable(key)\n  return ({allowed}) and not ({_any_match(forbidden)})\nend"
     yield f"local function audible(key)\n  return {_any_match(kind.channels)}\nend"
     if kind.script is not None:
@@ -97,9 +88,9 @@ def _match(pattern: str) -> str:
     if not rest:
         return f"key == {quoted(first)}"
     if rest == [""]:
-        return f"string.sub(key, 1, {len(first.encode())}) == {quoted(first)}" if first else "true"
+        return f"sub(key, 1, {len(first.encode())}) == {quoted(first)}" if first else "true"
     *middle, last = rest
-    return f"plan.like(key, {', '.join(map(quoted, [first, last, *filter(None, middle)]))})"
+    return f"is_like(key, {', '.join(map(quoted, [first, last, *filter(None, middle)]))})"
 
 
 # ---- the order of checks, which both forms share
@@ -123,7 +114,8 @@ class _Row:
 def _begin(kind: KindSettings, row: _Row) -> Iterable[str]:
     """From the hash to the first check of the state."""
     yield row.read()
-    yield f"if not {row[row.fields[0]]} and not entry.exists() then\n  return entry.drop('not_found')\nend"
+    yield f"if not {row[row.fields[0]]} and redis.call('EXISTS', KEYS[1]) == 0 then"
+    yield "  return entry.drop('not_found')\nend"
     if kind.tenant:
         yield f"entry.belongs_to({row[kind.tenant]})"
     if kind.ended:
@@ -147,9 +139,20 @@ def _due(kind: KindSettings, row: _Row) -> Iterable[str]:
 
 
 def _end(kind: KindSettings, row: _Row) -> Iterable[str]:
-    yield _STOP
     marks = "".join(f", {quoted(field)}, {quoted(value)}" for field, value in kind.ended.items())
-    yield f"return entry.expire(event, {row[kind.deadline]}, clock.now - expires_at - {kind.grace_ms}, ARGV[3]{marks})"
+    lag = f"clock.now - expires_at - {kind.grace_ms}"
+    yield f"return entry.expire(event, checked, {row[kind.deadline]}, {lag}, ARGV[3]{marks})"
+
+
+def _plan(kind: KindSettings, commands: str, before: Iterable[str]) -> Iterable[str]:
+    """
+    The full check where there is no `checked` yet. `commands`: the list; `before`: statements that come before it.
+    """
+    yield "local _\nif not checked then\n  checked, _, problem, failure = run_checks(function()"
+    yield f"    -- @include kind_plan\n    full_plan.open(ARGV[2], writable, audible, {kind.max_writes})"
+    yield from (f"    {line}" for line in before)
+    yield f"    full_plan.weigh(event_bytes)\n    full_plan.commands({commands})\n    return full_plan.checked()\n  end)\nend"
+    yield _STOP
 
 
 # ---- the declared form
@@ -157,63 +160,27 @@ def _end(kind: KindSettings, row: _Row) -> Iterable[str]:
 
 def _declared_body(kind: KindSettings) -> Iterable[str]:
     commands = kind.commands
-    needed = list(dict.fromkeys(field for command in commands for field in command.fields))
-    row = _Row(kind, [*needed, *kind.event])
+    row = _Row(kind, [*needed_fields(commands), *kind.event])
     yield from _begin(kind, row)
     for field in kind.active:
         yield f"if not {row[field]} then\n  return entry.set_aside('INVALID_STATE', {quoted(field)})\nend"
     for field, value in kind.active.items():
         yield f"if {row[field]} ~= {quoted(value)} then\n  return entry.drop('skipped', {row[field]})\nend"
     yield from _due(kind, row)
-    yield "local problem, failure = plan.check(function()"
-    for field in needed:
-        yield f"  plan.field({row[field]}, {quoted(field)})"
+    yield "local event_bytes = 0"
     for field in kind.event:
         value = row[field]
-        yield f"  if {value} then"
-        yield f"    event[#event + 1], event[#event + 2] = {quoted('data.' + field)}, plan.weigh({value})\n  end"
-    for command in commands:
-        yield f"  {_checked(command, commands, row)}"
-    yield "end)"
+        yield f"if {value} then"
+        yield f"  event[#event + 1], event[#event + 2] = {quoted('data.' + field)}, {value}"
+        yield f"  event_bytes = event_bytes + #{value}\nend"
+    yield "-- @include kind_checks"
+    yield "local checked, problem, failure"
+    if has_quick_plan(commands):
+        yield "-- @include kind_quick\nlocal function quick_plan()"
+        yield from quick_plan(commands, row, "event_bytes")
+        yield "end\nchecked = quick_plan()"
+    yield from _plan(kind, command_list(commands, row), field_checks(commands, row))
     yield from _end(kind, row)
-
-
-def _checked(command: Command, commands: Sequence[Command], row: _Row) -> str:
-    """The Lua that checks one command."""
-    key = _value(command.key, row)
-    words = [_value(word, row) for word in command.words]
-    if command.name == "HINCRBY":
-        assert command.amount  # noqa: S101 - for the type checker
-        least = "nil" if command.minimum is None else quoted(command.minimum)
-        together = [
-            _value(other.words[0], row) for other in commands if (other.name, other.key) == ("HINCRBY", command.key)
-        ]
-        fields = ", ".join(dict.fromkeys(together))
-        return f"plan.add({key}, {words[0]}, {_amount(command.amount, row)}, {least}, {fields})"
-    amount = [_amount(command.amount, row)] if command.amount else []
-    match command.name:
-        case "SET" if amount:
-            rest = [*words, "'PX'", *amount]
-        case "INCRBY" if command.minimum is not None:
-            rest = [*amount, "'MIN'", quoted(command.minimum)]
-        case _:
-            rest = [*amount, *words]
-    return f"plan.command({{{', '.join([quoted(command.name), key, *rest])}}})"
-
-
-def _value(word: Word, row: _Row) -> str:
-    def lua(part: str | Field) -> str:
-        if isinstance(part, str):
-            return quoted(part)
-        return "ARGV[1]" if part.name == ID else row[part.name]
-
-    return " .. ".join(map(lua, word)) or "''"
-
-
-def _amount(amount: Amount, row: _Row) -> str:
-    if amount.field is None:
-        return quoted(amount.literal)
-    return f"plan.{'negative' if amount.negative else 'amount'}({row[amount.field]})"
 
 
 # ---- the script form
@@ -222,14 +189,27 @@ def _amount(amount: Amount, row: _Row) -> str:
 def _user_function(text: str) -> str:
     """
     The user's file as the body of a function. Its first line is the script's first line, so that errors name the lines
-    of the file. No local of the prelude exists yet, and every global is shadowed.
+    of the file. No local of the prelude exists yet, and every global that it names is shadowed.
     """
+    named = [name for name in BASIC_GLOBALS if _names(text, name)]
+    basics = f"local {', '.join(named)} = {', '.join(named)}; " if named else ""
     return (
         f"local user = function(get, json, {', '.join(LIBRARIES)}, decide, plan) "
-        f"local {', '.join(HIDDEN_GLOBALS)}; "
-        f"local {', '.join(BASIC_GLOBALS)} = {', '.join(BASIC_GLOBALS)}; "
+        f"local {', '.join(HIDDEN_GLOBALS)}; {basics}"
         f"{text}\nreturn decide, plan\nend"
     )
+
+
+def _names(text: str, name: str) -> bool:
+    """Whether the text has this name in it anywhere. What it does not name it cannot reach."""
+    return re.search(rf"\b{name}\b", text) is not None
+
+
+def _libraries(text: str) -> Iterable[str]:
+    """Copies of the libraries that the text names, so that nothing that it changes stays."""
+    for library, functions in LIBRARIES.items():
+        copies = (f"{name} = {library}.{name}" for name in functions.split())
+        yield f"{{{', '.join(copies)}}}" if _names(text, library) else "nil"
 
 
 def _script_body(kind: KindSettings) -> Iterable[str]:
@@ -241,20 +221,28 @@ def _script_body(kind: KindSettings) -> Iterable[str]:
         yield "for i = 1, #flat, 2 do\n  hash[flat[i]] = flat[i + 1]\nend"
     else:
         yield f"local hash = {{{', '.join(f'[{quoted(field)}] = {row[field]} or nil' for field in row.fields)}}}"
-    yield "local decide, plan_of = user(sandbox.reader(ARGV[2], readable), sandbox.libraries())"
-    yield "local verdict, detail"
-    yield "local problem, failure = plan.check(function()"
+    yield "-- @include kind_sandbox"
+    json = "{decode = cjson.decode, encode = cjson.encode}" if _names(kind.script or "", "json") else "nil"
+    given = ["sandbox.reader(ARGV[2], readable)", json, *_libraries(kind.script or "")]
+    yield f"local decide, plan_of = user({', '.join(given)})"
+    yield "local verdict, detail, problem, failure = run_checks(function()"
     yield "  local said, what = sandbox.run('decide', decide, hash, clock.now, ARGV[1])"
-    yield f"  verdict, detail = sandbox.verdict(said, what, clock.now, {kind.max_wait_ms})"
+    yield f"  return sandbox.verdict(said, what, clock.now, {kind.max_wait_ms})"
     yield "end)"
     yield _STOP
     yield "if verdict == 'skip' then\n  return entry.drop('skipped', detail)\nend"
     yield "if verdict == 'quarantine' then\n  return entry.set_aside(detail)\nend"
     yield from _due(kind, row)
     yield "if verdict == 'wait' then\n  return entry.move(detail)\nend"
-    yield f"if verdict == 'extend' then\n  return entry.extend({quoted(kind.deadline)}, detail)\nend"
-    yield "problem, failure = plan.check(function()"
-    yield "  local list, fields = sandbox.run('plan', plan_of, hash, clock.now, ARGV[1])"
-    yield f"  sandbox.plan(list, fields, {kind.max_writes}, event)"
+    yield f"if verdict == 'extend' then\n  return entry.move(detail, {quoted(kind.deadline)})\nend"
+    yield "local list, event_bytes"
+    yield "list, event_bytes, problem, failure = run_checks(function()"
+    yield "  local commands, fields = sandbox.run('plan', plan_of, hash, clock.now, ARGV[1])"
+    yield "  return commands, sandbox.event(commands, fields, event)"
     yield "end)"
+    yield _STOP
+    yield "-- @include kind_quick_list"
+    yield f"local checked = kind_quick_list(list, ARGV[2], writable, {kind.max_writes}, event_bytes)"
+    copied = ["-- @include kind_lists", f"list = kind_lists.commands(list, {kind.max_writes})"]
+    yield from _plan(kind, "list", copied)
     yield from _end(kind, row)

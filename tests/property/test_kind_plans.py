@@ -1,6 +1,7 @@
 """Hostile plans and rows of a configured kind: never a part of a plan, never a value outside the declared keys."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import redis
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from sweeperd.config.kind_commands import FORMS
 from sweeperd.store.keys import Keys
+from sweeperd.store.scripts import Script
 from tests.lua.kinds.world import DEADLINE, ID, SEATS, Seats, scripted
 
 PLAN = "function decide() return 'expire' end\nfunction plan(hash) return json.decode(hash.plan) end"
@@ -106,3 +108,23 @@ def test_a_hostile_row_keeps_the_books(
     check(seats)
     assert sum(seats.seats()) == free + held
     assert min(seats.seats()) >= 0
+
+
+@given(show=hostile, qty=hostile, free=numbers, held=numbers)
+@SETTINGS
+def test_the_quick_check_decides_as_the_full_one(
+    client: redis.Redis, show: str | None, qty: str | None, free: str, held: str
+) -> None:
+    found = []
+    for quick in (True, False):
+        seats = arrange(client, SEATS)
+        if not quick:
+            text = seats.kind.script.source.replace("checked = quick_plan()", "checked = nil")
+            assert text != seats.kind.script.source
+            seats.kind = replace(seats.kind, script=Script("full", text))
+        seats.show(free=free, held=held)
+        seats.hold(show=show, qty=qty)
+        decision = seats.run(at=DEADLINE + 1)
+        world = seats.snapshot()
+        found.append((decision.outcome, decision.detail, world[b"seats:s1"], world.get(b"seats:hold:" + ID)))
+    assert found[0] == found[1]

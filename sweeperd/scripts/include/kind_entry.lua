@@ -2,29 +2,29 @@
 -- at maxmemory too, and after which it takes the writes that need memory.
 
 -- @include clock
--- @include kind_plan
+-- @include kind_rights
 
-local entry = {}
+local entry
 do
   local call, attempt, find = redis.call, redis.pcall, string.find
-  local need = plan.need
+  local need = need_right
   -- 3 March 1973 in ms. A deadline below is one in seconds, and would expire at once.
   local EARLIEST = 100000000000
   local key, index, events, quarantine, id, tenant
 
   -- keys: the entry's hash, the index, the event stream, the quarantine.
-  function entry.open(keys, entry_id)
+  local function open(keys, entry_id)
     key, index, events, quarantine = keys[1], keys[2], keys[3], keys[4]
     id, tenant = entry_id, ''
   end
 
   -- Whose entry it is, for the reply and the event.
-  function entry.belongs_to(name)
+  local function belongs_to(name)
     tenant = name or ''
   end
 
   -- Takes the entry out of the index and into the quarantine, and marks its hash. Returns the reply.
-  function entry.set_aside(reason, why)
+  local function set_aside(reason, why)
     call('ZCARD', quarantine) -- where the key is of another type, fail here, before the first write
     why = why and string.sub(why, 1, 256)
     need('ZREM', index, id)
@@ -41,57 +41,50 @@ do
   end
 
   -- The values of these fields. Or nil and the reply, where the key is no hash.
-  function entry.read(...)
+  local function read(...)
     local row = attempt('HMGET', key, ...)
     if row.err then
       if find(row.err, 'WRONGTYPE', 1, true) then
-        return nil, entry.set_aside('WRONG_TYPE')
+        return nil, set_aside('WRONG_TYPE')
       end
       return nil, row
     end
     return row
   end
 
-  function entry.exists()
-    return call('EXISTS', key) == 1
-  end
-
   -- The index entry goes, and nothing else happens.
-  function entry.drop(outcome, detail)
+  local function drop(outcome, detail)
     need('ZREM', index, id)
     call('ZREM', index, id)
     return {outcome, detail and string.sub(detail, 1, 64)}
   end
 
-  -- The index gets this score.
-  function entry.move(score)
+  -- The index gets this score; and the hash this deadline, where its field is named.
+  local function move(score, field)
     need('ZREM', index, id)
     need('ZADD', index, score, id)
+    if field then
+      need('HSET', key, field, score)
+    end
     call('ZREM', index, id)
     call('ZADD', index, score, id)
+    if field then
+      call('HSET', key, field, score)
+    end
     return {'not_due'}
   end
 
-  -- The hash and the index get this deadline.
-  function entry.extend(field, deadline)
-    need('HSET', key, field, deadline)
-    local reply = entry.move(deadline)
-    call('HSET', key, field, deadline)
-    return reply
-  end
-
   -- A deadline in ms; nil where the text is none.
-  function entry.deadline(text)
+  local function deadline(text)
     local value = text and clock.whole(text)
     return value and value >= EARLIEST and value or nil
   end
 
-  -- The entry has expired and its plan is checked. event: names and values for the stream. Then the fields and values
-  -- that the hash is marked with. Returns the reply.
-  function entry.expire(event, expires_text, lag, retention, ...)
-    local missing = plan.missing()
-    event[#event + 1] = 'missing'
-    event[#event + 1] = missing
+  -- The entry has expired. event: names and values for the stream. checked: what its plan comes to (kind_plan.lua). Then
+  -- the fields and values that the hash is marked with. Returns the reply.
+  local function expire(event, checked, expires_text, lag, retention, ...)
+    local missing, messages, writes = checked.missing or '[]', checked.messages, checked.writes
+    event[#event + 1], event[#event + 2] = 'missing', missing
     need('ZREM', index, id)
     need('ZADD', index, expires_text, id)
     need('XADD', events, '*', 'f', 'v')
@@ -101,9 +94,12 @@ do
       need('HSET', key, 'f', 'v')
       need('PEXPIRE', key, retention)
     end
-    local refused = plan.publish()
-    if refused then
-      return refused
+    -- Messages go out before anything is written, because Redis may refuse one.
+    for i = 1, messages and #messages or 0 do
+      local reply = attempt(unpack(messages[i]))
+      if type(reply) == 'table' then
+        return reply
+      end
     end
     local indexed = call('ZREM', index, id)
     -- The stream's last id may be the greatest there is, so this can fail. Until here there is only the ZREM to undo.
@@ -114,7 +110,9 @@ do
       end
       return added
     end
-    plan.apply()
+    for i = 1, #writes do
+      call(unpack(writes[i]))
+    end
     if retention == '0' then
       call('DEL', key)
     else
@@ -123,4 +121,9 @@ do
     end
     return {'expired', tenant, lag, missing}
   end
+
+  entry = {
+    open = open, belongs_to = belongs_to, set_aside = set_aside, read = read, drop = drop, move = move,
+    deadline = deadline, expire = expire,
+  }
 end

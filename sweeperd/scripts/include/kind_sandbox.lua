@@ -1,39 +1,41 @@
 -- What a user's script may use, and how its answers are taken. Every answer is copied raw before it is checked, so that
 -- no metatable and no later change can come between a check and a write.
 
--- @include kind_plan
+-- @include kind_checks
 
-local sandbox = {}
+local sandbox
 do
   local attempt, find, format = redis.pcall, string.find, string.format
   local MAX_READS, MAX_TIME, MAX_EVENT = 64, 9007199254740992, 64
-  local READS = {}
-  for name in string.gmatch('EXISTS GET HEXISTS HGET HLEN HMGET LLEN PTTL SCARD SISMEMBER STRLEN TYPE ZCARD ZSCORE',
-    '%u+') do
-    READS[name] = true
-  end
   -- The first trouble of the server that a read met. It stays, also where the script's own pcall has caught it.
-  sandbox.trouble = nil
+  local trouble
+
+  local function is_read(name)
+    return name == 'HMGET' or name == 'HGET' or name == 'GET' or name == 'EXISTS' or name == 'HEXISTS' or name == 'HLEN'
+      or name == 'LLEN' or name == 'PTTL' or name == 'SCARD' or name == 'SISMEMBER' or name == 'STRLEN' or name == 'TYPE'
+      or name == 'ZCARD' or name == 'ZSCORE'
+  end
+
+  -- What Redis says of a read that the script asked for wrongly, as against trouble of the server.
+  local function is_mistake(problem)
+    return find(problem, 'WRONGTYPE', 1, true) or find(problem, 'number of args', 1, true)
+      or find(problem, 'must be strings', 1, true)
+  end
 
   -- The function `get`: a command that reads one key.
-  function sandbox.reader(prefix, readable)
+  local function reader(prefix, readable)
     local reads = 0
     return function(name, key, ...)
       reads = reads + 1
       if reads > MAX_READS then
         error('more than 64 reads', 2)
       end
-      if type(name) ~= 'string' or not READS[name] then
+      if not is_read(name) then
         error('get reads with one of EXISTS GET HEXISTS HGET HLEN HMGET LLEN PTTL SCARD SISMEMBER STRLEN TYPE ZCARD '
           .. 'ZSCORE', 2)
       end
       if type(key) ~= 'string' or not readable(key) then
         error('may not read ' .. tostring(key), 2)
-      end
-      for i = 1, select('#', ...) do
-        if type((select(i, ...))) ~= 'string' then
-          error('get takes strings', 2)
-        end
       end
       if (name == 'EXISTS' or name == 'TYPE') and select('#', ...) > 0 then
         error('get reads one key', 2)
@@ -43,44 +45,27 @@ do
         return reply or nil
       end
       if reply.err then
-        if find(reply.err, 'WRONGTYPE', 1, true) or find(reply.err, 'number of args', 1, true) then
-          error(reply.err, 2)
+        if not is_mistake(reply.err) then
+          trouble = reply
         end
-        sandbox.trouble = reply
         error(reply.err, 2)
       end
       return reply.ok or reply
     end
   end
 
-  local function copy(from, names)
-    local to = {}
-    for name in string.gmatch(names, '%S+') do
-      to[name] = from[name]
-    end
-    return to
-  end
-
-  -- The libraries that a script sees, as arguments of its function: copies, so that nothing that it changes stays.
-  function sandbox.libraries()
-    return {decode = cjson.decode, encode = cjson.encode},
-      copy(string, 'byte char find format gmatch gsub len lower match rep reverse sub upper'),
-      copy(table, 'concat insert maxn remove sort'),
-      copy(math, 'abs ceil floor fmod huge max min')
-  end
-
   local function garbage(why)
-    error({reason = 'SCRIPT_ERROR', why = why}, 0)
+    fail_check('SCRIPT_ERROR', why)
   end
 
   -- Runs a function of the script. Raises {reason = .., why = ..}, or the server's trouble.
-  function sandbox.run(name, body, ...)
+  local function run(name, body, ...)
     if type(body) ~= 'function' then
       garbage('the file defines no function ' .. name)
     end
     local ok, first, second = pcall(body, ...)
-    if sandbox.trouble then
-      error(sandbox.trouble)
+    if trouble then
+      error(trouble)
     end
     if not ok then
       garbage(name .. ': ' .. (type(first) == 'string' and first or type(first) == 'table'
@@ -104,7 +89,7 @@ do
   end
 
   -- What `decide` returned: 'expire', or the verdict and its checked detail.
-  function sandbox.verdict(verdict, detail, now, max_wait)
+  local function verdict_of(verdict, detail, now, max_wait)
     if verdict == 'expire' then
       return verdict
     elseif verdict == 'skip' then
@@ -122,60 +107,27 @@ do
     garbage('decide returned ' .. tostring(verdict))
   end
 
-  -- The items of a list whose keys are exactly 1 to n.
-  local function items(list, most)
-    if type(list) ~= 'table' then
-      plan.refuse('no list')
-    end
-    local length, copied = 0, {}
-    for _ in next, list do
-      length = length + 1
-      if length > most then
-        plan.refuse('a list of more than ' .. most)
-      end
-    end
-    for i = 1, length do
-      copied[i] = rawget(list, i)
-      if copied[i] == nil then
-        plan.refuse('a list with a hole')
-      end
-    end
-    return copied
-  end
-
-  -- Checks what `plan` returned, and adds the fields to the event.
-  function sandbox.plan(list, fields, most, event)
+  -- Checks that `plan` returned a list and fields, and adds the fields to the event. Returns their bytes.
+  local function event_fields(list, fields, event)
     if list == 'quarantine' then
-      error({reason = reason_of(fields), why = ''}, 0)
+      fail_check(reason_of(fields), '')
     end
     if type(list) ~= 'table' or (fields ~= nil and type(fields) ~= 'table') then
       garbage('plan returns a list of commands and a table of event fields')
     end
-    local writes = items(list, most)
-    for i = 1, #writes do
-      local words = items(writes[i], 128)
-      if #words == 0 then
-        plan.refuse('a command without words')
-      end
-      for j = 1, #words do
-        if type(words[j]) ~= 'string' then
-          plan.refuse('a word that is no string: ' .. tostring(words[j]))
-        end
-      end
-      plan.command(words)
-    end
-    local names = {}
+    local count, bytes, length = 0, 0, #event
     for name, value in next, fields or {} do
-      if type(name) ~= 'string' or name == '' or type(value) ~= 'string' or #names == MAX_EVENT
+      count = count + 1
+      if type(name) ~= 'string' or name == '' or type(value) ~= 'string' or count > MAX_EVENT
         or name == 'id' or name == 'expires_at' or name == 'expired_at' or name == 'missing' then
         garbage('no field of an event: ' .. tostring(name))
       end
-      names[#names + 1] = name
+      bytes = bytes + #name + #value
+      event[length + 1], event[length + 2] = 'data.' .. name, value
+      length = length + 2
     end
-    table.sort(names)
-    for i = 1, #names do
-      event[#event + 1] = 'data.' .. plan.weigh(names[i])
-      event[#event + 1] = plan.weigh(rawget(fields, names[i]))
-    end
+    return bytes
   end
+
+  sandbox = {reader = reader, run = run, verdict = verdict_of, event = event_fields}
 end

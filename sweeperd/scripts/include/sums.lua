@@ -1,38 +1,46 @@
 -- Sums of int64 values with any sign, as decimal text. Up to 15 digits a double is exact, and quicker than limbs.
 
--- @include int64
-
 local sums = {}
 do
   local DIGITS, PLAIN = 15, '^%-?[1-9]%d*$'
+  local find, format = string.find, string.format
+  local parse, normal, text_of
+
+  -- The arithmetic of longer numbers, which is made where the first of them is met.
+  local function limbs(text)
+    if not parse then
+      -- @include int64
+      parse, normal, text_of = int64_parse, int64_normal, int64_text
+    end
+    return parse(text)
+  end
 
   -- Whether the text is an int64 as Redis writes it.
   function sums.is_int64(text)
     if #text <= DIGITS then
-      return text == '0' or string.find(text, PLAIN) ~= nil
+      return text == '0' or find(text, PLAIN) ~= nil
     end
-    return int64_parse(text) ~= nil
+    return limbs(text) ~= nil
   end
 
   -- a + b; nil where the sum is no int64.
   function sums.add(a, b)
     if #a <= DIGITS and #b <= DIGITS then
-      return string.format('%d', a + b)
+      return format('%d', a + b)
     end
-    local a_high, a_low = int64_parse(a)
-    local b_high, b_low = int64_parse(b)
-    local high, low = int64_normal(a_high + b_high, a_low + b_low)
-    local sum = int64_text(high, low)
-    -- int64_text has a limit above, and none below.
-    return sum and int64_parse(sum) and sum
+    local a_high, a_low = limbs(a)
+    local b_high, b_low = limbs(b)
+    local sum = text_of(normal(a_high + b_high, a_low + b_low))
+    -- text_of has a limit above, and none below.
+    return sum and parse(sum) and sum
   end
 
   function sums.less(a, b)
     if #a <= DIGITS and #b <= DIGITS then
       return a - b < 0
     end
-    local a_high, a_low = int64_parse(a)
-    local b_high, b_low = int64_parse(b)
+    local a_high, a_low = limbs(a)
+    local b_high, b_low = limbs(b)
     return a_high < b_high or (a_high == b_high and a_low < b_low)
   end
 end

@@ -1,0 +1,26 @@
+-- Checks that come before the first write. One that fails raises {reason = .., why = ..}, which is a quarantine. Trouble of
+-- the server is raised as it is, {err = ..}, and fails the call.
+
+local function fail_check(reason, why)
+  error({reason = reason, why = why}, 0)
+end
+
+local function refuse_plan(why)
+  fail_check('INVALID_PLAN', why)
+end
+
+-- Runs these checks. Returns two values of theirs; or nil, nil, then the {reason = .., why = ..} of a check that failed, or
+-- nil and the error of the server.
+local function run_checks(body)
+  local ok, first, second = pcall(body)
+  if ok then
+    return first, second
+  end
+  if type(first) ~= 'table' then
+    error(first, 0)
+  end
+  if first.reason then
+    return nil, nil, first
+  end
+  return nil, nil, nil, first
+end

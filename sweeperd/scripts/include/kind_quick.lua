@@ -1,0 +1,39 @@
+-- The everyday plan, checked in few steps: all of its commands are HINCRBY, those on one key follow each other and add to
+-- fields of their own, the keys and fields exist, and no number has more than 15 digits.
+--
+-- The answer to every other plan is nil. Then kind_plan.lua checks it from its start, and knows the reason of what fails.
+
+-- @include kind_rights
+
+local quick_read, quick_sum, quick_amount
+do
+  local DIGITS, INTEGER, MAX_KEY = 15, '^%-?[1-9]%d*$', 1024
+  local attempt, find, format = redis.pcall, string.find, string.format
+  local NOTHING = {}
+
+  -- The values of these fields of a key, which may be written; {} where that is not so plain. writable: whether a plan may
+  -- write a name without the prefix.
+  function quick_read(name, key, writable, ...)
+    if name == '' or #name > MAX_KEY or not writable(name) or (has_right and not has_right('HSET', key, 'f', 'v')) then
+      return NOTHING
+    end
+    return attempt('HMGET', key, ...)
+  end
+
+  -- The text of value + amount, where that is not below the number `least`.
+  function quick_sum(value, amount, least)
+    if value and #value <= DIGITS and (find(value, INTEGER) or value == '0') then
+      local sum = value + amount
+      if not least or sum >= least then
+        return format('%d', sum)
+      end
+    end
+  end
+
+  -- A field of a hash as an amount.
+  function quick_amount(text)
+    if text and #text <= DIGITS and (find(text, '^[1-9]%d*$') or text == '0') then
+      return text + 0
+    end
+  end
+end

@@ -151,7 +151,8 @@ def _plan(kind: KindSettings, commands: str, before: Iterable[str]) -> Iterable[
     yield "local _\nif not checked then\n  checked, _, problem, failure = run_checks(function()"
     yield f"    -- @include kind_plan\n    full_plan.open(ARGV[2], writable, audible, {kind.max_writes})"
     yield from (f"    {line}" for line in before)
-    yield f"    full_plan.weigh(event_bytes)\n    full_plan.commands({commands})\n    return full_plan.checked()\n  end)\nend"
+    yield f"    full_plan.weigh(event_bytes)\n    full_plan.commands({commands})"
+    yield "    return full_plan.checked()\n  end)\nend"
     yield _STOP
 
 

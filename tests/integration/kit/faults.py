@@ -44,8 +44,8 @@ SEATS = [
     ),
     (
         "takes leading zeros in amounts",
-        "(find(text, '^[1-9]%d*$') and (#text < 19",
-        "(find(text, '^%d*$') and (#text < 19",
+        "(find(text, '^[1-9]%d*$') or text == '0')",
+        "find(text, '^%d*$')",
     ),
     (
         "adds in floating point",

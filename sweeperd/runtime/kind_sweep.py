@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from sweeperd import tracing
 from sweeperd.config import EXPIRY_SPIKE, Settings
+from sweeperd.errors import KindRefused
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.cycles_lease import CyclesLease
 from sweeperd.runtime.stand_by import StandBy
@@ -38,6 +39,8 @@ class KindSweep:
         self._shard = shard
         self._kind = kind
         self._cycles_lease = cycles_lease if kind.name == RESERVATIONS else None
+        #: Why the kind is not swept any more; empty where it is.
+        self._broken = ""
         #: How many connections the shard had opened when the kind was checked.
         self._checked = -1
         self._observe = observe
@@ -47,7 +50,12 @@ class KindSweep:
         self._sweeper = Sweeper(shard, kind, settings.sweep, self._decided, stop)
 
     def run(self) -> str:
-        """One tick under the lease, or none where another replica has it and sweeps. Returns why it failed, or ""."""
+        """
+        One tick under the lease, or none where another replica has it and sweeps. Returns why it failed, or "". Raises
+        KindRefused where the kind cannot be swept on this server, or its script is broken.
+        """
+        if self._broken:
+            raise KindRefused(self._broken)
         if self._cycles_lease and not self._cycles_lease.permits():
             self.telemetry.stood_by()
             return ""
@@ -67,7 +75,7 @@ class KindSweep:
         return failure
 
     def tick(self, give_way: Callable[[], bool] = lambda: False) -> SweepReport:
-        """One tick. Raises KindRefused where the kind cannot be swept on this server."""
+        """One tick. Raises KindRefused where the kind cannot be swept on this server, or has broken in this tick."""
         if self._checked != self._shard.opened:
             # A new connection may lead to another server, or to other rights.
             with self._shard.reaching():
@@ -82,6 +90,9 @@ class KindSweep:
         self._last_sweep.note(report)
         if self._rates and (spikes := self._rates.record(report.trace_id)):
             self.telemetry.spiked(spikes)
+        if report.broken:
+            self._broken = f"{self.name}: not swept until sweeperd is restarted: {report.broken}"
+            raise KindRefused(self._broken)
         return report
 
     def backlog(self) -> Backlog:

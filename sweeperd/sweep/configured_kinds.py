@@ -11,7 +11,7 @@ from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep.kind import Decision, Kind, Outcome
 from sweeperd.sweep.kind_check import check_kind
-from sweeperd.sweep.kind_script import kind_script
+from sweeperd.sweep.kind_script import FILE_FAILED, kind_script
 from sweeperd.sweep.reservations import reservations
 from sweeperd.text import decode, decode_list
 
@@ -37,7 +37,12 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         )
 
     check = functools.partial(check_kind, kind, script, index)
-    return Kind(kind.name, index, quarantine, script, call, _decision, check=check)
+    return Kind(kind.name, index, quarantine, script, call, _decision, is_broken_by=_is_broken_by, check=check)
+
+
+def _is_broken_by(error: Exception) -> bool:
+    """Whether the user's file fails before its functions are called, or somebody has killed the script."""
+    return FILE_FAILED in str(error) or "SCRIPT KILL" in str(error)
 
 
 def _decision(entry: bytes, reply: Sequence[Any]) -> Decision:

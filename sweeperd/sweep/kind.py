@@ -76,6 +76,8 @@ class Kind:
     decision: Callable[[bytes, Any], Decision]
     #: Marks the entries of a page that are in grace; None where the kind has no such script.
     grace_scan: GraceScan | None = None
+    #: Whether an error of the script means that no entry can be decided until the kind's settings are mended.
+    is_broken_by: Callable[[Exception], bool] = lambda _: False
     #: Checks that the kind can be swept on this server. Raises KindRefused or redis.RedisError.
     check: Callable[["redis.Redis"], None] = lambda _: None
 
@@ -104,6 +106,8 @@ class SweepReport:
     pipeline_depth: int
     #: Why the tick counts as failed although Redis answered; empty where it does not.
     failure: str = ""
+    #: The error after which the kind must not be swept any more; empty where there was none.
+    broken: str = ""
 
     @property
     def candidates(self) -> int:

@@ -55,6 +55,8 @@ def kind_script(kind: KindSettings, kinds: Sequence[KindSettings], reservations:
     return prelude_and_body if kind.script is None else f"{_user_function(kind.script)}\n{prelude_and_body}"
 
 
+#: What the error begins with where the user's file fails before its functions are called.
+FILE_FAILED = "KINDFILE"
 #: After the checks of a plan: trouble of the server is the reply, a check that failed is a quarantine.
 _STOP = (
     "if failure then\n  return failure\nend\n"
@@ -225,7 +227,8 @@ def _script_body(kind: KindSettings) -> Iterable[str]:
     yield "-- @include kind_sandbox"
     json = "{decode = cjson.decode, encode = cjson.encode}" if _names(kind.script or "", "json") else "nil"
     given = ["sandbox.reader(ARGV[2], readable)", json, *_libraries(kind.script or "")]
-    yield f"local decide, plan_of = user({', '.join(given)})"
+    yield f"local decide, plan_of, broken = sandbox.load(user, {quoted(FILE_FAILED)}, {', '.join(given)})"
+    yield "if broken then\n  return broken\nend"
     yield "local verdict, detail, problem, failure = run_checks(function()"
     yield "  local said, what = sandbox.run('decide', decide, hash, clock.now, ARGV[1])"
     yield f"  return sandbox.verdict(said, what, clock.now, {kind.max_wait_ms})"

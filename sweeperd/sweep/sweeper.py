@@ -41,6 +41,8 @@ class _Tick:
     #: The first error of an entry, and whether every one was about rights or the script, which concern all entries.
     error: str = ""
     general: bool = True
+    #: The error after which the kind must not be swept any more.
+    broken: str = ""
     #: Whether it has got any further. A time budget that is too short for a slow server must not end each tick at once.
     progressed: bool = False
 
@@ -118,7 +120,9 @@ class Sweeper:
                 self._reader.stop(tick.in_flight[0] if tick.in_flight else ())
                 raise
         depth = self._batches_in_flight * int(self._batch_size)
-        return SweepReport(tick.trace_id, tick.counts, complete, tick.duration, tick.passed, depth, tick.failure)
+        return SweepReport(
+            tick.trace_id, tick.counts, complete, tick.duration, tick.passed, depth, tick.failure, tick.broken
+        )
 
     def backlog(self) -> Backlog:
         """How much is due now, how long the oldest has been, how much is in quarantine. Raises RedisUnavailable."""
@@ -151,7 +155,7 @@ class Sweeper:
     def _is_over(self, tick: _Tick) -> bool:
         """Whether the tick is to stop here. Then the replies to the batches in flight are received first."""
         spent = tick.progressed and tick.duration > self._time_budget
-        if not (spent or self._stop.is_set() or tick.give_way()):
+        if not (spent or tick.broken or self._stop.is_set() or tick.give_way()):
             return False
         self._receive(tick, 0)
         self._reader.stop()
@@ -225,5 +229,8 @@ class Sweeper:
 
     def _decision(self, tick: _Tick, entry: bytes, reply: Any) -> Decision:
         if isinstance(reply, Exception):
-            return Decision(entry, Outcome.ERROR, tick.fail(reply))
+            text = tick.fail(reply)
+            if self._kind.is_broken_by(reply):
+                tick.broken = tick.broken or text
+            return Decision(entry, Outcome.ERROR, text)
         return self._kind.decision(entry, reply)

@@ -54,6 +54,15 @@ do
     end
   end
 
+  -- The two functions of the user's file; or nil, nil and an error, which begins with `word` where the file itself fails.
+  local function load_file(user, word, ...)
+    local ok, decide, plan = pcall(user, ...)
+    if ok and not trouble then
+      return decide, plan
+    end
+    return nil, nil, trouble or {err = word .. ' the script file fails: ' .. tostring(decide)}
+  end
+
   local function garbage(why)
     fail_check('SCRIPT_ERROR', why)
   end
@@ -129,5 +138,5 @@ do
     return bytes
   end
 
-  sandbox = {reader = reader, run = run, verdict = verdict_of, event = event_fields}
+  sandbox = {reader = reader, load = load_file, run = run, verdict = verdict_of, event = event_fields}
 end

@@ -76,10 +76,10 @@ class Kind:
     decision: Callable[[bytes, Any], Decision]
     #: Marks the entries of a page that are in grace; None where the kind has no such script.
     grace_scan: GraceScan | None = None
-    #: Whether an error of the script means that no entry can be decided until the kind's settings are mended.
-    is_broken_by: Callable[[Exception], bool] = lambda _: False
     #: Checks that the kind can be swept on this server. Raises KindRefused or redis.RedisError.
     check: Callable[["redis.Redis"], None] = lambda _: None
+    #: Whether an error of the script means that no entry can be decided until the kind's settings are mended.
+    is_broken_by: Callable[[Exception], bool] = lambda _: False
 
     def hash_key(self, entry: bytes) -> bytes:
         """The name of the entry's hash."""

@@ -1,6 +1,7 @@
 """A kind whose script is broken stops until sweeperd is restarted, and moves nothing; the other kinds go on."""
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -82,11 +83,20 @@ def test_a_file_that_fails_stops_its_kind_only(
         assert restarted.stop()
 
 
-def test_a_script_that_was_killed_is_not_run_again(server: Server, client: redis.Redis, shard: Shard) -> None:
+@pytest.fixture
+def impatient(client: redis.Redis) -> Iterator[redis.Redis]:
+    """A server that lets a script be killed soon."""
+    before = client.config_get("lua-time-limit")["lua-time-limit"]
+    client.config_set("lua-time-limit", 50)
+    yield client
+    client.config_set("lua-time-limit", str(before))
+
+
+def test_a_script_that_was_killed_is_not_run_again(impatient: redis.Redis, shard: Shard) -> None:
+    client = impatient
     seats = Seats(client, scripted(ENDLESS))
     seats.show()
     seats.hold(b"bad")
-    client.config_set("lua-time-limit", 50)
     metrics = Metrics()
     sweep = KindSweep(seats.settings, shard, seats.kind, metrics, threading.Event())
     before = seats.snapshot()

@@ -1,6 +1,5 @@
 """Reservations expressed as a kind with a script decide as the built-in does, and move the same amounts."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -150,30 +149,32 @@ CASES: dict[str, tuple[Callable[[World], object], dict[str, str]]] = {
 }
 
 
-CASES |= {
-    f"{field} {value!r}": (functools.partial(World.reservation, **{field: value}), {})
-    for field, values in (
-        ("expires_at", [None, *BAD_TIMES]),
-        ("grace_ms", BAD_TIMES),
-        ("estimate_amount", [None, *BAD_AMOUNTS]),
-        ("estimate_unit", [None, ""]),
-        ("state", [None, "", "active", "ACTIVE "]),
-        ("budgeted_scopes", ["", "[]", "{}", "null", "7", '"a"', "[1]", '[""]', '["a", null]', "[", b'["a"]\x00']),
-    )
-    for value in values
+BAD_SCOPES = ["", "[]", "{}", "null", "7", '"a"', "[1]", '[""]', '["a", null]', "[", b'["a"]\x00']
+BAD_FIELDS: dict[str, list[Any]] = {
+    "expires_at": [None, *BAD_TIMES],
+    "grace_ms": [*BAD_TIMES],
+    "estimate_amount": [None, *BAD_AMOUNTS],
+    "estimate_unit": [None, ""],
+    "state": [None, "", "active", "ACTIVE "],
+    "budgeted_scopes": [*BAD_SCOPES],
 }
+
+
+def with_field(field: str, value: Any) -> Callable[[World], object]:
+    return lambda world: world.reservation(**{field: value})
+
+
+def with_budget(status: str, /, **fields: Any) -> Callable[[World], object]:
+    return lambda world: world.client.hset(world.budget(SCOPES[1], **fields), "status", status)
+
+
+CASES |= {f"{field} {value!r}": (with_field(field, value), {}) for field in BAD_FIELDS for value in BAD_FIELDS[field]}
 CASES |= {
-    f"{field} of a budget {value!r}": (functools.partial(World.budget, scope=SCOPES[1], **{field: value}), {})
+    f"{field} of a budget {value!r}": (with_budget("ACTIVE", **{field: value}), {})
     for field in ("reserved", "remaining")
     for value in (None, *BAD_INT64, INT64_MAX, INT64_MIN, 0, 99, 100)
 }
-CASES |= {
-    f"a closed budget with {reserved}": (
-        lambda w, reserved=reserved: w.client.hset(w.budget(SCOPES[0], reserved=reserved), "status", "CLOSED"),
-        {},
-    )
-    for reserved in (0, 1, 99, 100)
-}
+CASES |= {f"a closed budget with {held}": (with_budget("CLOSED", reserved=held), {}) for held in (0, 1, 99, 100)}
 CASES["a closed budget named twice"] = (
     lambda w: (
         w.client.hset(w.budget(SCOPES[0], reserved=150), "status", "CLOSED"),
@@ -220,9 +221,9 @@ def test_it_decides_as_the_built_in_does(client: redis.Redis) -> None:
 def test_it_decides_the_whole_fixture(client: redis.Redis, prefix: str) -> None:
     load(client, prefix)
     kind = deciding(client, prefix)
-    due = client.zrangebyscore(kind.index, "-inf", World(client).now())
+    due: list[Any] = client.zrangebyscore(kind.index, "-inf", World(client).now())
     assert len(due) > 200
-    kept = {}
+    kept: dict[bytes, Any] = {}
     for entry in due:
         if kind.decision(entry, kind.script.run(client, kind.call(entry, TRACE))).outcome == "not_due":
             kept[entry] = client.zscore(kind.index, entry)

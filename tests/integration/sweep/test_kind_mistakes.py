@@ -1,0 +1,121 @@
+"""
+The known mistakes of a sweeper of any kind, and the test that would catch each:
+
+| mistake | test |
+|---|---|
+| `decide` ignores the state, so each run gives back again | lua/kinds/test_outcomes.py: an overdue hold |
+| `ended` does not contradict `active` | unit/config/test_kinds.py; lua/kinds/test_outcomes.py |
+| a hole in the plan drops the rest of it | lua/kinds/test_plan.py: a list that is none |
+| `-{qty}` with `0`, `-7`, `007`, `+5` | lua/kinds/test_plan.py: an amount that is none |
+| a check ignores the earlier writes of its plan | lua/kinds/test_plan.py: sums below MIN, or beyond int64, together |
+| HINCRBY creates a counter | lua/kinds/test_outcomes.py: a counter that does not exist |
+| a value names another hold or the index | lua/kinds/test_plan.py: a value cannot name an entry |
+| the right to write is missing where the right to read is there | lua/kinds/test_outcomes.py: a missing right |
+| the prefix is missing, and the wrong slot is on the same node | here: every key that is touched |
+| a user's text sees the prelude or closes its function | sweep/test_kind_check.py, lua/kinds/test_script.py |
+| the user's own table is checked, not a copy | lua/kinds/test_plan.py: a metatable |
+| `wait` is taken for `in_grace`, so that paging passes entries by | here: each of many entries |
+| trouble of the server becomes a quarantine | lua/kinds/test_script.py: trouble of the server is no quarantine |
+| a deadline in seconds; an id that is used again | lua/kinds/test_outcomes.py, lua/kinds/test_plan.py |
+| two kinds with one id; a call that is repeated after a lost reply | unit/delivery/test_kind_payload.py; here |
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import SweepSettings
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Decision, Outcome
+from sweeperd.sweep.sweeper import Sweeper
+from tests.lua.kinds.world import DEADLINE, ID, SCRIPT, TRACE, Seats, scripted
+from tests.support.harness import eventually
+from tests.topology.servers import binary_on_path
+
+WAITING = SCRIPT.replace(
+    "function decide(hash, now)",
+    "function decide(hash, now)\n  if hash.show == 'late' then return 'wait', now + 60000 end",
+)
+
+
+@pytest.mark.parametrize("page_size", [7, 100, 5000])
+def test_each_of_many_entries_with_one_score_is_decided_once(client: redis.Redis, shard: Shard, page_size: int) -> None:
+    seats = Seats(client, scripted(WAITING))
+    seats.show(held=3000)
+    pipeline = client.pipeline(transaction=False)
+    for number in range(2000):
+        show = "late" if number % 2 else "s1"
+        fields: dict[Any, Any] = {"state": "HELD", "show": show, "qty": 3, "customer": "c", "expires_at": DEADLINE}
+        pipeline.hset(f"seats:hold:{number:04}", mapping=fields)
+        pipeline.zadd("seats:ttl", {f"{number:04}": DEADLINE})
+    pipeline.execute()
+    seen: Counter[bytes] = Counter()
+    outcomes: Counter[Outcome] = Counter()
+
+    def observe(decisions: list[Decision], _trace: str) -> None:
+        seen.update(decision.id for decision in decisions)
+        outcomes.update(decision.outcome for decision in decisions)
+
+    settings = SweepSettings.model_validate({"batch_size": page_size})
+    report = Sweeper(shard, seats.kind, settings, observe, threading.Event()).tick()  # type: ignore[arg-type]
+    assert report.complete
+    assert len(seen) == 2000
+    assert set(seen.values()) == {1}
+    assert outcomes == {Outcome.EXPIRED: 1000, Outcome.NOT_DUE: 1000}
+    assert seats.seats() == (3010, 0)
+
+
+@pytest.mark.parametrize("form", ["declared", "script"])
+def test_a_call_that_is_repeated_after_a_cut_reply_changes_nothing(client: redis.Redis, form: str) -> None:
+    seats = Seats(client, None if form == "declared" else scripted(SCRIPT))
+    seats.show()
+    seats.hold()
+    call = seats.kind.call(ID, TRACE)
+    connection = client.connection_pool.get_connection()
+    connection.send_command("EVAL", seats.kind.script.source, len(call.keys), *call.keys, *call.args)
+    eventually(lambda: client.exists("sweeperd:events") == 1)
+    connection.disconnect()
+    client.connection_pool.release(connection)
+    before = seats.snapshot()
+    assert seats.run().outcome == "skipped"
+    assert seats.snapshot() == before
+    assert seats.seats() == (13, 2)
+    assert len(seats.events()) == 1
+
+
+@pytest.fixture
+def one_node() -> Iterator[redis.Redis]:
+    """A Cluster of one node, which has all slots."""
+    with Server(binary_on_path(), ["--cluster-enabled", "yes"]) as server:
+        with redis.Redis.from_url(server.url, protocol=2) as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            eventually(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+            yield client
+
+
+@pytest.mark.parametrize("form", ["declared", "script"])
+def test_every_key_that_is_touched_is_in_the_slot_of_the_tag(one_node: redis.Redis, form: str) -> None:
+    show = "{other}s1"
+    seats = Seats(one_node, None if form == "declared" else scripted(SCRIPT), prefix="{t1}:")
+    seats.show(show)
+    seats.hold(show=show)
+    slot = one_node.execute_command("CLUSTER", "KEYSLOT", "{t1}")
+    assert slot != one_node.execute_command("CLUSTER", "KEYSLOT", f"seats:{show}")
+    with one_node.monitor() as monitor:
+        assert seats.run().outcome == "expired"
+        one_node.echo("done")
+        touched = set()
+        while (line := monitor.next_command())["command"] != "ECHO done":
+            words = line["command"].split()
+            if line["client_type"] == "lua" and words[0] not in ("TIME", "time"):
+                touched.add(words[1])
+    assert len(touched) == 4
+    for key in touched:
+        assert one_node.execute_command("CLUSTER", "KEYSLOT", key) == slot, key
+    assert seats.seats(show) == (13, 2)
+    assert not one_node.exists(f"seats:{show}")

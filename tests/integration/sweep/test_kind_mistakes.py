@@ -29,7 +29,7 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.store.embedded import Server
+from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Decision, Outcome
 from sweeperd.sweep.sweeper import Sweeper
@@ -91,7 +91,7 @@ def test_a_call_that_is_repeated_after_a_cut_reply_changes_nothing(client: redis
 @pytest.fixture
 def one_node() -> Iterator[redis.Redis]:
     """A Cluster of one node, which has all slots."""
-    with Server(binary_on_path(), ["--cluster-enabled", "yes"]) as server:
+    with Server(binary_on_path(), ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]) as server:
         with redis.Redis.from_url(server.url, protocol=2) as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
             eventually(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")

@@ -57,7 +57,7 @@ def _shard(
 ) -> dict[str, Any]:
     """`options`: what the commands to copy need, to mean this shard."""
     return {
-        "name": view.name,
+        "shard": view.name,
         "address": _text(view.address),
         "error": _text(view.error),
         "stale": bool(view.error) or view.age_seconds > STALE,
@@ -168,7 +168,7 @@ def _endpoint(
 ) -> dict[str, Any]:
     paused_at = endpoint.paused_at_ms
     return {
-        "name": _text(endpoint.name),
+        "endpoint": _text(endpoint.name),
         "place": place,
         "state": endpoint.state,
         "pending": endpoint.pending,

@@ -355,7 +355,7 @@
     show({ endpoint, ago, down }) {
       const level = STATES[endpoint.state] ?? "";
       const late = endpoint.oldest_pending_seconds > 900 ? "bad" : endpoint.oldest_pending_seconds > 60 ? "watch" : "";
-      say(this.name, endpoint.name);
+      say(this.name, endpoint.endpoint);
       say(this.place, endpoint.place);
       say(this.state, STATE_NAMES[endpoint.state] ?? endpoint.state);
       dress(this.state, `pill ${level}`);
@@ -458,7 +458,7 @@
 
     show(shard) {
       const { status, history } = shard;
-      say(this.name, shard.name);
+      say(this.name, shard.shard);
       say(this.address, shard.address);
       dress(this.root, shard.stale ? "shard stale" : "shard");
       this.showTrouble(shard);
@@ -491,7 +491,7 @@
       this.endpoints.show(
         status.endpoints.flatMap((endpoint, number) =>
           [false, true].map((details) => ({ endpoint, ago, down, details, number }))),
-        ({ endpoint, details, number }) => `${number} ${details} ${endpoint.name}`,
+        ({ endpoint, details, number }) => `${number} ${details} ${endpoint.endpoint}`,
       );
       this.warnings.show(status.warnings, (_warning, number) => number);
       this.warnings.parent.hidden = status.warnings.length === 0;
@@ -535,7 +535,7 @@
   function show(report) {
     runbookBase = report.runbook;
     answers.show(report.answers, (_answer, number) => number);
-    shards.show(report.shards, (shard) => shard.name);
+    shards.show(report.shards, (shard) => shard.shard);
     const level = worst(report.answers.map((answer) => answer.level));
     document.title = `${TITLES[level]} · sweeperd`;
     const tone = getComputedStyle(document.documentElement).getPropertyValue(`--${level}`).trim();

@@ -7,12 +7,13 @@ import socket
 import pytest
 import redis
 
+from sweeperd.delivery.outbox import Outbox
 from sweeperd.metrics import Metrics
 from sweeperd.ops import actions
 from sweeperd.ops.actions import Action, ActionExporter, read_actions, record
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
-from tests.integration.cli.conftest import give_up
+from tests.integration.cli.conftest import expire, give_up
 from tests.integration.conftest import Sweeperd
 from tests.support.fixtures import a_shard, full
 from tests.support.harness import SCOPES, reserve, server_time
@@ -34,6 +35,11 @@ def test_each_action_leaves_a_record(sweeperd: Sweeperd, shard: Shard, client: r
     run("endpoints", "pause", "billing")
     run("endpoints", "pause", "billing")
     run("endpoints", "resume", "billing")
+    reserve(client, ["skipped"])
+    expire(client, ["skipped"])
+    (taken,) = Outbox(shard, "test").read("billing", 1)
+    run("endpoints", "skip", "billing", taken.id.decode())
+    run("endpoints", "skip", "billing", "evt_unknown", code=1)
     run("dead-letters", "replay", letter.decode())
     run("dead-letters", "drop", "--all")
     run("quarantine", "requeue", "requeued")
@@ -46,8 +52,9 @@ def test_each_action_leaves_a_record(sweeperd: Sweeperd, shard: Shard, client: r
     assert [(row["action"], row["target"], row["count"]) for row in reversed(listed)] == [
         ("pause", "billing", 1),
         ("resume", "billing", 1),
+        ("skip", f"billing {taken.id.decode()}", 1),
         ("replay", "billing", 1),
-        ("drop", "billing", 1),
+        ("drop", "billing", 2),
         ("requeue", "requeued", 1),
         ("dismiss", "all", 1),
         ("adopt", "adopted", 1),

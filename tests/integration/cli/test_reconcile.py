@@ -1,14 +1,20 @@
 """`sweeperd reconcile`: options, what goes to which output, exit codes."""
 
 import json
+import threading
 from typing import Any
 
 import pytest
 import redis
 from click.testing import Result
 
+from sweeperd.cli.output import timestamp
+from sweeperd.config import Settings
+from sweeperd.metrics import Metrics
 from sweeperd.ops.reconcile import faults
+from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store.embedded import Server, free_port
+from sweeperd.store.shard import Shard
 from tests.integration.conftest import Cli
 from tests.support.books import Property, check, read
 from tests.support.harness import SCOPES, environment, reserve
@@ -67,6 +73,32 @@ def test_it_finds_and_mends(cli: Cli, client: redis.Redis, server: Server) -> No
     drifted = cli("reconcile", env, "--repair", "--yes")
     assert drifted.exit_code == 1
     assert drifted.stdout.splitlines()[1].split("\t") == ["default", "budget_drift", DRIFTED, "3", "10", "-7", ""]
+
+
+def test_the_last_walk_of_the_daemon_is_shown_as_it_was(cli: Cli, shard: Shard, server: Server) -> None:
+    env = environment(server.url)
+    none = cli("reconcile", env, "--last")
+    assert (none.exit_code, none.stderr) == (1, "sweeperd: shard default: the daemon has not finished a walk yet\n")
+    plant(shard.client)
+    shard.client.hincrby(DRIFTED, "reserved", 7)
+    began = shard.read_clock()
+    daemon = PeriodicReconciler(Settings(), shard, Metrics(), threading.Event())
+    for _ in range(2):  # the first time it does not walk
+        daemon.run_if_due()
+    assert cli("reconcile", env, "--repair", "--yes").exit_code == 1  # the index is mended; the drift is left
+    done = cli("reconcile", env, "--last", "--json")
+    assert done.exit_code == 1
+    whole = document(done)
+    (last,) = whole["shards"]
+    assert (whole["repair"], whole["found"], whole["remaining"]) == (False, 3, 3)
+    found = {kind: count for kind, count in last["found"].items() if count}
+    assert found == {"lost": 1, "orphan": 1, "budget_drift": 1}
+    assert {row.get("id", row.get("budget")) for row in last["findings"]} == {"lost", "\x1b[31morphan\t", DRIFTED}
+    assert timestamp(began) <= last["started_at"] <= last["finished_at"]
+    assert (last["reservations"], last["budgets"]) == (2, 2)
+    table = cli("reconcile", env, "--last")
+    assert sorted(line.split("\t")[1] for line in table.stdout.splitlines()[1:]) == ["budget_drift", "lost", "orphan"]
+    assert "found 1 lost, 1 orphan, 1 budget_drift" in table.stderr
 
 
 def test_json_is_one_object(cli: Cli, client: redis.Redis, server: Server) -> None:

@@ -24,7 +24,7 @@ def test_the_busy_hour() -> None:
     json.dumps(told)
     assert [answer["answer"] for answer in told["answers"]] == ["Yes", "No", "Yes"]
     eu, us = told["shards"]
-    assert (eu["name"], eu["stale"], eu["error"]) == ("eu", False, "")
+    assert (eu["shard"], eu["stale"], eu["error"]) == ("eu", False, "")
     assert (eu["status"]["overdue"], eu["status"]["in_grace"], eu["status"]["quarantined"]) == (9, 34, 3)
     assert [endpoint["state"] for endpoint in eu["status"]["endpoints"]] == ["open", "failing", "open"]
     assert us["status"]["sweeping"] == "sweeperd-6d9f-2"
@@ -62,7 +62,7 @@ def test_hostile_texts_are_short_and_readable() -> None:
     listed = shard["status"]["endpoints"]
     assert len(listed) == 1 + UNKNOWN
     assert shard["status"]["more_endpoints"] == 50 - UNKNOWN
-    for text in (listed[1]["name"], shard["status"]["sweeping"], shard["error"]):
+    for text in (listed[1]["endpoint"], shard["status"]["sweeping"], shard["error"]):
         assert text.startswith(r"\x1b[31m\u202e<script>alert(1)</script>\n")
         assert text.isprintable()
         assert len(text) < TEXT + 20

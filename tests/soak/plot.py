@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
@@ -12,6 +13,15 @@ from tests.soak.samples import LatencyStep, Sample, rates, thinned
 MIB = 1024 * 1024
 #: Okabe and Ito's colours, which colour-blind readers can distinguish.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+
+
+def draw_latency(panel: Axes, latencies: Sequence[LatencyStep], seconds: float) -> None:
+    """Median and 99th percentile over time. `seconds`: of one unit of the time axis."""
+    times = [one.at / seconds for one in latencies]
+    panel.plot(times, [one.median_ms for one in latencies], label="median", color=BLUE)
+    panel.plot(times, [one.p99_ms for one in latencies], label="99th percentile", color=ORANGE)
+    panel.set(title="Latency of a ledger call, as the caller sees it", ylabel="ms (logarithmic)", yscale="log")
+    panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def draw(
@@ -45,11 +55,7 @@ def draw(
         )
     throughput.set(title="Rates", ylabel="per second")
 
-    times = [one.at / seconds for one in latencies]
-    latency.plot(times, [one.median_ms for one in latencies], label="median", color=BLUE)
-    latency.plot(times, [one.p99_ms for one in latencies], label="99th percentile", color=ORANGE)
-    latency.set(title="Latency of a ledger call, as the caller sees it", ylabel="ms (logarithmic)", yscale="log")
-    latency.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    draw_latency(latency, latencies, seconds)
 
     known = [sample for sample in samples if not math.isnan(sample.daemon_bytes)]
     memory.plot(

@@ -11,7 +11,7 @@ Figures = dict[str, str]
 
 @dataclass(frozen=True)
 class Output:
-    """What a command left behind."""
+    """What a command left."""
 
     code: int
     text: str

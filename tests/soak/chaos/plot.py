@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
 
 from benchmarks.plots import STYLE
 from tests.soak.chaos.faults import ENDPOINTS, REPLICAS, FaultType
 from tests.soak.chaos.inflict import Inflicted
-from tests.soak.plot import BLUE, GREEN, MIB, ORANGE, PURPLE
+from tests.soak.plot import BLUE, GREEN, MIB, ORANGE, PURPLE, draw_latency
 from tests.soak.samples import LatencyStep
 
 if TYPE_CHECKING:
@@ -69,11 +68,7 @@ def draw(
             rates.plot(middles, growth, label=name, color=colour, linewidth=1)
         rates.set(title="Rates", ylabel="per second")
 
-        steps = [one.at / seconds for one in latencies]
-        latency.plot(steps, [one.median_ms for one in latencies], label="median", color=BLUE)
-        latency.plot(steps, [one.p99_ms for one in latencies], label="99th percentile", color=ORANGE)
-        latency.set(title="Latency of a ledger call, as the caller sees it", ylabel="ms (logarithmic)", yscale="log")
-        latency.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        draw_latency(latency, latencies, seconds)
 
         for name, colour in zip(REPLICAS, COLOURS, strict=False):
             resident = [sample.memory.get(name, float("nan")) / MIB for sample in samples]

@@ -4,11 +4,12 @@ import json
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
 from typing import Any
+
+from tests.soak.receiver import Listener
 
 #: How a receiver treats a request: it accepts it, refuses it, or leaves it without an answer.
 ACCEPT, REFUSE, HANG = 200, 503, 0
@@ -46,7 +47,7 @@ def hanging(at: float) -> int:
 
 @dataclass
 class Received:
-    """What one endpoint's receivers have got. Guarded by the lock of the ledger that holds it."""
+    """What one endpoint's receivers have got."""
 
     requests: int = 0
     refused: int = 0
@@ -100,68 +101,33 @@ class Inbox:
             return dict(self._reservations)
 
 
-class Receiver:
-    """Listens on a free port of loopback until it is closed."""
+class Receiver(Listener):
+    """One receiver of an endpoint; all of them share its inbox."""
 
     def __init__(self, inbox: Inbox, behave: Behaviour, began: float) -> None:
         """`began`: the start of the soak, seconds on the monotonic clock."""
         self.inbox = inbox
+        self.requests = 0
         self._behave = behave
         self._began = began
         self._closing = threading.Event()
-        self.requests = 0
-        self._server = _Server(("127.0.0.1", 0), self._handler())
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/hook"
+        super().__init__()
 
     def recover(self) -> None:
         """Accept everything from now on."""
         self._behave = accepts
 
+    def answer(self, headers: Mapping[str, str], body: bytes) -> int:
+        """Count it, and treat it as this receiver does."""
+        sent = json.loads(body)
+        status = self._behave(time.monotonic() - self._began)
+        self.requests += 1
+        self.inbox.take(sent if isinstance(sent, list) else [sent], status)
+        if status == HANG:
+            self._closing.wait(HANG_SECONDS)
+        return status
+
     def close(self) -> None:
         """End; requests that hang are let go."""
         self._closing.set()
-        self._server.shutdown()
-        self._server.server_close()
-
-    def _answer(self, body: bytes) -> int:
-        sent = json.loads(body)
-        answer = self._behave(time.monotonic() - self._began)
-        self.requests += 1
-        self.inbox.take(sent if isinstance(sent, list) else [sent], answer)
-        return answer
-
-    def _handler(receiver) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - the handler below has a self of its own
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                length = int(self.headers["Content-Length"])
-                body = self.rfile.read(length)
-                if len(body) < length:
-                    self.close_connection = True
-                    return
-                answer = receiver._answer(body)
-                if answer == HANG:
-                    receiver._closing.wait(HANG_SECONDS)
-                    self.close_connection = True
-                    return
-                self.send_response(answer)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
-
-        return Handler
-
-
-class _Server(ThreadingHTTPServer):
-    request_queue_size = 128
-    daemon_threads = True
-
-    def handle_error(self, *_: object) -> None:
-        """A sender that was killed is no error here."""
+        super().close()

@@ -17,7 +17,7 @@ HANDS_LOST = {FaultType.KILL: 1, FaultType.PAUSE: 1, FaultType.REDIS_KILL: 3}
 
 @dataclass(frozen=True)
 class Delivered:
-    """What an endpoint has accepted, beside what it was due."""
+    """What an endpoint has accepted, compared with what it was due."""
 
     endpoint: str
     #: Events in the streams that it did not accept, and accepted reservations that no stream has an event of.

@@ -5,9 +5,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import hypothesis
 import pytest
 
-from tools.release import audit, build, readers
+from tools.release import audit, build, environment, readers
 from tools.release.page import render
 from tools.release.servers import by_line
 from tools.release.step import Output, Result, Step
@@ -88,6 +89,13 @@ def test_servers_are_named_tested_or_not() -> None:
     assert found["Valkey 8"] == "Valkey 8.0.1"
     assert found["Valkey 9"].startswith("not tested")
     assert found["others"] == "Redis 99.1.0"
+
+
+def test_the_environment_names_its_versions() -> None:
+    packages = Path(hypothesis.__file__).parents[1]
+    found = environment.versions(packages)
+    assert found["hypothesis"] == hypothesis.__version__
+    assert set(found) == set(environment.NAMED)
 
 
 def test_builds_are_compared_byte_by_byte(tmp_path: Path) -> None:

@@ -90,8 +90,9 @@ def test_a_result_that_cannot_be_read_is_a_failure(place: Place) -> None:
     def missing(output: Output) -> Figures:
         return {"text": (output.directory / "missing.json").read_text()}
 
-    result = run(Step("odd", "", python(""), missing), place, {})
+    result = run(Step("odd", "", python("print('half way')"), missing), place, {})
     assert not result.holds
+    assert "half way" in result.trouble
     assert "missing.json" in result.trouble
 
 

@@ -6,6 +6,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from tools.release.figures import keep
 
 #: The packages whose versions the evidence names.
@@ -29,12 +31,14 @@ def main() -> int:
     pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "-e", ".[dev,release]"], check=True)
     (packages,) = (venv / "lib").glob("python*/site-packages")
-    versions = {one.name.lower(): one.version for one in metadata.distributions(path=[str(packages)])}
-    keep(
-        {"Python": platform.python_version(), "system": platform.platform(terse=True)}
-        | {name: versions[name] for name in NAMED}
-    )
+    keep({"Python": platform.python_version(), "system": platform.platform(terse=True)} | versions(packages))
     return 0
+
+
+def versions(packages: Path) -> dict[str, str]:
+    """The versions of the packages in NAMED. Raises KeyError where one is not installed there."""
+    found = {canonicalize_name(one.name): one.version for one in metadata.distributions(path=[str(packages)])}
+    return {name: found[canonicalize_name(name)] for name in NAMED}
 
 
 if __name__ == "__main__":

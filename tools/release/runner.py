@@ -108,7 +108,8 @@ def run(step: Step, place: Place, env: Mapping[str, str]) -> Result:
         try:
             figures = step.read(Output(done.returncode, text, directory))
         except (ValueError, OSError, KeyError) as error:
-            holds, trouble = False, f"its result cannot be read: {error}"
+            trouble = f"{text[-TAIL:]}\nits result cannot be read: {type(error).__name__}: {error}"
+            holds = False
     (directory / "output.txt").write_text(text, encoding="utf-8")
     seconds = time.time() - began
     return Result(

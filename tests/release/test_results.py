@@ -133,6 +133,8 @@ def test_the_page_shows_figures_plots_commit_and_host() -> None:
 
 def test_the_page_says_what_was_not_run_and_what_failed() -> None:
     assert "| chaos | load with faults | not run |" in render("0.1.0", [STEP], [None])
+    unchecked = replace(RESULT, figures={"known vulnerabilities": "not checked: no database"})
+    assert "| chaos | load with faults | not checked |" in render("0.1.0", [STEP], [unchecked])
     page = render("0.1.0", [STEP], [replace(RESULT, holds=False, trouble="S1 FAILED")])
     assert "**failed**" in page
     assert "S1 FAILED" in page

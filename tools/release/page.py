@@ -35,7 +35,8 @@ def _row(step: Step, result: Result | None) -> str:
     load = (
         f"{result.host['load average before']} to {result.host['load average after']} on {result.host['cores']} cores"
     )
-    verdict = "holds" if result.holds else "**failed**"
+    unchecked = bool(result.figures) and all(text.startswith("not ") for text in result.figures.values())
+    verdict = "**failed**" if not result.holds else "not checked" if unchecked else "holds"
     cells = (step.name, result.shows, verdict, f"`{result.commit[:12]}`", result.began, _duration(result.seconds), load)
     return "| " + " | ".join(cells) + " |"
 

@@ -81,6 +81,8 @@ def test_known_vulnerabilities() -> None:
     assert audit.read(json.dumps({"dependencies": [clean, bad]}))["known vulnerabilities"] == "odd PYSEC-1"
     with pytest.raises(ValueError, match="Expecting value"):
         audit.read("no connection")
+    with pytest.raises(ValueError, match="none of the packages"):
+        audit.read(json.dumps({"dependencies": [skipped]}))
 
 
 def test_servers_are_named_tested_or_not() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from sweeperd.cli.actions import leave_record
-from sweeperd.cli.options import Exit, Options, json_option, shard_option, yes_option
+from sweeperd.cli.options import Exit, Options, json_option, kind_of, shard_option, yes_option
 from sweeperd.cli.output import Output
+from sweeperd.cli.reconcile_kind import KindWalks
 from sweeperd.cli.reconcile_output import Document, document, show, summary
 from sweeperd.cli.repair_budget import repair_budget
 from sweeperd.cli.troubles import Troubles, for_each_shard
@@ -18,6 +19,7 @@ from sweeperd.ops.actions import Action
 from sweeperd.ops.last_walk import read_last_report
 from sweeperd.ops.reconcile import FINDINGS, ReconcileReport, WalkProgress, WalkStage, mend, reconcile
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import RESERVATIONS
 
 #: A shard with the report of its walk.
 Walked = tuple[Shard, ReconcileReport]
@@ -36,6 +38,7 @@ Walked = tuple[Shard, ReconcileReport]
 @click.option(
     "--limit", type=click.IntRange(0, 100_000), default=FINDINGS, show_default=True, help="Findings shown for a shard."
 )
+@click.option("--kind", metavar="NAME", help="Walk this configured kind.  [default: reservations]")
 @shard_option
 @yes_option
 @json_option
@@ -47,6 +50,7 @@ def command(
     budget: str | None,
     rate: int | None,
     limit: int,
+    kind: str | None,
     shard: str | None,
     yes: bool,
     as_json: bool,
@@ -56,18 +60,26 @@ def command(
 
     It finds ACTIVE reservations that the index lacks, index entries without a reservation, scores that differ from the
     reservation, reservations that another sweeper set aside, and budgets whose reserved is not what their reservations
-    hold. It is fast where Redis is idle, and makes way for other clients.
+    hold. It is fast where Redis is idle, and makes way for other clients. Of a configured kind (--kind) it finds hashes
+    that the index lacks, index entries without a hash, scores that are too late, and counters of the kind's `sums` that
+    are not what the active hashes hold.
 
     Exit codes: 0 nothing found, or all of it mended; 1 something is left, or a shard could not be walked; 2 bad option
     or configuration.
     """
     if (repair, last, budget is not None).count(True) > 1:
         raise click.UsageError("--repair, --last and --repair-budget exclude each other")
+    if kind is not None and (last or budget is not None):
+        raise click.UsageError("--last and --repair-budget are about reservations")
     output, troubles = Output(as_json=as_json), Troubles()
     if repair or budget is not None:
         output.check_consent("Mend what the walk finds?", yes=yes)
     with options.shards(shard) as (settings, shards):
-        if budget is not None:
+        configured = None if kind == RESERVATIONS else kind_of(settings, kind)
+        if configured is not None:
+            walks = KindWalks(settings, configured, rate, limit)
+            left = walks.run(output, shards, troubles, repair=repair, yes=yes)
+        elif budget is not None:
             left = repair_budget(output, settings, shards, budget, rate, troubles, yes=yes)
         elif last:
             documents = _last(shards, troubles)

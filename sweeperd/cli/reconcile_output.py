@@ -12,7 +12,7 @@ from sweeperd.store.shard import Shard
 #: The report of one shard, as JSON has it. A stored one may lack newer fields.
 Document = dict[str, Any]
 
-_COLUMNS = ("shard", "kind", "what", "found", "expected", "difference", "done")
+_COLUMNS = ("shard", "fault", "what", "found", "expected", "difference", "done")
 
 
 def document(shard: Shard, report: ReconcileReport) -> Document:
@@ -59,7 +59,7 @@ def _rows(report: Document) -> Iterator[Sequence[object]]:
         drift = "budget" in finding
         yield (
             report["shard"],
-            Cell(finding["kind"], "green" if finding["mended"] else "red"),
+            Cell(finding["fault"], "green" if finding["mended"] else "red"),
             finding["budget"] if drift else finding["id"],
             finding["reserved"] if drift else finding["score"],
             finding["held"] if drift else finding["expires_at"],

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sweeperd import redis_url
 from sweeperd.config import EXPIRY_SPIKE, Settings
-from sweeperd.config.kind_commands import FORMS
+from sweeperd.config.kind_commands import FORMS, parse_word
 from sweeperd.config.kinds import KindSettings
 from sweeperd.store.keys import Keys
 
@@ -124,6 +124,9 @@ def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
             yield granted(Duty.SWEEP, _like(keys, pattern), " ".join([_PLANNED, *(set(FORMS) - {"PUBLISH"})]))
         for pattern in kind.read_patterns:
             yield granted(Duty.STATUS, _like(keys, pattern), _READS)
+    for declared in kind.sums:
+        pattern = "".join(part if isinstance(part, str) else "*" for part in parse_word(declared.key))
+        yield granted(Duty.WALK, _like(keys, pattern), "HGET")
     if kind.channel_patterns:
         yield granted(Duty.SWEEP, b"", "PUBLISH")
 

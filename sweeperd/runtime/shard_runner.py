@@ -55,7 +55,7 @@ class ShardRunner:
         self._actions = ActionExporter(shard, metrics)
         self._announcer = ProcessAnnouncer(shard, sweeps=role.sweeps, delivers=role.delivers)
         self._reconciler: PeriodicReconciler | None = None
-        if settings.reconcile.interval and role.sweeps:
+        if settings.reconcile.interval and role.sweeps and settings.reservations.enabled:
             self._reconciler = PeriodicReconciler(settings, shard, metrics, stop)
         else:
             metrics.reconcile.forget_shard(shard.name)

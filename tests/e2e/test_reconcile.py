@@ -51,7 +51,7 @@ def test_replicas_walk_once_and_all_tell_what_was_found(client: redis.Redis, ser
         eventually(lambda: found("lost") == 1 and found("orphan") == 1 and found("budget_drift") == 1)
         assert client.zscore("reservation:ttl", "lost") is None, "the daemon mends nothing"
         told = one.logged("reconcile found a fault") + other.logged("reconcile found a fault")
-        assert {line["kind"] for line in told} == {"lost", "orphan", "budget_drift"}
+        assert {line["fault"] for line in told} == {"lost", "orphan", "budget_drift"}
         assert repair(environment(server.url)).returncode == 1
         eventually(lambda: found("lost") == 0 and found("orphan") == 0 and found("budget_drift") == 1)
         # An endless walk does not keep it from stopping.

@@ -15,6 +15,7 @@ cursor of SCAN means nothing to another server, so that reservations would be le
 
 from sweeperd.ops.reconcile.budgets import BudgetVerdict, judge_budget
 from sweeperd.ops.reconcile.cursor import WalkCursor
+from sweeperd.ops.reconcile.kinds import KindFault, KindReport, mend_kind, reconcile_kind
 from sweeperd.ops.reconcile.mend import mend, repair_budget
 from sweeperd.ops.reconcile.report import FINDINGS, Fault, Finding, ReconcileReport, WalkStage, counts_text
 from sweeperd.ops.reconcile.walk import WalkProgress, reconcile
@@ -24,6 +25,8 @@ __all__ = [
     "BudgetVerdict",
     "Fault",
     "Finding",
+    "KindFault",
+    "KindReport",
     "ReconcileReport",
     "WalkCursor",
     "WalkProgress",
@@ -31,6 +34,8 @@ __all__ = [
     "counts_text",
     "judge_budget",
     "mend",
+    "mend_kind",
     "reconcile",
+    "reconcile_kind",
     "repair_budget",
 ]

@@ -19,8 +19,13 @@ IDENTIFY = 1.0
 class Keyspace:
     """Pages of keys and of index entries, at the pace of `throttle`. Raises RedisUnavailable if the server changes."""
 
-    def __init__(self, shard: Shard, throttle: Throttle) -> None:
+    def __init__(
+        self, shard: Shard, throttle: Throttle, index: bytes | None = None, no_entry: bytes | None = None
+    ) -> None:
+        """`index`: by default that of reservations. `no_entry`: a name among those of the entries that no entry has."""
         self._shard = shard
+        self._index = index or shard.keys.reservation_index
+        self._no_entry = no_entry or shard.keys.reservation(b"")
         self._client = shard.client
         self._throttle = throttle
         self._one_node = Script("ops/one_node")
@@ -47,7 +52,7 @@ class Keyspace:
         """The ids in the index, in the same way."""
         while True:
             self._throttle.begin()
-            cursor, entries = cast(Any, self._client.zscan(self._shard.keys.reservation_index, cursor, count=PAGE))
+            cursor, entries = cast(Any, self._client.zscan(self._index, cursor, count=PAGE))
             self._throttle.end(PAGE)
             self._check_server(at_once=not cursor)
             yield cursor, [entry for entry, _ in entries]
@@ -57,8 +62,7 @@ class Keyspace:
     def _read_run_id(self) -> str:
         # In a Cluster all keys of a slot are on one node, or the server refuses this script: while a slot moves, a walk
         # over one node would miss keys. No reservation has an empty id, so that the second key does not exist.
-        keys = self._shard.keys
-        self._one_node.run(self._client, Call([keys.reservation_index, keys.reservation(b"")], []))
+        self._one_node.run(self._client, Call([self._index, self._no_entry], []))
         return str(self._client.info("server")["run_id"])
 
     def _check_server(self, *, at_once: bool) -> None:

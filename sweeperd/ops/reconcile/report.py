@@ -58,10 +58,10 @@ class Finding:
         """For JSON."""
         if self.bounds is None:
             scores = {"score": self.found or None, "expires_at": self.expected or None}
-            return {"kind": self.fault.value, "id": decode(self.subject), **scores, "mended": self.mended}
+            return {"fault": self.fault.value, "id": decode(self.subject), **scores, "mended": self.mended}
         least, most = self.bounds
         return {
-            "kind": self.fault.value,
+            "fault": self.fault.value,
             "budget": decode(self.subject),
             "reserved": int(self.found),
             "held": int(self.expected),

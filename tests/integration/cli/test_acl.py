@@ -34,6 +34,7 @@ give_back = [
   "HINCRBY seats:{show} free {qty}", "INCRBY seats:count 1", "LPUSH seats:log:{show} {id}", "PUBLISH seats.{show} {id}",
 ]
 channels = ["seats.*"]
+sums = [{ key = "seats:{show}", field = "free", of = "qty" }]
 
 [[kinds]]
 name = "session"
@@ -132,6 +133,7 @@ def test_every_command_works_under_the_rights(own_server: Server, limited_url: s
         assert [each for each in checked if "may not" in each["says"] and "CONFIG" not in each["says"]] == []
         assert {each[1] for each in refusals(client)} <= {b"config", b"config|get"}
         client.acl_log_reset()
+        client.hset("seats:hold:1", "qty", 2)  # as much as `free` holds by now
         for arguments in (
             ["status"],
             ["show", "one"],
@@ -140,7 +142,11 @@ def test_every_command_works_under_the_rights(own_server: Server, limited_url: s
             ["quarantine", "dismiss", "odd", "--yes"],
             ["quarantine", "list", "--kind", "seat-hold"],
             ["quarantine", "requeue", "1", "--kind", "seat-hold", "--yes"],
+            ["show", "1", "--kind", "seat-hold"],
+            ["expired", "--kind", "seat-hold"],
             ["reconcile"],
+            ["reconcile", "--kind", "seat-hold"],
+            ["reconcile", "--kind", "session", "--repair", "--yes"],
             ["endpoints", "list"],
             ["endpoints", "pause", "billing", "--yes"],
             ["endpoints", "resume", "billing", "--yes"],

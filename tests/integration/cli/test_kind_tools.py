@@ -29,6 +29,7 @@ ended = { state = "EXPIRED" }
 tenant = "customer"
 give_back = ["HINCRBY seats:{show} free {qty}", "HINCRBY seats:{show} held -{qty} MIN 0", "LPUSH seats:log {id}"]
 event = ["show", "qty"]
+sums = [{ key = "seats:{show}", field = "held", of = "qty" }]
 
 [[kinds]]
 name = "lock"
@@ -167,3 +168,73 @@ def test_reservations_that_are_not_swept_are_no_trouble(kinds: Kinds) -> None:
     kinds.sweep()
     (shard,) = kinds.run("status", "--json").document["shards"]
     assert (shard["tick"], shard["quarantined"], len(shard["kinds"])) == (None, 0, 2)
+
+
+def walked(kinds: Kinds, *arguments: str) -> tuple[int, dict[str, Any]]:
+    ran = kinds.run("reconcile", "--kind", *arguments, "--json")
+    check("reconcile-kind", ran.document)
+    (only,) = ran.document["shards"]
+    return ran.code, dict(only)
+
+
+def test_reconcile_finds_what_the_index_lost_and_repairs_it(kinds: Kinds) -> None:
+    for entry in ("lost", "late", "aside", "ended"):
+        kinds.hold(entry, qty=0, deadline=FUTURE)
+    kinds.client.hset("seats:hold:ended", "state", "EXPIRED")
+    kinds.client.zrem("seats:ttl", "lost", "aside", "ended")
+    kinds.client.zadd("seats:ttl", {"orphan": FUTURE, "late": FUTURE + 1})
+    kinds.client.zadd("sweeperd:quarantine:seat-hold", {"aside": 1})
+    kinds.client.set("seats:hold:text", "no hash")
+    code, report = walked(kinds, "seat-hold")
+    assert (code, report["remaining"]) == (1, 3)
+    assert {(each["fault"], each["id"], each["deadline"]) for each in report["findings"]} == {
+        ("lost", "lost", str(FUTURE)),
+        ("orphan", "orphan", None),
+        ("wrong_score", "late", str(FUTURE)),
+    }
+    code, report = walked(kinds, "seat-hold", "--repair", "--yes")
+    assert (code, report["mended"]) == (0, {"lost": 1, "orphan": 1, "wrong_score": 1})
+    assert kinds.client.zrange("seats:ttl", 0, -1, withscores=True) == [
+        (b"h1", PAST),
+        (b"late", FUTURE),
+        (b"lost", FUTURE),
+    ]
+    assert walked(kinds, "seat-hold")[0] == 0
+    assert "\trepair\tindex of seat-hold\t3" in kinds.run("actions").out
+
+
+def test_reconcile_asks_the_script_of_a_kind(kinds: Kinds) -> None:
+    kinds.lock("l2")
+    kinds.lock("ended", state="EXPIRED")
+    kinds.client.zrem("locks:ttl", "l2", "ended")
+    code, report = walked(kinds, "lock")
+    assert (code, [(each["fault"], each["id"]) for each in report["findings"]]) == (1, [("lost", "l2")])
+
+
+def test_reconcile_compares_the_sums_that_a_kind_declares(kinds: Kinds) -> None:
+    assert walked(kinds, "seat-hold")[0] == 0
+    kinds.hold("h2", qty=5, deadline=FUTURE)
+    kinds.hold("odd", qty="many", deadline=FUTURE)
+    kinds.client.hset("seats:lear", mapping={"free": 0, "held": 2})  # no hold is left of it
+    code, report = walked(kinds, "seat-hold", "--repair", "--yes")
+    assert (code, report["unreadable"]) == (1, 1)
+    assert [(each["key"], each["field"], each["holds"], each["sum"]) for each in report["findings"]] == [
+        ("seats:hamlet", "held", 3, 8),
+        ("seats:lear", "held", 2, 0),
+    ]
+    assert kinds.client.hget("seats:hamlet", "held") == b"3", "sums are reported and not changed"
+    assert "sum_drift\tseats:hamlet held\t3\t8\t-5" in kinds.run("reconcile", "--kind", "seat-hold").out
+
+
+def test_reconcile_goes_by_the_prefix(kinds: Kinds) -> None:
+    kinds.config.write_text('[keys]\nprefix = "{t}:"\n' + KINDS)
+    fields: dict[Any, Any] = {"state": "HELD", "show": "hamlet", "qty": 1, "customer": "c", "expires_at": FUTURE}
+    kinds.client.hset("{t}:seats:hold:x", mapping=fields)
+    kinds.client.hset("{t}:seats:hamlet", mapping={"free": 0, "held": 1})
+    code, report = walked(kinds, "seat-hold")
+    assert (code, [each["id"] for each in report["findings"]]) == (1, ["x"])
+
+
+def test_last_is_about_reservations(kinds: Kinds) -> None:
+    assert kinds.run("reconcile", "--kind", "seat-hold", "--last").code == 2
+    assert kinds.run("reconcile", "--kind", "seats").code == 2

@@ -117,7 +117,7 @@ def test_json_is_one_object(cli: Cli, client: redis.Redis, server: Server) -> No
     assert {finding["id"] for finding in shard["findings"]} == {"lost", "\x1b[31morphan\t"}
     (drift,) = document(cli("reconcile", environment(server.url), "--json"))["shards"][0]["findings"]
     assert drift == {
-        "kind": "budget_drift",
+        "fault": "budget_drift",
         "budget": DRIFTED,
         "reserved": 17,
         "held": 10,

@@ -152,7 +152,7 @@ def test_a_broken_system_is_found_explained_and_mended(
             assert run("quarantine", "requeue", "--all", "--yes")["requeued"] == 20
             (told,) = run("reconcile", "--repair", "--yes", code=1)["shards"]
             assert told["mended"]["lost"] == 50
-            (drift,) = [finding for finding in told["findings"] if finding["kind"] == "budget_drift"]
+            (drift,) = [finding for finding in told["findings"] if finding["fault"] == "budget_drift"]
             assert (drift["budget"], drift["difference"]) == (drifted, 7)
             repaired = run("reconcile", "--repair-budget", f"{SCOPES[0]}:TOKENS", "--yes")
             assert (repaired["result"], repaired["difference"]) == ("repaired", 7)

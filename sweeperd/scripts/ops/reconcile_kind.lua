@@ -1,0 +1,45 @@
+-- Checks whether the index is right about one entry of a configured kind now, and mends it in the same step where that
+-- is asked for.
+--
+-- KEYS[1] -> the index  ZSET  KEYS[2] -> the kind's quarantine  ZSET  KEYS[3] -> the entry's hash
+--
+-- ARGV[1] -> the id;  ARGV[2] -> the field of the deadline;  ARGV[3] -> '1' to mend
+-- ARGV[4] -> by how much a score may be later than the deadline, ms
+--
+-- Returns {} where all is well, else {fault, the score that it should have, the score that it has}:
+--   orphan       an entry without a hash; mended by removing it
+--   lost         a hash without an entry, which was not set aside either; mended by adding it
+--   wrong_score  an entry with a later score than the hash says; mended by setting it
+--
+-- Whether a hash is active is not decided here: the caller asks the kind's script before. An entry that is added for a
+-- hash that has ended in between is removed by the next sweep. The first write is a ZREM: Redis at maxmemory accepts it.
+
+-- @include clock
+
+local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
+local fault, wanted
+if redis.call('EXISTS', KEYS[3]) == 0 then
+  fault, wanted = score and 'orphan', ''
+else
+  local row = redis.pcall('HMGET', KEYS[3], ARGV[2], 'quarantined_at')
+  local deadline = not row.err and clock.whole(row[1])
+  if deadline then
+    wanted = row[1]
+    if not score then
+      fault = not row[2] and not redis.call('ZSCORE', KEYS[2], ARGV[1]) and 'lost'
+    else
+      local latest = math.max(deadline, clock.now) + ARGV[4]
+      fault = tonumber(score) > deadline and tonumber(score) > latest and 'wrong_score'
+    end
+  end
+end
+if not fault then
+  return {}
+end
+if ARGV[3] == '1' then
+  redis.call('ZREM', KEYS[1], ARGV[1])
+  if fault ~= 'orphan' then
+    redis.call('ZADD', KEYS[1], wanted, ARGV[1])
+  end
+end
+return {fault, wanted, score or ''}

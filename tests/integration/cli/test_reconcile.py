@@ -42,7 +42,7 @@ def plant(client: redis.Redis) -> None:
 def test_it_finds_and_mends(cli: Cli, client: redis.Redis, server: Server) -> None:
     env = environment(server.url)
     clean = cli("reconcile", env)
-    assert (clean.exit_code, clean.stdout) == (0, "shard\tkind\twhat\tfound\texpected\tdifference\tdone\n")
+    assert (clean.exit_code, clean.stdout) == (0, "shard\tfault\twhat\tfound\texpected\tdifference\tdone\n")
     assert "default: 0 reservations, 0 index entries and 0 budgets" in clean.stderr
     plant(client)
 

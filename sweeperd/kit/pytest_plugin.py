@@ -1,0 +1,44 @@
+"""
+A plugin for pytest: `pytest --sweeperd-config FILE` tries each property of the kit on each kind of these settings, as a
+test of its own. Without the option it does nothing.
+
+Two fixtures of the user's conftest.py are optional. `entry` gives the entries: samples as a list of objects, or a
+Hypothesis strategy of such an object. `books` gives a function that takes a client of Redis and returns what no expiry
+may change. Both may ask for the fixture `sweeperd_kind`, the name of the kind.
+"""
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of the plugin."""
+    group = parser.getgroup("sweeperd", "kinds of sweeperd")
+    group.addoption(
+        "--sweeperd-config", metavar="FILE", help="Prove each kind of these settings on a Redis of its own."
+    )
+    group.addoption(
+        "--sweeperd-samples",
+        metavar="KIND=FILE",
+        action="append",
+        default=[],
+        help="Entries to prove a kind with, JSON. May be repeated.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The settings file becomes a file with tests."""
+    if file := settings_file(config):
+        if not file.exists():
+            raise pytest.UsageError(f"--sweeperd-config: there is no {file}")
+        if str(file) not in config.args:
+            config.args.append(str(file))
+        # Loaded only here: every run of pytest imports this module, and few need the kit.
+        config.pluginmanager.import_plugin("sweeperd.kit.pytest_kinds")
+
+
+def settings_file(config: pytest.Config) -> Path | None:
+    """The file of the option; None without it."""
+    file = config.getoption("--sweeperd-config")
+    return (config.invocation_params.dir / file).resolve() if file else None

@@ -1,0 +1,117 @@
+"""`pytest --sweeperd-config FILE`: the kit's properties as tests of the user, on a real Redis."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sweeperd.kit.properties import PROPERTIES
+from sweeperd.kit.prove import COMPILES
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).parents[3]
+#: The plugin is loaded by its module, whether or not this installation has its entry point.
+PLUGIN = ("-p", "no:sweeperd", "-p", "sweeperd.kit.pytest_plugin", "-p", "no:xdist", "-p", "no:cacheprovider")
+EACH = len(PROPERTIES) + 1
+
+
+def example(pytester: pytest.Pytester, name: str) -> Path:
+    """The files of an example, in the directory of the test."""
+    for path in (ROOT / "examples" / name).iterdir():
+        if path.suffix in (".toml", ".lua", ".json"):
+            pytester.path.joinpath(path.name).write_text(path.read_text())
+    return pytester.path / "config.toml"
+
+
+def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    return pytester.runpytest_subprocess(*PLUGIN, "--sweeperd-config", "config.toml", *arguments)
+
+
+def test_each_property_of_each_kind_is_a_test(pytester: pytest.Pytester) -> None:
+    example(pytester, "seat-holds")
+    result = run(pytester, "-v")
+    result.assert_outcomes(passed=EACH)
+    result.stdout.fnmatch_lines([f"config.toml::test_kind[[]seat-hold: {COMPILES}[]] PASSED*"])
+    result.stdout.fnmatch_lines(["config.toml::test_kind[[]seat-hold: never early[]] PASSED*"])
+
+
+def test_a_kind_with_a_script_needs_entries(pytester: pytest.Pytester) -> None:
+    example(pytester, "locks")
+    result = run(pytester, "-k", "early")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*name entries with --sweeperd-samples KIND=FILE; or with the fixture `entry`*"])
+    run(pytester, "-k", "early or compiles", "--sweeperd-samples", "lock=samples.json").assert_outcomes(passed=2)
+
+
+def test_the_fixtures_of_the_user(pytester: pytest.Pytester) -> None:
+    example(pytester, "seat-holds")
+    pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.fixture
+        def entry(sweeperd_kind):
+            assert sweeperd_kind == "seat-hold"
+            hold = {"state": "HELD", "show": "hamlet", "qty": "3", "customer": "ada"}
+            return [{"id": "h1", "hash": hold, "keys": {"seats:hamlet": {"hash": {"free": "7", "held": "3"}}}}]
+
+        @pytest.fixture
+        def books():
+            def read(redis):
+                if redis.type("seats:hamlet") != b"hash":
+                    return None
+                return [redis.hget("seats:hamlet", name) for name in ("free",)]
+            return read
+        """
+    )
+    result = run(pytester, "-k", "due or compiles")
+    result.assert_outcomes(passed=1, failed=1)
+    # `free` alone is no sum that an expiry keeps: the books of the user are compared.
+    result.stdout.fnmatch_lines(["*the books changed from [[]b'7'[]] to [[]b'10'[]]*"])
+
+
+def test_a_strategy_of_hypothesis_finds_the_smallest_entry(pytester: pytest.Pytester) -> None:
+    example(pytester, "seat-holds")
+    pytester.makeconftest(
+        """
+        import pytest
+        from hypothesis import strategies
+
+        @pytest.fixture
+        def entry():
+            hold = strategies.fixed_dictionaries({
+                "state": strategies.just("HELD"), "show": strategies.just("hamlet"), "customer": strategies.just("ada"),
+                "qty": strategies.integers(0, 9).map(str),
+            })
+            counters = {"seats:hamlet": {"hash": {"free": "0", "held": "5"}}}
+            return strategies.builds(lambda hash: {"id": "h1", "hash": hash, "keys": counters}, hold)
+        """
+    )
+    result = run(pytester, "-k", "due")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*quarantined in place of expired*below MIN 0*", "*'qty': '6'*"])
+
+
+def test_a_kind_that_is_wrong_fails(pytester: pytest.Pytester) -> None:
+    example(pytester, "sessions")
+    script = pytester.path / "session.lua"
+    script.write_text(script.read_text() + "\nfunction")
+    result = run(pytester, "-k", "compiles")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*the script does not compile, line *"])
+    pytester.path.joinpath("config.toml").write_text("[sweep]\nbatch = 1\n")
+    run(pytester).stdout.fnmatch_lines(["*sweep.batch*"])
+    pytester.path.joinpath("config.toml").unlink()
+    assert run(pytester).ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_without_the_option_nothing_happens(pytester: pytest.Pytester) -> None:
+    example(pytester, "seat-holds")
+    pytester.makepyfile("import sys\ndef test_it():\n    assert 'sweeperd.kit.lab' not in sys.modules\n")
+    pytester.runpytest_subprocess(*PLUGIN).assert_outcomes(passed=1)
+
+
+def test_pip_installs_the_plugin() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["pytest11"] == {"sweeperd": "sweeperd.kit.pytest_plugin"}

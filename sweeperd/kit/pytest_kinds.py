@@ -127,7 +127,7 @@ def sweeperd_redis() -> Iterator["redis.Redis"]:
 
 
 @pytest.fixture
-def sweeperd_kind(request: pytest.FixtureRequest) -> str:
+def kind_name(request: pytest.FixtureRequest) -> str:
     """The name of the kind that is proved."""
     kind: KindSettings = request.getfixturevalue("kind")
     return kind.name

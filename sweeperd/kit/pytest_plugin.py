@@ -4,7 +4,7 @@ test of its own. Without the option it does nothing.
 
 Two fixtures of the user's conftest.py are optional. `entry` gives the entries: samples as a list of objects, or a
 Hypothesis strategy of such an object. `books` gives a function that takes a client of Redis and returns what no expiry
-may change. Both may ask for the fixture `sweeperd_kind`, the name of the kind.
+may change. Both may ask for the fixture `kind_name`, the name of the kind.
 """
 
 from pathlib import Path

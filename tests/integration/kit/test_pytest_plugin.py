@@ -51,8 +51,8 @@ def test_the_fixtures_of_the_user(pytester: pytest.Pytester) -> None:
         import pytest
 
         @pytest.fixture
-        def entry(sweeperd_kind):
-            assert sweeperd_kind == "seat-hold"
+        def entry(kind_name):
+            assert kind_name == "seat-hold"
             hold = {"state": "HELD", "show": "hamlet", "qty": "3", "customer": "ada"}
             return [{"id": "h1", "hash": hold, "keys": {"seats:hamlet": {"hash": {"free": "7", "held": "3"}}}}]
 

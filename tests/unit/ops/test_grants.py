@@ -1,0 +1,67 @@
+"""The table of grants knows every key, so that no feature is forgotten in the rights of the user."""
+
+import inspect
+
+from sweeperd.config import Settings
+from sweeperd.ops.acl import acl_users
+from sweeperd.ops.grants import ANY, Duty, grants
+from sweeperd.store.keys import CyclesKeys, Keys
+
+ENDPOINT = {"name": "a", "url": "http://a", "events": ["reservation.expiry_rate_spike"]}
+KIND = {
+    "name": "seat",
+    "index": "seats:ttl",
+    "key": "seats:hold:{id}",
+    "deadline": "until",
+    "active": {"state": "HELD"},
+    "ended": {"state": "OVER"},
+}
+ALL = Settings.model_validate({"cycles": {"enabled": True}, "kinds": [KIND], "webhooks": {"endpoints": [ENDPOINT]}})
+#: Keys of the ledger, which has a user of its own; and names that are part of others.
+LEDGERS = {"tenant", "idempotency"}
+PARTS = {"budget_stem", "cycles"}
+ARGUMENTS = {"job": "sweep", "kind": "seat", "name": "seats:ttl", "template": ("seats:hold:", ""), "endpoint": "a"}
+
+
+def named(keys: object) -> dict[str, bytes]:
+    """Each key, with ANY for what an entry, a tenant or an event puts into its name."""
+    found = {}
+    for name, member in inspect.getmembers(type(keys)):
+        if isinstance(member, property):
+            found[name] = getattr(keys, name)
+        elif inspect.isfunction(member) and not name.startswith("_"):
+            parameters = list(inspect.signature(member).parameters.values())[1:]
+            arguments = [
+                ARGUMENTS.get(each.name, ANY if each.annotation in (bytes, "bytes") else ANY.decode())
+                for each in parameters
+            ]
+            found[name] = getattr(keys, name)(*arguments)
+    return found
+
+
+def test_every_key_is_granted() -> None:
+    patterns = [grant.key for grant in grants(ALL, Keys("p:"))]
+
+    def is_granted(key: bytes) -> bool:
+        return any(
+            key == pattern or (pattern.endswith(ANY) and key.startswith(pattern.removesuffix(ANY)))
+            for pattern in patterns
+        )
+
+    wanted = {name: key for name, key in named(Keys("p:")).items() if name not in LEDGERS | PARTS}
+    wanted |= {f"cycles {name}": key for name, key in named(CyclesKeys(b"p:")).items()}
+    assert {name for name, key in wanted.items() if not is_granted(key)} == set()
+
+
+def test_a_role_gets_no_key_of_the_other() -> None:
+    def keys(role: str) -> set[str]:
+        (user,) = acl_users(ALL, ALL.all_shards, role, commands=False)  # type: ignore[arg-type]
+        return {rule for rule in user.rules if rule.startswith("~")}
+
+    assert {"~sweeperd:rates", "~cycles:maintenance:lease:reservation_expiry"} <= keys("sweep") - keys("deliver")
+    assert {"~dispatch:pending", "~webhooks:*"} <= keys("deliver") - keys("sweep")
+    assert keys("sweep") | keys("deliver") == keys("all")
+
+
+def test_each_duty_is_used() -> None:
+    assert {grant.duty for grant in grants(ALL, Keys())} == set(Duty)

@@ -7,7 +7,7 @@ from sweeperd.ops.acl import acl_users
 from sweeperd.ops.grants import ANY, Duty, grants
 from sweeperd.store.keys import CyclesKeys, Keys
 
-ENDPOINT = {"name": "a", "url": "http://a", "events": ["reservation.expiry_rate_spike"]}
+ENDPOINT = {"name": "a", "url": "http://a", "events": ["reservation.expiry_rate_spike"], "max_rate": 10}
 KIND = {
     "name": "seat",
     "index": "seats:ttl",

@@ -63,7 +63,7 @@ class DaemonLog(logging.Handler):
         root, ours = logging.getLogger(), logging.getLogger("sweeperd")
         self._before = root.handlers[:], ours.level
         root.handlers[:] = [self]
-        ours.setLevel(logging.DEBUG)  # what is in grace is told at this level
+        ours.setLevel(logging.DEBUG)  # entries in grace are logged at this level
         for name in CHATTY:
             logging.getLogger(name).setLevel(logging.ERROR)
         return self

@@ -12,13 +12,13 @@ BODY_LIMIT = 64 * 1024
 
 
 class Receiver:
-    """Listens on a free port of loopback while the `with` block lasts. `heard` gets the id of each reservation told."""
+    """Listens on a free port of loopback while the `with` block lasts. `heard` gets the id of each webhook."""
 
     def __init__(self, secret: str, heard: Callable[[str], None]) -> None:
         self._webhook = Webhook(secret)
         self._heard = heard
         self._lock = threading.Lock()
-        #: Verified webhooks, by the reservation that they tell of.
+        #: Reservation -> its verified webhooks.
         self.verified: Counter[str] = Counter()
         #: Requests that did not verify.
         self.refused = 0

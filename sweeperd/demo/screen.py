@@ -12,7 +12,7 @@ from sweeperd.config.settings import HttpSettings
 from sweeperd.ledger import Balance
 from sweeperd.text import decode
 
-#: What happens, and how it looks.
+#: What happens, and its colours.
 STYLES: dict[str, dict[str, Any]] = {
     "reserved": {"fg": "cyan"},
     "extended": {"fg": "cyan"},
@@ -41,7 +41,7 @@ class Evidence:
     #: Reservation to the state that it should be in, and to the one that it is in.
     expected: Mapping[str, str]
     states: Mapping[str, str]
-    #: Reservation to how many verified webhooks told of it.
+    #: Reservation to the number of its verified webhooks.
     verified: Mapping[str, int]
     refused: int = 0
     indexed: int = 0

@@ -103,7 +103,7 @@ DUE, EXPIRED, WEBHOOK = "due", "expired", "webhook"
 
 @dataclass(frozen=True)
 class News:
-    """Something that the daemon or the receiver told of a reservation."""
+    """News of a reservation, from the daemon or the receiver."""
 
     kind: str
     name: str
@@ -111,7 +111,7 @@ class News:
 
 
 class Play:
-    """Carries the plans out on time, and shows that and what the daemon and the receiver tell, as it happens."""
+    """Carries the plans out on time, and shows each step and the news of the daemon and the receiver."""
 
     def __init__(self, screen: Screen, ledger: Ledger, news: "queue.SimpleQueue[News]") -> None:
         self._screen = screen
@@ -141,7 +141,7 @@ class Play:
 
     @property
     def expiring(self) -> set[str]:
-        """The reservations that expire: nobody comes back for them."""
+        """The reservations that expire: their owners never come back."""
         return {name for name, state in self.expected.items() if state == "EXPIRED"}
 
     def step(self) -> bool:

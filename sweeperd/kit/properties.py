@@ -86,7 +86,7 @@ def expires(lab: Lab, sample: Sample) -> Failure | None:
 
 
 def never_early(lab: Lab, sample: Sample) -> Failure | None:
-    """An entry does not expire at the end of its grace or before, whatever else a caller passes."""
+    """An entry does not expire at the end of its grace or before, with any arguments of a caller."""
 
     def at(moment: int, bogus: tuple[str, ...] = ()) -> Failure | None:
         lab.load(sample)

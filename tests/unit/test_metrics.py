@@ -33,6 +33,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_webhook_oldest_pending_seconds": ("gauge", {"endpoint"}),
     "sweeperd_webhook_dead_letters_total": ("counter", {"endpoint"}),
     "sweeperd_webhook_dropped_attempts_total": ("counter", {"endpoint"}),
+    "sweeperd_webhook_rate_waits_total": ("counter", {"endpoint"}),
     "sweeperd_endpoint_state": ("gauge", {"endpoint", "state"}),
     "sweeperd_reconcile_findings": ("gauge", {"shard", "kind"}),
     "sweeperd_reconcile_last_timestamp_seconds": ("gauge", {"shard"}),
@@ -125,6 +126,7 @@ def test_series_are_there_before_anything_happens() -> None:
         "sweeperd_webhook_events_total": [("billing", "delivered"), ("billing", "failed"), ("billing", "rejected")],
         "sweeperd_webhook_dead_letters_total": [("billing",)],
         "sweeperd_webhook_dropped_attempts_total": [("billing",)],
+        "sweeperd_webhook_rate_waits_total": [("billing",)],
         "sweeperd_reloads_total": [("ok",), ("refused",)],
     }
 

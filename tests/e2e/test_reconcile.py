@@ -88,3 +88,33 @@ def test_on_a_terminal_there_are_a_bar_and_a_table(client: redis.Redis, server: 
     assert done.returncode == 1
     for told in (b"default: walking the reservations", b"100%", b"expected", b"\x1b[31mlost", rb"\x1b[31morphan\t"):
         assert told in shown, shown
+
+
+@pytest.mark.newest_redis
+def test_a_restarted_daemon_goes_on_with_its_walk(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    """The place is kept in Redis: the second process does not begin anew, and finds what the first had not reached."""
+    total = 1200
+    reserve(client, [f"r{number}" for number in range(total)], overdue_by=-600_000)
+    client.zremrangebyrank("reservation:ttl", 0, -1)
+    # A walk takes about half of the interval, and the first begins after a quarter of it.
+    env = environment(server.url, reconcile__interval="12s", reconcile__rate=1)
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path in (first, second):
+        path.mkdir()
+
+    def reservations_read() -> int:
+        return int(client.info("commandstats").get("cmdstat_hmget", {"calls": 0})["calls"])
+
+    with daemon(env, first) as running:
+        eventually(lambda: client.exists("sweeperd:lease:reconcile"), limit=30)
+        before = reservations_read()  # the budgets are read before
+        eventually(lambda: reservations_read() > before + 100)
+        assert running.terminate() == 0
+    assert client.hexists("sweeperd:reconcile", "cursor"), "the stop came in the middle of the walk"
+    with daemon(env, second) as running:
+        (line,) = eventually(lambda: running.logged("reconciled"), limit=60)
+        # The page at which the first walk stopped is read again.
+        assert line["resumed"]
+        assert total <= line["reservations"] < 2 * total
+        assert running.metric("sweeperd_reconcile_findings", kind="lost") == total
+    assert not client.hexists("sweeperd:reconcile", "cursor")

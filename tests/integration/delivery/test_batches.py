@@ -125,7 +125,7 @@ def test_a_batch_that_fails_while_the_endpoint_accepts_others_is_halved(client: 
                 number += 1
                 time.sleep(0.05)
             eventually(lambda: delivery.events("delivered") == 15 + number)
-            assert len(delivery.pending()) == 1
+            eventually(lambda: len(delivery.pending()) == 1)  # an event is counted before it is acknowledged
 
 
 def test_an_outage_does_not_turn_batches_into_single_requests(client: redis.Redis, deliver: Deliver) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import redis
 
+from sweeperd.ops.details import Details, ReasonCount
 from sweeperd.ops.endpoint_status import EndpointStatus
 from sweeperd.ops.health_summary import ShardView
 from sweeperd.store.embedded import Server, free_port
 from tests.conftest import BINARIES
 from tests.support.eyes.browser import Browser, Page, needs_browser
-from tests.support.eyes.staged import Shards, busy, served, settings
+from tests.support.eyes.staged import Shards, attempted, busy, served, settings
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.receiver import Receiver
 
@@ -148,6 +149,36 @@ def test_it_fits_and_can_be_read(browser: Browser, width: int, dark: bool) -> No
         page.close()
 
 
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_an_endpoint_and_a_reason_open_to_what_may_be_done(browser: Browser, width: int) -> None:
+    linked = settings("billing", "crm", "warehouse")
+    linked.http.runbook = "https://wiki.internal/runbook"
+    with served(linked, busy) as url:
+        page = browser.open(url, width=width)
+        page.shows("The last walk, 3 h 3 m ago, found 2 lost")
+        assert "sweeperd reconcile --last --shard eu" in page.text
+        assert "sweeperd endpoints resume crm" not in page.text, "closed at first"
+        page.run("document.querySelectorAll('.toggle')[1].click(), document.querySelector('.reason').open = true, 0")
+        page.shows("sweeperd endpoints resume crm --shard eu")
+        for text in (
+            "open on 1 of 2",
+            "sweeperd-6d9f-2 · circuit open: 11 failures in a row, HTTP 503",
+            "41 s ago · HTTP 503 · 212 ms · evt_7e1c09a4 · attempt 1 of hand-over 7",
+            "Newest: r-7f31, r-2b90",
+            "sweeperd quarantine requeue --reason INVALID_ESTIMATE --shard eu",
+        ):
+            assert text in page.text
+        links: list[str] = page.run("[...document.querySelectorAll('.runbook a')].map((link) => link.href)")
+        assert "https://wiki.internal/runbook#sweeperdcircuitopen" in links
+        assert "secret answer" not in page.run("document.documentElement.outerHTML")
+        assert overflowing(page) == []
+        # It stays open when new figures come.
+        page.refresh()
+        page.shows("sweeperd endpoints resume crm --shard eu")
+        assert page.problems == []
+        page.close()
+
+
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
     "<script>document.title='owned'</script>",
@@ -164,7 +195,15 @@ def hostile() -> Shards:
     failing = EndpointStatus("hook", pending=5, circuit_open=True, failures=6, failure=HOSTILE[0] + HOSTILE[3])
     paused = EndpointStatus("other", paused_at_ms=1, paused_reason=HOSTILE[4])
     tick = replace(eu.status.tick, by=HOSTILE[3])  # type: ignore[type-var]
-    status = replace(eu.status, endpoints=(failing, paused, *letters), sweeping=HOSTILE[0], tick=tick)
+    reasons = tuple(ReasonCount("reservations", text, 1, (text,)) for text in HOSTILE)
+    attempts = {"hook": [replace(attempted(1, text), event_id=text, reason=text) for text in HOSTILE]}
+    status = replace(
+        eu.status,
+        endpoints=(failing, paused, *letters),
+        sweeping=HOSTILE[0],
+        tick=tick,
+        details=Details(reasons, attempts),
+    )
     return [
         (replace(eu, status=status), []),
         (ShardView("us", HOSTILE[3], error=HOSTILE[1]), []),
@@ -177,6 +216,10 @@ def test_hostile_texts_stay_texts(browser: Browser, width: int) -> None:
         page = browser.open(url, width=width)
         page.shows(HOSTILE[0])
         page.shows(HOSTILE[1])
+        page.run(
+            "document.querySelectorAll('.toggle').forEach((toggle) => toggle.click()), "
+            "document.querySelectorAll('.reason').forEach((reason) => { reason.open = true; }), 0"
+        )
         assert overflowing(page) == []
         assert page.run("document.querySelectorAll('main img, main script').length") == 0
         assert page.run("document.title") == "Trouble · sweeperd"

@@ -1,0 +1,55 @@
+"""What an operator may do, by what is found."""
+
+import shlex
+
+import pytest
+
+from sweeperd.ops.advice import Advice, endpoint_advice, reason_advice, shard_advice
+from sweeperd.ops.details import ReasonCount
+from sweeperd.ops.endpoint_status import EndpointStatus
+from sweeperd.ops.processes import Processes, ProcessNote
+from sweeperd.ops.status import ShardStatus
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "runbook", "last"),
+    [
+        (EndpointStatus("a"), "", "sweeperd endpoints attempts a"),
+        (EndpointStatus("a", paused_at_ms=1), "sweeperdendpointpaused", "sweeperd endpoints resume a"),
+        (EndpointStatus("a", circuit_open=True), "sweeperdcircuitopen", "sweeperd endpoints resume a"),
+        (EndpointStatus("a", oldest_pending_seconds=901), "sweeperddeliveriesstuck", "sweeperd endpoints test a"),
+        (EndpointStatus("a", dead_letters=2), "sweeperddeadletters", "sweeperd dead-letters replay --endpoint a"),
+        (EndpointStatus("a", configured=False), "sweeperddeadletters", "sweeperd dead-letters list --endpoint a"),
+    ],
+)
+def test_an_endpoint(endpoint: EndpointStatus, runbook: str, last: str) -> None:
+    advice = endpoint_advice(endpoint)
+    assert (advice.runbook, advice.commands[-1]) == (runbook, last)
+
+
+def test_a_name_with_spaces_is_quoted_and_the_shard_is_named() -> None:
+    advice = endpoint_advice(EndpointStatus("a b; rm -rf /", configured=False), ("--shard", "eu"))
+    assert shlex.split(advice.commands[0])[-3:] == ["a b; rm -rf /", "--shard", "eu"]
+
+
+@pytest.mark.parametrize("name", ["x" * 10_000, "\x1b[31m", "\u202eabc", "one\ntwo"])
+def test_a_command_that_cannot_be_copied_is_not_offered(name: str) -> None:
+    assert endpoint_advice(EndpointStatus(name, configured=False)).commands == ("",)
+
+
+def test_a_reason_of_a_kind() -> None:
+    advice = reason_advice(ReasonCount("seat-hold", "INVALID_PLAN", 2, ("-odd", "b")))
+    assert advice.commands == (
+        "sweeperd quarantine list --kind seat-hold --reason INVALID_PLAN",
+        "sweeperd show --kind seat-hold -- -odd",
+        "sweeperd quarantine requeue --kind seat-hold --reason INVALID_PLAN",
+    )
+
+
+def test_a_shard() -> None:
+    sweeping = Processes((ProcessNote(process="a", sweeps=True),))
+    found = list(shard_advice(ShardStatus("eu", "redis://r:1/0", empty=True, processes=sweeping)))
+    assert [each.commands for each in found] == [("sweeperd check",), ()]
+    assert found[1] == Advice(
+        "no process delivers: start a daemon with the role deliver or all", (), "sweeperdnobodydelivers"
+    )

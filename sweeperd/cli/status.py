@@ -221,7 +221,7 @@ def _notes(statuses: Sequence[ShardStatus]) -> Iterator[str]:
     for status in statuses:
         if status.reachable:
             for advice in shard_advice(status):
-                hint = f"; see `{advice.commands[0]}`" if advice.commands else ""
+                hint = f"; see `{advice.commands[0]}`" if advice.runbook and advice.commands else ""
                 yield f"shard {status.name}: {advice.text}{hint}"
 
 

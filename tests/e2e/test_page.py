@@ -151,8 +151,7 @@ def test_it_fits_and_can_be_read(browser: Browser, width: int, dark: bool) -> No
 
 @pytest.mark.parametrize("width", [PHONE, DESK])
 def test_an_endpoint_and_a_reason_open_to_what_may_be_done(browser: Browser, width: int) -> None:
-    linked = settings("billing", "crm", "warehouse")
-    linked.http.runbook = "https://wiki.internal/runbook"
+    linked = settings("billing", "crm", "warehouse", runbook="https://wiki.internal/runbook")
     with served(linked, busy) as url:
         page = browser.open(url, width=width)
         page.shows("The last walk, 3 h 3 m ago, found 2 lost")

@@ -47,10 +47,11 @@ def served(settings: Settings, shards: Callable[[], Shards]) -> Iterator[str]:
         web.close()
 
 
-def settings(*endpoints: str) -> Settings:
-    """Of two shards and these endpoints."""
+def settings(*endpoints: str, runbook: str = "") -> Settings:
+    """Of two shards and these endpoints; `runbook`: where it is published."""
     return Settings.model_validate(
         {
+            "http": {"runbook": runbook},
             "shards": [
                 {"name": "eu", "url": "redis://redis-eu.internal:6379/0"},
                 {"name": "us", "url": "redis://redis-us.internal:6379/0"},

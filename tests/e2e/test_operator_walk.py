@@ -29,7 +29,7 @@ Ended = tuple[int, str, str]
 
 
 class Operator:
-    """Runs commands, as a person would, and reads what they print. In this process: a start takes long where many run."""
+    """Runs commands as a person would, in this process, and reads what they print."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env

@@ -21,7 +21,7 @@ from tests.integration.conftest import HOSTILE, only_printable
 from tests.support.harness import daemon, environment, eventually, reserve
 from tests.support.receiver import Answer, Receiver
 
-ENTRIES = int(os.environ.get("SWEEPERD_TEST_OPERATOR_ENTRIES", "20000"))
+ENTRIES = int(os.environ.get("SWEEPERD_TEST_OPERATOR_ENTRIES", "5000"))
 QUARANTINED, LOST = 20, 50
 
 #: Exit code, standard output and standard error of a command.

@@ -61,7 +61,7 @@ do
 
   -- The refusal where none of the scopes has a budget in this unit. stem is what comes before <scope>:<unit> in the
   -- name of a budget. The other units of the protocol are tried, because a wrong unit is the usual mistake.
-  function budgets.none(scopes, unit, stem)
+  local function none(scopes, unit, stem)
     for i = 1, #scopes do
       for _, other in ipairs({'USD_MICROCENTS', 'TOKENS', 'CREDITS', 'RISK_POINTS'}) do
         if other ~= unit and redis.call('EXISTS', stem .. scopes[i] .. ':' .. other) == 1 then
@@ -70,6 +70,16 @@ do
       end
     end
     return {'refused', 'NO_BUDGET', scopes[#scopes]}
+  end
+
+  -- The budgets that a request names, as budgets.read returns them; nil and the refusal where there is none in this
+  -- unit. stem is what comes before <scope>:<unit> in the name of a budget.
+  function budgets.named(keys, scopes, unit, stem)
+    local mentions, each, missing = budgets.read(keys, scopes)
+    if mentions and #each == 0 then
+      return nil, none(scopes, unit, stem)
+    end
+    return mentions, each, missing
   end
 
   -- The refusal of a budget whose status allows no new spending; nil where it does.

@@ -24,6 +24,14 @@ local reservations = {}
 do
   local MAX_SCOPES = 256
 
+  -- The request of a script that has these keys and arguments, in the order of the list above: the keys are the
+  -- reservation, the index, the record and the tenant's record.
+  function reservations.request(keys, arguments)
+    return {key = keys[1], index = keys[2], record = keys[3], tenant_record = keys[4], hash = arguments[1],
+      id = arguments[2], tenant = arguments[3], budget_stem = arguments[5], default_grace = arguments[6],
+      retention = arguments[7]}
+  end
+
   local function invalid(reason)
     return nil, {'refused', 'INVALID_RESERVATION', reason}
   end

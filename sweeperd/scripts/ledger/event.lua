@@ -31,17 +31,9 @@ if refusal then
   return refusal
 end
 local unit = ARGV[3]
-local scopes, keys = {}, {}
-for i = 6, #ARGV do
-  scopes[#scopes + 1] = ARGV[i]
-  keys[#scopes] = KEYS[2 + #scopes]
-end
-local mentions, each, missing = budgets.read(keys, scopes)
+local mentions, each, missing = budgets.named({unpack(KEYS, 3)}, {unpack(ARGV, 6)}, unit, ARGV[2])
 if not mentions then
   return each
-end
-if #each == 0 then
-  return budgets.none(scopes, unit, ARGV[2])
 end
 for i = 1, #each do
   refusal = budgets.closed_to_spending(each[i])

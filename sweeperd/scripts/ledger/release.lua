@@ -22,8 +22,7 @@
 -- @include budgets
 -- @include reservations
 
-local request = {key = KEYS[1], index = KEYS[2], record = KEYS[3], hash = ARGV[1], id = ARGV[2], tenant = ARGV[3],
-  tenant_record = KEYS[4], budget_stem = ARGV[5], default_grace = ARGV[6], retention = ARGV[7]}
+local request = reservations.request(KEYS, ARGV)
 local reservation, reply = reservations.open(request, true)
 if not reservation then
   return reply

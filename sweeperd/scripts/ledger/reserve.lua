@@ -47,17 +47,10 @@ if not clock.reaches(clock.now, ttl, grace) then
 end
 
 local unit, amount = ARGV[7], ARGV[8]
-local scopes, keys = {}, {}
-for i = 16, #ARGV do
-  scopes[#scopes + 1] = ARGV[i]
-  keys[#scopes] = KEYS[4 + #scopes]
-end
-local mentions, each, missing = budgets.read(keys, scopes)
+local scopes = {unpack(ARGV, 16)}
+local mentions, each, missing = budgets.named({unpack(KEYS, 5)}, scopes, unit, ARGV[6])
 if not mentions then
   return each
-end
-if #each == 0 then
-  return budgets.none(scopes, unit, ARGV[6])
 end
 
 -- The refusal of a budget that may not reserve; nil where it may.

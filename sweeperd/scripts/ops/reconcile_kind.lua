@@ -12,7 +12,8 @@
 --   wrong_score  an entry with a later score than the hash says; mended by setting it
 --
 -- Whether a hash is active is not decided here: the caller asks the kind's script before. An entry that is added for a
--- hash that has ended in between is removed by the next sweep. The first write is a ZREM: Redis at maxmemory accepts it.
+-- hash that has ended in between is removed by the next sweep. The first write is a ZREM, which Redis at maxmemory
+-- accepts.
 
 -- @include clock
 

@@ -91,8 +91,8 @@ class Server:
         self._options = list(options)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Start it and wait for its first answer. Raises RuntimeError where it ends or stays silent."""
+    def start(self, limit: float = START_LIMIT) -> None:
+        """Start it and wait `limit` seconds for its first answer. Raises RuntimeError where it ends or stays silent."""
         log = Path(self._directory.name) / "redis.log"
         self._process = subprocess.Popen(  # noqa: S603
             [
@@ -101,7 +101,7 @@ class Server:
                 *("--save", "", "--logfile", str(log), *self._options),
             ]
         )
-        deadline = time.monotonic() + START_LIMIT
+        deadline = time.monotonic() + limit
         with redis.Redis(port=self.port, socket_timeout=1) as client:
             while True:
                 try:

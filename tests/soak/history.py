@@ -177,9 +177,17 @@ def answered(asked: Call, answer: Reserved | Committed | Released | Extended) ->
 
 
 def outcome(client: redis.Redis, keys: Keys, budgets: Iterable[Balance], judged: Collection[str]) -> list[Call]:
-    """What happened without a call, and how it ended: the expiries, and a reading of each budget and reservation."""
+    """
+    What happened without a call to the judged tenants, and how it ended: their expiries, and a reading of each budget
+    and reservation.
+    """
     read_at = now()
-    found = [Call("read", b"", read_at, now(), balances=amounts([budget])) for budget in budgets]
+    tops = {f"tenant:{tenant}".encode() for tenant in judged}
+    found = [
+        Call("read", b"", read_at, now(), balances=amounts([budget]))
+        for budget in budgets
+        if budget.scope.partition(b"/")[0] in tops
+    ]
     stem = keys.reservation(b"")
     for key in client.scan_iter(match=stem + b"*", count=1000):
         row: Any = client.hgetall(key)

@@ -17,8 +17,6 @@ from tests.support.harness import Daemon, eventually
 CLOCK_EVERY = 1
 #: How long a process may take to start, to stop or to obey, seconds.
 OBEY_LIMIT = 90.0
-#: How much of a log is read to find its last lines, bytes.
-LOG_TAIL = 256 * 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -61,7 +59,7 @@ class Replica:
             if self._closed:
                 return
             self.lives += 1
-            self._running = Daemon(self._env, self._directory / f"{self.name}-{self.lives}.log", limit=OBEY_LIMIT)
+            self._running = Daemon(self._env, self._log, limit=OBEY_LIMIT)
 
     def kill(self) -> int:
         """End it as `kill -9` does. Returns the exit code."""
@@ -125,12 +123,16 @@ class Replica:
         """One sample. Raises OSError or AssertionError where it does not answer."""
         return self._daemon.metric(name, **labels)
 
-    def reloads(self) -> list[datetime]:
-        """When it reloaded last, by its own clock: from the end of the log of this life, oldest first."""
-        log = self._directory / f"{self.name}-{self.lives}.log"
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LOG_TAIL))
-            lines = [json.loads(line) for line in file.read().splitlines()[1:] if line.endswith(b"}")]
+    @property
+    def log_size(self) -> int:
+        """How long the log of this life is, bytes."""
+        return self._log.stat().st_size
+
+    def reloads(self, since: int) -> list[datetime]:
+        """When it has reloaded, by its own clock: from the log of this life after its first `since` bytes."""
+        with self._log.open("rb") as file:
+            file.seek(since)
+            lines = [json.loads(line) for line in file if line.startswith(b"{") and line.endswith(b"}\n")]
         return [datetime.fromisoformat(line["timestamp"]) for line in lines if line["message"].startswith("reloaded")]
 
     @property
@@ -143,6 +145,10 @@ class Replica:
             return int(Path(f"/proc/{running.process.pid}/statm").read_text().split()[1]) * _PAGE
         except (OSError, IndexError):
             return None
+
+    @property
+    def _log(self) -> Path:
+        return self._directory / f"{self.name}-{self.lives}.log"
 
     @property
     def _daemon(self) -> Daemon:

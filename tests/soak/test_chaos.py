@@ -15,7 +15,7 @@ from tests.support.servers import binaries
 #: Draws the faults. It is printed, and SWEEPERD_CHAOS_SEED gives it again.
 SEED = int(os.environ.get("SWEEPERD_CHAOS_SEED", random.randrange(2**32)))
 #: Minutes of load. Start, rest and verdicts take the remainder of a minute.
-MINUTES = 0.75
+MINUTES = 0.6
 #: Seconds. While other tests run an average may grow by much.
 NOISE = 0.5
 

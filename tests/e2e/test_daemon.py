@@ -34,6 +34,8 @@ METRICS = {
     "sweeperd_reloads",
     "sweeperd_build_info",
     "sweeperd_webhook_events",
+    "sweeperd_webhook_dropped_attempts",
+    "sweeperd_webhook_rate_waits",
     "sweeperd_closed_budgets",
     "sweeperd_quarantined",
     "sweeperd_expiry_spikes",

@@ -121,7 +121,7 @@ def _dump(client: redis.Redis) -> dict[bytes, object]:
     """Every ledger key and its content."""
     found: dict[bytes, object] = {}
     for key in client.scan_iter(count=1000):
-        if b"sweeperd:events" not in key and b"sweeperd:ticks" not in key:
+        if not any(ours in key for ours in (b"sweeperd:events", b"sweeperd:ticks", b"sweeperd:attempts")):
             found[key] = (
                 client.hgetall(key) if client.type(key) == b"hash" else client.zrange(key, 0, -1, withscores=True)
             )

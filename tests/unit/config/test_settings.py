@@ -43,7 +43,7 @@ DEFAULTS = {
     "events.wait_timeout": timedelta(seconds=1),
     "events.attempts_kept": 1000,
     "webhooks.concurrency": 16,
-    "webhooks.one_core": "auto",
+    "webhooks.one_core": "off",
     "webhooks.timeout": timedelta(seconds=10),
     "webhooks.connect_timeout": timedelta(seconds=5),
     "webhooks.attempts": 3,
@@ -345,7 +345,7 @@ def test_every_key_can_be_overridden(config: Load) -> None:
     others = {str: "text", int: "9", float: "0.9", timedelta: "9s", bool: "false"}
     special = {
         "redis.url": "redis://other:1/2",
-        "webhooks.one_core": "off",
+        "webhooks.one_core": "on",
         "webhooks.redelivery_max": "2h",
         "cycles.enabled": "true",
         "metrics.tenant_length": "99",

@@ -88,7 +88,8 @@ def run(step: Step, place: Place, env: Mapping[str, str]) -> Result:
     directory = place.work / step.name
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    began, load, cpu = time.time(), os.getloadavg(), cpu_time()
+    # Read before the step: the clone may be at another commit when a long step has ended.
+    commit, began, load, cpu = place.commit, time.time(), os.getloadavg(), cpu_time()
     figures, trouble = {}, ""
     try:
         done = subprocess.run(
@@ -115,7 +116,7 @@ def run(step: Step, place: Place, env: Mapping[str, str]) -> Result:
     return Result(
         step.name,
         step.shows,
-        place.commit,
+        commit,
         datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
         round(seconds, 1),
         " ".join(step.command).replace(str(place.work), "WORK"),

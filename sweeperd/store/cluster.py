@@ -206,6 +206,7 @@ class ClusterPipeline(Pipeline):
     def _ask(self, node: Node, commands: Sequence[Any]) -> list[Any]:
         """Send to the node that the slot is moving to. ASKING lets it serve the one command that follows."""
         with self._slot.client(node) as client:
+            client.response_callbacks.update(self.response_callbacks)
             pipeline = client.pipeline(transaction=False)
             for args, options in commands:
                 pipeline.execute_command("ASKING")

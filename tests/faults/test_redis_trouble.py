@@ -175,7 +175,7 @@ def test_everything_is_flushed_under_it(server: Server, client: redis.Redis, tmp
             reserve(client, ["two"])
             requests = receiver.wait_for(lambda requests: len(requests) == 2)
             assert requests[1].event["data"]["reservation_id"] == "two"
-            assert running.logged("the endpoint's group is not there and is made")
+            assert running.logged("the endpoint's group was not there and is made")
 
 
 def test_once_with_a_full_redis(own_server: Server) -> None:

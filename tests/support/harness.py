@@ -226,7 +226,8 @@ class Daemon:
         return self.process.wait(limit)
 
     def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and so has all that it started
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def _fatal(self) -> None:

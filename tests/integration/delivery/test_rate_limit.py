@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from tests.integration.delivery.conftest import Deliver, expire
 from tests.integration.delivery.test_replays import add, begin, ended, refreshed
 from tests.support.fixtures import a_shard, full
 from tests.support.harness import eventually, server_time
-from tests.support.receiver import Answer, Receiver
+from tests.support.receiver import Answer, Receiver, Request
 
 #: How long the replicas are watched, seconds. The full size is 30.
 SECONDS = float(os.environ.get("SWEEPERD_TEST_RATE_SECONDS", "2"))
@@ -122,6 +123,12 @@ def test_three_replicas_share_the_rate(server: Server, client: redis.Redis) -> N
     print(f"{sum(taken)} tokens in {seconds:.2f} s: {sum(taken) / seconds / rate:.4f} of {rate:.0f} a second")
 
 
+def _kinds(requests: Sequence[Request]) -> set[str]:
+    """The ids of all events without their numbers."""
+    bodies: list[Any] = [request.event for request in requests]
+    return {event["data"]["reservation_id"].rstrip("0123456789") for body in bodies for event in body}
+
+
 def test_three_processes_keep_to_the_rate_with_a_replay_and_a_backfill(
     shard: Shard, client: redis.Redis, deliver: Deliver
 ) -> None:
@@ -146,9 +153,7 @@ def test_three_processes_keep_to_the_rate_with_a_replay_and_a_backfill(
         in_advance = 3 * max(1, int(rate * AHEAD) + 1)
         assert len(requests) - before <= rate * seconds + int(rate * BURST) + in_advance
         assert len(requests) - before >= 0.8 * rate * seconds - in_advance
-        bodies: list[Any] = [request.event for request in requests]
-        kinds = {event["data"]["reservation_id"].rstrip("0123456789") for body in bodies for event in body}
-        assert kinds == {"old", "backfilled", "new"}
+        receiver.wait_for(lambda requests: _kinds(requests) == {"old", "backfilled", "new"}, 60)
         eventually(lambda: ended(client), 60)
         waits = [each.sample("sweeperd_webhook_rate_waits_total") for each in (one, two, three)]
         assert sum(waits) > 0

@@ -204,5 +204,6 @@ def test_the_rights_that_an_operator_needs_besides(server: Server, client: redis
             ["quarantine", "dismiss", "--all", "--yes"],
         ):
             ran = sweeperd(*arguments, url=url)
-            assert (ran.code, ran.err) == (0, ""), arguments
+            errors = [line for line in ran.err.splitlines() if ": no process " not in line]  # there is no daemon here
+            assert (ran.code, errors) == (0, []), arguments
     assert client.zrange("reservation:ttl", 0, -1) == [b"b"]

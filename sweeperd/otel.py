@@ -139,8 +139,8 @@ def ledger_spans() -> Callable[[str], AbstractContextManager[object]]:
 
 class _Ids(IdGenerator):
     """
-    Random ids, but the root of a trace has the first half of the trace's id: an event carries only the trace id, and
-    whoever delivers it must know its tick's span.
+    Random ids, but the span of a tick has the first half of its trace's id: an event carries only the trace id, and the
+    process that delivers the event needs the id of the tick's span.
     """
 
     def __init__(self) -> None:

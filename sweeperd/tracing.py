@@ -138,7 +138,7 @@ def _ledger_spans() -> Callable[[str], AbstractContextManager[object]] | None:
 
 
 def _of_environment(environ: Mapping[str, str]) -> Tracer:
-    """Raises no error: a daemon must not stay down because nobody can watch it."""
+    """The tracer that these variables ask for. Raises no error: without traces sweeperd does all its work."""
     if not any(environ.get(name) for name in _COLLECTOR) or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return _NOTHING
     if "none" in environ.get("OTEL_TRACES_EXPORTER", ""):
@@ -148,4 +148,8 @@ def _of_environment(environ: Mapping[str, str]) -> Tracer:
     except ImportError:
         log.warning("no traces: the extra is not installed", extra={"install": f"sweeperd[otel]=={__version__}"})
         return _NOTHING
-    return OpenTelemetryTracer(CLOSE_SECONDS)
+    try:
+        return OpenTelemetryTracer(CLOSE_SECONDS)
+    except ValueError as error:
+        log.warning("no traces: an OTEL_ variable cannot be used", extra={"error": str(error)})
+        return _NOTHING

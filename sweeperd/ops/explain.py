@@ -52,7 +52,7 @@ def _script(kind: str, source: str) -> Script:
     """The script of the kind with a `redis` that records the writes and sends none."""
     if kind == RESERVATIONS:
         return Script("ops/explain")
-    # All of it in front stands on one line: errors of a user's script name the lines of its file.
+    # The code before the user's script stands on one line, so that its errors name the lines of the user's file.
     lines = (line.strip() for line in own_text("include/recorder").splitlines())
     recorder = " ".join(line for line in lines if line and not line.startswith("--"))
     return Script(

@@ -1,5 +1,6 @@
 """Traces, as a collector gets them: ticks, deliveries whose parent exists, and none where they are not wanted."""
 
+import os
 import subprocess
 import sys
 
@@ -117,3 +118,21 @@ with tracing.tracing({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}), 
 """
     done = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True)
     assert done.stderr.startswith("no traces: the extra is not installed sweeperd[otel]==")
+
+
+def test_a_variable_that_cannot_be_used_costs_the_traces_alone() -> None:
+    probe = """
+import logging
+logging.basicConfig(format="%(message)s: %(error)s")
+from sweeperd import tracing
+with tracing.tracing(), tracing.tick("a", "b") as span:
+    assert len(span.trace_id) == 32
+"""
+    wrong = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318", "OTEL_BSP_MAX_QUEUE_SIZE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", probe], env=os.environ | wrong, check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (
+        0,
+        "no traces: an OTEL_ variable cannot be used: max_queue_size must be a positive integer.\n",
+    )

@@ -11,8 +11,8 @@ from sweeperd.store.shard import Shard
 #: A command in a form that changes nothing.
 TrialCommand = tuple[bytes | str | int, ...]
 
-#: What follows the key in the form that is tried: it reads; or it meets nothing; or Redis refuses an argument of it,
-#: which it does after it has checked the rights.
+#: Command -> its arguments after the key, such that it changes nothing: it only reads, or names a field that does not
+#: exist, or Redis refuses an argument, which happens after the check of the rights.
 _FORMS: dict[str, tuple[bytes | str | int, ...]] = {
     **dict.fromkeys(("EXISTS", "GET", "HGETALL", "HLEN", "LLEN", "PTTL", "SCARD", "SMEMBERS", "STRLEN"), ()),
     **dict.fromkeys(("TYPE", "XLEN", "ZCARD"), ()),

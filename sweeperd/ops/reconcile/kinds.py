@@ -60,7 +60,7 @@ _SAYS = {
     KindFault.SUM_DRIFT: "counter that is not the sum of what the active hashes hold",
 }
 
-#: Key and field of a counter -> what the active hashes hold of it.
+#: Key and field of a counter -> the sum that all active hashes hold of it.
 _Sums = Counter[tuple[bytes, bytes]]
 
 

@@ -18,7 +18,7 @@ do
   -- Name of a key -> its use; and the uses in order. A use has the key with its prefix; its type, where that is known;
   -- the values of its fields, with the sums so far; how each field is used: 'once', or the place of its sum in the HSET.
   local uses, order = {}, {}
-  -- Name of a key -> the fields of it that the plan adds to.
+  -- Name of a key -> its fields to which the plan adds a number.
   local added = {}
   local messages, missing
   local bytes = 0

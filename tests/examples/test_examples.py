@@ -1,10 +1,7 @@
 """The examples: each is proved by the kit, and its writer and its sweep keep the books."""
 
-import importlib.util
 import threading
 import time
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import redis
@@ -15,9 +12,7 @@ from sweeperd.config import load
 from sweeperd.runtime.once import OnceReport, run_once
 from sweeperd.store.embedded import Server
 from tests.support.harness import eventually
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-KINDS = {"seat-holds": "seat-hold", "locks": "lock", "sessions": "session", "permits": "permit"}
+from tests.support.kind_load import EXAMPLES, KINDS, writer_of
 
 
 @pytest.mark.parametrize("example", KINDS)
@@ -35,15 +30,6 @@ def test_it_is_described_on_one_screen(example: str) -> None:
     text = (EXAMPLES / example / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 40
     assert f"prove --kind {KINDS[example]}" in text
-
-
-def writer_of(example: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"writer_{example}", EXAMPLES / example / "writer.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def sweep(example: str, server: Server) -> OnceReport:

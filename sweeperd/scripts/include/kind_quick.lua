@@ -5,19 +5,20 @@
 
 -- @include kind_rights
 
-local quick_read, quick_sum, quick_amount
+local quick_writable, quick_read, quick_sum, quick_amount
 do
   local DIGITS, INTEGER, MAX_KEY = 15, '^%-?[1-9]%d*$', 1024
   local attempt, find, format = redis.pcall, string.find, string.format
   local NOTHING = {}
 
-  -- The values of these fields of a key, which may be written; {} where that is not so plain. writable: whether a plan may
-  -- write a name without the prefix.
+  -- Whether a plan may write the hash of this name, which is that of the key without the prefix, as `writable` says.
+  function quick_writable(name, key, writable)
+    return name ~= '' and #name <= MAX_KEY and writable(name) and (not has_right or has_right('HSET', key, 'f', 'v'))
+  end
+
+  -- The values of these fields of a key; {} where it may not be written.
   function quick_read(name, key, writable, ...)
-    if name == '' or #name > MAX_KEY or not writable(name) or (has_right and not has_right('HSET', key, 'f', 'v')) then
-      return NOTHING
-    end
-    return attempt('HMGET', key, ...)
+    return quick_writable(name, key, writable) and attempt('HMGET', key, ...) or NOTHING
   end
 
   -- The text of value + amount, where that is not below the number `least`.

@@ -1,11 +1,13 @@
--- The everyday plan of a user's script (kind_quick.lua).
+-- The everyday plan of a user's script (kind_quick.lua). What the script has read of a key by HMGET is not read again.
 
 -- @include kind_quick
+-- @include kind_sandbox
 
 local kind_quick_list
 do
   local DIGITS, INTEGER, MAX_BYTES, MAX_KEYS = 15, '^%-?[1-9]%d*$', 65536, 16
-  local find, type, next, unpack = string.find, type, next, unpack
+  local attempt, find, type, next, unpack = redis.pcall, string.find, type, next, unpack
+  local row = {false, false}
 
   local function is_number(text)
     return type(text) == 'string' and #text <= DIGITS and (find(text, INTEGER) or text == '0')
@@ -31,6 +33,26 @@ do
     end
   end
 
+  -- The values of so many fields, where the script's last HMGET of the key named all of them. A later call uses the table
+  -- again.
+  local function known(name, count, fields)
+    local read, values = sandbox.fields_read[name], sandbox.values_read[name]
+    for i = 1, count do
+      local field, found = fields[i], nil
+      for j = 1, read and #read or 0 do
+        if read[j] == field then
+          found = values[j]
+          break
+        end
+      end
+      if found == nil then
+        return nil
+      end
+      row[i] = found
+    end
+    return row
+  end
+
   -- Adds the HSET of all sums of one key to the writes. Whether that could be done.
   local function add(writes, name, key, writable, count, fields, amounts, leasts)
     for i = 1, #writes do
@@ -38,16 +60,20 @@ do
         return false
       end
     end
-    local row = quick_read(name, key, writable, unpack(fields, 1, count))
+    if not quick_writable(name, key, writable) then
+      return false
+    end
+    local values = known(name, count, fields) or attempt('HMGET', key, unpack(fields, 1, count))
     for i = 1, count do
-      row[i] = quick_sum(row[i], amounts[i], leasts[i])
-      if not row[i] then
+      values[i] = quick_sum(values[i], amounts[i], leasts[i])
+      if not values[i] then
         return false
       end
     end
-    local write = count == 1 and {'HSET', key, fields[1], row[1]} or {'HSET', key, fields[1], row[1], fields[2], row[2]}
+    local write = count == 1 and {'HSET', key, fields[1], values[1]}
+      or {'HSET', key, fields[1], values[1], fields[2], values[2]}
     for i = 3, count do
-      write[2 * i + 1], write[2 * i + 2] = fields[i], row[i]
+      write[2 * i + 1], write[2 * i + 2] = fields[i], values[i]
     end
     writes[#writes + 1] = write
     return #writes <= MAX_KEYS

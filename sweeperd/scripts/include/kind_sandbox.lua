@@ -6,9 +6,12 @@
 local sandbox
 do
   local attempt, find, format = redis.pcall, string.find, string.format
-  local MAX_READS, MAX_TIME, MAX_EVENT = 64, 9007199254740992, 64
+  local MAX_READS, MAX_KEPT, MAX_TIME, MAX_EVENT = 64, 64, 9007199254740992, 64
   -- The first trouble of the server that a read met. It stays, also where the script's own pcall has caught it.
   local trouble
+  -- By name of a key: the fields of the last HMGET of it, and their values. They hold until the first write, so the check
+  -- of the plan need not read them again. The script gets a table of its own, which it may change.
+  local fields_read, values_read = {}, {}
 
   local function is_read(name)
     return name == 'HMGET' or name == 'HGET' or name == 'GET' or name == 'EXISTS' or name == 'HEXISTS' or name == 'HLEN'
@@ -43,6 +46,12 @@ do
       local reply = attempt(name, prefix .. key, ...)
       if type(reply) ~= 'table' then
         return reply or nil
+      end
+      if name == 'HMGET' and reply[1] ~= nil then
+        if #reply <= MAX_KEPT then
+          fields_read[key], values_read[key] = {...}, {unpack(reply)}
+        end
+        return reply
       end
       if reply.err then
         if not is_mistake(reply.err) then
@@ -138,5 +147,8 @@ do
     return bytes
   end
 
-  sandbox = {reader = reader, load = load_file, run = run, verdict = verdict_of, event = event_fields}
+  sandbox = {
+    reader = reader, load = load_file, run = run, verdict = verdict_of, event = event_fields,
+    fields_read = fields_read, values_read = values_read,
+  }
 end

@@ -54,6 +54,55 @@ def test_neither_comes_before_the_deadline(client: redis.Redis, answer: str) -> 
     assert client.zscore("seats:ttl", ID) == 9_000_000_000_000
 
 
+READS = """
+function plan(hash)
+  local key, values = 'seats:' .. hash.show, get('HMGET', 'seats:' .. hash.show, {fields})
+  values[1], values[2] = '1000000', '1000000'
+  return {{{{'HINCRBY', key, 'free', hash.qty}}, {{'HINCRBY', key, 'held', '-' .. hash.qty, 'MIN', '0'}}}}
+end
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "reads"), [("'free', 'held'", 1), ("'held', 'x', 'free'", 1), ("'free'", 2), ("'x', 'held'", 2)]
+)
+def test_what_a_script_has_read_is_not_read_again(client: redis.Redis, fields: str, reads: int) -> None:
+    """And what it changes in its own table of values does not get into the sums."""
+    seats = made(client, EXPIRE + READS.format(fields=fields))
+    client.config_resetstat()
+    assert seats.run().outcome == "expired"
+    stats: Any = client.info("commandstats")
+    assert stats["cmdstat_hmget"]["calls"] == 1 + reads, "the entry, and the counters"
+    assert seats.seats() == (13, 2)
+
+
+def test_what_a_script_has_read_is_checked_as_any_other(client: redis.Redis) -> None:
+    text = EXPIRE + READS.format(fields="'free', 'held'")
+    seats = made(client, text)
+    client.hset("seats:s1", "held", 2)
+    seats.check_quarantined("INVALID_PLAN", why="below MIN")
+    client.flushall()
+    seats = made(client, text)
+    client.hset("seats:s1", "held", "005")
+    seats.check_quarantined("INVALID_PLAN", why="no int64")
+    client.flushall()
+    seats = made(client, text, writes=["other:*"], reads=["seats:*"])
+    seats.check_quarantined("INVALID_PLAN", why="may not write")
+
+
+def test_many_values_may_be_read(client: redis.Redis) -> None:
+    text = """
+local names = {}
+for i = 1, 3000 do names[i] = 'f' .. i end
+function plan()
+  return {}, {count = tostring(#get('HMGET', 'seats:s1', unpack(names)))}
+end
+"""
+    seats = made(client, EXPIRE + text)
+    assert seats.run().outcome == "expired"
+    assert seats.events()[0][b"data.count"] == b"3000"
+
+
 @pytest.mark.parametrize("function", ["decide", "plan"])
 def test_a_quarantine_carries_the_reason(client: redis.Redis, function: str) -> None:
     other = PLAN if function == "decide" else EXPIRE

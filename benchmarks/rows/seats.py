@@ -33,7 +33,7 @@ def overdue_seats(lab: Lab, entries: int) -> Iterator[Server]:
     with lab.server() as server, redis.Redis.from_url(server.url, protocol=2) as client:
         client.hset("seats:hamlet", "free", 0)
         for first in range(0, entries, PIECE):
-            client.eval(FILL, 0, first, min(first + PIECE, entries) - 1, SEATS)  # type: ignore[no-untyped-call]
+            client.eval(FILL, 0, first, min(first + PIECE, entries) - 1, SEATS)
         yield server
         found = (client.xlen("sweeperd:events"), *client.hmget("seats:hamlet", "free", "held"))
         if found != (WARM + entries, b"%d" % (entries * SEATS), b"0"):

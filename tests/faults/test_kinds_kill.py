@@ -47,7 +47,8 @@ class Replicas:
     """Daemons on one shard, killed and replaced."""
 
     def __init__(self, env: dict[str, str], directory: Path, client: redis.Redis, prefix: str) -> None:
-        self._env, self._directory, self._client, self._prefix = env, directory, client, prefix
+        self._env, self._directory, self._prefix = env, directory, prefix
+        self._client: Any = client
         self._names = iter(range(10**6))
         self.running: list[Daemon] = []
 
@@ -60,8 +61,8 @@ class Replicas:
 
     def kill_those_at_work(self) -> int:
         """Kill the daemons that hold the lease of a sweep; any one where none does. Returns how many."""
-        leases = list(self._client.scan_iter(f"{self._prefix}sweeperd:lease:sweep*"))
-        holders = b" ".join(filter(None, self._client.mget(leases))) if leases else b""
+        leases = self._client.scan_iter(f"{self._prefix}sweeperd:lease:sweep*")
+        holders = b" ".join(self._client.get(lease) or b"" for lease in leases)
         victims = [each for each in self.running if b"-%d-" % each.process.pid in holders] or self.running[:1]
         for victim in victims:
             victim.process.kill()

@@ -13,19 +13,9 @@ import pytest
 import redis
 
 from sweeperd.store.embedded import Server
+from tests.faults.subscribers import Subscribers
 from tests.support.books import Property, check, read
-from tests.support.harness import (
-    BATCH,
-    BATCHES_IN_HAND,
-    IN_HAND,
-    budget,
-    command,
-    environment,
-    eventually,
-    once,
-    reserve,
-)
-from tests.support.receiver import EventCounter, Receiver
+from tests.support.harness import BATCHES_IN_HAND, IN_HAND, budget, command, environment, eventually, once, reserve
 from tests.support.streams import entries
 
 #: How often it is killed. Set it to 50 for the full size: two minutes on two cores.
@@ -47,14 +37,11 @@ def in_hand(client: redis.Redis, group: str, process: int) -> int:
 def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> None:
     """Only what was in hand at a kill comes twice: single events at the one endpoint, batches at the other."""
     chance = random.Random(TOTAL)
-    deliveries = {"hook": EventCounter(), "batches": EventCounter()}
-    with Receiver(deliveries["hook"]) as receiver, Receiver(deliveries["batches"]) as batches:
+    with Subscribers() as subscribers:
+        deliveries = subscribers.counters
         env = environment(
             server.url,
-            endpoints=[
-                {"name": "hook", "url": receiver.url},
-                {"name": "batches", "url": batches.url, "batch_size": BATCH},
-            ],
+            endpoints=subscribers.endpoints,
             webhooks__redelivery_initial="100ms",
             sweep__pipeline_depth=10,
         )
@@ -87,14 +74,13 @@ def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> 
         for name, each in deliveries.items():
             assert each.reservations == set(ids)
             assert len(each.counts) == TOTAL
-            twice = each.counts.total() - TOTAL
-            print(f"{name}: {twice} events came again, {lost[name]} were in hand at {KILLS} kills")
-            assert twice <= lost[name]
+            print(f"{name}: {each.doubled} events came again, {lost[name]} were in hand at {KILLS} kills")
+            assert each.doubled <= lost[name]
             assert client.xpending("sweeperd:events", name)["pending"] == 0
         assert lost["hook"] <= KILLS * IN_HAND
         assert lost["batches"] <= KILLS * BATCHES_IN_HAND
         assert lost["batches"] > 0
-        assert len(batches.requests) < TOTAL / 2, "they came in batches"
+        assert subscribers.requests("batches") < TOTAL / 2, "they came in batches"
         assert client.zcard("reservation:ttl") == 0
         assert budget(client) == (0, 5 * TOTAL)
         check(read(client), set(Property))

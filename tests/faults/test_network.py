@@ -6,20 +6,11 @@ import pytest
 import redis
 
 from sweeperd.store.embedded import Server
+from tests.faults.subscribers import Subscribers
 from tests.support.books import Property, check, read
-from tests.support.harness import (
-    BATCH,
-    BATCHES_IN_HAND,
-    IN_HAND,
-    budget,
-    daemon,
-    environment,
-    eventually,
-    once,
-    reserve,
-)
+from tests.support.harness import IN_HAND, budget, daemon, environment, eventually, once, reserve
 from tests.support.proxy import Mode, Proxy
-from tests.support.receiver import Answer, EventCounter, Receiver, Request
+from tests.support.receiver import Answer, Receiver, Request
 
 TOTAL = 2000
 
@@ -37,13 +28,8 @@ def check_books(client: redis.Redis, total: int) -> None:
 
 @pytest.mark.newest_redis
 def test_connections_to_redis_are_cut_again_and_again(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    batched = EventCounter()
-    with Receiver() as receiver, Receiver(batched) as batches, Proxy(server.port) as proxy:
-        endpoints = [
-            {"name": "hook", "url": receiver.url},
-            {"name": "batches", "url": batches.url, "batch_size": BATCH},
-        ]
-        env = environment(proxy.url, sweep__interval="100ms", endpoints=endpoints)
+    with Subscribers() as subscribers, Proxy(server.port) as proxy:
+        env = environment(proxy.url, sweep__interval="100ms", endpoints=subscribers.endpoints)
         with daemon(env, tmp_path) as running:
             eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
             proxy.mode = Mode.CUT
@@ -51,15 +37,10 @@ def test_connections_to_redis_are_cut_again_and_again(server: Server, client: re
             eventually(lambda: proxy.cuts >= 20)
             eventually(lambda: client.xlen("sweeperd:events") == TOTAL, limit=60)
             proxy.mode = Mode.PASS
-            receiver.wait_for(lambda requests: distinct(requests) == TOTAL, limit=60)
-            eventually(lambda: len(batched.counts) == TOTAL, limit=60)
-            for group in ("hook", "batches"):
-                eventually(lambda g=group: client.xpending("sweeperd:events", g)["pending"] == 0, limit=40)
+            subscribers.await_all(client, TOTAL)
             assert running.metric("sweeperd_sweeps_total", result="error") > 0
             assert running.get("/healthz")[0] == 200
-        # An acknowledgement that was cut off is a webhook that comes again: at most what was in hand at that moment.
-        assert len(receiver.requests) - TOTAL <= proxy.cuts * IN_HAND
-        assert batched.doubled <= proxy.cuts * BATCHES_IN_HAND
+        subscribers.check_doubled(proxy.cuts)
     check_books(client, TOTAL)
 
 
@@ -90,16 +71,9 @@ def test_redis_answers_in_drips_and_then_not_at_all(server: Server, client: redi
 
 @pytest.mark.newest_redis
 def test_two_daemons_and_a_once_on_one_backlog(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    batched = EventCounter()
-    with Receiver() as receiver, Receiver(batched) as batches:
+    with Subscribers() as subscribers:
         env = environment(
-            server.url,
-            sweep__interval="100ms",
-            sweep__pipeline_depth=10,
-            endpoints=[
-                {"name": "hook", "url": receiver.url},
-                {"name": "batches", "url": batches.url, "batch_size": BATCH},
-            ],
+            server.url, sweep__interval="100ms", sweep__pipeline_depth=10, endpoints=subscribers.endpoints
         )
         with daemon(env, tmp_path) as one, daemon(env, tmp_path) as two:
             eventually(lambda: one.metric("sweeperd_sweeps_total", result="ok"))
@@ -107,17 +81,12 @@ def test_two_daemons_and_a_once_on_one_backlog(server: Server, client: redis.Red
             reserve(client, [str(number) for number in range(5000)])
             third = once(env)
             assert third.code in (0, 3), third.errors
-            eventually(lambda: client.xlen("sweeperd:events") == 5000)
-            receiver.wait_for(lambda requests: distinct(requests) == 5000, limit=60)
-            eventually(lambda: len(batched.counts) == 5000, limit=60)
-            for group in ("hook", "batches"):
-                eventually(lambda g=group: client.xpending("sweeperd:events", g)["pending"] == 0)
+            subscribers.await_all(client, 5000)
             expired = third.report["expired"] + sum(
                 running.metric("sweeperd_candidates_total", outcome="expired") for running in (one, two)
             )
             assert expired == 5000
-            # No process died, so no event was delivered twice.
-            assert (len(receiver.requests), batched.doubled) == (5000, 0)
+            subscribers.check_doubled(0)  # no process died
     check_books(client, 5000)
 
 

@@ -6,19 +6,10 @@ import pytest
 import redis
 
 from sweeperd.store.embedded import Binary, Server
+from tests.faults.subscribers import Subscribers
 from tests.support.books import Property, check, read
-from tests.support.harness import (
-    BATCH,
-    BATCHES_IN_HAND,
-    IN_HAND,
-    budget,
-    daemon,
-    environment,
-    eventually,
-    once,
-    reserve,
-)
-from tests.support.receiver import EventCounter, Receiver
+from tests.support.harness import IN_HAND, budget, daemon, environment, eventually, once, reserve
+from tests.support.receiver import Receiver
 
 #: What was answered was written to the file before; `kill -9` takes the process, not what it has written.
 AOF = ("--appendonly", "yes", "--appendfsync", "everysec")
@@ -47,39 +38,27 @@ def test_redis_is_not_there_at_start(redis_binary: Binary, tmp_path: Path) -> No
 
 @pytest.mark.newest_redis
 def test_redis_is_killed_and_restarted_while_it_drains(redis_binary: Binary, tmp_path: Path) -> None:
-    total, batched = 3000, EventCounter()
-    with Receiver() as receiver, Receiver(batched) as batches, Server(redis_binary, AOF) as server:
+    total, kills = 3000, 3
+    with Subscribers() as subscribers, Server(redis_binary, AOF) as server:
         env = environment(
-            server.url,
-            sweep__interval="100ms",
-            sweep__pipeline_depth=10,
-            endpoints=[
-                {"name": "hook", "url": receiver.url},
-                {"name": "batches", "url": batches.url, "batch_size": BATCH},
-            ],
+            server.url, sweep__interval="100ms", sweep__pipeline_depth=10, endpoints=subscribers.endpoints
         )
         with daemon(env, tmp_path) as running:
             eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
             with connect(server) as client:
                 reserve(client, [str(number) for number in range(total)])
                 eventually(lambda: client.xlen("sweeperd:events") > 100)
-            for _ in range(3):
+            for _ in range(kills):
                 server.kill()
                 errors = running.metric("sweeperd_sweeps_total", result="error")
                 eventually(lambda errors=errors: running.metric("sweeperd_sweeps_total", result="error") > errors)
                 server.start()
                 eventually(lambda: running.get("/readyz")[0] == 200)
             with connect(server) as client:
-                eventually(lambda: client.xlen("sweeperd:events") == total, limit=60)
-                receiver.wait_for(lambda requests: len({r.event_id for r in requests}) == total, limit=60)
-                for group in ("hook", "batches"):
-                    eventually(lambda g=group: client.xpending("sweeperd:events", g)["pending"] == 0, limit=40)
-                assert len(batched.counts) == total
+                subscribers.await_all(client, total)
                 check(read(client), set(Property))
                 assert budget(client) == (0, 5 * total)
-                # Only events in hand at a kill are delivered twice: its acknowledgement may have been lost.
-                assert len(receiver.requests) - total <= 3 * IN_HAND
-                assert batched.doubled <= 3 * BATCHES_IN_HAND
+                subscribers.check_doubled(kills)
             assert running.terminate() == 0
 
 
@@ -102,30 +81,22 @@ def test_the_script_cache_is_flushed_while_it_drains(server: Server, client: red
 
 
 def test_a_full_redis_is_swept_and_delivered_from(own_server: Server, tmp_path: Path) -> None:
-    batched = EventCounter()
-    with Receiver() as receiver, Receiver(batched) as batches, connect(own_server) as client:
+    with Subscribers() as subscribers, connect(own_server) as client:
         reserve(client, [str(number) for number in range(500)])
         client.config_set("maxmemory-policy", "noeviction")
         client.config_set("maxmemory", "1mb")
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             client.set("anything", "x")
-        endpoints = [
-            {"name": "hook", "url": receiver.url},
-            {"name": "batches", "url": batches.url, "batch_size": BATCH},
-        ]
-        env = environment(own_server.url, sweep__interval="200ms", endpoints=endpoints)
+        env = environment(own_server.url, sweep__interval="200ms", endpoints=subscribers.endpoints)
         with daemon(env, tmp_path) as running:
             eventually(lambda: running.metric("sweeperd_candidates_total", outcome="expired") == 500)
             assert budget(client) == (0, 2500)
             # The last expiry is counted before its tick has ended.
             eventually(lambda: running.get("/readyz")[0] == 200)
-            # The group is made at maxmemory too, before the first sweep, so each of these events is delivered.
-            receiver.wait_for(lambda requests: len({request.event_id for request in requests}) == 500)
-            eventually(lambda: len(batched.counts) == 500)
-            for group in ("hook", "batches"):
-                eventually(lambda g=group: client.xpending("sweeperd:events", g)["pending"] == 0)
+            # The groups are made at maxmemory too, before the first sweep, so each of these events is delivered.
+            subscribers.await_all(client, 500)
             check(read(client), set(Property))
-            assert (len(receiver.requests), batched.doubled) == (500, 0)
+            subscribers.check_doubled(0)
 
 
 def test_a_primary_that_became_a_replica_is_not_written_to(own_server: Server, tmp_path: Path) -> None:

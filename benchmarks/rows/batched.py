@@ -1,22 +1,45 @@
 """How fast events are delivered in batches: against single events, next to an endpoint that hangs, and on one core."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 from benchmarks.deliveries import Delivered, deliver
 from benchmarks.lab import Lab
 from benchmarks.receiver import Receiver
 from benchmarks.row import Goal, Row, Sample
 from benchmarks.strangers import strangers
+from sweeperd.store.embedded import Server
 
 #: From request to answer, seconds; and how long an endpoint hangs: longer than any run.
 DELAY, FOREVER = 0.02, 3600.0
 BATCH, CONCURRENCY, MANY = 100, 16, 64
 
 
+@dataclass(frozen=True)
+class Load:
+    """What is delivered: so many events in a request, over so many connections, beside so many busy processes."""
+
+    batch_size: int
+    concurrency: int = CONCURRENCY
+    neighbours: int = 0
+
+    def run(self, lab: Lab, server: Server, receiver: Receiver, **others: Any) -> Delivered:
+        """Deliver it; `others` as for `deliver`."""
+        few, many = lab.size("single_events_for_each_connection", 120, 25), lab.size("events", 100_000, 4_000)
+        events = few * self.concurrency if self.batch_size == 1 else many
+        ours = {"batch_size": self.batch_size, "webhooks__concurrency": self.concurrency}
+        with strangers(self.neighbours):
+            return deliver(server, receiver, lab, events, **(ours | others))
+
+
+SINGLE, BATCHES = Load(1), Load(BATCH)
+
+
 def speed(lab: Lab) -> Sample:
     """Single events, then events in batches, with the same number of connections."""
-    few, many = lab.size("single_events", 2_400, 400), lab.size("events", 100_000, 4_000)
     with lab.server() as server, Receiver(DELAY) as receiver:
-        single = deliver(server, receiver, lab, few, webhooks__concurrency=CONCURRENCY)
-        batched = deliver(server, receiver, lab, many, batch_size=BATCH, webhooks__concurrency=CONCURRENCY)
+        single, batched = (load.run(lab, server, receiver) for load in (SINGLE, BATCHES))
     return Sample(
         {"to_single": batched.events_per_second / single.events_per_second},
         _figures(single, "single") | _figures(batched, "batches"),
@@ -25,20 +48,11 @@ def speed(lab: Lab) -> Sample:
 
 def hanging(lab: Lab) -> Sample:
     """The healthy endpoint alone, then with one that hangs, with as many connections for itself in both runs."""
-    events = lab.size("events", 100_000, 4_000)
+    with lab.server() as server, Receiver(DELAY) as receiver:
+        alone = BATCHES.run(lab, server, receiver)
+    twice = Load(BATCH, 2 * CONCURRENCY)
     with lab.server() as server, Receiver(DELAY) as receiver, Receiver(FOREVER) as silent:
-        alone = deliver(server, receiver, lab, events, batch_size=BATCH, webhooks__concurrency=CONCURRENCY)
-    with lab.server() as server, Receiver(DELAY) as receiver, Receiver(FOREVER) as silent:
-        beside = deliver(
-            server,
-            receiver,
-            lab,
-            events,
-            batch_size=BATCH,
-            hanging=silent,
-            webhooks__concurrency=2 * CONCURRENCY,
-            webhooks__timeout="60s",
-        )
+        beside = twice.run(lab, server, receiver, hanging=silent, webhooks__timeout="60s")
     return Sample(
         {"healthy": beside.events_per_second / alone.events_per_second},
         _figures(alone, "alone") | _figures(beside, "beside"),
@@ -47,53 +61,25 @@ def hanging(lab: Lab) -> Sample:
 
 def attempt_log(lab: Lab) -> Sample:
     """Single events and batches, without and with the log of attempts, in turn."""
-    few, many = lab.size("single_events", 2_400, 400), lab.size("events", 100_000, 4_000)
-    figures: dict[str, float] = {}
-    ratios: dict[str, float] = {}
-    with lab.server() as server, Receiver(DELAY) as receiver:
-        for name, events, batch in (("single", few, 1), ("batches", many, BATCH)):
-            rates = []
-            for kept in (0, 1000):
-                run = deliver(
-                    server,
-                    receiver,
-                    lab,
-                    events,
-                    batch_size=batch,
-                    webhooks__concurrency=CONCURRENCY,
-                    events__attempts_kept=kept,
-                )
-                figures |= _figures(run, f"{name}_{'on' if kept else 'off'}")
-                rates.append(run.events_per_second)
-            ratios[name] = rates[1] / rates[0]
-    return Sample(ratios, figures)
+    return _on_to_off(lab, {"single": SINGLE, "batches": BATCHES}, "events__attempts_kept", off=0, on=1000)
 
 
 def one_core(lab: Lab) -> Sample:
-    """Single events and batches with `webhooks.one_core` off and on; single events with busy neighbours as well."""
-    few, many = lab.size("single_events", 6_400, 640), lab.size("events", 100_000, 4_000)
+    """Single events and batches with `webhooks.one_core` off and on; single events with a busy neighbour as well."""
+    loads = {"single": Load(1, MANY), "single_with_a_neighbour": Load(1, MANY, neighbours=1), "batches": BATCHES}
+    return _on_to_off(lab, loads, "webhooks__one_core", off="off", on="on")
+
+
+def _on_to_off(lab: Lab, loads: Mapping[str, Load], setting: str, *, off: object, on: object) -> Sample:
+    """Each load with a setting off and on, in turn: how much the setting changes the rate."""
     figures: dict[str, float] = {}
-    rates: dict[str, dict[str, float]] = {}
+    ratios: dict[str, float] = {}
     with lab.server() as server, Receiver(DELAY) as receiver:
-        for name, neighbours, events, batch, concurrency in (
-            ("single", 0, few, 1, MANY),
-            ("single_with_a_neighbour", 1, few, 1, MANY),
-            ("batches", 0, many, BATCH, CONCURRENCY),
-        ):
-            for setting in ("off", "on"):
-                with strangers(neighbours):
-                    run = deliver(
-                        server,
-                        receiver,
-                        lab,
-                        events,
-                        batch_size=batch,
-                        webhooks__concurrency=concurrency,
-                        webhooks__one_core=setting,
-                    )
-                figures |= _figures(run, f"{name}_{setting}")
-                rates.setdefault(name, {})[setting] = run.events_per_second
-    return Sample({name: both["on"] / both["off"] for name, both in rates.items()}, figures)
+        for name, load in loads.items():
+            without, having = (load.run(lab, server, receiver, **{setting: value}) for value in (off, on))
+            figures |= _figures(without, f"{name}_off") | _figures(having, f"{name}_on")
+            ratios[name] = having.events_per_second / without.events_per_second
+    return Sample(ratios, figures)
 
 
 def _figures(run: Delivered, name: str) -> dict[str, float]:

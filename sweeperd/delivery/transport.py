@@ -108,6 +108,12 @@ class _Adapter(requests.adapters.HTTPAdapter):
             options = {"ssl_context": self._tls(), "cert_reqs": "CERT_REQUIRED"}
         return host, options
 
+    def close(self) -> None:
+        """Close the connections now: the pool manager only forgets its pools, which close when they are collected."""
+        super().close()
+        if self._pool is not None:
+            self._pool.close()
+
     def cert_verify(self, *_: Any) -> None:
         """Nothing: the TLS context does it."""
 

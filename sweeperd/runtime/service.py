@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import logging
 import math
 import os
@@ -76,6 +77,7 @@ class Service:
         self._notifier.ready(self._status())
         while not self._ending:
             self._check()
+            self._clear_up()
             self._wait(min(CHECK_EVERY, (self._notifier.watchdog_limit or math.inf) / 8))
             if self._reload_wanted and not self._ending and not self._finishing:
                 self._reload()
@@ -206,6 +208,15 @@ class Service:
         self._daemon, self._settings = daemon, settings
         self._last_work = threading.Thread(target=before.finish, args=(deadline,), name="finish", daemon=True)
         self._last_work.start()
+
+    def _clear_up(self) -> None:
+        """
+        Free what a daemon that was replaced held, once it has ended. Its parts refer to each other, so only the garbage
+        collector frees them, and that does not know how much memory TLS holds outside Python.
+        """
+        if self._last_work is not None and not self._finishing:
+            self._last_work = None
+            gc.collect()
 
     @property
     def _finishing(self) -> bool:

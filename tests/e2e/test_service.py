@@ -11,6 +11,7 @@ import redis
 
 from sweeperd.delivery.groups import PARKED
 from sweeperd.store.embedded import Server, free_port
+from tests.support.authority import Authority
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.manager import manager
 from tests.support.receiver import Answer, Receiver
@@ -178,6 +179,36 @@ def test_a_storm_of_signals_ends_with_the_last_file(
         assert sorted(request.event["data"]["reservation_id"] for request in receiver.requests) == sorted(
             str(number) for number in range(1, 31)
         )
+
+
+@pytest.mark.newest_redis
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads and files are counted on Linux only")
+def test_reloads_leave_no_thread_and_no_connection(
+    env: dict[str, str], client: redis.Redis, config: Path, tmp_path: Path
+) -> None:
+    """Each life of the daemon opens connections of its own, to Redis, over TLS and without it."""
+    authority = Authority(tmp_path)
+    with Receiver() as plain, Receiver(tls=authority.server()) as tls, Receiver() as other:
+        ca = f'ca = "{authority.ca()}"'
+        write(config, plain.url, other.url, tls.url, rest=ca)
+        with daemon(env, tmp_path) as running:
+            open_after = []
+            for number in range(1, 6):
+                reserve(client, [f"{number}-{event}" for event in range(20)])
+                eventually(lambda number=number: plain.distinct == other.distinct == tls.distinct == 20 * number)
+                write(config, plain.url, other.url, tls.url, interval=f"{100 + number}ms", rest=ca)
+                running.reload()
+                eventually(lambda number=number: reloads(running, "ok") == number)
+                eventually(lambda: len(_consumers(client)) <= 1)  # the one that was replaced has ended
+                # A few connections come and go with the reading of events and of the status.
+                eventually(lambda: _opened(running) <= (open_after or [10_000])[0] + 5)
+                open_after.append(_opened(running))
+
+
+def _opened(running: Daemon) -> int:
+    """How many threads, files and connections a process has."""
+    process = Path(f"/proc/{running.process.pid}")
+    return sum(len(list((process / what).iterdir())) for what in ("task", "fd"))
 
 
 def _pending(client: redis.Redis) -> list[dict[str, Any]]:

@@ -1,6 +1,8 @@
 """One event to one endpoint: what is sent, what is made of the answer, and when it is sent again."""
 
 import base64
+import contextlib
+import gc
 import json
 import re
 import socket
@@ -251,6 +253,25 @@ def test_a_connection_that_the_receiver_closed_meanwhile_is_no_failure() -> None
         assert sender.once().delivered
         assert len(connections) == 2
         sender.webhook.close()
+
+
+def test_close_closes_the_connections_at_once() -> None:
+    """Not when the garbage collector comes by: a receiver would keep the connections of each reload until then."""
+    gc.disable()
+    try:
+        with raw_server(OK + b"Content-Length: 0\r\n\r\n") as (url, connections):
+            sender = Sender(url)
+            assert sender.once().delivered
+            connections[0].settimeout(5)
+            sender.webhook.close()
+            with contextlib.suppress(ConnectionResetError):
+                assert connections[0].recv(1) == b""
+    finally:
+        gc.enable()
+
+
+def test_close_before_the_first_request() -> None:
+    Sender("http://127.0.0.1:1/").webhook.close()
 
 
 # ---- verdicts

@@ -19,6 +19,20 @@ JITTER = 0.1
 CLOCKS_AGREE = 0.5
 
 
+class _Interval(IntervalTrigger):  # type: ignore[misc]
+    """
+    An interval that leaves out what was missed. The scheduler asks for each missed run in turn, to make one of them. A
+    host's clock that is set from 1970 to today, as on a computer without a battery, would be billions of runs.
+    """
+
+    def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime | None:
+        """The first run after `previous`; where that has long passed, one that is due now."""
+        if previous is not None:
+            previous = max(previous, now - self.interval)
+        following: datetime | None = super().get_next_fire_time(previous, now)
+        return following
+
+
 class _Job(Protocol):
     def modify(self, *, next_run_time: datetime) -> object: ...
 
@@ -46,7 +60,7 @@ class PeriodicTask:
         self._job = scheduler.add_job(
             self._run,
             # The scheduler only ever adds its jitter, and a run must not come later than the interval says.
-            IntervalTrigger(seconds=self._interval * (1 - JITTER), jitter=self._interval * JITTER, timezone=UTC),
+            _Interval(seconds=self._interval * (1 - JITTER), jitter=self._interval * JITTER, timezone=UTC),
             name=self.name,
             next_run_time=datetime.now(UTC),
             max_instances=1,

@@ -130,6 +130,27 @@ def test_a_clock_that_was_set_back(
     eventually(lambda: duty.catch_up() or work.runs >= runs + 3)  # and it goes on by itself
 
 
+def test_a_clock_that_was_set_forward(schedule: Schedule, scheduler: BackgroundScheduler) -> None:
+    """A host that boots with a clock of 1970 is set to today: what was missed is one run, not billions."""
+    schedule(lambda: None, 0.5)
+    (job,) = scheduler.get_jobs()
+    now, planned = datetime.now(UTC), datetime(1970, 1, 2, tzinfo=UTC)
+    missed = []
+    while planned <= now and len(missed) < 10:
+        missed.append(planned)
+        planned = job.trigger.get_next_fire_time(planned, now)
+    assert len(missed) <= 2
+    assert planned - now <= timedelta(seconds=0.5)
+
+
+def test_a_run_that_is_a_little_late_moves_no_other(schedule: Schedule, scheduler: BackgroundScheduler) -> None:
+    schedule(lambda: None, 100)
+    (job,) = scheduler.get_jobs()
+    now = datetime.now(UTC)
+    planned = now - timedelta(seconds=30)
+    assert timedelta(seconds=90) <= job.trigger.get_next_fire_time(planned, now) - planned <= timedelta(seconds=100)
+
+
 def test_nothing_to_catch_up(
     schedule: Schedule,
     scheduler: BackgroundScheduler,

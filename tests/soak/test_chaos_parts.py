@@ -9,6 +9,7 @@ from tests.soak.census import IndexLook
 from tests.soak.chaos import verdicts
 from tests.soak.chaos.faults import REPLICAS, SETTINGS, SHARDS, Fault, FaultType, calm, schedule
 from tests.soak.chaos.inflict import Inflicted
+from tests.soak.chaos.missing import Place
 from tests.soak.chaos.moment import BudgetLook, Moment
 from tests.soak.chaos.receivers import ACCEPT, HANG, REFUSE, Inbox, Received, failing, hanging
 from tests.soak.chaos.verdicts import Delivered
@@ -75,18 +76,19 @@ def test_an_inbox_counts_what_was_accepted_and_nothing_else() -> None:
 
 def test_what_is_due_is_compared_with_what_was_accepted() -> None:
     got = {"r1": {"a"}, "r2": {"b", "c"}, "r9": {"d"}}
-    found = verdicts.delivered("one", ["r1", "r2", "r3"], got, repeated=4, bound=5)
-    assert found == Delivered("one", missing=1, strangers=1, two_ids=1, repeated=4, bound=5)
+    found = verdicts.delivered("one", ["r1", "r2", "r3"], got, {Place.PARKED: 1}, repeated=4, bound=5)
+    assert found == Delivered("one", {Place.PARKED: 1}, strangers=1, two_ids=1, repeated=4, bound=5)
 
 
-GOOD = Delivered("one", missing=0, strangers=0, two_ids=0, repeated=5, bound=5)
+GOOD = Delivered("one", {}, strangers=0, two_ids=0, repeated=5, bound=5)
+SOME_MISS = {Place.UNTAKEN: 2, Place.LOST: 1}
 
 
 @pytest.mark.parametrize(
     ("found", "holds"),
     [
         ([GOOD, GOOD], True),
-        ([GOOD, replace(GOOD, missing=1)], False),
+        ([GOOD, replace(GOOD, missing=SOME_MISS)], False),
         ([GOOD, replace(GOOD, strangers=1)], False),
         ([GOOD, replace(GOOD, two_ids=1)], False),
         ([GOOD, replace(GOOD, repeated=6)], False),
@@ -95,6 +97,14 @@ GOOD = Delivered("one", missing=0, strangers=0, two_ids=0, repeated=5, bound=5)
 )
 def test_endpoints(found: list[Delivered], holds: bool) -> None:
     assert verdicts.endpoints(found).holds is holds
+
+
+def test_the_table_says_where_missing_events_are() -> None:
+    found = verdicts.endpoints([GOOD, replace(GOOD, endpoint="two", missing=SOME_MISS)]).found
+    assert found.split("; ") == [
+        "one: 0 missing, 0 wrong, 5 again (at most 5)",
+        "two: 3 missing (2 not taken yet, 1 acknowledged and not accepted), 0 wrong, 5 again (at most 5)",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -19,8 +19,10 @@ from tests.soak.chaos import moment
 from tests.soak.chaos import verdicts as judge
 from tests.soak.chaos.faults import BATCHES, FAILS, HANGS, MOVES, Fault, FaultType, calm, schedule
 from tests.soak.chaos.inflict import Inflicted, Inflictor
+from tests.soak.chaos.missing import Place, places
 from tests.soak.chaos.plot import draw
 from tests.soak.chaos.replicas import fake_clock
+from tests.soak.chaos.rest import await_rest, stand
 from tests.soak.chaos.stage import BATCH_SIZE, DUE, ShardStage, Stage, stage
 from tests.soak.history import outcome
 from tests.soak.load import Load, Tally
@@ -29,7 +31,6 @@ from tests.soak.plan import BUDGETS, LEAN, TENANTS
 from tests.soak.run import ALL_JUDGED, JUDGED, Soak, sleep_until
 from tests.soak.samples import LedgerCall, Windows, latency_steps
 from tests.soak.verdicts import Verdict
-from tests.support.harness import server_time
 from tests.support.streams import entries
 
 #: Operations started a second: each makes two calls of the ledger, roughly.
@@ -40,8 +41,6 @@ THREADS = 4
 SAMPLE_EVERY, MOMENT_EVERY = 1.0, 10.0
 #: How many samples a plot shows at most.
 SAMPLES = 600
-#: How long all may take to come to rest after the load, seconds.
-REST_LIMIT = 600.0
 #: An average latency below this is not held against it, seconds: other work on the machine may triple a millisecond.
 NOISE = 0.05
 
@@ -190,32 +189,21 @@ def _observe(scene: _Scene, duration: float, watch: Watch) -> None:
 def _rest(scene: _Scene, last_ends: Mapping[str, int], duration: float, watch: Watch) -> Sequence[str]:
     """
     Let all receivers recover, and wait until all reservations have ended and all events are delivered. `last_ends`:
-    shard -> the end of the last grace, ms on its Redis's clock. Returns what did not come to rest within REST_LIMIT.
+    shard -> the end of the last grace, ms on its Redis's clock. Returns what did not come to rest.
     """
     scene.stage.recover()
-    shards = scene.stage.shards
-    conditions: dict[str, Callable[[], bool]] = {
-        "a deadline has not passed": lambda: all(server_time(shards[name].client) > last_ends[name] for name in shards),
-        "the index is not empty": lambda: (
-            not any(one.client.zcard(one.keys.reservation_index) for one in shards.values())
-        ),
-        "a receiver has not got all events": lambda: (
-            scene.stage.inboxes[BATCHES].distinct >= sum(_events(one, 0) for one in shards.values())
-        ),
-        "an event is not acknowledged": lambda: (
-            not any(
-                one.client.xpending(one.keys.events, endpoint)["pending"]
-                for one in shards.values()
-                for endpoint in scene.stage.inboxes
-            )
-        ),
-    }
-    unmet, limit = list(conditions), time.monotonic() + REST_LIMIT
-    while unmet and time.monotonic() < limit:
-        time.sleep(0.2)
-        unmet = [trouble for trouble in unmet if not conditions[trouble]()]
+    shards, inboxes = scene.stage.shards, scene.stage.inboxes
+
+    def look() -> tuple[object, Sequence[str]]:
+        found = {name: stand(shard, inboxes, last_ends[name]) for name, shard in shards.items()}
+        accepted = {name: inbox.distinct for name, inbox in inboxes.items()}
+        return (found, accepted), [f"{name}: {text}" for name, one in found.items() for text in one.unmet]
+
+    def show() -> None:
         if scene.at > scene.samples[-1].at + SAMPLE_EVERY:
             watch(scene.sample(), duration)
+
+    unmet = await_rest(look, show)
     scene.sample()
     return unmet
 
@@ -258,22 +246,24 @@ def _judge_all(
     yield verdicts.memory(memory, CalmWindows(duration))
     yield judge.moments(scene.moments, scene.stage.shards)
     yield judge.all_faults(inflicted, Counter(fault.type for fault in planned))
-    due: dict[str, set[str]] = defaultdict(set)
+    yield judge.endpoints([_delivered(scene, name, inflicted) for name in scene.stage.inboxes])
+
+
+def _delivered(scene: _Scene, endpoint: str, inflicted: Sequence[Inflicted]) -> judge.Delivered:
+    """What one endpoint was due, and where that is which it has not accepted."""
+    inbox = scene.stage.inboxes[endpoint]
+    got, due = inbox.reservations(), set[str]()
+    missing: Counter[Place] = Counter()
     for shard in scene.stage.shards.values():
-        for _, fields in entries(shard.client, shard.keys.events):
-            due[fields[b"tenant"].decode()].add(fields[b"id"].decode())
-    yield judge.endpoints(
-        [
-            judge.delivered(
-                name,
-                set().union(*(due[tenant] for tenant in DUE[name])),
-                inbox.reservations(),
-                inbox.repeated,
-                judge.most_repeated(inflicted, BATCH_SIZE if name == BATCHES else 1),
-            )
-            for name, inbox in scene.stage.inboxes.items()
-        ]
-    )
+        events = {
+            fields[b"id"].decode(): event
+            for event, fields in entries(shard.client, shard.keys.events)
+            if fields[b"tenant"].decode() in DUE[endpoint]
+        }
+        due |= events.keys()
+        missing += places(shard.client, shard.keys, endpoint, [events[name] for name in events.keys() - got.keys()])
+    bound = judge.most_repeated(inflicted, BATCH_SIZE if endpoint == BATCHES else 1)
+    return judge.delivered(endpoint, due, got, missing, inbox.repeated, bound)
 
 
 def _facts(

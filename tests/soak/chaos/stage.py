@@ -4,7 +4,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import redis
 
 from sweeperd.config import RedisSettings
 from sweeperd.ledger import Ledger
+from sweeperd.store import streams
 from sweeperd.store.embedded import Binary, Server
 from sweeperd.store.shard import Shard
 from tests.soak.chaos.faults import BATCHES, FAILS, HANGS, MOVES, REPLICAS, SHARDS
@@ -88,12 +89,14 @@ class ShardStage:
         for scope, allocated in BUDGETS.items():
             self.ledger.open_budget(scope, UNIT, allocated)
 
-    def unsettled(self, endpoint: str) -> bool:
-        """Whether an endpoint has an event that it has not acknowledged, or not taken yet. Raises redis.RedisError."""
-        groups: Any = self.client.xinfo_groups(self.keys.events)
-        last: Any = self.client.xrevrange(self.keys.events, count=1)
-        group = next(one for one in groups if one["name"] == endpoint.encode())
-        return bool(group["pending"]) or (bool(last) and group["last-delivered-id"] != last[0][0])
+    def group(self, endpoint: str) -> Mapping[str, Any]:
+        """The consumer group of an endpoint, as Redis describes it. Raises redis.RedisError."""
+        return streams.groups(self.client, self.keys.events)[endpoint.encode()]
+
+    @property
+    def last_event(self) -> bytes:
+        """The id of the event that was added last. Raises redis.RedisError."""
+        return streams.last_id(self.client, self.keys.events)
 
     def close(self) -> None:
         """End the server."""

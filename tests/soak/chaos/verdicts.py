@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tests.soak.chaos.faults import FaultType
 from tests.soak.chaos.inflict import Inflicted
+from tests.soak.chaos.missing import Place
 from tests.soak.chaos.moment import Moment
 from tests.soak.chaos.receivers import Received
 from tests.soak.chaos.stage import CONCURRENCY
@@ -20,8 +21,9 @@ class Delivered:
     """What an endpoint has accepted, compared with what it was due."""
 
     endpoint: str
-    #: Events in the streams that it did not accept, and accepted reservations that no stream has an event of.
-    missing: int
+    #: Events in the streams that it did not accept: how many are where.
+    missing: Mapping[Place, int]
+    #: Accepted reservations that no stream has an event of.
     strangers: int
     #: Reservations whose event came under two ids.
     two_ids: int
@@ -30,19 +32,31 @@ class Delivered:
     #: How many of them the faults explain, at most.
     bound: int
 
+    @property
+    def holds(self) -> bool:
+        """Whether it got everything that it was due and nothing else."""
+        wrong = sum(self.missing.values()) + self.strangers + self.two_ids
+        return not wrong and self.repeated <= self.bound
+
+    def __str__(self) -> str:
+        where = ", ".join(f"{count} {place}" for place, count in self.missing.items())
+        return (
+            f"{self.endpoint}: {sum(self.missing.values())} missing{f' ({where})' * bool(where)}, "
+            f"{self.strangers + self.two_ids} wrong, {self.repeated} again (at most {self.bound})"
+        )
+
 
 def delivered(
-    endpoint: str, due: Collection[str], got: Mapping[str, Collection[str]], repeated: int, bound: int
+    endpoint: str,
+    due: Collection[str],
+    got: Mapping[str, Collection[str]],
+    missing: Mapping[Place, int],
+    repeated: int,
+    bound: int,
 ) -> Delivered:
     """`due`: the reservations whose events are in the streams; `got`: what was accepted, with the ids of the events."""
-    return Delivered(
-        endpoint,
-        len(set(due) - got.keys()),
-        len(got.keys() - set(due)),
-        sum(len(ids) > 1 for ids in got.values()),
-        repeated,
-        bound,
-    )
+    strangers, two_ids = len(got.keys() - set(due)), sum(len(ids) > 1 for ids in got.values())
+    return Delivered(endpoint, missing, strangers, two_ids, repeated, bound)
 
 
 def most_repeated(inflicted: Sequence[Inflicted], batch_size: int) -> int:
@@ -58,13 +72,8 @@ def endpoints(found: Sequence[Delivered]) -> Verdict:
     return Verdict(
         "events",
         "each event was accepted by each endpoint, under one id, and again only where a fault explains it",
-        "; ".join(
-            f"{one.endpoint}: {one.missing} missing, {one.strangers + one.two_ids} wrong, "
-            f"{one.repeated} again (at most {one.bound})"
-            for one in found
-        ),
-        holds=bool(found)
-        and all(one.missing == one.strangers == one.two_ids == 0 and one.repeated <= one.bound for one in found),
+        "; ".join(map(str, found)),
+        holds=bool(found) and all(one.holds for one in found),
     )
 
 

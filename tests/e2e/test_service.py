@@ -192,7 +192,7 @@ def test_reloads_leave_no_thread_and_no_connection(
         ca = f'ca = "{authority.ca()}"'
         write(config, plain.url, other.url, tls.url, rest=ca)
         with daemon(env, tmp_path) as running:
-            open_after = []
+            open_after: list[int] = []
             for number in range(1, 6):
                 reserve(client, [f"{number}-{event}" for event in range(20)])
                 eventually(lambda number=number: plain.distinct == other.distinct == tls.distinct == 20 * number)

@@ -135,7 +135,7 @@ def test_a_clock_that_was_set_forward(schedule: Schedule, scheduler: BackgroundS
     schedule(lambda: None, 0.5)
     (job,) = scheduler.get_jobs()
     now, planned = datetime.now(UTC), datetime(1970, 1, 2, tzinfo=UTC)
-    missed = []
+    missed: list[datetime] = []
     while planned <= now and len(missed) < 10:
         missed.append(planned)
         planned = job.trigger.get_next_fire_time(planned, now)

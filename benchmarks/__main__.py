@@ -1,9 +1,10 @@
 """`python -m benchmarks`: measure rows of the suite, print the table, keep the results; `table`, `gate`."""
 
+import functools
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -55,7 +56,7 @@ _redis = click.option(
     multiple=True,
     metavar="VERSION",
     callback=_chosen,
-    help="Only this Redis; can be repeated. [default: all; gate: the newest]",
+    help="Only this Redis; can be repeated. [default: all; gate: the newest, with --update all]",
 )
 _results = click.option(
     "--results",
@@ -85,12 +86,10 @@ def run(
         for row in ROWS:
             out.out(f"{row.name:12} {row.what}{' (only by name)' if row.on_request else ''}", highlight=False)
         return
-    unknown = [name for name in names if name not in {row.name for row in ROWS}]
-    if unknown:
-        raise click.UsageError(f"there is no row {unknown[0]}; --list names them")
+    _check_names(names, ROWS)
     directory = directory or (files.DIRECTORY / "quick" if quick else files.DIRECTORY)
     rows = [row for row in ROWS if (row.name in names if names else not row.on_request)]
-    measured, failed = _measure(rows, servers, rounds, quick=quick, directory=directory)
+    measured, failed = _measure(rows, servers, rounds, quick=quick, keep=functools.partial(files.write, directory))
     _show([row for row in rows if row.name in measured], measured, directory)
     if failed:
         sys.exit(1)
@@ -105,7 +104,8 @@ def table(directory: Path | None) -> None:
 
 
 @main.command()
-@click.option("--update", is_flag=True, help="Make what is measured the baseline.")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--update", is_flag=True, help="Make what is measured the baseline, row by row, on every Redis.")
 @click.option("--report", is_flag=True, help="Print the result, and exit with 0 even where the gate refuses it.")
 @click.option(
     "--rounds", type=click.IntRange(1), default=gates.ROUNDS, show_default=True, help="The median of so many."
@@ -113,28 +113,54 @@ def table(directory: Path | None) -> None:
 @click.option("--planted", is_flag=True, help="Make every sweep 30 % slower, to see that the gate refuses it.")
 @_redis
 @click.pass_context
-def gate(ctx: click.Context, update: bool, report: bool, rounds: int, planted: bool, servers: list[Binary]) -> None:
-    """Measure a short set; exit code 1 where a ratio is too much worse than the committed baseline."""
-    if ctx.get_parameter_source("servers") is ParameterSource.DEFAULT:
+def gate(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    update: bool,
+    report: bool,
+    rounds: int,
+    planted: bool,
+    servers: list[Binary],
+) -> None:
+    """Measure a short set, or these rows of it; exit code 1 where a ratio is too much worse than the baseline."""
+    _check_names(names, gates.ROWS)
+    if planted and update:
+        raise click.UsageError("a planted slow-down is no baseline")
+    if ctx.get_parameter_source("servers") is ParameterSource.DEFAULT and not update:
         servers = servers[:1]  # the newest: it is to take a few minutes
     if planted:
         os.environ["PYTHONPATH"] = str(gates.PLANTED)
-    measured, failed = _measure(gates.ROWS, servers, rounds, quick=True, directory=None)
-    rows = [row for row in gates.ROWS if row.name in measured]
-    judgements = gates.judge(rows, measured, gates.read_baseline(gates.BASELINE))
+    baseline = gates.read_baseline(gates.BASELINE)
+    rows = [row for row in gates.ROWS if not names or row.name in names]
+
+    def keep(row: Row, found: Sequence[Measured]) -> None:
+        if update:
+            gates.update(gates.judge([row], {row.name: found}, baseline), gates.BASELINE)
+
+    measured, failed = _measure(rows, servers, rounds, quick=True, keep=keep)
+    judgements = gates.judge([row for row in rows if row.name in measured], measured, baseline)
     tables.show(out, gates.table(judgements))
-    if update and not failed:
-        gates.update(judgements, gates.BASELINE)
-    elif not report and (failed or not all(one.holds for one in judgements)):
-        sys.exit(1)
+    if failed or not (update or report or all(one.holds for one in judgements)):
+        sys.exit(0 if report else 1)
+
+
+def _check_names(names: Sequence[str], rows: Sequence[Row]) -> None:
+    """Raises click.UsageError where there is no row of that name."""
+    if unknown := [name for name in names if name not in {row.name for row in rows}]:
+        raise click.UsageError(f"there is no row {unknown[0]}; there are {', '.join(row.name for row in rows)}")
 
 
 def _measure(
-    rows: Sequence[Row], servers: Sequence[Binary], rounds: int, *, quick: bool, directory: Path | None
+    rows: Sequence[Row],
+    servers: Sequence[Binary],
+    rounds: int,
+    *,
+    quick: bool,
+    keep: Callable[[Row, Sequence[Measured]], None],
 ) -> tuple[dict[str, list[Measured]], bool]:
     """
-    Measure these and write each down in `directory` once it is there. Returns what was measured, and whether a row
-    failed: that keeps no other from being measured.
+    Measure these, and `keep` what was measured of each row as soon as it is there. Returns what was measured, and
+    whether a row failed: that keeps no other from being measured.
     """
     found: dict[str, list[Measured]] = {}
     failed = False
@@ -158,8 +184,7 @@ def _measure(
                 failed = True
                 err.print(f"{row.name}: failed\n{traceback.format_exc()}", highlight=False, markup=False)
             else:
-                if directory is not None:
-                    files.write(directory, row, found[row.name])
+                keep(row, found[row.name])
                 if not err.is_terminal:
                     err.print(f"{row.name}: measured", highlight=False)
             done = order * len(servers) * rounds

@@ -11,12 +11,16 @@ Bound = Literal["at_most", "at_least"]
 
 @dataclass(frozen=True)
 class Goal:
-    """What a ratio is to reach. `what`: which part of the row it is about; `against`: in place of the row's."""
+    """
+    What a ratio is to reach. `what`: which part of the row it is about; `against`: in place of the row's. `noise`: two
+    results that differ by no more say nothing.
+    """
 
     bound: Bound
     value: float
     what: str = ""
     against: str = ""
+    noise: float = 0.0
 
     def met(self, value: float) -> bool:
         """Whether this value reaches it."""

@@ -100,6 +100,8 @@ SPEED = Row(
     },
     speed,
 )
+#: For the gate, of the same name: an absolute rate is the machine's.
+AGAINST_SINGLE = Row(SPEED.name, SPEED.what, SPEED.against, {"to_single": SPEED.goals["to_single"]}, speed)
 HANGING = Row(
     "hanging",
     "events delivered a second in batches of 100 next to an endpoint that hangs",

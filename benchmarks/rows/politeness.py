@@ -66,10 +66,13 @@ def _lags(client: "redis.Redis", below: bytes) -> list[float]:
         position = "(" + rows[-1][0].decode()
 
 
+#: In `max_lag`s: a sweep begins up to a second after another, whatever it costs.
+NOISE = 0.1
+
 ROW = Row(
     "politeness",
     "reservations that come due at 3,000 a second while other clients take 30 % of Redis's time",
     "`sweep.max_lag`",
-    {"longest": Goal("at_most", 1.0)},
+    {"longest": Goal("at_most", 1.0, noise=NOISE)},
     measure,
 )

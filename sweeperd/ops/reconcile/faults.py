@@ -17,8 +17,8 @@ from sweeperd.store.shard import Shard
 SETTLE = 1.0
 #: How many hints wait for that at most, and how many are read again in one round trip.
 WAITING, CONFIRM = 5_000, 50
-#: How many ids a report holds for `mend`.
-MENDABLE = 1_000_000
+#: How many ids a report holds for `mend`, and how many of the reservations that another sweeper expired it names.
+MENDABLE, NAMED = 1_000_000, 20
 
 #: A stage of the walk and its cursor.
 Place = tuple[WalkStage, int]
@@ -26,7 +26,7 @@ Place = tuple[WalkStage, int]
 
 @dataclass
 class Tally:
-    """What a walk has counted so far. `limit`: how many findings are kept."""
+    """What a walk, or one page of it, has counted so far. `limit`: how many findings are kept."""
 
     limit: int
     reservations: int = 0
@@ -46,18 +46,50 @@ class Tally:
         if finding.fault.mendable and len(self.mendable) < MENDABLE:
             self.mendable.append((finding.subject, finding.fault))
 
+    def merge(self, page: "Tally") -> None:
+        """Add what a page has counted."""
+        self.reservations += page.reservations
+        self.entries += page.entries
+        self.dismissed += page.dismissed
+        self.foreign_expiries += page.foreign_expiries
+        self.foreign_ids += page.foreign_ids[: NAMED - len(self.foreign_ids)]
+        self.found += page.found
+        self.findings += page.findings[: self.limit - len(self.findings)]
+        self.mendable += page.mendable[: MENDABLE - len(self.mendable)]
+
+
+@dataclass
+class Page:
+    """
+    A page of keys or of index entries, and what was counted in it. It is settled once all of it was visited and all its
+    hints were read again.
+    """
+
+    place: Place
+    tally: Tally
+    visited: bool = False
+    #: Hints that are not read again yet.
+    waiting: int = 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing of it is left to do."""
+        return self.visited and not self.waiting
+
 
 @dataclass(frozen=True, slots=True)
 class _Hint:
     #: Monotonic, seconds.
     seen_at: float
     entry: bytes
-    #: Where its page begins: a later walk that starts there sees it again.
-    place: Place
+    page: Page
 
 
 class FaultFinder:
-    """Collects hints and turns what a second read confirms into findings of `tally`."""
+    """
+    Collects hints and turns what a second read confirms into findings. The pages of the walk are settled in their order
+    and only then counted in `tally`: a later walk that goes on at `place` counts no page a second time.
+    """
 
     def __init__(self, shard: Shard, throttle: Throttle, tally: Tally, expected: int) -> None:
         self._keys = shard.keys
@@ -65,18 +97,26 @@ class FaultFinder:
         self._throttle = throttle
         self._tally = tally
         self._entry = Script("ops/reconcile_entry")
+        self._pages: deque[Page] = deque()
         self._hints: deque[_Hint] = deque()
         #: SCAN may return a key twice, and both the reservations and the index lead to an entry.
         self._reported = Seen(expected)
 
     @property
     def place(self) -> Place | None:
-        """The place of the oldest hint that is not read again yet."""
-        return self._hints[0].place if self._hints else None
+        """The place of the first page that is not settled; None where all are."""
+        return self._pages[0].place if self._pages else None
 
-    def hint(self, entry: bytes, place: Place) -> None:
+    def page(self, place: Place) -> Page:
+        """The next page of the walk begins."""
+        page = Page(place, Tally(self._tally.limit))
+        self._pages.append(page)
+        return page
+
+    def hint(self, entry: bytes, page: Page) -> None:
         """Something seems wrong with this entry."""
-        self._hints.append(_Hint(time.monotonic(), entry, place))
+        page.waiting += 1
+        self._hints.append(_Hint(time.monotonic(), entry, page))
 
     def new(self, entry: bytes) -> bool:
         """Whether it was not counted yet."""
@@ -84,31 +124,39 @@ class FaultFinder:
 
     def settle(self, *, all_of_them: bool = False) -> None:
         """Read the hints again that have waited long enough; wait for more where they are too many, or for all."""
+        self._count()
         while self._hints:
             wait = self._hints[0].seen_at + SETTLE - time.monotonic()
             if wait > 0 and not all_of_them and len(self._hints) < WAITING:
                 return
             self._throttle.wait(wait)
             latest = time.monotonic() - SETTLE
-            ripe: list[bytes] = []
+            ripe: list[_Hint] = []
             for hint in self._hints:
                 if hint.seen_at > latest or len(ripe) == CONFIRM:
                     break
-                ripe.append(hint.entry)
+                ripe.append(hint)
             self._confirm(ripe)
-            for _ in ripe:
+            for hint in ripe:
                 self._hints.popleft()
+                hint.page.waiting -= 1
+            self._count()
 
-    def _confirm(self, ids: Sequence[bytes]) -> None:
+    def _count(self) -> None:
+        while self._pages and self._pages[0].settled:
+            self._tally.merge(self._pages.popleft().tally)
+
+    def _confirm(self, hints: Sequence[_Hint]) -> None:
         self._throttle.begin()
-        replies = self._entry.run_many(self._client, [entry_call(self._keys, entry) for entry in ids])
+        calls = [entry_call(self._keys, hint.entry) for hint in hints]
+        replies = self._entry.run_many(self._client, calls)
         self._throttle.end()
-        for entry, reply in zip(ids, replies, strict=True):
+        for hint, reply in zip(hints, replies, strict=True):
             if isinstance(reply, Exception):
                 raise reply
-            if reply and self.new(entry):
+            if reply and self.new(hint.entry):
                 fault, wanted, score = (text.decode() for text in reply)
-                self._tally.add(Finding(Fault(fault), entry, score, wanted))
+                hint.page.tally.add(Finding(Fault(fault), hint.entry, score, wanted))
 
 
 def entry_call(keys: Keys, entry: bytes, *, repair: bool = False) -> Call:

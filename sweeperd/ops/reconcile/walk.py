@@ -9,7 +9,7 @@ from sweeperd.config import SweepSettings
 from sweeperd.ops.budget_drift import BudgetDrift, Difference
 from sweeperd.ops.reconcile.budgets import BudgetJudge
 from sweeperd.ops.reconcile.cursor import WalkCursor
-from sweeperd.ops.reconcile.faults import FaultFinder, OrphanFinder, Place, Tally
+from sweeperd.ops.reconcile.faults import FaultFinder, OrphanFinder, Page, Place, Tally
 from sweeperd.ops.reconcile.keyspace import PAGE, Keyspace
 from sweeperd.ops.reconcile.reader import ReservationReader, Sight
 from sweeperd.ops.reconcile.report import FINDINGS, Fault, Finding, ReconcileReport, WalkStage
@@ -18,8 +18,6 @@ from sweeperd.store.shard import Shard
 
 #: How often the place of a walk is handed out, seconds.
 CHECKPOINT = 10.0
-#: How many of the reservations that another sweeper expired are named.
-NAMED = 20
 #: How often a walk visits each key: for the budgets, the reservations, the index, and once more for suspects.
 PASSES = 4
 
@@ -81,6 +79,8 @@ class _Walk:
         self._checkpoint = checkpoint
         self._resume = resume
         self._tally = _tally(limit, resume)
+        #: The place of the first page that is not begun.
+        self._next: Place | None = None
         self._faults = FaultFinder(shard, throttle, self._tally, size)
         self._orphans = OrphanFinder(shard, throttle)
         self._started_at = resume.started_at if resume else shard.read_clock()
@@ -100,8 +100,8 @@ class _Walk:
             self._walk_index(place)
             self._faults.settle(all_of_them=True)
         except Interrupted:
-            if self._place is not None:
-                self._checkpoint(self._cursor(self._place))
+            if place := self._faults.place or self._next:
+                self._checkpoint(self._cursor(place))
             raise
         drifts, unjudged = self._judge.confirm(self._differences, self._size, self._pages(WalkStage.AGAIN))
         for key, drift in drifts.items():
@@ -109,55 +109,51 @@ class _Walk:
             self._tally.add(Finding(Fault.BUDGET_DRIFT, key, str(drift.reserved), str(drift.held), bounds=bounds))
         return self._report(unjudged)
 
-    _place: Place | None = None
-
     def _walk_reservations(self, place: Place) -> None:
         stem = self._shard.keys.reservation(b"")
         since = None if self._resume else self._drift.first_ms
         page_done = self._pages(WalkStage.RESERVATIONS)
-        for cursor, page in self._keyspace.keys(stem, place[1]):
-            self._place = self._faults.place or place
-            ids = [key.removeprefix(stem) for key in page]
+        for cursor, keys in self._keyspace.keys(stem, place[1]):
+            page = self._faults.page(place)
+            ids = [key.removeprefix(stem) for key in keys]
             for sight in self._reader.read(ids, since):
-                self._note(sight, place)
-            self._tally.reservations += len(ids)
+                self._note(sight, page)
+            page.tally.reservations = len(ids)
             place = (WalkStage.RESERVATIONS, cursor) if cursor else (WalkStage.INDEX, 0)
-            self._end_page(place)
+            self._end_page(page, place)
             page_done()
         if not self._resume:
             self._differences = self._judge.differences(self._drift)
 
-    def _note(self, sight: Sight, place: Place) -> None:
+    def _note(self, sight: Sight, page: Page) -> None:
         if sight.holding and not self._resume:
             self._drift.held(sight.entry, sight.holding)
         if sight.mark == b"dismissed":
-            self._tally.dismissed += self._faults.new(sight.entry)
+            page.tally.dismissed += self._faults.new(sight.entry)
         elif sight.mark == b"foreign_expiry":
-            self._tally.foreign_expiries += self._faults.new(sight.entry)
-            if len(self._tally.foreign_ids) < NAMED:
-                self._tally.foreign_ids.append(sight.entry)
+            page.tally.foreign_expiries += self._faults.new(sight.entry)
+            page.tally.foreign_ids.append(sight.entry)
         elif sight.mark:
-            self._faults.hint(sight.entry, place)
+            self._faults.hint(sight.entry, page)
 
     def _walk_index(self, place: Place) -> None:
         page_done = self._pages(WalkStage.INDEX)
         for cursor, entries in self._keyspace.index(place[1]):
-            self._place = self._faults.place or place
+            page = self._faults.page(place)
             for entry in self._orphans.find(entries):
-                self._faults.hint(entry, place)
-            self._tally.entries += len(entries)
-            if cursor:
-                place = (WalkStage.INDEX, cursor)
-            self._end_page(place)
+                self._faults.hint(entry, page)
+            page.tally.entries = len(entries)
+            place = (WalkStage.INDEX, cursor)
+            self._end_page(page, place if cursor else None)
             page_done()
 
-    def _end_page(self, place: Place) -> None:
-        """Settle what can be settled; what comes after `place` is not visited yet."""
+    def _end_page(self, page: Page, following: Place | None) -> None:
+        """Settle what can be settled; the walk goes on at the place `following`, None at its end."""
+        page.visited, self._next = True, following
         self._faults.settle()
-        self._place = self._faults.place or place
-        if time.monotonic() >= self._saved_at + CHECKPOINT:
+        if time.monotonic() >= self._saved_at + CHECKPOINT and (place := self._faults.place or following):
             self._saved_at = time.monotonic()
-            self._checkpoint(self._cursor(self._place))
+            self._checkpoint(self._cursor(place))
 
     def _pages(self, stage: WalkStage) -> Callable[[], None]:
         """Count the pages of one stage for `progress`."""

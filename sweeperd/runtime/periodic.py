@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 #: The part of the interval by which runs are spread, so that replicas do not all run at the same moment.
 JITTER = 0.1
-#: The host's clock and the monotonic one may differ by so much without the host's having been set, seconds.
-CLOCKS_AGREE = 0.5
+#: How much later than one interval from now a run may be planned without the host's clock having been set, seconds.
+PLANNED_LATE = 0.5
 
 
 class _Interval(IntervalTrigger):  # type: ignore[misc]
@@ -34,6 +34,8 @@ class _Interval(IntervalTrigger):  # type: ignore[misc]
 
 
 class _Job(Protocol):
+    next_run_time: datetime
+
     def modify(self, *, next_run_time: datetime) -> object: ...
 
 
@@ -50,13 +52,13 @@ class PeriodicTask:
         self._longest = longest
         self._idle = threading.Event()
         self._idle.set()
-        #: When it last began or ended: by the monotonic clock, and by the host's.
-        self._changed_at, self._changed_at_wall = time.monotonic(), time.time()
+        #: When it last began or ended, by the monotonic clock.
+        self._changed_at = time.monotonic()
         self._job: _Job | None = None
 
     def schedule(self, scheduler: BackgroundScheduler) -> None:
         """Give the task to the scheduler."""
-        self._mark()
+        self._changed_at = time.monotonic()
         self._job = scheduler.add_job(
             self._run,
             # The scheduler only ever adds its jitter, and a run must not come later than the interval says.
@@ -76,30 +78,28 @@ class PeriodicTask:
 
     def catch_up(self) -> None:
         """
-        Run now if the host's clock was set back and the task is late. The scheduler goes by the host's clock: set back
-        by an hour, it would wait for an hour. The clock was set back where it counted less time than the monotonic one.
+        Run now if the host's clock was set back. The scheduler goes by the host's clock: set back by an hour, it would
+        wait for an hour. What shows it is a run that is planned for later than one interval from now, however busy the
+        host is and whatever was under way when the clock was set.
         """
-        elapsed = time.monotonic() - self._changed_at
-        set_back = time.time() - self._changed_at_wall < elapsed - CLOCKS_AGREE
-        if set_back and elapsed > self._interval + 1 and self._idle.is_set() and self._job is not None:
+        if self._job is None or not self._idle.is_set():
+            return
+        if self._job.next_run_time.timestamp() > time.time() + self._interval + PLANNED_LATE:
             log.warning("the host's clock was set back; running at once", extra={"task": self.name})
-            self._mark()
+            self._changed_at = time.monotonic()
             self._job.modify(next_run_time=datetime.now(UTC))
 
     def join(self, deadline: float) -> bool:
         """Wait until `deadline` (monotonic) for the run that is under way. Returns whether it has ended."""
         return self._idle.wait(max(0.0, deadline - time.monotonic()))
 
-    def _mark(self) -> None:
-        self._changed_at, self._changed_at_wall = time.monotonic(), time.time()
-
     def _run(self) -> None:
         self._idle.clear()
-        self._mark()
+        self._changed_at = time.monotonic()
         try:
             self._work()
         except Exception:
             log.exception("a task failed", extra={"task": self.name})
         finally:
-            self._mark()
+            self._changed_at = time.monotonic()
             self._idle.set()

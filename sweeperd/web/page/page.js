@@ -318,12 +318,25 @@
     return parts.join(" · ");
   }
 
+  // A moment as 2026-11-21 10:00 UTC.
+  const minute = (moment) => `${moment.slice(0, 10)} ${moment.slice(11, 16)} UTC`;
+
+  function replayed(replay) {
+    const only = [replay.tenant, replay.event_type].filter(Boolean).join(", ");
+    return [
+      `Replay of ${minute(replay.since)} to ${minute(replay.until)}`, only && `only ${only}`,
+      `≈ ${counted.format(replay.events - replay.left)} of ${counted.format(replay.events)} handed over`,
+      `begun ${span(replay.running_seconds)} ago`,
+    ].filter(Boolean).join(" · ");
+  }
+
   class Endpoint {
     constructor() {
       this.name = element("b");
       this.place = element("small");
       this.state = element("span", "pill");
       this.why = element("small");
+      this.replay = element("small");
       this.toggle = element("button", "toggle", this.name);
       this.toggle.type = "button";
       this.toggle.setAttribute("aria-expanded", "false");
@@ -335,7 +348,7 @@
       this.chart = new Chart("Waiting events", (value) => counted.format(value), 10);
       this.spark = element("td", "spark", this.chart.root);
       this.root = element(
-        "tr", "", element("td", "", this.toggle, this.place), element("td", "", this.state, this.why),
+        "tr", "", element("td", "", this.toggle, this.place), element("td", "", this.state, this.why, this.replay),
         this.waiting, this.oldest, this.rate, this.letters, this.spark,
       );
     }
@@ -360,6 +373,7 @@
       say(this.state, STATE_NAMES[endpoint.state] ?? endpoint.state);
       dress(this.state, `pill ${level}`);
       say(this.why, explained(endpoint));
+      say(this.replay, endpoint.replay ? replayed(endpoint.replay) : "");
       const known = endpoint.state !== "unknown";
       say(this.waiting, known ? (endpoint.pending_exact ? "" : "≈ ") + counted.format(endpoint.pending) : "–");
       const rate = known && endpoint.rate !== null ? perSecond(endpoint.rate) : "–";

@@ -72,8 +72,10 @@ def test_it_begins_once_and_is_named_by_status(invoke: Run, client: redis.Redis,
     shown = invoke("status", "--json", endpoints=BILLING)
     ((endpoint,),) = [shard["endpoints"] for shard in json.loads(shown.stdout)["shards"]]
     assert endpoint["replay"] == endpoint["replay"] | {"since": since, "tenant": "acme", "events": 3, "left": 3}
+    assert 0 <= endpoint["replay"]["running_seconds"] < 60
     text = invoke("status", endpoints=BILLING).stdout
-    assert f"a replay since {since} is running, about 3 of 3 events left" in text
+    assert f"replay of {since} to " in text
+    assert " ago: about 0 of 3 handed over" in text
     assert "_replay" not in text
     assert "_replay" not in invoke("endpoints", "list", endpoints=BILLING).stdout
 

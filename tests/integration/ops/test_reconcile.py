@@ -226,7 +226,7 @@ def test_a_walk_counts_the_same_wherever_it_was_interrupted(shard: Shard) -> Non
     unbroken, whole = StopsAt(10**9), counts(reconcile(shard, SweepSettings(), FAST))
     reconcile(shard, SweepSettings(), FAST, stop=unbroken)
     resumed = 0
-    for asked in range(1, 10**9 - unbroken.left, 7):
+    for asked in range(1, 10**9 - unbroken.left, 17):
         places = list[WalkCursor]()
         with contextlib.suppress(Interrupted):
             reconcile(shard, SweepSettings(), FAST, stop=StopsAt(asked), checkpoint=places.append)
@@ -234,7 +234,7 @@ def test_a_walk_counts_the_same_wherever_it_was_interrupted(shard: Shard) -> Non
             report = reconcile(shard, SweepSettings(), FAST, resume=places[-1])
             assert (asked, counts(report)) == (asked, whole)
             resumed += report.resumed
-    assert resumed > 5
+    assert resumed > 2
 
 
 @pytest.mark.newest_redis

@@ -11,7 +11,7 @@ from sweeperd.delivery.attempt import Attempt
 from sweeperd.delivery.endpoint_state import CircuitNote
 from sweeperd.metrics import Metrics
 from sweeperd.ops.details import Details, ReasonCount
-from sweeperd.ops.endpoint_status import EndpointStatus
+from sweeperd.ops.endpoint_status import EndpointStatus, ReplayStatus
 from sweeperd.ops.health_summary import ShardView
 from sweeperd.ops.last_walk import LastWalk
 from sweeperd.ops.processes import Processes, ProcessNote
@@ -161,7 +161,16 @@ def busy() -> Shards:
                     replica("sweeperd-6d9f-1", rate=0.02),
                 ),
             ),
-            EndpointStatus("warehouse", dead_letters=4, processes=2, rate=Rate(8.1, 60.0), replicas=(replica("a"),)),
+            EndpointStatus(
+                "warehouse",
+                dead_letters=4,
+                processes=2,
+                rate=Rate(8.1, 60.0),
+                replicas=(replica("a"),),
+                replay=ReplayStatus(
+                    NOW_MS - 7_200_000, NOW_MS - 3_600_000, "acme", None, NOW_MS - 240_000, events=12_000, left=4_500
+                ),
+            ),
         ),
         dead_letters=4,
         rate=Rate(8.42, 60.0),

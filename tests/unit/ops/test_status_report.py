@@ -28,6 +28,9 @@ def test_the_busy_hour() -> None:
     assert (eu["status"]["overdue"], eu["status"]["in_grace"], eu["status"]["quarantined"]) == (9, 34, 3)
     assert [endpoint["state"] for endpoint in eu["status"]["endpoints"]] == ["open", "failing", "open"]
     assert us["status"]["sweeping"] == "sweeperd-6d9f-2"
+    replays = [endpoint["replay"] for endpoint in eu["status"]["endpoints"]]
+    assert replays[:2] == [None, None]
+    assert replays[2] == replays[2] | {"running_seconds": 240, "events": 12_000, "left": 4_500, "tenant": "acme"}
     lengths = {len(values) for values in eu["history"].values()}
     assert lengths == {240} == {len(endpoint["history"]) for endpoint in eu["status"]["endpoints"]}
 

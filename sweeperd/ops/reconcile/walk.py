@@ -100,8 +100,8 @@ class _Walk:
             self._walk_index(place)
             self._faults.settle(all_of_them=True)
         except Interrupted:
-            if place := self._faults.place or self._next:
-                self._checkpoint(self._cursor(place))
+            if at := self._faults.place or self._next:
+                self._checkpoint(self._cursor(at))
             raise
         drifts, unjudged = self._judge.confirm(self._differences, self._size, self._pages(WalkStage.AGAIN))
         for key, drift in drifts.items():

@@ -69,12 +69,18 @@ def _check_unbroken(trials: Trials, mutants: Sequence[Mutant]) -> None:
 
 
 def _try_all(trials: Trials, mutants: Sequence[Mutant]) -> list[dict[str, object]]:
+    """Try each mutant; one that only a limit of time has caught is tried a second time."""
     waiting, rows = list(reversed(mutants)), []
+    again: set[str] = set()
     while waiting or not trials.idle:
         while waiting and not trials.full:
             mutant = waiting.pop()
             trials.start(mutant, choice.tests_of(choice.PACKAGE / mutant.file))
         trial = trials.wait()
+        if trial.timed_out and trial.mutant.name not in again:
+            again.add(trial.mutant.name)
+            waiting.append(trial.mutant)
+            continue
         rows.append(report.row(trial))
         click.echo(f"{len(rows)}/{len(mutants)} {trial.verdict} {trial.seconds:.0f}s {trial.mutant.name}", err=True)
     return sorted(rows, key=lambda row: (report.file_of(row), row["line"]))

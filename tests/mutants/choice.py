@@ -35,6 +35,7 @@ _ENDPOINT_STATE = (
     "tests/integration/delivery/test_circuit_state.py",
     "tests/integration/cli/test_endpoints.py",
 )
+_REPLAYS = ("tests/integration/delivery/test_replays.py", "tests/integration/cli/test_replay_span.py")
 _QUARANTINE = ("tests/integration/cli/test_quarantine.py",)
 _RECONCILE = (
     "tests/integration/ops/test_reconcile.py",
@@ -47,9 +48,14 @@ _GRACE = ("tests/integration/sweep/test_grace_cache.py", "tests/integration/swee
 #: The beginning of a script's name -> its tests; the longest beginning counts.
 _SCRIPT_TESTS = {
     "delivery/": _OUTBOX,
+    "delivery/begin_replay": _REPLAYS,
+    "delivery/cancel_replay": _REPLAYS,
+    "delivery/end_replay": _REPLAYS,
     "delivery/make_due": ("tests/integration/cli/test_endpoints.py", *_OUTBOX),
+    "delivery/make_group": (*_OUTBOX, "tests/integration/delivery/test_start.py", *_REPLAYS),
     "delivery/relay": ("tests/integration/delivery/test_relay.py",),
     "delivery/set_": _ENDPOINT_STATE,
+    "delivery/take_tokens": ("tests/integration/delivery/test_rate_limit.py",),
     "lease/": ("tests/integration/store/test_lease.py",),
     "ledger/": _LEDGER,
     "ops/": _QUARANTINE,
@@ -58,6 +64,7 @@ _SCRIPT_TESTS = {
     "ops/one_node": _RECONCILE,
     "ops/rate": _STATUS,
     "ops/reconcile": _RECONCILE,
+    "ops/reconcile_kind": ("tests/integration/cli/test_kind_tools.py",),
     "ops/record_action": ("tests/integration/cli/test_actions.py", *_QUARANTINE),
     "ops/repair_budget": _RECONCILE,
     "ops/replay": ("tests/integration/cli/test_replay.py", "tests/integration/cli/test_dead_letters.py"),

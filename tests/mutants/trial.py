@@ -36,12 +36,16 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Trial:
-    """A mutant's verdict, the test that caught it (empty where it ran out of time or none did), and the seconds."""
+    """
+    A mutant's verdict, the test that caught it (empty where it ran out of time or none did), and the seconds.
+    `timed_out`: a limit of time caught it, which a busy machine may have passed without a mutant as well.
+    """
 
     mutant: Mutant
     verdict: Verdict
     caught_by: str
     seconds: float
+    timed_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,15 +99,21 @@ class Trials:
             os.waitpid(child, 0)
         del self._running[child]
         verdict = Verdict.SURVIVED if survived else Verdict.CAUGHT
-        return Trial(trial.mutant, verdict, _failed_test(trial.output), time.monotonic() - trial.started)
+        text = trial.output.read_text(encoding="utf-8", errors="replace")
+        timed_out = not survived and (reap or any(words in text for words in _TIME_LIMITS))
+        return Trial(trial.mutant, verdict, _failed_test(text), time.monotonic() - trial.started, timed_out)
 
 
 _AS_IT_IS = Mutant("", 0, "", "", "", "")
 
 
-def _failed_test(output: Path) -> str:
+#: What a test prints that has waited for too long: for anything, for a condition, for requests.
+_TIME_LIMITS = ("Failed: Timeout", "AssertionError: not so within", "AssertionError: after ")
+
+
+def _failed_test(output: str) -> str:
     """The first test that the run names as failed."""
-    for line in output.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in output.splitlines():
         if line.startswith(("FAILED ", "ERROR ")):
             return line.split(" ")[1]
     return ""

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import gc
 import logging
 import math
 import os
@@ -19,6 +18,7 @@ from sweeperd.errors import ConfigError
 from sweeperd.metrics import Metrics
 from sweeperd.ops.signing_keys import jwks
 from sweeperd.runtime.daemon import Daemon
+from sweeperd.runtime.memory import give_back
 from sweeperd.runtime.one_core import OneCore, is_wanted
 from sweeperd.runtime.role import Role
 from sweeperd.runtime.systemd import SystemdNotifier
@@ -153,6 +153,7 @@ class Service:
 
     def _reload(self) -> None:
         """Take the settings as they are now, or refuse them and go on with those there are."""
+        self._clear_up()
         self._reload_wanted = False  # before the file is read: a signal from here on may be about a newer one
         self._notifier.reloading()
         try:
@@ -216,7 +217,7 @@ class Service:
         """
         if self._last_work is not None and not self._finishing:
             self._last_work = None
-            gc.collect()
+            give_back()
 
     @property
     def _finishing(self) -> bool:

@@ -245,6 +245,12 @@ def any_match(patterns: Sequence[str], key: str) -> bool:
     return any(re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), key, re.DOTALL) for pattern in patterns)
 
 
+def may_meet(one: str, other: str) -> bool:
+    """Whether there may be a key that matches both patterns, by what they begin with."""
+    first, second = one.partition("*")[0], other.partition("*")[0]
+    return first.startswith(second) or second.startswith(first)
+
+
 def check_kinds(kinds: Sequence[KindSettings], reservations: bool) -> None:
     """Raises ValueError where two kinds, or a kind and reservations, are in each other's way."""
     names: set[str] = set()

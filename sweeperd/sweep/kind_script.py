@@ -16,7 +16,7 @@ ARGV[4] -> trace id for the event
 import re
 from collections.abc import Iterable, Sequence
 
-from sweeperd.config.kinds import OWN_KEYS, RESERVATION_KEYS, KindSettings
+from sweeperd.config.kinds import OWN_KEYS, RESERVATION_KEYS, KindSettings, may_meet
 from sweeperd.store.scripts import expand
 from sweeperd.sweep.kind_templates import command_list, field_checks, has_quick_plan, needed_fields, quick_plan, quoted
 
@@ -71,6 +71,8 @@ def _writable(kind: KindSettings, kinds: Sequence[KindSettings], reservations: b
     forbidden = [f"{OWN_KEYS}*", *(other.entry_pattern for other in kinds), *(other.index for other in kinds)]
     if reservations:
         forbidden += [f"{stem}*" for stem in RESERVATION_KEYS]
+    # A key that may be written cannot match a pattern that begins otherwise.
+    forbidden = [each for each in forbidden if any(may_meet(each, pattern) for pattern in kind.write_patterns)]
     # The keys of templates match the patterns that are derived from them.
     allowed = "true" if kind.writes is None else _any_match(kind.writes)
     yield "-- @include kind_pattern\nlocal sub = string.sub"
@@ -229,10 +231,8 @@ def _script_body(kind: KindSettings) -> Iterable[str]:
     given = ["sandbox.reader(ARGV[2], readable)", json, *_libraries(kind.script or "")]
     yield f"local decide, plan_of, broken = sandbox.load(user, {quoted(FILE_FAILED)}, {', '.join(given)})"
     yield "if broken then\n  return broken\nend"
-    yield "local verdict, detail, problem, failure = run_checks(function()"
-    yield "  local said, what = sandbox.run('decide', decide, hash, clock.now, ARGV[1])"
-    yield f"  return sandbox.verdict(said, what, clock.now, {kind.max_wait_ms})"
-    yield "end)"
+    yield "local verdict, detail, problem, failure ="
+    yield f"  run_checks(sandbox.decided, decide, {kind.max_wait_ms}, hash, clock.now, ARGV[1])"
     yield _STOP
     yield "if verdict == 'skip' then\n  return entry.drop('skipped', detail)\nend"
     yield "if verdict == 'quarantine' then\n  return entry.set_aside(detail)\nend"
@@ -240,10 +240,7 @@ def _script_body(kind: KindSettings) -> Iterable[str]:
     yield "if verdict == 'wait' then\n  return entry.move(detail)\nend"
     yield f"if verdict == 'extend' then\n  return entry.move(detail, {quoted(kind.deadline)})\nend"
     yield "local list, event_bytes"
-    yield "list, event_bytes, problem, failure = run_checks(function()"
-    yield "  local commands, fields = sandbox.run('plan', plan_of, hash, clock.now, ARGV[1])"
-    yield "  return commands, sandbox.event(commands, fields, event)"
-    yield "end)"
+    yield "list, event_bytes, problem, failure = run_checks(sandbox.planned, plan_of, event, hash, clock.now, ARGV[1])"
     yield _STOP
     yield "-- @include kind_quick_list"
     yield f"local checked = kind_quick_list(list, ARGV[2], writable, {kind.max_writes}, event_bytes)"

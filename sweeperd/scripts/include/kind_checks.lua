@@ -9,10 +9,10 @@ local function refuse_plan(why)
   fail_check('INVALID_PLAN', why)
 end
 
--- Runs these checks. Returns two values of theirs; or nil, nil, then the {reason = .., why = ..} of a check that failed, or
+-- Runs these checks on these values. Returns two values of theirs; or nil, nil, then the {reason = .., why = ..} of a check that failed, or
 -- nil and the error of the server.
-local function run_checks(body)
-  local ok, first, second = pcall(body)
+local function run_checks(body, ...)
+  local ok, first, second = pcall(body, ...)
   if ok then
     return first, second
   end

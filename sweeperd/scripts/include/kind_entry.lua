@@ -85,14 +85,16 @@ do
   local function expire(event, checked, expires_text, lag, retention, ...)
     local missing, messages, writes = checked.missing or '[]', checked.messages, checked.writes
     event[#event + 1], event[#event + 2] = 'missing', missing
-    need('ZREM', index, id)
-    need('ZADD', index, expires_text, id)
-    need('XADD', events, '*', 'f', 'v')
-    if retention == '0' then
-      need('DEL', key)
-    else
-      need('HSET', key, 'f', 'v')
-      need('PEXPIRE', key, retention)
+    if has_right then
+      need('ZREM', index, id)
+      need('ZADD', index, expires_text, id)
+      need('XADD', events, '*', 'f', 'v')
+      if retention == '0' then
+        need('DEL', key)
+      else
+        need('HSET', key, 'f', 'v')
+        need('PEXPIRE', key, retention)
+      end
     end
     -- Messages go out before anything is written, because Redis may refuse one.
     for i = 1, messages and #messages or 0 do

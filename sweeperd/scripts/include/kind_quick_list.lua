@@ -9,8 +9,23 @@ do
   local attempt, find, type, next, unpack = redis.pcall, string.find, type, next, unpack
   local row = {false, false}
 
-  local function is_number(text)
-    return type(text) == 'string' and #text <= DIGITS and (find(text, INTEGER) or text == '0')
+  -- What has been checked so far, since a plan names few texts again and again: text -> number of the amounts, and the
+  -- texts that are names of keys and fields.
+  local numbers, names = {}, {}
+
+  -- The text as a number; nil where it is none, or too long for this way.
+  local function number_of(text)
+    if type(text) == 'string' and #text <= DIGITS and (text == '0' or find(text, INTEGER)) then
+      numbers[text] = text + 0
+      return numbers[text]
+    end
+  end
+
+  local function is_name(text)
+    if type(text) == 'string' then
+      names[text] = true
+      return true
+    end
   end
 
   -- The name, field, amount, least sum and bytes of a HINCRBY; nil where it is not so plain. Its words are read raw.
@@ -18,37 +33,37 @@ do
     local length = 0
     for _ in next, words do
       length = length + 1
-      if length > 6 then
-        return nil
-      end
     end
-    local command, name, field, amount, word, least = unpack(words, 1, 6)
-    if command ~= 'HINCRBY' or type(name) ~= 'string' or type(field) ~= 'string' or not is_number(amount) then
+    local command, name, field, text, word, least_text = unpack(words, 1, 6)
+    if command ~= 'HINCRBY' or (length ~= 4 and (length ~= 6 or word ~= 'MIN'))
+      or not (names[name] or is_name(name)) or not (names[field] or is_name(field)) then
       return nil
     end
-    if length == 4 then
-      return name, field, amount + 0, nil, #name + #field + #amount
-    elseif length == 6 and word == 'MIN' and is_number(least) then
-      return name, field, amount + 0, least + 0, #name + #field + #amount + #least + 3
+    local amount = numbers[text] or number_of(text)
+    if amount and length == 4 then
+      return name, field, amount, nil, #name + #field + #text
+    end
+    local least = amount and (numbers[least_text] or number_of(least_text))
+    if least then
+      return name, field, amount, least, #name + #field + #text + #least_text + 3
     end
   end
 
-  -- The values of so many fields, where the script's last HMGET of the key named all of them. A later call uses the table
-  -- again.
-  local function known(name, count, fields)
-    local read, values = sandbox.fields_read[name], sandbox.values_read[name]
+  -- The values of so many fields of a key, where the script has read all of them. A later call uses the table again.
+  local function read_before(name, count, fields)
+    local pairs_read = sandbox.known[name]
     for i = 1, count do
-      local field, found = fields[i], nil
-      for j = 1, read and #read or 0 do
-        if read[j] == field then
-          found = values[j]
+      local field, value = fields[i], nil
+      for j = 1, pairs_read and 7 or 0, 2 do
+        if pairs_read[j] == field then
+          value = pairs_read[j + 1]
           break
         end
       end
-      if found == nil then
+      if value == nil then
         return nil
       end
-      row[i] = found
+      row[i] = value
     end
     return row
   end
@@ -63,7 +78,7 @@ do
     if not quick_writable(name, key, writable) then
       return false
     end
-    local values = known(name, count, fields) or attempt('HMGET', key, unpack(fields, 1, count))
+    local values = read_before(name, count, fields) or attempt('HMGET', key, unpack(fields, 1, count))
     for i = 1, count do
       values[i] = quick_sum(values[i], amounts[i], leasts[i])
       if not values[i] then

@@ -6,12 +6,12 @@
 local sandbox
 do
   local attempt, find, format = redis.pcall, string.find, string.format
-  local MAX_READS, MAX_KEPT, MAX_TIME, MAX_EVENT = 64, 64, 9007199254740992, 64
+  local MAX_READS, MAX_TIME, MAX_EVENT = 64, 9007199254740992, 64
   -- The first trouble of the server that a read met. It stays, also where the script's own pcall has caught it.
   local trouble
-  -- By name of a key: the fields of the last HMGET of it, and their values. They hold until the first write, so the check
-  -- of the plan need not read them again. The script gets a table of its own, which it may change.
-  local fields_read, values_read = {}, {}
+  -- Name of a key -> the first four fields of the last HMGET of it, each before its value. The values hold until the first
+  -- write, so the check of the plan need not read them again. The script gets a table of its own, which it may change.
+  local known = {}
 
   local function is_read(name)
     return name == 'HMGET' or name == 'HGET' or name == 'GET' or name == 'EXISTS' or name == 'HEXISTS' or name == 'HLEN'
@@ -48,9 +48,8 @@ do
         return reply or nil
       end
       if name == 'HMGET' and reply[1] ~= nil then
-        if #reply <= MAX_KEPT then
-          fields_read[key], values_read[key] = {...}, {unpack(reply)}
-        end
+        local first, second, third, fourth = ...
+        known[key] = {first, reply[1], second, reply[2], third, reply[3], fourth, reply[4]}
         return reply
       end
       if reply.err then
@@ -106,8 +105,9 @@ do
     return reason
   end
 
-  -- What `decide` returned: 'expire', or the verdict and its checked detail.
-  local function verdict_of(verdict, detail, now, max_wait)
+  -- Runs `decide`. Returns 'expire', or the verdict and its checked detail.
+  local function decided(decide, max_wait, hash, now, id)
+    local verdict, detail = run('decide', decide, hash, now, id)
     if verdict == 'expire' then
       return verdict
     elseif verdict == 'skip' then
@@ -125,8 +125,9 @@ do
     garbage('decide returned ' .. tostring(verdict))
   end
 
-  -- Checks that `plan` returned a list and fields, and adds the fields to the event. Returns their bytes.
-  local function event_fields(list, fields, event)
+  -- Runs `plan`, and adds the fields that it returned to the event. Returns its list, and the bytes of the fields.
+  local function planned(plan, event, hash, now, id)
+    local list, fields = run('plan', plan, hash, now, id)
     if list == 'quarantine' then
       fail_check(reason_of(fields), '')
     end
@@ -144,11 +145,8 @@ do
       event[length + 1], event[length + 2] = 'data.' .. name, value
       length = length + 2
     end
-    return bytes
+    return list, bytes
   end
 
-  sandbox = {
-    reader = reader, load = load_file, run = run, verdict = verdict_of, event = event_fields,
-    fields_read = fields_read, values_read = values_read,
-  }
+  sandbox = {reader = reader, load = load_file, decided = decided, planned = planned, known = known}
 end

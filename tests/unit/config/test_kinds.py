@@ -4,9 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import text
 
 from sweeperd.config.kind_commands import Amount, Command, Field, parse_command, parse_word
-from sweeperd.config.kinds import any_match
+from sweeperd.config.kinds import any_match, may_meet
 from sweeperd.errors import ConfigError
 from tests.support.fixtures import Load
 
@@ -187,3 +189,9 @@ def test_words_are_split_before_they_are_filled() -> None:
 )
 def test_only_the_star_is_special(pattern: str, key: str, matches: bool) -> None:
     assert any_match([pattern], key) is matches
+
+
+@given(text("ab*", min_size=1), text("ab*", min_size=1), text("ab"))
+def test_patterns_that_cannot_meet_have_no_key_in_common(one: str, other: str, key: str) -> None:
+    if any_match([one], key) and any_match([other], key):
+        assert may_meet(one, other)

@@ -59,8 +59,8 @@ do
     return mentions, each, missing
   end
 
-  -- The refusal where none of the scopes has a budget in this unit. stem is what comes before <scope>:<unit> in the
-  -- name of a budget. The other units of the protocol are tried, because a wrong unit is the usual mistake.
+  -- The refusal of a request for which no scope has a budget in its unit. stem: the beginning of a budget's key, which
+  -- <scope>:<unit> follows. The other units of the protocol are tried, because a wrong unit is the usual mistake.
   local function none(scopes, unit, stem)
     for i = 1, #scopes do
       for _, other in ipairs({'USD_MICROCENTS', 'TOKENS', 'CREDITS', 'RISK_POINTS'}) do
@@ -72,8 +72,8 @@ do
     return {'refused', 'NO_BUDGET', scopes[#scopes]}
   end
 
-  -- The budgets that a request names, as budgets.read returns them; nil and the refusal where there is none in this
-  -- unit. stem is what comes before <scope>:<unit> in the name of a budget.
+  -- The budgets of the scopes that a request names, as budgets.read returns them; or nil and the refusal, where no scope
+  -- has a budget in this unit. stem: the beginning of a budget's key, which <scope>:<unit> follows.
   function budgets.named(keys, scopes, unit, stem)
     local mentions, each, missing = budgets.read(keys, scopes)
     if mentions and #each == 0 then

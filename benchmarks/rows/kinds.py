@@ -23,18 +23,10 @@ from sweeperd.store.keys import Keys
 from sweeperd.sweep.configured_kinds import configured
 from sweeperd.sweep.kind import Kind
 from sweeperd.sweep.reservations import reservations
+from tests.support.kind_settings import BUDGET_HOLD
 
 EVENT = ["scope_path", "estimate_unit", "estimate_amount", "created_at", "grace_ms", "extension_count"]
-COMMON: dict[str, Any] = {
-    "name": "budget-hold",
-    "index": "reservation:ttl",
-    "key": "reservation:res_{id}",
-    "deadline": "expires_at",
-    "ended": {"state": "EXPIRED"},
-    "tenant": "tenant",
-    "retention": "30d",
-}
-DECLARED = COMMON | {
+DECLARED = BUDGET_HOLD | {
     "active": {"state": "ACTIVE"},
     "give_back": [
         f"HINCRBY budget:{{scope_{number}}}:{{estimate_unit}} {move}"
@@ -43,7 +35,11 @@ DECLARED = COMMON | {
     ],
     "event": EVENT,
 }
-SCRIPTED = COMMON | {"script": "file:kind.lua", "fields": ["state", "budgeted_scopes", *EVENT], "writes": ["budget:*"]}
+SCRIPTED = BUDGET_HOLD | {
+    "script": "file:kind.lua",
+    "fields": ["state", "budgeted_scopes", *EVENT],
+    "writes": ["budget:*"],
+}
 BLIND = """
 function decide(r)
   if r.state ~= 'ACTIVE' then return 'skip', r.state end

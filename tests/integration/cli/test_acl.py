@@ -14,22 +14,18 @@ from sweeperd.store.embedded import Server
 from tests.integration.conftest import Cli
 from tests.support.acl import ACL, PASSWORD, refusals, rules
 from tests.support.harness import Daemon, daemon, environment, eventually, once, reserve
+from tests.support.kind_settings import SEAT_HOLD, hold_seats
 from tests.support.receiver import Receiver
 
 ROOT = Path(__file__).parents[3]
 #: A kind with templates, one with a script, a channel, an endpoint that asks for spikes, and Cycles.
-SETTINGS = """
+SETTINGS = (
+    """
 [cycles]
 enabled = true
-
-[[kinds]]
-name = "seat-hold"
-index = "seats:ttl"
-key = "seats:hold:{id}"
-deadline = "expires_at"
-active = { state = "HELD" }
-ended = { state = "EXPIRED" }
-retention = "0s"
+"""
+    + SEAT_HOLD
+    + """retention = "0s"
 give_back = [
   "HINCRBY seats:{show} free {qty}", "INCRBY seats:count 1", "LPUSH seats:log:{show} {id}", "PUBLISH seats.{show} {id}",
 ]
@@ -50,6 +46,7 @@ name = "billing"
 url = "%s"
 events = ["reservation", "seat-hold", "session", "reservation.expiry_rate_spike"]
 """
+)
 
 
 def environment_of(tmp_path: Path, url: str, receiver: str, **settings: object) -> dict[str, str]:
@@ -66,9 +63,7 @@ def fill(client: redis.Redis) -> None:
     client.hset("seats:hamlet", "free", 1)
     client.set("seats:count", 1)
     for number, quantity in enumerate(("1", "none")):
-        hold: dict[Any, Any] = {"state": "HELD", "show": "hamlet", "qty": quantity, "expires_at": 10**12}
-        client.hset(f"seats:hold:{number}", mapping=hold)
-        client.zadd("seats:ttl", {str(number): 10**12})
+        hold_seats(client, str(number), quantity, 10**12)
     for number, state in enumerate(("ACTIVE", "")):
         session: dict[Any, Any] = {"state": state, "user": "ada", "expires_at": 10**12, "last_seen": 1, "idle_ms": 1000}
         client.hset(f"sessions:{number}", mapping=session)

@@ -14,6 +14,7 @@ from tests.fixture.verify import differences
 from tests.lua.builders import FAR_FUTURE, INT64_MAX, INT64_MIN, RID, SCOPES, World, json_bytes, seed
 from tests.lua.kinds.world import TRACE, settings_of
 from tests.lua.test_expire_quarantine import BAD_AMOUNTS, BAD_INT64, BAD_TIMES
+from tests.support.kind_settings import BUDGET_HOLD
 
 #: What expire.lua decides, as a user would write it. A plan has 64 writes at most, so an entry has 32 scopes at most.
 SCRIPT = r"""
@@ -109,17 +110,7 @@ function plan(r)
   return writes, {unit = unit, amount = amount}
 end
 """
-KIND: dict[str, Any] = {
-    "name": "budget-hold",
-    "index": "reservation:ttl",
-    "key": "reservation:res_{id}",
-    "deadline": "expires_at",
-    "ended": {"state": "EXPIRED"},
-    "tenant": "tenant",
-    "retention": "30d",
-    "script": SCRIPT,
-    "writes": ["budget:*"],
-}
+KIND = BUDGET_HOLD | {"script": SCRIPT, "writes": ["budget:*"]}
 #: How each case is made, and what the kind answers where it has another word for the same.
 CASES: dict[str, tuple[Callable[[World], object], dict[str, str]]] = {
     "expired": (lambda world: None, {}),

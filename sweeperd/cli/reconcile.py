@@ -1,9 +1,7 @@
 """`sweeperd reconcile`."""
 
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import click
 
@@ -12,12 +10,13 @@ from sweeperd.cli.options import Exit, Options, json_option, kind_of, shard_opti
 from sweeperd.cli.output import Output
 from sweeperd.cli.reconcile_kind import KindWalks
 from sweeperd.cli.reconcile_output import Document, document, show, summary
+from sweeperd.cli.reconcile_progress import shown_progress
 from sweeperd.cli.repair_budget import repair_budget
 from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import Settings
 from sweeperd.ops.actions import Action
 from sweeperd.ops.last_walk import read_last_report
-from sweeperd.ops.reconcile import FINDINGS, ReconcileReport, WalkProgress, WalkStage, mend, reconcile
+from sweeperd.ops.reconcile import FINDINGS, ReconcileReport, mend, reconcile
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import RESERVATIONS
 
@@ -115,7 +114,7 @@ def _walk_and_mend(
     """Returns whether something that was found is left."""
 
     def walk(shard: Shard) -> ReconcileReport:
-        with _progress(shard.name) as progress:
+        with shown_progress(shard.name) as progress:
             return reconcile(shard, settings.sweep, rate, limit=limit, progress=progress)
 
     walked = for_each_shard(shards, walk, troubles)
@@ -146,26 +145,3 @@ def _mend(walked: Sequence[Walked], troubles: Troubles) -> list[Walked]:
         reports[shard.name] = report
         leave_record(shard, Action.REPAIR, "index", sum(report.mended.values()))
     return [(shard, reports[shard.name]) for shard in shards]
-
-
-@contextlib.contextmanager
-def _progress(shard: str) -> Iterator[WalkProgress]:
-    """A progress bar with an estimate, on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-    with contextlib.ExitStack() as bars:
-        bar: Any = None
-        at: WalkStage | None = None
-
-        def progress(stage: WalkStage, done: int, total: int) -> None:
-            nonlocal bar, at
-            if stage is not at:
-                bars.close()
-                label = f"{shard}: {stage.value}"
-                bar = bars.enter_context(click.progressbar(length=total, label=label, show_eta=True, file=sys.stderr))
-                at = stage
-            bar.length = total
-            bar.update(min(done, total) - bar.pos)
-
-        yield progress

@@ -8,6 +8,7 @@ import click
 from sweeperd.cli.actions import leave_record
 from sweeperd.cli.output import Cell, Output
 from sweeperd.cli.reconcile_output import printable_lines
+from sweeperd.cli.reconcile_progress import shown_progress
 from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import Settings
 from sweeperd.config.kinds import KindSettings
@@ -33,9 +34,7 @@ class KindWalks:
 
     def run(self, output: Output, shards: Sequence[Shard], troubles: Troubles, *, repair: bool, yes: bool) -> bool:
         """Walk, show, and mend where that is asked for. Returns whether something that was found is left."""
-        walked = for_each_shard(
-            shards, lambda each: reconcile_kind(each, self.settings, self.kind, self.rate, self.limit), troubles
-        )
+        walked = for_each_shard(shards, self._walk, troubles)
         count = sum(len(report.mendable) for _, report in walked)
         if repair and count:
             if not yes:
@@ -44,6 +43,10 @@ class KindWalks:
             walked = self._mend(walked, troubles)
         _show(output, walked, troubles, repair=repair)
         return any(report.remaining for _, report in walked)
+
+    def _walk(self, shard: Shard) -> KindReport:
+        with shown_progress(shard.name) as progress:
+            return reconcile_kind(shard, self.settings, self.kind, self.rate, self.limit, progress)
 
     def _mend(self, walked: Sequence[Walked], troubles: Troubles) -> list[Walked]:
         """The same, mended; a shard that fails keeps its report as it was."""

@@ -15,7 +15,8 @@ cursor of SCAN means nothing to another server, so that reservations would be le
 
 from sweeperd.ops.reconcile.budgets import BudgetVerdict, judge_budget
 from sweeperd.ops.reconcile.cursor import WalkCursor
-from sweeperd.ops.reconcile.kinds import KindFault, KindReport, mend_kind, reconcile_kind
+from sweeperd.ops.reconcile.kind_report import KindFault, KindReport, KindStage
+from sweeperd.ops.reconcile.kinds import mend_kind, reconcile_kind
 from sweeperd.ops.reconcile.mend import mend, repair_budget
 from sweeperd.ops.reconcile.report import FINDINGS, Fault, Finding, ReconcileReport, WalkStage, counts_text
 from sweeperd.ops.reconcile.walk import WalkProgress, reconcile
@@ -27,6 +28,7 @@ __all__ = [
     "Finding",
     "KindFault",
     "KindReport",
+    "KindStage",
     "ReconcileReport",
     "WalkCursor",
     "WalkProgress",

@@ -6,10 +6,9 @@ The first sight of a fault is a hint only. A second later a script reads hash, i
 only what it confirms is a finding. Whether a hash is active says the kind's own script, with writes that are not sent.
 """
 
-import enum
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -20,120 +19,41 @@ from sweeperd.config.kind_commands import ID, Field, Word, parse_word
 from sweeperd.config.kinds import KindSettings
 from sweeperd.ops.explain import explain
 from sweeperd.ops.reconcile.faults import CONFIRM, SETTLE
-from sweeperd.ops.reconcile.keyspace import Keyspace, batches
+from sweeperd.ops.reconcile.keyspace import PAGE, Keyspace, batches
+from sweeperd.ops.reconcile.kind_report import KindFault, KindFinding, KindReport, KindStage
 from sweeperd.ops.reconcile.report import FINDINGS
 from sweeperd.ops.throttle import Throttle
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured_kinds import configured
 from sweeperd.sweep.kind import Kind, Outcome
-from sweeperd.text import decode
 
 #: The outcomes of a hash that is active.
 _ACTIVE = (Outcome.EXPIRED, Outcome.IN_GRACE, Outcome.NOT_DUE)
 _ENTRY = Script("ops/reconcile_kind")
 
 
-class KindFault(enum.StrEnum):
-    """The findings of a configured kind."""
-
-    LOST = "lost"
-    ORPHAN = "orphan"
-    WRONG_SCORE = "wrong_score"
-    SUM_DRIFT = "sum_drift"
-
-    @property
-    def says(self) -> str:
-        """For people."""
-        return _SAYS[self]
-
-    @property
-    def mendable(self) -> bool:
-        """Whether `mend_kind` removes it."""
-        return self is not KindFault.SUM_DRIFT
-
-
-_SAYS = {
-    KindFault.LOST: "active hash that the index lacks; --repair adds it",
-    KindFault.ORPHAN: "index entry without a hash; --repair removes it",
-    KindFault.WRONG_SCORE: "score in the index that is later than the deadline of the hash; --repair sets it",
-    KindFault.SUM_DRIFT: "counter that is not the sum of what the active hashes hold",
-}
-
+#: (stage, keys done so far, keys expected in all)
+KindProgress = Callable[[KindStage, int, int], None]
 #: Key and field of a counter -> the sum that all active hashes hold of it.
 _Sums = Counter[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class KindFinding:
-    """One fault. `subject`: an id, or of a sum the key and the field of the counter. Scores and amounts are text."""
-
-    fault: KindFault
-    subject: bytes
-    found: str
-    expected: str
-    field: bytes = b""
-    mended: bool = False
-
-    def as_dict(self) -> dict[str, object]:
-        """For JSON."""
-        shared = {"fault": self.fault.value, "mended": self.mended}
-        if self.fault is not KindFault.SUM_DRIFT:
-            return shared | {"id": decode(self.subject), "score": self.found or None, "deadline": self.expected or None}
-        counter = {"key": decode(self.subject), "field": decode(self.field)}
-        held, expected = int(self.found), int(self.expected)
-        return shared | counter | {"holds": held, "sum": expected, "difference": held - expected}
-
-
-@dataclass(frozen=True)
-class KindReport:
-    """One walk over one kind in numbers."""
-
-    kind: str
-    hashes: int
-    entries: int
-    #: Active hashes whose amounts or keys of sums cannot be read; and sums that changed during the two walks.
-    unreadable: int
-    unjudged: int
-    found: Mapping[KindFault, int]
-    mended: Mapping[KindFault, int]
-    findings: tuple[KindFinding, ...]
-    #: The ids that `mend_kind` can mend.
-    mendable: tuple[bytes, ...]
-    duration_seconds: float
-
-    @property
-    def remaining(self) -> int:
-        """How many findings are not mended."""
-        return sum(self.found.values()) - sum(self.mended.values())
-
-    def as_dict(self) -> dict[str, object]:
-        """For JSON."""
-        return {
-            "kind": self.kind,
-            "hashes": self.hashes,
-            "index_entries": self.entries,
-            "unreadable": self.unreadable,
-            "sums_unjudged": self.unjudged,
-            "found": {fault.value: self.found.get(fault, 0) for fault in KindFault},
-            "mended": {fault.value: self.mended.get(fault, 0) for fault in KindFault if fault.mendable},
-            "findings": [finding.as_dict() for finding in self.findings],
-            "truncated": len(self.findings) < sum(self.found.values()),
-            "remaining": self.remaining,
-            "duration_seconds": round(self.duration_seconds, 3),
-        }
-
-
 def reconcile_kind(
-    shard: Shard, settings: Settings, kind: KindSettings, rate: float | None = None, limit: int = FINDINGS
+    shard: Shard,
+    settings: Settings,
+    kind: KindSettings,
+    rate: float | None = None,
+    limit: int = FINDINGS,
+    progress: KindProgress = lambda *_: None,
 ) -> KindReport:
     """
-    Walk one kind on one shard. `rate`: keys per second at most. `limit` findings are kept. Raises RedisUnavailable,
-    redis.RedisError.
+    Walk one kind on one shard. `rate`: keys per second at most. `limit` findings are kept. `progress` hears of pages.
+    Raises RedisUnavailable, redis.RedisError.
     """
     began = time.monotonic()
     with shard.reaching():
-        walk = _KindWalk(shard, settings, kind, Throttle(rate))
+        walk = _KindWalk(shard, settings, kind, Throttle(rate), progress)
         findings = [*walk.index_faults(), *walk.sum_faults()]
     found = Counter(finding.fault for finding in findings)
     mendable = tuple(finding.subject for finding in findings if finding.fault.mendable)
@@ -180,6 +100,7 @@ class _KindWalk:
     settings: Settings
     kind: KindSettings
     throttle: Throttle
+    progress: KindProgress
     hashes: int = 0
     entries: int = 0
     unreadable: int = 0
@@ -197,11 +118,13 @@ class _KindWalk:
     def index_faults(self) -> Iterator[KindFinding]:
         """The findings about the index, each confirmed by a second read."""
         hints = dict[bytes, None]()
-        for page in self._ids():
+        for page in self._ids(KindStage.HASHES):
             self.hashes += len(page)
             hints.update(dict.fromkeys(self._suspects(page)))
+        size = self.shard.client.zcard(self._swept.index)
         for _, page in self._keyspace.index():
             self.entries += len(page)
+            self.progress(KindStage.INDEX, self.entries, max(size, self.entries))
             hints.update(dict.fromkeys(self._suspects(page)))
         if hints:
             self.throttle.wait(SETTLE)
@@ -217,7 +140,7 @@ class _KindWalk:
         """The counters that differ from the sum of what active hashes hold, by the same amount in two walks."""
         if not self.kind.sums:
             return
-        (first, held), (second, held_again) = self._sums(), self._sums()
+        (first, held), (second, held_again) = self._sums(KindStage.SUMS), self._sums(KindStage.AGAIN)
         for counter in sorted(first.keys() | held.keys()):
             before, after = (first.get(counter), held[counter]), (second.get(counter), held_again[counter])
             if before != after or before[0] is None:
@@ -226,9 +149,11 @@ class _KindWalk:
                 key, name = counter
                 yield KindFinding(KindFault.SUM_DRIFT, key, str(before[0]), str(before[1]), name)
 
-    def _ids(self) -> Iterator[list[bytes]]:
+    def _ids(self, stage: KindStage) -> Iterator[list[bytes]]:
         """The ids of all hashes that have the name of an entry, page by page. One may come twice."""
-        for _, page in self._keyspace.keys(self._stem):
+        size = self._keyspace.size()
+        for number, (_, page) in enumerate(self._keyspace.keys(self._stem), 1):
+            self.progress(stage, number * PAGE, max(size, number * PAGE))
             names = [key for key in page if key.endswith(self._end) and len(key) > len(self._stem) + len(self._end)]
             yield [key[len(self._stem) : len(key) - len(self._end)] for key in names]
 
@@ -246,11 +171,11 @@ class _KindWalk:
 
     # ---- sums
 
-    def _sums(self) -> tuple[dict[tuple[bytes, bytes], int | None], _Sums]:
+    def _sums(self, stage: KindStage) -> tuple[dict[tuple[bytes, bytes], int | None], _Sums]:
         """What each counter holds (None: no number), and the sums of the active hashes."""
         held, seen = _Sums(), set[bytes]()
         self.unreadable = 0
-        for page in self._ids():
+        for page in self._ids(stage):
             new = [entry for entry in dict.fromkeys(page) if entry not in seen]
             seen.update(new)
             for part in batches(new, CONFIRM):

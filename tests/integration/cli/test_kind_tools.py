@@ -9,24 +9,21 @@ import pytest
 import redis
 
 from sweeperd.config import load
+from sweeperd.ops.reconcile import KindStage, reconcile_kind
 from sweeperd.runtime.once import run_once
 from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
 from tests.integration.cli.test_schemas import check
 from tests.integration.conftest import Ran, Sweeperd
 from tests.support.harness import reserve
+from tests.support.kind_settings import SEAT_HOLD, hold_seats
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 #: The deadline of what is overdue, and of what is not.
 PAST, FUTURE = 1_700_000_000_000, 4_000_000_000_000
-KINDS = """
-[[kinds]]
-name = "seat-hold"
-index = "seats:ttl"
-key = "seats:hold:{id}"
-deadline = "expires_at"
-active = { state = "HELD" }
-ended = { state = "EXPIRED" }
-tenant = "customer"
+KINDS = (
+    SEAT_HOLD
+    + """tenant = "customer"
 give_back = ["HINCRBY seats:{show} free {qty}", "HINCRBY seats:{show} held -{qty} MIN 0", "LPUSH seats:log {id}"]
 event = ["show", "qty"]
 sums = [{ key = "seats:{show}", field = "held", of = "qty" }]
@@ -40,6 +37,7 @@ ended = { state = "EXPIRED" }
 script = "file:lock.lua"
 writes = ["owners:*"]
 """
+)
 LOCK = """
 function decide(hash, now)
   if hash.state ~= 'HELD' then return 'skip', hash.state end
@@ -65,9 +63,7 @@ class Kinds:
         self.lock("l1")
 
     def hold(self, entry: str, *, qty: object, deadline: int = PAST) -> None:
-        fields: dict[Any, Any] = {"state": "HELD", "show": "hamlet", "qty": qty, "customer": "c1"}
-        self.client.hset(f"seats:hold:{entry}", mapping=fields | {"expires_at": deadline})
-        self.client.zadd("seats:ttl", {entry: deadline})
+        hold_seats(self.client, entry, qty, deadline, customer="c1")
 
     def lock(self, entry: str, **fields: Any) -> None:
         lock: dict[Any, Any] = {"state": "HELD", "owner": "ada", "expires_at": PAST, **fields}
@@ -238,3 +234,14 @@ def test_reconcile_goes_by_the_prefix(kinds: Kinds) -> None:
 def test_last_is_about_reservations(kinds: Kinds) -> None:
     assert kinds.run("reconcile", "--kind", "seat-hold", "--last").code == 2
     assert kinds.run("reconcile", "--kind", "seats").code == 2
+
+
+def test_the_walk_tells_how_far_it_is(kinds: Kinds) -> None:
+    settings = load(kinds.config, {"SWEEPERD_REDIS__URL": kinds.url})
+    shard, told = Shard(settings.redis), list[tuple[KindStage, int, int]]()
+    try:
+        reconcile_kind(shard, settings, settings.kinds[0], progress=lambda *step: told.append(step))
+    finally:
+        shard.close()
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(KindStage)
+    assert all(0 < done <= total for _, done, total in told)

@@ -1,0 +1,103 @@
+"""What a walk over one configured kind found, as values."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sweeperd.text import decode
+
+
+class KindStage(enum.StrEnum):
+    """The stages of a walk, in order."""
+
+    HASHES = "walking the hashes"
+    INDEX = "walking the index"
+    SUMS = "adding up the sums"
+    AGAIN = "adding up the sums again"
+
+
+class KindFault(enum.StrEnum):
+    """The findings of a configured kind."""
+
+    LOST = "lost"
+    ORPHAN = "orphan"
+    WRONG_SCORE = "wrong_score"
+    SUM_DRIFT = "sum_drift"
+
+    @property
+    def says(self) -> str:
+        """For people."""
+        return _SAYS[self]
+
+    @property
+    def mendable(self) -> bool:
+        """Whether `mend_kind` removes it."""
+        return self is not KindFault.SUM_DRIFT
+
+
+_SAYS = {
+    KindFault.LOST: "active hash that the index lacks; --repair adds it",
+    KindFault.ORPHAN: "index entry without a hash; --repair removes it",
+    KindFault.WRONG_SCORE: "score in the index that is later than the deadline of the hash; --repair sets it",
+    KindFault.SUM_DRIFT: "counter that is not the sum of what the active hashes hold",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KindFinding:
+    """One fault. `subject`: an id, or of a sum the key and the field of the counter. Scores and amounts are text."""
+
+    fault: KindFault
+    subject: bytes
+    found: str
+    expected: str
+    field: bytes = b""
+    mended: bool = False
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        shared = {"fault": self.fault.value, "mended": self.mended}
+        if self.fault is not KindFault.SUM_DRIFT:
+            return shared | {"id": decode(self.subject), "score": self.found or None, "deadline": self.expected or None}
+        counter = {"key": decode(self.subject), "field": decode(self.field)}
+        held, expected = int(self.found), int(self.expected)
+        return shared | counter | {"holds": held, "sum": expected, "difference": held - expected}
+
+
+@dataclass(frozen=True)
+class KindReport:
+    """One walk over one kind in numbers."""
+
+    kind: str
+    hashes: int
+    entries: int
+    #: Active hashes whose amounts or keys of sums cannot be read; and sums that changed during the two walks.
+    unreadable: int
+    unjudged: int
+    found: Mapping[KindFault, int]
+    mended: Mapping[KindFault, int]
+    findings: tuple[KindFinding, ...]
+    #: The ids that `mend_kind` can mend.
+    mendable: tuple[bytes, ...]
+    duration_seconds: float
+
+    @property
+    def remaining(self) -> int:
+        """How many findings are not mended."""
+        return sum(self.found.values()) - sum(self.mended.values())
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {
+            "kind": self.kind,
+            "hashes": self.hashes,
+            "index_entries": self.entries,
+            "unreadable": self.unreadable,
+            "sums_unjudged": self.unjudged,
+            "found": {fault.value: self.found.get(fault, 0) for fault in KindFault},
+            "mended": {fault.value: self.mended.get(fault, 0) for fault in KindFault if fault.mendable},
+            "findings": [finding.as_dict() for finding in self.findings],
+            "truncated": len(self.findings) < sum(self.found.values()),
+            "remaining": self.remaining,
+            "duration_seconds": round(self.duration_seconds, 3),
+        }

@@ -8,6 +8,7 @@ import click
 from sweeperd.cli.options import Exit, Options, fail, json_option
 from sweeperd.cli.output import Output
 from sweeperd.errors import ConfigError
+from sweeperd.kit.failure import Failure
 from sweeperd.kit.prove import Proof, kind_named, prove
 from sweeperd.kit.samples import derived_samples, read_samples
 
@@ -40,15 +41,20 @@ def command(options: Options, name: str, file: Path | None, as_json: bool) -> No
             if not as_json:
                 click.echo(f"{'ok' if proof.holds else 'FAILED':8}{proof.name}")
                 if proof.failure:
-                    click.echo(f"        input: {proof.failure.sample}\n        {proof.failure.problem}")
+                    click.echo("\n".join(f"        {line}" for line in proof.failure.report))
     except ConfigError as error:
         fail(str(error), Exit.USAGE)
     holds = all(proof.holds for proof in proofs)
     if as_json:
         rows = [
-            {"property": proof.name, "holds": proof.holds}
-            | ({"input": proof.failure.sample, "problem": proof.failure.problem} if proof.failure else {})
+            {"property": proof.name, "holds": proof.holds} | (_as_dict(proof.failure) if proof.failure else {})
             for proof in proofs
         ]
         output.json({"kind": name, "holds": holds, "properties": rows})
     sys.exit(Exit.DONE if holds else Exit.FAILED)
+
+
+def _as_dict(failure: Failure) -> dict[str, str]:
+    """For JSON."""
+    found = {"input": failure.sample, "problem": failure.problem, "entry": failure.entry, "line": failure.line}
+    return {name: text for name, text in found.items() if text}

@@ -1,15 +1,16 @@
 """The properties that every kind must have, each as a function that returns the first input that breaks it."""
 
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import redis
 
 from sweeperd.config.kind_commands import FORMS, INT64_MAX, INT64_MIN
 from sweeperd.config.kinds import any_match
+from sweeperd.kit.drains import killed, rivals
+from sweeperd.kit.failure import Failure, Property
 from sweeperd.kit.lab import BYSTANDER, Lab, World
 from sweeperd.kit.samples import COUNTER, DEADLINE, Sample
 from sweeperd.sweep.kind import Decision, Outcome
@@ -23,19 +24,8 @@ HOSTILE = (
 COUNTERS = ("", "x", "1.5", "007", "0", "1", str(INT64_MAX), str(INT64_MAX - 1), str(INT64_MIN), "9" * 40)
 #: The most that one run may take, seconds and commands.
 MAX_SECONDS, MAX_COMMANDS = 0.25, 400
-ENTRIES = 40
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An input that breaks a property, and how."""
-
-    sample: str
-    problem: str
-
-
-#: A property: None where it holds.
-Property = Callable[[Lab, Sample], Failure | None]
+#: How often an entry may be put off.
+MAX_WAITS = 100
 
 
 def _try(lab: Lab, sample: Sample, about: str, *, errors: bool = False, **run: Any) -> Failure | None:
@@ -118,56 +108,6 @@ def again(lab: Lab, sample: Sample) -> Failure | None:
     return _try(lab, sample, sample.id)
 
 
-def rivals(lab: Lab, sample: Sample) -> Failure | None:
-    """Two replicas on the same entries make one event for each end."""
-    if sample.outcome != "expired":
-        return None
-    return _drained(lab, sample, [lambda: _sweep(lab, sample), lambda: _sweep(lab, sample)])
-
-
-def killed(lab: Lab, sample: Sample) -> Failure | None:
-    """A sweeper that dies with replies on the way leaves nothing half done, and the next one ends its work."""
-    if sample.outcome != "expired":
-        return None
-
-    def die() -> None:
-        connection = lab.client.connection_pool.get_connection()
-        for entry in lab.entries(sample, ENTRIES)[: ENTRIES // 2]:
-            call = lab.kind.call(entry, "0" * 32)
-            connection.send_command("EVAL", lab.text, len(call.keys), *call.keys, *call.args)
-        connection.disconnect()
-        lab.client.connection_pool.release(connection)
-
-    return _drained(lab, sample, [die, lambda: _sweep(lab, sample)])
-
-
-def _sweep(lab: Lab, sample: Sample) -> None:
-    for entry in lab.entries(sample, ENTRIES):
-        lab.run(entry)
-
-
-def _drained(lab: Lab, sample: Sample, sweepers: list[Callable[[], None]]) -> Failure | None:
-    """Many copies of the sample; what they hold in counters is enough for all of them or refused alike."""
-    lab.load(sample, more=ENTRIES)
-    before = lab.world(sample)
-    threads = [threading.Thread(target=sweeper, name="prove", daemon=True) for sweeper in sweepers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    _sweep(lab, sample)
-    after = lab.world(sample)
-    ids = [fields[b"id"] for _, fields in lab.client.xrange(lab.keys.events)]
-    set_aside = lab.client.zcard(lab.kind.quarantine)
-    if len(set(ids)) != len(ids):
-        return Failure(f"{ENTRIES} copies of {sample.id}", "two events for one end")
-    if len(ids) + set_aside + lab.client.zcard(lab.kind.index) < ENTRIES + 1:
-        return Failure(f"{ENTRIES} copies of {sample.id}", "an end without its event")
-    if after.books != before.books:
-        return Failure(f"{ENTRIES} copies of {sample.id}", "the books changed")
-    return None
-
-
 def orphan(lab: Lab, sample: Sample) -> Failure | None:
     """An index entry without a hash goes, and nothing else happens."""
     lab.load(sample)
@@ -218,6 +158,21 @@ def amounts(lab: Lab, sample: Sample) -> Failure | None:
                 yield refused(sample.changed(command.amount.field, much), f"{sample.id} with an amount of {much}")
 
     return _first(cases())
+
+
+def waits(lab: Lab, sample: Sample) -> Failure | None:
+    """An entry that waits or is extended comes to an end, where each time is the one that it was put off to."""
+    if sample.endless:
+        return None
+    lab.load(sample)
+    seconds, _ = lab.client.time()
+    moment = seconds * 1000
+    for _ in range(MAX_WAITS):
+        result = lab.run(sample.id.encode(), at=moment)
+        if not isinstance(result, Decision) or result.outcome is not Outcome.NOT_DUE:
+            return None
+        moment = int(lab.client.zscore(lab.kind.index, sample.id)) + lab.settings.grace_ms + 1
+    return Failure(sample.id, f"it was put off {MAX_WAITS} times, and has no end")
 
 
 def wrong_type(lab: Lab, sample: Sample) -> Failure | None:
@@ -379,7 +334,9 @@ def _short(value: str | None) -> str:
 #: All properties, in the order of the report.
 PROPERTIES: tuple[tuple[str, Property], ...] = (
     ("expires when it is due", expires),
+    ("bounded time and commands", bounded),
     ("never early", never_early),
+    ("what waits comes to an end", waits),
     ("a second run changes nothing", again),
     ("two rivals make one event", rivals),
     ("a killed sweeper loses nothing", killed),
@@ -395,5 +352,4 @@ PROPERTIES: tuple[tuple[str, Property], ...] = (
     ("missing rights move nothing", rights),
     ("a full redis", full),
     ("declared keys only", declared_keys),
-    ("bounded time and commands", bounded),
 )

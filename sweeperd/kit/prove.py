@@ -9,9 +9,11 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import ConfigError, KindRefused
+from sweeperd.kit.failure import Failure
 from sweeperd.kit.lab import Lab
-from sweeperd.kit.properties import PROPERTIES, Failure
+from sweeperd.kit.properties import PROPERTIES
 from sweeperd.kit.samples import Sample
+from sweeperd.kit.shrink import explained
 from sweeperd.store.embedded import OLDEST, Server, binaries
 
 #: The name of what is tried before the properties.
@@ -41,11 +43,16 @@ def kind_named(settings: Settings, name: str) -> KindSettings:
 
 
 def prove(
-    settings: Settings, kind: KindSettings, samples: Sequence[Sample], script: str | None = None
+    settings: Settings,
+    kind: KindSettings,
+    samples: Sequence[Sample],
+    script: str | None = None,
+    *,
+    shrink: bool = True,
 ) -> Iterator[Proof]:
     """
-    Each property as soon as it is known. `script` replaces the text of the kind's script. Raises ConfigError where no
-    Redis is at hand or the kind cannot be swept at all.
+    Each property as soon as it is known. `script` replaces the text of the kind's script; `shrink`: look for the
+    smallest entry of a failure. Raises ConfigError where no Redis is at hand or the kind cannot be swept at all.
     """
     with embedded() as client:
         lab = Lab(client, settings, kind, script)
@@ -55,7 +62,12 @@ def prove(
             yield Proof(COMPILES, Failure(kind.name, str(error)))
             return
         for name, holds in PROPERTIES:
-            yield Proof(name, next(filter(None, (holds(lab, sample) for sample in samples)), None))
+            tried = ((sample, holds(lab, sample)) for sample in samples)
+            broken = next(((sample, failure) for sample, failure in tried if failure), None)
+            if broken is None:
+                yield Proof(name)
+            else:
+                yield Proof(name, explained(lab, holds, *broken) if shrink else broken[1])
 
 
 @contextlib.contextmanager

@@ -12,11 +12,13 @@ import redis
 from sweeperd.config import Settings, load
 from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import ConfigError, KindRefused
+from sweeperd.kit.failure import Failure, Property
 from sweeperd.kit.lab import Lab
-from sweeperd.kit.properties import PROPERTIES, Failure, Property
+from sweeperd.kit.properties import PROPERTIES
 from sweeperd.kit.prove import COMPILES, embedded
 from sweeperd.kit.pytest_plugin import settings_file
 from sweeperd.kit.samples import Sample, derived_samples, read_samples, sample_of
+from sweeperd.kit.shrink import explained
 
 #: How many entries a Hypothesis strategy makes for one property.
 EXAMPLES = 10
@@ -106,7 +108,7 @@ def _holds_for_all(lab: Lab, holds: Property, strategy: Any) -> None:
 def _assert_holds(lab: Lab, holds: Property, sample: Sample) -> None:
     failure = holds(lab, sample)
     if failure is not None:
-        pytest.fail(f"input: {failure.sample}\n{failure.problem}", pytrace=False)
+        pytest.fail("\n".join(explained(lab, holds, sample, failure).report), pytrace=False)
 
 
 def _optional(request: pytest.FixtureRequest, name: str) -> Any:

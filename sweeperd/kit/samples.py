@@ -33,6 +33,8 @@ class Sample:
     outcome: str = "expired"
     #: What counters, named as in `books`, hold after it.
     after: tuple[tuple[str, str], ...] = ()
+    #: Whether it waits for as long as its keys are as they are.
+    endless: bool = False
 
     def changed(self, field: str, value: str | None) -> "Sample":
         """The sample with another value of this field, or without it."""
@@ -57,15 +59,16 @@ def read_samples(path: Path, kind: KindSettings) -> list[Sample]:
 
 def sample_of(row: dict[str, Any], kind: KindSettings, books: tuple[tuple[str, ...], ...] = ()) -> Sample:
     """
-    A sample from its JSON form: `id`, `hash`, and where needed `keys`, `outcome`, `after`. The deadline is filled in.
-    Raises ValueError, KeyError, TypeError.
+    A sample from its JSON form: `id`, `hash`, and where needed `keys`, `outcome`, `after`, `endless`. The deadline is
+    filled in. Raises ValueError, KeyError, TypeError.
     """
     for key, content in row.get("keys", {}).items():
         if len(content) != 1 or next(iter(content)) not in _TYPES:
             raise ValueError(f"{key}: a key is one of {', '.join(_TYPES)}")
     fields = {str(name): str(value) for name, value in row["hash"].items()} | {kind.deadline: str(DEADLINE)}
     after = tuple((str(counter), str(value)) for counter, value in row.get("after", {}).items())
-    return Sample(str(row["id"]), fields, row.get("keys", {}), books, row.get("outcome", "expired"), after)
+    outcome, endless = row.get("outcome", "expired"), bool(row.get("endless", False))
+    return Sample(str(row["id"]), fields, row.get("keys", {}), books, outcome, after, endless)
 
 
 def derived_samples(kind: KindSettings) -> list[Sample]:

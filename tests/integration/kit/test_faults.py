@@ -27,7 +27,7 @@ def caught(fault: Fault) -> str:
     assert text.count(fault.old) >= 1, f"{fault.name}: the script has no {fault.old!r}"
     samples = read_samples(folder / "samples.json", kind) if kind.script else derived_samples(kind)
     mutant = text.replace(fault.old, fault.new)
-    for proof in prove(settings, kind, samples, mutant):
+    for proof in prove(settings, kind, samples, mutant, shrink=False):
         if proof.failure:
             return f"{proof.name}: {proof.failure.problem}"
     return ""

@@ -1,0 +1,87 @@
+"""The properties of a whole drain: rivals on the same entries, and a sweeper that is killed in the middle."""
+
+import marshal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from sweeperd.kit import victim
+from sweeperd.kit.failure import Failure
+from sweeperd.kit.lab import TRACE, Lab
+from sweeperd.kit.samples import Sample
+
+#: How many copies of a sample are drained, beside the sample itself.
+ENTRIES = 40
+
+
+def rivals(lab: Lab, sample: Sample) -> Failure | None:
+    """Two replicas on the same entries make one event for each end."""
+    if sample.outcome != "expired":
+        return None
+
+    def both() -> None:
+        rival = threading.Thread(target=_sweep, args=[lab, sample], name="prove", daemon=True)
+        rival.start()
+        _sweep(lab, sample)
+        rival.join()
+
+    return _drained(lab, sample, both)
+
+
+def killed(lab: Lab, sample: Sample) -> Failure | None:
+    """A process that is killed in the middle of a drain leaves nothing half done, and the next one ends its work."""
+    if sample.outcome != "expired":
+        return None
+    return _drained(lab, sample, lambda: _die(lab, sample))
+
+
+def _sweep(lab: Lab, sample: Sample) -> None:
+    for entry in lab.entries(sample, ENTRIES):
+        lab.run(entry)
+
+
+def _die(lab: Lab, sample: Sample) -> None:
+    """Sweep in a process of its own (victim.py) and kill it with `kill -9` while its requests are on the way."""
+    sha = lab.client.script_load(lab.text)
+    calls = [lab.kind.call(entry, TRACE) for entry in lab.entries(sample, ENTRIES)]
+    connection = lab.client.connection_pool.get_connection()
+    requests = [
+        b"".join(connection.pack_command("EVALSHA", sha, len(call.keys), *call.keys, *call.args)) for call in calls
+    ]
+    lab.client.connection_pool.release(connection)
+    port = str(lab.client.connection_pool.connection_kwargs["port"])
+    line = [sys.executable, "-I", "-S", str(Path(victim.__file__)), port]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: S603
+        assert process.stdin is not None  # noqa: S101 - for the type checker
+        assert process.stdout is not None  # noqa: S101
+        try:
+            marshal.dump(requests, process.stdin)
+            process.stdin.flush()
+            in_the_middle = process.stdout.readline()
+        finally:
+            process.kill()
+    if not in_the_middle:
+        raise RuntimeError("the process that was to be killed has ended by itself")
+
+
+def _drained(lab: Lab, sample: Sample, work: Callable[[], None]) -> Failure | None:
+    """
+    Many copies of the sample, `work` on them, and a sweep of what is left. What they hold in counters is enough for all
+    of them or refused alike.
+    """
+    lab.load(sample, more=ENTRIES)
+    before = lab.world(sample)
+    work()
+    _sweep(lab, sample)
+    after = lab.world(sample)
+    ids = [fields[b"id"] for _, fields in lab.client.xrange(lab.keys.events)]
+    set_aside = lab.client.zcard(lab.kind.quarantine)
+    if len(set(ids)) != len(ids):
+        return Failure(f"{ENTRIES} copies of {sample.id}", "two events for one end")
+    if len(ids) + set_aside + lab.client.zcard(lab.kind.index) < ENTRIES + 1:
+        return Failure(f"{ENTRIES} copies of {sample.id}", "an end without its event")
+    if after.books != before.books:
+        return Failure(f"{ENTRIES} copies of {sample.id}", "the books changed")
+    return None

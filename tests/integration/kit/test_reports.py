@@ -12,9 +12,10 @@ from click.testing import CliRunner
 from sweeperd.cli import main
 from sweeperd.config import Settings, load
 from sweeperd.kit import drains
+from sweeperd.kit.drains import killed
 from sweeperd.kit.failure import Failure
 from sweeperd.kit.lab import Lab
-from sweeperd.kit.properties import killed, waits
+from sweeperd.kit.properties import waits
 from sweeperd.kit.prove import prove
 from sweeperd.kit.samples import Sample, derived_samples, read_samples, sample_of
 from tests.integration.kit.test_faults import EXAMPLES
@@ -109,7 +110,7 @@ def test_a_process_is_killed_in_the_middle_of_a_drain(client: redis.Redis, monke
             codes.append(self.wait())
             expired.append(client.xlen("sweeperd:events"))
 
-    monkeypatch.setattr(drains.subprocess, "Popen", Watched)
+    monkeypatch.setattr(subprocess, "Popen", Watched)
     lab, sample = laboratory(client)
     assert killed(lab, sample) is None
     assert codes == [-9]

@@ -133,6 +133,17 @@ def test_the_page_shows_figures_plots_commit_and_host() -> None:
     assert "[`chaos.json`](0.1.0/chaos.json)" in page
 
 
+def test_the_page_says_on_which_commits_the_steps_were_run() -> None:
+    other = replace(RESULT, step="soak", commit="fedcba9876543210")
+    steps = [STEP, replace(STEP, name="soak")]
+    assert "were run on commit `0123456789ab`." in render("0.1.0", steps, [RESULT, None])
+    page = render("0.1.0", steps, [RESULT, other])
+    assert "**not** run on one commit, but on 2: `0123456789ab` (1 steps), `fedcba987654` (1 steps)." in page
+    versions = {"Python": "3.13.1", "system": "Linux-6", "servers": "Redis 7.0.15, Valkey 8.0.1"}
+    page = render("0.1.0", steps, [replace(RESULT, host=RESULT.host | versions), None])
+    assert "Commit `0123456789ab`; Python 3.13.1; system Linux-6; servers Redis 7.0.15, Valkey 8.0.1" in page
+
+
 def test_the_page_says_what_was_not_run_and_what_failed() -> None:
     assert "| chaos | load with faults | not run |" in render("0.1.0", [STEP], [None])
     unchecked = replace(RESULT, figures={"known vulnerabilities": "not checked: no database"})

@@ -66,7 +66,14 @@ def test_a_result_is_kept_with_its_commit_and_host(place: Place) -> None:
     assert kept is not None
     assert kept.commit == result.commit == place.commit
     assert kept.began.endswith("+00:00")
-    assert {"load average before", "load average after", "cores"} <= kept.host.keys()
+    assert {"load average before", "load average after", "cores", "Python", "system", "servers"} <= kept.host.keys()
+
+
+def test_a_result_names_the_commit_that_was_tried(place: Place) -> None:
+    """Work in the repository goes on while a step runs for hours."""
+    tried = place.commit
+    commit(place.root, "code.py", "second")
+    assert run(GOOD, place, {}).commit == tried != place.commit
 
 
 def test_a_resumed_release_leaves_out_what_held_on_this_commit(place: Place, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ def render(version: str, steps: Sequence[Step], results: Sequence[Result | None]
         f"What `python -m tools.release {version}` found. [Releasing](../releasing.md) says how to repeat it.",
         f"The data of each step is in [`{version}/results`]({version}/results).",
         "",
+        _commits([result for result in results if result is not None]),
+        "",
         "| step | shows | result | commit | date | took | load of the host |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -27,6 +29,16 @@ def render(version: str, steps: Sequence[Step], results: Sequence[Result | None]
         if result is not None and (result.figures or result.files or not result.holds):
             lines += ["", *_section(version, step, result)]
     return "\n".join(lines) + "\n"
+
+
+def _commits(results: Sequence[Result]) -> str:
+    """On how many commits the steps were run: a result of another commit may say nothing about this one."""
+    commits = dict.fromkeys(result.commit[:12] for result in results)
+    if len(commits) < 2:
+        return "".join(f"All steps that were run were run on commit `{commit}`." for commit in commits)
+    counts = {commit: sum(result.commit.startswith(commit) for result in results) for commit in commits}
+    named = ", ".join(f"`{commit}` ({count} steps)" for commit, count in counts.items())
+    return f"The steps were **not** run on one commit, but on {len(commits)}: {named}."
 
 
 def _row(step: Step, result: Result | None) -> str:
@@ -43,6 +55,8 @@ def _row(step: Step, result: Result | None) -> str:
 
 def _section(version: str, step: Step, result: Result) -> list[str]:
     lines = [f"## {step.name.capitalize()}", "", f"`{result.command}`"]
+    versions = [f"{name} {result.host[name]}" for name in ("Python", "system", "servers") if name in result.host]
+    lines += ["", f"Commit `{result.commit[:12]}`; {'; '.join(versions)}"] * bool(versions)
     if result.figures:
         lines += [
             "",

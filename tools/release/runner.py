@@ -1,6 +1,7 @@
 """Runs steps one after the other in a clean clone, keeps each result, and stops at the first that fails."""
 
 import os
+import platform
 import shutil
 import subprocess
 import time
@@ -10,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.host import cpu_time
+from tests.support.servers import binaries
 from tools.release.step import Output, Result, Step, read, write
 
 #: How much of a failed command's output is kept, characters.
@@ -44,6 +46,12 @@ class Place:
     def commit(self) -> str:
         """The commit that the repository is on."""
         return self.git("rev-parse", "HEAD")
+
+    @property
+    def cloned(self) -> str:
+        """The commit that the clone is on, which is what the steps see: work in the repository may go on meanwhile."""
+        line = ["git", "-C", str(self.clone), "rev-parse", "HEAD"]
+        return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def still_counts(result: Result | None, place: Place) -> bool:
@@ -89,7 +97,7 @@ def run(step: Step, place: Place, env: Mapping[str, str]) -> Result:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     # Read before the step: the clone may be at another commit when a long step has ended.
-    commit, began, load, cpu = place.commit, time.time(), os.getloadavg(), cpu_time()
+    commit, began, load, cpu = place.cloned, time.time(), os.getloadavg(), cpu_time()
     figures, trouble = {}, ""
     try:
         done = subprocess.run(
@@ -126,6 +134,9 @@ def run(step: Step, place: Place, env: Mapping[str, str]) -> Result:
             "load average before": f"{load[0]:.1f}",
             "load average after": f"{os.getloadavg()[0]:.1f}",
             "cores": str(os.cpu_count()),
+            "Python": platform.python_version(),
+            "system": platform.platform(terse=True),
+            "servers": ", ".join(map(str, binaries())) or "none",
             "time that other machines took": "not known" if not cpu.total else f"{cpu_time().stolen_since(cpu):.1%}",
         },
         "" if holds else (trouble or text[-TAIL:]),

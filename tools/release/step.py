@@ -55,7 +55,8 @@ class Result:
     command: str
     holds: bool
     figures: Figures
-    #: The load averages of the host before and after, its cores, the share of its time that it did not get.
+    #: The load averages of the host before and after, its cores, the share of its time that it did not get; Python, the
+    #: system and the servers there.
     host: Figures
     #: Why it does not hold: the end of what the command printed.
     trouble: str = ""

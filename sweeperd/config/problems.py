@@ -1,7 +1,8 @@
 """What is wrong with the settings: a line for each problem with file and key, and a similar key for an unknown one."""
 
 import difflib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -21,27 +22,31 @@ def explain(error: ValidationError, source: str) -> str:
 
 
 def _key(detail: ErrorDetails, source: str) -> str:
+    place = detail["loc"]
     if source == ENVIRONMENT:
-        # What an override breaks is named as the variable; a list's items have no variable of their own.
-        return _variable(_names(detail)) or "settings"
-    key = ""
-    for part in detail["loc"]:
-        key += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return key.removeprefix(".") or "settings"
+        # What an override breaks is named as its variable. The items of a list have none: it is JSON, and the place
+        # within it follows.
+        names = [str(part) for part in itertools.takewhile(lambda part: isinstance(part, str), place)]
+        return _variable(names) + _path(place[len(names) :]) or "settings"
+    return _path(place).removeprefix(".") or "settings"
+
+
+def _path(place: Sequence[int | str]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
 
 
 def _problem(detail: ErrorDetails, source: str) -> str:
     if detail["type"] == "extra_forbidden":
-        return "unknown key" + _similar(_names(detail), source)
+        return "unknown key" + _similar(_names(detail), has_variable=source == ENVIRONMENT and not _in_list(detail))
     return detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
 
 
-def _similar(names: list[str], source: str) -> str:
+def _similar(names: list[str], *, has_variable: bool) -> str:
     close = difflib.get_close_matches(".".join(names), _known(Settings), 1)
     if not close:
         return ""
     found = close[0].split(".")
-    if source == ENVIRONMENT:
+    if has_variable:
         return f"; did you mean {_variable(found)}?"
     return f"; did you mean {found[-1] if found[:-1] == names[:-1] else close[0]}?"
 
@@ -59,6 +64,10 @@ def _tables(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _tables(argument)
+
+
+def _in_list(detail: ErrorDetails) -> bool:
+    return any(isinstance(part, int) for part in detail["loc"])
 
 
 def _names(detail: ErrorDetails) -> list[str]:

@@ -87,7 +87,7 @@ def no_secret_is_needed_to_look(system: System) -> None:
         ended = system.operator.run(*arguments, **absent)
         assert (ended.code, "absent" in ended.err) == (0, False), arguments
     ended = system.operator.run("endpoints", "test", "well", **absent)
-    assert (ended.code, "secrets: the file cannot be read" in ended.err.lower()) == (2, True)
+    assert (ended.code, "SWEEPERD_WEBHOOKS__ENDPOINTS[0].secrets[0]: the file" in ended.err) == (2, True)
 
 
 def nothing_is_cut_at_80_columns(system: System) -> None:

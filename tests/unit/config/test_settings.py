@@ -484,10 +484,11 @@ def test_environment_goes_before_the_file(config: Load) -> None:
         ("SWEEPERD_REDIS__URL", "http://x", "SWEEPERD_REDIS__URL", NO_REDIS_URL),
         ("SWEEPERD_SHARDS", "eu", "SWEEPERD_SHARDS", "is not JSON"),
         ("SWEEPERD_SHARDS", '{"name": "x"}', "SWEEPERD_SHARDS", "valid list"),
-        ("SWEEPERD_SHARDS", '[{"name": "x"}]', "SWEEPERD_SHARDS", "Field required"),
+        ("SWEEPERD_SHARDS", '[{"name": "x"}]', "SWEEPERD_SHARDS[0].url: ", "Field required"),
+        ("SWEEPERD_SHARDS", '[{"name": "x", "url": "redis://a", "prefx": 1}]', "SWEEPERD_SHARDS[0].prefx", "prefix?"),
         ("SWEEPERD_WEBHOOKS__ENDPOINTS", "[{", "SWEEPERD_WEBHOOKS__ENDPOINTS", "is not JSON"),
         ("SWEEPERD_WEBHOOKS__ENDPOINTS", '{"name": "x"}', "SWEEPERD_WEBHOOKS__ENDPOINTS", "valid list"),
-        ("SWEEPERD_WEBHOOKS__ENDPOINTS", '[{"name": "x"}]', "SWEEPERD_WEBHOOKS__ENDPOINTS", "Field required"),
+        ("SWEEPERD_WEBHOOKS__ENDPOINTS", '[{"name": "x"}]', "SWEEPERD_WEBHOOKS__ENDPOINTS[0].url: ", "Field required"),
     ],
 )
 def test_an_error_in_the_environment_names_the_variable(

@@ -210,7 +210,7 @@ def _replay(status: ShardStatus, endpoint: EndpointStatus) -> str:
         return ""
     of = f"{timestamp(replay.since_ms)} to {timestamp(replay.until_ms)}"
     began = span(max(0, status.now_ms - replay.began_at_ms) / 1000)
-    return f"replay of {of}, begun {began} ago: about {replay.events - replay.left} of {replay.events} handed over"
+    return f"replay of {of}, begun {began} ago: about {replay.events - replay.left} of {replay.events} done"
 
 
 def _trouble(status: ShardStatus, endpoint: EndpointStatus) -> str:

@@ -9,8 +9,8 @@ from sweeperd.config import EndpointSettings
 from sweeperd.delivery.backlog import read_backlog
 from sweeperd.delivery.endpoint_state import CircuitNote, CircuitStateStore, EndpointStateStore
 from sweeperd.delivery.replay import GROUP_PREFIX
-from sweeperd.delivery.replay_store import ReplayStore
 from sweeperd.delivery.subscription import Subscription
+from sweeperd.ops import replay
 from sweeperd.ops.rate import UNKNOWN, Rate
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
@@ -31,7 +31,7 @@ class ReplayStatus:
     event_type: str | None
     began_at_ms: int
     events: int
-    #: How many of them its group has not been given, about.
+    #: How many of them are not done yet, about: not delivered, and no dead letter.
     left: int
 
 
@@ -150,13 +150,11 @@ def _configured(
 
 
 def _replay(shard: Shard, endpoint: str) -> ReplayStatus | None:
-    store = ReplayStore(shard)
-    note = store.read(endpoint)
+    note = replay.running(shard, endpoint)
     if note is None or note.cancelled:
         return None
-    position = store.position(note)
-    left = note.events if position is None else note.left(position)
     times = note.since_ms, note.until_ms
+    left = replay.progress(shard, note).left
     return ReplayStatus(*times, note.tenant, note.event_type, note.made_at, note.events, left)
 
 

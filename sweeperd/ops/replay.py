@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import redis
+
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateStore
 from sweeperd.delivery.groups import WAITING
@@ -75,7 +77,12 @@ def progress(shard: Shard, note: ReplayNote) -> ReplayProgress:
     if position is None:
         return ReplayProgress(False, note.events)
     untaken = 0 if store.exhausted(note) else max(1, note.left(position))
-    summary = shard.client.xpending(shard.keys.events, note.group)
+    try:
+        summary = shard.client.xpending(shard.keys.events, note.group)
+    except redis.ResponseError as error:
+        if "NOGROUP" in str(error):
+            return ReplayProgress()  # it has ended since its note was read
+        raise
     waiting = sum(row["pending"] for row in summary["consumers"] if row["name"] in WAITING)
     return ReplayProgress(False, untaken + summary["pending"], waiting)
 

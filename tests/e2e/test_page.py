@@ -141,7 +141,7 @@ def test_it_fits_and_can_be_read(browser: Browser, width: int, dark: bool) -> No
         page = browser.open(url, width=width, dark=dark)
         page.shows("live")
         assert answers(page) == ["Yes", "No", "Yes"]
-        page.shows("· only acme · ≈ 7,500 of 12,000 handed over · begun 4 min ago")
+        page.shows("· only acme · ≈ 7,500 of 12,000 done · begun 4 min ago")
         assert overflowing(page) == []
         ground = page.run("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, ground[4:-1].split(","))) < 3 * 64) == dark

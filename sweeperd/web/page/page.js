@@ -325,7 +325,7 @@
     const only = [replay.tenant, replay.event_type].filter(Boolean).join(", ");
     return [
       `Replay of ${minute(replay.since)} to ${minute(replay.until)}`, only && `only ${only}`,
-      `≈ ${counted.format(replay.events - replay.left)} of ${counted.format(replay.events)} handed over`,
+      `≈ ${counted.format(replay.events - replay.left)} of ${counted.format(replay.events)} done`,
       `begun ${span(replay.running_seconds)} ago`,
     ].filter(Boolean).join(" · ");
   }

@@ -7,7 +7,8 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.delivery.replay import replay_group
+from sweeperd.delivery.replay import ReplayNote, replay_group
+from sweeperd.delivery.replay_store import ReplayStore
 from sweeperd.ops import replay
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.store.embedded import Server
@@ -75,9 +76,24 @@ def test_it_begins_once_and_is_named_by_status(invoke: Run, client: redis.Redis,
     assert 0 <= endpoint["replay"]["running_seconds"] < 60
     text = invoke("status", endpoints=BILLING).stdout
     assert f"replay of {since} to " in text
-    assert " ago: about 0 of 3 handed over" in text
+    assert " ago: about 0 of 3 done" in text
     assert "_replay" not in text
     assert "_replay" not in invoke("endpoints", "list", endpoints=BILLING).stdout
+
+
+def test_one_that_ends_while_it_is_read_has_ended(
+    invoke: Run, shard: Shard, now: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(invoke, "--detach", "--yes")
+    note = replay.running(shard, "billing")
+    assert note is not None
+    assert not replay.progress(shard, note).ended
+
+    def ends(store: ReplayStore, of: ReplayNote) -> bool:
+        return not store.end(of, by_force=True)
+
+    monkeypatch.setattr(ReplayStore, "exhausted", ends)
+    assert replay.progress(shard, note).ended
 
 
 def test_it_is_cancelled(invoke: Run, client: redis.Redis, now: int) -> None:

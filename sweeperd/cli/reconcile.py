@@ -33,7 +33,9 @@ Walked = tuple[Shard, ReconcileReport]
     metavar="BUDGET",
     help="Walk twice for one budget, <scope>:<unit>, and end its drift if both walks agree on it.",
 )
-@click.option("--rate", type=click.IntRange(1), help="Keys per second, at most.  [default: as fast as Redis is idle]")
+@click.option(
+    "--rate", type=click.IntRange(1), help="Keys per second, at most.  [default: all that an idle Redis allows]"
+)
 @click.option(
     "--limit", type=click.IntRange(0, 100_000), default=FINDINGS, show_default=True, help="Findings shown for a shard."
 )

@@ -38,9 +38,10 @@ def reconcile(
     checkpoint: Callable[[WalkCursor], None] = lambda _: None,
 ) -> ReconcileReport:
     """
-    Walk one shard, and change nothing. `rate`: keys per second at most (None: as fast as Redis is idle); it is raised
-    where the walk would take longer than `within` seconds. `limit` findings are kept. `resume`: go on from there, if
-    the server is still the same. `checkpoint` gets the place of the walk now and then, and when `stop` ends it.
+    Walk one shard, and change nothing. `rate`: keys per second at most (None: full speed while Redis is idle); it is
+    raised where the walk would take longer than `within` seconds. `limit` findings are kept. `resume`: go on from
+    there, if the server is still the same. `checkpoint` gets the place of the walk now and then, and when `stop` ends
+    it.
 
     Raises RedisUnavailable, redis.RedisError, and Interrupted once `stop` is set.
     """

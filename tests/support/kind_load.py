@@ -166,7 +166,7 @@ class Permits(Writer):
 
 
 class Sessions(Writer):
-    """Each fifth session is used once, some time after its begin, so that it is extended before it ends."""
+    """Each fifth session is used once, some time after its begin, so that the sweep may have to extend it first."""
 
     kind, index = "session", "sessions:ttl"
     USERS = 10

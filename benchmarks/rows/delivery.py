@@ -17,35 +17,30 @@ EACH, EACH_QUICK = 150, 50
 
 
 def by_concurrency(lab: Lab) -> Sample:
-    """One process at each concurrency, and the one with the most threads on all cores as well."""
-    return _measure(lab, CONCURRENCIES, on_all_cores=True)
+    """One process at each concurrency."""
+    return _measure(lab, CONCURRENCIES)
 
 
 def at_default(lab: Lab) -> Sample:
     """One process at the default concurrency."""
-    return _measure(lab, (DEFAULT,), on_all_cores=False)
+    return _measure(lab, (DEFAULT,))
 
 
-def _measure(lab: Lab, concurrencies: Sequence[int], *, on_all_cores: bool) -> Sample:
+def _measure(lab: Lab, concurrencies: Sequence[int]) -> Sample:
     each = lab.size("events_for_each_connection", EACH, EACH_QUICK)
     with lab.server() as server, Receiver(DELAY) as receiver:
         runs = {
-            str(number): deliver(server, receiver, lab, each * number, webhooks__concurrency=number)
+            number: deliver(server, receiver, lab, each * number, webhooks__concurrency=number)
             for number in concurrencies
         }
-        rates = [run.events_per_second for run in runs.values()]
-        if on_all_cores:
-            most = max(concurrencies)
-            runs[f"{most}_on_all_cores"] = deliver(
-                server, receiver, lab, each * most, webhooks__concurrency=most, webhooks__one_core="off"
-            )
     figures: dict[str, float] = {}
-    for name, run in runs.items():
-        figures[f"events_per_second_at_{name}"] = run.events_per_second
-        figures[f"cpu_us_per_event_at_{name}"] = run.cpu_us_per_event
-        figures[f"receiver_us_per_event_at_{name}"] = run.receiver_us_per_event
+    for number, run in runs.items():
+        figures[f"events_per_second_at_{number}"] = run.events_per_second
+        figures[f"cpu_us_per_event_at_{number}"] = run.cpu_us_per_event
+        figures[f"receiver_us_per_event_at_{number}"] = run.receiver_us_per_event
+    rates = [run.events_per_second for run in runs.values()]
     return Sample(
-        {f"at_{name}": run.events_per_second * DELAY / int(name.split("_")[0]) for name, run in runs.items()},
+        {f"at_{number}": run.events_per_second * DELAY / number for number, run in runs.items()},
         figures,
         {"concurrency": [float(concurrency) for concurrency in concurrencies], "events_per_second": rates},
     )

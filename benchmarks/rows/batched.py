@@ -26,7 +26,7 @@ class Load:
 
     def run(self, lab: Lab, server: Server, receiver: Receiver, **others: Any) -> Delivered:
         """Deliver it; `others` as for `deliver`."""
-        few, many = lab.size("single_events_for_each_connection", 120, 25), lab.size("events", 80_000, 4_000)
+        few, many = lab.size("single_events_for_each_connection", 80, 25), lab.size("events", 80_000, 4_000)
         events = few * self.concurrency if self.batch_size == 1 else many
         ours = {"batch_size": self.batch_size, "webhooks__concurrency": self.concurrency}
         with strangers(self.neighbours):

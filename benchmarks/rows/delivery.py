@@ -12,8 +12,8 @@ DELAY = 0.02
 CONCURRENCIES = (1, 4, 16, 64)
 #: The default of webhooks.concurrency.
 DEFAULT = 16
-#: So many events for each connection: at 20 ms each, three seconds' work.
-EACH, EACH_QUICK = 150, 50
+#: So many events for each connection: at 20 ms each, two seconds' work.
+EACH, EACH_QUICK = 100, 50
 
 
 def by_concurrency(lab: Lab) -> Sample:

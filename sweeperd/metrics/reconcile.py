@@ -1,4 +1,4 @@
-"""The metrics of the walks over all reservations."""
+"""The metrics of the daily walks over all reservations, and over each configured kind."""
 
 import contextlib
 
@@ -9,18 +9,18 @@ class ReconcileMetrics:
     """Of all shards. Not `lasting`: of a run that ends, which makes no walks."""
 
     def __init__(self, registry: CollectorRegistry, *, lasting: bool) -> None:
-        #: Shard -> the kinds of findings that it shows.
-        self._kinds: dict[str, list[str]] = {}
+        #: Shard -> what is walked on it, and the kinds of findings that it shows.
+        self._kinds: dict[str, dict[str, list[str]]] = {}
         self.findings = Gauge(
             "sweeperd_reconcile_findings",
-            "What the last walk over all reservations found wrong, by kind",
-            ["shard", "kind"],
+            "What the last walk found wrong, by the kind of entries that it walked and by the kind of finding",
+            ["shard", "swept", "kind"],
             registry=registry if lasting else None,
         )
         self.last = Gauge(
             "sweeperd_reconcile_last_timestamp_seconds",
-            "When the last walk over all reservations ended",
-            ["shard"],
+            "When the last walk ended, by the kind of entries that it walked",
+            ["shard", "swept"],
             registry=registry if lasting else None,
         )
         self.foreign_expiries = Gauge(
@@ -31,29 +31,30 @@ class ReconcileMetrics:
         )
         self.runs = Counter(
             "sweeperd_reconcile_runs_total",
-            "Walks of this process over all reservations, by result",
-            ["shard", "result"],
+            "Walks of this process, by the kind of entries and by result",
+            ["shard", "swept", "result"],
             registry=registry if lasting else None,
         )
 
-    def announce(self, shard: str, kinds: list[str]) -> None:
-        """Show the series of a shard's walks at 0 from the start; its findings are shown once there was a walk."""
-        self._kinds[shard] = kinds
+    def announce(self, shard: str, swept: str, kinds: list[str]) -> None:
+        """Show the series of the walks at 0 from the start; what they found is shown once there was one."""
+        self._kinds.setdefault(shard, {})[swept] = kinds
         for result in ("ok", "error"):
-            self.runs.labels(shard, result)
+            self.runs.labels(shard, swept, result)
 
-    def reconciled(self, shard: str, counts: dict[str, int], finished_at: float, foreign_expiries: int = 0) -> None:
-        """What the last walk over all reservations found, by this process or another; when it ended, Unix time."""
+    def reconciled(self, shard: str, swept: str, counts: dict[str, int], finished_at: float) -> None:
+        """What the last walk over these entries found, by this process or another; when it ended, Unix time."""
         for kind, count in counts.items():
-            self.findings.labels(shard, kind).set(count)
-        self.last.labels(shard).set(finished_at)
-        self.foreign_expiries.labels(shard).set(foreign_expiries)
+            self.findings.labels(shard, swept, kind).set(count)
+        self.last.labels(shard, swept).set(finished_at)
 
     def forget_shard(self, shard: str) -> None:
         """A shard that is walked no more shows no findings: they would never change again."""
-        for gauge in (self.last, self.foreign_expiries):
+        with contextlib.suppress(KeyError):
+            self.foreign_expiries.remove(shard)
+        for swept, kinds in self._kinds.pop(shard, {}).items():
             with contextlib.suppress(KeyError):
-                gauge.remove(shard)
-        for kind in self._kinds.pop(shard, []):
-            with contextlib.suppress(KeyError):
-                self.findings.remove(shard, kind)
+                self.last.remove(shard, swept)
+            for kind in kinds:
+                with contextlib.suppress(KeyError):
+                    self.findings.remove(shard, swept, kind)

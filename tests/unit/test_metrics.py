@@ -35,11 +35,11 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_webhook_dropped_attempts_total": ("counter", {"endpoint"}),
     "sweeperd_webhook_rate_waits_total": ("counter", {"endpoint"}),
     "sweeperd_endpoint_state": ("gauge", {"endpoint", "state"}),
-    "sweeperd_reconcile_findings": ("gauge", {"shard", "kind"}),
-    "sweeperd_reconcile_last_timestamp_seconds": ("gauge", {"shard"}),
+    "sweeperd_reconcile_findings": ("gauge", {"shard", "swept", "kind"}),
+    "sweeperd_reconcile_last_timestamp_seconds": ("gauge", {"shard", "swept"}),
     "sweeperd_foreign_expiries": ("gauge", {"shard"}),
     "sweeperd_operator_actions_total": ("counter", {"shard", "action"}),
-    "sweeperd_reconcile_runs_total": ("counter", {"shard", "result"}),
+    "sweeperd_reconcile_runs_total": ("counter", {"shard", "swept", "result"}),
     "sweeperd_redis_up": ("gauge", {"shard"}),
     "sweeperd_build_info": ("gauge", {"version"}),
     # Not in section 9; the reload came later.
@@ -66,8 +66,9 @@ def filled(*, tenant_label: bool = True) -> Metrics:
         gauge.labels("s1", "reservations").set(1)
     metrics.webhooks.waiting("s1", "billing", 1, 1)
     metrics.webhooks.endpoint_state("s1", "billing", "delivering")
-    metrics.reconcile.announce("s1", ["lost"])
-    metrics.reconcile.reconciled("s1", {"lost": 1}, 1.0)
+    metrics.reconcile.announce("s1", "reservations", ["lost"])
+    metrics.reconcile.reconciled("s1", "reservations", {"lost": 1}, 1.0)
+    metrics.reconcile.foreign_expiries.labels("s1").set(0)
     metrics.operator_actions.set("s1", {"pause": 1})
     return metrics
 

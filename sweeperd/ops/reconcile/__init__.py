@@ -15,6 +15,7 @@ cursor of SCAN means nothing to another server, so that reservations would be le
 
 from sweeperd.ops.reconcile.budgets import BudgetVerdict, judge_budget
 from sweeperd.ops.reconcile.cursor import WalkCursor
+from sweeperd.ops.reconcile.kind_cursor import KindCursor
 from sweeperd.ops.reconcile.kind_report import KindFault, KindReport, KindStage
 from sweeperd.ops.reconcile.kinds import mend_kind, reconcile_kind
 from sweeperd.ops.reconcile.mend import mend, repair_budget
@@ -26,6 +27,7 @@ __all__ = [
     "BudgetVerdict",
     "Fault",
     "Finding",
+    "KindCursor",
     "KindFault",
     "KindReport",
     "KindStage",

@@ -1,6 +1,7 @@
 """What a walk over one configured kind found, as values."""
 
 import enum
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -71,14 +72,18 @@ class KindReport:
     kind: str
     hashes: int
     entries: int
-    #: Active hashes whose amounts or keys of sums cannot be read; and sums that changed during the two walks.
+    #: Amounts or keys of sums of active hashes that cannot be read; and sums that changed between the walks over them.
     unreadable: int
     unjudged: int
+    #: Whether it went on from an earlier walk's cursor. Sums are compared in unbroken walks only.
+    resumed: bool
     found: Mapping[KindFault, int]
     mended: Mapping[KindFault, int]
     findings: tuple[KindFinding, ...]
     #: The ids that `mend_kind` can mend.
     mendable: tuple[bytes, ...]
+    #: ms on Redis's clock.
+    started_at: int
     duration_seconds: float
 
     @property
@@ -94,10 +99,16 @@ class KindReport:
             "index_entries": self.entries,
             "unreadable": self.unreadable,
             "sums_unjudged": self.unjudged,
+            "resumed": self.resumed,
             "found": {fault.value: self.found.get(fault, 0) for fault in KindFault},
             "mended": {fault.value: self.mended.get(fault, 0) for fault in KindFault if fault.mendable},
             "findings": [finding.as_dict() for finding in self.findings],
             "truncated": len(self.findings) < sum(self.found.values()),
             "remaining": self.remaining,
+            "started_at": self.started_at,
             "duration_seconds": round(self.duration_seconds, 3),
         }
+
+    def as_json(self) -> str:
+        """The same as text."""
+        return json.dumps(self.as_dict())

@@ -11,7 +11,7 @@ from sweeperd.config import Settings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.ops.reconcile import faults
-from sweeperd.runtime import reconciler as module
+from sweeperd.runtime import daily_walk as module
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.runtime.shard_runner import ShardRunner
 from sweeperd.store.context import ShardContext
@@ -22,6 +22,7 @@ from tests.support.harness import SCOPES, eventually, reserve
 
 Make = Callable[..., tuple[PeriodicReconciler, Metrics]]
 RECORD = "sweeperd:reconcile"
+LABELS = {"shard": "default", "swept": "reservations"}
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +49,7 @@ def replica(server: Server) -> Iterator[Make]:
 
 
 def runs(metrics: Metrics, result: str = "ok") -> float | None:
-    labels = {"shard": "default", "result": result}
+    labels = {"shard": "default", "swept": "reservations", "result": result}
     return metrics.registry.get_sample_value("sweeperd_reconcile_runs_total", labels)
 
 
@@ -72,7 +73,7 @@ def test_it_tells_what_it_finds_and_mends_nothing(
     assert (runs(metrics), runs(metrics, "error")) == (1, 0)
     assert findings(metrics) == {"lost": 25, "orphan": 1, "wrong_score": 0, "foreign_quarantine": 0, "budget_drift": 1}
     now = shard.read_clock() / 1000
-    last = metrics.registry.get_sample_value("sweeperd_reconcile_last_timestamp_seconds", {"shard": "default"})
+    last = metrics.registry.get_sample_value("sweeperd_reconcile_last_timestamp_seconds", LABELS)
     assert last is not None
     assert now - 60 < last <= now
     told = [record for record in caplog.records if record.message == "reconcile found a fault"]
@@ -148,9 +149,11 @@ def test_a_failure_is_counted_and_left_alone_for_a_while(
 ) -> None:
     patrol, metrics = replica()
     shard.client.set("reservation:ttl", "no index")
-    with pytest.raises(Exception, match="WRONGTYPE"):
-        patrol.run_if_due()
     patrol.run_if_due()
+    patrol.run_if_due()
+    (failed,) = [record for record in caplog.records if record.message == "reconcile failed"]
+    assert failed.exc_info
+    assert "WRONGTYPE" in str(failed.exc_info[1])
     assert (runs(metrics), runs(metrics, "error")) == (0, 1)
     patrol, metrics = replica("1s")
     shard.client.delete("reservation:ttl")
@@ -180,8 +183,8 @@ def test_a_full_redis_takes_no_note_and_the_process_knows(own_server: Server, re
 def test_what_is_walked_no_more_is_not_shown(replica: Make, shard: Shard) -> None:
     patrol, metrics = replica()
     patrol.run_if_due()
-    metrics.reconcile.announce("other", ["lost"])
-    metrics.reconcile.reconciled("other", {"lost": 2}, 1.0)
+    metrics.reconcile.announce("other", "reservations", ["lost"])
+    metrics.reconcile.reconciled("other", "reservations", {"lost": 2}, 1.0)
     metrics.reconcile.forget_shard("default")
     metrics.reconcile.forget_shard("default")
     assert findings(metrics) == {"lost": 2}

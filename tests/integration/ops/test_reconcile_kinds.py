@@ -1,0 +1,79 @@
+"""The walk over one configured kind, where work goes on while it walks."""
+
+import tomllib
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from sweeperd.config import Settings
+from sweeperd.ops.reconcile import KindFault, KindReport, KindStage, kind_index, reconcile_kind
+from sweeperd.store.shard import Shard
+from tests.support.kind_settings import SEAT_HOLD, hold_seats
+
+FUTURE = 4_000_000_000_000
+SUMS = (
+    'give_back = ["HINCRBY seats:{show} held -{qty}"]\nsums = [{ key = "seats:{show}", field = "held", of = "qty" }]\n'
+)
+SETTINGS = Settings.model_validate(tomllib.loads(SEAT_HOLD + SUMS))
+SUM_STAGES = (KindStage.SUMS, KindStage.AGAIN)
+
+
+@pytest.fixture(autouse=True)
+def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kind_index, "SETTLE", 0.0)
+
+
+def walk(shard: Shard, in_each_walk_over_the_sums: Callable[[int], None]) -> KindReport:
+    """Walk; the function is called in each walk over the sums, when the names of the hashes are known."""
+    walks = 0
+
+    def progress(stage: KindStage, _done: int, _total: int) -> None:
+        nonlocal walks
+        if stage in SUM_STAGES:
+            in_each_walk_over_the_sums(walks)
+            walks += 1
+
+    return reconcile_kind(shard, SETTINGS, SETTINGS.kinds[0], progress=progress)
+
+
+def test_a_drift_that_stays_is_found(shard: Shard, client: redis.Redis) -> None:
+    hold_seats(client, "a", 3, FUTURE)
+    client.hset("seats:hamlet", "held", 4)
+    report = walk(shard, lambda _: None)
+    assert (dict(report.found), report.unjudged) == ({KindFault.SUM_DRIFT: 1}, 0)
+
+
+def test_a_hold_that_takes_the_place_of_another_is_no_drift(shard: Shard, client: redis.Redis) -> None:
+    """A walk may see neither of two holds that follow each other, and the counter never changes."""
+    client.hset("seats:hamlet", "held", 1)
+
+    def replace(number: int) -> None:
+        if number < 4:
+            client.delete(f"seats:hold:{number}")
+            hold_seats(client, str(number + 1), 1, FUTURE)
+
+    hold_seats(client, "0", 1, FUTURE)
+    report = walk(shard, replace)
+    assert (dict(report.found), report.unjudged) == ({}, 1)
+
+
+def test_other_entries_with_the_same_sum_are_no_agreement(shard: Shard, client: redis.Redis) -> None:
+    hold_seats(client, "a", 1, FUTURE)
+    hold_seats(client, "b", 2, FUTURE)
+    client.hset("seats:hamlet", "held", 4)
+
+    def swap(number: int) -> None:
+        client.hset("seats:hold:a", "qty", 1 + number % 2)
+        client.hset("seats:hold:b", "qty", 2 - number % 2)
+
+    report = walk(shard, swap)
+    assert (dict(report.found), report.unjudged) == ({}, 1)
+
+
+def test_where_nothing_is_suspect_the_sums_are_added_up_once(shard: Shard, client: redis.Redis) -> None:
+    hold_seats(client, "a", 3, FUTURE)
+    client.hset("seats:hamlet", "held", 3)
+    walks: list[int] = []
+    report = walk(shard, walks.append)
+    assert (walks, report.unjudged, dict(report.found)) == ([0], 0, {})

@@ -1,0 +1,208 @@
+"""The daemon's own walks over configured kinds: what they find, whose turn it is, where they go on."""
+
+import json
+import logging
+import threading
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import Settings
+from sweeperd.metrics import Metrics
+from sweeperd.ops.reconcile import KindStage, faults, kind_index
+from sweeperd.runtime.reconciler import PeriodicReconciler
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from tests.support.fixtures import a_shard, full
+from tests.support.harness import eventually
+from tests.support.kind_settings import SEAT_HOLD, hold_seats
+
+FUTURE = 4_000_000_000_000
+RECORD = "sweeperd:reconcile"
+SUMS = (
+    'give_back = ["HINCRBY seats:{show} held -{qty}"]\nsums = [{ key = "seats:{show}", field = "held", of = "qty" }]\n'
+)
+LOCK = """
+[[kinds]]
+name = "lock"
+index = "locks:ttl"
+key = "locks:{id}"
+deadline = "expires_at"
+active = { state = "HELD" }
+ended = { state = "EXPIRED" }
+"""
+KINDS = tomllib.loads(SEAT_HOLD + SUMS + LOCK)["kinds"]
+NOTHING = dict.fromkeys(("lost", "orphan", "wrong_score", "sum_drift"), 0)
+
+
+class Replica:
+    """One daemon's reconciler, which has checked once whether a walk is due."""
+
+    def __init__(self, shard: Shard, stop: threading.Event | None = None, rate: int = 1_000_000, **more: Any) -> None:
+        settings = Settings.model_validate({"reconcile": {"interval": "1d", "rate": rate}, "kinds": KINDS, **more})
+        self.metrics, self.stop = Metrics(), stop or threading.Event()
+        self.reconciler = PeriodicReconciler(settings, shard, self.metrics, self.stop)
+        self.walk()
+
+    def walk(self) -> None:
+        self.reconciler.run_if_due()
+
+    def runs(self, swept: str, result: str = "ok") -> float | None:
+        labels = {"shard": "default", "swept": swept, "result": result}
+        return self.metrics.registry.get_sample_value("sweeperd_reconcile_runs_total", labels)
+
+    def findings(self, swept: str) -> dict[str, float]:
+        samples = (sample for family in self.metrics.registry.collect() for sample in family.samples)
+        return {
+            each.labels["kind"]: each.value
+            for each in samples
+            if each.name == "sweeperd_reconcile_findings" and each.labels["swept"] == swept
+        }
+
+
+Make = Callable[..., Replica]
+
+
+@pytest.fixture(autouse=True)
+def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "SETTLE", 0.0)
+    monkeypatch.setattr(kind_index, "SETTLE", 0.0)
+
+
+@pytest.fixture
+def replica(server: Server) -> Iterator[Make]:
+    with ExitStack() as shards:
+        yield lambda **more: Replica(shards.enter_context(a_shard(server)), **more)
+
+
+def plant(client: redis.Redis) -> None:
+    """Two holds that the index lost, an entry without a hash, a counter that is too high; and a lock that is lost."""
+    for entry in ("right", "lost-1", "lost-2"):
+        hold_seats(client, entry, 1, FUTURE)
+    client.hset("seats:hamlet", mapping={"free": 5, "held": 4})
+    client.zrem("seats:ttl", "lost-1", "lost-2")
+    client.zadd("seats:ttl", {"orphan": FUTURE})
+    client.hset("locks:a", mapping={"state": "HELD", "expires_at": FUTURE})
+
+
+def test_it_finds_counts_and_logs_what_is_wrong_with_each_kind(
+    replica: Make, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    plant(client)
+    before = {key: client.dump(key) for key in client.scan_iter()}
+    one = replica()
+    assert [one.runs(swept) for swept in ("reservations", "seat-hold", "lock")] == [0, 0, 0]
+    assert one.findings("seat-hold") == {}, "there was no walk yet"
+    with caplog.at_level(logging.INFO, "sweeperd"):
+        one.walk()
+    assert [one.runs(swept) for swept in ("reservations", "seat-hold", "lock")] == [1, 1, 1]
+    assert one.findings("seat-hold") == NOTHING | {"lost": 2, "orphan": 1, "sum_drift": 1}
+    assert one.findings("lock") == NOTHING | {"lost": 1}
+    assert set(one.findings("reservations").values()) == {0}
+    for swept in ("seat-hold", "lock"):
+        labels = {"shard": "default", "swept": swept}
+        assert one.metrics.registry.get_sample_value("sweeperd_reconcile_last_timestamp_seconds", labels)
+    found = [vars(record) for record in caplog.records if record.message == "reconcile found a fault"]
+    assert sorted((each["kind"], each["fault"]) for each in found) == [
+        ("lock", "lost"),
+        ("seat-hold", "lost"),
+        ("seat-hold", "lost"),
+        ("seat-hold", "orphan"),
+        ("seat-hold", "sum_drift"),
+    ]
+    ended = {vars(record)["kind"]: vars(record) for record in caplog.records if record.message == "reconciled"}
+    assert (ended["seat-hold"]["hashes"], ended["seat-hold"]["findings"]) == (3, 4)
+    assert {key: client.dump(key) for key in client.scan_iter() if key != RECORD.encode()} == before, "it mends nothing"
+    assert not client.exists("sweeperd:lease:reconcile")
+
+
+def test_once_in_each_interval_for_all_replicas(replica: Make, client: redis.Redis) -> None:
+    plant(client)
+    one = replica()
+    one.walk()
+    one.walk()
+    assert one.runs("lock") == 1
+    other = replica()
+    assert other.findings("lock") == NOTHING | {"lost": 1}, "known from the first check on"
+    other.walk()
+    assert other.runs("lock") == 0
+    # A kind that is new in the settings has no walk yet; the others rest.
+    client.hdel(RECORD, "last:lock")
+    other.walk()
+    assert [other.runs(swept) for swept in ("reservations", "seat-hold", "lock")] == [0, 0, 1]
+
+
+def test_without_reservations_the_kinds_are_walked(replica: Make, client: redis.Redis) -> None:
+    plant(client)
+    one = replica(reservations={"enabled": False})
+    one.walk()
+    assert (one.runs("reservations"), one.runs("seat-hold"), one.runs("lock")) == (None, 1, 1)
+    assert set(client.hkeys(RECORD)) == {b"last:seat-hold", b"report:seat-hold", b"last:lock", b"report:lock"}
+
+
+def test_a_walk_that_fails_keeps_no_other_from_being_made(
+    replica: Make, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    plant(client)
+    client.delete("seats:ttl")
+    client.set("seats:ttl", "no index")
+    one = replica()
+    one.walk()
+    assert (one.runs("seat-hold"), one.runs("seat-hold", "error"), one.runs("lock")) == (0, 1, 1)
+    (failed,) = [record for record in caplog.records if record.message == "reconcile failed"]
+    assert vars(failed)["kind"] == "seat-hold"
+    one.walk()
+    assert one.runs("seat-hold", "error") == 1, "not at once again"
+
+
+def test_another_replica_goes_on_where_a_stopped_one_was(
+    replica: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind_index, "SETTLE_EVERY", 0.0)  # each page is a place to go on at
+    total = 3_000
+    for number in range(total):
+        client.hset(f"locks:{number}", mapping={"state": "HELD", "expires_at": FUTURE})
+    # The rate rises to what ends all walks within half an hour, and is slow all the same.
+    stop = threading.Event()
+    one = replica(stop=stop, rate=1000, reconcile={"interval": "1h", "rate": 1000}, reservations={"enabled": False})
+    client.hset(RECORD, "last:seat-hold", json.dumps({"finished_at": int(client.time()[0]) * 1000, "found": {}}))
+    client.config_resetstat()
+    walking = threading.Thread(target=one.walk)
+    walking.start()
+    eventually(lambda: int(client.info("commandstats").get("cmdstat_hmget", {"calls": 0})["calls"]) > 600)
+    stop.set()
+    walking.join(5)
+    assert not walking.is_alive()
+    assert (one.runs("lock"), one.runs("lock", "error")) == (0, 0)
+    cursor = json.loads(client.hget(RECORD, "cursor:lock") or b"{}")
+    assert cursor["stage"] == KindStage.HASHES
+    assert 0 < cursor["hashes"] < total
+    other = replica()
+    other.walk()
+    assert other.findings("lock") == NOTHING | {"lost": total}
+    report = json.loads(client.hget(RECORD, "report:lock") or b"{}")
+    assert (report["resumed"], report["hashes"]) == (True, total)
+    assert not client.hexists(RECORD, "cursor:lock")
+
+
+def test_a_cursor_of_another_server_is_none(replica: Make, client: redis.Redis) -> None:
+    plant(client)
+    cursor = {"run_id": "another", "started_at": 1, "seconds": 1, "stage": KindStage.SUMS, "position": 0}
+    counts: dict[str, Any] = {"hashes": 7, "entries": 7, "found": {}, "findings": []}
+    client.hset(RECORD, "cursor:seat-hold", json.dumps(cursor | counts))
+    one = replica()
+    one.walk()
+    assert one.findings("seat-hold") == NOTHING | {"lost": 2, "orphan": 1, "sum_drift": 1}
+
+
+def test_a_full_redis_takes_no_note_and_the_process_knows(own_server: Server) -> None:
+    with a_shard(own_server) as shard, full(shard):
+        one = Replica(shard)
+        one.walk()
+        one.walk()
+        assert (one.runs("seat-hold"), one.runs("lock")) == (1, 1)
+        assert not shard.client.exists(RECORD)

@@ -2,6 +2,8 @@
 
 from typing import cast
 
+from sweeperd.delivery.groups import TAKE_OVER_AFTER, WAITING
+from sweeperd.delivery.outbox import Outbox
 from sweeperd.delivery.replay import GROUP_PREFIX, ReplayNote, replay_group
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
@@ -65,6 +67,19 @@ class ReplayStore:
         if position >= last:
             return True
         return not self._client.xrange(self._keys[0], streams.after(bytes(position)), bytes(last), 1)
+
+
+def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:
+    """
+    End a cancelled replay, unless a process that lives has events of it in hand. Returns whether it has ended. Raises
+    redis.RedisError.
+    """
+    if store.position(note) is not None:
+        page = outbox.pending(note.group)
+        if any(pending.owner not in WAITING and pending.idle_ms < TAKE_OVER_AFTER * 1000 for pending in page):
+            return False
+    store.end(note, by_force=True)
+    return True
 
 
 def _parse(value: bytes) -> ReplayNote | None:

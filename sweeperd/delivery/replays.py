@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import redis
 
 from sweeperd.delivery.endpoint import EndpointDelivery
-from sweeperd.delivery.groups import TAKE_OVER_AFTER, WAITING
 from sweeperd.delivery.outbox import Outbox
 from sweeperd.delivery.replay import ReplayNote, ReplaySubscription
-from sweeperd.delivery.replay_store import ReplayStore
+from sweeperd.delivery.replay_store import ReplayStore, end_cancelled
 from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)
@@ -31,19 +30,6 @@ class RunningReplay:
 
 #: Makes the delivery of a replay, which is not started.
 Make = Callable[[ReplayNote], RunningReplay]
-
-
-def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:
-    """
-    End a cancelled replay, unless a process that lives has events of it in hand. Returns whether it has ended. Raises
-    redis.RedisError.
-    """
-    if store.position(note) is not None:
-        page = outbox.pending(note.group)
-        if any(pending.owner not in WAITING and pending.idle_ms < TAKE_OVER_AFTER * 1000 for pending in page):
-            return False
-    store.end(note, by_force=True)
-    return True
 
 
 class Replays:

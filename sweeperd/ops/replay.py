@@ -9,8 +9,7 @@ from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateSto
 from sweeperd.delivery.groups import WAITING
 from sweeperd.delivery.outbox import Outbox
 from sweeperd.delivery.replay import ReplayCount, ReplayFilter, ReplayNote, ReplaySpan
-from sweeperd.delivery.replay_store import ReplayStore
-from sweeperd.delivery.replays import end_cancelled
+from sweeperd.delivery.replay_store import ReplayStore, end_cancelled
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.text import rfc3339
@@ -84,7 +83,8 @@ def progress(shard: Shard, note: ReplayNote) -> ReplayProgress:
             return ReplayProgress()  # it has ended since its note was read
         raise
     waiting = sum(row["pending"] for row in summary["consumers"] if row["name"] in WAITING)
-    return ReplayProgress(False, untaken + summary["pending"], waiting)
+    left = min(note.events, untaken + summary["pending"])  # what is not taken is an estimate
+    return ReplayProgress(False, left, waiting)
 
 
 def obstacle(shard: Shard, endpoint: str) -> str:

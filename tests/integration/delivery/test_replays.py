@@ -251,12 +251,14 @@ def test_it_is_shown_and_only_one_runs_at_a_time(shard: Shard, client: redis.Red
     assert status.replay is not None
     assert (status.replay.since_ms, status.replay.events, status.replay.left) == (now - 2 * HOUR, 250, 250)
     outbox = Outbox(shard, "us")
-    outbox.read(replay_group("hook"), 100)
+    taken = outbox.read(replay_group("hook"), 100)
+    assert replay.progress(shard, note) == replay.ReplayProgress(False, 250), "they are not delivered yet"
+    outbox.acknowledge(replay_group("hook"), [entry.id for entry in taken])
     (status,) = read_endpoints(shard, [HOOK], now, Counter())
     assert status.replay is not None
     assert 150 <= status.replay.left <= 150 + note.every
     outbox.read(replay_group("hook"), 150)
-    assert replay.progress(shard, note) == replay.ReplayProgress(False, 250)
+    assert replay.progress(shard, note) == replay.ReplayProgress(False, 150)
     store = ReplayStore(shard)
     assert store.exhausted(note)
     assert not store.end(note), "events are pending"

@@ -50,12 +50,27 @@ def test_the_heartbeat_goes_on_while_the_last_requests_end(
     client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer, "HEARTBEAT_EVERY", 0.1)
-    with Receiver(lambda *_: Answer(delay=3)) as receiver, deliver(receiver.url, timeout="10s") as delivery:
+    idle = [0]
+
+    def refreshed() -> bool:
+        """Whether the event in hand is idle for a shorter time than when it was looked at before."""
+        ((_, _, idle_ms),) = delivery.pending().values()
+        idle.append(idle_ms)
+        return idle[-1] < idle[-2]
+
+    answered = threading.Event()
+
+    def answer(*_: object) -> Answer:
+        answered.wait(30)
+        return Answer()
+
+    with Receiver(answer) as receiver, deliver(receiver.url, timeout="60s") as delivery:
         expire(client, "slow")
         receiver.wait_for(lambda requests: len(requests) == 1)
         delivery.stop.set()
-        time.sleep(2.2)
-        assert [idle_ms < 2000 for _, _, idle_ms in delivery.pending().values()] == [True]
+        eventually(refreshed)
+        eventually(refreshed)
+        answered.set()
         settled(delivery)
 
 

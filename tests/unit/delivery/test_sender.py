@@ -1,7 +1,6 @@
 """One event to one endpoint: what is sent, what is made of the answer, and when it is sent again."""
 
 import base64
-import contextlib
 import gc
 import json
 import re
@@ -110,7 +109,7 @@ def raw_server(*answers: bytes) -> Iterator[tuple[str, list[socket.socket]]]:
 def test_the_request() -> None:
     with Receiver() as receiver:
         sender = Sender(receiver.url, headers={"X-Team": "ops"})
-        sender.clock.set(1_700_000_000_999)
+        sender.clock.set(1_700_000_000_500)
         verdict = sender.once()
     (request,) = receiver.requests
     headers = {name.lower(): value for name, value in request.headers.items()}
@@ -262,10 +261,8 @@ def test_close_closes_the_connections_at_once() -> None:
         with raw_server(OK + b"Content-Length: 0\r\n\r\n") as (url, connections):
             sender = Sender(url)
             assert sender.once().delivered
-            connections[0].settimeout(5)
             sender.webhook.close()
-            with contextlib.suppress(ConnectionResetError):
-                assert connections[0].recv(1) == b""
+            eventually(lambda: connections[0].fileno() == -1)  # the server closes what the sender has closed
     finally:
         gc.enable()
 

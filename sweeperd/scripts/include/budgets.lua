@@ -72,8 +72,8 @@ do
     return {'refused', 'NO_BUDGET', scopes[#scopes]}
   end
 
-  -- The budgets of the scopes that a request names, as budgets.read returns them; or nil and the refusal, where no scope
-  -- has a budget in this unit. stem: the beginning of a budget's key, which <scope>:<unit> follows.
+  -- The budgets of the scopes that a request names, as budgets.read returns them; or nil and the refusal, where no
+  -- scope has a budget in this unit. stem: the beginning of a budget's key, which <scope>:<unit> follows.
   function budgets.named(keys, scopes, unit, stem)
     local mentions, each, missing = budgets.read(keys, scopes)
     if mentions and #each == 0 then

@@ -1,12 +1,13 @@
 """What expired in a span of time: the events of the stream, in order, once or as they come."""
 
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from sweeperd.delivery.outbox import ONLY_FOR
-from sweeperd.delivery.payload import is_expiry, message
+from sweeperd.delivery.payload import Fields, is_expiry, message
 from sweeperd.delivery.replay import AHEAD_MS, BEHIND_MS
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
@@ -15,9 +16,9 @@ from sweeperd.sweep.kind import RESERVATIONS
 from sweeperd.text import decode, rfc3339
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Expiry:
-    """One event. `body` is the webhook's, as `reservation.message` makes it."""
+    """One event."""
 
     shard: str
     stream_id: bytes
@@ -25,7 +26,15 @@ class Expiry:
     expired_at_ms: int
     #: From deadline and grace to the expiry; None where the event lacks one of the times.
     lag_ms: int | None
-    body: dict[str, Any]
+    #: What identifies the shard in ids of events, and the fields of the entry.
+    origin: bytes
+    fields: Fields
+
+    @functools.cached_property
+    def body(self) -> dict[str, Any]:
+        """The body of its webhook. Made when it is asked for: a count needs none, and it is most of the work."""
+        body: dict[str, Any] = json.loads(message(self.origin, self.fields).body)
+        return body
 
     @property
     def order(self) -> StreamId:
@@ -78,8 +87,7 @@ class ExpiryReader:
     def _expiry(self, entry: bytes, fields: dict[bytes, bytes], expired_at_ms: int) -> Expiry:
         deadline, grace = _whole(fields, b"expires_at"), _whole(fields, b"grace_ms")
         lag = None if deadline is None or grace is None else expired_at_ms - deadline - grace
-        body = json.loads(message(self.shard.origin, fields).body)
-        return Expiry(self.shard.name, entry, expired_at_ms, lag, body)
+        return Expiry(self.shard.name, entry, expired_at_ms, lag, self.shard.origin, fields)
 
 
 def retention_gap(shard: Shard, since_ms: int) -> str:

@@ -1,8 +1,19 @@
-"""Gives memory back to the system, after much was freed at once."""
+"""Memory of a process that runs for months: how often Python looks for garbage, and what goes back to the system."""
 
 import contextlib
 import ctypes
 import gc
+
+#: So many new containers, and Python looks for circles of them that nothing refers to. Its own default is 700.
+CONTAINERS = 50_000
+
+
+def collect_rarely() -> None:
+    """
+    Have Python look for garbage less often. Hardly anything here refers to itself in a circle, and everything else is
+    freed without a search: with the default, searches take 5 to 9 % of the time of a delivery in batches.
+    """
+    gc.set_threshold(CONTAINERS)
 
 
 def give_back() -> None:

@@ -18,7 +18,7 @@ from sweeperd.errors import ConfigError
 from sweeperd.metrics import Metrics
 from sweeperd.ops.signing_keys import jwks
 from sweeperd.runtime.daemon import Daemon
-from sweeperd.runtime.memory import give_back
+from sweeperd.runtime.memory import collect_rarely, give_back
 from sweeperd.runtime.one_core import OneCore, is_wanted
 from sweeperd.runtime.role import Role
 from sweeperd.runtime.systemd import SystemdNotifier
@@ -67,6 +67,7 @@ class Service:
         signal.signal(signal.SIGHUP, self._on_reload)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_end)
+        collect_rarely()
         if self._web:
             self._web.start()
         self._daemon.start()

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from sweeperd.runtime.memory import give_back
+from sweeperd.runtime.memory import CONTAINERS, collect_rarely, give_back
 
 #: Small pieces, every second of them freed: without a call the C library keeps all pages. Prints the resident memory
 #: of the process in its fullest moment, then, and after the call, KiB.
@@ -36,6 +36,15 @@ print(resident())
 class Circle:
     def __init__(self) -> None:
         self.itself = self
+
+
+def test_garbage_is_looked_for_less_often() -> None:
+    before = gc.get_threshold()
+    try:
+        collect_rarely()
+        assert gc.get_threshold() == (CONTAINERS, *before[1:])
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_what_nothing_refers_to_is_collected() -> None:

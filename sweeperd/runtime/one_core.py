@@ -18,8 +18,8 @@ from sweeperd.runtime.role import Role
 
 log = logging.getLogger(__name__)
 
-#: How often the core is chosen anew, seconds.
-CHOOSE_EVERY = 5.0
+#: How long the cores are watched before the first choice, and between two choices; seconds.
+FIRST_AFTER, CHOOSE_EVERY = 0.5, 5.0
 #: The process moves where other processes use so much more of its core than of the least busy one: a share of a core.
 WORTH_A_MOVE = 0.25
 
@@ -31,10 +31,10 @@ BusyTimes = Mapping[int, float]
 
 
 def is_wanted(settings: Settings, role: Role) -> bool:
-    """Whether the settings ask for one core: `auto` does where an endpoint gets each event in a request of its own."""
+    """Whether the settings ask for one core: `auto` does where the process delivers."""
     webhooks = settings.webhooks
     if webhooks.one_core == "auto":
-        return role.delivers and any(endpoint.batch_size == 1 for endpoint in webhooks.endpoints)
+        return role.delivers and bool(webhooks.endpoints)
     return webhooks.one_core == "on"
 
 
@@ -68,8 +68,11 @@ class OneCore:
         """
         if len(self._allowed) < 2 or time.monotonic() < self._choose_at:
             return
-        self._choose_at = time.monotonic() + CHOOSE_EVERY
-        core = choose(self._core, self._used_by_others(), always=always) if wanted else None
+        used_by_others = self._used_by_others()
+        self._choose_at = time.monotonic() + (CHOOSE_EVERY if used_by_others else FIRST_AFTER)
+        if not used_by_others:
+            return
+        core = choose(self._core, used_by_others, always=always) if wanted else None
         if core != self._core:
             log.info("the process keeps to one core" if self._core is None else "the process moves to other cores")
             self._core = core
@@ -81,10 +84,11 @@ class OneCore:
                 os.sched_setaffinity(int(thread.name), cores)
 
     def _used_by_others(self) -> dict[int, float]:
-        """The share of each allowed core that other processes used since the last call; at first, since the boot."""
-        now, busy, own = time.monotonic(), _busy_times(), time.process_time()
-        since, busy_before, own_before = self._measured or (0.0, {}, 0.0)
-        self._measured = now, busy, own
+        """The share of each allowed core that other processes used since the last call; empty at the first call."""
+        before, self._measured = self._measured, (time.monotonic(), _busy_times(), time.process_time())
+        if before is None:
+            return {}
+        (since, busy_before, own_before), (now, busy, own) = before, self._measured
         seconds = max(now - since, 0.1)
         shares = {core: (busy.get(core, 0.0) - busy_before.get(core, 0.0)) / seconds for core in self._allowed}
         if self._core is not None:

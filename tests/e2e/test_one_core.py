@@ -1,4 +1,4 @@
-"""A daemon that delivers single events keeps all its threads on one core, and one that delivers batches does not."""
+"""All threads of a daemon are on one core where the settings say so, and on any core where they do not."""
 
 import os
 from pathlib import Path
@@ -17,13 +17,13 @@ def cores(running: Daemon) -> list[set[int]]:
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process to a core")
 @pytest.mark.parametrize(
-    ("one_core", "batch_size", "bound"), [("on", 1, True), ("off", 1, False), ("auto", 100, False)]
+    ("one_core", "role", "bound"), [("on", "all", True), ("off", "all", False), ("auto", "sweep", False)]
 )
-def test_one_core(server: Server, tmp_path: Path, one_core: str, batch_size: int, bound: bool) -> None:
+def test_one_core(server: Server, tmp_path: Path, one_core: str, role: str, bound: bool) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("this process may use a single core only")
-    endpoints: list[dict[str, Any]] = [{"name": "hook", "url": "http://127.0.0.1:9/", "batch_size": batch_size}]
-    env = environment(server.url, endpoints=endpoints, webhooks__one_core=one_core)
+    endpoints: list[dict[str, Any]] = [{"name": "hook", "url": "http://127.0.0.1:9/"}]
+    env = environment(server.url, endpoints=endpoints, role=role, webhooks__one_core=one_core)
     with daemon(env, tmp_path) as running:
         eventually(lambda: running.get("/readyz")[0] == 200)
         if bound:

@@ -1,11 +1,12 @@
 """On which core the process runs, and when."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sweeperd.config import Settings
-from sweeperd.runtime.one_core import choose, is_wanted
+from sweeperd.runtime.one_core import FIRST_AFTER, OneCore, choose, is_wanted
 from sweeperd.runtime.role import Role
 
 SINGLE, BATCH = {"name": "a", "url": "http://a/"}, {"name": "b", "url": "http://b/", "batch_size": 100}
@@ -17,7 +18,7 @@ SINGLE, BATCH = {"name": "a", "url": "http://a/"}, {"name": "b", "url": "http://
         ("auto", [SINGLE], Role.ALL, True),
         ("auto", [BATCH, SINGLE], Role.DELIVER, True),
         ("auto", [SINGLE], Role.SWEEP, False),
-        ("auto", [BATCH], Role.ALL, False),
+        ("auto", [BATCH], Role.ALL, True),
         ("auto", [], Role.ALL, False),
         ("on", [BATCH], Role.SWEEP, True),
         ("off", [SINGLE], Role.ALL, False),
@@ -26,6 +27,25 @@ SINGLE, BATCH = {"name": "a", "url": "http://a/"}, {"name": "b", "url": "http://
 def test_when(one_core: str, endpoints: list[dict[str, Any]], role: Role, wanted: bool) -> None:
     settings = Settings.model_validate({"webhooks": {"one_core": one_core, "endpoints": endpoints}})
     assert is_wanted(settings, role) == wanted
+
+
+def test_the_core_is_chosen_by_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call begins to measure: how busy the cores were since the boot says nothing about now."""
+    busy, now = {0: 500.0, 1: 9_000.0}, [1_000.0]
+    bound: list[set[int]] = []
+    monkeypatch.setattr("sweeperd.runtime.one_core._busy_times", lambda: dict(busy))
+    monkeypatch.setattr(
+        "sweeperd.runtime.one_core.time", SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: 0.0)
+    )
+    one = OneCore()
+    monkeypatch.setattr(one, "_allowed", {0, 1})
+    monkeypatch.setattr(one, "_bind", bound.append)
+    one.keep(wanted=True, always=False)
+    assert not bound
+    now[0] += FIRST_AFTER
+    busy[0] += 0.9 * FIRST_AFTER
+    one.keep(wanted=True, always=False)
+    assert bound == [{1}]
 
 
 @pytest.mark.parametrize(

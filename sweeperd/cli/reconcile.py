@@ -6,16 +6,16 @@ from collections.abc import Sequence
 import click
 
 from sweeperd.cli.actions import leave_record
-from sweeperd.cli.options import Exit, Options, json_option, kind_of, shard_option, yes_option
+from sweeperd.cli.options import Exit, Options, json_option, kind_of, shard_option, swept_names, yes_option
 from sweeperd.cli.output import Output
 from sweeperd.cli.reconcile_kind import KindWalks
-from sweeperd.cli.reconcile_output import Document, document, show, summary
+from sweeperd.cli.reconcile_last import show_last, show_last_of_kind
+from sweeperd.cli.reconcile_output import document, show, summary
 from sweeperd.cli.reconcile_progress import shown_progress
 from sweeperd.cli.repair_budget import repair_budget
 from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import Settings
 from sweeperd.ops.actions import Action
-from sweeperd.ops.last_walk import read_last_report
 from sweeperd.ops.reconcile import FINDINGS, ReconcileReport, mend, reconcile
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import RESERVATIONS
@@ -26,7 +26,7 @@ Walked = tuple[Shard, ReconcileReport]
 
 @click.command("reconcile", short_help="Compare index and budgets with the reservations.")
 @click.option("--repair", is_flag=True, help="Afterwards mend the index; budgets are not changed.")
-@click.option("--last", is_flag=True, help="Walk nothing; show what the daemon's last walk found.")
+@click.option("--last", is_flag=True, help="Walk nothing; show what the daemon's last walks found.")
 @click.option(
     "--repair-budget",
     "budget",
@@ -39,7 +39,7 @@ Walked = tuple[Shard, ReconcileReport]
 @click.option(
     "--limit", type=click.IntRange(0, 100_000), default=FINDINGS, show_default=True, help="Findings shown for a shard."
 )
-@click.option("--kind", metavar="NAME", help="Walk this configured kind.  [default: reservations]")
+@click.option("--kind", metavar="NAME", help="Walk this configured kind.  [default: reservations; with --last all]")
 @shard_option
 @yes_option
 @json_option
@@ -70,36 +70,26 @@ def command(
     """
     if (repair, last, budget is not None).count(True) > 1:
         raise click.UsageError("--repair, --last and --repair-budget exclude each other")
-    if kind is not None and (last or budget is not None):
-        raise click.UsageError("--last and --repair-budget are about reservations")
+    if kind is not None and budget is not None:
+        raise click.UsageError("--repair-budget is about reservations")
     output, troubles = Output(as_json=as_json), Troubles()
     if repair or budget is not None:
         output.check_consent("Mend what the walk finds?", yes=yes)
     with options.shards(shard) as (settings, shards):
         configured = None if kind == RESERVATIONS else kind_of(settings, kind)
-        if configured is not None:
+        if last and configured is not None:
+            left = show_last_of_kind(output, shards, configured.name, troubles)
+        elif last:
+            left = show_last(output, shards, [kind] if kind else swept_names(settings), troubles)
+        elif configured is not None:
             walks = KindWalks(settings, configured, rate, limit)
             left = walks.run(output, shards, troubles, repair=repair, yes=yes)
         elif budget is not None:
             left = repair_budget(output, settings, shards, budget, rate, troubles, yes=yes)
-        elif last:
-            documents = _last(shards, troubles)
-            show(output, documents, troubles.down, repair=False)
-            left = any(each.get("remaining") for each in documents)
         else:
             left = _walk_and_mend(output, settings, shards, rate, limit, troubles, repair=repair, yes=yes)
     troubles.end()
     sys.exit(Exit.FAILED if left else Exit.DONE)
-
-
-def _last(shards: Sequence[Shard], troubles: Troubles) -> list[Document]:
-    found = []
-    for shard, report in for_each_shard(shards, read_last_report, troubles):
-        if report is None:
-            troubles.fail(f"shard {shard.name}: the daemon has not finished a walk yet")
-        else:
-            found.append({"shard": shard.name, "address": shard.address, **report})
-    return found
 
 
 def _walk_and_mend(

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from sweeperd.cli.actions import leave_record
 from sweeperd.cli.output import Output
-from sweeperd.cli.reconcile_kind_output import KindDocument, show_kinds, with_times
+from sweeperd.cli.reconcile_kind_output import KindDocument, show_kinds
+from sweeperd.cli.reconcile_output import with_times
 from sweeperd.cli.reconcile_progress import shown_progress
 from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import Settings

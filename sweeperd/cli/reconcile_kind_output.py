@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from sweeperd.cli.output import Cell, Output, timestamp
+from sweeperd.cli.output import Cell, Output
 from sweeperd.cli.reconcile_output import printable_lines
 from sweeperd.ops.reconcile import KindFault
 
@@ -13,11 +13,6 @@ from sweeperd.ops.reconcile import KindFault
 KindDocument = dict[str, Any]
 
 _COLUMNS = ("shard", "kind", "fault", "what", "found", "expected", "difference", "done")
-
-
-def with_times(report: KindDocument) -> KindDocument:
-    """The same with its moments as RFC 3339, as JSON has them."""
-    return report | {key: timestamp(report[key]) for key in ("started_at", "finished_at") if key in report}
 
 
 def show_kinds(output: Output, documents: Sequence[KindDocument]) -> None:

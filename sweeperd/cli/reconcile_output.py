@@ -23,19 +23,8 @@ def document(shard: Shard, report: ReconcileReport) -> Document:
 def show(output: Output, documents: Sequence[Document], down: Sequence[dict[str, str]], *, repair: bool) -> None:
     """Print the reports: one JSON document; or a table of the findings, and a few lines for each shard."""
     if output.as_json:
-        totals = {key: sum(each.get(key) or 0 for each in documents) for key in ("remaining",)}
-        found = sum(sum(each["found"].values()) for each in documents)
-        truncated = any(each.get("truncated") for each in documents)
-        output.json(
-            {
-                "repair": repair,
-                "found": found,
-                **totals,
-                "truncated": truncated,
-                "shards": list(map(_with_times, documents)),
-                "down": down,
-            }
-        )
+        shards = list(map(with_times, documents))
+        output.json({"repair": repair, **totals(documents), "shards": shards, "down": down})
         return
     rows = [row for each in documents for row in _rows(each)]
     if rows or not output.terminal:
@@ -44,7 +33,17 @@ def show(output: Output, documents: Sequence[Document], down: Sequence[dict[str,
         click.echo(printable_lines(summary(each)), err=not output.terminal)
 
 
-def _with_times(report: Document) -> Document:
+def totals(documents: Sequence[Document]) -> dict[str, Any]:
+    """How much all of these reports have found, what is left of it, and whether they show it all."""
+    return {
+        "found": sum(sum(each["found"].values()) for each in documents),
+        "remaining": sum(each.get("remaining") or 0 for each in documents),
+        "truncated": any(each.get("truncated") for each in documents),
+    }
+
+
+def with_times(report: Document) -> Document:
+    """The same with its moments as RFC 3339, as JSON has them."""
     moments = {key: timestamp(report[key]) for key in ("started_at", "finished_at") if key in report}
     return report | moments
 

@@ -245,8 +245,13 @@ def _as_dict(status: ShardStatus) -> dict[str, Any]:
     del values["name"], values["error"], values["details"]
     values["tick"] = values["tick"] and _with_times(values["tick"])
     values["kinds"] = [
-        {"kind": kind.pop("name"), **kind, "tick": kind["tick"] and _with_times(kind["tick"])}
-        for kind in values["kinds"]
+        {
+            "kind": values_of.pop("name"),
+            **values_of,
+            "tick": values_of["tick"] and _with_times(values_of["tick"]),
+            "last_walk": kind.last_walk and last_walk_as_dict(kind.last_walk),
+        }
+        for kind, values_of in zip(status.kinds, values["kinds"], strict=True)
     ]
     values["endpoints"] = [_endpoint_as_dict(status, endpoint) for endpoint in status.endpoints]
     values |= rate_as_dict(status)

@@ -51,7 +51,7 @@ class Metrics:
         build_info.labels(__version__).set(1)
 
     def forget_shard(self, shard: str) -> None:
-        """A shard that is configured no more has no gauges; its counters stay where they are."""
+        """A shard that is configured no more has no gauges; its counters stay where they are, but those of walks."""
         self.sweep.forget_shard(shard)
         self.webhooks.forget_shard(shard)
         self.reconcile.forget_shard(shard)

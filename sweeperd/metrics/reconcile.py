@@ -1,8 +1,12 @@
 """The metrics of the daily walks over all reservations, and over each configured kind."""
 
 import contextlib
+from collections.abc import Collection
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+
+#: The built-in kind.
+_RESERVATIONS = "reservations"
 
 
 class ReconcileMetrics:
@@ -48,13 +52,27 @@ class ReconcileMetrics:
             self.findings.labels(shard, swept, kind).set(count)
         self.last.labels(shard, swept).set(finished_at)
 
+    def retain(self, shard: str, swept: Collection[str]) -> None:
+        """
+        Nothing but this is walked on the shard from now on. What is walked no more shows no findings, because they
+        would never change again, and no count of walks, because an alert waits for the first walk where there is one.
+        """
+        known = self._kinds.get(shard, {})
+        for name in known.keys() - set(swept):
+            for kind in known.pop(name):
+                _remove(self.findings, shard, name, kind)
+            _remove(self.last, shard, name)
+            for result in ("ok", "error"):
+                _remove(self.runs, shard, name, result)
+            if name == _RESERVATIONS:
+                _remove(self.foreign_expiries, shard)
+
     def forget_shard(self, shard: str) -> None:
-        """A shard that is walked no more shows no findings: they would never change again."""
-        with contextlib.suppress(KeyError):
-            self.foreign_expiries.remove(shard)
-        for swept, kinds in self._kinds.pop(shard, {}).items():
-            with contextlib.suppress(KeyError):
-                self.last.remove(shard, swept)
-            for kind in kinds:
-                with contextlib.suppress(KeyError):
-                    self.findings.remove(shard, swept, kind)
+        """A shard that is configured no more is walked no more."""
+        self.retain(shard, ())
+        self._kinds.pop(shard, None)
+
+
+def _remove(metric: Gauge | Counter, *labels: str) -> None:
+    with contextlib.suppress(KeyError):
+        metric.remove(*labels)

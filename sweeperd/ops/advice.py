@@ -1,11 +1,12 @@
 """What an operator may do about a finding: a sentence, the commands to copy, and the section of the runbook."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sweeperd.ops.details import ReasonCount
 from sweeperd.ops.endpoint_status import EndpointStatus
+from sweeperd.ops.last_walk import WalkEnd
 from sweeperd.ops.presence import WARNING
 from sweeperd.ops.status import ShardStatus
 from sweeperd.sweep.kind import RESERVATIONS
@@ -38,11 +39,22 @@ def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[A
     walk = status.last_walk
     if walk and (walk.total or walk.foreign_expiries):
         foreign = {"expired by another sweeper": walk.foreign_expiries} if walk.foreign_expiries else {}
-        found = {fault.value: count for fault, count in walk.found.items() if count} | foreign
-        counts = ", ".join(f"{count} {kind}" for kind, count in found.items())
-        age = span(max(0, status.now_ms - walk.finished_at) / 1000)
-        commands = (_command("reconcile", "--last", *options), _command("reconcile", "--repair", *options))
-        yield Advice(f"the last walk, {age} ago, found {counts}", commands, "sweeperdreconcilefindings")
+        yield _walk_advice(status, walk, "the last walk", foreign, options)
+    for kind in status.kinds:
+        if kind.last_walk and kind.last_walk.total:
+            over = f"the last walk over {kind.name}"
+            yield _walk_advice(status, kind.last_walk, over, {}, ("--kind", kind.name, *options))
+
+
+def _walk_advice(
+    status: ShardStatus, walk: WalkEnd, name: str, more: Mapping[str, int], options: Sequence[str]
+) -> Advice:
+    """What a walk has found, and `more`."""
+    found = {**{fault.value: count for fault, count in walk.found.items() if count}, **more}
+    counts = ", ".join(f"{count} {kind}" for kind, count in found.items())
+    age = span(max(0, status.now_ms - walk.finished_at) / 1000)
+    commands = (_command("reconcile", "--last", *options), _command("reconcile", "--repair", *options))
+    return Advice(f"{name}, {age} ago, found {counts}", commands, "sweeperdreconcilefindings")
 
 
 def endpoint_advice(endpoint: EndpointStatus, options: Sequence[str] = ()) -> Advice:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import redis
 
 from sweeperd.config import DEFAULT_SHARD
-from sweeperd.errors import RedisUnavailable
+from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.shard import Shard
 
@@ -28,7 +28,7 @@ class ShardTrouble(Exception):
 
 @contextlib.contextmanager
 def working_on(shard: Shard) -> Iterator[None]:
-    """Raise ShardTrouble for each error of Redis inside the block."""
+    """Raise ShardTrouble for each error of Redis, or of the script of a kind, inside the block."""
     try:
         with shard.reaching():
             yield
@@ -36,5 +36,7 @@ def working_on(shard: Shard) -> Iterator[None]:
         if is_refused(error.__cause__):
             raise ShardTrouble(shard, f"this user of redis lacks a right: {error}") from error
         raise ShardTrouble(shard, f"redis is not available: {error}") from error
+    except KindRefused as error:
+        raise ShardTrouble(shard, f"{shard.address}: {error}") from error
     except redis.RedisError as error:  # a key of another type, say
         raise ShardTrouble(shard, f"{shard.address}: {describe(error)}") from error

@@ -18,7 +18,7 @@ from sweeperd.ops import endpoint_status
 from sweeperd.ops.details import Details, read_details
 from sweeperd.ops.endpoint_status import EndpointStatus, count_dead_letters, read_endpoints
 from sweeperd.ops.explain import explain
-from sweeperd.ops.last_walk import LastWalk, WalkStore
+from sweeperd.ops.last_walk import KindWalkStore, LastKindWalk, LastWalk, WalkStore
 from sweeperd.ops.presence import is_empty
 from sweeperd.ops.processes import Processes, read_processes
 from sweeperd.ops.rate import Rate, read_rate
@@ -68,6 +68,8 @@ class KindStatus:
     tick: LastSweep | None
     #: Host and process id of the process that sweeps at this moment; empty where none does.
     sweeping: str
+    #: The last complete walk over all of its hashes; None before the first.
+    last_walk: LastKindWalk | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ def _read(settings: Settings, shard: Shard, sample: int) -> ShardStatus:
         dead_letters=dead_letters,
         dead_letters_counted=dead_letters <= endpoint_status.LETTERS,
         rate=read_rate(shard, now),
-        last_walk=WalkStore(shard).last(),
+        last_walk=WalkStore(shard).last() if swept else None,
         processes=read_processes(shard, now),
         empty=not due and is_empty(shard, settings),
     )
@@ -178,7 +180,8 @@ def _kind(shard: Shard, kind: Kind, now: int) -> KindStatus:
     due, first, quarantined = pipeline.execute()
     oldest = (now - first[0][1]) / 1000 if due and first else 0.0
     tick, sweeping = read_last_sweep(shard, kind.name), holder(shard, kind.lease_job)
-    return KindStatus(kind.name, due, oldest, quarantined, tick, sweeping)
+    last_walk = KindWalkStore(shard, kind.name).last()
+    return KindStatus(kind.name, due, oldest, quarantined, tick, sweeping, last_walk)
 
 
 def _due(shard: Shard, settings: SweepSettings, now: int, due: int, sample: int) -> Due:

@@ -12,7 +12,7 @@ from sweeperd.ops.advice import Advice, endpoint_advice, reason_advice, shard_ad
 from sweeperd.ops.details import ReasonCount
 from sweeperd.ops.endpoint_status import EndpointStatus, ReplayStatus
 from sweeperd.ops.health_summary import STALE, ShardView, summarize_health
-from sweeperd.ops.last_walk import LastWalk
+from sweeperd.ops.last_walk import LastWalk, WalkEnd
 from sweeperd.ops.processes import Processes
 from sweeperd.ops.status import ShardStatus
 from sweeperd.ops.status_history import StatusSample
@@ -110,6 +110,7 @@ def _status(
                 "quarantined": kind.quarantined,
                 "sweeping": _text(kind.sweeping),
                 "tick_age_seconds": None if kind.tick is None else max(0, status.now_ms - kind.tick.at_ms) / 1000,
+                "last_walk": kind.last_walk and last_walk_as_dict(kind.last_walk),
             }
             for kind in status.kinds
         ],
@@ -122,13 +123,14 @@ def _status(
     }
 
 
-def last_walk_as_dict(walk: LastWalk) -> dict[str, Any]:
-    """The last walk, for the page and for `status`."""
+def last_walk_as_dict(walk: WalkEnd) -> dict[str, Any]:
+    """The last walk over the reservations or over a kind, for the page and for `status`."""
+    foreign = {"foreign_expiries": walk.foreign_expiries} if isinstance(walk, LastWalk) else {}
     return {
         "finished_at": rfc3339(walk.finished_at),
         "findings": walk.total,
         "found": {fault.value: count for fault, count in walk.found.items()},
-        "foreign_expiries": walk.foreign_expiries,
+        **foreign,
     }
 
 

@@ -1,11 +1,12 @@
 """The daemon's own walks over a shard, now and then, one after the other, on one of the replicas."""
 
 import logging
+import math
 import threading
 import time
 
 from sweeperd.config import Settings
-from sweeperd.errors import RedisUnavailable
+from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.ops.throttle import Interrupted
 from sweeperd.runtime.daily_walk import ConfiguredKindWalk, ReservationsWalk, daily_walks
@@ -41,6 +42,11 @@ class PeriodicReconciler:
         self.check_every = min(CHECK_EVERY, self._interval / 4)
         self._checked = False
 
+    @property
+    def swept(self) -> list[str]:
+        """What it walks: reservations, kinds."""
+        return [walk.swept for walk in self._walks]
+
     def run_if_due(self) -> None:
         """Export what is known; walk what is due. Raises RedisUnavailable, redis.RedisError."""
         if self._stop.is_set():
@@ -74,6 +80,10 @@ class PeriodicReconciler:
             except RedisUnavailable as error:
                 walk.count("error")
                 log.warning("reconcile failed, it is tried again later", extra=fields | {"error": str(error)})
+            except KindRefused as error:
+                walk.count("error")
+                walk.wait_until = math.inf  # it would fail, or block Redis, in the same way
+                log.warning("kind refused, it is not walked until a restart", extra=fields | {"error": str(error)})
             except Exception:
                 walk.count("error")
                 log.exception("reconcile failed", extra=fields)

@@ -55,9 +55,9 @@ class ShardRunner:
         self._actions = ActionExporter(shard, metrics)
         self._announcer = ProcessAnnouncer(shard, sweeps=role.sweeps, delivers=role.delivers)
         self._reconciler: PeriodicReconciler | None = None
-        metrics.reconcile.forget_shard(shard.name)
         if settings.reconcile.interval and role.sweeps and (settings.reservations.enabled or settings.kinds):
             self._reconciler = PeriodicReconciler(settings, shard, metrics, stop)
+        metrics.reconcile.retain(shard.name, self._reconciler.swept if self._reconciler else ())
         read = functools.partial(read_status, settings, shard, detailed=True)
         self.status_history = StatusHistory(shard.name, shard.address, read)
         #: The tasks without which the process is not well.

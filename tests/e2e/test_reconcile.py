@@ -1,6 +1,7 @@
 """`sweeperd reconcile` as a process, and the daemon's own walks."""
 
 import contextlib
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ import redis
 from sweeperd.store.embedded import Server
 from tests.support.acl import limited
 from tests.support.harness import SCOPES, command, daemon, environment, eventually, reserve
+from tests.support.kind_settings import SEAT_HOLD, hold_seats
 
 LATER = -50_000
 DRIFTED = f"budget:{SCOPES[0]}:TOKENS"
@@ -57,6 +59,26 @@ def test_replicas_walk_once_and_all_tell_what_was_found(client: redis.Redis, ser
         # An endless walk does not keep it from stopping.
         assert one.terminate() == 0
         assert other.terminate() == 0
+
+
+def test_the_daemon_walks_kinds_and_its_page_names_them(client: redis.Redis, server: Server, tmp_path: Path) -> None:
+    hold_seats(client, "a", 1, 4_000_000_000_000)
+    client.zadd("seats:ttl", {"orphan": 4_000_000_000_000})
+    config = tmp_path / "config.toml"
+    config.write_text(SEAT_HOLD)
+    env = environment(server.url, reconcile__interval="1s", reconcile__rate=100_000, config=config)
+    with daemon(env, tmp_path) as running:
+        found = {"swept": "seat-hold", "kind": "orphan"}
+        eventually(lambda: running.metric("sweeperd_reconcile_findings", **found) == 1)
+        assert running.metric("sweeperd_reconcile_runs_total", swept="seat-hold", result="ok") >= 1
+        assert client.zscore("seats:ttl", "orphan") is not None, "the daemon mends nothing"
+
+        def warnings() -> list[str]:
+            (shard,) = json.loads(running.get("/status.json")[1])["shards"]
+            return [each["text"] for each in (shard["status"] or {}).get("warnings", [])]
+
+        eventually(lambda: any("last walk over seat-hold" in text and "1 orphan" in text for text in warnings()))
+        assert running.terminate() == 0
 
 
 def test_a_walk_under_way_does_not_keep_it_from_stopping(client: redis.Redis, server: Server, tmp_path: Path) -> None:

@@ -276,3 +276,28 @@ def test_the_state_of_an_endpoint_is_the_worst_on_any_shard() -> None:
     assert states() == {"delivering": 0, "open": 1, "paused": 0}
     metrics.webhooks.forget("hook")
     assert not states()
+
+
+def test_what_is_walked_no_more_shows_nothing() -> None:
+    """A count of walks that stays would keep an alert waiting for the first one."""
+    metrics = Metrics()
+
+    def walked() -> dict[str, set[str]]:
+        return {
+            family.name: {sample.labels.get("swept", "") for sample in family.samples}
+            for family in metrics.registry.collect()
+            if family.name.startswith(("sweeperd_reconcile", "sweeperd_foreign")) and family.samples
+        }
+
+    for swept in ("reservations", "lock"):
+        metrics.reconcile.announce("eu", swept, ["lost"])
+        metrics.reconcile.reconciled("eu", swept, {"lost": 1}, 1.0)
+    metrics.reconcile.foreign_expiries.labels("eu").set(1)
+    names = ("findings", "last_timestamp_seconds", "runs")
+    metrics.reconcile.retain("eu", ["reservations"])
+    assert walked() == {"sweeperd_foreign_expiries": {""}} | {
+        f"sweeperd_reconcile_{name}": {"reservations"} for name in names
+    }
+    metrics.forget_shard("eu")
+    metrics.forget_shard("eu")
+    assert walked() == {}

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+import redis
+
 from sweeperd.config import Settings
 from sweeperd.config.kinds import KindSettings
+from sweeperd.errors import KindRefused
 from sweeperd.ops.explain import Explanation, explain
 from sweeperd.ops.reconcile.keyspace import PAGE, Keyspace
 from sweeperd.ops.reconcile.kind_report import KindFault, KindFinding, KindStage
@@ -11,6 +14,7 @@ from sweeperd.ops.throttle import Throttle
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured_kinds import configured
+from sweeperd.sweep.kind import Outcome
 
 #: (stage, keys done so far, keys expected in all)
 KindProgress = Callable[[KindStage, int, int], None]
@@ -50,11 +54,22 @@ class KindReader:
     def is_entry(self, key: bytes) -> bool:
         """Whether this is the name of an entry's hash."""
         longer = len(key) > len(self._stem) + len(self._end)
-        return longer and key.startswith(self._stem) and key.endswith(self._end)
+        named = longer and key.startswith(self._stem) and key.endswith(self._end)
+        return named and key != self.swept.index
 
     def explained(self, ids: Sequence[bytes]) -> list[Explanation]:
-        """What the kind's own script says of these ids; its writes are not sent."""
-        return explain(self.shard, self._sweep, ids, self.swept)
+        """
+        What the kind's own script says of these ids; its writes are not sent. A script that fails ends the walk: no
+        entry would seem active. Raises KindRefused where it would fail for each entry, or was killed.
+        """
+        explanations = explain(self.shard, self._sweep, ids, self.swept)
+        for each in explanations:
+            if each.decision.outcome is Outcome.ERROR:
+                error = redis.ResponseError(each.decision.detail)
+                if self.swept.is_broken_by(error):
+                    raise KindRefused(f"{self.kind.name}: not walked: {error}") from error
+                raise error
+        return explanations
 
 
 def checked(shard: Shard, kind: KindSettings, ids: Sequence[bytes], *, mend: bool = False) -> list[KindFinding]:

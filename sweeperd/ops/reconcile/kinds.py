@@ -42,7 +42,7 @@ def reconcile_kind(
 ) -> KindReport:
     """
     Walk one kind on one shard, and change nothing. The parameters are those of `reconcile`. Raises RedisUnavailable,
-    redis.RedisError, and Interrupted once `stop` is set.
+    redis.RedisError, KindRefused where the kind's script is broken, and Interrupted once `stop` is set.
     """
     throttle = Throttle(rate, stop)
     with shard.reaching():

@@ -9,8 +9,10 @@ import pytest
 import redis
 
 from sweeperd.config import load
+from sweeperd.metrics import Metrics
 from sweeperd.ops.reconcile import KindStage, reconcile_kind
 from sweeperd.runtime.once import run_once
+from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from tests.integration.cli.test_schemas import check
@@ -231,9 +233,81 @@ def test_reconcile_goes_by_the_prefix(kinds: Kinds) -> None:
     assert (code, [each["id"] for each in report["findings"]]) == (1, ["x"])
 
 
-def test_last_is_about_reservations(kinds: Kinds) -> None:
-    assert kinds.run("reconcile", "--kind", "seat-hold", "--last").code == 2
+def test_options_that_do_not_go_with_a_kind(kinds: Kinds) -> None:
+    assert kinds.run("reconcile", "--kind", "seat-hold", "--repair-budget", "a:T", "--yes").code == 2
     assert kinds.run("reconcile", "--kind", "seats").code == 2
+
+
+def daemon_walks(kinds: Kinds) -> None:
+    settings = load(kinds.config, {"SWEEPERD_REDIS__URL": kinds.url})
+    shard = Shard(settings.redis)
+    try:
+        reconciler = PeriodicReconciler(settings, shard, Metrics(), threading.Event())
+        for _ in range(2):  # the first time it does not walk
+            reconciler.run_if_due()
+    finally:
+        shard.close()
+
+
+def test_the_last_walk_of_the_daemon_over_a_kind(kinds: Kinds) -> None:
+    none = kinds.run("reconcile", "--last")
+    problem = "the daemon has not finished a walk over seat-hold yet"
+    assert (none.code, problem in none.err) == (1, True)
+    kinds.hold("lost", qty=1, deadline=FUTURE)
+    kinds.client.zrem("seats:ttl", "lost")
+    kinds.lock("l2")
+    kinds.client.zrem("locks:ttl", "l2")
+    daemon_walks(kinds)
+    kinds.client.zadd("seats:ttl", {"lost": FUTURE})  # what it found is shown as it was
+
+    code, report = walked(kinds, "seat-hold", "--last")
+    assert (code, report["found"]["lost"], report["found"]["sum_drift"], report["remaining"]) == (1, 1, 1, 2)
+    assert report["started_at"] <= report["finished_at"]
+    ran = kinds.run("reconcile", "--last", "--json")
+    check("reconcile", ran.document)
+    assert (ran.code, ran.document["found"], ran.document["remaining"]) == (1, 3, 3)
+    assert [each["shard"] for each in ran.document["shards"]] == ["default"]
+    assert {each["kind"]: each["found"]["lost"] for each in ran.document["kinds"]} == {"seat-hold": 1, "lock": 1}
+    only = kinds.run("reconcile", "--last", "--kind", "reservations", "--json")
+    assert (only.code, only.document["found"], only.document["kinds"]) == (0, 0, [])
+    table = kinds.run("reconcile", "--last")
+    assert "default\tseat-hold\tlost\tlost\t" in table.out
+    assert "default\tlock\tlost\tl2\t" in table.out
+    assert "default: lock: 2 hashes and 1 index entries" in table.err
+
+
+def test_without_reservations_the_last_walks_are_those_over_kinds(kinds: Kinds) -> None:
+    kinds.config.write_text("[reservations]\nenabled = false\n" + KINDS)
+    daemon_walks(kinds)
+    ran = kinds.run("reconcile", "--last", "--json")
+    check("reconcile", ran.document)
+    assert (ran.code, ran.document["shards"], len(ran.document["kinds"])) == (0, [], 2)
+    assert kinds.run("reconcile", "--last").out.startswith("shard\tkind\tfault")
+
+
+def test_status_names_the_kind_with_findings(kinds: Kinds) -> None:
+    kinds.lock("l2")
+    kinds.client.zrem("locks:ttl", "l2")
+    assert [row["last_walk"] for row in kinds.run("status", "--json").document["shards"][0]["kinds"]] == [None, None]
+    daemon_walks(kinds)
+    document = kinds.run("status", "--json").document
+    check("status", document)
+    rows = {row["kind"]: row["last_walk"] for row in document["shards"][0]["kinds"]}
+    assert {kind: walk["findings"] for kind, walk in rows.items()} == {"seat-hold": 0, "lock": 1}
+    assert rows["lock"]["found"]["lost"] == 1
+    told = kinds.run("status").err
+    assert "the last walk over lock, " in told
+    assert "found 1 lost; see `sweeperd reconcile --last --kind lock`" in told
+    assert "over seat-hold" not in told
+
+
+def test_a_script_that_is_broken_is_an_answer(kinds: Kinds) -> None:
+    (kinds.config.parent / "lock.lua").write_text("local first = nil .. 'x'\n" + LOCK)
+    kinds.client.zrem("locks:ttl", "l1")
+    ran = kinds.run("reconcile", "--kind", "lock", "--json")
+    check("reconcile-kind", ran.document)
+    (down,) = ran.document["down"]
+    assert (ran.code, ran.document["shards"], "script file fails" in down["error"]) == (1, [], True)
 
 
 def test_the_walk_tells_how_far_it_is(kinds: Kinds) -> None:

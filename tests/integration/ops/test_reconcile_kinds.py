@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.ops.reconcile import KindFault, KindReport, KindStage, kind_index, reconcile_kind
+from sweeperd.ops.reconcile import KindFault, KindReport, KindStage, keyspace, kind_index, reconcile_kind
 from sweeperd.store.shard import Shard
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 
@@ -20,8 +20,10 @@ SUM_STAGES = (KindStage.SUMS, KindStage.AGAIN)
 
 
 @pytest.fixture(autouse=True)
-def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No waiting, and all keys on one page, however large the server's table has become in other tests."""
     monkeypatch.setattr(kind_index, "SETTLE", 0.0)
+    monkeypatch.setattr(keyspace, "PAGE", 10_000_000)
 
 
 def walk(shard: Shard, in_each_walk_over_the_sums: Callable[[int], None]) -> KindReport:

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import Settings
+from sweeperd.config import RedisSettings, Settings
 from sweeperd.metrics import Metrics
+from sweeperd.ops.acl import acl_users
 from sweeperd.ops.reconcile import KindStage, faults, kind_index
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
+from tests.lua.kinds.world import SCRIPT, Seats, scripted
+from tests.support.acl import refusals
 from tests.support.fixtures import a_shard, full
 from tests.support.harness import eventually
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
@@ -36,6 +39,7 @@ active = { state = "HELD" }
 ended = { state = "EXPIRED" }
 """
 KINDS = tomllib.loads(SEAT_HOLD + SUMS + LOCK)["kinds"]
+SUM = [{"key": "seats:{show}", "field": "held", "of": "qty"}]
 NOTHING = dict.fromkeys(("lost", "orphan", "wrong_score", "sum_drift"), 0)
 
 
@@ -189,20 +193,70 @@ def test_another_replica_goes_on_where_a_stopped_one_was(
     assert not client.hexists(RECORD, "cursor:lock")
 
 
-def test_a_cursor_of_another_server_is_none(replica: Make, client: redis.Redis) -> None:
+@pytest.mark.parametrize("same_server", [True, False])
+def test_a_cursor_holds_for_one_run_of_one_server(replica: Make, client: redis.Redis, same_server: bool) -> None:
     plant(client)
-    cursor = {"run_id": "another", "started_at": 1, "seconds": 1, "stage": KindStage.SUMS, "position": 0}
-    counts: dict[str, Any] = {"hashes": 7, "entries": 7, "found": {}, "findings": []}
+    run_id = client.info("server")["run_id"] if same_server else "another"
+    cursor = {"run_id": run_id, "started_at": 1, "seconds": 1, "stage": KindStage.SUMS, "position": 0}
+    counts = {"hashes": 7, "entries": 7, "found": {"lost": 5}, "findings": [["lost", b"a".hex(), "", "1"]]}
     client.hset(RECORD, "cursor:seat-hold", json.dumps(cursor | counts))
     one = replica()
     one.walk()
-    assert one.findings("seat-hold") == NOTHING | {"lost": 2, "orphan": 1, "sum_drift": 1}
+    report = json.loads(client.hget(RECORD, "report:seat-hold") or b"{}")
+    if same_server:  # index and hashes were walked, and the sums are left to the next walk
+        assert one.findings("seat-hold") == NOTHING | {"lost": 5}
+        assert (report["resumed"], report["hashes"], [each["id"] for each in report["findings"]]) == (True, 7, ["a"])
+    else:
+        assert one.findings("seat-hold") == NOTHING | {"lost": 2, "orphan": 1, "sum_drift": 1}
+        assert (report["resumed"], report["hashes"]) == (False, 3)
 
 
 def test_a_full_redis_takes_no_note_and_the_process_knows(own_server: Server) -> None:
-    with a_shard(own_server) as shard, full(shard):
-        one = Replica(shard)
-        one.walk()
-        one.walk()
-        assert (one.runs("seat-hold"), one.runs("lock")) == (1, 1)
-        assert not shard.client.exists(RECORD)
+    with a_shard(own_server) as shard:
+        plant(shard.client)
+        with full(shard):
+            one = Replica(shard)
+            one.walk()
+            one.walk()
+            assert (one.runs("seat-hold"), one.runs("lock")) == (1, 1)
+            assert one.findings("lock") == NOTHING | {"lost": 1}
+            assert not shard.client.exists(RECORD)
+
+
+def test_a_kind_whose_script_is_broken_is_walked_once(shard: Shard, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that fails would say of no hash that it is active, and so hide what the index lost."""
+    seats = Seats(shard.client, scripted(f"local first = nil .. 'x'\n{SCRIPT}"))
+    seats.hold()
+    shard.client.delete("seats:ttl")
+    metrics = Metrics()
+    reconciler = PeriodicReconciler(seats.settings, shard, metrics, threading.Event())
+    for _ in range(3):
+        reconciler.run_if_due()
+    labels = {"shard": "default", "swept": "seat-hold", "result": "error"}
+    assert metrics.registry.get_sample_value("sweeperd_reconcile_runs_total", labels) == 1
+    (refused,) = [vars(each) for each in caplog.records if each.message.startswith("kind refused")]
+    assert (refused["kind"], "script file fails" in refused["error"]) == ("seat-hold", True)
+
+
+def test_the_rights_of_the_acl_suffice(own_server: Server) -> None:
+    seats = Seats(redis.Redis.from_url(own_server.url, protocol=2), scripted(SCRIPT, sums=SUM))
+    seats.hold()
+    seats.show(held=7)
+    seats.client.delete("seats:ttl")
+    (user,) = acl_users(seats.settings, seats.settings.all_shards, "all", commands=False)
+    seats.client.execute_command("ACL", "SETUSER", "sweeperd", "reset", ">secret", *user.rules)
+    seats.client.acl_log_reset()
+    url = own_server.url.replace("redis://", "redis://sweeperd:secret@")
+    shard = Shard(RedisSettings.model_validate({"url": url}))
+    try:
+        metrics = Metrics()
+        reconciler = PeriodicReconciler(seats.settings, shard, metrics, threading.Event())
+        for _ in range(2):
+            reconciler.run_if_due()
+    finally:
+        shard.close()
+    for fault in ("lost", "sum_drift"):
+        labels = {"shard": "default", "swept": "seat-hold", "kind": fault}
+        assert metrics.registry.get_sample_value("sweeperd_reconcile_findings", labels) == 1
+    assert refusals(seats.client) == []
+    seats.client.close()

@@ -188,7 +188,7 @@ def test_what_is_walked_no_more_is_not_shown(replica: Make, shard: Shard) -> Non
     metrics.reconcile.forget_shard("default")
     metrics.reconcile.forget_shard("default")
     assert findings(metrics) == {"lost": 2}
-    assert runs(metrics) == 1
+    assert runs(metrics) is None, "an alert waits for the first walk where there is this series"
 
 
 @pytest.mark.parametrize(("interval", "duties"), [("", 4), ("1d", 5)])

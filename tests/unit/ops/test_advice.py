@@ -7,8 +7,10 @@ import pytest
 from sweeperd.ops.advice import Advice, endpoint_advice, reason_advice, shard_advice
 from sweeperd.ops.details import ReasonCount
 from sweeperd.ops.endpoint_status import EndpointStatus
+from sweeperd.ops.last_walk import LastKindWalk
 from sweeperd.ops.processes import Processes, ProcessNote
-from sweeperd.ops.status import ShardStatus
+from sweeperd.ops.reconcile import KindFault
+from sweeperd.ops.status import KindStatus, ShardStatus
 
 
 @pytest.mark.parametrize(
@@ -52,4 +54,24 @@ def test_a_shard() -> None:
     assert [each.commands for each in found] == [("sweeperd check",), ()]
     assert found[1] == Advice(
         "no process delivers: start a daemon with the role deliver or all", (), "sweeperdnobodydelivers"
+    )
+
+
+def test_findings_of_a_walk_name_the_kind() -> None:
+    walk = LastKindWalk(finished_at=1_000, found={KindFault.LOST: 2, KindFault.ORPHAN: 0})
+    clean = LastKindWalk(finished_at=1_000, found={KindFault.LOST: 0})
+    kinds = tuple(
+        KindStatus(name, 0, 0.0, 0, None, "", last)
+        for name, last in (("seat-hold", walk), ("lock", clean), ("new", None))
+    )
+    both = Processes((ProcessNote(process="a", sweeps=True, delivers=True),))
+    status = ShardStatus("eu", "redis://r:1/0", now_ms=61_000, kinds=kinds, processes=both)
+    (found,) = shard_advice(status, ("--shard", "eu"))
+    assert found == Advice(
+        "the last walk over seat-hold, 1 m 0 s ago, found 2 lost",
+        (
+            "sweeperd reconcile --last --kind seat-hold --shard eu",
+            "sweeperd reconcile --repair --kind seat-hold --shard eu",
+        ),
+        "sweeperdreconcilefindings",
     )

@@ -24,7 +24,7 @@ from tests.topology.load import Load, delivered
 from tests.topology.servers import cluster
 
 #: How often daemons are killed, and how many holds of each kind fall due at once before. For a longer run: 100, 1000.
-KILLS = int(os.environ.get("SWEEPERD_TEST_KIND_KILLS", "4"))
+KILLS = int(os.environ.get("SWEEPERD_TEST_KIND_KILLS", "3"))
 BURST = int(os.environ.get("SWEEPERD_TEST_KIND_BURST", "200"))
 REPLICAS = 2
 STEMS = ("seats:", "locks:", "permits:", "sessions:", "users:", "sweeperd:ticks:", "sweeperd:lease:")

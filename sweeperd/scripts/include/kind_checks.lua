@@ -9,8 +9,8 @@ local function refuse_plan(why)
   fail_check('INVALID_PLAN', why)
 end
 
--- Runs these checks on these values. Returns two values of theirs; or nil, nil, then the {reason = .., why = ..} of a check that failed, or
--- nil and the error of the server.
+-- Calls `body` with the arguments after it. Returns its first two results; or nil, nil and the {reason = .., why = ..} of
+-- a check that failed; or nil, nil, nil and the error of the server.
 local function run_checks(body, ...)
   local ok, first, second = pcall(body, ...)
   if ok then

@@ -9,8 +9,9 @@ do
   local MAX_READS, MAX_TIME, MAX_EVENT = 64, 9007199254740992, 64
   -- The first trouble of the server that a read met. It stays, also where the script's own pcall has caught it.
   local trouble
-  -- Name of a key -> the first four fields of the last HMGET of it, each before its value. The values hold until the first
-  -- write, so the check of the plan need not read them again. The script gets a table of its own, which it may change.
+  -- What the script has read by HMGET: name of a key -> {field, value, field, value, ...}, up to four fields of the last
+  -- call. Nothing is written before the plan is checked, so the check uses these values and does not read them again.
+  -- It is a copy: the script may change the table that HMGET returned to it.
   local known = {}
 
   local function is_read(name)

@@ -98,7 +98,7 @@ def nothing_is_cut_at_80_columns(system: System) -> None:
     shown = operator.on_terminal("quarantine", "list").out
     for row in rows:
         assert any(printable(row["id"]) in line for line in shown.splitlines()), "whole, on one line"
-    # `show` wraps: no line is too long, and joined they hold all of it.
+    # `show` breaks long texts into several lines: none is cut, and no line is wider than the terminal.
     hostile = next(row["id"] for row in rows if len(row["id"]) < 200)
     ended = operator.on_terminal("show", hostile)
     assert ended.code == 0

@@ -6,6 +6,7 @@ difference is a finding only where AGREEING walks in a row agree on the counter,
 make it up. The further walks are left out where nothing is suspect.
 """
 
+import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
 
@@ -33,6 +34,7 @@ class _Sum(NamedTuple):
 
     holds: int | None
     held: int
+    #: The fingerprints of these, combined.
     entries: int
 
 
@@ -100,7 +102,7 @@ class SumComparison:
                     continue
                 name, amount = holding
                 sum_so_far, entries = held.get(name, (0, 0))
-                held[name] = sum_so_far + amount, entries + hash((entry, amount))
+                held[name] = sum_so_far + amount, entries ^ fingerprint(entry, amount)
 
     def _holdings(self, ids: Sequence[bytes]) -> dict[bytes, list[tuple[Counted, int] | None]]:
         """What each of these hashes holds of each sum; None where it cannot be read."""
@@ -162,6 +164,15 @@ class SumComparison:
                     raise value
                 found[counter] = None if isinstance(value, Exception) else value
         return found
+
+
+def fingerprint(entry: bytes, amount: int) -> int:
+    """
+    64 bits that stand for an entry and what it holds. Those of many are combined with XOR, in any order. `hash` of a
+    tuple will not do: it is so regular that two entries that exchange their amounts often combine to the same number.
+    """
+    digest = hashlib.blake2b(b"%d %b" % (amount, entry), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
 
 
 def _filled(word: Word, entry: bytes, row: _Row) -> bytes | None:

@@ -8,6 +8,7 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.ops.reconcile import KindFault, KindReport, KindStage, keyspace, kind_index, reconcile_kind
+from sweeperd.ops.reconcile.kind_sums import fingerprint
 from sweeperd.store.shard import Shard
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 
@@ -71,6 +72,14 @@ def test_other_entries_with_the_same_sum_are_no_agreement(shard: Shard, client: 
 
     report = walk(shard, swap)
     assert (dict(report.found), report.unjudged) == ({}, 1)
+
+
+def test_two_entries_that_exchange_their_amounts_have_another_fingerprint() -> None:
+    """Whatever their names are."""
+    for number in range(1000):
+        a, b = b"a%d" % number, b"b%d" % number
+        before, after = (fingerprint(a, one) ^ fingerprint(b, 3 - one) for one in (1, 2))
+        assert before != after
 
 
 def test_where_nothing_is_suspect_the_sums_are_added_up_once(shard: Shard, client: redis.Redis) -> None:

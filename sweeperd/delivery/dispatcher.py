@@ -104,7 +104,7 @@ class Dispatcher:
 
     def adopt(self, before: "Dispatcher") -> None:
         """Take over the positions of the groups from a dispatcher of the same shard that has been stopped."""
-        self._groups.positions.update(before._groups.positions)
+        self._groups.adopt(before._groups)
 
     def start(self, *, until_idle: bool = False) -> None:
         """Start every endpoint's threads. With `until_idle` the replays that have begun are worked on as well."""

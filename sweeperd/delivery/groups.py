@@ -48,6 +48,8 @@ class ConsumerGroups:
         self._make_group = Script("delivery/make_group")
         #: Up to here each group has acknowledged every event. A group that is made again starts here.
         self.positions: dict[str, StreamId] = {}
+        #: The groups that have been there. Where a call to make one fails, it has a position and is not among them.
+        self._seen: set[str] = set()
         #: Held while a group is made. A second thread would take the group for one that was there before, and make it
         #: without the note that it begins in the past.
         self._making = threading.Lock()
@@ -63,12 +65,23 @@ class ConsumerGroups:
         with self._making:
             info = self._groups().get(group.encode())
             if info is None:
-                kind = _kind_of_group(start, seen=group in self.positions)
+                kind = _kind_of_group(start, seen=group in self._seen)
                 position = self.positions.setdefault(group, self._first_position(start))
                 self._make_group.run(self._client, Call([self._key, self._notes], [group, str(position), kind]))
             else:
                 self.positions[group] = self._first_needed(group, info)
+            self._seen.add(group)
         return made_at(self._shard, group)
+
+    def adopt(self, before: "ConsumerGroups") -> None:
+        """Take over what another object knows of the groups of this shard."""
+        self.positions.update(before.positions)
+        self._seen |= before._seen
+
+    def forget(self, group: str) -> None:
+        """The group is not needed any more."""
+        self.positions.pop(group, None)
+        self._seen.discard(group)
 
     def held_elsewhere(self, group: str) -> bool:
         """Whether another process has events in hand, or had when it died."""
@@ -103,6 +116,7 @@ class ConsumerGroups:
             first = self._first_needed(decode(name), info)
             if decode(name) in wanted:
                 self.positions[decode(name)] = first
+                self._seen.add(decode(name))
             keep_from = min(keep_from, first if decode(name) in wanted else max(first, StreamId.at(now - max_age_ms)))
         for unmade in wanted - {decode(name) for name in groups}:
             # It could not be made yet. Once it is made it takes everything from its position on.

@@ -133,7 +133,7 @@ class Replays:
             return
         del self._running[endpoint]
         self._counts += replay.delivery.counts()
-        self._outbox.groups.positions.pop(replay.note.group, None)
+        self._outbox.groups.forget(replay.note.group)
         try:
             self._outbox.groups.leave(replay.note.group)
         except redis.ResponseError:

@@ -64,6 +64,21 @@ def test_start_counts_only_for_a_new_group(client: redis.Redis, deliver: Deliver
         assert note(client) == 0
 
 
+def test_a_group_that_could_not_be_made_at_first_keeps_its_start(client: redis.Redis, shard: Shard) -> None:
+    """Where a call to make it fails, the next one makes it with its note: without it, old events would be given up."""
+    now = server_time(client)
+    expire_at(client, now - 5 * HOUR, "old")
+    groups = Outbox(shard, "us").groups
+    client.set(GROUPS, "no hash")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        groups.ensure("hook", "beginning")
+    client.delete(GROUPS)
+    after = Outbox(shard, "us").groups
+    after.adopt(groups)
+    assert after.ensure("hook", "beginning") >= now
+    assert note(client) >= now
+
+
 def test_the_age_of_backfilled_events_counts_from_when_the_group_was_made(
     client: redis.Redis, deliver: Deliver
 ) -> None:

@@ -179,7 +179,7 @@ class Consumer:
         self._refresh_at = time.monotonic() + self._refresh_every
         if self._publisher.operator_closes():
             log.warning("an operator has closed the circuit", extra=self._log_fields)
-            self._scan.hurry()  # parked events are due now
+            self._scan.end_waits()
         if publish:
             self._publisher.publish_when_due(self._acknowledger.counts()["delivered"])
         state = self._state.state

@@ -1,5 +1,6 @@
 """Finds the pending events that are to be taken again, in bounded steps."""
 
+import math
 import time
 
 from sweeperd.delivery.batches import InFlight
@@ -31,6 +32,8 @@ class DueScan:
         self._next_at = 0.0
         #: Where there is room for one event only, parked and new ones take turns.
         self._turn = 0
+        #: When an operator last ended all waits, as this process learnt it (monotonic).
+        self._waits_ended_at: float | None = None
 
     @property
     def at_start(self) -> bool:
@@ -45,6 +48,14 @@ class DueScan:
     def hurry(self) -> None:
         """Events have become due: make the next step at once."""
         self._next_at = 0.0
+
+    def end_waits(self) -> None:
+        """
+        An operator has made all parked events due. What was parked since then, before this process learnt of it, was
+        sent before the receiver was back: it does not wait either.
+        """
+        self._waits_ended_at = time.monotonic()
+        self.hurry()
 
     def take(self, room: int, pause: float) -> list[OutboxEntry]:
         """
@@ -64,19 +75,26 @@ class DueScan:
         """The next due events, `count` at most: parked with their wait over, or in the hands of a dead process."""
         due: list[Pending] = []
         for _ in range(PAGES_PER_STEP):
+            parked_before_end_ms = self._ms_since_waits_ended()
             page = self._outbox.pending(self._endpoint, self._after)
             for pending in page:
                 if len(due) == count:
                     return due
                 self._after = pending.id
-                if self._due(pending):
+                if self._due(pending, parked_before_end_ms):
                     due.append(pending)
             if len(page) < PAGE:
                 self._after = None
                 break
         return due
 
-    def _due(self, pending: Pending) -> bool:
+    def _ms_since_waits_ended(self) -> float:
+        """An event that has been parked for so long needs no further wait, ms. `take` claims none that is younger."""
+        if self._waits_ended_at is None:
+            return math.inf
+        return max(self._least_idle_ms, (time.monotonic() - self._waits_ended_at) * 1000)
+
+    def _due(self, pending: Pending, parked_before_end_ms: float) -> bool:
         if pending.owner not in WAITING:
             return pending.idle_ms >= TAKE_OVER_AFTER * 1000 and pending.id not in self._in_flight
-        return pending.idle_ms >= self._redelivery.wait_ms(pending.deliveries)
+        return pending.idle_ms >= min(self._redelivery.wait_ms(pending.deliveries), parked_before_end_ms)

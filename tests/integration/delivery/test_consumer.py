@@ -177,6 +177,19 @@ def test_a_step_that_found_enough_goes_on_after_the_last(shard: Shard, client: r
     assert [pending.id for page in found for pending in page] == ids
 
 
+def test_what_was_parked_before_the_process_learnt_that_an_operator_ended_all_waits_is_due(
+    shard: Shard, client: redis.Redis
+) -> None:
+    """It was sent before the receiver was back, and would wait for an hour."""
+    ids = parked(client, 2, idle_ms=20_000)
+    steps = scan(shard)
+    assert steps.step(10) == []
+    steps.end_waits()
+    later: Any = ids[1:]
+    client.xclaim(EVENTS, "hook", PARKED.decode(), 0, later, idle=0, retrycount=10, justid=True)
+    assert [pending.id for pending in steps.step(10)] == ids[:1], "no event that is sent after that in vain"
+
+
 def test_new_events_are_not_held_up_by_due_ones(client: redis.Redis, deliver: Deliver) -> None:
     parked(client, 3000, idle_ms=10**8)
     with Receiver(lambda *_: Answer(delay=0.01)) as receiver, deliver(receiver.url, 4) as delivery:

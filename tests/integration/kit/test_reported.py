@@ -10,7 +10,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.sweeper import Sweeper
 from tests.integration.kit.faults import WRITES, Fault
 from tests.integration.kit.test_faults import caught
-from tests.lua.kinds.world import DEADLINE, Seats
+from tests.lua.kinds.world import DEADLINE, SCRIPT, Seats, scripted
 
 
 def tick(seats: Seats, shard: Shard) -> None:
@@ -111,3 +111,24 @@ def test_an_entry_is_in_the_index_or_has_ended_whenever_the_script_stops(client:
     client.delete("sweeperd:events")
     tick(seats, shard)
     assert (client.zcard("seats:ttl"), client.hget("seats:hold:h1", "state")) == (0, b"EXPIRED")
+
+
+#: A value that is not there cannot be joined to a text.
+JOINS = SCRIPT.replace("'seats:' .. hash.show", "'seats:' .. hash.hall")
+
+
+def test_a_script_that_fails_on_an_unexpected_row_has_written_nothing(client: redis.Redis) -> None:
+    """
+    redisson 5120: the script took the entries out of its index, failed on a value that another client had removed, and
+    Redis kept the first write: nothing looked at these entries again.
+    """
+    seats = Seats(client, scripted(JOINS))
+    seats.show()
+    seats.hold()
+    seats.check_quarantined("SCRIPT_ERROR")
+
+
+def test_a_write_before_what_fails_is_caught() -> None:
+    """The same bug, as a kind's script that takes the entry out of the index and then misses a counter."""
+    missing = "      return miss(use)\n"
+    assert caught(Fault("", "seat-holds", missing, "      call('ZREM', index, id)\n      error('no counter')\n"))

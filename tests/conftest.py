@@ -4,6 +4,7 @@ import logging
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -39,6 +40,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.write_line(f"property tests drew from --hypothesis-seed={seed}")
 
 
+#: Here whole processes run. What differs between servers is tested closer to them, so the newest at hand is enough.
+WHOLE_PROCESSES = (Path(__file__).parent / "e2e", Path(__file__).parent / "faults")
+
+
+def _needs_each_redis(item: pytest.Item) -> bool:
+    newest = item.get_closest_marker("newest_redis") or item.path.parent in WHOLE_PROCESSES
+    return bool(item.get_closest_marker("every_redis") or not newest)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes long runs on the newest Redis at hand; on each of them where SWEEPERD_TEST_ALL_SERVERS is set."""
     if os.environ.get("SWEEPERD_TEST_ALL_SERVERS"):
@@ -46,8 +56,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left = [
         item
         for item in items
-        if item.get_closest_marker("newest_redis")
+        if not _needs_each_redis(item)
         and isinstance(item, pytest.Function)
+        and hasattr(item, "callspec")
         and item.callspec.params.get("redis_binary") not in (None, *BINARIES[:1])
     ]
     config.hook.pytest_deselected(items=left)

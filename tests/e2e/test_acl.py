@@ -13,6 +13,8 @@ from tests.support.acl import ACL, PASSWORD, limited, rules
 from tests.support.harness import Daemon, budget, command, daemon, environment, eventually, once, reserve
 from tests.support.receiver import Answer, Receiver
 
+pytestmark = pytest.mark.every_redis
+
 #: How Redis 6.2 and 7 say no, to a client and to a script; DEBUG is refused to all before that.
 REFUSED = r"(?i)no permissions|can't (run this command|access at least one)|ACL failure|DEBUG command not allowed"
 #: Granted for what this test does not wait for: a lease that is held for long by a process that does not sweep.

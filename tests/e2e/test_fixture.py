@@ -15,6 +15,8 @@ from tests.support.acl import limited
 from tests.support.harness import environment, once
 from tests.support.receiver import Receiver, Request
 
+pytestmark = pytest.mark.every_redis
+
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 EXPECTED = json.loads((Path(__file__).parents[1] / "fixture" / "reservations.expected.json").read_text())
 TOP_LEVEL = {

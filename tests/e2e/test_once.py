@@ -41,6 +41,7 @@ def test_nothing_to_do(server: Server) -> None:
     assert done.errors == ""
 
 
+@pytest.mark.every_redis
 def test_grace_is_respected(server: Server, client: redis.Redis) -> None:
     reserve(client, ["in-grace"], overdue_by=-60_000, grace=120_000)
     reserve(client, ["over"], overdue_by=1, grace=120_000)
@@ -58,6 +59,7 @@ def test_default_grace_is_for_those_without_their_own(server: Server, client: re
     assert (done.report["in_grace"], done.report["expired"]) == (1, 1)
 
 
+@pytest.mark.every_redis
 def test_5000_in_grace_and_1200_that_error_do_not_hide_one_that_is_overdue(server: Server, client: redis.Redis) -> None:
     reserve(client, [f"grace-{n}" for n in range(5000)], overdue_by=-3_600_000, grace=7_200_000)
     # The user may not touch these: the script call errors, the entry stays.

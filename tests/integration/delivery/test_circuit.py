@@ -12,6 +12,8 @@ from tests.integration.delivery.conftest import Deliver, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
 
+pytestmark = pytest.mark.newest_redis
+
 
 def name(request: Request) -> str:
     return str(request.event["data"]["reservation_id"])

@@ -15,6 +15,8 @@ from tests.support.fixtures import full
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Receiver
 
+pytestmark = pytest.mark.newest_redis
+
 KEY = "sweeperd:circuits"
 
 

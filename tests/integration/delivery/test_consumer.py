@@ -25,6 +25,8 @@ from tests.integration.delivery.conftest import EVENTS, Deliver, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Receiver
 
+pytestmark = pytest.mark.newest_redis
+
 
 def test_events_in_hand_have_a_heartbeat(
     client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch

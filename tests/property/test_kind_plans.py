@@ -27,6 +27,14 @@ numbers = st.one_of(
     st.sampled_from(["-0", "+1", "007", "1e3", "inf", "0x10", "1.5", "", "nan"]),
 )
 words = st.one_of(st.sampled_from(["free", "held", "text", "MIN", "PX", "0", "m"]), numbers, st.text(max_size=5))
+
+
+def lasting(words: Any) -> list[str]:
+    """Without a TTL that ends while the test looks at what the command has done."""
+    timed = "PX" in words or words[:1] == ["PEXPIRE"]
+    return [word + "00000" if timed and word.isdecimal() and 0 < int(word) < 60_000 else word for word in words]
+
+
 #: Commands of the right form, and lists of any words.
 command = st.one_of(
     st.tuples(st.just("HINCRBY"), keys, st.sampled_from(["free", "held", "text", "none"]), numbers),
@@ -39,7 +47,7 @@ command = st.one_of(
     st.tuples(st.sampled_from(["SADD", "SREM", "LPUSH", "RPUSH", "ZREM", "HDEL"]), keys, words),
     st.tuples(st.just("DEL"), keys),
     st.lists(st.one_of(st.sampled_from(sorted(FORMS)), keys, words), max_size=6),
-)
+).map(lambda words: lasting(list(words)))
 Value = str | None
 SETTINGS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -13,9 +13,9 @@ from sweeperd.cli import main
 from sweeperd.config import Settings, load
 from sweeperd.kit import drains
 from sweeperd.kit.drains import killed
+from sweeperd.kit.entries import waits
 from sweeperd.kit.failure import Failure
 from sweeperd.kit.lab import Lab
-from sweeperd.kit.properties import waits
 from sweeperd.kit.prove import prove
 from sweeperd.kit.samples import Sample, derived_samples, read_samples, sample_of
 from tests.integration.kit.test_faults import EXAMPLES

@@ -12,7 +12,7 @@ import redis
 from sweeperd.config import RELAY, EndpointSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.delivery.announcements import Announcements
-from sweeperd.delivery.backlog import GroupBacklog, read_backlog
+from sweeperd.delivery.backlog import BacklogMemory, GroupBacklog, read_backlog
 from sweeperd.delivery.endpoint import EndpointDelivery
 from sweeperd.delivery.endpoint_state import CircuitStateStore
 from sweeperd.delivery.outbox import Outbox, Replication
@@ -60,6 +60,7 @@ class Dispatcher:
         self._announcements = Announcements(shard.clock, settings.announced)
         self._outbox = outbox = Outbox(shard, consumer, replication, self._announcements)
         self._groups = outbox.groups
+        self._backlogs = BacklogMemory()
         self._ready = False
         self._subscriptions = {endpoint.name: Subscription(endpoint) for endpoint in settings.consumers}
         #: Endpoint -> its `max_rate`, which its delivery and a replay to it share. Shards share no Redis, so each shard
@@ -217,7 +218,8 @@ class Dispatcher:
     def _backlog(self, endpoint: str, *, to_the_end: bool = False) -> GroupBacklog:
         groups = streams.groups(self._shard.client, self._shard.keys.events)
         subscription, now_ms = self._subscriptions[endpoint], self._shard.clock.now_ms()
-        return read_backlog(self._shard, groups.get(endpoint.encode()), subscription, now_ms, to_the_end=to_the_end)
+        group, memory = groups.get(endpoint.encode()), self._backlogs
+        return read_backlog(self._shard, group, subscription, now_ms, to_the_end=to_the_end, memory=memory)
 
     def _observer(self, endpoint: str) -> Callable[[DeliveryResult], None]:
         attempts = {result: self._metrics.webhooks.attempts.labels(endpoint, result) for result in Result}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweeperd.config import EndpointSettings
-from sweeperd.delivery.backlog import read_backlog
+from sweeperd.delivery.backlog import BacklogMemory, read_backlog
 from sweeperd.delivery.endpoint_state import CircuitNote, CircuitStateStore, EndpointStateStore
 from sweeperd.delivery.replay import GROUP_PREFIX
 from sweeperd.delivery.subscription import Subscription
@@ -90,19 +90,23 @@ class EndpointStatus:
 
 
 def read_endpoints(
-    shard: Shard, endpoints: Sequence[EndpointSettings], now: int, dead_letters: Counter[str]
+    shard: Shard,
+    endpoints: Sequence[EndpointSettings],
+    now: int,
+    dead_letters: Counter[str],
+    memory: BacklogMemory | None = None,
 ) -> tuple[EndpointStatus, ...]:
     """
     The configured endpoints in their order, then unknown ones that have a group or dead letters. `now` is the shard's
-    clock, ms. Raises redis.RedisError.
+    clock, ms. `memory`: of the backlogs of earlier calls. Raises redis.RedisError.
     """
     groups = {decode(name): info for name, info in streams.groups(shard.client, shard.keys.events).items()}
     known = {endpoint.name: endpoint for endpoint in endpoints}
     named = {name for name in groups if not name.startswith(GROUP_PREFIX)}
     unknown = sorted((named | dead_letters.keys()) - known.keys())
     return (
-        *(_configured(shard, each, groups.get(name), now, dead_letters[name]) for name, each in known.items()),
-        *(_unknown(shard, name, groups.get(name), now, dead_letters[name]) for name in unknown),
+        *(_configured(shard, each, groups.get(name), now, dead_letters[name], memory) for name, each in known.items()),
+        *(_unknown(shard, name, groups.get(name), now, dead_letters[name], memory) for name in unknown),
     )
 
 
@@ -122,11 +126,16 @@ def count_dead_letters(shard: Shard) -> Counter[str]:
 
 
 def _configured(
-    shard: Shard, endpoint: EndpointSettings, group: dict[str, Any] | None, now: int, dead_letters: int
+    shard: Shard,
+    endpoint: EndpointSettings,
+    group: dict[str, Any] | None,
+    now: int,
+    dead_letters: int,
+    memory: BacklogMemory | None,
 ) -> EndpointStatus:
     name = endpoint.name
     state, circuit = EndpointStateStore(shard).read(name), CircuitStateStore(shard).read(name)
-    backlog = read_backlog(shard, group, Subscription(endpoint), now)
+    backlog = read_backlog(shard, group, Subscription(endpoint), now, memory=memory)
     return EndpointStatus(
         name,
         position=_position(group),
@@ -158,8 +167,10 @@ def _replay(shard: Shard, endpoint: str) -> ReplayStatus | None:
     return ReplayStatus(*times, note.tenant, note.event_type, note.made_at, note.events, left)
 
 
-def _unknown(shard: Shard, name: str, group: dict[str, Any] | None, now: int, dead_letters: int) -> EndpointStatus:
-    backlog = read_backlog(shard, group, None, now)
+def _unknown(
+    shard: Shard, name: str, group: dict[str, Any] | None, now: int, dead_letters: int, memory: BacklogMemory | None
+) -> EndpointStatus:
+    backlog = read_backlog(shard, group, None, now, memory=memory)
     return EndpointStatus(
         name,
         False,

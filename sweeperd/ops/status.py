@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import redis
 
 from sweeperd.config import Settings, SweepSettings
+from sweeperd.delivery.backlog import BacklogMemory
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops import endpoint_status
 from sweeperd.ops.details import Details, read_details
@@ -121,14 +122,22 @@ class ShardStatus:
         return self.rate.seconds_for(self.due.overdue)
 
 
-def read_status(settings: Settings, shard: Shard, sample: int = SAMPLE, *, detailed: bool = False) -> ShardStatus:
+def read_status(
+    settings: Settings,
+    shard: Shard,
+    sample: int = SAMPLE,
+    *,
+    detailed: bool = False,
+    memory: BacklogMemory | None = None,
+) -> ShardStatus:
     """
     One shard as it is now. It does not raise where Redis cannot be worked with: that is part of the answer.
     `sample`: how many due entries are explained at most. `detailed`: with what only the status page shows.
+    `memory`: of the backlogs of earlier calls.
     """
     try:
         with shard.reaching():
-            status = _read(settings, shard, sample)
+            status = _read(settings, shard, sample, memory)
             return replace(status, details=read_details(settings, shard)) if detailed else status
     except RedisUnavailable as error:
         return ShardStatus(shard.name, shard.address, str(error).removeprefix(f"{shard.address}: "))
@@ -142,7 +151,7 @@ def read_all(settings: Settings, shards: Sequence[Shard]) -> list[ShardStatus]:
         return list(pool.map(lambda shard: read_status(settings, shard), shards))
 
 
-def _read(settings: Settings, shard: Shard, sample: int) -> ShardStatus:
+def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory | None) -> ShardStatus:
     now = shard.read_clock()
     keys = shard.keys
     swept = settings.reservations.enabled
@@ -162,7 +171,7 @@ def _read(settings: Settings, shard: Shard, sample: int) -> ShardStatus:
         tick=read_last_sweep(shard) if swept else None,
         sweeping=holder(shard, "sweep") if swept else "",
         kinds=tuple(_kind(shard, kind, now) for kind in all_kinds(settings, shard.keys) if kind.name != RESERVATIONS),
-        endpoints=read_endpoints(shard, settings.consumers, now, by_endpoint),
+        endpoints=read_endpoints(shard, settings.consumers, now, by_endpoint, memory),
         dead_letters=dead_letters,
         dead_letters_counted=dead_letters <= endpoint_status.LETTERS,
         rate=read_rate(shard, now),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from sweeperd.config import Settings
+from sweeperd.delivery.backlog import BacklogMemory
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.logs import Outage
@@ -58,7 +59,7 @@ class ShardRunner:
         if settings.reconcile.interval and role.sweeps and (settings.reservations.enabled or settings.kinds):
             self._reconciler = PeriodicReconciler(settings, shard, metrics, stop)
         metrics.reconcile.retain(shard.name, self._reconciler.swept if self._reconciler else ())
-        read = functools.partial(read_status, settings, shard, detailed=True)
+        read = functools.partial(read_status, settings, shard, detailed=True, memory=BacklogMemory())
         self.status_history = StatusHistory(shard.name, shard.address, read)
         #: The tasks without which the process is not well.
         self._essential = list(self._essential_tasks(settings))

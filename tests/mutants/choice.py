@@ -35,7 +35,11 @@ _ENDPOINT_STATE = (
     "tests/integration/delivery/test_circuit_state.py",
     "tests/integration/cli/test_endpoints.py",
 )
-_REPLAYS = ("tests/integration/delivery/test_replays.py", "tests/integration/cli/test_replay_span.py")
+_REPLAYS = (
+    "tests/integration/delivery/test_replay_store.py",
+    "tests/integration/delivery/test_replays.py",
+    "tests/integration/cli/test_replay_span.py",
+)
 _QUARANTINE = ("tests/integration/cli/test_quarantine.py",)
 _RECONCILE = (
     "tests/integration/ops/test_reconcile.py",

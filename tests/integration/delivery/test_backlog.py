@@ -8,7 +8,7 @@ import redis
 
 from sweeperd.config import EndpointSettings, RedisSettings, Settings
 from sweeperd.delivery import backlog as module
-from sweeperd.delivery.backlog import GroupBacklog, read_backlog
+from sweeperd.delivery.backlog import BacklogMemory, GroupBacklog, read_backlog
 from sweeperd.delivery.outbox import Outbox
 from sweeperd.delivery.subscription import Subscription
 from sweeperd.ops.status import read_status
@@ -29,6 +29,11 @@ def stream(shard: Shard) -> Outbox:
 def backlog(shard: Shard, subscription: Subscription | None = None, **options: Any) -> GroupBacklog:
     group = streams.groups(shard.client, shard.keys.events).get(GROUP.encode())
     return read_backlog(shard, group, subscription, shard.read_clock(), **options)
+
+
+def counts_lag(client: redis.Redis) -> bool:
+    """From Redis 7 on a group knows how many events it has not taken."""
+    return int(str(client.info("server")["redis_version"]).partition(".")[0]) >= 7
 
 
 def add_for(client: redis.Redis, tenant: str, count: int) -> None:
@@ -58,6 +63,33 @@ def test_what_is_taken_and_what_is_not(stream: Outbox, shard: Shard, client: red
     stream.acknowledge(GROUP, ids(stream.pending(GROUP)))
     stream.acknowledge(GROUP, ids(stream.read(GROUP, 10)))
     assert now() == (0, 0.0)
+
+
+def test_a_long_backlog_is_read_again_only_where_the_group_has_moved(
+    stream: Outbox, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon whose endpoint is dead used a third of a core to read the same events again and again."""
+    monkeypatch.setattr(module, "EXACT", 20)
+    stream.groups.ensure(GROUP)
+    add_for(client, "acme", 30)
+    memory = BacklogMemory()
+
+    def read() -> tuple[int, bool]:
+        """The events, and whether the stream was read."""
+        client.config_resetstat()
+        found = backlog(shard, ACME, memory=memory)
+        return found.events, "cmdstat_xrange" in client.info("commandstats")
+
+    known = 30 if counts_lag(client) else 20
+    assert read() == (known, True)
+    assert read() == (known, False)
+    add_for(client, "globex", 10)
+    assert read() == (40 if known == 30 else 20, False)
+    stream.read(GROUP, 5)
+    assert read()[1], "it has moved"
+    stream.read(GROUP, 30)
+    for _ in range(2):
+        assert read() == (35, True), "a short one is counted each time"
 
 
 def test_after_events_were_removed(stream: Outbox, shard: Shard, client: redis.Redis) -> None:

@@ -1,0 +1,119 @@
+"""The notes and groups of replays: what begins, ends and cancels one, on a full Redis too, and what is left alone."""
+
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.delivery.outbox import Outbox
+from sweeperd.delivery.replay import ReplayNote, replay_group
+from sweeperd.delivery.replay_store import ReplayStore
+from sweeperd.store import streams
+from sweeperd.store.shard import Shard
+from tests.integration.delivery.conftest import EVENTS
+from tests.support.fixtures import full
+
+GROUPS = "sweeperd:groups"
+GROUP = replay_group("hook")
+
+
+@pytest.fixture
+def store(shard: Shard) -> ReplayStore:
+    return ReplayStore(shard)
+
+
+def add(client: redis.Redis, count: int = 3) -> list[str]:
+    return [client.xadd(EVENTS, {"id": f"r{number}"}).decode() for number in range(count)]  # type: ignore[union-attr]
+
+
+def note(ids: list[str], made_at: int = 5) -> ReplayNote:
+    return ReplayNote(
+        made_at=made_at, endpoint="hook", since_ms=0, until_ms=9, first=ids[0], last=ids[-1], events=len(ids)
+    )
+
+
+def group(client: redis.Redis) -> dict[str, Any] | None:
+    return streams.groups(client, EVENTS.encode()).get(GROUP.encode())
+
+
+def test_it_begins_is_cancelled_and_ends_on_a_full_redis(store: ReplayStore, shard: Shard, client: redis.Redis) -> None:
+    meant = note(add(client))
+    with full(shard):
+        assert store.begin(meant) == "begun"
+        assert store.cancel(meant)
+        assert store.read("hook") == meant.model_copy(update={"cancelled": True})
+        assert store.end(meant)
+    assert not client.exists(GROUPS)
+    assert group(client) is None
+
+
+def test_one_that_runs_is_left_alone(store: ReplayStore, shard: Shard, client: redis.Redis) -> None:
+    ids = add(client)
+    assert store.begin(note(ids)) == "begun"
+    taken = Outbox(shard, "us").read(GROUP, 2)
+    assert store.begin(note(ids[1:], made_at=6)) == "running"
+    assert store.read("hook") == note(ids)
+    assert client.xpending(EVENTS, GROUP)["pending"] == len(taken) == 2
+
+
+def test_what_is_left_of_a_group_without_a_note_is_made_anew(store: ReplayStore, client: redis.Redis) -> None:
+    ids = add(client)
+    client.xgroup_create(EVENTS, GROUP, "$")
+    assert store.begin(note(ids)) == "begun"
+    found = group(client)
+    assert found is not None
+    assert streams.StreamId.parse(found["last-delivered-id"]) == streams.StreamId.parse(ids[0]).before
+
+
+def test_where_its_first_event_is_gone_nothing_changes(store: ReplayStore, client: redis.Redis) -> None:
+    ids = add(client)
+    client.xgroup_create(EVENTS, GROUP, "$")
+    before = group(client)
+    client.xdel(EVENTS, ids[0])
+    assert store.begin(note(ids)) == "gone"
+    assert group(client) == before
+    assert not client.exists(GROUPS)
+
+
+def test_a_later_one_is_neither_cancelled_nor_ended(store: ReplayStore, client: redis.Redis) -> None:
+    earlier, later = note(ids := add(client)), note(ids, made_at=6)
+    assert store.begin(later) == "begun"
+    assert not store.cancel(earlier)
+    assert not store.end(earlier, by_force=True)
+    assert store.read("hook") == later
+    assert group(client) is not None
+
+
+def test_one_with_pending_events_ends_by_force_alone(store: ReplayStore, shard: Shard, client: redis.Redis) -> None:
+    meant = note(add(client))
+    store.begin(meant)
+    Outbox(shard, "us").read(GROUP, 1)
+    assert not store.end(meant)
+    assert store.read("hook") == meant
+    assert store.end(meant, by_force=True)
+    assert group(client) is None
+
+
+def test_one_whose_group_is_gone_ends(store: ReplayStore, client: redis.Redis) -> None:
+    meant = note(add(client))
+    store.begin(meant)
+    client.xgroup_destroy(EVENTS, GROUP)
+    assert store.end(meant)
+    assert not client.exists(GROUPS)
+
+
+def test_one_that_has_ended_cannot_be_cancelled(store: ReplayStore, client: redis.Redis) -> None:
+    meant = note(add(client))
+    assert not store.cancel(meant)
+    assert not store.end(meant)
+    assert not client.exists(GROUPS)
+
+
+def test_a_stream_of_another_type_ends_nothing(store: ReplayStore, client: redis.Redis) -> None:
+    meant = note(add(client))
+    store.begin(meant)
+    client.delete(EVENTS)
+    client.set(EVENTS, "text")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        store.end(meant)
+    assert store.read("hook") == meant

@@ -29,7 +29,7 @@ _KINDS = (
     "tests/integration/runtime/test_kinds.py",
     "tests/property/test_kind_plans.py",
 )
-_OUTBOX = ("tests/integration/delivery/test_outbox.py", "tests/integration/delivery/test_consumer.py")
+_OUTBOX = ("tests/integration/delivery/test_outbox.py",)
 _ENDPOINT_STATE = (
     "tests/integration/delivery/test_endpoint_state.py",
     "tests/integration/delivery/test_circuit_state.py",

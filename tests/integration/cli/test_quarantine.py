@@ -266,7 +266,7 @@ def test_the_script_alone(world: World) -> None:
     assert world.snapshot() == before
     world.client.zadd(world.keys.quarantine, {RID: 1})
     for damage, answer in (("soon", b"INVALID_EXPIRY"), ("9007199254740993", b"INVALID_EXPIRY")):
-        world.reservation(expires_at=damage)
+        world.reservation(expires_at=damage, quarantine_reason="INVALID_EXPIRY")
         before = world.snapshot()
         assert requeue(world) == answer
         assert world.snapshot() == before
@@ -288,6 +288,15 @@ def test_the_script_works_at_maxmemory(own_shard: Shard) -> None:
     with full(own_shard):
         assert requeue(world) == b"requeued"
     assert world.client.zscore(world.keys.reservation_index, RID) == DEADLINE
+
+
+def test_adopt_works_at_maxmemory(own_shard: Shard) -> None:
+    world = World(own_shard.client)
+    world.reservation(indexed=False, quarantined_at=1234, quarantine_reason="INVALID_ESTIMATE")
+    call = Call([world.keys.reservation(RID), world.keys.reservation_index, world.keys.quarantine], [RID])
+    with full(own_shard):
+        assert Script("ops/adopt").run(world.client, call) == b"adopted"
+    assert world.client.zscore(world.keys.quarantine, RID) == 1234
 
 
 def test_beside_live_traffic_the_books_balance(shard: Shard, client: redis.Redis) -> None:

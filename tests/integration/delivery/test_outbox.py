@@ -1,6 +1,7 @@
 """The event stream and its groups, on real servers."""
 
 import functools
+import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 import redis
 
+from sweeperd.config import DELIVERY_FAILED
 from sweeperd.delivery import groups as groups_module
-from sweeperd.delivery.groups import PARKED, TAKE_OVER_AFTER
+from sweeperd.delivery.announcements import Announcements
+from sweeperd.delivery.groups import PARKED, PARKED_ALONE, TAKE_OVER_AFTER
 from sweeperd.delivery.outbox import PAGE, Outbox, OutboxEntry, Pending, Replication
 from sweeperd.store.shard import Shard
 from tests.support.fixtures import full
@@ -145,6 +148,24 @@ def test_a_group_is_made_in_a_full_redis(own_shard: Shard) -> None:
     again = Outbox(own_shard, "us")
     again.groups.ensure(GROUP)
     assert ids(again.read(GROUP, 10)) == added
+
+
+def test_what_waits_is_made_due_and_what_is_in_hand_is_left_alone(stream: Outbox, client: redis.Redis) -> None:
+    """More than one call can hold, those that travel alone too."""
+    assert stream.groups.make_due(GROUP) == 0, "there is no group"
+    events = taken(stream, client, groups_module.CLAIM_COUNT + 30)
+    in_hand, alone, parked = events[0], events[1], events[2:]
+    assert stream.groups.make_due(GROUP) == 0
+    stream.nack(GROUP, [*parked, alone._replace(alone=True)])
+    assert stream.groups.make_due(GROUP) == len(parked) + 1
+    waiting = {pending.id: pending for pending in [*stream.pending(GROUP), *stream.pending(GROUP, events[99].id)]}
+    assert waiting[in_hand.id].idle_ms < groups_module.LONG_IDLE_MS
+    assert waiting[in_hand.id].owner == b"us"
+    assert waiting[alone.id].owner == PARKED_ALONE
+    del waiting[in_hand.id]
+    assert len(waiting) == len(parked) + 1
+    assert all(pending.idle_ms >= groups_module.LONG_IDLE_MS for pending in waiting.values())
+    assert all(pending.deliveries == 1 for pending in waiting.values())
 
 
 def test_nothing_is_trimmed_that_a_group_to_be_made_shall_have(stream: Outbox, client: redis.Redis) -> None:
@@ -367,6 +388,19 @@ def test_bury_in_a_full_redis(own_shard: Shard) -> None:
     with full(own_shard):
         assert stream.dead_letter(GROUP, entry, "HTTP 500")
     assert [letter[b"event"] for letter in letters(client)] == [entry.id]
+
+
+def test_a_dead_letter_is_announced_where_that_is_asked_for(shard: Shard, client: redis.Redis) -> None:
+    """In the step that writes it, and only in that one."""
+    shard.read_clock()
+    announcing = Outbox(shard, "us", announcements=Announcements(shard.clock, [DELIVERY_FAILED]))
+    (entry,) = taken(announcing, client)
+    assert announcing.dead_letter(GROUP, entry, "HTTP 500")
+    assert not announcing.dead_letter(GROUP, entry, "HTTP 500")
+    (_, fields), *rest = entries(client, KEY)[1:]
+    assert rest == []
+    assert (fields[b"type"], fields[b"id"]) == (DELIVERY_FAILED.encode(), GROUP.encode())
+    assert json.loads(fields[b"data"])["details"]["reason"] == "HTTP 500"
 
 
 def test_dead_letters_cannot_be_written(stream: Outbox, client: redis.Redis) -> None:

@@ -11,6 +11,7 @@ from sweeperd.config import CyclesSettings
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.expiry_rates import ExpiryRates
 from sweeperd.sweep.kind import Decision, Outcome
+from tests.support.fixtures import full
 
 WINDOW_MS = 60_000
 
@@ -87,3 +88,10 @@ def test_a_key_of_another_type_costs_the_counts_and_nothing_else(
     client.set("sweeperd:rates", "x")
     assert expire(0, 1) == 0
     assert "WRONGTYPE" in caplog.records[-1].__dict__["error"]
+
+
+def test_a_full_redis_counts_and_announces(expire: Expire, shard: Shard, client: redis.Redis) -> None:
+    with full(shard):
+        assert [expire(window, 1) for window in range(3)] == [0, 0, 0]
+        assert expire(3, 100) == 1
+    assert len(spikes(client)) == 1

@@ -10,6 +10,7 @@ import redis
 from sweeperd.config import SweepSettings
 from sweeperd.store.embedded import Server
 from sweeperd.store.process import process_name
+from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Decision, Outcome, SweepReport
 from sweeperd.sweep.last_sweep import LastSweep, LastSweepStore, read_last_sweep
@@ -83,6 +84,12 @@ def test_the_rate_is_that_of_the_last_minute_or_two(moments: list[tuple[int, Las
     last = moments[-1][1]
     assert last.rate(last.at_ms + 8 * 60 * MINUTE) < 0.01, "who has stopped expires nothing"
     assert last.rate(last.earlier_at_ms) == 0.0
+
+
+def test_a_tick_in_the_same_millisecond_begins_no_new_measurement(client: redis.Redis) -> None:
+    for count in (5, 3):
+        Script("sweep/last_sweep").run(client, Call([KEY.encode()], [1_700_000_000_000, "us", "0.1", 1, count]))
+    assert client.hmget(KEY, [b"expired", b"mark_expired", b"earlier_expired"]) == [b"8", b"5", b"5"]
 
 
 def test_the_servers_clock_may_be_set_back(shard: Shard) -> None:

@@ -7,8 +7,9 @@ All mutants of the scripts take hours on a small machine; `--only` and `--sample
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -30,10 +31,16 @@ from tests.mutants.trial import Trials, Verdict
 @click.option("--sample", type=int, help="So many mutants, drawn at random.")
 @click.option("--seed", type=int, help="What --sample draws from; printed where it is not given.")
 @click.option("--jobs", type=int, default=2, show_default=True, help="Trials at once.")
-@click.option("--keep", is_flag=True, help="Keep the verdicts, in place of earlier ones of the same files.")
-def main(language: str, only: Sequence[str], sample: int | None, seed: int | None, jobs: int, keep: bool) -> None:
+@click.option("--keep", is_flag=True, help="Keep the verdicts, in place of earlier ones of the same mutants.")
+@click.option("--new", is_flag=True, help="Only mutants of which no verdict is kept: go on with a run that was ended.")
+def main(
+    language: str, only: Sequence[str], sample: int | None, seed: int | None, jobs: int, keep: bool, new: bool
+) -> None:
     """Exit code 0 if at least 95 % of the mutants were caught and each survivor is explained, else 1."""
-    mutants = _mutants(language, only)
+    mutants = all_mutants(language, only)
+    if new:
+        kept = {one["mutant"] for one in report.read(language)}
+        mutants = [mutant for mutant in mutants if mutant.name not in kept]
     seed = random.randrange(2**32) if seed is None else seed
     if sample is not None and sample < len(mutants):
         click.echo(f"{sample} of {len(mutants)} mutants, --seed {seed}")
@@ -41,16 +48,20 @@ def main(language: str, only: Sequence[str], sample: int | None, seed: int | Non
     with tempfile.TemporaryDirectory() as folder:
         trials = Trials(Path(folder), jobs)
         _check_unbroken(trials, mutants)
-        rows = _try_all(trials, mutants)
-    report.show(rows)
-    if keep:
-        click.echo(f"kept in {report.keep(language, rows)}")
+        known = {mutant.name for mutant in all_mutants(language)}
+        rows = []
+        for row in _try_all(trials, mutants):
+            rows.append(row)
+            if keep:
+                report.keep(language, rows, known)
+    report.show(sorted(rows, key=lambda row: (report.file_of(row), row["line"])))
     survivors = [one["mutant"] for one in rows if one["verdict"] == Verdict.SURVIVED]
     enough = len(survivors) <= 0.05 * len(rows)
     sys.exit(0 if enough and all(name in report.explanations() for name in survivors) else 1)
 
 
-def _mutants(language: str, only: Sequence[str]) -> list[Mutant]:
+def all_mutants(language: str, only: Sequence[str] = ()) -> list[Mutant]:
+    """The mutants of the scripts, or of the modules; `only`: of files whose path holds one of these texts."""
     files = choice.script_files() if language == "lua" else choice.module_files()
     make = lua.mutants if language == "lua" else python.mutants
     names = {path: path.relative_to(choice.PACKAGE).as_posix() for path in files}
@@ -68,9 +79,9 @@ def _check_unbroken(trials: Trials, mutants: Sequence[Mutant]) -> None:
             raise click.ClickException(f"{trial.caught_by or test} fails without any mutant")
 
 
-def _try_all(trials: Trials, mutants: Sequence[Mutant]) -> list[dict[str, object]]:
-    """Try each mutant; one that only a limit of time has caught is tried a second time."""
-    waiting, rows = list(reversed(mutants)), []
+def _try_all(trials: Trials, mutants: Sequence[Mutant]) -> Iterator[dict[str, Any]]:
+    """Try each mutant; one that only a limit of time has caught is tried a second time. Yields each verdict's row."""
+    waiting, count = list(reversed(mutants)), 0
     again: set[str] = set()
     while waiting or not trials.idle:
         while waiting and not trials.full:
@@ -81,9 +92,9 @@ def _try_all(trials: Trials, mutants: Sequence[Mutant]) -> list[dict[str, object
             again.add(trial.mutant.name)
             waiting.append(trial.mutant)
             continue
-        rows.append(report.row(trial))
-        click.echo(f"{len(rows)}/{len(mutants)} {trial.verdict} {trial.seconds:.0f}s {trial.mutant.name}", err=True)
-    return sorted(rows, key=lambda row: (report.file_of(row), row["line"]))
+        count += 1
+        click.echo(f"{count}/{len(mutants)} {trial.verdict} {trial.seconds:.0f}s {trial.mutant.name}", err=True)
+        yield report.row(trial)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,18 @@ def read(name: str) -> list[dict[str, Any]]:
     return kept
 
 
-def keep(name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Keep the trials of a language in place of the earlier ones of the same files. Returns where."""
-    files = {file_of(one) for one in rows}
-    rows = [*(one for one in read(name) if file_of(one) not in files), *rows]
+def keep(name: str, rows: Sequence[Mapping[str, Any]], known: Collection[str]) -> Path:
+    """
+    Keep the trials of a language beside the earlier ones of other mutants. `known`: the names of all mutants that there
+    are; what is kept of others goes. Returns where.
+    """
+    new = {one["mutant"] for one in rows}
+    rows = [*(one for one in read(name) if one["mutant"] in known and one["mutant"] not in new), *rows]
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    lines = ",\n".join(json.dumps(one) for one in sorted(rows, key=lambda one: (file_of(one), one["line"])))
+    lines = ",\n".join(
+        json.dumps(one) for one in sorted(rows, key=lambda one: (file_of(one), one["line"], one["mutant"]))
+    )
     path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     return path
 

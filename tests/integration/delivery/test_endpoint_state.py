@@ -6,10 +6,13 @@ from collections.abc import Callable
 import pytest
 import redis
 
+from sweeperd.config import WEBHOOK_DISABLED
+from sweeperd.delivery.announcements import Announcements
 from sweeperd.delivery.endpoint_state import EndpointState, EndpointStateCache, EndpointStateStore
 from sweeperd.store.shard import Shard
 from tests.support.fixtures import full
 from tests.support.harness import server_time
+from tests.support.streams import entries
 
 KEY = "sweeperd:endpoints"
 
@@ -40,6 +43,18 @@ def test_pause(store: EndpointStateStore, shard: Shard, client: redis.Redis) -> 
     assert (note["paused_at"], note["reason"]) == (state.paused_at, "the receiver answered 410")
 
 
+def test_a_pause_is_announced_once_where_that_is_asked_for(shard: Shard, client: redis.Redis) -> None:
+    shard.read_clock()
+    announcing = EndpointStateStore(shard, Announcements(shard.clock, [WEBHOOK_DISABLED]))
+    announcing.mute("billing", 60)
+    assert client.xlen("sweeperd:events") == 0
+    for reason in ("the receiver answered 410", "moving house"):
+        announcing.pause("billing", reason)
+    ((_, fields),) = entries(client, "sweeperd:events")
+    assert (fields[b"type"], fields[b"id"]) == (WEBHOOK_DISABLED.encode(), b"billing")
+    assert json.loads(fields[b"data"])["disable_reason"] == "the receiver answered 410"
+
+
 def test_an_operator_resumes_it(store: EndpointStateStore, client: redis.Redis) -> None:
     store.pause("billing", "")
     store.pause("audit", "")
@@ -65,7 +80,9 @@ def test_quiet_follows_quiet(store: EndpointStateStore) -> None:
     assert store.read("billing") == longer
 
 
-@pytest.mark.parametrize("note", [b"nonsense", b'{"muted_until": "soon"}', b'"paused"', b"null"])
+@pytest.mark.parametrize(
+    "note", [b"nonsense", b'{"muted_until": "soon"}', b'{"paused_at": "noon"}', b'"paused"', b"null"]
+)
 def test_quiet_leaves_alone_what_cannot_be_read(note: bytes, store: EndpointStateStore, client: redis.Redis) -> None:
     client.hset(KEY, "billing", note)
     assert store.mute("billing", 60).paused

@@ -49,9 +49,12 @@ class BacklogMemory:
 
     def find(self, group: dict[str, Any]) -> _Share | None:
         """What is remembered of this row of XINFO GROUPS, where that still holds."""
-        position, read_at, share = self._shares.get(group["name"], (b"", 0.0, _Share(0, 0, None)))
-        moved = position != group["last-delivered-id"] or (group.get("lag") or EXACT) < EXACT
-        return None if moved or time.monotonic() > read_at + REMEMBERED else share
+        known, lag = self._shares.get(group["name"]), group.get("lag")
+        if known is None or (lag is not None and lag < EXACT):
+            return None
+        position, read_at, share = known
+        holds = position == group["last-delivered-id"] and time.monotonic() <= read_at + REMEMBERED
+        return share if holds else None
 
     def keep(self, group: dict[str, Any], share: _Share) -> None:
         """Remember it, where nothing that is added later changes it."""

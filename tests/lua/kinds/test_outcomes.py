@@ -105,11 +105,19 @@ def test_another_type_is_set_aside(seats: Seats) -> None:
     seats.check_quarantined("WRONG_TYPE")
 
 
-@pytest.mark.parametrize("value", [None, "", "nan", "1e13", "-1", "+1", "01", " 1", "1.0", "1700000000", "9" * 17])
+@pytest.mark.parametrize(
+    "value", [None, "", "nan", "1e13", "-1", "+1", "01", " 1", "1.0", "1700000000", "99999999999", "9" * 17]
+)
 def test_a_deadline_that_is_none_is_set_aside(seats: Seats, value: str | None) -> None:
     seats.client.delete(seats.key("seats:hold:h1"))
     seats.hold(expires_at=value)
     seats.check_quarantined("INVALID_EXPIRY")
+
+
+def test_the_earliest_deadline_that_is_one(seats: Seats) -> None:
+    """Twelve digits: less is taken for seconds."""
+    seats.hold(expires_at="100000000000")
+    assert seats.run().outcome == "expired"
 
 
 def test_a_missing_state_is_no_end(client: redis.Redis) -> None:
@@ -211,6 +219,14 @@ RIGHTS = ["-hset", "-zrem", "-zadd", "-xadd", "-pexpire", "-hmget"]
 def test_a_missing_right_to_a_command_moves_nothing(seats: Seats, server: Server, right: str) -> None:
     if server.binary.numbers < (7, 0):
         pytest.skip("Redis 6.2 has no acl_check_cmd: the rights to commands are tried before the sweep starts")
+    refused(seats, server, f"on >pw ~* &* +@all {right}")
+
+
+@pytest.mark.parametrize("right", ["-hset", "-zrem", "-zadd"])
+def test_without_the_right_to_mark_it_nothing_is_set_aside(seats: Seats, server: Server, right: str) -> None:
+    if server.binary.numbers < (7, 0):
+        pytest.skip("Redis 6.2 has no acl_check_cmd: the rights to commands are tried before the sweep starts")
+    seats.client.hset("seats:hold:h1", "expires_at", "soon")
     refused(seats, server, f"on >pw ~* &* +@all {right}")
 
 

@@ -168,6 +168,13 @@ def test_a_list_that_is_none_is_set_aside(client: redis.Redis, plan: str) -> Non
     planned(client, plan).check_quarantined("INVALID_PLAN")
 
 
+def test_a_plan_may_have_as_many_writes_and_bytes_as_it_may(client: redis.Redis) -> None:
+    """65,536 bytes: the names of the keys and the words after them."""
+    for plan, most in (("{{'SET', 'seats:x', ('v'):rep(65529)}}", 2), ("{{'DEL', 'seats:y'}, {'DEL', 'seats:x'}}", 2)):
+        assert planned(client, plan, max_writes=most).run().outcome == "expired"
+    planned(client, "{{'DEL', 'seats:y'}, {'DEL', 'seats:x'}}", max_writes=1).check_quarantined("INVALID_PLAN")
+
+
 def test_a_metatable_shows_the_checks_nothing_else_than_the_writes(client: redis.Redis) -> None:
     lying = "{setmetatable({'SET', 'seats:x'}, {__index = function(_, n) return n == 3 and 'hidden' or nil end})}"
     planned(client, lying).check_quarantined("INVALID_PLAN")
@@ -212,7 +219,15 @@ def test_an_amount_that_is_none_is_set_aside(client: redis.Redis, qty: str) -> N
     seats = Seats(client)
     seats.show()
     seats.hold(qty=qty)
-    seats.check_quarantined("INVALID_PLAN")
+    seats.check_quarantined("INVALID_PLAN", why="no amount")
+
+
+def test_the_greatest_amount_is_one(client: redis.Redis) -> None:
+    seats = Seats(client)
+    seats.show(free=0, held=INT64_MAX)
+    seats.hold(qty=str(INT64_MAX))
+    assert seats.run().outcome == "expired"
+    assert seats.seats() == (INT64_MAX, 0)
 
 
 def test_nothing_is_an_amount(client: redis.Redis) -> None:

@@ -40,8 +40,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.write_line(f"property tests drew from --hypothesis-seed={seed}")
 
 
-#: Here whole processes run. What differs between servers is tested closer to them, so the newest at hand is enough.
-WHOLE_PROCESSES = (Path(__file__).parent / "e2e", Path(__file__).parent / "faults")
+#: Here whole processes run, or their parts together. What differs between servers is tested closer to them, so the
+#: newest at hand is enough.
+WHOLE_PROCESSES = tuple(Path(__file__).parent / name for name in ("e2e", "faults", "integration/runtime"))
 
 
 def _needs_each_redis(item: pytest.Item) -> bool:

@@ -19,7 +19,7 @@ from tests.support.harness import BATCHES_IN_HAND, IN_HAND, budget, command, env
 from tests.support.streams import entries
 
 #: How often it is killed. Set it to 50 for the full size: two minutes on two cores.
-KILLS = int(os.environ.get("SWEEPERD_TEST_KILLS", "20"))
+KILLS = int(os.environ.get("SWEEPERD_TEST_KILLS", "10"))
 TOTAL = 400 * KILLS
 #: A killed process leaves its lease, and the next run would wait until it has run out.
 LEASE = "sweeperd:lease:sweep"

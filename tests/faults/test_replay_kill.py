@@ -29,9 +29,9 @@ def add(client: redis.Redis, at: int, count: int, name: str) -> set[str]:
     """Add so many events that expired at `at`, ms."""
     names = [f"{name}{number}" for number in range(count)]
     with client.pipeline(transaction=False) as pipeline:
-        for each in names:
+        for number, each in enumerate(names, 1):
             entry: dict[Any, Any] = {"id": each, "tenant": "acme", "expired_at": at}
-            pipeline.xadd(EVENTS, entry, id=f"{at}-*" if at else "*")
+            pipeline.xadd(EVENTS, entry, id=f"{at}-{number}" if at else "*")
         pipeline.execute()
     return set(names)
 

@@ -28,6 +28,7 @@ _KINDS = (
     "tests/integration/sweep/test_kind_check.py",
     "tests/integration/runtime/test_kinds.py",
     "tests/property/test_kind_plans.py",
+    "tests/property/test_kind_quick_list.py",
 )
 _OUTBOX = ("tests/integration/delivery/test_outbox.py",)
 _ENDPOINT_STATE = (

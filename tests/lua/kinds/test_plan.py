@@ -175,6 +175,27 @@ def test_a_plan_may_have_as_many_writes_and_bytes_as_it_may(client: redis.Redis)
     planned(client, "{{'DEL', 'seats:y'}, {'DEL', 'seats:x'}}", max_writes=1).check_quarantined("INVALID_PLAN")
 
 
+@pytest.mark.parametrize(
+    ("field", "amount", "least"),
+    [("f" * 14, "1", ""), ("f", "1" * 15, ""), ("f", "1", "-" + "1" * 14), ("f", "1", "MIN alone")],
+    ids=["fields", "amounts", "least sums", "MIN"],
+)
+def test_a_plan_of_sums_alone_may_not_have_more_bytes(client: redis.Redis, field: str, amount: str, least: str) -> None:
+    """64 sums whose names, fields and numbers together come to 65,536 bytes, and to 64 more."""
+    more = ["MIN", "0" if least == "MIN alone" else least] if least else []
+    rest = [[f"{field}{number:02}", amount, *more] for number in range(64)]
+    longest = "seats:".ljust(1024 - sum(map(len, rest[0])), "k")
+    seats = planned(client, "json.decode(hash.plan)")
+    for key, fits in ((longest, True), (longest + "k", False)):
+        client.hset(key, mapping={words[0]: 0 for words in rest})
+        seats.hold(plan=json.dumps([["HINCRBY", key, *words] for words in rest]))
+        if fits:
+            assert seats.run().outcome == "expired"
+            client.delete("seats:hold:h1")
+        else:
+            seats.check_quarantined("INVALID_PLAN", why="65536 bytes")
+
+
 def test_a_metatable_shows_the_checks_nothing_else_than_the_writes(client: redis.Redis) -> None:
     lying = "{setmetatable({'SET', 'seats:x'}, {__index = function(_, n) return n == 3 and 'hidden' or nil end})}"
     planned(client, lying).check_quarantined("INVALID_PLAN")

@@ -32,15 +32,17 @@ from tests.mutants.trial import Trials, Verdict
 @click.option("--seed", type=int, help="What --sample draws from; printed where it is not given.")
 @click.option("--jobs", type=int, default=2, show_default=True, help="Trials at once.")
 @click.option("--keep", is_flag=True, help="Keep the verdicts, in place of earlier ones of the same mutants.")
-@click.option("--new", is_flag=True, help="Only mutants of which no verdict is kept: go on with a run that was ended.")
+@click.option(
+    "--left", is_flag=True, help="Only mutants that no kept verdict calls caught, and that are not explained."
+)
 def main(
-    language: str, only: Sequence[str], sample: int | None, seed: int | None, jobs: int, keep: bool, new: bool
+    language: str, only: Sequence[str], sample: int | None, seed: int | None, jobs: int, keep: bool, left: bool
 ) -> None:
     """Exit code 0 if at least 95 % of the mutants were caught and each survivor is explained, else 1."""
     mutants = all_mutants(language, only)
-    if new:
-        kept = {one["mutant"] for one in report.read(language)}
-        mutants = [mutant for mutant in mutants if mutant.name not in kept]
+    if left:
+        done = {one["mutant"] for one in report.read(language) if one["verdict"] == Verdict.CAUGHT}
+        mutants = [mutant for mutant in mutants if mutant.name not in done | report.explanations().keys()]
     seed = random.randrange(2**32) if seed is None else seed
     if sample is not None and sample < len(mutants):
         click.echo(f"{sample} of {len(mutants)} mutants, --seed {seed}")

@@ -196,6 +196,10 @@ def test_a_plan_of_sums_alone_may_not_have_more_bytes(client: redis.Redis, field
             seats.check_quarantined("INVALID_PLAN", why="65536 bytes")
 
 
+def test_a_hash_takes_fields_and_values_in_pairs(client: redis.Redis) -> None:
+    planned(client, "{{'HSET', 'seats:s1', 'a', '1', 'b'}}").check_quarantined("INVALID_PLAN", why="form of HSET")
+
+
 def test_a_metatable_shows_the_checks_nothing_else_than_the_writes(client: redis.Redis) -> None:
     lying = "{setmetatable({'SET', 'seats:x'}, {__index = function(_, n) return n == 3 and 'hidden' or nil end})}"
     planned(client, lying).check_quarantined("INVALID_PLAN")

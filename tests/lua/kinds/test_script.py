@@ -123,6 +123,9 @@ def test_a_reason_has_a_form(client: redis.Redis, reason: str) -> None:
         (EXPIRE + "\nfunction plan(hash)\n  return hash.nothing.at_all\nend", "user_script:4:"),
         (EXPIRE + "function plan() error('mine') end", "mine"),
         (EXPIRE + "function plan() error({}) end", "no text"),
+        (EXPIRE + "function plan() error({err = 'ours'}) end", "ours"),
+        (EXPIRE + "function plan() error({err = 5}) end", "no text"),
+        (EXPIRE + "function plan() error(true) end", "no text"),
         (EXPIRE + "function plan() return 5 end", "a list of commands"),
         (EXPIRE + "function plan() return {}, 5 end", "a table of event fields"),
         (EXPIRE + "function plan() return {}, {a = 5} end", "no field of an event"),
@@ -162,6 +165,33 @@ end"""
         b"data.length": b"2",
         b"data.absent": b"nil",
     }
+    others = {name for name in event if not name.startswith(b"data.")}
+    assert {b"type", b"kind", b"id", b"tenant", b"expires_at", b"expired_at", b"trace_id"} <= others, others
+
+
+@pytest.mark.parametrize(("fields", "outcome"), [(64, "expired"), (65, "quarantined")])
+def test_an_event_has_64_fields_of_the_scripts_own_at_most(client: redis.Redis, fields: int, outcome: str) -> None:
+    filled = f"local all = {{}} for i = 1, {fields} do all['f' .. i] = '' end"
+    text = EXPIRE + f"function plan() {filled} return {{}}, all end"
+    assert made(client, text).run().outcome == outcome
+
+
+@pytest.mark.parametrize(("name", "value"), [(1, 65_535), (65_535, 1)])
+def test_an_event_has_65536_bytes_of_the_scripts_own_at_most(client: redis.Redis, name: int, value: int) -> None:
+    for more, outcome in ((0, "expired"), (1, "quarantined")):
+        text = EXPIRE + f"function plan() return {{}}, {{[('n'):rep({name})] = ('v'):rep({value + more})}} end"
+        assert made(client, text).run().outcome == outcome
+
+
+def test_64_reads_are_not_too_many(client: redis.Redis) -> None:
+    text = EXPIRE + "function plan() for i = 1, 64 do get('GET', 'seats:x') end return {} end"
+    assert made(client, text).run().outcome == "expired"
+
+
+@pytest.mark.parametrize(("length", "reason"), [(64, "R" * 64), (65, "SCRIPT_ERROR")])
+def test_a_reason_has_64_letters_at_most(client: redis.Redis, length: int, reason: str) -> None:
+    text = f"function decide() return 'quarantine', ('R'):rep({length}) end\n{PLAN}"
+    made(client, text).check_quarantined(reason)
 
 
 def test_trouble_of_the_server_is_no_quarantine_whatever_the_script_catches(

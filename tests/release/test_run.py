@@ -69,6 +69,14 @@ def test_a_result_is_kept_with_its_commit_and_host(place: Place) -> None:
     assert {"load average before", "load average after", "cores", "Python", "system", "servers"} <= kept.host.keys()
 
 
+def test_no_path_of_the_machine_is_kept(place: Place) -> None:
+    step = Step("bad", "it", python(f"print('{place.clone}/x {place.work}/y {place.root}/z'); raise SystemExit(1)"))
+    result = run(step, place, {})
+    assert result.trouble == "CLONE/x WORK/y ROOT/z\n"
+    assert result.command.startswith("python -c ")
+    assert str(place.work.parent) not in result.command
+
+
 def test_a_result_names_the_commit_that_was_tried(place: Place) -> None:
     """Work in the repository goes on while a step runs for hours."""
     tried = place.commit

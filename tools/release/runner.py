@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ def run(step: Step, place: Place, env: Mapping[str, str]) -> Result:
         commit,
         datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
         round(seconds, 1),
-        " ".join(step.command).replace(str(place.work), "WORK"),
+        _public(" ".join(step.command), place),
         holds,
         figures,
         {
@@ -135,13 +136,21 @@ def run(step: Step, place: Place, env: Mapping[str, str]) -> Result:
             "load average after": f"{os.getloadavg()[0]:.1f}",
             "cores": str(os.cpu_count()),
             "Python": platform.python_version(),
-            "system": platform.platform(terse=True),
+            "system": f"{platform.system()} {platform.release().split('-')[0]}, {platform.machine()}",
             "servers": ", ".join(map(str, binaries())) or "none",
             "time that other machines took": "not known" if not cpu.total else f"{cpu_time().stolen_since(cpu):.1%}",
         },
-        "" if holds else (trouble or text[-TAIL:]),
+        "" if holds else _public(trouble or text[-TAIL:], place),
         _keep(step, directory, place.kept),
     )
+
+
+def _public(text: str, place: Place) -> str:
+    """Without the paths of this machine."""
+    text = text.replace(sys.executable, "python")
+    for path, name in ((place.clone, "CLONE"), (place.work, "WORK"), (place.root, "ROOT")):
+        text = text.replace(str(path), name)
+    return text
 
 
 def _keep(step: Step, directory: Path, kept: Path) -> tuple[str, ...]:

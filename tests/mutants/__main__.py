@@ -20,7 +20,7 @@ import pydantic  # noqa: F401
 import redis  # noqa: F401
 import requests  # noqa: F401
 
-from tests.mutants import choice, lua, python, report
+from tests.mutants import choice, report
 from tests.mutants.mutant import Mutant
 from tests.mutants.trial import Trials, Verdict
 
@@ -39,7 +39,7 @@ def main(
     language: str, only: Sequence[str], sample: int | None, seed: int | None, jobs: int, keep: bool, left: bool
 ) -> None:
     """Exit code 0 if at least 95 % of the mutants were caught and each survivor is explained, else 1."""
-    mutants = all_mutants(language, only)
+    mutants = choice.all_mutants(language, only)
     if left:
         done = {one["mutant"] for one in report.read(language) if one["verdict"] == Verdict.CAUGHT}
         mutants = [mutant for mutant in mutants if mutant.name not in done | report.explanations().keys()]
@@ -50,7 +50,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         trials = Trials(Path(folder), jobs)
         _check_unbroken(trials, mutants)
-        known = {mutant.name for mutant in all_mutants(language)}
+        known = {mutant.name for mutant in choice.all_mutants(language)}
         rows = []
         for row in _try_all(trials, mutants):
             rows.append(row)
@@ -60,15 +60,6 @@ def main(
     survivors = [one["mutant"] for one in rows if one["verdict"] == Verdict.SURVIVED]
     enough = len(survivors) <= 0.05 * len(rows)
     sys.exit(0 if enough and all(name in report.explanations() for name in survivors) else 1)
-
-
-def all_mutants(language: str, only: Sequence[str] = ()) -> list[Mutant]:
-    """The mutants of the scripts, or of the modules; `only`: of files whose path holds one of these texts."""
-    files = choice.script_files() if language == "lua" else choice.module_files()
-    make = lua.mutants if language == "lua" else python.mutants
-    names = {path: path.relative_to(choice.PACKAGE).as_posix() for path in files}
-    chosen = [path for path in files if not only or any(text in names[path] for text in only)]
-    return [mutant for path in chosen for mutant in make(names[path], path.read_text(encoding="utf-8"))]
 
 
 def _check_unbroken(trials: Trials, mutants: Sequence[Mutant]) -> None:

@@ -1,7 +1,11 @@
 """Which files are mutated, and which tests are asked about each: first the ones that know it best."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+
+from tests.mutants import lua, python
+from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sweeperd"
@@ -96,6 +100,15 @@ def module_files() -> list[Path]:
     return sorted(
         path for folder in ("sweep", "delivery") for path in (PACKAGE / folder).glob("*.py") if path.stem != "__init__"
     )
+
+
+def all_mutants(language: str, only: Sequence[str] = ()) -> list[Mutant]:
+    """The mutants of the scripts, or of the modules; `only`: of files whose path holds one of these texts."""
+    files = script_files() if language == "lua" else module_files()
+    make = lua.mutants if language == "lua" else python.mutants
+    names = {path: path.relative_to(PACKAGE).as_posix() for path in files}
+    chosen = [path for path in files if not only or any(text in names[path] for text in only)]
+    return [mutant for path in chosen for mutant in make(names[path], path.read_text(encoding="utf-8"))]
 
 
 def tests_of(path: Path) -> list[str]:

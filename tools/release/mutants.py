@@ -5,8 +5,7 @@ of the modules, which have many more, a sample is enough.
 
 import sys
 
-from tests.mutants import report
-from tests.mutants.__main__ import all_mutants
+from tests.mutants import choice, report
 from tests.mutants.trial import Verdict
 from tools.release.figures import keep
 
@@ -19,7 +18,7 @@ def main() -> int:
     figures, enough = {}, True
     for language in ("lua", "python"):
         rows = report.read(language)
-        known = {mutant.name for mutant in all_mutants(language)}
+        known = {mutant.name for mutant in choice.all_mutants(language)}
         untried = known - {row["mutant"] for row in rows}
         survivors = [row["mutant"] for row in rows if row["verdict"] == Verdict.SURVIVED]
         unexplained = [name for name in survivors if name not in report.explanations()]

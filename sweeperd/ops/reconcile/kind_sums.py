@@ -34,7 +34,7 @@ class _Sum(NamedTuple):
 
     holds: int | None
     held: int
-    #: The fingerprints of these, combined.
+    #: The sum of their fingerprints.
     entries: int
 
 
@@ -102,7 +102,7 @@ class SumComparison:
                     continue
                 name, amount = holding
                 sum_so_far, entries = held.get(name, (0, 0))
-                held[name] = sum_so_far + amount, entries ^ fingerprint(entry, amount)
+                held[name] = sum_so_far + amount, entries + fingerprint(entry, amount)
 
     def _holdings(self, ids: Sequence[bytes]) -> dict[bytes, list[tuple[Counted, int] | None]]:
         """What each of these hashes holds of each sum; None where it cannot be read."""
@@ -168,8 +168,8 @@ class SumComparison:
 
 def fingerprint(entry: bytes, amount: int) -> int:
     """
-    64 bits that stand for an entry and what it holds. Those of many are combined with XOR, in any order. `hash` of a
-    tuple will not do: it is so regular that two entries that exchange their amounts often combine to the same number.
+    64 bits that stand for an entry and what it holds. Those of many are added up, in any order. `hash` of a tuple will
+    not do: it is so regular that two entries that exchange their amounts often come to the same sum.
     """
     digest = hashlib.blake2b(b"%d %b" % (amount, entry), digest_size=8).digest()
     return int.from_bytes(digest, "big")

@@ -89,8 +89,14 @@ class World:
         if entries:
             self.shard.client.zadd(INDEX, {name: self.now - overdue for name, overdue in entries.items()})
 
-    def sweeper(self, batch_size: int, pipeline_depth: int, time_budget: str = "60s") -> Sweeper:
-        settings = {"batch_size": batch_size, "pipeline_depth": pipeline_depth, "time_budget": time_budget}
+    def sweeper(self, batch_size: int, depth: int, time_budget: str = "60s", least_depth: int | None = None) -> Sweeper:
+        """A sweeper; without `least_depth` its batches keep their size, however slowly the machine answers."""
+        settings = {
+            "batch_size": batch_size,
+            "pipeline_depth": depth,
+            "pipeline_depth_min": least_depth or depth,
+            "time_budget": time_budget,
+        }
         kind = Kind(
             "fates",
             INDEX,
@@ -526,7 +532,7 @@ def test_a_look_that_is_cut_short_is_taken_up_where_it_stopped(cut: str, world: 
 
 
 def test_batches_get_shorter_where_redis_is_slow_and_longer_again(world: World) -> None:
-    sweeper = world.sweeper(100, 40)
+    sweeper = world.sweeper(100, 40, least_depth=4)
     world.fill({f"slow-{number}": 1 for number in range(120)})
     assert sweeper.tick().pipeline_depth == 4, "pipeline_depth_min; each batch takes all of batch_time"
     world.shard.client.delete(INDEX)

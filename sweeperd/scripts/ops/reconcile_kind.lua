@@ -30,7 +30,7 @@ else
       fault = not row[2] and not redis.call('ZSCORE', KEYS[2], ARGV[1]) and 'lost'
     else
       local latest = math.max(deadline, clock.now) + ARGV[4]
-      fault = tonumber(score) > deadline and tonumber(score) > latest and 'wrong_score'
+      fault = tonumber(score) > latest and 'wrong_score'
     end
   end
 end

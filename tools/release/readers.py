@@ -33,13 +33,16 @@ def soak(name: str, output: Output) -> Figures:
 
 
 def gate(output: Output) -> Figures:
-    """Each ratio of the gate, as its table shows it."""
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in _table(output.text)]
-    if not rows:
+    """Each ratio of the gate as its tables show it, and in how many runs it held."""
+    found: dict[str, list[list[str]]] = {}
+    for row in _gate_rows(output.text):
+        found.setdefault(f"{row[0]}, Redis {row[1]}", []).append(row)
+    if not found:
         raise ValueError("the gate has printed no table")
     return {
-        f"{ratio}, Redis {redis}": f"{now} (baseline {before or 'none'}; {change or verdict})"
-        for ratio, redis, before, now, change, verdict in rows
+        name: f"{', '.join(row[3] for row in rows)} (baseline {rows[0][2] or 'none'}; "
+        f"holds in {sum(row[5] == 'yes' for row in rows)} of {len(rows)})"
+        for name, rows in found.items()
     }
 
 
@@ -77,7 +80,7 @@ def _last(text: str, holding: str) -> str:
     return next((line for line in reversed(text.splitlines()) if holding in line), "")
 
 
-def _table(text: str) -> list[str]:
-    """The rows of the Markdown table in a text, without its head."""
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    return lines[2:]
+def _gate_rows(text: str) -> list[list[str]]:
+    """The rows of the gate's tables in a text: ratio | Redis | baseline | now | change | holds?"""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    return [row for row in lines if row[0] != "ratio" and set(row[0]) != {"-"}]

@@ -22,7 +22,7 @@ import requests  # noqa: F401
 
 from tests.mutants import choice, report
 from tests.mutants.mutant import Mutant
-from tests.mutants.trial import Trials, Verdict
+from tests.mutants.trial import Servers, Trials, Verdict
 
 
 @click.command()
@@ -32,17 +32,19 @@ from tests.mutants.trial import Trials, Verdict
 @click.option("--seed", type=int, help="What --sample draws from; printed where it is not given.")
 @click.option("--jobs", type=int, default=2, show_default=True, help="Trials at once.")
 @click.option("--keep", is_flag=True, help="Keep the verdicts, in place of earlier ones of the same mutants.")
-@click.option(
-    "--left", is_flag=True, help="Only mutants that no kept verdict calls caught, and that are not explained."
-)
+@click.option("--left", is_flag=True, help="Only mutants without a kept verdict, and survivors that are not explained.")
 def main(
     language: str, only: Sequence[str], sample: int | None, seed: int | None, jobs: int, keep: bool, left: bool
 ) -> None:
     """Exit code 0 if at least 95 % of the mutants were caught and each survivor is explained, else 1."""
     mutants = choice.all_mutants(language, only)
     if left:
-        done = {one["mutant"] for one in report.read(language) if one["verdict"] == Verdict.CAUGHT}
-        mutants = [mutant for mutant in mutants if mutant.name not in done | report.explanations().keys()]
+        done = {
+            one["mutant"]
+            for one in report.read(language)
+            if one["verdict"] == Verdict.CAUGHT or one["mutant"] in report.explanations()
+        }
+        mutants = [mutant for mutant in mutants if mutant.name not in done]
     seed = random.randrange(2**32) if seed is None else seed
     if sample is not None and sample < len(mutants):
         click.echo(f"{sample} of {len(mutants)} mutants, --seed {seed}")
@@ -73,21 +75,28 @@ def _check_unbroken(trials: Trials, mutants: Sequence[Mutant]) -> None:
 
 
 def _try_all(trials: Trials, mutants: Sequence[Mutant]) -> Iterator[dict[str, Any]]:
-    """Try each mutant; one that only a limit of time has caught is tried a second time. Yields each verdict's row."""
-    waiting, count = list(reversed(mutants)), 0
-    again: set[str] = set()
+    """
+    Try each mutant on the newest Redis. One that only a limit of time has caught is tried a second time; a
+    script's that survived, on the older servers too. Yields each verdict's row.
+    """
+    waiting: list[tuple[Mutant, Servers]] = [(mutant, "newest") for mutant in reversed(mutants)]
+    count, again, older = 0, set[str](), set[str]()
     while waiting or not trials.idle:
         while waiting and not trials.full:
-            mutant = waiting.pop()
-            trials.start(mutant, choice.tests_of(choice.PACKAGE / mutant.file))
+            mutant, servers = waiting.pop()
+            trials.start(mutant, choice.tests_of(choice.PACKAGE / mutant.file), servers)
         trial = trials.wait()
-        if trial.timed_out and trial.mutant.name not in again:
-            again.add(trial.mutant.name)
-            waiting.append(trial.mutant)
-            continue
-        count += 1
-        click.echo(f"{count}/{len(mutants)} {trial.verdict} {trial.seconds:.0f}s {trial.mutant.name}", err=True)
-        yield report.row(trial)
+        mutant = trial.mutant
+        if trial.timed_out and mutant.name not in again:
+            again.add(mutant.name)
+            waiting.append((mutant, "older" if mutant.name in older else "newest"))
+        elif trial.verdict is Verdict.SURVIVED and mutant.file.endswith(".lua") and mutant.name not in older:
+            older.add(mutant.name)
+            waiting.append((mutant, "older"))
+        else:
+            count += 1
+            click.echo(f"{count}/{len(mutants)} {trial.verdict} {trial.seconds:.0f}s {mutant.name}", err=True)
+            yield report.row(trial)
 
 
 if __name__ == "__main__":

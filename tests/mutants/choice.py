@@ -47,6 +47,7 @@ _REPLAYS = (
 )
 _QUARANTINE = ("tests/integration/cli/test_quarantine.py",)
 _RECONCILE = (
+    "tests/lua/test_reconcile_scripts.py",
     "tests/integration/ops/test_reconcile.py",
     "tests/integration/ops/test_walk.py",
     "tests/integration/cli/test_reconcile.py",
@@ -68,12 +69,12 @@ _SCRIPT_TESTS = {
     "lease/": ("tests/integration/store/test_lease.py",),
     "ledger/": _LEDGER,
     "ops/": _QUARANTINE,
-    "ops/explain": ("tests/integration/ops/test_explain.py", "tests/integration/cli/test_show.py"),
+    "ops/explain": ("tests/integration/ops/test_explain.py", "tests/integration/cli/test_show.py", *_EXPIRE),
     "ops/letters": (*_STATUS, "tests/integration/cli/test_dead_letters.py"),
     "ops/one_node": _RECONCILE,
     "ops/rate": _STATUS,
     "ops/reconcile": _RECONCILE,
-    "ops/reconcile_kind": ("tests/integration/cli/test_kind_tools.py",),
+    "ops/reconcile_kind": ("tests/lua/test_reconcile_scripts.py", "tests/integration/cli/test_kind_tools.py"),
     "ops/record_action": ("tests/integration/cli/test_actions.py", *_QUARANTINE),
     "ops/repair_budget": _RECONCILE,
     "ops/replay": ("tests/integration/cli/test_replay.py", "tests/integration/cli/test_dead_letters.py"),
@@ -82,6 +83,7 @@ _SCRIPT_TESTS = {
     "sweep/expiry_rates": ("tests/integration/sweep/test_expiry_rates.py",),
     "sweep/kind_compiles": _KINDS,
     "sweep/last_sweep": ("tests/integration/sweep/test_last_sweep.py",),
+    "sweep/unchanged_ranges": ("tests/lua/test_reconcile_scripts.py", *_GRACE),
     "sweep/rights": ("tests/integration/sweep/test_rights.py",),
 }
 #: Fragments of text that no file includes by name: scripts that are generated for each kind are made of them.

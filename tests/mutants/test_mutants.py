@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import BINARIES
 from tests.mutants import choice, lua, python, report
 from tests.mutants.mutant import Mutant
 from tests.mutants.trial import Verdict
@@ -88,12 +89,12 @@ from tests.mutants.choice import PACKAGE
 from tests.mutants.mutant import Mutant
 from tests.mutants.trial import Trials
 
-file, old, new, test, folder = sys.argv[1:]
+file, old, new, test, folder, servers = sys.argv[1:]
 text = (PACKAGE / file).read_text(encoding="utf-8")
 assert old in text
 trials = Trials(Path(folder), jobs=2)
 for mutant in (Mutant(file, 1, "planted", "", "", text.replace(old, new)), None):
-    trials.start(mutant, [test])
+    trials.start(mutant, [test], servers)
 assert trials.full
 for trial in sorted((trials.wait(), trials.wait()), key=lambda trial: trial.mutant.file):
     print(trial.mutant.file or "nothing", trial.verdict, trial.caught_by.partition("::")[0])
@@ -109,6 +110,19 @@ assert trials.idle
     ],
 )
 def test_a_trial_tells_a_mutant_from_the_product(file: str, old: str, new: str, test: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", TRIAL, file, old, new, test, str(tmp_path)]
+    command = [sys.executable, "-c", TRIAL, file, old, new, test, str(tmp_path), "newest"]
     done = subprocess.run(command, cwd=choice.ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout.splitlines(), done.stderr) == (["nothing survived ", f"{file} caught {test}"], "")
+
+
+@pytest.mark.skipif(len(BINARIES) < 2, reason="there is one Redis only")
+@pytest.mark.parametrize(("servers", "verdict"), [("newest", "survived"), ("older", "caught")])
+def test_a_script_is_tried_on_older_servers_too(servers: str, verdict: str, tmp_path: Path) -> None:
+    """Without its XACK this script needs memory that a full Redis 6.2 refuses."""
+    file, test = "scripts/delivery/begin_replay.lua", "tests/integration/delivery/test_replay_store.py"
+    call = "redis.call('XACK', KEYS[1], ARGV[1], '0-0')"
+    command = [sys.executable, "-c", TRIAL, file, call, "", test, str(tmp_path), servers]
+    done = subprocess.run(command, cwd=choice.ROOT, capture_output=True, text=True, check=False)
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert lines[0] == "nothing survived", done.stderr
+    assert lines[1].startswith(f"{file} {verdict}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -25,6 +25,10 @@ from tests.mutants.mutant import Mutant
 LIMIT_SECONDS = 400
 #: How long a single test may take.
 TEST_SECONDS = 60
+
+
+#: Which of the servers at hand the tests run on.
+Servers = Literal["newest", "older"]
 
 
 class Verdict(StrEnum):
@@ -64,14 +68,14 @@ class Trials:
         self._running: dict[int, _Running] = {}
         self._count = 0
 
-    def start(self, mutant: Mutant | None, tests: Sequence[str]) -> None:
+    def start(self, mutant: Mutant | None, tests: Sequence[str], servers: Servers = "newest") -> None:
         """Begin one trial; of the product as it is where there is no mutant. There must be room."""
         self._count += 1
         output = self.folder / f"{self._count}.txt"
         sys.stdout.flush()
         child = os.fork()
         if not child:
-            os._exit(_run(mutant, tests, output))
+            os._exit(_run(mutant, tests, servers, output))
         self._running[child] = _Running(mutant or _AS_IT_IS, output, time.monotonic())
 
     @property
@@ -119,8 +123,8 @@ def _failed_test(output: str) -> str:
     return ""
 
 
-def _run(mutant: Mutant | None, tests: Sequence[str], output: Path) -> int:
-    """In the child: all tests, up to the first that fails. Returns pytest's exit code."""
+def _run(mutant: Mutant | None, tests: Sequence[str], servers: Servers, output: Path) -> int:
+    """In the child: all tests, up to the first that fails. Returns 0 where none does."""
     os.setsid()
     with output.open("wb") as file:
         os.dup2(file.fileno(), 1)
@@ -128,14 +132,16 @@ def _run(mutant: Mutant | None, tests: Sequence[str], output: Path) -> int:
     if mutant is not None and mutant.file.endswith(".py"):
         sys.meta_path.insert(0, _Finder(mutant))
     options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--timeout", str(TEST_SECONDS), "--hypothesis-seed=1"]
-    return int(pytest.main([*options, *tests], plugins=[_Plugin(mutant)]))
+    code = int(pytest.main([*options, *tests], plugins=[_Plugin(mutant, servers)]))
+    return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code
 
 
 class _Plugin:
-    """Runs on the newest Redis at hand alone, and gives scripts the mutant's text."""
+    """Runs on the newest Redis at hand alone, or on the older ones, and gives scripts the mutant's text."""
 
-    def __init__(self, mutant: Mutant | None) -> None:
+    def __init__(self, mutant: Mutant | None, servers: Servers) -> None:
         self.mutant = mutant
+        self.servers = servers
 
     def pytest_sessionstart(self) -> None:
         if self.mutant is not None and self.mutant.file.endswith(".lua"):
@@ -144,8 +150,8 @@ class _Plugin:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         from tests.conftest import BINARIES  # noqa: PLC0415  it imports the product, which may be the mutant
 
-        newest = (None, *BINARIES[:1])
-        items[:] = [item for item in items if _binary(item) in newest]
+        wanted = (None, *BINARIES[:1]) if self.servers == "newest" else BINARIES[1:]
+        items[:] = [item for item in items if _binary(item) in wanted]
 
 
 def _binary(item: pytest.Item) -> Any:

@@ -200,6 +200,28 @@ def test_a_hash_takes_fields_and_values_in_pairs(client: redis.Redis) -> None:
     planned(client, "{{'HSET', 'seats:s1', 'a', '1', 'b'}}").check_quarantined("INVALID_PLAN", why="form of HSET")
 
 
+def test_a_key_has_1024_bytes_at_most(client: redis.Redis) -> None:
+    longest = "seats:".ljust(1024, "k")
+    client.set(longest, "v")
+    assert planned(client, lua([write("DEL", longest)])).run().outcome == "expired"
+    assert not client.exists(longest)
+
+
+def test_fields_of_one_hash_are_set_and_added_to(client: redis.Redis) -> None:
+    plan = lua([write("HSET", "seats:s1", "a", "1"), write("HINCRBY", "seats:s1", "free", "2")])
+    seats = planned(client, plan)
+    assert seats.run().outcome == "expired"
+    assert seats.snapshot()[b"seats:s1"] == {b"a": b"1", b"free": b"12", b"held": b"5"}
+
+
+def test_nothing_is_set_in_a_hash_that_was_to_be_added_to_and_is_missing(client: redis.Redis) -> None:
+    plan = lua([write("HSET", "seats:gone", "a", "1"), write("HINCRBY", "seats:gone", "free", "2")])
+    seats = planned(client, plan)
+    assert seats.run().outcome == "expired"
+    assert not client.exists("seats:gone")
+    assert json.loads(seats.events()[0][b"missing"]) == ["seats:gone"]
+
+
 def test_a_metatable_shows_the_checks_nothing_else_than_the_writes(client: redis.Redis) -> None:
     lying = "{setmetatable({'SET', 'seats:x'}, {__index = function(_, n) return n == 3 and 'hidden' or nil end})}"
     planned(client, lying).check_quarantined("INVALID_PLAN")
@@ -236,6 +258,30 @@ def test_sums_stay_in_int64(client: redis.Redis, before: int, amount: int) -> No
     seats.check_quarantined("INVALID_PLAN", why="int64")
 
 
+@pytest.mark.parametrize("least", [10**16, 10**16 - 1, 10**16 - 10**12, -(10**16), INT64_MIN, 0])
+def test_a_sum_may_be_the_least_one_or_more(client: redis.Redis, least: int) -> None:
+    seats = planned(client, lua([write("HINCRBY", "seats:s1", "free", "-5", "MIN", str(least))]))
+    seats.show(free=10**16 + 5)
+    assert seats.run().outcome == "expired"
+    assert seats.seats()[0] == 10**16
+
+
+@pytest.mark.parametrize("least", [10**16 + 1, 10**16 + 10**12, INT64_MAX])
+def test_a_sum_may_not_be_below_the_least_one(client: redis.Redis, least: int) -> None:
+    seats = planned(client, lua([write("HINCRBY", "seats:s1", "free", "-5", "MIN", str(least))]))
+    seats.show(free=10**16 + 5)
+    seats.check_quarantined("INVALID_PLAN", why="below MIN")
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_each_field_of_a_hash_gets_its_own_sum(client: redis.Redis, count: int) -> None:
+    fields = "abcde"[:count]
+    seats = planned(client, lua([write("HINCRBY", "seats:x", field, str(n)) for n, field in enumerate(fields)]))
+    client.hset("seats:x", mapping={field: 100 * n for n, field in enumerate(fields)})
+    assert seats.run().outcome == "expired"
+    assert seats.snapshot()[b"seats:x"] == {field.encode(): b"%d" % (101 * n) for n, field in enumerate(fields)}
+
+
 # ---- templates
 
 
@@ -261,6 +307,19 @@ def test_nothing_is_an_amount(client: redis.Redis) -> None:
     seats.hold(qty="0")
     assert seats.run().outcome == "expired"
     assert seats.seats() == (10, 5)
+
+
+def test_nothing_is_an_amount_beside_a_budget_that_is_missing(client: redis.Redis) -> None:
+    seats = Seats(client)
+    seats.hold(qty="0")
+    assert seats.run().outcome == "expired"
+
+
+def test_an_amount_is_none_where_only_its_negative_is_an_int64(client: redis.Redis) -> None:
+    seats = Seats(client, SEATS | {"give_back": ["HINCRBY seats:{show} held -{qty}"]})
+    seats.show(held=0)
+    seats.hold(qty=str(2**63))
+    seats.check_quarantined("INVALID_PLAN", why="no amount")
 
 
 @pytest.mark.parametrize("show", ["ttl", "hold:h1", "hold:other", "x" * 1020])

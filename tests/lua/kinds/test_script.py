@@ -46,6 +46,11 @@ def test_extend_moves_hash_and_index(client: redis.Redis) -> None:
     assert seats.snapshot() == before
 
 
+@pytest.mark.parametrize(("ms", "outcome"), [(2**53, "not_due"), (2**53 + 2, "quarantined")])
+def test_a_deadline_is_at_most_the_last_exact_double(client: redis.Redis, ms: int, outcome: str) -> None:
+    assert made(client, f"function decide() return 'extend', {ms} end\n{PLAN}").run().outcome == outcome
+
+
 @pytest.mark.parametrize("answer", ["'wait', now + 1000", "'extend', now + 1000"])
 def test_neither_comes_before_the_deadline(client: redis.Redis, answer: str) -> None:
     seats = made(client, f"function decide(_, now) return {answer} end\n{PLAN}")

@@ -1,0 +1,233 @@
+"""What the scripts of `reconcile` answer, each edge of it, on a frozen clock."""
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from sweeperd.store.scripts import Call
+from tests.lua.builders import DEADLINE, INT64_MAX, NOW, RID, SCOPES, World, frozen, json_bytes
+
+#: Holdings that ended before this moment are left out.
+SINCE = NOW - 1000
+BEGAN = DEADLINE - 60_000
+LOOK, BUDGETS, KIND, RANGES = (
+    "ops/reconcile_look",
+    "ops/reconcile_budgets",
+    "ops/reconcile_kind",
+    "sweep/unchanged_ranges",
+)
+
+
+def looked(world: World, since: int | str = SINCE) -> Any:
+    """What reconcile_look.lua says of RID."""
+    keys = world.keys
+    call = Call([keys.reservation_index, keys.quarantine, keys.reservation(RID)], [0, since, RID])
+    (found,) = frozen(NOW, LOOK).run(world.client, call)
+    return found
+
+
+def held(world: World) -> list[bytes]:
+    """What it says that RID holds."""
+    found = looked(world)
+    return found[1] if found else []
+
+
+@pytest.mark.parametrize("scopes", [SCOPES, [f"tenant:{number}" for number in range(256)]])
+def test_an_active_reservation_holds_its_amount_in_each_scope(world: World, scopes: list[str]) -> None:
+    world.reservation(budgeted_scopes=json_bytes(*scopes))
+    assert looked(world) == [b"", [b"%d" % BEGAN, b"", b"100", b"TOKENS", *map(str.encode, scopes)]]
+    assert looked(world, since="") == 0
+
+
+@pytest.mark.parametrize("amount", ["0", "1", str(INT64_MAX - 1), str(INT64_MAX), "9" * 18])
+def test_an_amount_is_a_whole_number_up_to_the_greatest(world: World, amount: str) -> None:
+    world.reservation(estimate_amount=amount)
+    assert held(world)[2] == amount.encode()
+
+
+@pytest.mark.parametrize("amount", ["-1", "00", "x", "", "1.0", str(INT64_MAX + 1), "1" * 20, None])
+def test_what_it_holds_is_unreadable_without_an_amount(world: World, amount: str | None) -> None:
+    world.client.delete(world.keys.reservation(RID))
+    world.reservation(estimate_amount=amount)
+    assert held(world) == [b"unreadable", b"TOKENS", *map(str.encode, SCOPES)]
+    world.reservation(state="LIMBO", indexed=False)
+    world.client.hdel(world.keys.reservation(RID), "estimate_amount")
+    assert looked(world) == 0, "and of one that is not ACTIVE nothing is said"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"budgeted_scopes": json_bytes(*map(str, range(257)))},
+        {"budgeted_scopes": "5"},
+        {"estimate_unit": ""},
+    ],
+)
+def test_without_scopes_or_a_unit_nothing_of_it_is_readable(world: World, fields: dict[str, Any]) -> None:
+    world.reservation(**fields)
+    assert held(world) == [b"unreadable"]
+
+
+def test_what_is_no_hash_is_unreadable(world: World) -> None:
+    world.client.delete(world.keys.reservation(RID))
+    world.client.set(world.keys.reservation(RID), "text")
+    assert looked(world) == [b"", [b"unreadable"]]
+    assert looked(world, since="") == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "field"), [("COMMITTED", "committed_at"), ("RELEASED", "released_at"), ("EXPIRED", "expired_at")]
+)
+def test_an_ended_one_held_until_its_end(world: World, state: str, field: str) -> None:
+    for ended, until in ((SINCE, b"%d" % SINCE), (SINCE + 1, b"%d" % (SINCE + 1)), (SINCE - 1, None)):
+        world.reservation(state=state, indexed=False, expired_event="1-0", **{field: ended})
+        assert held(world)[1:2] == ([until] if until else [])
+
+
+@pytest.mark.parametrize(
+    ("state", "expires_at", "until"),
+    [
+        # A commit is taken until the end of the grace, 5,000 ms.
+        ("COMMITTED", SINCE - 5001, None),
+        ("COMMITTED", SINCE - 5000, b"?"),
+        ("RELEASED", SINCE - 5001, None),
+        ("EXPIRED", SINCE - 5001, b"?"),
+        ("LIMBO", SINCE - 5001, b"?"),
+    ],
+)
+def test_without_a_time_of_its_end_it_may_hold(world: World, state: str, expires_at: int, until: bytes | None) -> None:
+    world.reservation(state=state, indexed=False, expires_at=expires_at, expired_event="1-0")
+    assert held(world)[1:2] == ([until] if until else [])
+
+
+@pytest.mark.parametrize(
+    ("created_at", "ended", "began"),
+    [
+        (NOW, None, b"%d" % NOW),
+        (NOW + 1, None, b""),
+        (None, None, b""),
+        (SINCE, SINCE, b"%d" % SINCE),
+        (SINCE + 1, SINCE, b""),
+    ],
+)
+def test_a_time_after_now_or_after_its_own_end_is_none(
+    world: World, created_at: int | None, ended: int | None, began: bytes
+) -> None:
+    world.client.delete(world.keys.reservation(RID))
+    more = {} if ended is None else {"state": "COMMITTED", "committed_at": ended, "indexed": False}
+    world.reservation(created_at=created_at, **more)  # type: ignore[arg-type]
+    assert held(world)[0] == began
+
+
+@pytest.mark.parametrize(
+    ("fields", "score", "mark"),
+    [
+        ({}, DEADLINE, b""),
+        ({}, DEADLINE + 1, b"wrong_score"),
+        ({}, None, b"lost"),
+        ({"dismissed_at": "1"}, None, b"dismissed"),
+        ({"quarantined_at": "1"}, None, b"foreign_quarantine"),
+        # Due anyway, so the sweep will decide it.
+        ({"expires_at": "x"}, NOW, b""),
+        ({"expires_at": "x"}, NOW + 1, b"wrong_score"),
+        ({"state": "EXPIRED", "expired_at": NOW, "expired_event": "1-0"}, None, b""),
+        ({"state": "EXPIRED", "expired_at": NOW}, None, b"foreign_expiry"),
+    ],
+)
+def test_the_index_is_right_or_not(world: World, fields: dict[str, Any], score: int | None, mark: bytes) -> None:
+    world.reservation(indexed=False, **fields)
+    world.client.zrem(world.keys.reservation_index, RID)
+    if score is not None:
+        world.index(score=score)
+    found = looked(world)
+    assert found[0] == mark
+    (plain,) = [looked(world, since="")]
+    assert plain == ([mark, []] if mark else 0)
+
+
+def test_each_reservation_has_its_own_answer(world: World) -> None:
+    keys = world.keys
+    world.reservation(b"done", state="COMMITTED", committed_at=SINCE - 1, indexed=False)
+    world.index(b"gone")
+    ids = [b"done", b"gone", RID, b"nobody"]
+    call = Call([keys.reservation_index, keys.quarantine, *map(keys.reservation, ids)], [0, SINCE, *ids])
+    done, gone, active, nobody = frozen(NOW, LOOK).run(world.client, call)
+    assert (done, gone, active[0], nobody) == (0, [b"orphan", []], b"", 0)
+
+
+def test_what_each_budget_has_reserved(world: World) -> None:
+    budgets: dict[str, dict[str, Any] | str | None] = {
+        "open": {"reserved": 5, "status": "ACTIVE"},
+        "below": {"reserved": -7},
+        "nobody": None,
+        "closed": {"reserved": 5, "status": "CLOSED"},
+        "odd": {"reserved": "5.0"},
+        "empty": {"remaining": 5},
+        "text": "text",
+        "last": {"reserved": INT64_MAX},
+    }
+    for name, fields in budgets.items():
+        if isinstance(fields, dict):
+            world.client.hset(world.budget_key(name), mapping=fields)
+        elif fields:
+            world.client.set(world.budget_key(name), fields)
+    at, *reserved = frozen(NOW, BUDGETS).run(world.client, Call([world.budget_key(name) for name in budgets], []))
+    assert int(at) == NOW
+    assert reserved == [b"5", b"-7", b"", b"-", b"?", b"?", b"?", b"%d" % INT64_MAX]
+
+
+@pytest.mark.parametrize(
+    ("deadline", "score", "fault"),
+    [
+        # A score may be later than the deadline, or than now where that is later, by 100 ms.
+        (NOW - 5000, NOW + 100, None),
+        (NOW - 5000, NOW + 101, "wrong_score"),
+        (NOW + 5000, NOW + 5100, None),
+        (NOW + 5000, NOW + 5101, "wrong_score"),
+        (NOW + 5000, NOW, None),
+        (NOW + 5000, None, "lost"),
+        (None, NOW + 10**9, None),
+    ],
+)
+@pytest.mark.parametrize("repair", ["0", "1"])
+def test_a_kinds_index_is_right_or_not(
+    world: World, deadline: int | None, score: int | None, fault: str | None, repair: str
+) -> None:
+    client = world.client
+    client.hset("seat:1", mapping={"state": "HELD"} if deadline is None else {"until": deadline})
+    if score is not None:
+        client.zadd("seats", {"1": score})
+    before = world.snapshot()
+    reply = frozen(NOW, KIND).run(client, Call(["seats", "seats:aside", "seat:1"], ["1", "until", repair, 100]))
+    if fault is None:
+        assert reply == []
+        assert world.snapshot() == before
+        return
+    assert reply == [fault.encode(), b"%d" % (deadline or 0), b"" if score is None else b"%d" % score]
+    assert client.zscore("seats", "1") == (deadline if repair == "1" else score)
+
+
+@pytest.mark.parametrize(
+    ("entries", "ends", "unchanged"),
+    [
+        (["a", "b"], [NOW, NOW], 2),
+        (["a", "b"], [NOW, NOW - 1], 1),
+        (["a", "b"], [NOW - 1, NOW], 0),
+        (["a", "c"], [NOW, NOW], 1),
+        (["c", "b"], [NOW, NOW], 0),
+    ],
+)
+def test_ranges_that_have_not_changed(world: World, entries: list[str], ends: list[int], unchanged: int) -> None:
+    world.client.zadd("index", {"before": 1, "at the score": 2, "past": 2, "x1": 3, "x2": 4, "x3": 5})
+
+    def fingerprint(*pairs: str) -> str:
+        return hashlib.sha1(json.dumps(pairs, separators=(",", ":")).encode(), usedforsecurity=False).hexdigest()
+
+    # Behind two entries of score 2: a range of two, and a range of one.
+    ranges = {"a": ("x1", "3", "x2", "4"), "b": ("x3", "5"), "c": ("y", "9")}
+    arguments: list[Any] = ["2", 2]
+    for name, count, end in zip(entries, (2, 1), ends, strict=True):
+        arguments += [count, fingerprint(*ranges[name]), end]
+    assert frozen(NOW, RANGES).run(world.client, Call(["index"], arguments)) == unchanged

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sweeperd.store.scripts import Call
-from tests.lua.builders import DEADLINE, INT64_MAX, NOW, RID, SCOPES, World, frozen, json_bytes
+from sweeperd.store.scripts import Call, Script
+from tests.lua.builders import DEADLINE, INT64_MAX, INT64_MIN, NOW, RID, SCOPES, World, frozen, json_bytes
 
 #: Holdings that ended before this moment are left out.
 SINCE = NOW - 1000
@@ -231,3 +231,43 @@ def test_ranges_that_have_not_changed(world: World, entries: list[str], ends: li
     for name, count, end in zip(entries, (2, 1), ends, strict=True):
         arguments += [count, fingerprint(*ranges[name]), end]
     assert frozen(NOW, RANGES).run(world.client, Call(["index"], arguments)) == unchanged
+
+
+@pytest.mark.parametrize(
+    ("budget", "sign", "amount", "outcome"),
+    [
+        ({"reserved": 5, "remaining": 7}, "+", 5, b"repaired"),
+        ({"reserved": 5, "remaining": 7}, "-", 5, b"repaired"),
+        ({"reserved": 5, "remaining": -7}, "-", 5, b"repaired"),
+        ({"reserved": 5, "remaining": 7}, "+", 6, b"OUT_OF_BOUNDS"),
+        ({"reserved": 5, "remaining": INT64_MAX - 5}, "+", 5, b"repaired"),
+        ({"reserved": 5, "remaining": INT64_MAX - 4}, "+", 5, b"OUT_OF_BOUNDS"),
+        ({"reserved": INT64_MAX - 4, "remaining": 7}, "-", 5, b"OUT_OF_BOUNDS"),
+        ({"reserved": 0, "remaining": INT64_MIN + 5}, "-", 5, b"repaired"),
+        ({"reserved": 0, "remaining": INT64_MIN + 4}, "-", 5, b"OUT_OF_BOUNDS"),
+        ({"reserved": 5, "remaining": 7, "status": "CLOSED"}, "+", 5, b"CLOSED"),
+        ({"reserved": 5, "remaining": 7, "status": "FROZEN"}, "+", 5, b"repaired"),
+        ({"reserved": 5}, "+", 5, b"INVALID_BUDGET"),
+        ({"remaining": 5}, "+", 5, b"INVALID_BUDGET"),
+        ({"allocated": 5}, "+", 5, b"INVALID_BUDGET"),
+        ({"reserved": -1, "remaining": 7}, "-", 5, b"INVALID_BUDGET"),
+        ({"reserved": 5, "remaining": "7.0"}, "+", 5, b"INVALID_BUDGET"),
+        (None, "+", 5, b"NO_BUDGET"),
+        ("text", "+", 5, b"INVALID_BUDGET"),
+    ],
+)
+def test_a_budget_is_repaired_or_stays_as_it_is(
+    world: World, budget: dict[str, Any] | str | None, sign: str, amount: int, outcome: bytes
+) -> None:
+    client, key = world.client, world.budget_key("team")
+    if isinstance(budget, dict):
+        client.hset(key, mapping=budget)
+    elif budget:
+        client.set(key, budget)
+    before = world.snapshot()
+    assert Script("ops/repair_budget").run(client, Call([key], [sign, amount])) == outcome
+    if isinstance(budget, dict) and outcome == b"repaired":
+        moved = -amount if sign == "+" else amount
+        before[key] |= {b"reserved": b"%d" % (budget["reserved"] + moved)}
+        before[key] |= {b"remaining": b"%d" % (budget["remaining"] - moved)}
+    assert world.snapshot() == before

@@ -22,7 +22,7 @@ end
 local fields, event, endpoint = letter[2], {}, ''
 for i = 1, #fields, 2 do
   local name, value = fields[i], fields[i + 1]
-  if i <= 8 then -- event, endpoint, reason, attempts
+  if i <= 7 then -- event, endpoint, reason, attempts
     endpoint = name == 'endpoint' and value or endpoint
   elseif name ~= 'only_for' then
     event[#event + 1] = name

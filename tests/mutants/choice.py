@@ -53,7 +53,11 @@ _RECONCILE = (
     "tests/integration/cli/test_reconcile.py",
 )
 _STATUS = ("tests/integration/ops/test_status.py", "tests/integration/cli/test_status.py")
-_GRACE = ("tests/integration/sweep/test_grace_cache.py", "tests/integration/sweep/test_sweeper.py")
+_GRACE = (
+    "tests/lua/test_grace_scan.py",
+    "tests/integration/sweep/test_grace_cache.py",
+    "tests/integration/sweep/test_sweeper.py",
+)
 
 #: The beginning of a script's name -> its tests; the longest beginning counts.
 _SCRIPT_TESTS = {

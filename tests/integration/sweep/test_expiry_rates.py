@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from sweeperd.config import CyclesSettings
+from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.expiry_rates import ExpiryRates
 from sweeperd.sweep.kind import Decision, Outcome
@@ -80,6 +81,33 @@ def test_silence_lowers_the_usual_rate(expire: Expire) -> None:
         expire(window, 100)
     assert expire(30, 5) == 0
     assert expire(30.5, 95) == 1, "after half an hour without expiries a hundred are many"
+
+
+def test_the_usual_rate_follows_what_is_counted(expire: Expire) -> None:
+    expire(0, 10)
+    expire(1, 20)
+    assert expire(2, 60) == 0, "12 are usual by now"
+    assert expire(2.5, 1) == 1
+
+
+def test_an_episode_ends_with_a_window_that_is_at_the_threshold(expire: Expire, client: redis.Redis) -> None:
+    expire(0, 10)
+    assert expire(1, 51) == 1
+    assert expire(2, 90) == 0, "18 are usual by now: 90 is the threshold"
+    assert expire(3, 163) == 1, "32.4 are usual"
+    assert len(spikes(client)) == 2
+
+
+def test_no_more_tenants_are_counted_than_may_be(client: redis.Redis) -> None:
+    def count(*tenants: str) -> None:
+        pairs = [word for tenant in tenants for word in (tenant, 1)]
+        call = Call(["sweeperd:rates", "sweeperd:events"], [1, WINDOW_MS, 5, 2, "type", "f" * 32, *pairs])
+        assert Script("sweep/expiry_rates").run(client, call) == 0
+
+    count("a", "b", "c")
+    count("c", "a")
+    rates = {tenant: row.split()[1] for tenant, row in client.hgetall("sweeperd:rates").items()}  # type: ignore[union-attr]
+    assert rates == {b"a": b"2", b"b": b"1"}
 
 
 def test_a_key_of_another_type_costs_the_counts_and_nothing_else(

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 from sweeperd.errors import KindRefused
 from sweeperd.runtime.once import run_once
 from sweeperd.store.embedded import Server
+from sweeperd.sweep import kind_check
 from tests.lua.kinds.world import SEATS, Seats, scripted, settings_of
 
 ESCAPES = [
@@ -48,6 +49,15 @@ def test_a_kind_that_can_be_swept_passes(client: redis.Redis, kind: dict[str, An
     seats = Seats(client, kind)
     seats.kind.check(client)
     assert seats.snapshot() == before
+
+
+def test_globals_that_are_not_known_here_are_refused(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later server may have more of them, and a script would see them."""
+    hidden = [name for name in kind_check.HIDDEN_GLOBALS if name not in ("redis", "loadstring")]
+    monkeypatch.setattr(kind_check, "HIDDEN_GLOBALS", hidden)
+    seats = Seats(client, scripted("function decide() end function plan() end"))
+    with pytest.raises(KindRefused, match="globals that a script would see: loadstring, redis$"):
+        seats.kind.check(client)
 
 
 @pytest.mark.parametrize("right", ["-hset", "-zrem", "-xadd", "-pexpire", "-zadd"])

@@ -1,0 +1,79 @@
+"""What a page of the index says of the reservations on it, on a frozen clock."""
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from sweeperd.store.scripts import Call
+from tests.lua.builders import NOW, World, frozen
+
+GRACE = 5000
+
+
+def scanned(world: World, count: int) -> list[Any]:
+    keys = world.keys
+    call = Call([keys.reservation_index], [NOW, "-inf", 0, count, keys.reservation(b""), GRACE])
+    reply: list[Any] = frozen(NOW, "sweep/grace_scan").run(world.client, call)
+    return reply
+
+
+def fill(world: World, *overdue: int) -> list[bytes]:
+    """Reservations that have been overdue for so many ms, oldest first; what the index says of them."""
+    entries = []
+    for number, late in enumerate(overdue):
+        rid = b"%d" % number
+        world.reservation(rid, expires_at=NOW - late, grace_ms=None, indexed=False)
+        world.index(rid, NOW - late)
+        entries += [rid, b"%d" % (NOW - late)]
+    return entries
+
+
+def fingerprint(entries: list[bytes]) -> bytes:
+    text = json.dumps([entry.decode() for entry in entries], separators=(",", ":"))
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest().encode()
+
+
+@pytest.fixture
+def world(client: Any) -> World:
+    return World(client)
+
+
+@pytest.mark.parametrize(
+    ("overdue", "count", "length", "more"),
+    [
+        # Fewer than a page: nothing follows, so all of them are known to be there.
+        ((40, 30, 20, 10), 5, 4, b"0"),
+        # A full page: others of its last score may follow, so it ends before that score.
+        ((40, 30, 20, 10), 4, 3, b"1"),
+        ((40, 30, 20, 20), 3, 2, b"1"),
+        ((40, 20, 20, 20), 3, 1, b"1"),
+        # All of one score.
+        ((20, 20, 20, 20), 3, 3, b"1"),
+        ((20,), 1, 1, b"1"),
+    ],
+)
+def test_a_page_in_grace_ends_with_the_last_score_that_it_has_all_of(
+    world: World, overdue: tuple[int, ...], count: int, length: int, more: bytes
+) -> None:
+    entries = fill(world, *overdue)[: 2 * length]
+    first_end = b"%d" % (NOW - overdue[0] + GRACE)
+    assert scanned(world, count) == [entries, b"1" * length, more, first_end, fingerprint(entries)]
+
+
+@pytest.mark.parametrize(
+    ("overdue", "flags", "end"),
+    [
+        ((6000, 6000), b"00", b""),
+        ((6000, 40), b"01", b"%d" % (NOW - 40 + GRACE)),
+        # The last millisecond of a grace, and the first one after it.
+        ((5001, 5000), b"01", b"%d" % NOW),
+        ((), b"", b""),
+    ],
+)
+def test_a_page_that_is_not_all_in_grace_is_whole(
+    world: World, overdue: tuple[int, ...], flags: bytes, end: bytes
+) -> None:
+    entries = fill(world, *overdue)
+    assert scanned(world, 2) == [entries, flags, b"1" if len(overdue) == 2 else b"0", end, b""]

@@ -200,7 +200,7 @@ def test_a_kinds_index_is_right_or_not(
     if score is not None:
         client.zadd("seats", {"1": score})
     before = world.snapshot()
-    reply = frozen(NOW, KIND).run(client, Call(["seats", "seats:aside", "seat:1"], ["1", "until", repair, 100]))
+    reply = frozen(NOW, KIND).run(client, Call([b"seats", b"seats:aside", b"seat:1"], ["1", "until", repair, 100]))
     if fault is None:
         assert reply == []
         assert world.snapshot() == before
@@ -230,7 +230,7 @@ def test_ranges_that_have_not_changed(world: World, entries: list[str], ends: li
     arguments: list[Any] = ["2", 2]
     for name, count, end in zip(entries, (2, 1), ends, strict=True):
         arguments += [count, fingerprint(*ranges[name]), end]
-    assert frozen(NOW, RANGES).run(world.client, Call(["index"], arguments)) == unchanged
+    assert frozen(NOW, RANGES).run(world.client, Call([b"index"], arguments)) == unchanged
 
 
 @pytest.mark.parametrize(

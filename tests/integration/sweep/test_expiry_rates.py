@@ -101,12 +101,12 @@ def test_an_episode_ends_with_a_window_that_is_at_the_threshold(expire: Expire, 
 def test_no_more_tenants_are_counted_than_may_be(client: redis.Redis) -> None:
     def count(*tenants: str) -> None:
         pairs = [word for tenant in tenants for word in (tenant, 1)]
-        call = Call(["sweeperd:rates", "sweeperd:events"], [1, WINDOW_MS, 5, 2, "type", "f" * 32, *pairs])
+        call = Call([b"sweeperd:rates", b"sweeperd:events"], [1, WINDOW_MS, 5, 2, "type", "f" * 32, *pairs])
         assert Script("sweep/expiry_rates").run(client, call) == 0
 
     count("a", "b", "c")
     count("c", "a")
-    rates = {tenant: row.split()[1] for tenant, row in client.hgetall("sweeperd:rates").items()}  # type: ignore[union-attr]
+    rates = {tenant: row.split()[1] for tenant, row in client.hgetall("sweeperd:rates").items()}
     assert rates == {b"a": b"2", b"b": b"1"}
 
 

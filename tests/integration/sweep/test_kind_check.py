@@ -11,6 +11,7 @@ from sweeperd.errors import KindRefused
 from sweeperd.runtime.once import run_once
 from sweeperd.store.embedded import Server
 from sweeperd.sweep import kind_check
+from sweeperd.sweep.kind_script import HIDDEN_GLOBALS
 from tests.lua.kinds.world import SEATS, Seats, scripted, settings_of
 
 ESCAPES = [
@@ -53,10 +54,10 @@ def test_a_kind_that_can_be_swept_passes(client: redis.Redis, kind: dict[str, An
 
 def test_globals_that_are_not_known_here_are_refused(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """A later server may have more of them, and a script would see them."""
-    hidden = [name for name in kind_check.HIDDEN_GLOBALS if name not in ("redis", "loadstring")]
+    hidden = [name for name in HIDDEN_GLOBALS if name not in ("redis", "loadstring")]
     monkeypatch.setattr(kind_check, "HIDDEN_GLOBALS", hidden)
     seats = Seats(client, scripted("function decide() end function plan() end"))
-    with pytest.raises(KindRefused, match="globals that a script would see: loadstring, redis$"):
+    with pytest.raises(KindRefused, match=r"globals that a script would see: loadstring, redis$"):
         seats.kind.check(client)
 
 

@@ -97,6 +97,8 @@ def test_a_resumed_release_leaves_out_what_held_on_this_commit(place: Place, tmp
     git(place.root, "add", "-A")
     git(place.root, "commit", "-q", "-m", "evidence")
     assert still_counts(read(place.results, "good"), place)
+    commit(place.root, "tests/mutants/results/lua.json", "verdicts")
+    assert still_counts(read(place.results, "good"), place)
     commit(place.root, "code.py", "second")
     assert not still_counts(read(place.results, "good"), place)
 

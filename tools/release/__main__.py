@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from tools.release.page import render
-from tools.release.runner import EVIDENCE, Place, run_all
+from tools.release.runner import EVIDENCE, WITHOUT_FINDINGS, Place, run_all
 from tools.release.step import Step, read
 from tools.release.steps import Options, steps
 
@@ -82,7 +82,7 @@ def choose(all_steps: list[Step], only: tuple[str, ...]) -> list[Step]:
 
 def clone(place: Place) -> None:
     """Clone the commit, without what is not committed. Raises click.UsageError where something is not."""
-    if changed := place.git("status", "--porcelain", "--", ".", f":(exclude){EVIDENCE}*"):
+    if changed := place.git("status", "--porcelain", *WITHOUT_FINDINGS):
         raise click.UsageError(f"commit or remove these first, a clean clone would not have them:\n{changed}")
     place.work.mkdir(parents=True, exist_ok=True)
     if not place.clone.exists():

@@ -17,8 +17,11 @@ from tools.release.step import Output, Result, Step, read, write
 
 #: How much of a failed command's output is kept, characters.
 TAIL = 4000
-#: Changes below these folders leave the product as it is, so results of a commit before them still count.
 EVIDENCE = "docs/evidence"
+#: Changes below these folders leave the product as it is, so results of a commit before them still count.
+_FINDINGS = (EVIDENCE, "tests/mutants/results")
+#: What tells git to leave them out.
+WITHOUT_FINDINGS = ("--", ".", *(f":(exclude){folder}*" for folder in _FINDINGS))
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,11 @@ class Place:
 
 
 def still_counts(result: Result | None, place: Place) -> bool:
-    """Whether a step held on this commit, or on one from which only evidence has changed."""
+    """Whether a step held on this commit, or on one from which only findings have changed."""
     if result is None or not result.holds:
         return False
     try:
-        changed = place.git("diff", "--name-only", result.commit, "HEAD", "--", ".", f":(exclude){EVIDENCE}*")
+        changed = place.git("diff", "--name-only", result.commit, "HEAD", *WITHOUT_FINDINGS)
     except subprocess.CalledProcessError:
         return False  # a commit that is not here
     return not changed

@@ -57,7 +57,7 @@ def test_a_dead_letter_and_a_pause(server: Server, client: redis.Redis, operator
         )
         with daemon(env, tmp_path) as running:
             eventually(lambda: {event["event_type"] for event in received(operator)} == {DISABLED, FAILED}, limit=60)
-            assert running.metric("sweeperd_webhook_dead_letters_total", endpoint="broken") == 1
+            eventually(lambda: running.metric("sweeperd_webhook_dead_letters_total", endpoint="broken") == 1)
         by_type = {event["event_type"]: event for event in received(operator)}
         assert len(received(operator)) == 2, "one each, and no expiry"
         assert by_type[DISABLED]["data"] == {

@@ -170,7 +170,9 @@ def test_a_storm_of_signals_ends_with_the_last_file(
             eventually(lambda: _interval(running) == 0.17)
             assert reloads(running, "refused") == 0
             assert 1 <= reloads(running, "ok") <= 30
-            assert running.metric("sweeperd_webhook_attempts_total", endpoint="a", result="delivered") == 30
+            eventually(
+                lambda: running.metric("sweeperd_webhook_attempts_total", endpoint="a", result="delivered") == 30
+            )
             assert running.metric("sweeperd_sweeps_total", result="error") == 0
             eventually(lambda: running.get("/readyz")[0] == 200)
             # Those that were replaced have taken themselves out of the group.

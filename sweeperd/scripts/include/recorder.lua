@@ -28,10 +28,6 @@ local function recorder(server)
       local size = server.pcall('ZCARD', key)
       return type(size) == 'table' and size or 1
     end,
-    ZADD = function(key)
-      local size = server.pcall('ZCARD', key)
-      return type(size) == 'table' and size or 1
-    end,
     XADD = function(key)
       local length = server.pcall('XLEN', key)
       if type(length) == 'table' then
@@ -50,8 +46,8 @@ local function recorder(server)
       return 1
     end,
   }
-  -- What a plan writes is checked before, so it meets no error.
-  for name in string.gmatch('DEL SET HDEL INCRBY SADD SREM LPUSH RPUSH PUBLISH', '%a+') do
+  -- What a plan writes is checked before, so it meets no error; ZADD comes after a ZREM or ZCARD of the same key.
+  for name in string.gmatch('ZADD DEL SET HDEL INCRBY SADD SREM LPUSH RPUSH PUBLISH', '%a+') do
     WRITES[name] = WRITES.PEXPIRE
   end
 

@@ -131,21 +131,18 @@ def _run(mutant: Mutant | None, tests: Sequence[str], servers: Servers, output: 
         os.dup2(file.fileno(), 2)
     if mutant is not None and mutant.file.endswith(".py"):
         sys.meta_path.insert(0, _Finder(mutant))
+    elif mutant is not None:
+        _read_instead(mutant)
     options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--timeout", str(TEST_SECONDS), "--hypothesis-seed=1"]
-    code = int(pytest.main([*options, *tests], plugins=[_Plugin(mutant, servers)]))
+    code = int(pytest.main([*options, *tests], plugins=[_Plugin(servers)]))
     return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code
 
 
 class _Plugin:
-    """Runs on the newest Redis at hand alone, or on the older ones, and gives scripts the mutant's text."""
+    """Runs on the newest Redis at hand alone, or on the older ones."""
 
-    def __init__(self, mutant: Mutant | None, servers: Servers) -> None:
-        self.mutant = mutant
+    def __init__(self, servers: Servers) -> None:
         self.servers = servers
-
-    def pytest_sessionstart(self) -> None:
-        if self.mutant is not None and self.mutant.file.endswith(".lua"):
-            _read_instead(self.mutant)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         from tests.conftest import BINARIES  # noqa: PLC0415  it imports the product, which may be the mutant

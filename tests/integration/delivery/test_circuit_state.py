@@ -7,7 +7,7 @@ import redis
 
 from sweeperd.delivery import endpoint_state
 from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker
-from sweeperd.delivery.endpoint_state import CircuitState, CircuitStateStore
+from sweeperd.delivery.endpoint_state import CircuitNote, CircuitState, CircuitStateStore
 from sweeperd.ops import endpoints
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import Deliver, expire
@@ -53,6 +53,31 @@ def test_it_is_open_on_one_of_three_processes(shard: Shard) -> None:
     store.remove("billing", "b")
     state = store.read("billing")
     assert (state.open_on, state.processes, state.reason) == (0, 2, "")
+
+
+@pytest.mark.parametrize(
+    ("success", "later", "living"),
+    [
+        # 30 s without a note, and a process is dead.
+        (-1, 29_999, True),
+        (-1, 30_000, False),
+        # 15 s, where its circuit is open and another process has delivered since its note.
+        (1, 14_999, True),
+        (1, 15_000, False),
+        (0, 15_000, True),
+    ],
+)
+def test_a_note_is_believed_for_a_while(
+    shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, success: int, later: int, living: bool
+) -> None:
+    at = 1_795_000_000_000
+    ours = CircuitNote(process="a", at=at, probe_at=at, failures=3)
+    theirs = CircuitNote(process="b", at=at + later, delivered_at=at + success)
+    for note in (ours, theirs):
+        client.hset(KEY, f"billing@{note.process}", note.model_dump_json())
+    monkeypatch.setattr(shard.clock, "now_ms", lambda: at + later)
+    notes = CircuitStateStore(shard).read("billing").notes
+    assert [note.process for note in notes] == (["a", "b"] if living else ["b"])
 
 
 def test_a_process_that_has_died_is_not_believed_for_long(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,7 @@ def test_exactly_the_events_of_the_span_come_again(shard: Shard, client: redis.R
         assert note.events == 41, "the event whose id is an hour ahead is beyond what is searched"
         eventually(lambda: ended(client))
         eventually(lambda: delivery.events("delivered") == 49 + 41)
+        eventually(lambda: delivery.dispatcher.report().delivered == 49 + 41)
         assert seen(receiver) == Counter([*(f"meant{number}" for number in range(40)), "other0"])
         assert {request.event_id for request in receiver.requests} < first
         receiver.clear()

@@ -31,6 +31,9 @@ ROOT = Path(__file__).parents[2]
 @click.option("--chaos-seed", type=int, help="What draws the faults. [default: a new one]")
 @click.option("--tries", type=click.IntRange(1), default=1000, show_default=True, help="Of each property.")
 @click.option(
+    "--gate-runs", type=click.IntRange(1), default=3, show_default=True, help="How often the gate has to pass."
+)
+@click.option(
     "--work",
     type=click.Path(file_okay=False, path_type=Path),
     help="Where the clone and all that the steps write lie; needed again with --resume and --only. "
@@ -46,12 +49,13 @@ def main(
     chaos_minutes: float,
     chaos_seed: int | None,
     tries: int,
+    gate_runs: int,
     work: Path | None,
 ) -> None:
     """Prove VERSION, step by step, and stop at the first step that fails."""
     work = (work or Path(tempfile.gettempdir()) / f"sweeperd-release-{version}").resolve()
     place = Place(ROOT, work / "clone", work, ROOT / EVIDENCE / version)
-    all_steps = steps(Options(soak_minutes, chaos_minutes, tries, chaos_seed), work)
+    all_steps = steps(Options(soak_minutes, chaos_minutes, tries, chaos_seed, gate_runs), work)
     if listed:
         for step in all_steps:
             click.echo(f"{step.name:16} {step.shows}")

@@ -1,4 +1,4 @@
-"""What a page of the index says of the reservations on it, on a frozen clock."""
+"""What a page of the index says of the reservations on it, and what is known of it again, on a frozen clock."""
 
 import hashlib
 import json
@@ -77,3 +77,23 @@ def test_a_page_that_is_not_all_in_grace_is_whole(
 ) -> None:
     entries = fill(world, *overdue)
     assert scanned(world, 2) == [entries, flags, b"1" if len(overdue) == 2 else b"0", end, b""]
+
+
+@pytest.mark.parametrize(
+    ("entries", "ends", "unchanged"),
+    [
+        (["a", "b"], [NOW, NOW], 2),
+        (["a", "b"], [NOW, NOW - 1], 1),
+        (["a", "b"], [NOW - 1, NOW], 0),
+        (["a", "c"], [NOW, NOW], 1),
+        (["c", "b"], [NOW, NOW], 0),
+    ],
+)
+def test_ranges_that_have_not_changed(world: World, entries: list[str], ends: list[int], unchanged: int) -> None:
+    world.client.zadd("index", {"before": 1, "at the score": 2, "past": 2, "x1": 3, "x2": 4, "x3": 5})
+    # Behind two entries of score 2: a range of two, and a range of one.
+    ranges = {"a": [b"x1", b"3", b"x2", b"4"], "b": [b"x3", b"5"], "c": [b"y", b"9"]}
+    arguments: list[Any] = ["2", 2]
+    for name, count, end in zip(entries, (2, 1), ends, strict=True):
+        arguments += [count, fingerprint(ranges[name]), end]
+    assert frozen(NOW, "sweep/unchanged_ranges").run(world.client, Call([b"index"], arguments)) == unchanged

@@ -1,7 +1,5 @@
 """What the scripts of `reconcile` answer, each edge of it, on a frozen clock."""
 
-import hashlib
-import json
 from typing import Any
 
 import pytest
@@ -12,12 +10,7 @@ from tests.lua.builders import DEADLINE, INT64_MAX, INT64_MIN, NOW, RID, SCOPES,
 #: Holdings that ended before this moment are left out.
 SINCE = NOW - 1000
 BEGAN = DEADLINE - 60_000
-LOOK, BUDGETS, KIND, RANGES = (
-    "ops/reconcile_look",
-    "ops/reconcile_budgets",
-    "ops/reconcile_kind",
-    "sweep/unchanged_ranges",
-)
+LOOK, BUDGETS, KIND = "ops/reconcile_look", "ops/reconcile_budgets", "ops/reconcile_kind"
 
 
 def looked(world: World, since: int | str = SINCE) -> Any:
@@ -143,8 +136,7 @@ def test_the_index_is_right_or_not(world: World, fields: dict[str, Any], score: 
         world.index(score=score)
     found = looked(world)
     assert found[0] == mark
-    (plain,) = [looked(world, since="")]
-    assert plain == ([mark, []] if mark else 0)
+    assert looked(world, since="") == ([mark, []] if mark else 0)
 
 
 def test_each_reservation_has_its_own_answer(world: World) -> None:
@@ -207,30 +199,6 @@ def test_a_kinds_index_is_right_or_not(
         return
     assert reply == [fault.encode(), b"%d" % (deadline or 0), b"" if score is None else b"%d" % score]
     assert client.zscore("seats", "1") == (deadline if repair == "1" else score)
-
-
-@pytest.mark.parametrize(
-    ("entries", "ends", "unchanged"),
-    [
-        (["a", "b"], [NOW, NOW], 2),
-        (["a", "b"], [NOW, NOW - 1], 1),
-        (["a", "b"], [NOW - 1, NOW], 0),
-        (["a", "c"], [NOW, NOW], 1),
-        (["c", "b"], [NOW, NOW], 0),
-    ],
-)
-def test_ranges_that_have_not_changed(world: World, entries: list[str], ends: list[int], unchanged: int) -> None:
-    world.client.zadd("index", {"before": 1, "at the score": 2, "past": 2, "x1": 3, "x2": 4, "x3": 5})
-
-    def fingerprint(*pairs: str) -> str:
-        return hashlib.sha1(json.dumps(pairs, separators=(",", ":")).encode(), usedforsecurity=False).hexdigest()
-
-    # Behind two entries of score 2: a range of two, and a range of one.
-    ranges = {"a": ("x1", "3", "x2", "4"), "b": ("x3", "5"), "c": ("y", "9")}
-    arguments: list[Any] = ["2", 2]
-    for name, count, end in zip(entries, (2, 1), ends, strict=True):
-        arguments += [count, fingerprint(*ranges[name]), end]
-    assert frozen(NOW, RANGES).run(world.client, Call([b"index"], arguments)) == unchanged
 
 
 @pytest.mark.parametrize(

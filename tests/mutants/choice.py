@@ -87,7 +87,6 @@ _SCRIPT_TESTS = {
     "sweep/expiry_rates": ("tests/integration/sweep/test_expiry_rates.py",),
     "sweep/kind_compiles": _KINDS,
     "sweep/last_sweep": ("tests/integration/sweep/test_last_sweep.py",),
-    "sweep/unchanged_ranges": ("tests/lua/test_reconcile_scripts.py", *_GRACE),
     "sweep/rights": ("tests/integration/sweep/test_rights.py",),
 }
 #: Fragments of text that no file includes by name: scripts that are generated for each kind are made of them.

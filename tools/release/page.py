@@ -37,7 +37,7 @@ def _commits(results: Sequence[Result]) -> str:
     if len(commits) < 2:
         return "".join(f"All steps that were run were run on commit `{commit}`." for commit in commits)
     counts = {commit: sum(result.commit.startswith(commit) for result in results) for commit in commits}
-    named = ", ".join(f"`{commit}` ({count} steps)" for commit, count in counts.items())
+    named = ", ".join(f"`{commit}` ({count} step{'s' * (count > 1)})" for commit, count in counts.items())
     return f"The steps were **not** run on one commit, but on {len(commits)}: {named}."
 
 

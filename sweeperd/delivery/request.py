@@ -13,7 +13,7 @@ from sweeperd.config import Format
 from sweeperd.delivery import payload
 from sweeperd.delivery.outbox import OutboxEntry
 from sweeperd.delivery.payload import EVENT_TYPE, Fields, Message
-from sweeperd.delivery.template import Template, are_plain, common_values, is_ordinary, own_values
+from sweeperd.delivery.template import Filled, Template
 
 _CONTENT_TYPES = {
     ("event", False): "application/json",
@@ -21,9 +21,6 @@ _CONTENT_TYPES = {
     ("cloudevents", False): "application/cloudevents+json",
     ("cloudevents", True): "application/cloudevents-batch+json",
 }
-
-#: The length of a time, as `hash_part` writes it.
-_TIME_LENGTH = len(b"1763712065000").to_bytes(4, "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ def webhook_request(messages: Sequence[Message], form: Format, *, batches: bool)
 
 def single_request(message: Message, form: Format) -> WebhookRequest:
     """The request with one event as an object."""
-    headers = _headers(message, _CONTENT_TYPES[form, False])
+    headers = _headers(message.sequence, _CONTENT_TYPES[form, False])
     headers |= {"X-Cycles-Event-Id": message.event_id, "X-Cycles-Event-Type": message.event_type}
     if message.trace_id:
         headers["X-Cycles-Trace-Id"] = message.trace_id
@@ -72,18 +69,23 @@ def batch_request(messages: Sequence[Message], form: Format) -> WebhookRequest:
     The request with these events as a JSON array, even of a single one. Its webhook id is made of the events' ids in
     order, so the same batch has the same id again. `messages` is not empty, and is in the order of the stream.
     """
-    body = b"[" + b",".join([message.body for message in messages]) + b"]"
-    ids = ",".join([message.event_id for message in messages]).encode()
-    webhook_id = "batch_" + hashlib.sha256(ids).hexdigest()[:32]
-    first = messages[0]
-    headers = _headers(first, _CONTENT_TYPES[form, True])
-    return WebhookRequest(webhook_id, body, headers, first.event_id, [message.trace_id for message in messages])
+    event_ids, trace_ids = [message.event_id for message in messages], [message.trace_id for message in messages]
+    return _batch(event_ids, trace_ids, b",".join([message.body for message in messages]), messages[0].sequence, form)
 
 
-def _headers(first: Message, content_type: str) -> dict[str, str]:
+def _batch(
+    event_ids: Sequence[str], trace_ids: Sequence[str], elements: bytes, sequence: str, form: Format
+) -> WebhookRequest:
+    """`elements`: the events' JSON, with commas between. `sequence`: that of the first event."""
+    webhook_id = "batch_" + hashlib.sha256(",".join(event_ids).encode()).hexdigest()[:32]
+    headers = _headers(sequence, _CONTENT_TYPES[form, True])
+    return WebhookRequest(webhook_id, b"[%b]" % elements, headers, event_ids[0], trace_ids)
+
+
+def _headers(sequence: str, content_type: str) -> dict[str, str]:
     headers = {"Content-Type": content_type}
-    if first.sequence:
-        headers["X-Sweeperd-Sequence"] = first.sequence
+    if sequence:
+        headers["X-Sweeperd-Sequence"] = sequence
     return headers
 
 
@@ -104,6 +106,9 @@ class EventEncoder:
 
     def request(self, entries: Sequence[OutboxEntry]) -> WebhookRequest:
         """The request with these entries, as `webhook_request` makes it."""
+        if self._batches and (filled := self._filled(entries)):
+            sequence = self._sequence(entries[0].id)
+            return _batch(filled.event_ids, filled.trace_ids, filled.body, sequence, self._form)
         messages = [self(entry.id, entry.fields) for entry in entries]
         if not self._numbered:
             messages[0] = messages[0]._replace(sequence=self._sequence(entries[0].id))
@@ -115,26 +120,22 @@ class EventEncoder:
 
     def general(self, stream_id: bytes, fields: Fields) -> Message:
         """The message of any entry."""
-        sequence = self._sequence(stream_id) if self._numbered else ""
-        return payload.encode(self._form, self._shard, self._origin, sequence, fields)
+        return payload.encode(self._form, self._shard, self._origin, self._event_sequence(stream_id), fields)
 
     def plain(self, stream_id: bytes, fields: Fields) -> Message | None:
         """The same message from the template; None where the entry does not fit it."""
-        if not is_ordinary(fields):
+        sequence = self._event_sequence(stream_id)
+        filled = self._template.fill([fields], [sequence])
+        if filled is None:
             return None
-        try:
-            own, common = own_values(fields), common_values(fields)
-        except KeyError:
-            return None
-        half = self._template.half_filled(common)
-        if half is None or not are_plain(own):
-            return None
-        name, *_, expired_at = own
-        hashed = b"%b%b%b%b%b" % (half.hashed, len(name).to_bytes(4, "big"), name, _TIME_LENGTH, expired_at)
-        event_id = "evt_" + hashlib.sha256(hashed).hexdigest()[:32]
-        sequence = self._sequence(stream_id) if self._numbered else ""
-        body = self._template.fill(half, own, event_id.encode(), sequence.encode())
-        return Message(event_id, EVENT_TYPE, half.trace_id, body, sequence)
+        return Message(filled.event_ids[0], EVENT_TYPE, filled.trace_ids[0], filled.body, sequence)
+
+    def _filled(self, entries: Sequence[OutboxEntry]) -> Filled | None:
+        sequences = [self._event_sequence(entry.id) for entry in entries]
+        return self._template.fill([entry.fields for entry in entries], sequences)
+
+    def _event_sequence(self, stream_id: bytes) -> str:
+        return self._sequence(stream_id) if self._numbered else ""
 
     def _sequence(self, stream_id: bytes) -> str:
         """Shard and stream id, padded so that the order of texts is the order of the stream."""

@@ -1,15 +1,17 @@
 """
-The body of an ordinary event, filled into a template of bytes, at a fraction of the cost of a dict and JSON.
+The bodies of ordinary events, filled into a template of bytes, at a fraction of the cost of dicts and JSON.
 
 An ordinary event is an expired reservation that differs from other ones in a few plain values. Some of its values
 (tenant, scope, unit, trace) are those of many events, so the template is filled in two steps, and the result of the
-first one is kept.
+first one is kept. The second step fills all events of a request at once, which costs less than one after the other.
 """
 
 import functools
+import hashlib
+import itertools
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sweeperd.config import Format
@@ -22,33 +24,26 @@ KEPT = 256
 
 #: The fields that many events have in common, and those that are an event's own.
 _COMMON_TEXTS, _COMMON_INTEGERS = (b"tenant", b"scope", b"unit", b"trace_id"), (b"grace_ms", b"extensions")
-_COMMON = _COMMON_TEXTS + _COMMON_INTEGERS
+_COMMON_LISTS = (b"missing", b"closed")
+_COMMON = _COMMON_TEXTS + _COMMON_INTEGERS + _COMMON_LISTS
 _TIMES = (b"created_at", b"expires_at", b"expired_at")
 _OWN = (b"id", b"amount", *_TIMES)
 
 Values = tuple[bytes, ...]
 Choice = Callable[[Values], Values]
 
-common_values: Callable[[Fields], Values] = operator.itemgetter(*_COMMON)
-own_values: Callable[[Fields], Values] = operator.itemgetter(*_OWN)
+_common_values: Callable[[Fields], Values] = operator.itemgetter(*_COMMON)
+_own_values: Callable[[Fields], Values] = operator.itemgetter(*_OWN)
 
 #: Values, a line each, where JSON writes every one of them as it stands: printable ASCII without quote and backslash,
-#: numbers without leading zeros, times from 2001 to 2286.
-_TEXT, _INTEGER, _TIME = rb"[ !#-\[\]-~]+", rb"(?:0|[1-9][0-9]{0,18})", rb"[1-9][0-9]{12}"
-_plain_common = re.compile(b"\n".join([_TEXT] * len(_COMMON_TEXTS) + [_INTEGER] * len(_COMMON_INTEGERS))).fullmatch
+#: numbers without leading zeros, lists that are empty, times from 2001 to 2286.
+_TEXT, _INTEGER, _LIST, _TIME = rb"[ !#-\[\]-~]+", rb"(?:0|[1-9][0-9]{0,18})", rb"\[\]", rb"[1-9][0-9]{12}"
+_plain_common = re.compile(
+    b"\n".join([_TEXT] * len(_COMMON_TEXTS) + [_INTEGER] * len(_COMMON_INTEGERS) + [_LIST] * len(_COMMON_LISTS))
+).fullmatch
 _plain_own = re.compile(b"\n".join([_TEXT, _INTEGER] + [_TIME] * len(_TIMES))).fullmatch
-
-#: Fields that no expired reservation has: of another kind, or of an event that is no expiry.
-_OF_OTHERS = frozenset({b"kind", b"type", b"data"})
-
-
-def is_ordinary(fields: Fields) -> bool:
-    """Whether these can be the fields of an ordinary event; their values are not looked at."""
-    return (
-        fields.keys().isdisjoint(_OF_OTHERS)
-        and fields.get(b"missing", b"[]") == b"[]"
-        and fields.get(b"closed", b"[]") == b"[]"
-    )
+#: The length of a time, as `hash_part` writes it.
+_TIME_LENGTH = len(b"1763712065000").to_bytes(4, "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +57,15 @@ class HalfFilled:
     trace_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Ordinary events: their ids and traces in order, and their JSON with a comma between two of them."""
+
+    event_ids: list[str]
+    trace_ids: list[str]
+    body: bytes
+
+
 class Template:
     """The bodies in one format of the ordinary events of one shard. `origin` identifies the shard."""
 
@@ -70,35 +74,62 @@ class Template:
         self._origin_part = hash_part(origin)
         self._body, self._common_places, self._own_places = _template(form)
         #: The first step; None where a value is odd.
-        self.half_filled = functools.lru_cache(KEPT)(self._half_filled)
+        self._half = functools.lru_cache(KEPT)(self._half_filled)
+
+    def fill(self, events: Sequence[Fields], sequences: Sequence[str]) -> Filled | None:
+        """These events, each with its place in the stream; None where one of them is not ordinary."""
+        try:
+            halves = [self._half(_common_values(fields)) for fields in events]
+            own = [_own_values(fields) for fields in events]
+        except KeyError:
+            return None
+        # An event with other fields as well is of another kind.
+        if {len(_COMMON) + len(_OWN)} != set(map(len, events)) or not all(map(_plain_own, map(b"\n".join, own))):
+            return None
+        shared = [half for half in halves if half]
+        if len(shared) < len(halves):
+            return None
+        return self._filled(shared, own, sequences)
+
+    def _filled(self, halves: Sequence[HalfFilled], own: Sequence[Values], sequences: Sequence[str]) -> Filled:
+        """The second step, with plain values."""
+        names, amounts, created, expires, expired = zip(*own, strict=True)
+        event_ids = [
+            _event_id(half.hashed, name, expired_at)
+            for half, name, expired_at in zip(halves, names, expired, strict=True)
+        ]
+        rows = zip(
+            names,
+            amounts,
+            _texts(created),
+            _texts(expires),
+            _texts(expired),
+            map(b"%d".__mod__, map(operator.sub, map(int, expires), map(int, created))),
+            map(str.encode, event_ids),
+            map(str.encode, sequences),
+            strict=True,
+        )
+        values = tuple(itertools.chain.from_iterable(map(self._own_places, rows)))
+        body = b",".join([half.body for half in halves]) % values
+        return Filled(event_ids, [half.trace_id for half in halves], body)
 
     def _half_filled(self, values: Values) -> HalfFilled | None:
         if not _plain_common(b"\n".join(values)):
             return None
         tenant, _, _, trace_id, *_ = values
-        row = tuple(value.replace(b"%", b"%%") for value in (*values, self._shard))
+        row = tuple(value.replace(b"%", b"%%") for value in (*values[: -len(_COMMON_LISTS)], self._shard))
         body = self._body % self._common_places(row)
         return HalfFilled(body, self._origin_part + hash_part(tenant), trace_id.decode())
 
-    def fill(self, half: HalfFilled, values: Values, event_id: bytes, sequence: bytes) -> bytes:
-        """The second step, with plain values."""
-        name, amount, created_at, expires_at, expired_at = values
-        row = (
-            name,
-            amount,
-            _second(created_at[:-3]) + created_at[-3:],
-            _second(expires_at[:-3]) + expires_at[-3:],
-            _second(expired_at[:-3]) + expired_at[-3:],
-            b"%d" % (int(expires_at) - int(created_at)),
-            event_id,
-            sequence,
-        )
-        return half.body % self._own_places(row)
+
+def _event_id(hashed: bytes, name: bytes, expired_at: bytes) -> str:
+    parts = b"%b%b%b%b%b" % (hashed, len(name).to_bytes(4, "big"), name, _TIME_LENGTH, expired_at)
+    return "evt_" + hashlib.sha256(parts).hexdigest()[:32]
 
 
-def are_plain(own: Values) -> bool:
-    """Whether these own values of an event are written in JSON as they stand."""
-    return _plain_own(b"\n".join(own)) is not None
+def _texts(times: Iterable[bytes]) -> list[bytes]:
+    """Times in RFC 3339, without the `Z` that ends them in the template."""
+    return [_second(time[:-3]) + time[-3:] for time in times]
 
 
 def _template(form: Format) -> tuple[bytes, Choice, Choice]:
@@ -109,9 +140,9 @@ def _template(form: Format) -> tuple[bytes, Choice, Choice]:
     marked = {name: b"<%b>" % name for name in (*_COMMON_TEXTS, b"id")}
     marked |= {name: b"%d" % (10**18 + number) for number, name in enumerate((*_COMMON_INTEGERS, b"amount"))}
     marked |= {name: b"%d" % (10**12 + 1001 * number**2) for number, name in enumerate(_TIMES)}
-    times = [_second(marked[name][:-3]) + marked[name][-3:] for name in _TIMES]
     ttl_ms = b"%d" % (int(marked[b"expires_at"]) - int(marked[b"created_at"]))
-    common = (*common_values(marked), b"<shard>")
+    common = (*(marked[name] for name in _COMMON_TEXTS + _COMMON_INTEGERS), b"<shard>")
+    times = _texts(marked[name] for name in _TIMES)
     own = (marked[b"id"], marked[b"amount"], *times, ttl_ms, b"<event_id>", b"<sequence>")
     body = payload.as_json(form, "<shard>", "<event_id>", "<sequence>", marked)
     marks = re.compile(b"|".join(map(re.escape, common + own)))

@@ -11,8 +11,9 @@ from cloudevents.core.v1.event import CloudEvent
 from hypothesis import example, given, strategies
 
 from sweeperd.config import Format
+from sweeperd.delivery.outbox import OutboxEntry
 from sweeperd.delivery.payload import Message, message
-from sweeperd.delivery.request import EventEncoder
+from sweeperd.delivery.request import EventEncoder, batch_request
 
 TRACE = "0123456789abcdef0123456789abcdef"
 EVENT = {
@@ -27,6 +28,7 @@ EVENT = {
     b"grace_ms": b"5000",
     b"extensions": b"2",
     b"missing": b"[]",
+    b"closed": b"[]",
     b"trace_id": TRACE.encode(),
 }
 
@@ -252,5 +254,19 @@ def test_the_template_writes_what_the_dict_writes(
     encoder = EventEncoder(shard, b"origin", form)
     filled = encoder.plain(STREAM_ID, fields)
     assert filled in (None, encoder.general(STREAM_ID, fields))
-    if fields.items() >= EVENT.items():
+    if fields == EVENT:
         assert filled, "the template takes an everyday event"
+
+
+@pytest.mark.parametrize("form", ["event", "cloudevents"])
+@given(events=strategies.lists(entries | strategies.just(EVENT), min_size=1, max_size=5))
+@example(events=[EVENT, EVENT | {b"id": b"r%", b"tenant": b"%b", b"scope": b"%%"}, EVENT | {b"trace_id": b"2" * 32}])
+@example(events=[EVENT, EVENT | {b"kind": b"seat"}])
+@example(events=[EVENT, EVENT | {b"missing": b'["tenant:acme"]'}])
+def test_a_batch_holds_what_the_dicts_write(form: Format, events: list[dict[bytes, bytes]]) -> None:
+    encoder = EventEncoder("seats", b"origin", form, batches=True)
+    ids = [b"1700000065456-%d" % number for number in range(len(events))]
+    sent = encoder.request([OutboxEntry(name, 1, fields) for name, fields in zip(ids, events, strict=True)])
+    messages = [encoder.general(name, fields) for name, fields in zip(ids, events, strict=True)]
+    messages[0] = messages[0]._replace(sequence="seats:00000001700000065456-00000000000000000000")
+    assert sent == batch_request(messages, form)

@@ -1,5 +1,7 @@
 """The delivery of one shard's events to one endpoint: the reader, the senders and the acknowledger, put together."""
 
+import contextlib
+import functools
 import logging
 import threading
 import time
@@ -111,7 +113,11 @@ class EndpointDelivery:
             self._log_fields,
         )
         self._thread_name = f"{shard.name}-{subscription.group}"
-        self._senders = SenderThreads(self._thread_name, senders, batches, self._sender, self._acknowledger)
+        waits = metrics.webhooks.sweep_waits.labels(self.name)
+        sparing = functools.partial(context.interpreter.delivery, stop, waits)
+        # In batches an event costs so little that it need not wait for the sweep.
+        turn = contextlib.nullcontext if limits.events > 1 else sparing
+        self._senders = SenderThreads(self._thread_name, senders, batches, self._sender, self._acknowledger, turn)
         self._threads: list[threading.Thread] = []
 
     def prepare(self) -> None:

@@ -1,9 +1,11 @@
 """The threads that send the batches of one endpoint, and what the result of a batch means for its events."""
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import redis
@@ -179,14 +181,24 @@ class BatchSender:
 
 
 class SenderThreads:
-    """The sending threads of one endpoint: each takes a batch, sends it, and passes the settlement on."""
+    """
+    The sending threads of one endpoint: each takes a batch, sends it when it is its `turn`, and passes the settlement
+    on.
+    """
 
     def __init__(
-        self, name: str, count: int, batches: BatchQueue, sender: BatchSender, acknowledger: Acknowledger
+        self,
+        name: str,
+        count: int,
+        batches: BatchQueue,
+        sender: BatchSender,
+        acknowledger: Acknowledger,
+        turn: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._batches = batches
         self._sender = sender
         self._acknowledger = acknowledger
+        self._turn = turn
         self._name = name
         self._count = count
         self._threads: list[threading.Thread] = []
@@ -219,7 +231,9 @@ class SenderThreads:
 
     def _run(self) -> None:
         while batch := self._batches.take():
-            for settlement in self._sender.send(batch):
+            with self._turn():
+                settlements = self._sender.send(batch)
+            for settlement in settlements:
                 self._acknowledger.add(settlement)
             self._batches.done()
 

@@ -66,6 +66,12 @@ class WebhookMetrics:
         self.rate_waits = Counter(
             "sweeperd_webhook_rate_waits_total", "Requests that waited for max_rate", ["endpoint"], registry=registry
         )
+        self.sweep_waits = Counter(
+            "sweeperd_webhook_sweep_waits_total",
+            "Events that waited for their turn beside a sweep of the same process",
+            ["endpoint"],
+            registry=registry,
+        )
 
     def announce(self, endpoint: str) -> None:
         """Show an endpoint's series at 0 from the start."""
@@ -75,6 +81,7 @@ class WebhookMetrics:
         self.duration.labels(endpoint)
         self.dead_letters.labels(endpoint)
         self.rate_waits.labels(endpoint)
+        self.sweep_waits.labels(endpoint)
         self.dropped_attempts.labels(endpoint)
 
     def waiting(self, shard: str, endpoint: str, events: int, oldest_seconds: float) -> None:

@@ -16,6 +16,7 @@ from sweeperd.ops.status_report import status_report
 from sweeperd.runtime.role import Role
 from sweeperd.runtime.shard_runner import ShardRunner
 from sweeperd.store.context import ShardContext
+from sweeperd.store.interpreter import Interpreter
 from sweeperd.store.shard import open_shards
 
 
@@ -27,9 +28,9 @@ class Daemon:
         self._role = role
         self._stop = threading.Event()
         self.metrics = metrics or Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
-        shards = open_shards(settings)
+        shards, interpreter = open_shards(settings), Interpreter()
         self._runners = [
-            ShardRunner(ShardContext(settings, shard, self.metrics, self._stop, concurrency), role)
+            ShardRunner(ShardContext(settings, shard, self.metrics, self._stop, concurrency, interpreter), role)
             for shard, concurrency in zip(shards, shares(settings.webhooks.concurrency, len(shards)), strict=True)
         ]
         self._tasks = [task for runner in self._runners for task in runner.tasks]

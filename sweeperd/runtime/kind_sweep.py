@@ -9,6 +9,7 @@ from sweeperd.errors import KindRefused
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.cycles_lease import CyclesLease
 from sweeperd.runtime.stand_by import StandBy
+from sweeperd.store.interpreter import Interpreter
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured_kinds import all_kinds
@@ -31,6 +32,7 @@ class KindSweep:
         stop: threading.Event,
         observe: Callable[[Sequence[Decision]], None] = lambda _: None,
         cycles_lease: CyclesLease | None = None,
+        interpreter: Interpreter | None = None,
     ) -> None:
         self.name = kind.name
         self.telemetry = SweepTelemetry(metrics, shard.name, kind.name)
@@ -38,6 +40,7 @@ class KindSweep:
         self._stand_by = StandBy(shard, kind.name, self.lease, settings.sweep)
         self._shard = shard
         self._kind = kind
+        self._interpreter = interpreter or Interpreter()
         self._cycles_lease = cycles_lease if kind.name == RESERVATIONS else None
         #: Why the kind is not swept any more; empty where it is.
         self._broken = ""
@@ -81,7 +84,7 @@ class KindSweep:
             with self._shard.reaching():
                 self._kind.check(self._shard.client)
             self._checked = self._shard.opened
-        with tracing.tick(self._shard.name, self.name) as span:
+        with self._interpreter.sweep(), tracing.tick(self._shard.name, self.name) as span:
             report = self._sweeper.tick(give_way, span.trace_id)
             span.mark({f"sweeperd.{outcome.value}": count for outcome, count in report.counts.items()})
             if report.failure:
@@ -118,7 +121,8 @@ def kind_sweeps(
     stop: threading.Event,
     observe: Callable[[Sequence[Decision]], None] = lambda _: None,
     cycles_lease: CyclesLease | None = None,
+    interpreter: Interpreter | None = None,
 ) -> list[KindSweep]:
     """The sweep of each kind of these settings on the shard."""
     kinds = all_kinds(settings, shard.keys)
-    return [KindSweep(settings, shard, kind, metrics, stop, observe, cycles_lease) for kind in kinds]
+    return [KindSweep(settings, shard, kind, metrics, stop, observe, cycles_lease, interpreter) for kind in kinds]

@@ -19,6 +19,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.runtime.cycles_lease import CyclesLease
 from sweeperd.runtime.kind_sweep import KindSweep, kind_sweeps
 from sweeperd.store.context import ShardContext
+from sweeperd.store.interpreter import Interpreter
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import open_shards
 from sweeperd.sweep.kind import Decision, Outcome
@@ -89,10 +90,10 @@ def run_once(
     """
     started = time.monotonic()
     metrics = metrics or Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
-    shards = open_shards(settings)
+    shards, interpreter = open_shards(settings), Interpreter()
     all_shards = _Progress(progress, [shard.name for shard in shards])
     runs = [
-        _Run(ShardContext(settings, shard, metrics, stop, concurrency), delivery_limit, all_shards)
+        _Run(ShardContext(settings, shard, metrics, stop, concurrency, interpreter), delivery_limit, all_shards)
         for shard, concurrency in zip(shards, shares(settings.webhooks.concurrency, len(shards)), strict=True)
     ]
     with ThreadPoolExecutor(len(runs), thread_name_prefix="once") as pool:
@@ -138,7 +139,9 @@ class _Run:
         self._delivery_limit = math.inf if delivery_limit is None else delivery_limit.total_seconds()
         self._delivery_stop = threading.Event()
         self._progress = progress
-        self._sweeps = kind_sweeps(settings, shard, context.metrics, context.stop, self._decided)
+        self._sweeps = kind_sweeps(
+            settings, shard, context.metrics, context.stop, self._decided, interpreter=context.interpreter
+        )
         #: How many entries were due when the sweeps began.
         self._due = 0
         self._delivery = Dispatcher(replace(context, stop=self._delivery_stop))

@@ -51,7 +51,14 @@ class ShardRunner:
         self._cycles_lease = CyclesLease(self._sweep_shard) if settings.cycles.enabled and role.sweeps else None
         self._sweeps: list[KindSweep] = []
         if role.sweeps:
-            self._sweeps = kind_sweeps(settings, self._sweep_shard, metrics, stop, cycles_lease=self._cycles_lease)
+            self._sweeps = kind_sweeps(
+                settings,
+                self._sweep_shard,
+                metrics,
+                stop,
+                cycles_lease=self._cycles_lease,
+                interpreter=context.interpreter,
+            )
         self._delivery = Dispatcher(context)
         self._actions = ActionExporter(shard, metrics)
         self._announcer = ProcessAnnouncer(shard, sweeps=role.sweeps, delivers=role.delivers)

@@ -36,6 +36,7 @@ METRICS = {
     "sweeperd_webhook_events",
     "sweeperd_webhook_dropped_attempts",
     "sweeperd_webhook_rate_waits",
+    "sweeperd_webhook_sweep_waits",
     "sweeperd_closed_budgets",
     "sweeperd_quarantined",
     "sweeperd_expiry_spikes",

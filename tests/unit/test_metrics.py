@@ -34,6 +34,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_webhook_dead_letters_total": ("counter", {"endpoint"}),
     "sweeperd_webhook_dropped_attempts_total": ("counter", {"endpoint"}),
     "sweeperd_webhook_rate_waits_total": ("counter", {"endpoint"}),
+    "sweeperd_webhook_sweep_waits_total": ("counter", {"endpoint"}),
     "sweeperd_endpoint_state": ("gauge", {"endpoint", "state"}),
     "sweeperd_reconcile_findings": ("gauge", {"shard", "swept", "kind"}),
     "sweeperd_reconcile_last_timestamp_seconds": ("gauge", {"shard", "swept"}),
@@ -128,6 +129,7 @@ def test_series_are_there_before_anything_happens() -> None:
         "sweeperd_webhook_dead_letters_total": [("billing",)],
         "sweeperd_webhook_dropped_attempts_total": [("billing",)],
         "sweeperd_webhook_rate_waits_total": [("billing",)],
+        "sweeperd_webhook_sweep_waits_total": [("billing",)],
         "sweeperd_reloads_total": [("ok",), ("refused",)],
     }
 

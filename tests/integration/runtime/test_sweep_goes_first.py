@@ -1,0 +1,51 @@
+"""While a sweep works, single events wait for their turn, and batches do not."""
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+import redis
+
+from sweeperd.config import Settings
+from sweeperd.delivery.dispatcher import Dispatcher
+from sweeperd.metrics import Metrics
+from sweeperd.runtime.kind_sweep import kind_sweeps
+from sweeperd.store.context import ShardContext
+from sweeperd.store.interpreter import Interpreter
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Decision
+from tests.integration.delivery.conftest import expire
+from tests.support.harness import reserve
+from tests.support.receiver import Receiver
+
+
+@pytest.mark.parametrize(("batch_size", "waits"), [(1, 29), (5, 0)])
+def test_events_beside_a_sweep(batch_size: int, waits: int, client: redis.Redis, shard: Shard) -> None:
+    with Receiver() as receiver:
+        endpoint = {"name": "hook", "url": receiver.url, "batch_size": batch_size}
+        settings = Settings.model_validate({"webhooks": {"endpoints": [endpoint]}})
+        context = ShardContext(settings, shard, Metrics(), threading.Event(), concurrency=4)
+        dispatcher = Dispatcher(context)
+        dispatcher.prepare()
+        expire(client, *map(str, range(30)))
+        with context.interpreter.sweep():
+            dispatcher.start(until_idle=True)
+            assert dispatcher.join()
+        assert dispatcher.report().delivered == 30
+    labels = {"endpoint": "hook"}
+    counted = context.metrics.registry.get_sample_value("sweeperd_webhook_sweep_waits_total", labels)
+    # Two that come far apart do not wait for one another.
+    assert counted == 0 if not waits else 0 < (counted or 0) <= waits
+
+
+def test_a_tick_is_a_sweep(client: redis.Redis, shard: Shard) -> None:
+    interpreter, seen = Interpreter(), []
+
+    def observe(_: Sequence[Decision]) -> None:
+        seen.append(interpreter.sweeping)
+
+    reserve(client, ["overdue"])
+    (sweep,) = kind_sweeps(Settings(), shard, Metrics(), threading.Event(), observe, interpreter=interpreter)
+    sweep.run()
+    assert seen == [True]
+    assert not interpreter.sweeping

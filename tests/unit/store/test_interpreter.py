@@ -1,0 +1,133 @@
+"""How deliveries are spread over the time that a sweep takes."""
+
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from sweeperd.store.interpreter import DELIVERY_SHARE, FIRST_ESTIMATE, Interpreter
+
+
+@dataclass
+class Times:
+    """The clock and the CPU time of one thread, which only the test moves on; and the waits for a turn."""
+
+    now: float = 100.0
+    cpu: float = 0.0
+    waits: list[float] = field(default_factory=list)
+
+
+class Waiting(threading.Event):
+    """A stop that never comes: a wait for it moves the clock on."""
+
+    def __init__(self, times: Times) -> None:
+        super().__init__()
+        self._times = times
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self._times.waits.append(timeout)
+        self._times.now += timeout
+        return False
+
+
+class Deliveries:
+    """Deliveries of one thread."""
+
+    def __init__(self) -> None:
+        self.times = Times()
+        self.interpreter = Interpreter(lambda: self.times.now, lambda: self.times.cpu)
+        self.counter = Counter("waits", "", registry=CollectorRegistry())
+        self._stop = Waiting(self.times)
+
+    def deliver(self, count: int, cpu: float, seconds: float = 0.0) -> None:
+        """So many, one after the other; each takes so much CPU time, and so many seconds on the clock."""
+        for _ in range(count):
+            with self.interpreter.delivery(self._stop, self.counter):
+                self.times.cpu += cpu
+                self.times.now += seconds
+
+    @property
+    def counted(self) -> float:
+        """The counter of waits."""
+        (metric,) = self.counter.collect()
+        return next(sample.value for sample in metric.samples if sample.name == "waits_total")
+
+
+@pytest.fixture
+def deliveries() -> Deliveries:
+    return Deliveries()
+
+
+def test_nobody_waits_without_a_sweep(deliveries: Deliveries) -> None:
+    deliveries.deliver(10, cpu=0.01)
+    with deliveries.interpreter.sweep():
+        assert deliveries.interpreter.sweeping
+    assert not deliveries.interpreter.sweeping
+    deliveries.deliver(10, cpu=0.01)
+    assert not deliveries.times.waits
+    assert deliveries.counted == 0
+
+
+@pytest.mark.parametrize("cpu", [0.0005, 0.004])
+def test_beside_a_sweep_deliveries_have_their_share(deliveries: Deliveries, cpu: float) -> None:
+    deliveries.deliver(100, cpu)  # it knows what they cost
+    with deliveries.interpreter.sweep():
+        began = deliveries.times.now
+        deliveries.deliver(101, cpu)
+    assert 100 * cpu / (deliveries.times.now - began) == pytest.approx(DELIVERY_SHARE, rel=0.01)
+    assert deliveries.counted == len(deliveries.times.waits) == 100
+
+
+def test_the_first_delivery_beside_a_sweep_does_not_wait(deliveries: Deliveries) -> None:
+    with deliveries.interpreter.sweep():
+        deliveries.deliver(1, cpu=0.5)
+        assert not deliveries.times.waits
+        deliveries.deliver(1, cpu=0.5)
+    assert deliveries.times.waits == pytest.approx([FIRST_ESTIMATE / DELIVERY_SHARE])
+
+
+def test_what_was_not_used_is_not_saved_up(deliveries: Deliveries) -> None:
+    with deliveries.interpreter.sweep():
+        deliveries.deliver(1, cpu=0.001)
+        deliveries.times.now += 60
+        deliveries.deliver(3, cpu=0.001)
+    assert len(deliveries.times.waits) == 2
+
+
+def test_a_slow_receiver_costs_the_sweep_nothing(deliveries: Deliveries) -> None:
+    with deliveries.interpreter.sweep():
+        deliveries.deliver(20, cpu=0.001, seconds=0.2)
+    assert not deliveries.times.waits
+
+
+def test_several_sweeps_at_once(deliveries: Deliveries) -> None:
+    with deliveries.interpreter.sweep():
+        with deliveries.interpreter.sweep():
+            pass
+        assert deliveries.interpreter.sweeping
+
+
+def test_what_fails_counts_as_well(deliveries: Deliveries) -> None:
+    def fail() -> None:
+        with deliveries.interpreter.delivery(threading.Event(), deliveries.counter):
+            deliveries.times.cpu += 1.0
+            raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        fail()
+    with deliveries.interpreter.sweep():
+        deliveries.deliver(2, cpu=0.0)
+    assert deliveries.times.waits[0] > 0.1
+
+
+def test_a_stop_ends_the_wait() -> None:
+    interpreter, stop, counter = Interpreter(), threading.Event(), Counter("waits", "", registry=CollectorRegistry())
+    stop.set()
+    interpreter._typical = 3600.0
+    with interpreter.sweep():
+        for _ in range(3):
+            with interpreter.delivery(stop, counter):
+                pass
+    assert interpreter.sweeping is False

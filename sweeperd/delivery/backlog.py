@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-from sweeperd.delivery.outbox import OutboxEntry
 from sweeperd.delivery.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
@@ -105,7 +104,7 @@ def _share(events: Iterator[StreamRow], subscription: Subscription | None) -> _S
     first = None
     for entry, fields in events:
         seen += 1
-        if subscription is None or subscription.wants(OutboxEntry(entry, 0, fields)):
+        if subscription is None or subscription.takes(entry, fields):
             wanted += 1
             first = first or entry
     return _Share(seen, wanted, first)

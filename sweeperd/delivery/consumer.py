@@ -221,15 +221,15 @@ class Consumer:
         is released and queued later. Raises RedisUnavailable then.
         """
         if not self._outbox.confirmed(self._subscription.group, entries):
-            self._outbox.release(self._subscription.group, [entry for entry in entries if entry.fields])
+            self._outbox.release(self._subscription.group, [entry for entry in entries if entry.pairs])
             raise RedisUnavailable(f"{self._shard.address}: too few replicas have confirmed {len(entries)} events")
         self._in_flight.add(entries)
         wanted: list[OutboxEntry] = []
         unwanted: list[OutboxEntry] = []
         for entry in entries:
-            if entry.fields:
+            if entry.pairs:
                 (wanted if self._subscription.wants(entry) else unwanted).append(entry)
-        gone = [entry for entry in entries if not entry.fields]
+        gone = [entry for entry in entries if not entry.pairs]
         self._batches.put(wanted, in_order=in_order, probe=probe)
         self._settle(Disposition.SKIP, unwanted)
         self._settle(Disposition.DEAD_LETTER, gone, "the event is no longer in the stream")
@@ -262,7 +262,7 @@ class Consumer:
             for entry in self._outbox.claim(self._subscription.group, list(old.values()), 0)
         ]
         self._in_flight.add(entries)
-        wanted = [entry for entry in entries if not entry.fields or self._subscription.wants(entry)]
+        wanted = [entry for entry in entries if not entry.pairs or self._subscription.wants(entry)]
         self._settle(Disposition.DEAD_LETTER, wanted, self._circuit.reason)
         self._settle(Disposition.SKIP, [entry for entry in entries if entry not in wanted])
         return bool(old)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from sweeperd.delivery.announcements import Announcements
 from sweeperd.delivery.groups import CLAIM_COUNT, LONG_IDLE_MS, PARKED, PARKED_ALONE, ConsumerGroups
+from sweeperd.delivery.payload import EXPIRY_FIELDS, Fields
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import FIRST, LAST, StreamRow, after, milliseconds
@@ -29,11 +30,28 @@ class OutboxEntry(NamedTuple):
     id: bytes
     #: How many times it was taken for delivery, this time included.
     deliveries: int
-    fields: dict[bytes, bytes]
+    #: The names of its fields and their values in turn, as Redis replies them; empty where the stream has it no more.
+    pairs: Sequence[bytes]
     #: Whether it was refused alone, and so travels alone from then on.
     alone: bool = False
     #: The length of its names and values, bytes.
     size: int = 0
+
+    @classmethod
+    def of(cls, entry: bytes, deliveries: int, fields: Fields, alone: bool = False) -> "OutboxEntry":
+        """The entry with this id and these fields."""
+        pairs = [part for pair in fields.items() for part in pair]
+        return cls(entry, deliveries, pairs, alone, len(b"".join(pairs)))
+
+    @property
+    def fields(self) -> Fields:
+        """A dict of its fields. It is made at each call, and costs as much as the rest of a read."""
+        return dict(zip(*[iter(self.pairs)] * 2, strict=True))
+
+    @property
+    def expiry(self) -> Sequence[bytes] | None:
+        """Its values in the order of EXPIRY_FIELDS, where it has exactly these fields, as nearly all events do."""
+        return self.pairs[1::2] if self.pairs[::2] == EXPIRY_FIELDS else None
 
     @property
     def added_ms(self) -> int:
@@ -128,14 +146,14 @@ class Outbox:
         for pending in wanted:
             pipeline.xrange(self._key, pending.id, pending.id)
         found = list(zip(wanted, pipeline.execute(), strict=True))
-        gone = [OutboxEntry(pending.id, pending.deliveries, {}) for pending, rows in found if not rows]
+        gone = [OutboxEntry(pending.id, pending.deliveries, []) for pending, rows in found if not rows]
         there = [pending for pending, rows in found if rows]
         claimed: dict[bytes, dict[bytes, bytes]] = {}
         for ids in _ranges([pending.id for pending in there]):
             reply = self._client.xclaim(self._key, group, self._consumer, min_idle_ms, ids)
             claimed |= {entry: fields for entry, fields in cast(list[StreamRow], reply) if entry}
         return gone + [
-            OutboxEntry(pending.id, pending.deliveries + 1, fields, pending.owner == PARKED_ALONE, _size(fields))
+            OutboxEntry.of(pending.id, pending.deliveries + 1, fields, pending.owner == PARKED_ALONE)
             for pending in there
             if (fields := claimed.get(pending.id)) is not None
         ]
@@ -146,7 +164,7 @@ class Outbox:
         replicas; true at once where none are asked for.
         """
         wanted = self._replication.replicas
-        if not wanted or not (ids := [entry.id for entry in entries if entry.fields]):
+        if not wanted or not (ids := [entry.id for entry in entries if entry.pairs]):
             return True
         # The answer has to come before the socket gives up.
         timeout = min(self._replication.timeout_seconds, self._shard.socket_timeout / 2)
@@ -207,9 +225,4 @@ def _ranges(ids: Sequence[bytes]) -> Iterator[list[Any]]:
 def _entries(reply: Any, **_options: Any) -> list[OutboxEntry]:
     """The entries in a reply to XREADGROUP. Made of the raw reply, because most of the time of a read goes into it."""
     rows = reply[0][1] if reply else []
-    # An iterator that is zipped with itself gives its items in pairs.
-    return [OutboxEntry(entry, 1, dict(zip(*[iter(flat)] * 2)), False, len(b"".join(flat))) for entry, flat in rows]  # noqa: B905
-
-
-def _size(fields: dict[bytes, bytes]) -> int:
-    return sum(map(len, fields)) + sum(map(len, fields.values()))
+    return [OutboxEntry(entry, 1, pairs, False, len(b"".join(pairs))) for entry, pairs in rows]

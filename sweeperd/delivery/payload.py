@@ -15,6 +15,22 @@ DATA = b"data."
 
 #: The fields of one entry of the outbox.
 Fields = dict[bytes, bytes]
+#: Those of an expired reservation, in the order in which expire.lua writes them.
+EXPIRY_FIELDS = [
+    b"id",
+    b"tenant",
+    b"scope",
+    b"unit",
+    b"amount",
+    b"created_at",
+    b"expires_at",
+    b"expired_at",
+    b"grace_ms",
+    b"extensions",
+    b"missing",
+    b"closed",
+    b"trace_id",
+]
 
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.group_note import GroupNote
-from sweeperd.delivery.outbox import ONLY_FOR, OutboxEntry
+from sweeperd.delivery.outbox import ONLY_FOR
 from sweeperd.delivery.payload import Fields, category, event_type
 from sweeperd.delivery.subscription import EventFilter, Subscription
 from sweeperd.store.streams import StreamId, milliseconds
@@ -161,10 +161,11 @@ class ReplaySubscription(Subscription):
         self.start = note.start
         self._last = StreamId.parse(note.last)
         self._replayed = ReplayFilter(endpoint, note.span)
+        self._gets_all = False
 
-    def wants(self, entry: OutboxEntry) -> bool:
+    def takes(self, stream_id: bytes, fields: Fields, /) -> bool:
         """Whether the endpoint gets this event again."""
-        return StreamId.parse(entry.id) <= self._last and self._replayed.matches(entry.id, entry.fields)
+        return StreamId.parse(stream_id) <= self._last and self._replayed.matches(stream_id, fields)
 
 
 def _time_ms(entry: bytes, fields: Fields) -> int:

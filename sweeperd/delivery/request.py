@@ -106,7 +106,8 @@ class EventEncoder:
 
     def request(self, entries: Sequence[OutboxEntry]) -> WebhookRequest:
         """The request with these entries, as `webhook_request` makes it."""
-        if self._batches and (filled := self._filled(entries)):
+        ids = [entry.id for entry in entries]
+        if self._batches and (filled := self._filled(ids, [entry.expiry for entry in entries])):
             sequence = self._sequence(entries[0].id)
             return _batch(filled.event_ids, filled.trace_ids, filled.body, sequence, self._form)
         messages = [self(entry.id, entry.fields) for entry in entries]
@@ -124,15 +125,14 @@ class EventEncoder:
 
     def plain(self, stream_id: bytes, fields: Fields) -> Message | None:
         """The same message from the template; None where the entry does not fit it."""
-        sequence = self._event_sequence(stream_id)
-        filled = self._template.fill([fields], [sequence])
+        filled = self._filled([stream_id], [OutboxEntry.of(stream_id, 0, fields).expiry])
         if filled is None:
             return None
-        return Message(filled.event_ids[0], EVENT_TYPE, filled.trace_ids[0], filled.body, sequence)
+        (event_id,), (trace_id,) = filled.event_ids, filled.trace_ids
+        return Message(event_id, EVENT_TYPE, trace_id, filled.body, self._event_sequence(stream_id))
 
-    def _filled(self, entries: Sequence[OutboxEntry]) -> Filled | None:
-        sequences = [self._event_sequence(entry.id) for entry in entries]
-        return self._template.fill([entry.fields for entry in entries], sequences)
+    def _filled(self, ids: Sequence[bytes], expiries: Sequence[Sequence[bytes] | None]) -> Filled | None:
+        return self._template.fill(expiries, list(map(self._event_sequence, ids)))
 
     def _event_sequence(self, stream_id: bytes) -> str:
         return self._sequence(stream_id) if self._numbered else ""

@@ -1,9 +1,10 @@
 """Which events of the stream an endpoint receives."""
 
 from sweeperd.config import EndpointSettings, Start
-from sweeperd.delivery.outbox import OutboxEntry
+from sweeperd.delivery.outbox import ONLY_FOR, OutboxEntry
 from sweeperd.delivery.payload import Fields, category, event_type, is_expiry
 from sweeperd.store.streams import StreamId
+from sweeperd.text import decode
 
 
 class EventFilter:
@@ -18,6 +19,8 @@ class EventFilter:
         self._tenants = None if endpoint.tenants is None else {tenant.encode() for tenant in endpoint.tenants}
         self._events = None if endpoint.events is None else set(endpoint.events)
         self._scopes = None if endpoint.scopes is None else [scope.encode() for scope in endpoint.scopes]
+        #: Whether every expiry is one of them.
+        self.open = endpoint.tenants is None and endpoint.events is None and endpoint.scopes is None
 
     def matches(self, fields: Fields) -> bool:
         """Whether the event with these fields is one of them."""
@@ -52,10 +55,16 @@ class Subscription:
         #: Whether its group reads no more. Only that of a replay ends.
         self.exhausted = False
         self._filter = EventFilter(endpoint)
+        #: Whether it gets every ordinary expiry: then nobody has to look into one.
+        self._gets_all = self._filter.open
 
     def wants(self, entry: OutboxEntry) -> bool:
         """Whether the endpoint receives this event."""
-        if entry.only_for is not None:
+        return (self._gets_all and entry.expiry is not None) or self.takes(entry.id, entry.fields)
+
+    def takes(self, _stream_id: bytes, fields: Fields, /) -> bool:
+        """Whether the endpoint receives the event with this id in the stream and these fields."""
+        if ONLY_FOR in fields:
             # A replayed event was wanted when it became a dead letter. To drop it now would lose it without a trace.
-            return entry.only_for == self.group
-        return self._filter.matches(entry.fields)
+            return decode(fields[ONLY_FOR]) == self.group
+        return self._filter.matches(fields)

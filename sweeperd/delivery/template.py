@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from sweeperd.config import Format
 from sweeperd.delivery import payload
-from sweeperd.delivery.payload import Fields, hash_part
+from sweeperd.delivery.payload import EXPIRY_FIELDS, hash_part
 from sweeperd.text import rfc3339
 
 #: So many results of the first step are kept.
@@ -32,8 +32,8 @@ _OWN = (b"id", b"amount", *_TIMES)
 Values = tuple[bytes, ...]
 Choice = Callable[[Values], Values]
 
-_common_values: Callable[[Fields], Values] = operator.itemgetter(*_COMMON)
-_own_values: Callable[[Fields], Values] = operator.itemgetter(*_OWN)
+_common_values: Callable[[Sequence[bytes]], Values] = operator.itemgetter(*map(EXPIRY_FIELDS.index, _COMMON))
+_own_values: Callable[[Sequence[bytes]], Values] = operator.itemgetter(*map(EXPIRY_FIELDS.index, _OWN))
 
 #: Values, a line each, where JSON writes every one of them as it stands: printable ASCII without quote and backslash,
 #: numbers without leading zeros, lists that are empty, times from 2001 to 2286.
@@ -76,20 +76,17 @@ class Template:
         #: The first step; None where a value is odd.
         self._half = functools.lru_cache(KEPT)(self._half_filled)
 
-    def fill(self, events: Sequence[Fields], sequences: Sequence[str]) -> Filled | None:
-        """These events, each with its place in the stream; None where one of them is not ordinary."""
-        try:
-            halves = [self._half(_common_values(fields)) for fields in events]
-            own = [_own_values(fields) for fields in events]
-        except KeyError:
+    def fill(self, events: Sequence[Sequence[bytes] | None], sequences: Sequence[str]) -> Filled | None:
+        """
+        Events, each by its values in the order of EXPIRY_FIELDS, None where it has other fields; and the place of each
+        in the stream. Returns None where one of them is not ordinary.
+        """
+        expiries = [values for values in events if values]
+        own = [_own_values(values) for values in expiries]
+        if len(own) < len(events) or not all(map(_plain_own, map(b"\n".join, own))):
             return None
-        # An event with other fields as well is of another kind.
-        if {len(_COMMON) + len(_OWN)} != set(map(len, events)) or not all(map(_plain_own, map(b"\n".join, own))):
-            return None
-        shared = [half for half in halves if half]
-        if len(shared) < len(halves):
-            return None
-        return self._filled(shared, own, sequences)
+        halves = [half for values in expiries if (half := self._half(_common_values(values)))]
+        return self._filled(halves, own, sequences) if len(halves) == len(own) else None
 
     def _filled(self, halves: Sequence[HalfFilled], own: Sequence[Values], sequences: Sequence[str]) -> Filled:
         """The second step, with plain values."""

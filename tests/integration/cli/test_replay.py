@@ -152,7 +152,7 @@ def test_a_replay_of_what_was_never_told_breaks_the_books(shard: Shard, client: 
 
 
 def test_who_is_to_have_it_may_be_any_bytes() -> None:
-    assert OutboxEntry(b"1-0", 1, {ONLY_FOR: b"\xff"}).only_for == "\\xff"
+    assert OutboxEntry.of(b"1-0", 1, {ONLY_FOR: b"\xff"}).only_for == "\\xff"
 
 
 # ---- the endpoints

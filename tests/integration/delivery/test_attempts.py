@@ -128,7 +128,7 @@ def test_an_answer_that_repeats_secrets(client: redis.Redis, shard: Shard, deliv
 def test_the_log_is_bounded(client: redis.Redis, shard: Shard) -> None:
     metrics = Metrics()
     log = AttemptLog(shard, "hook", 20, metrics.webhooks.dropped_attempts.labels("hook"))
-    entries = [OutboxEntry(b"1-1", 1, {b"id": b"one"})]
+    entries = [OutboxEntry.of(b"1-1", 1, {b"id": b"one"})]
     for _ in range(30):
         for _ in range(25):  # five more than are kept
             log.record(entries, "evt_1", DeliveryResult(Result.FAILED, "HTTP 500"))

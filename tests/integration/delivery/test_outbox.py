@@ -624,7 +624,7 @@ def test_replicas_that_are_not_there_confirm_nothing(shard: Shard, client: redis
     assert 0.1 <= time.monotonic() - started < shard.socket_timeout
     assert held(client) == {entry.id: (b"us", 1) for entry in entries}, "to ask is no hand-over"
     assert stream.confirmed(GROUP, []), "nothing to confirm"
-    gone = OutboxEntry(b"1-1", 1, {})
+    gone = OutboxEntry(b"1-1", 1, [])
     assert stream.confirmed(GROUP, [gone]), "what is no more has nothing to confirm"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.outbox import OutboxEntry
-from sweeperd.delivery.payload import Fields
+from sweeperd.delivery.payload import EXPIRY_FIELDS, Fields
 from sweeperd.delivery.subscription import EventFilter, Subscription
 
 EXPIRED = {b"id": b"r", b"tenant": b"acme", b"scope": b"tenant:acme/workspace:prod"}
@@ -42,8 +42,24 @@ def test_events_that_match(settings: dict[str, Any], wanted: list[Fields]) -> No
     assert [event for event in (EXPIRED, SEAT, SPIKE) if selected.matches(event)] == wanted
 
 
+@pytest.mark.parametrize("settings", [{}, {"tenants": ["acme"]}, {"tenants": ["other"]}, {"events": ["seat-hold"]}])
+def test_an_event_of_the_script_is_judged_by_its_fields(settings: dict[str, Any]) -> None:
+    """The reader does not look into it where every expiry is wanted; that must say the same."""
+    fields = {name: EXPIRED.get(name, b"") for name in EXPIRY_FIELDS}
+    entry = OutboxEntry.of(b"1-0", 1, fields)
+    assert entry.expiry == list(fields.values())
+    assert Subscription(endpoint(**settings)).wants(entry) == EventFilter(endpoint(**settings)).matches(fields)
+
+
+@pytest.mark.parametrize("own", [{b"kind": b"seat-hold"}, {b"only_for": b"audit"}])
+def test_an_event_with_other_fields_is_no_plain_expiry(own: Fields) -> None:
+    fields = dict.fromkeys(EXPIRY_FIELDS, b"")
+    assert OutboxEntry.of(b"1-0", 1, fields | own).expiry is None
+    assert OutboxEntry.of(b"1-0", 1, dict.fromkeys(EXPIRY_FIELDS[1:], b"")).expiry is None
+
+
 def test_a_replayed_event_goes_to_its_endpoint_whatever_the_filter_says() -> None:
     subscription = Subscription(endpoint(tenants=["other"]))
-    assert subscription.wants(OutboxEntry(b"1-0", 1, EXPIRED | {b"only_for": b"hook"}))
-    assert not subscription.wants(OutboxEntry(b"1-0", 1, EXPIRED | {b"only_for": b"audit"}))
-    assert not subscription.wants(OutboxEntry(b"1-0", 1, EXPIRED))
+    assert subscription.wants(OutboxEntry.of(b"1-0", 1, EXPIRED | {b"only_for": b"hook"}))
+    assert not subscription.wants(OutboxEntry.of(b"1-0", 1, EXPIRED | {b"only_for": b"audit"}))
+    assert not subscription.wants(OutboxEntry.of(b"1-0", 1, EXPIRED))

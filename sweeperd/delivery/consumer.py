@@ -31,8 +31,8 @@ BLOCK = 1.0
 REFRESH_EVERY = 5.0
 #: How long the reader lets new events gather where it found too few for a batch while senders are busy, seconds.
 GATHER = 0.005
-#: How many events one read takes at most.
-READ_COUNT = 1000
+#: How many events one read takes at most, and how many bytes of them: the client holds the whole reply at once.
+READ_COUNT, READ_BYTES = 1000, 2 * 1024 * 1024
 #: The time between two heartbeats, seconds.
 HEARTBEAT_EVERY = TAKE_OVER_AFTER / 3
 
@@ -155,7 +155,8 @@ class Consumer:
             parked = self._scan.take(free, self._refresh_every)
         # No wait in Redis while there are events to queue.
         block_ms = self._block_ms if block and not parked else 0
-        new = self._read(min(free - len(parked), READ_COUNT), block_ms) if len(parked) < free else []
+        most = min(READ_COUNT, self._in_flight.count_of(READ_BYTES))
+        new = self._read(min(free - len(parked), most), block_ms) if len(parked) < free else []
         entries = parked + new
         if 0 < len(entries) < self._batches.size and len(self._in_flight):
             self._stop.wait(GATHER)  # for a fuller batch: the senders are busy

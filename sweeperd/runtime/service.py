@@ -18,7 +18,7 @@ from sweeperd.errors import ConfigError
 from sweeperd.metrics import Metrics
 from sweeperd.ops.signing_keys import jwks
 from sweeperd.runtime.daemon import Daemon
-from sweeperd.runtime.memory import collect_rarely, give_back
+from sweeperd.runtime.memory import collect_rarely, give_back, share_arenas
 from sweeperd.runtime.one_core import OneCore, is_wanted
 from sweeperd.runtime.role import Role
 from sweeperd.runtime.systemd import SystemdNotifier
@@ -68,6 +68,7 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_end)
         collect_rarely()
+        share_arenas()
         if self._web:
             self._web.start()
         self._daemon.start()

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.delivery import circuit_breaker, endpoint
+from sweeperd.delivery import circuit_breaker, consumer, endpoint
 from sweeperd.delivery.groups import PARKED, PARKED_ALONE
+from sweeperd.delivery.outbox import Outbox, OutboxEntry
 from tests.integration.delivery.conftest import Deliver, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
@@ -165,3 +166,26 @@ def test_what_is_in_hand_is_bounded_in_bytes(
         receiver.wait_for(lambda requests: len(requests) >= 4)
         assert len(delivery.pending()) <= 50
         eventually(lambda: delivery.events("delivered") == 112, limit=30)
+
+
+def test_one_read_takes_no_more_than_so_many_bytes(
+    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "READ_BYTES", 100_000)
+    reads: list[int] = []
+
+    def read(self: Outbox, *args: Any) -> list[OutboxEntry]:
+        entries = unbounded(self, *args)
+        reads.append(len(entries))
+        return entries
+
+    unbounded = Outbox.read
+    monkeypatch.setattr(Outbox, "read", read)
+    with Receiver() as receiver, deliver(receiver.url, 4, {"batch_size": 100}) as delivery:
+        expire(client, "the first " + "x" * 8000)  # the reader learns from it how large the next ones may be
+        eventually(lambda: delivery.events("delivered") == 1)
+        reads.clear()
+        expire(client, *[f"{number} " + "x" * 8000 for number in range(200)])
+        eventually(lambda: delivery.events("delivered") == 201)
+    assert sum(reads) == 200
+    assert max(reads) <= 100_000 // 8000

@@ -1,13 +1,15 @@
 """Memory that is free goes back to the system."""
 
 import gc
+import platform
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import pytest
 
-from sweeperd.runtime.memory import CONTAINERS, collect_rarely, give_back
+from sweeperd.runtime.memory import ARENAS, CONTAINERS, collect_rarely, give_back
 
 #: Small pieces, every second of them freed: without a call the C library keeps all pages. Prints the resident memory
 #: of the process in its fullest moment, then, and after the call, KiB.
@@ -30,6 +32,34 @@ for piece in pieces[::2]:
 print(resident())
 give_back()
 print(resident())
+"""
+
+
+#: Threads take memory at the same time. Prints how many arenas the C library has made for them.
+ARENAS_USED = """
+import ctypes, sys, threading
+from sweeperd.runtime.memory import share_arenas
+
+if sys.argv[1] == "shared":
+    share_arenas()
+libc, together = ctypes.CDLL(None), threading.Barrier(8)
+libc.malloc.restype, libc.fopen.restype = ctypes.c_void_p, ctypes.c_void_p
+libc.malloc_info.argtypes, libc.fclose.argtypes = [ctypes.c_int, ctypes.c_void_p], [ctypes.c_void_p]
+
+def take():
+    together.wait()
+    for _ in range(100):
+        libc.malloc(60_000)
+    together.wait()
+
+threads = [threading.Thread(target=take) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+report = libc.fopen(sys.argv[2].encode(), b"w")
+libc.malloc_info(0, report)
+libc.fclose(report)
 """
 
 
@@ -69,3 +99,15 @@ def test_free_memory_goes_back_to_the_system() -> None:
 def test_a_c_library_without_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     give_back()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has arenas")
+def test_threads_share_arenas(tmp_path: Path) -> None:
+    assert arenas_used("own", tmp_path) > ARENAS
+    assert arenas_used("shared", tmp_path) <= ARENAS
+
+
+def arenas_used(arenas: str, directory: Path) -> int:
+    report = directory / f"{arenas}.xml"
+    subprocess.run([sys.executable, "-c", ARENAS_USED, arenas, report], check=True)
+    return report.read_text(encoding="ascii").count("<heap nr=")

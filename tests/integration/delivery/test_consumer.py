@@ -14,7 +14,7 @@ from sweeperd.delivery.batches import InFlight
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.due_scan import PAGES_PER_STEP, DueScan
 from sweeperd.delivery.endpoint_state import EndpointStateStore
-from sweeperd.delivery.groups import PARKED
+from sweeperd.delivery.groups import PARKED, TAKE_OVER_AFTER
 from sweeperd.delivery.outbox import PAGE, Outbox
 from sweeperd.delivery.redelivery import Redelivery
 from sweeperd.delivery.request import EventEncoder
@@ -203,6 +203,23 @@ def test_new_events_are_not_held_up_by_due_ones(client: redis.Redis, deliver: De
         )
         assert len(requests) - before < 500
         assert len(delivery.pending()) > 1000
+
+
+# ---- a run that ends when nothing is left
+
+
+def test_a_run_does_not_wait_for_another_process_where_the_endpoint_rests(client: redis.Redis, shard: Shard) -> None:
+    with Receiver() as receiver:
+        settings = Settings.model_validate({"webhooks": {"endpoints": [{"name": "hook", "url": receiver.url}]}})
+        dispatcher = Dispatcher(ShardContext(settings, shard, Metrics(), threading.Event(), concurrency=2))
+        dispatcher.prepare()
+        expire(client, "one")
+        client.xreadgroup("hook", "another", {EVENTS: ">"})  # it has the event in hand
+        EndpointStateStore(shard).pause("hook", "moving house")
+        dispatcher.start(until_idle=True)
+        # To wait for the other process takes longer than TAKE_OVER_AFTER.
+        assert dispatcher.join(time.monotonic() + TAKE_OVER_AFTER - 5)
+        assert not receiver.requests
 
 
 # ---- connections

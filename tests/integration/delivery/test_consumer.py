@@ -138,6 +138,17 @@ def test_a_pause_is_noticed_within_seconds_however_long_the_waits(
         eventually(lambda: "the endpoint is paused; its events wait" in caplog.text, limit=8)
 
 
+def test_a_pause_and_its_end_are_logged_once(shard: Shard, deliver: Deliver, caplog: pytest.LogCaptureFixture) -> None:
+    state = EndpointStateStore(shard)
+    paused, resumed = "the endpoint is paused; its events wait", "the endpoint is resumed"
+    with Receiver() as receiver, deliver(receiver.url):
+        state.pause("hook", "moving house")
+        eventually(lambda: paused in caplog.text)
+        state.resume("hook")
+        eventually(lambda: resumed in caplog.text)
+    assert (caplog.messages.count(paused), caplog.messages.count(resumed)) == (1, 1)
+
+
 # ---- parked events
 
 

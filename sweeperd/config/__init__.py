@@ -1,22 +1,24 @@
 """Settings: a TOML file and the environment, to typed and validated values."""
 
+from sweeperd.config.addresses import check_prefix
 from sweeperd.config.loading import CONFIG_PLACES, CONFIG_VARIABLE, load
 from sweeperd.config.settings import (
     DEFAULT_SHARD,
-    DELIVERY_FAILED,
-    EXPIRY_SPIKE,
     RELAY,
-    WEBHOOK_DISABLED,
     CyclesSettings,
-    EndpointSettings,
-    Format,
     RedisSettings,
     Settings,
     ShardSettings,
-    Start,
     SweepSettings,
+)
+from sweeperd.config.webhooks import (
+    DELIVERY_FAILED,
+    EXPIRY_SPIKE,
+    WEBHOOK_DISABLED,
+    EndpointSettings,
+    Format,
+    Start,
     WebhooksSettings,
-    check_prefix,
 )
 
 __all__ = [

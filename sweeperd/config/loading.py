@@ -9,8 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sweeperd.config.addresses import check_prefix
 from sweeperd.config.problems import ENVIRONMENT, ENVIRONMENT_PREFIX, explain
-from sweeperd.config.settings import Settings, check_prefix
+from sweeperd.config.settings import Settings
 from sweeperd.errors import ConfigError
 
 #: Names the configuration file where `--config` does not.

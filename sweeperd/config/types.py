@@ -1,10 +1,10 @@
-"""The types that settings are made of: durations, and the section that refuses unknown keys."""
+"""The types that settings are made of: durations, names, and the section that refuses unknown keys."""
 
 import re
 from datetime import timedelta
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
@@ -42,6 +42,8 @@ Duration = Annotated[timedelta, BeforeValidator(_duration)]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 #: "" turns it off: None.
 OptionalDuration = Annotated[timedelta | None, BeforeValidator(_or_off), AfterValidator(_positive_or_off)]
+#: Stands in metrics, in log lines and in the names of consumer groups.
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class Section(BaseModel):

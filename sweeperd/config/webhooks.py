@@ -1,0 +1,155 @@
+"""The settings of webhooks: each endpoint, and how all are delivered to."""
+
+import re
+from datetime import timedelta
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SecretStr,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from sweeperd.config.addresses import HttpUrl, OptionalProxyUrl
+from sweeperd.config.references import fetched, unread
+from sweeperd.config.secrets import check_secret
+from sweeperd.config.tls import OptionalPemFile, PemFile, check_certificates, check_key
+from sweeperd.config.types import Identifier, PositiveDuration, Section
+
+#: The types of events that are no expiries. One is made only where an endpoint names it.
+EXPIRY_SPIKE, WEBHOOK_DISABLED = "reservation.expiry_rate_spike", "webhook.disabled"
+DELIVERY_FAILED = "system.webhook_delivery_failed"
+ANNOUNCED = frozenset({EXPIRY_SPIKE, WEBHOOK_DISABLED, DELIVERY_FAILED})
+
+#: Headers that a request has anyway; the ones that an endpoint adds must not replace them.
+_OWN_HEADERS = re.compile(r"webhook-.*|x-cycles-.*|traceparent|user-agent|content-(type|length)|host", re.IGNORECASE)
+_POSITIVE: TypeAdapter[timedelta] = TypeAdapter(PositiveDuration)
+
+
+def _secret(value: object, info: ValidationInfo) -> object:
+    if unread(value, info):
+        return value
+    value = fetched(value, info)
+    if not isinstance(value, str):
+        raise ValueError("a secret is text")  # noqa: TRY004 - pydantic takes ValueError
+    check_secret(value)
+    return value
+
+
+def _start(value: object) -> object:
+    if value in ("now", "beginning"):
+        return value
+    try:
+        return _POSITIVE.validate_python(value)
+    except ValidationError:
+        raise ValueError('must be "now", "beginning" or a duration such as "6h"') from None
+
+
+#: An event type (`reservation.expired`) or a category (`reservation`).
+EventName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)*$")]
+#: A scope, or the beginning of scopes with `*` at its end.
+ScopePattern = Annotated[str, Field(pattern=r"^(\*|[^*]+\*?)$")]
+#: How an event is written: as sweeperd's own JSON object, or as a CloudEvent 1.0 in structured mode.
+Format = Literal["event", "cloudevents"]
+#: Where the group of a new endpoint begins: now, at the first event of the stream, or so long ago.
+Start = Annotated[Literal["now", "beginning"] | timedelta, BeforeValidator(_start)]
+#: The text as it stands: the signatures differ in what they make of it.
+WebhookSecret = Annotated[SecretStr, BeforeValidator(_secret)]
+
+
+class EndpointSettings(Section):
+    """One webhook receiver."""
+
+    name: Identifier
+    url: HttpUrl
+    secrets: list[WebhookSecret] = []
+    tenants: list[str] | None = None
+    events: list[EventName] | None = None
+    scopes: list[ScopePattern] | None = None
+    format: Format = "event"
+    batch_size: int = Field(default=1, ge=1, le=1000)
+    batch_bytes: int = Field(default=1024 * 1024, ge=1024, le=64 * 1024 * 1024)
+    batch_wait: PositiveDuration = timedelta(milliseconds=50)
+    start: Start = "now"
+    max_rate: float | None = Field(default=None, gt=0, le=100_000, allow_inf_nan=False)
+    headers: dict[str, SecretStr] = {}
+    proxy: OptionalProxyUrl = None
+    ca: OptionalPemFile = None
+    client_cert: OptionalPemFile = None
+    client_key: OptionalPemFile = None
+
+    @field_validator("tenants", "events", "scopes")
+    @classmethod
+    def _asks_for_something(cls, names: list[str] | None) -> list[str] | None:
+        if names == []:
+            raise ValueError("an empty list would discard every event; leave it out for all events")
+        return names
+
+    @field_validator("headers")
+    @classmethod
+    def _headers_are_free(cls, headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for name, value in headers.items():
+            if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
+                raise ValueError(f"{name!r} is not the name of a header")
+            if _OWN_HEADERS.fullmatch(name):
+                raise ValueError(f"{name} is set by sweeperd itself")
+            if not re.fullmatch(r"[\t\x20-\x7e\x80-\xff]*", value.get_secret_value()):
+                raise ValueError(f"the value of {name} cannot stand in a header")
+        return headers
+
+    @field_validator("ca", "client_cert")
+    @classmethod
+    def _holds_certificates(cls, file: PemFile | None, info: ValidationInfo) -> PemFile | None:
+        if file is None:
+            return None
+        url: SecretStr | None = info.data.get("url")
+        if url is not None and not url.get_secret_value().lower().startswith("https:"):
+            raise ValueError("its url begins with http://, so no certificate would be used")
+        check_certificates(file)
+        return file
+
+    @field_validator("client_key")
+    @classmethod
+    def _fits_the_certificate(cls, key: PemFile | None, info: ValidationInfo) -> PemFile | None:
+        certificate: PemFile | None = info.data.get("client_cert")
+        if certificate is not None:
+            check_key(certificate, key)
+        elif key is not None and "client_cert" in info.data:
+            raise ValueError("needs a client_cert")
+        return key
+
+
+class WebhooksSettings(Section):
+    """Delivery of the events."""
+
+    concurrency: int = Field(default=16, ge=1, le=1024)
+    one_core: Literal["auto", "on", "off"] = "auto"
+    timeout: PositiveDuration = timedelta(seconds=10)
+    connect_timeout: PositiveDuration = timedelta(seconds=5)
+    attempts: int = Field(default=3, ge=1, le=100)
+    backoff_initial: PositiveDuration = timedelta(seconds=1)
+    backoff_max: PositiveDuration = timedelta(seconds=30)
+    redelivery_initial: PositiveDuration = timedelta(seconds=30)
+    redelivery_max: PositiveDuration = timedelta(hours=1)
+    probe_max: PositiveDuration = timedelta(minutes=1)
+    max_age: PositiveDuration = timedelta(hours=72)
+    endpoints: list[EndpointSettings] = []
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.backoff_max < self.backoff_initial:
+            raise ValueError("backoff_max is shorter than backoff_initial")
+        if self.redelivery_max < self.redelivery_initial:
+            raise ValueError("redelivery_max is shorter than redelivery_initial")
+        names = [endpoint.name for endpoint in self.endpoints]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two endpoints are named {min(twice)}")
+        if len(names) > self.concurrency:
+            # Each endpoint has senders of its own, so that a slow one delays no other one.
+            raise ValueError(f"concurrency must be at least the number of endpoints, {len(names)}")
+        return self

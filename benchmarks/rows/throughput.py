@@ -13,12 +13,7 @@ BATCH = SweepSettings().pipeline_depth // 2
 def measure(lab: Lab) -> Sample:
     """One `--once` of the installed command, and the same script calls over a raw socket in two ways."""
     entries = lab.size("entries", 50_000, 10_000)
-    with lab.overdue(entries) as server:
-        ours = lab.once(server).entries_per_second
-    with lab.overdue(entries) as server:
-        limit = entries / apart(raw.sweep, server.url, entries, length=BATCH, ahead=2)
-    with lab.overdue(entries) as server:
-        sequential = entries / apart(raw.sweep, server.url, entries, length=1, ahead=1)
+    ours, limit, sequential = _ours(lab, entries), _raw(lab, entries, BATCH, ahead=2), _raw(lab, entries, 1, ahead=1)
     return Sample(
         {"limit": ours / limit, "sequential": ours / sequential},
         {
@@ -27,6 +22,29 @@ def measure(lab: Lab) -> Sample:
             "sequential_entries_per_second": sequential,
         },
     )
+
+
+def measure_bests(lab: Lab) -> Sample:
+    """
+    The best of several turns of ours beside the best of as many of the limit. A host that takes the processor away can
+    only make a turn slower, so what it does to single turns leaves the best of them as it is.
+    """
+    entries, turns = lab.size("entries", 10_000, 10_000), lab.size("turns", 5, 5)
+    pairs = [(_ours(lab, entries), _raw(lab, entries, BATCH, ahead=2)) for _ in range(turns)]
+    ours, limit = (max(rates) for rates in zip(*pairs, strict=True))
+    return Sample({"limit": ours / limit}, {"entries_per_second": ours, "limit_entries_per_second": limit})
+
+
+def _ours(lab: Lab, entries: int) -> float:
+    """Entries a second of `--once` on a fresh server."""
+    with lab.overdue(entries) as server:
+        return lab.once(server).entries_per_second
+
+
+def _raw(lab: Lab, entries: int, length: int, *, ahead: int) -> float:
+    """The same over a raw socket, in batches of this length, of which `ahead` are on their way at once."""
+    with lab.overdue(entries) as server:
+        return entries / apart(raw.sweep, server.url, entries, length=length, ahead=ahead)
 
 
 ROW = Row(
@@ -40,4 +58,4 @@ ROW = Row(
     measure,
 )
 #: For the gate, of the same name: what a round trip costs differs between machines.
-AGAINST_LIMIT = Row(ROW.name, ROW.what, ROW.against, {"limit": ROW.goals["limit"]}, measure)
+AGAINST_LIMIT = Row(ROW.name, ROW.what, ROW.against, {"limit": ROW.goals["limit"]}, measure_bests)

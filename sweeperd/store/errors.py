@@ -38,8 +38,11 @@ _TROUBLE_CODES = (
     "access a non local key in a cluster node",
     "while the cluster is down",
 )
-#: An error that Lua raised names its line without an `@`; one of a command in the script with it.
-_SCRIPT_FAULT = re.compile(r"Error compiling script|(?<!@)user_script:\s*\d+:|Unknown Redis command called from")
+#: An error that Lua raised names its line without an `@`; one of a command in the script with it. Valkey leaves out the
+#: word Redis.
+_SCRIPT_FAULT = re.compile(r"Error compiling script|(?<!@)user_script:\s*\d+:|Unknown (Redis )?command called from")
+#: What a script is told where the user lacks a right: by Redis to 7.0, and by Redis 7.2 and newer and Valkey.
+_REFUSED_TEXTS = ("NOPERM", "The user executing the script", "ACL failure in script")
 #: The user's rights do not suffice. Rights may end at some keys, so one entry that is refused says nothing of others.
 REFUSED = (AuthorizationError, NoPermissionError)
 
@@ -52,10 +55,9 @@ def is_server_trouble(error: Any) -> bool:
 
 
 def is_refused(error: Any) -> bool:
-    """Whether the user's rights do not suffice. Redis 6.2 wraps what a script meets."""
+    """Whether the user's rights do not suffice. What a script meets comes as another error."""
     return isinstance(error, REFUSED) or (
-        isinstance(error, redis.ResponseError)
-        and any(text in str(error) for text in ("NOPERM", "The user executing the script"))
+        isinstance(error, redis.ResponseError) and any(text in str(error) for text in _REFUSED_TEXTS)
     )
 
 

@@ -1,5 +1,6 @@
 """All threads of a daemon are on one core where the settings say so, and on any core where they do not."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ from tests.support.harness import Daemon, daemon, environment, eventually
 
 def cores(running: Daemon) -> list[set[int]]:
     """The cores that each thread may use."""
-    return [os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{running.process.pid}/task").iterdir()]
+    allowed = []
+    for task in Path(f"/proc/{running.process.pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # a thread that has just ended
+            allowed.append(os.sched_getaffinity(int(task.name)))
+    return allowed
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process to a core")

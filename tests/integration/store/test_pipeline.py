@@ -7,6 +7,7 @@ from sweeperd.store.embedded import Server
 from sweeperd.store.pipeline import ScriptPipeline
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
+from tests.support.busy import BUSY
 from tests.support.harness import eventually
 
 SCRIPT = Script("double", "if ARGV[1] == 'no' then return redis.error_reply('ERR no') end return ARGV[1] * 2")
@@ -71,13 +72,8 @@ def test_a_connection_that_fails_is_told_of_and_replaced(client: redis.Redis, se
 
 SLOW = Script(
     "slow",
-    """
-    local function micros()
-      local time = redis.call('TIME')
-      return time[1] * 1000000 + time[2]
-    end
-    local until_ = micros() + ARGV[1]
-    while micros() < until_ do end
+    f"""{BUSY}
+    busy(ARGV[1])
     return 1
     """,
 )

@@ -22,10 +22,13 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.grace_cache import GraceCache
 from sweeperd.sweep.kind import Decision, GraceScan, Kind, Outcome
 from sweeperd.sweep.sweeper import Sweeper
+from tests.support.busy import BUSY
 from tests.support.harness import eventually, server_time
 
 #: The beginning of an entry's id says what becomes of it; each run is written down in the journal.
-FATES = """
+FATES = (
+    BUSY
+    + """
 local fate = string.match(ARGV[1], '^%a+')
 redis.call('RPUSH', KEYS[2], ARGV[1])
 if fate == 'go' then
@@ -40,9 +43,7 @@ elseif fate == 'again' then
   redis.call('ZADD', KEYS[1], time[1] * 1000 + math.floor(time[2] / 1000) + 1, ARGV[1] .. '+')
   return {'expired'}
 elseif fate == 'slow' then
-  local time = redis.call('TIME')
-  local until_ = time[1] * 1000000 + time[2] + 2000
-  repeat time = redis.call('TIME') until time[1] * 1000000 + time[2] >= until_
+  busy(2000)
 elseif fate == 'fail' then
   return redis.error_reply('ERR no luck')
 elseif fate == 'refused' then
@@ -54,6 +55,7 @@ elseif fate == 'trouble' then
 end
 return {'in_grace'}
 """
+)
 #: The page shows which entries stay.
 GRACE_SCAN = f"""
 {source("include/paging")}

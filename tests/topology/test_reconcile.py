@@ -8,6 +8,7 @@ from sweeperd.config import Settings, SweepSettings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.check import CheckLevel, check_shard, worst
 from sweeperd.ops.reconcile import Fault, ReconcileReport, WalkProgress, WalkStage, faults, keyspace, mend, reconcile
+from sweeperd.store.embedded import Binary
 from sweeperd.store.shard import Shard, open_shards
 from tests.support.harness import reserve
 from tests.topology.servers import cluster, moved_step_by_step
@@ -21,10 +22,10 @@ def walk(shard: Shard, progress: WalkProgress = lambda *_: None, *, repair: bool
     return mend(shard, report) if repair else report
 
 
-def test_a_slot_that_moves_under_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_that_moves_under_the_walk(topology_binary: Binary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "SETTLE", 0.0)
     monkeypatch.setattr(keyspace, "IDENTIFY", 0.0)
-    with cluster() as running:
+    with cluster(topology_binary) as running:
         source, target = running.owner(PREFIX), running.other_primary(PREFIX)
         with running.client(source) as client:
             reserve(client, IDS, overdue_by=-50_000, prefix=PREFIX)

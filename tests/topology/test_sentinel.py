@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sweeperd.store.embedded import Binary
 from tests.support.books import Property, check, read
 from tests.support.harness import BATCH, SCOPES, budget, daemon, environment, eventually, reserve
 from tests.support.receiver import EventCounter, Receiver
@@ -20,9 +21,9 @@ FAST = {
 }
 
 
-def test_the_primary_is_killed_under_load(tmp_path: Path) -> None:
+def test_the_primary_is_killed_under_load(topology_binary: Binary, tmp_path: Path) -> None:
     batched = EventCounter()
-    with sentinels() as running, Receiver() as receiver, Receiver(batched) as batches:
+    with sentinels(topology_binary) as running, Receiver() as receiver, Receiver(batched) as batches:
         with running.client() as client:
             reserve(client, [f"old {number}" for number in range(TOTAL)])
             assert client.wait(2, 5000) == 2
@@ -62,10 +63,12 @@ def test_the_primary_is_killed_under_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wait_replicas", [0, 1])
-def test_what_the_primary_had_not_replicated_is_swept_again_in_one_piece(wait_replicas: int, tmp_path: Path) -> None:
+def test_what_the_primary_had_not_replicated_is_swept_again_in_one_piece(
+    topology_binary: Binary, wait_replicas: int, tmp_path: Path
+) -> None:
     """Once without a wait: the webhooks are out, and come again. Once with: they come after the fail-over only."""
     total = 200
-    with sentinels() as running, Receiver() as receiver:
+    with sentinels(topology_binary) as running, Receiver() as receiver:
         env = environment(
             running.url(),
             endpoints=[{"name": "hook", "url": receiver.url}],

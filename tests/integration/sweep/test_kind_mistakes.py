@@ -29,13 +29,12 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.store.embedded import Server, free_port
+from sweeperd.store.embedded import Binary, Server, free_port
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Decision, Outcome
 from sweeperd.sweep.sweeper import Sweeper
 from tests.lua.kinds.world import DEADLINE, ID, SCRIPT, TRACE, Seats, scripted
 from tests.support.harness import eventually
-from tests.topology.servers import binary_on_path
 
 WAITING = SCRIPT.replace(
     "function decide(hash, now)",
@@ -89,9 +88,9 @@ def test_a_call_that_is_repeated_after_a_cut_reply_changes_nothing(client: redis
 
 
 @pytest.fixture
-def one_node() -> Iterator[redis.Redis]:
+def one_node(topology_binary: Binary) -> Iterator[redis.Redis]:
     """A Cluster of one node, which has all slots."""
-    with Server(binary_on_path(), ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]) as server:
+    with Server(topology_binary, ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]) as server:
         with redis.Redis.from_url(server.url, protocol=2) as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
             eventually(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")

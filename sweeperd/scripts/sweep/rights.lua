@@ -16,7 +16,8 @@ local FORMS = {
   XADD = {'0-0', 'field', 'value'},
 }
 
--- One of these is in the error where the user lacks the right: Redis to 7.0 uses the second, Redis 7.2 and Valkey the third.
+-- One of these is in the error where the user lacks the right: the second on Redis to 7.0, the third on newer servers
+-- and on Valkey.
 local REFUSALS = {'NOPERM', 'user executing the script', 'ACL failure'}
 
 local function is_refusal(problem)

@@ -118,7 +118,7 @@ def test_three_replicas_share_the_rate(server: Server, client: redis.Redis) -> N
             thread.join()
         seconds = (server_time(client) - began) / 1000
     assert sum(taken) <= rate * seconds + limits[0].burst + 1
-    assert sum(taken) >= 0.5 * rate * seconds
+    assert sum(taken) > 2 * limits[0].burst, "tokens come back"
     assert min(taken[number] + taken[number + 3] for number in range(3)) > 0
     print(f"{sum(taken)} tokens in {seconds:.2f} s: {sum(taken) / seconds / rate:.4f} of {rate:.0f} a second")
 

@@ -84,7 +84,7 @@ def test_a_strategy_of_hypothesis_finds_the_smallest_entry(pytester: pytest.Pyte
         def entry():
             hold = strategies.fixed_dictionaries({
                 "state": strategies.just("HELD"), "show": strategies.just("hamlet"), "customer": strategies.just("ada"),
-                "qty": strategies.integers(0, 9).map(str),
+                "qty": strategies.integers(0, 1000).map(str),
             })
             counters = {"seats:hamlet": {"hash": {"free": "0", "held": "5"}}}
             return strategies.builds(lambda hash: {"id": "h1", "hash": hash, "keys": counters}, hold)

@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -128,10 +127,8 @@ def test_a_single_one_does_not_wait_for_more(shard: Shard) -> None:
     gathering = Gathering(shard, 2, together=100)
     gathering.thread.start()
     for number, entry in enumerate(gathering.taken, 1):
-        started = time.monotonic()
         gathering.add([entry])
         eventually(lambda number=number: gathering.delivered == number)
-        assert time.monotonic() - started < 1
     assert (gathering.pending, gathering.trips) == (0, 2)
     gathering.end()
 

@@ -1,0 +1,137 @@
+"""Secrets in the settings: where they may stand, and that nothing shows them."""
+
+import base64
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from sweeperd.errors import ConfigError
+from tests.support.fixtures import Load
+from tests.unit.config.shared import ENDPOINT, problems
+
+
+def secret(config: Load, value: str, environment: dict[str, str] | None = None) -> str:
+    settings = config(ENDPOINT + f"secrets = ['{value}']", environment)
+    only: SecretStr
+    (only,) = settings.webhooks.endpoints[0].secrets
+    return only.get_secret_value()
+
+
+WHSEC = "whsec_" + base64.b64encode(bytes(range(200, 232))).decode()
+
+
+def test_forms_of_a_secret(config: Load, tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("from a file\n")
+    (tmp_path / "whsec").write_text(WHSEC + "\n")
+    for text in ("plain text", "schlüssel", WHSEC):
+        assert secret(config, text) == text
+        assert secret(config, "env:HOOK", {"HOOK": text}) == text
+    assert secret(config, f"file:{tmp_path / 'plain'}") == "from a file"
+    assert secret(config, f"file:{tmp_path / 'whsec'}") == WHSEC
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("", "a secret cannot be empty"),
+        ("whsec_", "a secret cannot be empty"),
+        ("whsec_not base64!", "what follows whsec_ is not base64"),
+        ("whsk_", "what follows whsk_ is not 32 or 64 bytes in base64"),
+        ("whsk_" + "A" * 40, "what follows whsk_ is not 32 or 64 bytes in base64"),
+        ("whsk_no base64", "what follows whsk_ is not base64"),
+        ("whsk_" + "A" * 86, "the public key in whsk_ belongs to another private key"),
+        ("whsec_abcde", "what follows whsec_ is not base64"),
+        ("file:/nowhere/at/all", "the file cannot be read: No such file or directory"),
+        ("file:{tmp}/empty", "a secret cannot be empty"),
+        ("file:{tmp}/binary", "the file cannot be read: it is not UTF-8"),
+        ("env:MISSING", "the environment has no variable MISSING"),
+        ("env:EMPTY", "a secret cannot be empty"),
+    ],
+)
+def test_a_secret_that_is_none(value: str, problem: str, config: Load, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "binary").write_bytes(b"\xff")
+    with pytest.raises(ConfigError) as error:
+        secret(config, value.replace("{tmp}", str(tmp_path)), {"EMPTY": ""})
+    assert problems(error) == [f"{tmp_path / 'config.toml'}: webhooks.endpoints[0].secrets[0]: {problem}"]
+
+
+HUSH = "hush-hush"
+SECRETIVE = f"""
+[redis]
+url = "redis://user:{HUSH}@cache/0"
+[[webhooks.endpoints]]
+name = "billing"
+url = "https://user:{HUSH}@billing.example.com/{HUSH}"
+secrets = ["{HUSH}"]
+headers = {{ Authorization = "Bearer {HUSH}" }}
+"""
+
+
+def test_repr_tells_no_secret(config: Load) -> None:
+    settings = config(SECRETIVE)
+    (endpoint,) = settings.webhooks.endpoints
+    assert endpoint.headers["Authorization"].get_secret_value() == f"Bearer {HUSH}"
+    for shown in (settings, settings.redis, settings.webhooks, endpoint):
+        assert HUSH not in f"{shown!r} {shown!s} {shown.model_dump()} {shown.model_dump_json()}"
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        SECRETIVE + "colour = 1",
+        SECRETIVE.replace("redis://", "nonsense://"),
+        SECRETIVE.replace("https://", "nonsense://"),
+        SECRETIVE.replace("cache/0", "cache:x/0"),
+        SECRETIVE.replace("[redis]", "[[shards]]\nname = 'x'") + f"[[shards]]\nname = 'x'\nurl = 'redis://:{HUSH}@b'",
+        SECRETIVE.replace("[redis]", "[[shards]]").replace("redis://", "nonsense://"),
+        SECRETIVE + f"[[shards]]\nname = 'x'\nurl = 'redis://:{HUSH}@cache'",
+        SECRETIVE.replace(f'secrets = ["{HUSH}"]', f'secrets = ["whsec_{HUSH}"]'),
+        SECRETIVE.replace(f'secrets = ["{HUSH}"]', f'secrets = "{HUSH}"'),
+        SECRETIVE.replace(f'"Bearer {HUSH}"', f'"{HUSH}\\n"'),
+        SECRETIVE.replace(f'"Bearer {HUSH}"', f'["{HUSH}"]'),
+        SECRETIVE.replace("Authorization", "User-Agent"),
+        SECRETIVE.replace('["', '"'),
+        SECRETIVE + SECRETIVE.partition("cache/0")[2][2:],
+        SECRETIVE.replace("[redis]", "[sweep]\nbatch_size = 0\n[redis]"),
+    ],
+)
+def test_errors_tell_no_secret(toml: str, config: Load) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(toml)
+    assert HUSH not in str(error.value)
+    assert HUSH not in repr(error.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("SWEEPERD_REDIS__URL", f"nonsense://:{HUSH}@cache"),
+        ("SWEEPERD_SHARDS", f'[{{"name": "x", "url": "nonsense://:{HUSH}@cache"}}]'),
+        ("SWEEPERD_SHARDS", f'[{{"url": {HUSH}}}]'),
+        ("SWEEPERD_WEBHOOKS__ENDPOINTS", f'[{{"name": "x", "url": "nonsense://:{HUSH}@host/"}}]'),
+        ("SWEEPERD_WEBHOOKS__ENDPOINTS", f'[{{"name": "x", "url": "http://:{HUSH}@host/", "secrets": "{HUSH}"}}]'),
+        ("SWEEPERD_WEBHOOKS__ENDPOINTS", f'[{{"secrets": {HUSH}}}]'),
+    ],
+)
+def test_errors_in_the_environment_tell_no_secret(variable: str, text: str, config: Load) -> None:
+    with pytest.raises(ConfigError) as error:
+        config("", {variable: text})
+    assert HUSH not in str(error.value)
+
+
+def test_the_url_of_redis_may_stand_in_a_file_or_in_the_environment(config: Load, tmp_path: Path) -> None:
+    url = "redis://sweeperd:hunter2@redis:6379/0"
+    (tmp_path / "url").write_text(url + "\n")
+    settings = config(f'redis.url = "file:{tmp_path}/url"')
+    assert settings.redis.url.get_secret_value() == url
+    assert "hunter2" not in repr(settings)
+    assert config("", {"SWEEPERD_REDIS__URL": f"file:{tmp_path}/url"}).redis.url.get_secret_value() == url
+    assert config('redis.url = "env:REDIS"', {"REDIS": url}).redis.url.get_secret_value() == url
+    with pytest.raises(ConfigError, match=r"redis\.url: the file cannot be read: No such file"):
+        config('redis.url = "file:/nowhere/url"')
+    (tmp_path / "url").write_text("hunter2")
+    with pytest.raises(ConfigError, match=r"redis\.url: not a URL of Redis") as caught:
+        config(f'redis.url = "file:{tmp_path}/url"')
+    assert "hunter2" not in str(caught.value)

@@ -1,0 +1,98 @@
+"""Shards in the settings."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sweeperd.errors import ConfigError
+from sweeperd.store.shard import open_shards
+from tests.support.fixtures import Load
+from tests.unit.config.shared import ENDPOINT, NO_REDIS_URL, problems
+
+SHARDS = """
+[[shards]]
+name = "eu"
+url = "redis://eu/0"
+[[shards]]
+name = "us"
+url = "rediss://us:6380/1"
+prefix = "{us}:"
+"""
+
+
+def test_without_a_list_there_is_one_shard(config: Load) -> None:
+    (shard,) = config("[redis]\nurl = 'redis://cache/3'\n[keys]\nprefix = 'x:'").all_shards
+    assert (shard.name, shard.url.get_secret_value(), shard.prefix) == ("default", "redis://cache/3", "x:")
+
+
+def test_many_shards(config: Load) -> None:
+    settings = config(SHARDS + "[redis]\nsocket_timeout = '3s'")
+    told = [(shard.name, shard.url.get_secret_value(), shard.prefix) for shard in settings.all_shards]
+    assert told == [("eu", "redis://eu/0", ""), ("us", "rediss://us:6380/1", "{us}:")]
+    shards = open_shards(settings)
+    assert [(shard.name, shard.address, shard.keys.prefix) for shard in shards] == [
+        ("eu", "redis://eu/0", b""),
+        ("us", "rediss://us:6380/1", b"{us}:"),
+    ]
+    assert {shard.socket_timeout for shard in shards} == {3.0}, "the time-outs are for all of them"
+
+
+def test_the_same_redis_with_another_prefix_is_another_shard(config: Load) -> None:
+    shards = [{"name": name, "url": "redis://one/0", "prefix": name} for name in ("a", "b")]
+    assert len(config("", {"SWEEPERD_SHARDS": json.dumps(shards)}).all_shards) == 2
+
+
+def test_an_event_is_known_by_its_shard(config: Load) -> None:
+    """The same reservation id may be in use on two of them."""
+    eu, us = open_shards(config(SHARDS))
+    (alone,) = open_shards(config(""))
+    (renamed, _) = open_shards(config(SHARDS.replace('"eu"', '"default"')))
+    assert len({eu.origin, us.origin, alone.origin}) == 3
+    assert renamed.origin == alone.origin, "the first of several can go on as before"
+
+
+@pytest.mark.parametrize(
+    ("toml", "key", "problem"),
+    [
+        ("[redis]\nurl = 'redis://x'\n" + SHARDS, "settings", "redis.url and [[shards]] cannot both be set"),
+        ("[keys]\nprefix = ''\n" + SHARDS, "settings", "keys.prefix and [[shards]] cannot both be set"),
+        (SHARDS.replace('"us"', '"eu"'), "settings", "two shards are named eu"),
+        (SHARDS.replace('"us"', '"u s"'), "shards[1].name", "should match pattern"),
+        (SHARDS.replace('name = "us"', ""), "shards[1].name", "Field required"),
+        (SHARDS.replace('url = "redis://eu/0"', ""), "shards[0].url", "Field required"),
+        (SHARDS.replace("redis://eu", "http://eu"), "shards[0].url", NO_REDIS_URL),
+        (SHARDS + "timeout = '5s'", "shards[1].timeout", "unknown key"),
+        (
+            SHARDS.replace("rediss://us:6380/1", "redis://eu/0").replace("{us}:", ""),
+            "settings",
+            "the shards eu and us have the same url and prefix",
+        ),
+        (
+            SHARDS + "[webhooks]\nconcurrency = 3\n" + ENDPOINT + ENDPOINT.replace("billing", "audit"),
+            "settings",
+            "webhooks.concurrency must be at least the number of shards times the number of endpoints, 4",
+        ),
+    ],
+)
+def test_shards_that_cannot_be(toml: str, key: str, problem: str, config: Load, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(toml)
+    assert [line for line in problems(error) if line.startswith(f"{tmp_path / 'config.toml'}: {key}: ")]
+    assert problem in str(error.value)
+
+
+def test_concurrency_suffices_for_one_of_each(config: Load) -> None:
+    toml = SHARDS + "[webhooks]\nconcurrency = 4\n" + ENDPOINT + ENDPOINT.replace("billing", "audit")
+    assert config(toml).webhooks.concurrency == 4
+
+
+def test_shards_from_the_environment(config: Load) -> None:
+    shards = [{"name": "asia", "url": "redis://asia"}, {"name": "africa", "url": "redis://africa", "prefix": "p:"}]
+    settings = config(SHARDS, {"SWEEPERD_SHARDS": json.dumps(shards)})
+    assert [(shard.name, shard.prefix) for shard in settings.all_shards] == [("asia", ""), ("africa", "p:")]
+
+
+def test_one_redis_in_the_environment_and_shards_in_the_file(config: Load) -> None:
+    with pytest.raises(ConfigError, match=r"^environment: settings: redis\.url and \[\[shards\]\] cannot both be set"):
+        config(SHARDS, {"SWEEPERD_REDIS__URL": "redis://other"})

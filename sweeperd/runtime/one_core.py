@@ -84,15 +84,19 @@ class OneCore:
                 os.sched_setaffinity(int(thread.name), cores)
 
     def _used_by_others(self) -> dict[int, float]:
-        """The share of each allowed core that other processes used since the last call; empty at the first call."""
+        """
+        The share of each allowed core that other processes used since the last call; empty at the first call. Where the
+        process is on all of them, its own part of each is taken to be the same.
+        """
         before, self._measured = self._measured, (time.monotonic(), _busy_times(), time.process_time())
         if before is None:
             return {}
         (since, busy_before, own_before), (now, busy, own) = before, self._measured
         seconds = max(now - since, 0.1)
         shares = {core: (busy.get(core, 0.0) - busy_before.get(core, 0.0)) / seconds for core in self._allowed}
-        if self._core is not None:
-            shares[self._core] -= (own - own_before) / seconds
+        its_cores = self._allowed if self._core is None else {self._core}
+        for core in its_cores:
+            shares[core] -= (own - own_before) / seconds / len(its_cores)
         return shares
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sweeperd.config import Settings
-from sweeperd.runtime.one_core import FIRST_AFTER, OneCore, choose, is_wanted
+from sweeperd.runtime.one_core import CHOOSE_EVERY, FIRST_AFTER, OneCore, choose, is_wanted
 from sweeperd.runtime.role import Role
 
 SINGLE, BATCH = {"name": "a", "url": "http://a/"}, {"name": "b", "url": "http://b/", "batch_size": 100}
@@ -29,23 +29,46 @@ def test_when(one_core: str, endpoints: list[dict[str, Any]], role: Role, wanted
     assert is_wanted(settings, role) == wanted
 
 
+class Machine:
+    """Two cores, and the process on them. Times in seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.busy, self._now, self._own = {0: 500.0, 1: 9_000.0}, 1_000.0, 70.0
+        self.bound: list[set[int]] = []
+        clocks = SimpleNamespace(monotonic=lambda: self._now, process_time=lambda: self._own)
+        monkeypatch.setattr("sweeperd.runtime.one_core._busy_times", lambda: dict(self.busy))
+        monkeypatch.setattr("sweeperd.runtime.one_core.time", clocks)
+        self._one = OneCore()
+        monkeypatch.setattr(self._one, "_allowed", {0, 1})
+        monkeypatch.setattr(self._one, "_bind", self.bound.append)
+        self._one.keep(wanted=True, always=False)
+
+    def go_on(self, seconds: float, *shares: float, own: float = 0.0) -> None:
+        """For so long each core is busy for its share, `own` of one core for this process."""
+        self._now += seconds
+        self._own += own * seconds
+        self.busy = {core: busy + shares[core] * seconds for core, busy in self.busy.items()}
+        self._one.keep(wanted=True, always=False)
+
+
 def test_the_core_is_chosen_by_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first call begins to measure: how busy the cores were since the boot says nothing about now."""
-    busy, now = {0: 500.0, 1: 9_000.0}, [1_000.0]
-    bound: list[set[int]] = []
-    monkeypatch.setattr("sweeperd.runtime.one_core._busy_times", lambda: dict(busy))
-    monkeypatch.setattr(
-        "sweeperd.runtime.one_core.time", SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: 0.0)
-    )
-    one = OneCore()
-    monkeypatch.setattr(one, "_allowed", {0, 1})
-    monkeypatch.setattr(one, "_bind", bound.append)
-    one.keep(wanted=True, always=False)
-    assert not bound
-    now[0] += FIRST_AFTER
-    busy[0] += 0.9 * FIRST_AFTER
-    one.keep(wanted=True, always=False)
-    assert bound == [{1}]
+    machine = Machine(monkeypatch)
+    assert not machine.bound
+    machine.go_on(FIRST_AFTER, 0.9, 0.0)
+    assert machine.bound == [{1}]
+
+
+def test_what_the_process_itself_uses_keeps_it_from_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spread over two cores it is busy on both; on one of them nobody else would be in its way."""
+    machine = Machine(monkeypatch)
+    machine.go_on(FIRST_AFTER, 0.8, 0.7, own=1.0)
+    assert machine.bound == [{1}]
+    machine.go_on(CHOOSE_EVERY, 0.5, 1.0, own=1.0)
+    machine.go_on(CHOOSE_EVERY, 1.0, 1.0, own=0.3)
+    assert machine.bound == [{1}, {0, 1}], "others are busy on both"
+    machine.go_on(CHOOSE_EVERY, 1.0, 1.0, own=0.5)
+    assert machine.bound == [{1}, {0, 1}]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 import json
 import signal
 import threading
+import time
+from collections import deque
 from pathlib import Path
 from typing import Any, cast
 
@@ -199,7 +201,7 @@ def test_reloads_leave_no_thread_and_no_connection(
         ca = f'ca = "{authority.ca()}"'
         write(config, plain.url, other.url, tls.url, rest=ca)
         with daemon(env, tmp_path) as running:
-            open_after: list[int] = []
+            at_rest: list[int] = []
             for number in range(1, 6):
                 reserve(client, [f"{number}-{event}" for event in range(20)])
                 eventually(lambda number=number: plain.distinct == other.distinct == tls.distinct == 20 * number)
@@ -207,9 +209,22 @@ def test_reloads_leave_no_thread_and_no_connection(
                 running.reload()
                 eventually(lambda number=number: reloads(running, "ok") == number)
                 eventually(lambda: len(_consumers(client)) <= 1)  # the one that was replaced has ended
+                at_rest = at_rest or [_settled(running)]
                 # A few connections come and go with the reading of events and of the status.
-                eventually(lambda: _opened(running) <= (open_after or [10_000])[0] + 5)
-                open_after.append(_opened(running))
+                eventually(lambda open_once=at_rest[0]: _opened(running) <= open_once + 5)
+
+
+def _settled(running: Daemon) -> int:
+    """The most that is open once a second's readings differ by a few at most: nothing is being built or taken down."""
+    readings = deque([_opened(running)], maxlen=10)
+
+    def steady() -> bool:
+        time.sleep(0.1)
+        readings.append(_opened(running))
+        return len(readings) == 10 and max(readings) - min(readings) <= 3
+
+    eventually(steady)
+    return max(readings)
 
 
 def _opened(running: Daemon) -> int:

@@ -61,8 +61,8 @@ class OutboxEntry(NamedTuple):
     @property
     def only_for(self) -> str | None:
         """The one endpoint that receives it, because an operator has replayed it; None: every endpoint."""
-        name = self.fields.get(ONLY_FOR)
-        return None if name is None else decode(name)
+        names = self.pairs[::2]
+        return decode(self.pairs[2 * names.index(ONLY_FOR) + 1]) if ONLY_FOR in names else None
 
 
 @dataclass(frozen=True, slots=True)

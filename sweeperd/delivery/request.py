@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from sweeperd.config import Format
 from sweeperd.delivery import payload
 from sweeperd.delivery.outbox import OutboxEntry
-from sweeperd.delivery.payload import EVENT_TYPE, Fields, Message
-from sweeperd.delivery.template import Filled, Template
+from sweeperd.delivery.payload import Message
+from sweeperd.delivery.template import Template
 
 _CONTENT_TYPES = {
     ("event", False): "application/json",
@@ -106,33 +106,28 @@ class EventEncoder:
 
     def request(self, entries: Sequence[OutboxEntry]) -> WebhookRequest:
         """The request with these entries, as `webhook_request` makes it."""
-        ids = [entry.id for entry in entries]
-        if self._batches and (filled := self._filled(ids, [entry.expiry for entry in entries])):
-            sequence = self._sequence(entries[0].id)
+        if not self._batches:
+            (entry,) = entries
+            return single_request(self(entry), self._form)
+        sequence, expiries = self._sequence(entries[0].id), [entry.expiry for entry in entries]
+        if filled := self._template.fill(expiries, [self._event_sequence(entry.id) for entry in entries]):
             return _batch(filled.event_ids, filled.trace_ids, filled.body, sequence, self._form)
-        messages = [self(entry.id, entry.fields) for entry in entries]
-        if not self._numbered:
-            messages[0] = messages[0]._replace(sequence=self._sequence(entries[0].id))
-        return webhook_request(messages, self._form, batches=self._batches)
+        messages = list(map(self, entries))
+        messages[0] = messages[0]._replace(sequence=sequence)
+        return batch_request(messages, self._form)
 
-    def __call__(self, stream_id: bytes, fields: Fields) -> Message:
-        """The message of the entry with this id in the stream."""
-        return self.plain(stream_id, fields) or self.general(stream_id, fields)
+    def __call__(self, entry: OutboxEntry) -> Message:
+        """The message of this entry."""
+        return self.plain(entry) or self.general(entry)
 
-    def general(self, stream_id: bytes, fields: Fields) -> Message:
+    def general(self, entry: OutboxEntry) -> Message:
         """The message of any entry."""
-        return payload.encode(self._form, self._shard, self._origin, self._event_sequence(stream_id), fields)
+        return payload.encode(self._form, self._shard, self._origin, self._event_sequence(entry.id), entry.fields)
 
-    def plain(self, stream_id: bytes, fields: Fields) -> Message | None:
+    def plain(self, entry: OutboxEntry) -> Message | None:
         """The same message from the template; None where the entry does not fit it."""
-        filled = self._filled([stream_id], [OutboxEntry.of(stream_id, 0, fields).expiry])
-        if filled is None:
-            return None
-        (event_id,), (trace_id,) = filled.event_ids, filled.trace_ids
-        return Message(event_id, EVENT_TYPE, trace_id, filled.body, self._event_sequence(stream_id))
-
-    def _filled(self, ids: Sequence[bytes], expiries: Sequence[Sequence[bytes] | None]) -> Filled | None:
-        return self._template.fill(expiries, list(map(self._event_sequence, ids)))
+        values = entry.expiry
+        return self._template.message(values, self._event_sequence(entry.id)) if values else None
 
     def _event_sequence(self, stream_id: bytes) -> str:
         return self._sequence(stream_id) if self._numbered else ""

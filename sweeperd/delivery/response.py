@@ -96,6 +96,8 @@ class BoundedResponse(http.client.HTTPResponse):
         if self.chunked:
             self.chunk_left = None
         self.length = self._body_length(headers)
+        if self.length == 0 and not self.chunked:
+            self._close_conn()  # type: ignore[attr-defined]  # nothing is left to be read
         self.will_close = self._check_close() or not (self.chunked or self.length is not None)  # type: ignore[attr-defined]
 
     def _body_length(self, headers: http.client.HTTPMessage) -> int | None:

@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import requests
@@ -36,7 +36,7 @@ class Exchange:
     outcome: DeliveryResult
     request_headers: dict[str, str]
     #: Empty without a response.
-    response_headers: dict[str, str]
+    response_headers: Mapping[str, str]
     #: The first KEPT bytes of the response's body, as they came over the wire.
     response_body: bytes
 
@@ -130,7 +130,8 @@ class WebhookClient:
     def _send(self, webhook: WebhookRequest, span: Span) -> Exchange:
         # The receiver compares the timestamp with its own clock. sweeperd trusts Redis's clock only.
         timestamp = self._clock.now_ms() // 1000
-        headers, answered, body = self._headers(webhook, timestamp, span.traceparent), {}, b""
+        headers, body = self._headers(webhook, timestamp, span.traceparent), b""
+        answered: Mapping[str, str] = {}
         started = time.monotonic()
         try:
             request = self._transport.request(headers, webhook.body)
@@ -139,8 +140,7 @@ class WebhookClient:
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             result = failed(error, time.monotonic() - started, self._clock.now_ms())
         else:
-            answered = dict(response.headers)
-            body = _read_some(response)
+            answered, body = response.headers, _read_some(response)
             seconds, answer = time.monotonic() - started, self._masker.body(body, headers, answered)
             result = judge(response.status, response.headers, self._clock.now_ms(), seconds, answer)
         self._observe(result)
@@ -182,6 +182,9 @@ def _read_some(response: urllib3.BaseHTTPResponse) -> bytes:
     Read the response's body up to RESPONSE_LIMIT, and give the connection back. Returns the first KEPT bytes. An error
     in the body, such as the end of its time, does not change the result.
     """
+    if response.closed:  # it has no body
+        response.release_conn()
+        return b""
     left, kept = RESPONSE_LIMIT, b""
     try:
         while left > 0:

@@ -99,10 +99,10 @@ class BatchSender:
         result = self._client.deliver(request, attempts=attempts)
         self._events[result.result].inc(len(entries))
         self._attempts.record(entries, request.event_id, result)
-        log_fields = self._log_fields | _request_fields(entries, request)
         if result.delivered:
-            self._succeeded(result, log_fields)
+            self._succeeded(entries, request, result)
             return [Settlement(Disposition.ACKNOWLEDGE, entries)]
+        log_fields = self._request_fields(entries, request)
         log_fields |= {"reason": result.reason, "hand_overs": entries[0].deliveries}
         # In an outage all requests fail, and batches must not turn into single requests.
         accepts_others = self._circuit.successes > successes
@@ -146,12 +146,13 @@ class BatchSender:
             if part
         ]
 
-    def _succeeded(self, result: DeliveryResult, log_fields: dict[str, object]) -> None:
+    def _succeeded(self, entries: Sequence[OutboxEntry], request: WebhookRequest, result: DeliveryResult) -> None:
         if self._circuit.succeeded():
-            log.warning("the endpoint answers again", extra=log_fields)
+            log.warning("the endpoint answers again", extra=self._request_fields(entries, request))
             self._publish()
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("delivered", extra=log_fields | {"status": result.status, "seconds": round(result.seconds, 3)})
+            fields = {"status": result.status, "seconds": round(result.seconds, 3)}
+            log.debug("delivered", extra=self._request_fields(entries, request) | fields)
 
     def _failed(self, entries: Sequence[OutboxEntry], result: DeliveryResult, probe: bool) -> None:
         log_fields = self._log_fields | {"reason": result.reason}
@@ -169,6 +170,13 @@ class BatchSender:
             log.error("the endpoint fails; its events wait", extra=log_fields)
         if opened or probe or result.gone or result.retry_after:
             self._publish()
+
+    def _request_fields(self, entries: Sequence[OutboxEntry], request: WebhookRequest) -> dict[str, object]:
+        """The log fields of a request: its first event, and how many there are."""
+        fields = self._log_fields | {"event_id": request.event_id, "trace_id": request.trace_id}
+        if entries[0].only_for is not None:
+            fields["replay"] = True
+        return fields | ({"events": len(entries)} if len(entries) > 1 else {})
 
     def _publish(self) -> None:
         """For other replicas and operators: the endpoint's state and its circuit. What fails is saved by the reader."""
@@ -236,11 +244,3 @@ class SenderThreads:
             for settlement in settlements:
                 self._acknowledger.add(settlement)
             self._batches.done()
-
-
-def _request_fields(entries: Sequence[OutboxEntry], request: WebhookRequest) -> dict[str, object]:
-    """The log fields of a request: its first event, and how many there are."""
-    fields: dict[str, object] = {"event_id": request.event_id, "trace_id": request.trace_id}
-    if entries[0].only_for is not None:
-        fields["replay"] = True
-    return fields | ({"events": len(entries)} if len(entries) > 1 else {})

@@ -3,7 +3,7 @@ The bodies of ordinary events, filled into a template of bytes, at a fraction of
 
 An ordinary event is an expired reservation that differs from other ones in a few plain values. Some of its values
 (tenant, scope, unit, trace) are those of many events, so the template is filled in two steps, and the result of the
-first one is kept. The second step fills all events of a request at once, which costs less than one after the other.
+first one is kept. The second step fills all events of a batch at once, which costs less than one after the other.
 """
 
 import functools
@@ -11,12 +11,12 @@ import hashlib
 import itertools
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sweeperd.config import Format
 from sweeperd.delivery import payload
-from sweeperd.delivery.payload import EXPIRY_FIELDS, hash_part
+from sweeperd.delivery.payload import EVENT_TYPE, EXPIRY_FIELDS, Message, hash_part
 from sweeperd.text import rfc3339
 
 #: So many results of the first step are kept.
@@ -88,6 +88,20 @@ class Template:
         halves = [half for values in expiries if (half := self._half(_common_values(values)))]
         return self._filled(halves, own, sequences) if len(halves) == len(own) else None
 
+    def message(self, values: Sequence[bytes], sequence: str) -> Message | None:
+        """
+        One event, by its values in the order of EXPIRY_FIELDS, and its place in the stream. Returns None where it is
+        not ordinary. `fill` would take twice as long for a single one.
+        """
+        name, amount, created, expires, expired = own = _own_values(values)
+        half = self._half(_common_values(values)) if _plain_own(b"\n".join(own)) else None
+        if half is None:
+            return None
+        event_id, ttl_ms = _event_id(half.hashed, name, expired), b"%d" % (int(expires) - int(created))
+        times = _text(created), _text(expires), _text(expired)
+        row = (name, amount, *times, ttl_ms, event_id.encode(), sequence.encode())
+        return Message(event_id, EVENT_TYPE, half.trace_id, half.body % self._own_places(row), sequence)
+
     def _filled(self, halves: Sequence[HalfFilled], own: Sequence[Values], sequences: Sequence[str]) -> Filled:
         """The second step, with plain values."""
         names, amounts, created, expires, expired = zip(*own, strict=True)
@@ -98,9 +112,9 @@ class Template:
         rows = zip(
             names,
             amounts,
-            _texts(created),
-            _texts(expires),
-            _texts(expired),
+            map(_text, created),
+            map(_text, expires),
+            map(_text, expired),
             map(b"%d".__mod__, map(operator.sub, map(int, expires), map(int, created))),
             map(str.encode, event_ids),
             map(str.encode, sequences),
@@ -124,9 +138,9 @@ def _event_id(hashed: bytes, name: bytes, expired_at: bytes) -> str:
     return "evt_" + hashlib.sha256(parts).hexdigest()[:32]
 
 
-def _texts(times: Iterable[bytes]) -> list[bytes]:
-    """Times in RFC 3339, without the `Z` that ends them in the template."""
-    return [_second(time[:-3]) + time[-3:] for time in times]
+def _text(time: bytes) -> bytes:
+    """A time in RFC 3339, without the `Z` that ends it in the template."""
+    return _second(time[:-3]) + time[-3:]
 
 
 def _template(form: Format) -> tuple[bytes, Choice, Choice]:
@@ -139,7 +153,7 @@ def _template(form: Format) -> tuple[bytes, Choice, Choice]:
     marked |= {name: b"%d" % (10**12 + 1001 * number**2) for number, name in enumerate(_TIMES)}
     ttl_ms = b"%d" % (int(marked[b"expires_at"]) - int(marked[b"created_at"]))
     common = (*(marked[name] for name in _COMMON_TEXTS + _COMMON_INTEGERS), b"<shard>")
-    times = _texts(marked[name] for name in _TIMES)
+    times = [_text(marked[name]) for name in _TIMES]
     own = (marked[b"id"], marked[b"amount"], *times, ttl_ms, b"<event_id>", b"<sequence>")
     body = payload.as_json(form, "<shard>", "<event_id>", "<sequence>", marked)
     marks = re.compile(b"|".join(map(re.escape, common + own)))

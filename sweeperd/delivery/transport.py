@@ -1,6 +1,6 @@
 """POSTs to one URL through requests' own adapter. What is the same for each request is computed once."""
 
-import copy
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +12,10 @@ import urllib3
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.connection import begin_exchange, bounded
 from sweeperd.delivery.tls import tls_context
+
+#: Whether a text is visible ASCII only. Nearly every value of a header is, and then requests refuses none: to ask it
+#: about each takes 6 % of the time that a request takes.
+_visible = re.compile("[!-~]*").fullmatch
 
 
 class Transport:
@@ -60,12 +64,14 @@ class Transport:
             # A plain dict is faster than requests' dict that ignores case. The names that a request adds are new ones.
             self._headers = dict(pattern.headers)
             self._pattern = pattern
-        for header in headers.items():
-            requests.utils.check_header_validity(header)
-        request: Any = copy.copy(self._pattern)
-        request.headers = self._headers | headers | {"Content-Length": str(len(body))}
+        if not _visible("".join(headers.values())):
+            for header in headers.items():
+                requests.utils.check_header_validity(header)
+        request = requests.PreparedRequest()
+        vars(request).update(vars(self._pattern))
+        request.headers = self._headers | headers | {"Content-Length": str(len(body))}  # type: ignore[assignment]
         request.body = body
-        return request  # type: ignore[no-any-return]
+        return request
 
     def send(self, request: requests.PreparedRequest) -> urllib3.BaseHTTPResponse:
         """

@@ -152,6 +152,7 @@ def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings
     finally:
         webhook.close()
     masker, outcome, sent = Masker(endpoint), exchange.outcome, exchange.request_headers
+    answered = dict(exchange.response_headers)  # one value for each name: `items` would give each line of its own
     return EndpointTest(
         endpoint.name,
         shown_url(endpoint),
@@ -161,8 +162,8 @@ def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings
         outcome.delivered,
         outcome.reason,
         outcome.status,
-        {name: masker.text(value, sent) for name, value in exchange.response_headers.items()},
-        masker.body(exchange.response_body, sent, exchange.response_headers)[:BODY_SHOWN],
+        {name: masker.text(value, sent) for name, value in answered.items()},
+        masker.body(exchange.response_body, sent, answered)[:BODY_SHOWN],
         outcome.seconds,
         requests,
         accepted,

@@ -251,7 +251,8 @@ SECRETS = ["whsec_" + base64.b64encode(b"k" * 24).decode(), "old-secret"]
 
 
 def test_a_test_event(invoke: Run, client: redis.Redis) -> None:
-    with Receiver(lambda *_: Answer(202, {"X-Served-By": "web-1"}, b"thanks")) as receiver:
+    headers = {"X-Served-By": "web-1", "x-served-by": "proxy"}  # the same header twice
+    with Receiver(lambda *_: Answer(202, headers, b"thanks")) as receiver:
         endpoint = {"name": "billing", "url": receiver.url, "secrets": SECRETS}
         result = invoke("endpoints", "test", "billing", "--json", endpoints=[endpoint])
     assert (result.exit_code, result.stderr) == (0, "")
@@ -266,7 +267,7 @@ def test_a_test_event(invoke: Run, client: redis.Redis) -> None:
     assert request.event["tenant_id"] == "__system__"
     assert told["request"]["body"].encode() == request.body
     assert (told["delivered"], told["result"], told["response"]["status"]) == (True, "HTTP 202", 202)
-    assert told["response"]["headers"]["X-Served-By"] == "web-1"
+    assert told["response"]["headers"]["X-Served-By"] == "web-1, proxy"
     assert told["response"]["body"] == "thanks"
     assert 0 < told["seconds"] < 10
     # Nothing in Redis changes.

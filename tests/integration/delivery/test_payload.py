@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from sweeperd.config import Format
+from sweeperd.delivery.outbox import OutboxEntry
 from sweeperd.delivery.request import EventEncoder
 from tests.integration.cli.conftest import expire
 from tests.support.harness import reserve
@@ -17,7 +18,7 @@ def test_the_template_takes_an_event_of_the_script(form: Format, client: redis.R
     expire(client, ["res-1"])
     entries: Any = client.xrange("sweeperd:events")
     ((stream_id, fields),) = entries
-    encoder = EventEncoder("default", b"", form)
-    message = encoder(stream_id, fields)
+    encoder, event = EventEncoder("default", b"", form), OutboxEntry.of(stream_id, 1, fields)
+    message = encoder(event)
     assert message.sequence == f"default:{int(stream_id.split(b'-')[0]):020}-{0:020}"
-    assert encoder.plain(stream_id, fields) == encoder.general(stream_id, fields) == message
+    assert encoder.plain(event) == encoder.general(event) == message

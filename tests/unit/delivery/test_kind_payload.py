@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from sweeperd.delivery.outbox import OutboxEntry
 from sweeperd.delivery.payload import message
 from sweeperd.delivery.request import EventEncoder
 
@@ -66,5 +67,5 @@ def test_two_kinds_with_one_id_in_one_millisecond_have_two_event_ids() -> None:
 
 def test_both_formats_and_the_header_name_the_type() -> None:
     for format_, key in (("event", "event_type"), ("cloudevents", "type")):
-        sent = EventEncoder("default", b"", format_)(b"1-0", FIELDS)  # type: ignore[arg-type]
+        sent = EventEncoder("default", b"", format_)(OutboxEntry.of(b"1-0", 1, FIELDS))  # type: ignore[arg-type]
         assert sent.event_type == json.loads(sent.body)[key] == "seat-hold.expired"

@@ -194,18 +194,18 @@ SEQUENCE = "seats:00000001700000065456-00000000000000000003"
 
 def test_the_encoder_makes_the_same_event() -> None:
     plain = message(b"origin", EVENT)
-    assert EventEncoder("seats", b"origin")(STREAM_ID, EVENT) == plain._replace(sequence=SEQUENCE)
+    assert EventEncoder("seats", b"origin")(OutboxEntry.of(STREAM_ID, 1, EVENT)) == plain._replace(sequence=SEQUENCE)
 
 
 def test_sequences_sort_as_the_stream_does() -> None:
     ids = [b"999-9", b"999-10", b"1000-0", b"1700000000000-0", b"18446744073709551615-18446744073709551615"]
-    sequences = [EventEncoder("seats", b"")(stream_id, EVENT).sequence for stream_id in ids]
+    sequences = [EventEncoder("seats", b"")(OutboxEntry.of(stream_id, 1, EVENT)).sequence for stream_id in ids]
     assert sequences == sorted(sequences)
     assert {len(sequence) for sequence in sequences} == {len(SEQUENCE)}
 
 
 def test_a_cloud_event() -> None:
-    encoded = EventEncoder("seats", b"", "cloudevents")(STREAM_ID, EVENT)
+    encoded = EventEncoder("seats", b"", "cloudevents")(OutboxEntry.of(STREAM_ID, 1, EVENT))
     # The library has no batches; it reads an element as it reads a single event.
     event = JSONFormat().read(CloudEvent, encoded.body)
     assert event.get_attributes() == {
@@ -222,7 +222,7 @@ def test_a_cloud_event() -> None:
 
 
 def test_what_is_unknown_is_left_out_of_a_cloud_event() -> None:
-    encoded = EventEncoder("seats", b"", "cloudevents")(STREAM_ID, {})
+    encoded = EventEncoder("seats", b"", "cloudevents")(OutboxEntry.of(STREAM_ID, 1, {}))
     assert JSONFormat().read(CloudEvent, encoded.body).get_data() == {"missing_budgets": [], "closed_budgets": []}
 
 
@@ -253,8 +253,9 @@ def test_the_template_writes_what_the_dict_writes(
 ) -> None:
     fields = {name: value for name, value in entry.items() if name not in without}
     encoder = EventEncoder(shard, b"origin", form)
-    filled = encoder.plain(STREAM_ID, fields)
-    assert filled in (None, encoder.general(STREAM_ID, fields))
+    event = OutboxEntry.of(STREAM_ID, 1, fields)
+    filled = encoder.plain(event)
+    assert filled in (None, encoder.general(event))
     if fields == EVENT:
         assert filled, "the template takes an everyday event"
 
@@ -267,7 +268,7 @@ def test_the_template_writes_what_the_dict_writes(
 def test_a_batch_holds_what_the_dicts_write(form: Format, events: list[dict[bytes, bytes]]) -> None:
     encoder = EventEncoder("seats", b"origin", form, batches=True)
     ids = [b"1700000065456-%d" % number for number in range(len(events))]
-    sent = encoder.request([OutboxEntry.of(name, 1, fields) for name, fields in zip(ids, events, strict=True)])
-    messages = [encoder.general(name, fields) for name, fields in zip(ids, events, strict=True)]
+    taken = [OutboxEntry.of(name, 1, fields) for name, fields in zip(ids, events, strict=True)]
+    sent, messages = encoder.request(taken), list(map(encoder.general, taken))
     messages[0] = messages[0]._replace(sequence="seats:00000001700000065456-00000000000000000000")
     assert sent == batch_request(messages, form)

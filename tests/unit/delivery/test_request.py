@@ -7,6 +7,7 @@ from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 
 from sweeperd.config import Format
+from sweeperd.delivery.outbox import OutboxEntry
 from sweeperd.delivery.payload import Message
 from sweeperd.delivery.request import EventEncoder, batch_request, single_request
 
@@ -61,7 +62,7 @@ def test_the_id_of_a_batch_comes_from_its_events() -> None:
 
 def test_each_element_of_a_batch_is_a_cloud_event() -> None:
     encoder = EventEncoder("default", b"", "cloudevents")
-    messages = [encoder(b"1-%d" % number, {b"id": b"r%d" % number}) for number in range(3)]
+    messages = [encoder(OutboxEntry.of(b"1-%d" % number, 1, {b"id": b"r%d" % number})) for number in range(3)]
     elements = json.loads(batch_request(messages, "cloudevents").body)
     events = [JSONFormat().read(CloudEvent, json.dumps(element)) for element in elements]
     assert [event.get_subject() for event in events] == ["r0", "r1", "r2"]

@@ -202,7 +202,7 @@ def test_reloads_leave_no_thread_and_no_connection(
         write(config, plain.url, other.url, tls.url, rest=ca)
         with daemon(env, tmp_path) as running:
             at_rest: list[int] = []
-            for number in range(1, 6):
+            for number in range(1, 9):
                 reserve(client, [f"{number}-{event}" for event in range(20)])
                 eventually(lambda number=number: plain.distinct == other.distinct == tls.distinct == 20 * number)
                 write(config, plain.url, other.url, tls.url, interval=f"{100 + number}ms", rest=ca)
@@ -210,8 +210,8 @@ def test_reloads_leave_no_thread_and_no_connection(
                 eventually(lambda number=number: reloads(running, "ok") == number)
                 eventually(lambda: len(_consumers(client)) <= 1)  # the one that was replaced has ended
                 at_rest = at_rest or [_settled(running)]
-                # A few connections come and go with the reading of events and of the status.
-                eventually(lambda open_once=at_rest[0]: _opened(running) <= open_once + 5)
+                # A life opens a few connections to Redis more or fewer, as its threads happen to ask at the same time.
+                eventually(lambda open_once=at_rest[0]: _opened(running) <= open_once + 10)
 
 
 def _settled(running: Daemon) -> int:

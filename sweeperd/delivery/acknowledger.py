@@ -19,7 +19,7 @@ from sweeperd.store.shard import Shard
 log = logging.getLogger(__name__)
 
 #: The longest that the first settlement waits for more to share its round trip, seconds.
-GATHER = 0.005
+GATHER = 0.01
 #: How long to leave Redis alone after it failed, seconds.
 RECOVERY_PAUSE = 1.0
 

@@ -63,7 +63,6 @@ class EndpointDelivery:
         subscription = subscription or Subscription(endpoint)
         replay: dict[str, object] = {"replay": True} if live else {}
         self._log_fields: dict[str, object] = {"shard": shard.name, "endpoint": endpoint.name} | replay
-        together = max(1, senders // 4)
         redelivery = Redelivery.of(settings)
         probe_max = settings.probe_max.total_seconds()
         longest_waits = min(redelivery.initial, probe_max), min(redelivery.longest, probe_max)
@@ -75,12 +74,23 @@ class EndpointDelivery:
         batches = BatchQueue(limits, senders)
         self._batches, self._events_each = batches, 2 * limits.events
         self._in_flight = InFlight(senders * self._events_each, IN_FLIGHT_BYTES, stop)
+        # A round trip to Redis costs half as much as a request, so one carries many events: an acknowledgement what
+        # half of the senders have sent, a read a quarter of what may be in hand.
+        settled_together, read_together = max(1, senders // 2), max(1, self._in_flight.capacity // 4)
         dropped = metrics.webhooks.dropped_attempts.labels(self.name)
         # The relay sends nothing.
         kept = 0 if endpoint is RELAY else context.settings.events.attempts_kept
         attempts = AttemptLog(shard, self.name, kept, dropped)
         self._acknowledger = Acknowledger(
-            self.name, subscription.group, shard, outbox, self._in_flight, metrics, attempts, together, self._log_fields
+            self.name,
+            subscription.group,
+            shard,
+            outbox,
+            self._in_flight,
+            metrics,
+            attempts,
+            settled_together,
+            self._log_fields,
         )
         self._sender = BatchSender(
             self.name,
@@ -108,7 +118,7 @@ class EndpointDelivery:
             self._in_flight,
             batches,
             self._acknowledger,
-            max(1, self._in_flight.capacity // 8),
+            read_together,
             stop,
             self._log_fields,
         )

@@ -107,7 +107,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--rate",
         type=_at_least(1.0),
-        help="operations started a second (default: 100, with --chaos 55); each makes two calls of the ledger, roughly",
+        help="operations started a second (default: 100, with --chaos 105); each makes about two calls of the ledger",
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where plot, samples and log go (default: a new temporary directory)"

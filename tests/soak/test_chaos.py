@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.chaos.run import RATE, chaos
+from tests.soak.chaos.run import chaos
 from tests.soak.report import table
 from tests.support.servers import binaries
 
@@ -16,8 +16,8 @@ from tests.support.servers import binaries
 SEED = int(os.environ.get("SWEEPERD_CHAOS_SEED", random.randrange(2**32)))
 #: Minutes of load. Start, rest and verdicts take the remainder of a minute.
 MINUTES = 0.6
-#: Seconds. While other tests run an average may grow by much.
-NOISE = 0.5
+#: Operations started a second; and seconds below which an average latency may grow. Other tests run at the same time.
+RATE, NOISE = 55.0, 0.5
 
 
 @pytest.mark.timeout(900)  # less than a minute of load, and the limits of the waits after it

@@ -34,7 +34,7 @@ from tests.soak.verdicts import Verdict
 from tests.support.streams import entries
 
 #: Operations started a second: each makes two calls of the ledger, roughly.
-RATE = 55.0
+RATE = 105.0
 #: Load threads of each shard.
 THREADS = 4
 #: Seconds from sample to sample at least, and from one moment to the next.

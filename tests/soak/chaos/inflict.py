@@ -128,15 +128,20 @@ class Inflictor:
 
     @contextlib.contextmanager
     def _skew(self, fault: Fault) -> Iterator[str]:
-        """The log shows the clock: a reload writes a line."""
+        """The log shows the clock: a reload writes a line, the first ones perhaps before the process has noticed."""
         replica = self._replica(fault)
-        before = replica.log_size
+        before, reload_at = replica.log_size, 0.0
+
+        def seen() -> float:
+            nonlocal reload_at
+            if time.monotonic() >= reload_at:
+                replica.reload()
+                reload_at = time.monotonic() + CLOCK_EVERY
+            return _skew(replica.reloads(before))
+
         replica.set_clock(fault.skew)
         try:
-            time.sleep(CLOCK_EVERY + 0.5)
-            replica.reload()
-            # A reload that began before the clock was moved may still write its line after it.
-            hours = eventually(lambda: _skew(replica.reloads(before)), OBEY_LIMIT)
+            hours = eventually(seen, OBEY_LIMIT)
             yield f"its log was {hours:+.0f} h off"
         finally:
             replica.set_clock("+0")

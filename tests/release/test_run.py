@@ -126,6 +126,12 @@ def test_files_are_kept_with_the_evidence(place: Place) -> None:
     assert (place.kept / "plot.svg").read_text() == "<svg/>"
 
 
+def test_no_path_of_the_machine_is_in_a_kept_file(place: Place) -> None:
+    writes = f"import os, pathlib; pathlib.Path(os.environ['RELEASE_DIR'], 'sbom').write_text('file://{place.work}/x')"
+    run(Step("sbom", "", python(writes), keeps=("sbom",)), place, {})
+    assert (place.kept / "sbom").read_text() == "file://WORK/x"
+
+
 def test_the_clone_is_clean_and_of_this_commit(place: Place) -> None:
     (place.clone / "left over").write_text("of an earlier step")
     commit(place.root, "code.py", "second")

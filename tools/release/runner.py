@@ -144,7 +144,7 @@ def run(step: Step, place: Place, env: Mapping[str, str]) -> Result:
             "time that other machines took": "not known" if not cpu.total else f"{cpu_time().stolen_since(cpu):.1%}",
         },
         "" if holds else _public(trouble or text[-TAIL:], place),
-        _keep(step, directory, place.kept),
+        _keep(step, directory, place),
     )
 
 
@@ -156,12 +156,13 @@ def _public(text: str, place: Place) -> str:
     return text
 
 
-def _keep(step: Step, directory: Path, kept: Path) -> tuple[str, ...]:
-    """Copy the step's files to the evidence. Returns the names of those that are there."""
+def _keep(step: Step, directory: Path, place: Place) -> tuple[str, ...]:
+    """Copy the step's files, all of them texts, to the evidence. Returns the names of those that are there."""
     names = []
     for name in step.keeps:
         if (directory / name).exists():
-            kept.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(directory / name, kept / name)
+            place.kept.mkdir(parents=True, exist_ok=True)
+            text = (directory / name).read_text(encoding="utf-8")
+            (place.kept / name).write_text(_public(text, place), encoding="utf-8")
             names.append(name)
     return tuple(names)

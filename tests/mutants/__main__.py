@@ -7,7 +7,8 @@ All mutants of the scripts take hours on a small machine; `--only` and `--sample
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ import requests  # noqa: F401
 
 from tests.mutants import choice, report
 from tests.mutants.mutant import Mutant
-from tests.mutants.trial import Servers, Trials, Verdict
+from tests.mutants.reach import reached
+from tests.mutants.servers import Servers
+from tests.mutants.trial import Plan, Trials, Verdict
 
 
 @click.command()
@@ -32,9 +35,21 @@ from tests.mutants.trial import Servers, Trials, Verdict
 @click.option("--seed", type=int, help="What --sample draws from; printed where it is not given.")
 @click.option("--jobs", type=int, default=2, show_default=True, help="Trials at once.")
 @click.option("--keep", is_flag=True, help="Keep the verdicts, in place of earlier ones of the same mutants.")
+@click.option(
+    "--reach",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A folder that says which test runs which line of Python; measured and put there if it is new.",
+)
 @click.option("--left", is_flag=True, help="Only mutants without a kept verdict, and survivors that are not explained.")
 def main(
-    language: str, only: Sequence[str], sample: int | None, seed: int | None, jobs: int, keep: bool, left: bool
+    language: str,
+    only: Sequence[str],
+    sample: int | None,
+    seed: int | None,
+    jobs: int,
+    keep: bool,
+    reach: Path | None,
+    left: bool,
 ) -> None:
     """Exit code 0 if at least 95 % of the mutants were caught and each survivor is explained, else 1."""
     mutants = choice.all_mutants(language, only)
@@ -51,10 +66,14 @@ def main(
         mutants = sorted(random.Random(seed).sample(mutants, sample), key=lambda one: (one.file, one.line))
     with tempfile.TemporaryDirectory() as folder:
         trials = Trials(Path(folder), jobs)
-        _check_unbroken(trials, mutants)
+        if language == "lua":
+            plan_of = _script_plan
+            _check_unbroken(trials, mutants)
+        else:
+            plan_of = reached(reach or Path(folder) / "reach", jobs).plan
         known = {mutant.name for mutant in choice.all_mutants(language)}
         rows = []
-        for row in _try_all(trials, mutants):
+        for row in _try_all(trials, mutants, plan_of):
             rows.append(row)
             if keep:
                 report.keep(language, rows, known)
@@ -68,13 +87,17 @@ def _check_unbroken(trials: Trials, mutants: Sequence[Mutant]) -> None:
     """Every test passes while nothing is broken; a verdict would mean nothing otherwise."""
     tests = dict.fromkeys(test for mutant in mutants for test in choice.tests_of(choice.PACKAGE / mutant.file))
     for test in tests:
-        trials.start(None, [test])
+        trials.start(None, Plan([test]))
         trial = trials.wait()
         if trial.verdict is Verdict.CAUGHT:
             raise click.ClickException(f"{trial.caught_by or test} fails without any mutant")
 
 
-def _try_all(trials: Trials, mutants: Sequence[Mutant]) -> Iterator[dict[str, Any]]:
+def _script_plan(mutant: Mutant) -> Plan:
+    return Plan(choice.tests_of(choice.PACKAGE / mutant.file))
+
+
+def _try_all(trials: Trials, mutants: Sequence[Mutant], plan_of: Callable[[Mutant], Plan]) -> Iterator[dict[str, Any]]:
     """
     Try each mutant on the newest Redis. One that only a limit of time has caught is tried a second time; a
     script's that survived, on the older servers too. Yields each verdict's row.
@@ -84,7 +107,7 @@ def _try_all(trials: Trials, mutants: Sequence[Mutant]) -> Iterator[dict[str, An
     while waiting or not trials.idle:
         while waiting and not trials.full:
             mutant, servers = waiting.pop()
-            trials.start(mutant, choice.tests_of(choice.PACKAGE / mutant.file), servers)
+            trials.start(mutant, replace(plan_of(mutant), servers=servers))
         trial = trials.wait()
         mutant = trial.mutant
         if trial.timed_out and mutant.name not in again:

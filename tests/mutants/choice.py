@@ -1,4 +1,4 @@
-"""Which files are mutated, and which tests are asked about each: first the ones that know it best."""
+"""Which files are mutated, and which tests are asked about each script: first the ones that know it best."""
 
 import re
 from collections.abc import Sequence
@@ -117,11 +117,7 @@ def all_mutants(language: str, only: Sequence[str] = ()) -> list[Mutant]:
 
 
 def tests_of(path: Path) -> list[str]:
-    """The tests that are run against a mutant of this file, in order."""
-    return _script_tests(path) if path.suffix == ".lua" else _module_tests(path)
-
-
-def _script_tests(path: Path) -> list[str]:
+    """The tests that are run against a mutant of this script or fragment, in order."""
     if path.parent.name != "include":
         return list(_tests_of_script(f"{path.parent.name}/{path.stem}"))
     names: list[tuple[str, ...]] = [
@@ -146,11 +142,3 @@ def _includes(path: Path) -> set[str]:
 def _file_of(name: str) -> Path:
     """The file of an included name, which is a fragment's where it has no folder."""
     return SCRIPTS / f"{name if '/' in name else 'include/' + name}.lua"
-
-
-def _module_tests(path: Path) -> list[str]:
-    """The tests of its own name, then all tests of its folder."""
-    folder = path.parent.name
-    mirrors = [ROOT / "tests" / kind / folder for kind in ("unit", "integration")]
-    own = [str(test.relative_to(ROOT)) for mirror in mirrors for test in sorted(mirror.glob(f"test_{path.stem}*.py"))]
-    return [*own, *(str(mirror.relative_to(ROOT)) for mirror in mirrors)]

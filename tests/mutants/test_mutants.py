@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import BINARIES
-from tests.mutants import choice, lua, python, report
+from tests.mutants import choice, lua, python, reach, report
 from tests.mutants.mutant import Mutant
 from tests.mutants.trial import Verdict
 
@@ -66,11 +67,46 @@ def test_equal_changes_of_one_file_have_names_of_their_own() -> None:
     ]
 
 
-@pytest.mark.parametrize("path", [*choice.script_files(), *choice.module_files()], ids=lambda path: path.stem)
-def test_each_file_has_tests_that_exist(path: Path) -> None:
+@pytest.mark.parametrize("path", choice.script_files(), ids=lambda path: path.stem)
+def test_each_script_has_tests_that_exist(path: Path) -> None:
     tests = choice.tests_of(path)
     assert tests
     assert [test for test in tests if not (choice.ROOT / test).exists()] == []
+
+
+def mutant_of(file: str, piece: str) -> Mutant:
+    """A mutant of the first line of this file that holds this piece of text."""
+    lines = (choice.PACKAGE / file).read_text(encoding="utf-8").splitlines()
+    number = next(number for number, line in enumerate(lines, 1) if piece in line)
+    return Mutant(file, number, "planted", piece, "", "")
+
+
+def test_a_module_s_mutant_is_tried_with_the_tests_that_run_its_line() -> None:
+    mutant = mutant_of("delivery/signing.py", "sha256=")
+    slow, quick, own, other = "tests/a.py::slow", "tests/b.py::quick", "tests/test_signing.py::own", "tests/c.py::other"
+    lines = {mutant.line: frozenset({slow, quick, own}), 1: frozenset({other, reach.IMPORT})}
+    found = reach.Reach({mutant.file: lines}, {slow: 4.0, quick: 1.0, own: 2.0, other: 1.0})
+    plan = found.plan(mutant)
+    assert plan.limits == {own: 20.0, quick: 15.0, slow: 30.0}
+    assert list(plan.limits) == [own, quick, slow], "those of the module's name, then the quick ones"
+    assert plan.paths == ("tests/test_signing.py", "tests/b.py", "tests/a.py")
+    assert found.plan(replace(mutant, line=1)).limits.keys() == {own, other, quick, slow}, "it runs at import: all"
+    assert found.plan(mutant_of("delivery/tls.py", "def ")).paths == (), "no test runs it"
+
+
+def test_a_module_s_mutant_is_tried_on_an_older_server_where_only_that_runs_its_line() -> None:
+    mutant = mutant_of("delivery/signing.py", "sha256=")
+    one, two = "tests/a.py::new", "tests/a.py::old"
+    for tests, tried in (({one, two}, [one]), ({two}, [two])):
+        found = reach.Reach({mutant.file: {mutant.line: frozenset(tests)}}, {one: 2.0, two: 1.0}, frozenset({two}))
+        assert list(found.plan(mutant).limits) == tried
+
+
+def test_tests_are_left_out_that_would_take_too_long() -> None:
+    mutant = mutant_of("delivery/signing.py", "sha256=")
+    seconds = {f"tests/a.py::{number}": 20.0 + number for number in range(4)}
+    found = reach.Reach({mutant.file: {mutant.line: frozenset(seconds)}}, seconds)
+    assert list(found.plan(mutant).limits) == ["tests/a.py::0", "tests/a.py::1"]
 
 
 def test_each_explained_mutant_is_kept_as_a_survivor() -> None:
@@ -87,14 +123,14 @@ import sys
 from pathlib import Path
 from tests.mutants.choice import PACKAGE
 from tests.mutants.mutant import Mutant
-from tests.mutants.trial import Trials
+from tests.mutants.trial import Plan, Trials
 
 file, old, new, test, folder, servers = sys.argv[1:]
 text = (PACKAGE / file).read_text(encoding="utf-8")
 assert old in text
 trials = Trials(Path(folder), jobs=2)
 for mutant in (Mutant(file, 1, "planted", "", "", text.replace(old, new)), None):
-    trials.start(mutant, [test], servers)
+    trials.start(mutant, Plan([test], servers=servers))
 assert trials.full
 for trial in sorted((trials.wait(), trials.wait()), key=lambda trial: trial.mutant.file):
     print(trial.mutant.file or "nothing", trial.verdict, trial.caught_by.partition("::")[0])

@@ -10,25 +10,21 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, Literal
 
 import pytest
 
 from tests.mutants.mutant import Mutant
+from tests.mutants.servers import Servers, on_servers
 
 #: How long the tests of one mutant may take. A mutant that makes them hang is noticed by that.
 LIMIT_SECONDS = 400
-#: How long a single test may take.
+#: How long a single test may take, where the plan does not say.
 TEST_SECONDS = 60
-
-
-#: Which of the servers at hand the tests run on.
-Servers = Literal["newest", "older"]
 
 
 class Verdict(StrEnum):
@@ -36,6 +32,18 @@ class Verdict(StrEnum):
 
     CAUGHT = "caught"
     SURVIVED = "survived"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """
+    What a mutant is tried with: the tests below `paths` on `servers`, or only the ones that `limits` names, in its
+    order: test -> how long it may take, in seconds. Without paths there is nothing to try: the mutant survives.
+    """
+
+    paths: Sequence[str]
+    limits: Mapping[str, float] = field(default_factory=dict)
+    servers: Servers = "newest"
 
 
 @dataclass(frozen=True)
@@ -68,14 +76,14 @@ class Trials:
         self._running: dict[int, _Running] = {}
         self._count = 0
 
-    def start(self, mutant: Mutant | None, tests: Sequence[str], servers: Servers = "newest") -> None:
+    def start(self, mutant: Mutant | None, plan: Plan) -> None:
         """Begin one trial; of the product as it is where there is no mutant. There must be room."""
         self._count += 1
         output = self.folder / f"{self._count}.txt"
         sys.stdout.flush()
         child = os.fork()
         if not child:
-            os._exit(_run(mutant, tests, servers, output))
+            os._exit(_run(mutant, plan, output))
         self._running[child] = _Running(mutant or _AS_IT_IS, output, time.monotonic())
 
     @property
@@ -123,9 +131,12 @@ def _failed_test(output: str) -> str:
     return ""
 
 
-def _run(mutant: Mutant | None, tests: Sequence[str], servers: Servers, output: Path) -> int:
+def _run(mutant: Mutant | None, plan: Plan, output: Path) -> int:
     """In the child: all tests, up to the first that fails. Returns 0 where none does."""
     os.setsid()
+    if not plan.paths:
+        output.touch()
+        return 0
     with output.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -134,25 +145,26 @@ def _run(mutant: Mutant | None, tests: Sequence[str], servers: Servers, output: 
     elif mutant is not None:
         _read_instead(mutant)
     options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--timeout", str(TEST_SECONDS), "--hypothesis-seed=1"]
-    code = int(pytest.main([*options, *tests], plugins=[_Plugin(servers)]))
+    code = int(pytest.main([*options, *plan.paths], plugins=[_Chooser(plan)]))
     return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code
 
 
-class _Plugin:
-    """Runs on the newest Redis at hand alone, or on the older ones."""
+class _Chooser:
+    """Leaves of the tests that were found those of the plan."""
 
-    def __init__(self, servers: Servers) -> None:
-        self.servers = servers
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
 
+    @pytest.hookimpl(trylast=True)  # after what puts tests on a time limit or leaves some out
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        from tests.conftest import BINARIES  # noqa: PLC0415  it imports the product, which may be the mutant
-
-        wanted = (None, *BINARIES[:1]) if self.servers == "newest" else BINARIES[1:]
-        items[:] = [item for item in items if _binary(item) in wanted]
-
-
-def _binary(item: pytest.Item) -> Any:
-    return item.callspec.params.get("redis_binary") if hasattr(item, "callspec") else None
+        limits = self._plan.limits
+        if not limits:
+            items[:] = on_servers(self._plan.servers, items)
+            return
+        order = {test: place for place, test in enumerate(limits)}
+        items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
+        for item in items:
+            item.add_marker(pytest.mark.timeout(limits[item.nodeid]), append=False)
 
 
 def _read_instead(mutant: Mutant) -> None:

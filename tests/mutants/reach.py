@@ -1,0 +1,115 @@
+"""
+Which tests run which line of the modules that are mutated, and how long each takes: a mutant of a line is tried with
+these tests alone, the quick ones first.
+"""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from coverage import CoverageData
+
+from tests.mutants.choice import PACKAGE, ROOT
+from tests.mutants.mutant import Mutant
+from tests.mutants.recording import FILE
+from tests.mutants.trial import Plan
+
+#: The tests that run the product in their own process. What a child process runs cannot be broken without a file.
+FOLDERS = ("tests/unit", "tests/integration", "tests/property")
+#: How long the tests of one mutant may take in all, by what they took while nothing was broken: seconds.
+BUDGET = 45.0
+
+#: Stands for a test where a line runs while its module is imported.
+IMPORT = ""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """
+    `lines`: file, as a mutant names it -> number of a line -> the tests that run it. `seconds`: test -> how long it
+    took while nothing was broken. `older`: the tests that ran on another than the newest Redis.
+    """
+
+    lines: Mapping[str, Mapping[int, frozenset[str]]]
+    seconds: Mapping[str, float]
+    older: frozenset[str] = frozenset()
+
+    def plan(self, mutant: Mutant) -> Plan:
+        """
+        The tests of a mutant, on older servers only where none runs its line on the newest. Empty where no test does.
+        """
+        reached = self.lines.get(mutant.file, {})
+        tests = set[str]().union(
+            *(
+                reached.get(line, ())
+                for line in _statement((PACKAGE / mutant.file).read_text(encoding="utf-8"), mutant.line)
+            )
+        )
+        if IMPORT in tests:
+            tests = set[str]().union(*reached.values()) - {IMPORT}
+        tests = tests - self.older or tests
+        own = f"test_{Path(mutant.file).stem}"
+        chosen: dict[str, float] = {}
+        left = BUDGET
+        for test in sorted(tests, key=lambda test: (own not in test, self.seconds[test])):
+            left -= self.seconds[test]
+            if left < 0 and chosen:
+                break
+            # A machine that is busy may need a few times as long as it did.
+            chosen[test] = 10 + 5 * self.seconds[test]
+        return Plan(tuple(dict.fromkeys(test.partition("::")[0] for test in chosen)), chosen)
+
+
+def reached(folder: Path, jobs: int) -> Reach:
+    """
+    What `folder` says of it. Where there is no such folder, all tests run once in `jobs` processes, with nothing
+    broken, and it is made. Raises click.ClickException where one fails: a verdict would mean nothing then.
+    """
+    data, record = folder / "coverage", folder / "record.json"
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        settings = folder / "coveragerc"
+        sources = "".join(f"\n    {PACKAGE / part}" for part in ("sweep", "delivery"))
+        settings.write_text(f"[run]\nsource ={sources}\ndata_file = {data}\n", encoding="utf-8")
+        options = ["-q", f"-n{jobs}", "--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report="]
+        command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.recording", *options, *FOLDERS]
+        if subprocess.run(
+            command, cwd=ROOT, env={**os.environ, FILE: str(record)}, stdout=sys.stderr, check=False
+        ).returncode:
+            shutil.rmtree(folder)
+            raise click.ClickException("a test fails without any mutant")
+    return _read(data, json.loads(record.read_text(encoding="utf-8")))
+
+
+def _read(data: Path, record: Mapping[str, Any]) -> Reach:
+    """What coverage and the plugin have recorded. Coverage calls a test `<its name>|<phase>`."""
+    recorded = CoverageData(str(data))
+    recorded.read()
+    lines = {
+        Path(file).relative_to(PACKAGE).as_posix(): {
+            line: frozenset(context.rpartition("|")[0] for context in contexts)
+            for line, contexts in recorded.contexts_by_lineno(file).items()
+        }
+        for file in recorded.measured_files()
+    }
+    return Reach(lines, record["seconds"], frozenset(record["older"]))
+
+
+def _statement(text: str, line: int) -> range:
+    """The lines of the statement that this line belongs to; of one with a body, those before the body."""
+    spans = [_span(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+    return min((span for span in spans if line in span), key=len, default=range(line, line + 1))
+
+
+def _span(node: ast.stmt) -> range:
+    body = getattr(node, "body", None)
+    end = body[0].lineno if body else (node.end_lineno or node.lineno) + 1
+    return range(node.lineno, max(end, node.lineno + 1))

@@ -30,6 +30,16 @@ BUDGET = 45.0
 #: Stands for a test where a line runs while its module is imported.
 IMPORT = ""
 
+#: Of coverage. File names are relative to the clone, so that another clone can use them too.
+_SETTINGS = """\
+[run]
+source =
+    sweeperd/sweep
+    sweeperd/delivery
+relative_files = true
+data_file = {data}
+"""
+
 
 @dataclass(frozen=True)
 class Reach:
@@ -77,8 +87,7 @@ def reached(folder: Path, jobs: int) -> Reach:
     if not folder.exists():
         folder.mkdir(parents=True)
         settings = folder / "coveragerc"
-        sources = "".join(f"\n    {PACKAGE / part}" for part in ("sweep", "delivery"))
-        settings.write_text(f"[run]\nsource ={sources}\ndata_file = {data}\n", encoding="utf-8")
+        settings.write_text(_SETTINGS.format(data=data), encoding="utf-8")
         options = ["-q", f"-n{jobs}", "--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report="]
         command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.recording", *options, *FOLDERS]
         if subprocess.run(
@@ -94,7 +103,7 @@ def _read(data: Path, record: Mapping[str, Any]) -> Reach:
     recorded = CoverageData(str(data))
     recorded.read()
     lines = {
-        Path(file).relative_to(PACKAGE).as_posix(): {
+        Path(file).relative_to(PACKAGE.name).as_posix(): {
             line: frozenset(context.rpartition("|")[0] for context in contexts)
             for line, contexts in recorded.contexts_by_lineno(file).items()
         }

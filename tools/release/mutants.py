@@ -1,6 +1,6 @@
 """
-`python -m tools.release.mutants`: what the committed mutation tests found. All mutants of the scripts have to be tried,
-and nearly all caught. Of the modules, which have many more, the result of a sample is shown and not judged.
+`python -m tools.release.mutants`: what the committed mutation tests found. All mutants have to be tried, of the scripts
+and of the modules, and nearly all caught.
 """
 
 import sys
@@ -9,7 +9,7 @@ from tests.mutants import choice, report
 from tests.mutants.trial import Verdict
 from tools.release.figures import keep
 
-#: At least so many of the mutants of the scripts are caught, and each other one is explained.
+#: At least so many of the mutants of a language are caught, and each other one is explained.
 ENOUGH = 0.95
 
 
@@ -29,8 +29,7 @@ def main() -> int:
             if rows
             else "not tried"
         )
-        if language == "lua":
-            enough = bool(rows) and not untried and not unexplained and caught >= ENOUGH * len(rows)
+        enough = enough and bool(rows) and not untried and not unexplained and caught >= ENOUGH * len(rows)
     keep(figures)
     return 0 if enough else 1
 

@@ -76,6 +76,15 @@ def test_tenants_are_counted_apart(expire: Expire, client: redis.Redis) -> None:
     assert [event[b"tenant"] for event in spikes(client)] == [b"small \xff"]
 
 
+def test_only_what_expired_is_counted_and_only_of_a_known_tenant(shard: Shard, client: redis.Redis) -> None:
+    rates = ExpiryRates(shard, CyclesSettings())
+    others = [outcome for outcome in Outcome if outcome is not Outcome.EXPIRED]
+    rates.decided([Decision(b"r", outcome, tenant=b"acme") for outcome in others])
+    rates.decided([Decision(b"r", Outcome.EXPIRED)])
+    assert rates.record("f" * 32) == 0
+    assert not client.exists("sweeperd:rates")
+
+
 def test_silence_lowers_the_usual_rate(expire: Expire) -> None:
     for window in range(3):
         expire(window, 100)

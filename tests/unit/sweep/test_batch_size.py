@@ -87,6 +87,14 @@ def test_it_keeps_its_distance_from_others_and_tries_again_after_a_while() -> No
     assert int(size) > 12
 
 
+@pytest.mark.parametrize(("pause", "known"), [(9, False), (10, True)])
+def test_from_ten_microseconds_on_a_pause_says_how_much_others_do(pause: int, known: bool) -> None:
+    size = AdaptiveBatchSize(2, 50, LIMIT)
+    beside(size, [0, 0, 1000])
+    lengths(size, 40, pause, rounds=60)
+    assert size.keeps_distance is not known
+
+
 def test_a_long_pause_now_and_then_is_the_machines() -> None:
     size = AdaptiveBatchSize(2, 50, LIMIT)
     beside(size, [0])
@@ -105,6 +113,12 @@ def test_what_is_not_known_of_others_changes_nothing() -> None:
 def test_a_clock_that_was_set_is_not_believed(micros: int) -> None:
     size = AdaptiveBatchSize(2, 50, LIMIT)
     size.record(50, micros, None)
+    assert int(size) == 50
+
+
+def test_a_batch_without_entries_says_nothing() -> None:
+    size = AdaptiveBatchSize(2, 50, LIMIT)
+    size.record(0, 100, None)
     assert int(size) == 50
 
 
@@ -130,6 +144,15 @@ def test_the_later_the_less_polite() -> None:
     size.late_by(0)
     assert int(size) == polite
     assert size.keeps_distance
+
+
+def test_from_three_quarters_of_the_lag_on_it_sends_ahead() -> None:
+    size = AdaptiveBatchSize(2, 50, LIMIT, 10_000)
+    beside(size, [0, 0, 1000])
+    size.late_by(7499)
+    assert size.keeps_distance
+    size.late_by(7500)
+    assert not size.keeps_distance
 
 
 def test_a_slow_machine_does_not_lose_the_race_either() -> None:

@@ -1,6 +1,8 @@
 """What is checked of a kind before its first sweep on a server."""
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,9 +12,11 @@ from pydantic import SecretStr
 from sweeperd.errors import KindRefused
 from sweeperd.runtime.once import run_once
 from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
 from sweeperd.sweep import kind_check
 from sweeperd.sweep.kind_script import HIDDEN_GLOBALS
 from tests.lua.kinds.world import SEATS, Seats, scripted, settings_of
+from tests.support.fixtures import full
 
 ESCAPES = [
     "--[[ x",
@@ -61,22 +65,56 @@ def test_globals_that_are_not_known_here_are_refused(client: redis.Redis, monkey
         seats.kind.check(client)
 
 
+class BeforeRedis7(redis.Redis):
+    """Says of its server that its scripts cannot ask for a right before they write."""
+
+    def info(self, *_: Any, **__: Any) -> dict[str, str]:
+        return {"redis_version": "6.2.14"}
+
+
+@contextlib.contextmanager
+def limited(client: redis.Redis, server: Server, *lacks: str) -> Iterator[redis.Redis]:
+    """A user that lacks these rights, and has one connection; on a Redis 6.2, or on one that is taken for it."""
+    client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", *lacks)
+    made = redis.Redis if server.binary.numbers < (7, 0) else BeforeRedis7
+    try:
+        with made(port=server.port, username="limited", password="pw", protocol=2, max_connections=1) as user:
+            yield user
+    finally:
+        client.execute_command("ACL", "DELUSER", "limited")
+
+
 @pytest.mark.parametrize("right", ["-hset", "-zrem", "-xadd", "-pexpire", "-zadd"])
 def test_on_redis_6_a_missing_right_is_known_before_the_sweep(client: redis.Redis, server: Server, right: str) -> None:
-    if server.binary.numbers >= (7, 0):
-        pytest.skip("from Redis 7.0 on the script itself asks")
     seats = Seats(client)
     seats.show()
     seats.hold()
     before = seats.snapshot()
-    client.execute_command("ACL", "SETUSER", "limited", *f"reset on >pw ~* &* +@all {right}".split())
-    try:
-        with redis.Redis(port=server.port, username="limited", password="pw", protocol=2) as limited:
-            with pytest.raises(KindRefused, match=right[1:].upper()):
-                seats.kind.check(limited)
-        assert seats.snapshot() == before
-    finally:
-        client.execute_command("ACL", "DELUSER", "limited")
+    with limited(client, server, right) as user:
+        with pytest.raises(KindRefused, match=right[1:].upper()):
+            seats.kind.check(user)
+        assert user.ping() is True, "its connection is free again, and nothing waits on it"
+    assert seats.snapshot() == before
+
+
+def test_on_redis_6_the_writes_of_a_plan_are_asked_for_too(client: redis.Redis, server: Server) -> None:
+    seats = Seats(client, SEATS | {"give_back": ["RPUSH seats:log {qty}", "HINCRBY seats:{show} free {qty}"]})
+    with limited(client, server, "-rpush") as user, pytest.raises(KindRefused, match=r"no right to RPUSH$"):
+        seats.kind.check(user)
+    with limited(client, server, "-hincrby") as user:
+        seats.kind.check(user)  # a sum is written with HSET
+
+
+def test_on_redis_6_a_check_that_fails_leaves_no_transaction_open(client: redis.Redis, server: Server) -> None:
+    with limited(client, server, "-discard") as user:
+        with pytest.raises(redis.ResponseError, match="permission"):
+            Seats(client).kind.check(user)
+        assert user.ping() is True
+
+
+def test_on_redis_6_a_full_redis_is_not_a_missing_right(client: redis.Redis, server: Server, shard: Shard) -> None:
+    with limited(client, server) as user, full(shard):
+        Seats(client).kind.check(user)
 
 
 def test_a_refused_kind_fails_the_run_and_moves_nothing(server: Server, client: redis.Redis) -> None:

@@ -23,7 +23,7 @@ from tests.mutants.recording import FILE
 from tests.mutants.trial import Plan
 
 #: The tests that run the product in their own process. What a child process runs cannot be broken without a file.
-FOLDERS = ("tests/unit", "tests/integration", "tests/property")
+FOLDERS = ("tests/unit", "tests/integration", "tests/lua", "tests/property")
 #: How long the tests of one mutant may take in all, by what they took while nothing was broken: seconds.
 BUDGET = 45.0
 

@@ -2,12 +2,14 @@
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 
+from sweeperd.delivery import relay as relay_module
 from sweeperd.delivery.payload import Message, message
 from sweeperd.delivery.relay import Relay, _delivery_id
 from sweeperd.delivery.request import single_request
@@ -118,6 +120,37 @@ def test_an_unreadable_subscription_is_skipped_and_logged_once(
     with caplog.at_level(logging.WARNING):
         assert [deliver(event(id=name)).reason for name in (b"r1", b"r2")] == ["1 deliveries"] * 2
     assert sorted(record.__dict__["subscription"] for record in caplog.records) == ["broken", "list"]
+
+
+def test_unreadable_subscriptions_are_remembered_up_to_a_limit(
+    shard: Shard, client: redis.Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So memory does not grow. At one more than the limit all are forgotten, and each is logged once more."""
+    monkeypatch.setattr(relay_module, "REMEMBERED", 2)
+    client.mset({"webhook:broken1": "{", "webhook:broken2": "{", "webhook:broken3": "{"})
+    deliver = relay(shard)
+    client.sadd("webhooks:acme", "broken1", "broken2")
+    for _ in range(2):
+        deliver(event())
+    assert len(caplog.records) == 2
+    client.sadd("webhooks:acme", "broken3")
+    caplog.clear()
+    for expected in (["broken3"], ["broken1", "broken2", "broken3"]):
+        deliver(event())
+        assert [record.__dict__["subscription"] for record in caplog.records] == expected
+        caplog.clear()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_each_result_is_observed_with_its_duration(shard: Shard, client: redis.Redis, broken: bool) -> None:
+    if broken:
+        client.set("events:acme", "x")
+    observed: list[DeliveryResult] = []
+    started = time.monotonic()
+    result = Relay(shard, observed.append).deliver(single_request(event(), "event"))
+    assert observed == [result]
+    assert result.result is (Result.FAILED if broken else Result.DELIVERED)
+    assert 0 <= result.seconds <= time.monotonic() - started
 
 
 def test_a_full_redis_changes_nothing_and_the_event_waits(own_shard: Shard) -> None:

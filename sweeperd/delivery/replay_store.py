@@ -63,10 +63,8 @@ class ReplayStore:
         position = self.position(note)
         if position is None:
             return False
-        last = StreamId.parse(note.last)
-        if position >= last:
-            return True
-        return not self._client.xrange(self._keys[0], streams.after(bytes(position)), bytes(last), 1)
+        last = bytes(StreamId.parse(note.last))
+        return not self._client.xrange(self._keys[0], streams.after(bytes(position)), last, 1)
 
 
 def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:

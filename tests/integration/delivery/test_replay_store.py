@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import redis
 
+from sweeperd.delivery.groups import PARKED, TAKE_OVER_AFTER
 from sweeperd.delivery.outbox import Outbox
 from sweeperd.delivery.replay import ReplayNote, replay_group
-from sweeperd.delivery.replay_store import ReplayStore
+from sweeperd.delivery.replay_store import ReplayStore, end_cancelled
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import EVENTS
@@ -94,6 +95,26 @@ def test_one_with_pending_events_ends_by_force_alone(store: ReplayStore, shard: 
     assert group(client) is None
 
 
+def test_it_is_exhausted_from_its_last_event_on(store: ReplayStore, shard: Shard, client: redis.Redis) -> None:
+    meant, outbox = note(add(client, 5)[:3]), Outbox(shard, "us")
+    assert not store.exhausted(meant), "it has no group yet"
+    store.begin(meant)
+    exhausted = [store.exhausted(meant)]
+    while outbox.read(GROUP, 1):
+        exhausted.append(store.exhausted(meant))
+    assert exhausted == [False, False, False, True, True, True]
+
+
+def test_it_is_exhausted_where_what_is_left_of_it_was_removed(store: ReplayStore, client: redis.Redis) -> None:
+    ids = add(client, 5)
+    meant = note(ids[:3])
+    store.begin(meant)
+    client.xdel(EVENTS, *ids[:2])
+    assert not store.exhausted(meant)
+    client.xdel(EVENTS, ids[2])
+    assert store.exhausted(meant)
+
+
 def test_one_whose_group_is_gone_ends(store: ReplayStore, client: redis.Redis) -> None:
     meant = note(add(client))
     store.begin(meant)
@@ -117,3 +138,37 @@ def test_a_stream_of_another_type_ends_nothing(store: ReplayStore, client: redis
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         store.end(meant)
     assert store.read("hook") == meant
+
+
+@pytest.mark.parametrize(
+    ("owner", "idle_seconds", "ends"),
+    [
+        ("us", 0, False),
+        ("us", TAKE_OVER_AFTER / 2, False),
+        ("us", TAKE_OVER_AFTER + 1, True),
+        (PARKED, 0, True),
+        (PARKED, TAKE_OVER_AFTER + 1, True),
+    ],
+    ids=["in hand", "in hand between two heartbeats", "of a dead process", "parked", "parked for long"],
+)
+def test_a_cancelled_one_ends_once_no_process_has_an_event_in_hand(
+    store: ReplayStore, shard: Shard, client: redis.Redis, owner: str | bytes, idle_seconds: float, ends: bool
+) -> None:
+    meant = note(add(client))
+    store.begin(meant)
+    outbox = Outbox(shard, "us")
+    (entry,) = outbox.read(GROUP, 1)
+    client.xclaim(EVENTS, GROUP, owner, 0, [entry.id], idle=int(idle_seconds * 1000), justid=True)
+    assert store.cancel(meant)
+    assert end_cancelled(store, outbox, meant) == ends
+    assert (group(client) is None) == ends
+    assert (store.read("hook") is None) == ends
+
+
+def test_a_cancelled_one_whose_group_is_gone_ends(store: ReplayStore, shard: Shard, client: redis.Redis) -> None:
+    meant = note(add(client))
+    store.begin(meant)
+    assert store.cancel(meant)
+    client.xgroup_destroy(EVENTS, GROUP)
+    assert end_cancelled(store, Outbox(shard, "us"), meant)
+    assert not client.exists(GROUPS)

@@ -12,6 +12,7 @@ import redis
 
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.endpoint_state import EndpointStateStore
+from sweeperd.delivery.groups import WAITING
 from sweeperd.delivery.outbox import Outbox
 from sweeperd.delivery.replay import GROUP_PREFIX, MARKS, ReplayNote, ReplaySpan, replay_group
 from sweeperd.delivery.replay_store import ReplayStore
@@ -322,3 +323,144 @@ def test_how_many_are_left_is_known_to_one_mark(shard: Shard, client: redis.Redi
         left = note.left(position)
         assert count - taken <= left <= count - taken + note.every
     assert taken == count
+
+
+# ---- what one process does with a replay, at each time that it looks
+
+
+def test_a_run_until_idle_ends_the_replay_and_counts_its_events(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+    names = add(client, now - HOUR, 5)
+    with Receiver() as receiver:
+        delivery = Delivery(shard, receiver.url, 2, {})
+        begin(shard, now - 2 * HOUR, now)
+        assert delivery.dispatcher.report().undelivered == 5
+        delivery.dispatcher.start(until_idle=True)
+        assert delivery.dispatcher.join(time.monotonic() + 20)
+        assert seen(receiver) == Counter(names)
+    assert ended(client)
+    report = delivery.dispatcher.report()
+    assert (report.delivered, report.undelivered) == (5, 0)
+
+
+def test_what_is_left_of_a_replay_counts_until_it_is_cancelled(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+    add(client, now - HOUR, 10)
+    dispatcher = Delivery(shard, "http://127.0.0.1:9/hook", 2, {}).dispatcher
+    note = begin(shard, now - 2 * HOUR, now)
+    outbox = Outbox(shard, "us")
+    taken = [entry.id for entry in outbox.read(note.group, 4)]
+    assert dispatcher.report().undelivered == 10
+    outbox.acknowledge(note.group, taken[1:])
+    assert dispatcher.report().undelivered == 7
+    assert ReplayStore(shard).cancel(note)
+    assert dispatcher.report().undelivered == 0
+
+
+@pytest.fixture
+def resting(shard: Shard, deliver: Deliver) -> Iterator[Delivery]:
+    """A delivery to an endpoint that is paused: its replays begin and take nothing. It looks for them when told to."""
+    EndpointStateStore(shard).pause("hook", "test")
+    with deliver("http://127.0.0.1:9/hook", redelivery_initial="1m", redelivery_max="1m") as delivery:
+        yield delivery
+
+
+def deliver_elsewhere(shard: Shard, note: ReplayNote) -> list[str]:
+    """Another process takes and acknowledges what is left of a replay. Returns the reservations' ids."""
+    outbox = Outbox(shard, "another")
+    entries = outbox.read(note.group, 1000)
+    outbox.acknowledge(note.group, [entry.id for entry in entries])
+    return [entry.fields[b"id"].decode() for entry in entries]
+
+
+def test_a_replay_that_others_have_delivered_stops_here(shard: Shard, client: redis.Redis, resting: Delivery) -> None:
+    now = server_time(client)
+    add(client, now - HOUR, 3)
+    note = begin(shard, now - 2 * HOUR, now)
+    resting.dispatcher.refresh_replays()
+    running = resting.dispatcher._replays._running["hook"]
+    assert not running.stop.is_set()
+    deliver_elsewhere(shard, note)
+    resting.dispatcher.refresh_replays()
+    assert ended(client)
+    assert running.stop.is_set()
+
+
+def test_a_replay_goes_on_until_a_later_one_has_begun(shard: Shard, client: redis.Redis, resting: Delivery) -> None:
+    now = server_time(client)
+    add(client, now - HOUR, 3)
+    note, store = begin(shard, now - 2 * HOUR, now), ReplayStore(shard)
+    for _ in range(3):
+        resting.dispatcher.refresh_replays()
+    first = resting.dispatcher._replays._running["hook"]
+    assert not first.stop.is_set()
+    later = note.model_copy(update={"made_at": note.made_at + 1})
+    assert store.end(note, by_force=True)
+    assert store.begin(later) == "begun"
+    resting.dispatcher.refresh_replays()
+    assert first.stop.is_set()
+    first.delivery.wake()
+    assert first.delivery.join(time.monotonic() + 10)
+    resting.dispatcher.refresh_replays()
+    assert resting.dispatcher._replays._running["hook"].note == later
+
+
+def test_a_stop_ends_the_wait_of_a_paused_replay(shard: Shard, client: redis.Redis, resting: Delivery) -> None:
+    """The wait would last for 5 s."""
+    now = server_time(client)
+    add(client, now - HOUR, 3)
+    begin(shard, now - 2 * HOUR, now)
+    replays = resting.dispatcher._replays
+    resting.dispatcher.refresh_replays()
+    (delivery,) = replays.deliveries
+    eventually(lambda: delivery._in_flight._changed._waiters)  # type: ignore[attr-defined]  # its reader waits
+    replays.stop()
+    assert replays.join(time.monotonic() + 3)
+    assert replays.deliveries == []
+
+
+def test_a_stop_waits_for_the_request_in_hand_and_leaves_the_group(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+    add(client, now - HOUR, 20)
+    answering = threading.Event()
+
+    def hold(_request: Request, _before: int) -> Answer:
+        answering.wait(10)
+        return Answer()
+
+    with Receiver(hold) as receiver:
+        dispatcher = Delivery(shard, receiver.url, 2, {}).dispatcher
+        note = begin(shard, now - 2 * HOUR, now)
+        dispatcher.refresh_replays()
+        replays = dispatcher._replays
+        receiver.wait_for(lambda requests: len(requests) > 0)
+        replays.stop()
+        timer = threading.Timer(0.1, answering.set)
+        timer.start()
+        assert replays.join(time.monotonic() + 10)
+        timer.join()
+        assert replays.groups == []
+        owners = {row["name"] for row in client.xinfo_consumers(EVENTS, note.group)}
+        assert owners <= WAITING, "the events in hand wait for another process, and this one has left"
+        assert len(receiver.requests) < 20
+        assert ReplayStore(shard).read("hook") == note
+
+
+def test_a_group_that_is_lost_is_not_made_where_an_earlier_replay_was(
+    shard: Shard, client: redis.Redis, resting: Delivery
+) -> None:
+    now = server_time(client)
+    early, _ = add(client, now - 3 * HOUR, 2, "early"), add(client, now - HOUR, 2, "late")
+    note = begin(shard, now - 2 * HOUR, now)
+    resting.dispatcher.refresh_replays()
+    deliver_elsewhere(shard, note)
+    resting.dispatcher.refresh_replays()
+    (delivery,) = resting.dispatcher._replays.deliveries
+    delivery.wake()
+    assert delivery.join(time.monotonic() + 10)
+    resting.dispatcher.refresh_replays()
+    assert resting.dispatcher._replays.deliveries == []
+    again = begin(shard, now - 4 * HOUR, now - 2 * HOUR)
+    client.xgroup_destroy(EVENTS, again.group)
+    resting.dispatcher.refresh_replays()
+    assert deliver_elsewhere(shard, again)[:2] == early

@@ -2,12 +2,16 @@
 
 import http.client
 import io
+import math
 import socket
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sweeperd.delivery.response import TOLERANCE, BoundedResponse, limit_wait
+from sweeperd.delivery import response as response_module
+from sweeperd.delivery.response import HEAD_LIMIT, TOLERANCE, BoundedReader, BoundedResponse, limit_wait, seconds_left
 
 HEADERS = [
     b"Content-Length: 4\r\n",
@@ -89,3 +93,60 @@ def test_a_time_out_is_set_only_where_it_is_too_long_or_far_too_short() -> None:
             sock.settimeout(before)
             limit_wait(sock, wanted)
             assert sock.gettimeout() == after
+
+
+@pytest.mark.parametrize("too_many", [0, 1])
+def test_headers_have_a_greatest_length(too_many: int) -> None:
+    start, end = b"HTTP/1.1 200 OK\r\nX-Long: ", b"\r\nContent-Length: 0\r\n\r\n"
+    data = start + b"x" * (HEAD_LIMIT - len(start + end) + too_many) + end
+    response = BoundedResponse(Wire(data), method="POST")  # type: ignore[arg-type]
+    if too_many:
+        with pytest.raises(OSError, match="headers are too long"):
+            response.begin()
+    else:
+        response.begin()
+        assert response.status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "closed"), [(b"Content-Length: 0", True), (b"Content-Length: 4", False), (b"X-Length: 0", False)]
+)
+def test_a_response_without_a_body_is_closed_once_its_headers_are_read(headers: bytes, closed: bool) -> None:
+    """So its connection can take the next request, whether anybody reads the body or not."""
+    data = b"HTTP/1.1 200 OK\r\n" + headers + b"\r\n\r\n"
+    response = BoundedResponse(Wire(data), method="POST")  # type: ignore[arg-type]
+    response.begin()
+    assert response.isclosed() == closed
+
+
+@pytest.mark.parametrize("limit", [None, 3.0])
+def test_a_wait_is_no_longer_than_the_sockets_own_time_out(limit: float | None) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(limit)
+        reader = BoundedReader(ours, time.monotonic() + 100)
+        theirs.sendall(b"x")
+        assert reader.readinto(bytearray(10)) == 1
+        allowed = ours.gettimeout()
+        assert allowed is not None
+        assert 0 < allowed <= (limit or 100)
+        reader.close()
+
+
+def test_a_reader_that_is_closed_lets_go_of_its_socket() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        reader = BoundedReader(ours, math.inf)
+        ours.close()  # a socket stays open while a file of it is open
+        reader.close()
+        assert reader.closed
+        theirs.setblocking(False)
+        assert theirs.recv(1) == b"", "the other side sees the end"
+
+
+def test_a_deadline_is_over_at_its_very_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait of 0 seconds would not be a short one: it makes a socket non-blocking."""
+    monkeypatch.setattr(response_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    assert seconds_left(100.5) == 0.5
+    with pytest.raises(TimeoutError):
+        seconds_left(100.0)

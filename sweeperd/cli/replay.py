@@ -15,11 +15,11 @@ from sweeperd.cli.output import Output, printable, timestamp
 from sweeperd.cli.signals import stop_on_signals
 from sweeperd.cli.troubles import Troubles, for_each_shard, warn
 from sweeperd.config import EndpointSettings
-from sweeperd.delivery.replay import ReplayNote, ReplaySpan
+from sweeperd.delivery.replay import ReplayNote, ReplayProgress, ReplaySpan
 from sweeperd.ops import replay
 from sweeperd.ops.actions import Action
 from sweeperd.ops.expired import retention_gap
-from sweeperd.ops.replay import ReplayProgress, described
+from sweeperd.ops.replay import described
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode
 

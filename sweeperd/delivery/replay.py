@@ -105,6 +105,23 @@ class ReplayNote(GroupNote):
         return self.events - max(0, (passed - 1) * self.every + 1) if passed else self.events
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayProgress:
+    """How far a replay is."""
+
+    #: Whether it has ended.
+    ended: bool = True
+    #: How many events are not delivered, about.
+    left: int = 0
+    #: How many of them wait for their next attempt.
+    waiting: int = 0
+
+    @property
+    def only_waits(self) -> bool:
+        """Whether all of its events were sent, and each one that is left waits for its next attempt."""
+        return not self.ended and self.left == self.waiting
+
+
 class ReplayCount:
     """Counts the events of a replay as they are read, in the order of the stream, and takes their marks."""
 

@@ -2,9 +2,11 @@
 
 from typing import cast
 
+import redis
+
 from sweeperd.delivery.groups import TAKE_OVER_AFTER, WAITING
 from sweeperd.delivery.outbox import Outbox
-from sweeperd.delivery.replay import GROUP_PREFIX, ReplayNote, replay_group
+from sweeperd.delivery.replay import GROUP_PREFIX, ReplayNote, ReplayProgress, replay_group
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -65,6 +67,24 @@ class ReplayStore:
             return False
         last = bytes(StreamId.parse(note.last))
         return not self._client.xrange(self._keys[0], streams.after(bytes(position)), last, 1)
+
+    def progress(self, note: ReplayNote) -> ReplayProgress:
+        """How far it is. One whose group is lost has all of its events left: with a new group it begins anew."""
+        position, found = self.position(note), self.read(note.endpoint)
+        if found is None or found.made_at != note.made_at:
+            return ReplayProgress()
+        if position is None:
+            return ReplayProgress(False, note.events)
+        untaken = 0 if self.exhausted(note) else max(1, note.left(position))
+        try:
+            summary = self._client.xpending(self._keys[0], note.group)
+        except redis.ResponseError as error:
+            if "NOGROUP" in str(error):
+                return ReplayProgress()  # it has ended since its note was read
+            raise
+        waiting = sum(row["pending"] for row in summary["consumers"] if row["name"] in WAITING)
+        left = min(note.events, untaken + summary["pending"])  # what is not taken is an estimate
+        return ReplayProgress(False, left, waiting)
 
 
 def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:

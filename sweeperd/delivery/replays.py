@@ -97,12 +97,7 @@ class Replays:
 
     def left(self) -> int:
         """How many events of all replays are not delivered, about. Raises redis.RedisError."""
-        count = 0
-        for note in self._notes().values():
-            position = self._store.position(note)
-            if position is not None and not note.cancelled:
-                count += note.left(position) + len(self._outbox.pending(note.group))
-        return count
+        return sum(self._store.progress(note).left for note in self._notes().values() if not note.cancelled)
 
     def _notes(self) -> dict[str, ReplayNote]:
         return {endpoint: note for endpoint, note in self._store.all().items() if endpoint in self._endpoints}

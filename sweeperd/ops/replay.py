@@ -1,14 +1,9 @@
 """Having the events of a span of time delivered to one endpoint again: count them, begin, watch, cancel."""
 
-from dataclasses import dataclass
-
-import redis
-
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateStore
-from sweeperd.delivery.groups import WAITING
 from sweeperd.delivery.outbox import Outbox
-from sweeperd.delivery.replay import ReplayCount, ReplayFilter, ReplayNote, ReplaySpan
+from sweeperd.delivery.replay import ReplayCount, ReplayFilter, ReplayNote, ReplayProgress, ReplaySpan
 from sweeperd.delivery.replay_store import ReplayStore, end_cancelled
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
@@ -50,41 +45,9 @@ def cancel(shard: Shard, note: ReplayNote) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayProgress:
-    """How far a replay is."""
-
-    #: Whether it has ended.
-    ended: bool = True
-    #: How many events are not delivered, about.
-    left: int = 0
-    #: How many of them wait for their next attempt.
-    waiting: int = 0
-
-    @property
-    def only_waits(self) -> bool:
-        """Whether all of its events were sent, and each one that is left waits for its next attempt."""
-        return not self.ended and self.left == self.waiting
-
-
 def progress(shard: Shard, note: ReplayNote) -> ReplayProgress:
     """How far this replay is. Raises redis.RedisError."""
-    store = ReplayStore(shard)
-    position, found = store.position(note), store.read(note.endpoint)
-    if found is None or found.made_at != note.made_at:
-        return ReplayProgress()
-    if position is None:
-        return ReplayProgress(False, note.events)
-    untaken = 0 if store.exhausted(note) else max(1, note.left(position))
-    try:
-        summary = shard.client.xpending(shard.keys.events, note.group)
-    except redis.ResponseError as error:
-        if "NOGROUP" in str(error):
-            return ReplayProgress()  # it has ended since its note was read
-        raise
-    waiting = sum(row["pending"] for row in summary["consumers"] if row["name"] in WAITING)
-    left = min(note.events, untaken + summary["pending"])  # what is not taken is an estimate
-    return ReplayProgress(False, left, waiting)
+    return ReplayStore(shard).progress(note)
 
 
 def obstacle(shard: Shard, endpoint: str) -> str:

@@ -14,7 +14,7 @@ from sweeperd.config import EndpointSettings
 from sweeperd.delivery.endpoint_state import EndpointStateStore
 from sweeperd.delivery.groups import WAITING
 from sweeperd.delivery.outbox import Outbox
-from sweeperd.delivery.replay import GROUP_PREFIX, MARKS, ReplayNote, ReplaySpan, replay_group
+from sweeperd.delivery.replay import GROUP_PREFIX, MARKS, ReplayNote, ReplayProgress, ReplaySpan, replay_group
 from sweeperd.delivery.replay_store import ReplayStore
 from sweeperd.ops import replay
 from sweeperd.ops.endpoint_status import read_endpoints
@@ -254,13 +254,13 @@ def test_it_is_shown_and_only_one_runs_at_a_time(shard: Shard, client: redis.Red
     assert (status.replay.since_ms, status.replay.events, status.replay.left) == (now - 2 * HOUR, 250, 250)
     outbox = Outbox(shard, "us")
     taken = outbox.read(replay_group("hook"), 100)
-    assert replay.progress(shard, note) == replay.ReplayProgress(False, 250), "they are not delivered yet"
+    assert replay.progress(shard, note) == ReplayProgress(False, 250), "they are not delivered yet"
     outbox.acknowledge(replay_group("hook"), [entry.id for entry in taken])
     (status,) = read_endpoints(shard, [HOOK], now, Counter())
     assert status.replay is not None
     assert 150 <= status.replay.left <= 150 + note.every
     outbox.read(replay_group("hook"), 150)
-    assert replay.progress(shard, note) == replay.ReplayProgress(False, 150)
+    assert replay.progress(shard, note) == ReplayProgress(False, 150)
     store = ReplayStore(shard)
     assert store.exhausted(note)
     assert not store.end(note), "events are pending"
@@ -345,14 +345,16 @@ def test_a_run_until_idle_ends_the_replay_and_counts_its_events(shard: Shard, cl
 
 def test_what_is_left_of_a_replay_counts_until_it_is_cancelled(shard: Shard, client: redis.Redis) -> None:
     now = server_time(client)
-    add(client, now - HOUR, 10)
+    add(client, now - HOUR, 300)
     dispatcher = Delivery(shard, "http://127.0.0.1:9/hook", 2, {}).dispatcher
     note = begin(shard, now - 2 * HOUR, now)
     outbox = Outbox(shard, "us")
-    taken = [entry.id for entry in outbox.read(note.group, 4)]
-    assert dispatcher.report().undelivered == 10
-    outbox.acknowledge(note.group, taken[1:])
-    assert dispatcher.report().undelivered == 7
+    taken = [entry.id for entry in outbox.read(note.group, 300)]
+    assert dispatcher.report().undelivered == 300
+    outbox.acknowledge(note.group, taken[:3])
+    assert dispatcher.report().undelivered == 297
+    client.xgroup_destroy(EVENTS, note.group)
+    assert dispatcher.report().undelivered == 300, "with a new group it begins anew"
     assert ReplayStore(shard).cancel(note)
     assert dispatcher.report().undelivered == 0
 

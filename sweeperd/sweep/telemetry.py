@@ -151,8 +151,6 @@ def _reservation_fields(decision: Decision) -> dict[str, object]:
 def _entry_fields(decision: Decision) -> dict[str, object]:
     """What the log has of an entry of a configured kind."""
     fields = {"id": decode(decision.id)} | _common_fields(decision)
-    if decision.why:
-        fields["why"] = decision.why
     if decision.missing:
         fields["missing"] = list(decision.missing)
     return fields

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from sweeperd.metrics import Metrics
 from sweeperd.sweep.kind import Backlog, Decision, Outcome, SweepReport
+from sweeperd.sweep.reasons import REASONS
 from sweeperd.sweep.telemetry import SweepTelemetry
 
 TRACE = "0123456789abcdef0123456789abcdef"
@@ -230,6 +231,12 @@ def test_a_lease_that_was_lost(told: Told) -> None:
     assert (told.line["level"], told.line["shard"]) == ("WARNING", "s1")
 
 
+def test_tenants_whose_expiries_spiked(told: Told) -> None:
+    told.audit.spiked(3)
+    assert told.changes() == {("sweeperd_expiry_spikes_total", ("s1",)): 3}
+    assert (told.line["level"], told.line["shard"], told.line["tenants"]) == ("WARNING", "s1", 3)
+
+
 def test_redis_goes_away_and_comes_back(told: Told) -> None:
     told.audit.ticked(report())
     told.audit.failed(RuntimeError("gone"), redis_down=True)
@@ -290,3 +297,52 @@ def test_a_configured_kind_is_counted_and_logged_under_its_name(caplog: pytest.L
     expired, quarantined = caplog.records
     assert (vars(expired)["kind"], vars(expired)["id"], vars(expired)["missing"]) == ("seat-hold", "h1", ["seats:s1"])
     assert (vars(quarantined)["reason"], vars(quarantined)["why"]) == ("INVALID_PLAN", "below MIN 0")
+
+
+@pytest.mark.parametrize(("kind", "reasons"), [("reservations", set(REASONS)), ("seat-hold", set())])
+def test_the_series_of_a_kind_are_shown_at_0_from_the_start(kind: str, reasons: set[str]) -> None:
+    """The reasons are those of expire.lua, so a configured kind shows none of them before it has one."""
+    metrics = Metrics()
+    SweepTelemetry(metrics, "s1", kind)
+    zeros = [
+        (sample.name, sample.labels)
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.labels.get("kind") == kind and sample.value == 0
+    ]
+    assert ("sweeperd_sweeps_total", {"shard": "s1", "kind": kind, "result": "ok"}) in zeros
+    assert {labels["outcome"] for name, labels in zeros if name == "sweeperd_candidates_total"} == set(Outcome)
+    assert {labels["reason"] for name, labels in zeros if name == "sweeperd_quarantined_total"} == reasons
+
+
+@pytest.mark.parametrize("kind", ["reservations", "seat-hold"])
+def test_only_reservations_count_under_the_names_of_the_cycles_services(kind: str) -> None:
+    metrics = Metrics(cycles=True)
+    audit = SweepTelemetry(metrics, "s1", kind)
+    audit.decided(
+        [
+            Decision(b"r1", Outcome.EXPIRED, tenant=b"acme"),
+            Decision(b"r2", Outcome.EXPIRED, tenant=b"acme"),
+            Decision(b"r3", Outcome.QUARANTINED, "INVALID_STATE", tenant=b"acme"),
+            Decision(b"r4", Outcome.SKIPPED, "COMMITTED", tenant=b"acme"),
+        ],
+        TRACE,
+    )
+    audit.ticked(report(expired=2, quarantined=1, skipped=1))
+    audit.failed(RuntimeError("gone"), redis_down=True)
+    audit.stood_by()
+    audit.stood_by()
+    counts = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name.startswith("cycles_") and sample.value
+    }
+    expected = {
+        ("cycles_reservations_expired_total", "acme"): 2,
+        ("cycles_reservations_quarantined_total", "acme", "INVALID_STATE"): 1,
+        ("cycles_maintenance_runs_total", "reservation_expiry", "success"): 1,
+        ("cycles_maintenance_runs_total", "reservation_expiry", "failed"): 1,
+        ("cycles_maintenance_runs_total", "reservation_expiry", "skipped_locked"): 2,
+    }
+    assert counts == (expected if kind == "reservations" else {})

@@ -44,6 +44,10 @@ elseif fate == 'again' then
   return {'expired'}
 elseif fate == 'slow' then
   busy(2000)
+elseif fate == 'late' then
+  busy(2000)
+  redis.call('ZREM', KEYS[1], ARGV[1])
+  return {'expired', 3600000}
 elseif fate == 'fail' then
   return redis.error_reply('ERR no luck')
 elseif fate == 'refused' then
@@ -105,7 +109,7 @@ class World:
             QUARANTINE,
             Script("fates", FATES),
             lambda entry, _: Call([INDEX, JOURNAL], [entry, self.now]),
-            lambda entry, reply: Decision(entry, Outcome(reply[0].decode())),
+            lambda entry, reply: Decision(entry, Outcome(reply[0].decode()), lag_ms=sum(reply[1:])),
             GraceScan(Script("grace_scan", GRACE_SCAN), [JOURNAL]) if self.scan else None,
         )
         return Sweeper(self.shard, kind, SweepSettings.model_validate(settings), self._observe, self.stop)
@@ -541,3 +545,10 @@ def test_batches_get_shorter_where_redis_is_slow_and_longer_again(world: World) 
     world.fill({f"go-{number}": 1 for number in range(1000)})
     assert sweeper.tick().pipeline_depth > 4
     assert len(world.observed) == 1120
+
+
+def test_batches_stay_long_where_entries_have_been_due_for_longer_than_max_lag(world: World) -> None:
+    sweeper = world.sweeper(100, 40, least_depth=4)
+    world.fill({f"late-{number}": 1 for number in range(100)})
+    assert sweeper.tick().pipeline_depth == 40
+    assert sweeper.backlog().due == 0

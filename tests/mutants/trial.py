@@ -126,7 +126,7 @@ _TIME_LIMITS = ("Failed: Timeout", "AssertionError: not so within", "AssertionEr
 def _failed_test(output: str) -> str:
     """The first test that the run names as failed."""
     for line in output.splitlines():
-        if line.startswith(("FAILED ", "ERROR ")):
+        if line.startswith(("FAILED tests/", "ERROR tests/")):
             return line.split(" ")[1]
     return ""
 

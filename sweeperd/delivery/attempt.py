@@ -44,7 +44,7 @@ class Attempt:
     def parse(cls, fields: Mapping[bytes, bytes]) -> "Attempt":
         """The opposite of `fields`. A field that is missing, or is no number where one is needed, counts as empty."""
         text = {name: decode(fields.get(name.encode(), b"")) for name in cls.__slots__}
-        number = {name: int(value) if value.isdigit() and len(value) < 20 else 0 for name, value in text.items()}
+        number = {name: int(value) if value.isdecimal() and len(value) < 20 else 0 for name, value in text.items()}
         return cls(
             number["at_ms"],
             text["event_id"],

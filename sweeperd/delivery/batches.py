@@ -24,9 +24,9 @@ class Batch:
 class BatchLimits:
     """How large a batch may be, and how long a partial one may wait, seconds."""
 
-    events: int = 1
-    bytes: int = 1024 * 1024
-    wait: float = 0.05
+    events: int
+    bytes: int
+    wait: float
 
     @classmethod
     def of(cls, endpoint: EndpointSettings) -> "BatchLimits":

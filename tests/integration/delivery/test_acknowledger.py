@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 
+from sweeperd.delivery import acknowledger
 from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
 from sweeperd.delivery.attempt_log import AttemptLog
 from sweeperd.delivery.batches import InFlight
@@ -17,6 +18,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard
 from tests.support.harness import eventually
 from tests.support.streams import entries
+from tests.support.waiting import waits
 
 KEY, GROUP = "sweeperd:events", "billing"
 DEAD_LETTERS = "sweeperd_webhook_dead_letters_total"
@@ -88,6 +90,30 @@ def test_what_has_gathered_is_acknowledged_in_one_round_trip(shard: Shard) -> No
     eventually(lambda: not len(gathering.in_flight))
     assert (gathering.delivered, gathering.pending, gathering.trips) == (20, 0, 1)
     gathering.end()
+
+
+def test_what_gathers_is_acknowledged_when_it_is_enough(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first waits for more, and nothing waits longer where as many have gathered as share a round trip."""
+    monkeypatch.setattr(acknowledger, "GATHER", 60)
+    gathering = Gathering(shard, 3, together=3)
+    gathering.add(gathering.taken[:2])
+    gathering.thread.start()
+    eventually(lambda: waits(gathering.thread))
+    assert (gathering.delivered, gathering.pending, gathering.trips) == (0, 3, 0)
+    gathering.add(gathering.taken[2:])
+    eventually(lambda: gathering.delivered == 3, limit=5)
+    assert (gathering.pending, gathering.trips) == (0, 1)
+    gathering.end()
+
+
+def test_the_end_does_not_wait_for_more(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acknowledger, "GATHER", 60)
+    gathering = Gathering(shard, 2, together=3)
+    gathering.add(gathering.taken)
+    gathering.thread.start()
+    eventually(lambda: waits(gathering.thread))
+    gathering.end()
+    assert (gathering.delivered, gathering.pending) == (2, 0)
 
 
 def test_only_what_was_added_is_acknowledged(shard: Shard) -> None:

@@ -164,6 +164,13 @@ def test_a_full_redis_drops_attempts_and_delivers(own_shard: Shard, caplog: pyte
         assert delivery.dispatcher.join()
 
 
+def test_the_time_that_it_took_is_kept_in_milliseconds(shard: Shard) -> None:
+    log = AttemptLog(shard, "hook", 20, Metrics().webhooks.dropped_attempts.labels("hook"))
+    log.record([OutboxEntry.of(b"1-1", 1, {})], "evt_1", DeliveryResult(Result.FAILED, "HTTP 500", seconds=1.2345))
+    log.write()
+    assert [each.milliseconds for each in attempts(shard)] == [1234]
+
+
 def test_an_entry_that_cannot_be_read() -> None:
     attempt = Attempt.parse({b"at_ms": b"soon", b"events": b"9" * 40, b"first": b"x", b"reason": b"\xff"})
     assert (attempt.at_ms, attempt.events, attempt.reason) == (0, 0, "\\xff")

@@ -1,0 +1,26 @@
+"""The log of attempts while Redis cannot be reached."""
+
+import pytest
+
+from sweeperd.config import RedisSettings
+from sweeperd.delivery.attempt_log import AttemptLog
+from sweeperd.delivery.outbox import OutboxEntry
+from sweeperd.delivery.result import DeliveryResult, Result
+from sweeperd.metrics import Metrics
+from sweeperd.store.embedded import free_port
+from sweeperd.store.shard import Shard
+
+
+def test_what_cannot_be_written_is_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """And nothing is raised, because no delivery waits for the log."""
+    shard = Shard(RedisSettings.model_validate({"url": f"redis://127.0.0.1:{free_port()}"}))
+    metrics = Metrics()
+    log = AttemptLog(shard, "hook", 20, metrics.webhooks.dropped_attempts.labels("hook"))
+    entries = [OutboxEntry.of(b"1-1", 1, {b"id": b"one"})]
+    for _ in range(2):
+        for _ in range(3):
+            log.record(entries, "evt_1", DeliveryResult(Result.FAILED, "HTTP 500"))
+        log.write()
+    dropped = metrics.registry.get_sample_value("sweeperd_webhook_dropped_attempts_total", {"endpoint": "hook"})
+    assert dropped == 6
+    assert [each.message for each in caplog.records] == ["attempts are not recorded"], "said once"

@@ -1,6 +1,7 @@
 """How many events wait for an endpoint: taken or not, wanted or not, exact or not; and the daemon's gauge of it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,6 +91,58 @@ def test_a_long_backlog_is_read_again_only_where_the_group_has_moved(
     stream.read(GROUP, 30)
     for _ in range(2):
         assert read() == (35, True), "a short one is counted each time"
+
+
+def test_a_long_backlog_is_remembered_where_redis_does_not_know_the_lag(
+    stream: Outbox, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis 6.2 never does, and Redis 7 not after events were removed."""
+    monkeypatch.setattr(module, "EXACT", 20)
+    stream.groups.ensure(GROUP)
+    added = add(client, 30)
+    stream.read(GROUP, 1)
+    client.xdel(KEY, added[-1])
+    assert client.xinfo_groups(KEY)[0].get("lag") is None
+    memory = BacklogMemory()
+    for _ in range(2):
+        found = backlog(shard, memory=memory)
+        assert (found.events, found.exact) == (1 + 20, False)
+
+
+def test_a_long_backlog_is_remembered_for_a_minute(
+    stream: Outbox, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock: Any = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(module, "EXACT", 20)
+    monkeypatch.setattr("sweeperd.delivery.backlog.time", clock)
+    stream.groups.ensure(GROUP)
+    add(client, 20)  # exactly as many as are counted one by one
+    memory = BacklogMemory()
+    was_read = []
+    for clock.now in (1000.0, 1001.0, 1000.0 + module.REMEMBERED, 1001.0 + module.REMEMBERED):
+        client.config_resetstat()
+        assert backlog(shard, memory=memory).events == 20
+        was_read.append("cmdstat_xrange" in client.info("commandstats"))
+    assert was_read == [True, False, False, True]
+
+
+def test_a_stream_that_was_lost_is_forgotten(
+    stream: Outbox, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its group is made again at the same position, and what is added then is no part of what was read before."""
+    if not counts_lag(client):
+        pytest.skip("Redis 6.2 does not tell that there are fewer events than before")
+    monkeypatch.setattr(module, "EXACT", 20)
+    memory = BacklogMemory()
+    stream.groups.ensure(GROUP)
+    add_for(client, "acme", 30)
+    assert backlog(shard, ACME, memory=memory).events == 30
+    client.delete(KEY)
+    stream.groups.ensure(GROUP)
+    add_for(client, "globex", 5)
+    assert backlog(shard, ACME, memory=memory).events == 0
+    add_for(client, "globex", 30)
+    assert backlog(shard, ACME, memory=memory).events == 0
 
 
 def test_after_events_were_removed(stream: Outbox, shard: Shard, client: redis.Redis) -> None:

@@ -1,4 +1,4 @@
-"""Bytes from Redis as text for people."""
+"""Bytes from Redis as numbers, and as text for people."""
 
 import functools
 import json
@@ -8,6 +8,11 @@ from datetime import UTC, datetime
 def decode(value: bytes) -> str:
     """As UTF-8; what is not UTF-8 is shown escaped (`\\xff`)."""
     return value.decode("utf-8", "backslashreplace")
+
+
+def whole(value: bytes) -> int | None:
+    """A number without a sign, of 19 digits at most: int64 has no more. None where it is no such number."""
+    return int(value) if value.isdigit() and len(value) <= 19 else None
 
 
 def strings(value: bytes) -> tuple[bytes, ...]:

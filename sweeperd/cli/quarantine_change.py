@@ -21,7 +21,7 @@ from sweeperd.ops.ids import candidates
 from sweeperd.ops.quarantine import Quarantine, QuarantineChange, QuarantineFilter
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.reasons import REASONS
-from sweeperd.text import decode
+from sweeperd.text import decode, whole
 
 #: How many of the entries that stay are named, and how many units are summed.
 NAMED, UNITS = 100, 20
@@ -162,10 +162,9 @@ class Change:
                 continue
             self.done += 1
             unit = decode(entry.unit)
-            if entry.state not in _FINAL and entry.amount.isdigit() and len(entry.amount) <= 19:
-                self.held[unit if unit in self.held or len(self.held) < UNITS else "of other units"] += int(
-                    entry.amount
-                )
+            amount = whole(entry.amount)
+            if entry.state not in _FINAL and amount is not None:
+                self.held[unit if unit in self.held or len(self.held) < UNITS else "of other units"] += amount
 
     @contextlib.contextmanager
     def _progress(self, total: int) -> Iterator[Callable[[int], None]]:

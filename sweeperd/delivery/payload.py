@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sweeperd.config import Format
-from sweeperd.text import decode, decode_list, rfc3339
+from sweeperd.text import decode, decode_list, rfc3339, whole
 
 #: The type of an event that names none: a reservation's.
 EVENT_TYPE = "reservation.expired"
@@ -203,8 +203,7 @@ def _list(fields: Fields, name: bytes) -> tuple[str, ...] | None:
 
 
 def _integer(fields: Fields, name: bytes) -> int | None:
-    text = fields.get(name, b"")
-    return int(text) if text.isdigit() and len(text) <= 19 else None
+    return whole(fields.get(name, b""))
 
 
 def _time(fields: Fields, name: bytes) -> str | None:

@@ -15,7 +15,7 @@ from sweeperd.delivery.outbox import ONLY_FOR
 from sweeperd.delivery.payload import Fields, category, event_type
 from sweeperd.delivery.subscription import EventFilter, Subscription
 from sweeperd.store.streams import StreamId, milliseconds
-from sweeperd.text import decode
+from sweeperd.text import decode, whole
 
 #: What the name of a replay's group begins with. The name of no endpoint does.
 GROUP_PREFIX = "_replay."
@@ -188,7 +188,7 @@ class ReplaySubscription(Subscription):
 def _time_ms(entry: bytes, fields: Fields) -> int:
     """The time of an event: of its expiry, or of what it is about."""
     for name in (b"expired_at", b"at"):
-        text = fields.get(name, b"")
-        if text.isdigit() and len(text) <= 19:
-            return int(text)
+        time_ms = whole(fields.get(name, b""))
+        if time_ms is not None:
+            return time_ms
     return milliseconds(entry)

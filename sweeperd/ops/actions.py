@@ -16,7 +16,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.text import decode
+from sweeperd.text import decode, whole
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +64,9 @@ def read_actions(shard: Shard, first: bytes = streams.FIRST, *, newest_first: bo
     """The actions that are kept, from the id `first` on. Raises redis.RedisError."""
     for entry, fields in streams.read(shard, shard.keys.actions, first, backwards=newest_first):
         who, action, target, count = (fields.get(name, b"") for name in (b"who", b"action", b"target", b"count"))
-        number = int(count) if count.isdigit() and len(count) <= 19 else 0
-        yield RecordedAction(entry, streams.milliseconds(entry), decode(who), decode(action), decode(target), number)
+        yield RecordedAction(
+            entry, streams.milliseconds(entry), decode(who), decode(action), decode(target), whole(count) or 0
+        )
 
 
 class ActionExporter:

@@ -13,7 +13,7 @@ from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
-from sweeperd.text import decode
+from sweeperd.text import decode, whole
 
 #: How many are replayed or dropped in one go.
 PAGE = 100
@@ -158,13 +158,12 @@ def drop(shard: Shard, ids: Sequence[str]) -> list[bool]:
 
 
 def _letter(shard: Shard, entry: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
-    attempts = fields.get(b"attempts", b"")
     return DeadLetter(
         shard.name,
         entry.decode(),
         decode(fields.get(b"endpoint", b"")),
         decode(fields.get(b"reason", b"")),
-        int(attempts) if attempts.isdigit() and len(attempts) <= 19 else 0,
+        whole(fields.get(b"attempts", b"")) or 0,
         fields.get(b"tenant", b""),
         json.loads(message(shard.origin, fields).body) if b"id" in fields else None,
     )

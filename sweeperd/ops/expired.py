@@ -13,7 +13,7 @@ from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
 from sweeperd.sweep.kind import RESERVATIONS
-from sweeperd.text import decode, rfc3339
+from sweeperd.text import decode, rfc3339, whole
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ExpiryReader:
         for entry, fields in streams.read(self.shard, self.shard.keys.events, self._first, self._last):
             self._first = streams.after(entry)
             if ONLY_FOR not in fields and is_expiry(fields) and self._asked_for(fields):
-                written = _whole(fields, b"expired_at")
+                written = whole(fields.get(b"expired_at", b""))
                 expired_at_ms = streams.milliseconds(entry) if written is None else written
                 if expired_at_ms >= self._since_ms and (self._until_ms is None or expired_at_ms < self._until_ms):
                     yield self._expiry(entry, fields, expired_at_ms)
@@ -85,7 +85,7 @@ class ExpiryReader:
         return decode(tenant) == self._tenant or tenant == self._tenant.encode("utf-8", "surrogateescape")
 
     def _expiry(self, entry: bytes, fields: dict[bytes, bytes], expired_at_ms: int) -> Expiry:
-        deadline, grace = _whole(fields, b"expires_at"), _whole(fields, b"grace_ms")
+        deadline, grace = whole(fields.get(b"expires_at", b"")), whole(fields.get(b"grace_ms", b""))
         lag = None if deadline is None or grace is None else expired_at_ms - deadline - grace
         return Expiry(self.shard.name, entry, expired_at_ms, lag, self.shard.origin, fields)
 
@@ -108,8 +108,3 @@ def retention_gap(shard: Shard, since_ms: int) -> str:
     if oldest_ms <= since_ms:
         return ""
     return f"the oldest event that is still kept is of {rfc3339(oldest_ms)}; what expired before is not shown"
-
-
-def _whole(fields: dict[bytes, bytes], name: bytes) -> int | None:
-    text = fields.get(name, b"")
-    return int(text) if text.isdigit() and len(text) <= 19 else None

@@ -18,7 +18,7 @@ from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, StreamRow
 from sweeperd.sweep.kind import RESERVATIONS, Kind
-from sweeperd.text import decode, strings
+from sweeperd.text import decode, strings, whole
 
 #: The script that wrote `expired_at` added the event too, so its id is in this range around that time, ms.
 EVENT_BEFORE, EVENT_AFTER = 10, 5_000
@@ -180,8 +180,7 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
         wanted = configured.get(name)
         if name in letters:
             letter = letters[name]
-            attempts = letter.get(b"attempts", b"")
-            hand_overs = int(attempts) if attempts.isdigit() else 0
+            hand_overs = whole(letter.get(b"attempts", b"")) or 0
             yield EventDelivery(name, Fate.DEAD_LETTER, hand_overs, reason=decode(letter.get(b"reason", b"")))
         elif name not in groups:
             yield EventDelivery(name, Fate.NO_GROUP)

@@ -1,8 +1,8 @@
-"""Bytes and moments as text."""
+"""Bytes as numbers; bytes and moments as text."""
 
 import pytest
 
-from sweeperd.text import decode, decode_list, parse_rfc3339, per_second, rfc3339, span, strings
+from sweeperd.text import decode, decode_list, parse_rfc3339, per_second, rfc3339, span, strings, whole
 
 
 @pytest.mark.parametrize(
@@ -11,6 +11,15 @@ from sweeperd.text import decode, decode_list, parse_rfc3339, per_second, rfc333
 )
 def test_shown(value: bytes, text: str) -> None:
     assert decode(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [(b"0", 0), (b"12", 12), (b"9" * 19, 10**19 - 1), (b"9" * 20, None), (b"9" * 5000, None)]
+    + [(text, None) for text in (b"", b"-1", b"+1", b" 1", b"1.5", b"x", "²".encode())],
+)
+def test_whole_numbers(value: bytes, number: int | None) -> None:
+    assert whole(value) == number
 
 
 @pytest.mark.parametrize(

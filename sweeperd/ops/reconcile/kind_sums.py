@@ -19,6 +19,7 @@ from sweeperd.ops.reconcile.keyspace import batches
 from sweeperd.ops.reconcile.kind_reader import KindReader
 from sweeperd.ops.reconcile.kind_report import KindFault, KindFinding, KindStage
 from sweeperd.sweep.kind import Outcome
+from sweeperd.text import whole
 
 #: How many walks have to agree. An entry that comes and goes while another one like it takes its place can look like a
 #: difference in one walk; that it does so in each of them, unseen, is improbable.
@@ -121,10 +122,10 @@ class SumComparison:
 
     def _holding(self, declared: SumSettings, entry: bytes, row: _Row) -> tuple[Counted, int] | None:
         key, name = (_filled(parse_word(text), entry, row) for text in (declared.key, declared.field))
-        amount = row.get(declared.of.encode(), b"")
-        if key is None or name is None or not amount.isdigit():
+        amount = whole(row.get(declared.of.encode(), b""))
+        if key is None or name is None or amount is None:
             return None
-        return (self._prefix + key, name), int(amount)
+        return (self._prefix + key, name), amount
 
     def _fields(self) -> list[str]:
         """The fields of a hash that the sums need."""
@@ -185,5 +186,7 @@ def _filled(word: Word, entry: bytes, row: _Row) -> bytes | None:
 
 
 def _number(value: bytes | None) -> int | None:
-    text = (value or b"").removeprefix(b"-")
-    return int(value or b"") if text.isdigit() and len(text) <= 19 else None
+    if value is None:
+        return None
+    number = whole(value.removeprefix(b"-"))
+    return -number if number is not None and value.startswith(b"-") else number

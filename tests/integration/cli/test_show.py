@@ -110,6 +110,13 @@ def test_it_is_found_among_many_events_of_that_moment(sweeperd: Sweeperd, client
     assert shard["event"]["stream_id"] == f"{now + 3}-1"
 
 
+def test_a_dead_letter_whose_count_is_none(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    event = append(client, "sweeperd:events", {"id": "r1", "expired_at": server_time(client)})
+    client.hset("reservation:res_r1", "expired_at", client.xrange("sweeperd:events")[0][1][b"expired_at"])
+    append(client, "sweeperd:dead-letters", {"event": event, "endpoint": "bad", "attempts": "9" * 5000})
+    assert deliveries(sweeperd("show", "r1", "--json"))["bad"]["hand_overs"] == 0
+
+
 @pytest.mark.parametrize("expired_at", ["", "soon", "-1", "9" * 400, "9" * 16, "٣"])
 def test_a_time_that_is_none(expired_at: str, sweeperd: Sweeperd, client: redis.Redis) -> None:
     client.hset("reservation:res_r1", mapping={"state": "EXPIRED", "expired_at": expired_at})

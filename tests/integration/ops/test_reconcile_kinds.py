@@ -47,6 +47,13 @@ def test_a_drift_that_stays_is_found(shard: Shard, client: redis.Redis) -> None:
     assert (dict(report.found), report.unjudged) == ({KindFault.SUM_DRIFT: 1}, 0)
 
 
+def test_an_amount_of_too_many_digits_counts_for_nothing(shard: Shard, client: redis.Redis) -> None:
+    hold_seats(client, "a", 3, FUTURE)
+    hold_seats(client, "b", "9" * 5000, FUTURE)
+    client.hset("seats:hamlet", "held", 3)
+    assert dict(walk(shard, lambda _: None).found) == {}
+
+
 def test_a_hold_that_takes_the_place_of_another_is_no_drift(shard: Shard, client: redis.Redis) -> None:
     """A walk may see neither of two holds that follow each other, and the counter never changes."""
     client.hset("seats:hamlet", "held", 1)

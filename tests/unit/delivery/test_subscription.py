@@ -32,6 +32,7 @@ def endpoint(**settings: Any) -> EndpointSettings:
         ({"scopes": ["tenant:acme/workspace:prod"]}, [EXPIRED]),
         ({"scopes": ["tenant:acme"]}, []),
         ({"scopes": ["tenant:acme/*"]}, [EXPIRED]),
+        ({"scopes": ["tenant:acme/workspace:pro*"]}, [EXPIRED]),
         ({"scopes": ["tenant:acme/workspace:prod*"]}, []),
         ({"scopes": ["tenant:other/*", "tenant:acme/workspace:p*"]}, [EXPIRED]),
         ({"scopes": ["*"]}, [EXPIRED]),
@@ -42,7 +43,10 @@ def test_events_that_match(settings: dict[str, Any], wanted: list[Fields]) -> No
     assert [event for event in (EXPIRED, SEAT, SPIKE) if selected.matches(event)] == wanted
 
 
-@pytest.mark.parametrize("settings", [{}, {"tenants": ["acme"]}, {"tenants": ["other"]}, {"events": ["seat-hold"]}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"tenants": ["acme"]}, {"tenants": ["other"]}, {"events": ["seat-hold"]}, {"scopes": ["tenant:other"]}],
+)
 def test_an_event_of_the_script_is_judged_by_its_fields(settings: dict[str, Any]) -> None:
     """The reader does not look into it where every expiry is wanted; that must say the same."""
     fields = {name: EXPIRED.get(name, b"") for name in EXPIRY_FIELDS}
@@ -63,3 +67,10 @@ def test_a_replayed_event_goes_to_its_endpoint_whatever_the_filter_says() -> Non
     assert subscription.wants(OutboxEntry.of(b"1-0", 1, EXPIRED | {b"only_for": b"hook"}))
     assert not subscription.wants(OutboxEntry.of(b"1-0", 1, EXPIRED | {b"only_for": b"audit"}))
     assert not subscription.wants(OutboxEntry.of(b"1-0", 1, EXPIRED))
+
+
+def test_an_endpoint_that_gets_every_expiry_gets_no_other_event_unasked() -> None:
+    subscription = Subscription(endpoint())
+    assert subscription.wants(OutboxEntry.of(b"1-0", 1, SEAT))
+    assert not subscription.wants(OutboxEntry.of(b"1-0", 1, SPIKE))
+    assert not subscription.wants(OutboxEntry.of(b"1-0", 1, EXPIRED | {b"only_for": b"audit"}))

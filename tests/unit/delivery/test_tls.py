@@ -1,8 +1,10 @@
 """TLS to real receivers, straight and through a real proxy: what is verified, and what the reason says."""
 
 import datetime
+import shutil
 import socket
 import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +54,21 @@ def test_the_ca_of_the_endpoint_is_the_only_one(
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", authority.ca())
         assert Sender(receiver.url).once().delivered
         assert failure(Sender(receiver.url, ca=other.ca()).once()) == UNTRUSTED
+
+
+def test_a_directory_of_cas(authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenSSL finds a CA in it by the name of the file: the hash of the CA's subject."""
+    command = ["openssl", "x509", "-hash", "-noout", "-in", authority.ca()]
+    name = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    full, empty = tmp_path / "full", tmp_path / "empty"
+    for directory in (full, empty):
+        directory.mkdir()
+    shutil.copy(authority.ca(), full / f"{name}.0")
+    with Receiver(tls=authority.server()) as receiver:
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(full))
+        assert Sender(receiver.url).once().delivered
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(empty))
+        assert failure(Sender(receiver.url).once()) == UNTRUSTED
 
 
 def test_a_bundle_that_is_not_there_is_a_failure_of_the_request(

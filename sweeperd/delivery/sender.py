@@ -187,10 +187,7 @@ def _read_some(response: urllib3.BaseHTTPResponse) -> bytes:
         return b""
     left, kept = RESPONSE_LIMIT, b""
     try:
-        while left > 0:
-            chunk = response.read1(left, decode_content=False)
-            if not chunk:
-                break
+        while left and (chunk := response.read1(left, decode_content=False)):
             left -= len(chunk)
             kept += chunk[: KEPT - len(kept)]
     except (urllib3.exceptions.HTTPError, OSError, ValueError):

@@ -17,6 +17,7 @@ import standardwebhooks
 from sweeperd import __version__
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.payload import Message
+from sweeperd.delivery.rate_limit import RateLimit
 from sweeperd.delivery.request import WebhookRequest, webhook_request
 from sweeperd.delivery.result import DeliveryResult, Result
 from sweeperd.delivery.sender import KEPT, RESPONSE_LIMIT, WebhookClient
@@ -36,7 +37,13 @@ WHSEC = "whsec_" + base64.b64encode(bytes(range(200, 232))).decode()
 class Sender:
     """A webhook of this endpoint, with the results that it returned."""
 
-    def __init__(self, url: str, settings: dict[str, object] | None = None, **endpoint: object) -> None:
+    def __init__(
+        self,
+        url: str,
+        settings: dict[str, object] | None = None,
+        limit: RateLimit | None = None,
+        **endpoint: object,
+    ) -> None:
         self.verdicts: list[DeliveryResult] = []
         self.stop = threading.Event()
         self.clock = Clock()
@@ -50,6 +57,7 @@ class Sender:
             4,
             self.verdicts.append,
             self.stop,
+            limit,
         )
 
     def once(self) -> DeliveryResult:
@@ -169,6 +177,14 @@ def test_user_and_password_of_the_url() -> None:
     assert request.headers["Authorization"] == "Basic " + base64.b64encode(b"user:p@ss").decode()
     assert request.path == "/hook"
     assert "@" not in request.headers["Host"]
+
+
+@pytest.mark.parametrize("part", ["user:", ":password"])
+def test_a_user_or_a_password_alone(part: str) -> None:
+    with Receiver() as receiver:
+        Sender(receiver.url.replace("//", f"//{part}@")).once()
+    (request,) = receiver.requests
+    assert request.headers["Authorization"] == "Basic " + base64.b64encode(part.encode()).decode()
 
 
 def test_cookies_are_not_sent_back() -> None:
@@ -354,7 +370,8 @@ def test_no_more_than_the_limit_is_read() -> None:
     """A fast receiver does not get to send for as long as the time-out is."""
     length = 500 * RESPONSE_LIMIT
     with raw_server(OK + b"Content-Length: %d\r\n\r\n" % length + b"x" * length) as (url, connections):
-        verdict = Sender(url, {"timeout": "30s"}).once()
+        sender = Sender(url, {"timeout": "30s"})
+        verdict = sender.once()
         assert verdict.delivered
         assert verdict.seconds < 30
         # Its connection is of no use any more: the rest of that body is still to come.
@@ -447,6 +464,36 @@ def test_a_shorter_retry_after_is_waited_for() -> None:
         assert Sender(receiver.url, {"backoff_max": "2s"}).deliver().delivered
     first, second = receiver.requests
     assert 1.0 <= second.at - first.at < 4
+
+
+def test_a_retry_after_of_exactly_the_longest_back_off_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A date has no fraction of a second, but Redis's clock has one."""
+    until = b"HTTP/1.1 503 Busy\r\nRetry-After: Tue, 14 Nov 2023 22:14:20 GMT\r\nContent-Length: 0\r\n\r\n"
+    with raw_server(until, OK + b"Content-Length: 0\r\n\r\n") as (url, _):
+        sender = Sender(url, {"backoff_max": "125ms"})
+        monkeypatch.setattr(sender.clock, "now_ms", lambda: 1_700_000_059_875)
+        assert sender.deliver().delivered
+        sender.webhook.close()
+    assert [verdict.retry_after for verdict in sender.verdicts] == [0.125, None]
+
+
+class Turns(RateLimit):
+    """A `max_rate` that lets every request through, and counts them."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def take(self, stop: threading.Event) -> bool:
+        self.taken += 1
+        return not stop.is_set()
+
+
+def test_each_retry_takes_a_turn_of_its_own_and_the_first_attempt_none() -> None:
+    """The first one's turn is awaited before `deliver`: it would take two."""
+    turns = Turns()
+    with Receiver(lambda _, before: Answer(500 if before < 2 else 200)) as receiver:
+        assert Sender(receiver.url, {"attempts": 3}, limit=turns).deliver().delivered
+    assert turns.taken == 2
 
 
 def test_stop_ends_the_wait_between_retries() -> None:
@@ -563,6 +610,15 @@ def test_an_exchange_tells_what_was_sent_and_what_came_back() -> None:
     assert sender.verdicts == [exchange.outcome]
     assert (exchange.outcome.result, exchange.outcome.status) == (Result.FAILED, 503)
     assert "Basic" not in repr(exchange)
+
+
+def test_the_body_that_is_kept_is_bounded_however_it_comes() -> None:
+    pieces = b"".join(b"%x\r\n%b\r\n" % (1000, letter * 1000) for letter in (b"a", b"b", b"c", b"d", b"e", b"f"))
+    with raw_server(OK + b"Transfer-Encoding: chunked\r\n\r\n" + pieces + b"0\r\n\r\n") as (url, _):
+        sender = Sender(url)
+        exchange = sender.webhook.send_once(sender.request())
+        sender.webhook.close()
+    assert exchange.response_body == b"a" * 1000 + b"b" * 1000 + b"c" * 1000 + b"d" * 1000 + b"e" * 96
 
 
 def test_an_exchange_without_an_answer() -> None:

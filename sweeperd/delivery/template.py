@@ -149,8 +149,8 @@ def _template(form: Format) -> tuple[bytes, Choice, Choice]:
     values from a row in the order of these places. It is made from an event whose values are found again in its JSON.
     """
     marked = {name: b"<%b>" % name for name in (*_COMMON_TEXTS, b"id")}
-    marked |= {name: b"%d" % (10**18 + number) for number, name in enumerate((*_COMMON_INTEGERS, b"amount"))}
-    marked |= {name: b"%d" % (10**12 + 1001 * number**2) for number, name in enumerate(_TIMES)}
+    marked |= {name: b"%d" % number for number, name in enumerate((*_COMMON_INTEGERS, b"amount"), 10**18)}
+    marked |= zip(_TIMES, (b"1000000000000", b"1000000001001", b"1000000004004"), strict=True)
     ttl_ms = b"%d" % (int(marked[b"expires_at"]) - int(marked[b"created_at"]))
     common = (*(marked[name] for name in _COMMON_TEXTS + _COMMON_INTEGERS), b"<shard>")
     times = [_text(marked[name]) for name in _TIMES]

@@ -115,8 +115,7 @@ class _Adapter(requests.adapters.HTTPAdapter):
         return host, options
 
     def close(self) -> None:
-        """Close the connections now: the pool manager only forgets its pools, which close when they are collected."""
-        super().close()
+        """Close the connections now: requests only forgets the pool, which closes when it is collected."""
         if self._pool is not None:
             self._pool.close()
 

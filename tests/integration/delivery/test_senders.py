@@ -1,0 +1,412 @@
+"""What is sent of a batch and what its result means for its events, the circuit and the state; and the threads."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
+from sweeperd.delivery.attempt_log import AttemptLog
+from sweeperd.delivery.batches import Batch, BatchLimits, BatchQueue, InFlight
+from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker
+from sweeperd.delivery.circuit_publisher import CircuitPublisher
+from sweeperd.delivery.endpoint_state import CircuitState, CircuitStateStore, EndpointStateCache, EndpointStateStore
+from sweeperd.delivery.outbox import Outbox, OutboxEntry
+from sweeperd.delivery.redelivery import Redelivery
+from sweeperd.delivery.request import EventEncoder, WebhookRequest
+from sweeperd.delivery.result import DeliveryResult, Result
+from sweeperd.delivery.senders import BatchSender, SenderThreads
+from sweeperd.metrics import Metrics
+from sweeperd.store.shard import Shard
+from tests.support.harness import eventually
+
+pytestmark = pytest.mark.newest_redis
+
+NOW = 1_795_000_000_000
+MAX_AGE_MS = 60_000
+BATCHES = BatchLimits(events=100)
+
+DELIVERED = DeliveryResult(Result.DELIVERED, "HTTP 200", 200)
+FAILED = DeliveryResult(Result.FAILED, "HTTP 500", 500)
+#: Refused for what is in it: a smaller batch may be accepted.
+REFUSED = DeliveryResult(Result.REJECTED, "HTTP 422", 422)
+#: Refused for the events, but no smaller batch is tried.
+CONFLICT = DeliveryResult(Result.REJECTED, "HTTP 409", 409)
+GONE = DeliveryResult(Result.REJECTED, "HTTP 410", 410)
+
+
+class Client:
+    """Takes requests in the place of HTTP. It gives these results in turn, the last one again and again."""
+
+    def __init__(self, *results: DeliveryResult) -> None:
+        self.results = list(results)
+        self.requests: list[WebhookRequest] = []
+        #: Called before each request, as long as its turn has not come.
+        self.wait: Callable[[], bool] = lambda: True
+        self.closed = False
+
+    def deliver(self, request: WebhookRequest, attempts: int | None = None) -> DeliveryResult:
+        self.requests.append(request)
+        return self.results.pop(0) if len(self.results) > 1 else self.results[0]
+
+    def await_turn(self) -> bool:
+        return self.wait()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Sending:
+    """A sender of the endpoint `hook` with what it moves."""
+
+    def __init__(self, shard: Shard, *results: DeliveryResult, limits: BatchLimits = BATCHES) -> None:
+        self.client = Client(*(results or [DELIVERED]))
+        self.circuit = CircuitBreaker(30, 3600)
+        self.state = EndpointStateCache(shard, "hook")
+        self.stop = threading.Event()
+        self.metrics = Metrics()
+        #: What other replicas know.
+        self.saved = EndpointStateStore(shard)
+        self._circuits = CircuitStateStore(shard)
+        self.encoder = EventEncoder("default", b"", batches=limits.events > 1)
+        self.attempts = AttemptLog(shard, "hook", 0, self.metrics.webhooks.dropped_attempts.labels("hook"))
+        self.sender = BatchSender(
+            "hook",
+            shard,
+            self.client,
+            self.encoder.request,
+            self.circuit,
+            CircuitPublisher(shard, "hook", "us", self.circuit),
+            self.state,
+            Redelivery(30, 3600, MAX_AGE_MS),
+            limits,
+            self.metrics,
+            self.attempts,
+            self.stop,
+            {"endpoint": "hook"},
+        )
+
+    def send(self, entries: Sequence[OutboxEntry], *, probe: bool = False) -> list[Settlement]:
+        return self.sender.send(Batch(tuple(entries), probe))
+
+    @property
+    def published(self) -> CircuitState:
+        """The circuit, as operators see it."""
+        return self._circuits.read("hook")
+
+    def counted(self, result: Result) -> float | None:
+        """The counter of events."""
+        labels = {"endpoint": "hook", "result": result}
+        return self.metrics.registry.get_sample_value("sweeperd_webhook_events_total", labels)
+
+
+@pytest.fixture(autouse=True)
+def _clock(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis's clock stands still at NOW."""
+    monkeypatch.setattr(shard.clock, "now_ms", lambda: NOW)
+
+
+def entries(count: int, added_ms: int = NOW, **fields: bytes) -> list[OutboxEntry]:
+    """So many events."""
+    own = {name.encode(): value for name, value in fields.items()}
+    return [OutboxEntry.of(b"%d-%d" % (added_ms, number), 3, {b"id": b"r%d" % number} | own) for number in range(count)]
+
+
+def acts(settlements: Sequence[Settlement]) -> list[tuple[Disposition, list[bytes]]]:
+    """What happens to which events."""
+    return [(settlement.action, settlement.ids) for settlement in settlements]
+
+
+def ids(events: Sequence[OutboxEntry]) -> list[bytes]:
+    return [entry.id for entry in events]
+
+
+def logged(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, Any]]:
+    """The fields of each line with this message."""
+    return [vars(record) for record in caplog.records if record.message == message]
+
+
+# ---- what is sent
+
+
+def test_a_body_of_exactly_batch_bytes_is_sent_whole(shard: Shard) -> None:
+    events = entries(4)
+    size = len(EventEncoder("default", b"", batches=True).request(events).body)
+    whole = Sending(shard, limits=BatchLimits(events=100, bytes=size))
+    assert acts(whole.send(events)) == [(Disposition.ACKNOWLEDGE, ids(events))]
+    assert [request.events for request in whole.client.requests] == [4]
+    halved = Sending(shard, limits=BatchLimits(events=100, bytes=size - 1))
+    assert len(halved.send(events)) == 2
+    assert [request.events for request in halved.client.requests] == [2, 2]
+    longer = Sending(shard, limits=BatchLimits(events=100, bytes=10))
+    assert acts(longer.send(events[:1])) == [(Disposition.ACKNOWLEDGE, ids(events[:1]))], "an event has no half"
+
+
+def test_a_refused_batch_is_sent_in_halves_in_order(shard: Shard) -> None:
+    sending = Sending(shard, REFUSED, DELIVERED)
+    events = entries(5)
+    assert acts(sending.send(events)) == [
+        (Disposition.ACKNOWLEDGE, ids(events[:3])),
+        (Disposition.ACKNOWLEDGE, ids(events[3:])),
+    ]
+    assert (sending.counted(Result.REJECTED), sending.counted(Result.DELIVERED)) == (5, 5)
+
+
+def test_what_was_held_back_while_it_waited_for_its_turn_is_not_sent(shard: Shard) -> None:
+    """The circuit opens, or the endpoint is paused, by another request during the wait."""
+    for event in (lambda one: open_circuit(one.circuit), lambda one: one.state.pause("moving house")):
+        sending = Sending(shard)
+
+        def wait(sending: Sending = sending, event: Callable[[Sending], object] = event) -> bool:
+            event(sending)
+            return True
+
+        sending.client.wait = wait
+        events = entries(2)
+        assert acts(sending.send(events)) == [(Disposition.RELEASE, ids(events))]
+        assert not sending.client.requests
+
+
+def test_a_stop_during_the_wait_for_its_turn_releases_the_events(shard: Shard) -> None:
+    sending = Sending(shard)
+    sending.client.wait = lambda: False
+    assert acts(sending.send(entries(1))) == [(Disposition.RELEASE, ids(entries(1)))]
+    assert not sending.client.requests
+
+
+def open_circuit(circuit: CircuitBreaker) -> None:
+    for number in range(FAILURES_TO_OPEN):
+        circuit.failed(b"%d-1" % number, "HTTP 500")
+
+
+@pytest.mark.parametrize("probe", [False, True])
+def test_while_the_circuit_is_open_only_a_probe_is_sent(shard: Shard, probe: bool) -> None:
+    sending = Sending(shard)
+    open_circuit(sending.circuit)
+    ((action, _),) = acts(sending.send(entries(1), probe=probe))
+    assert action is (Disposition.ACKNOWLEDGE if probe else Disposition.RELEASE)
+    assert len(sending.client.requests) == probe
+
+
+def test_close_closes_the_client(shard: Shard) -> None:
+    sending = Sending(shard)
+    sending.sender.close()
+    assert sending.client.closed
+
+
+# ---- what a failure means for the events
+
+
+@pytest.mark.parametrize("result", [FAILED, REFUSED])
+def test_an_event_of_exactly_the_greatest_age_is_tried_again(shard: Shard, result: DeliveryResult) -> None:
+    """And each event is settled once."""
+    oldest = NOW - MAX_AGE_MS
+    for age, action in ((oldest - 1, Disposition.DEAD_LETTER), (oldest, Disposition.NACK), (NOW, Disposition.NACK)):
+        events = entries(1, age)
+        (settlement,) = Sending(shard, result).send(events)
+        assert (settlement.action, settlement.ids, settlement.reason) == (action, ids(events), result.reason)
+    both = [*entries(2, oldest - 1), *entries(2, oldest)]
+    assert acts(Sending(shard, FAILED).send(both)) == [
+        (Disposition.DEAD_LETTER, ids(both[:2])),
+        (Disposition.NACK, ids(both[2:])),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("result", "count", "limit", "alone"),
+    [
+        (REFUSED, 1, 100, True),
+        (CONFLICT, 1, 100, True),
+        (FAILED, 1, 100, False),
+        (CONFLICT, 3, 100, False),
+        (FAILED, 3, 100, False),
+        # Without batches each event is alone anyway.
+        (REFUSED, 1, 1, False),
+    ],
+)
+def test_only_an_event_that_was_refused_alone_travels_alone(
+    shard: Shard, result: DeliveryResult, count: int, limit: int, alone: bool
+) -> None:
+    events = entries(count)
+    (settlement,) = Sending(shard, result, limits=BatchLimits(events=limit)).send(events)
+    assert (settlement.action, settlement.ids) == (Disposition.NACK, ids(events))
+    assert [entry.alone for entry in settlement.entries] == [alone] * count
+
+
+# ---- what a result means for the endpoint
+
+
+@pytest.mark.parametrize(
+    ("result", "count", "failures"), [(FAILED, 1, 1), (FAILED, 2, 1), (CONFLICT, 2, 1), (CONFLICT, 1, 0)]
+)
+def test_only_a_refusal_of_a_single_event_is_no_failure_of_the_endpoint(
+    shard: Shard, result: DeliveryResult, count: int, failures: int
+) -> None:
+    sending = Sending(shard, result)
+    sending.send(entries(count))
+    assert sending.circuit.failures == failures
+
+
+def test_a_410_pauses_the_endpoint_on_all_replicas_at_once(shard: Shard) -> None:
+    sending = Sending(shard, GONE)
+    events = entries(2)
+    (settlement,) = sending.send(events)
+    assert (settlement.action, settlement.ids, settlement.reason) == (Disposition.NACK, ids(events), "")
+    assert sending.saved.read("hook").reason == "the receiver answered 410"
+    assert sending.circuit.failures == 0
+    assert sending.published.processes == 1
+
+
+@pytest.mark.parametrize(("asked", "muted_ms"), [(7.0, 7_000), (60.0, 60_000), (61.0, 60_000), (0.0, 0), (None, 0)])
+def test_retry_after_mutes_the_endpoint_on_all_replicas_at_once(
+    shard: Shard, asked: float | None, muted_ms: int
+) -> None:
+    """For no longer than MAX_AGE_MS."""
+    sending = Sending(shard, DeliveryResult(Result.FAILED, "HTTP 503", 503, asked))
+    sending.send(entries(1))
+    assert sending.saved.read("hook").muted_until == (NOW + muted_ms if muted_ms else 0)
+    assert sending.state.resting is bool(muted_ms)
+    assert sending.circuit.failures == 1
+
+
+def test_the_circuit_is_published_where_it_opens_and_where_it_closes(
+    shard: Shard, caplog: pytest.LogCaptureFixture
+) -> None:
+    sending = Sending(shard, FAILED)
+    for number in range(FAILURES_TO_OPEN):
+        assert sending.published.processes == 0, "nothing has changed"
+        assert not logged(caplog, "the endpoint fails; its events wait")
+        sending.send(entries(1, NOW + number))
+    assert sending.published.open_on == 1
+    assert len(logged(caplog, "the endpoint fails; its events wait")) == 1
+    sending.send(entries(1), probe=True)
+    assert sending.published.failures == FAILURES_TO_OPEN + 1, "the wait for the next probe is longer"
+    assert len(logged(caplog, "the endpoint fails; its events wait")) == 1
+    sending.client.results = [DELIVERED]
+    sending.send(entries(1), probe=True)
+    assert (sending.published.processes, sending.published.open_on) == (1, 0)
+    assert len(logged(caplog, "the endpoint answers again")) == 1
+
+
+def test_a_success_while_the_circuit_is_closed_is_no_news(shard: Shard, caplog: pytest.LogCaptureFixture) -> None:
+    """A round trip to Redis for each request would cost as much as the request."""
+    sending = Sending(shard)
+    sending.send(entries(1))
+    assert sending.circuit.successes == 1
+    assert sending.published.processes == 0
+    assert not logged(caplog, "the endpoint answers again")
+
+
+# ---- what the log says
+
+
+def test_the_log_says_of_a_failure_why_and_of_what(shard: Shard, caplog: pytest.LogCaptureFixture) -> None:
+    sending = Sending(shard, FAILED)
+    sending.send(entries(1))
+    sending.send(entries(2, only_for=b"hook"))
+    one, two = logged(caplog, "not delivered")
+    assert (one["endpoint"], one["reason"], one["hand_overs"]) == ("hook", "HTTP 500", 3)
+    assert one["event_id"] == sending.client.requests[0].event_id
+    assert not {"events", "replay"} & one.keys()
+    assert (two["reason"], two["events"], two["replay"]) == ("HTTP 500", 2, True)
+
+
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO])
+def test_each_delivery_is_logged_for_debugging_only(shard: Shard, caplog: pytest.LogCaptureFixture, level: int) -> None:
+    caplog.set_level(level, "sweeperd.delivery.senders")
+    Sending(shard).send(entries(2))
+    told = [(line["status"], line["events"]) for line in logged(caplog, "delivered")]
+    assert told == ([(200, 2)] if level == logging.DEBUG else [])
+
+
+# ---- the threads
+
+
+class Threads:
+    """Two sending threads whose requests end when `answered` is set."""
+
+    def __init__(self, shard: Shard, name: str) -> None:
+        self.name = name
+        self.answered = threading.Event()
+        self.sending = Sending(shard, limits=BatchLimits())
+        self.sending.client.wait = lambda: self.answered.wait(20)
+        self.batches = BatchQueue(BatchLimits(), requests=2)
+        self.in_flight = InFlight(100, 10**6, threading.Event())
+        outbox = Outbox(shard, "us")
+        self.acknowledger = Acknowledger(
+            "hook", "hook", shard, outbox, self.in_flight, self.sending.metrics, self.sending.attempts, 1, {}
+        )
+        self.senders = SenderThreads(name, 2, self.batches, self.sending.sender, self.acknowledger)
+
+    def put(self, count: int) -> None:
+        """Queue so many events, one after the other."""
+        events = entries(count, NOW + len(self.sending.client.requests))
+        self.in_flight.add(events)
+        self.batches.put(events)
+
+    @property
+    def alive(self) -> list[str]:
+        """The names of the threads that run."""
+        return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith(f"send-{self.name}-"))
+
+
+@pytest.fixture
+def threads(shard: Shard, request: pytest.FixtureRequest) -> Iterator[Threads]:
+    """Threads that have not started; they end with the test."""
+    made = Threads(shard, request.node.name)
+    yield made
+    made.answered.set()
+    made.senders.end()
+
+
+def test_there_are_as_many_threads_as_were_asked_for(threads: Threads) -> None:
+    assert not threads.senders.complete
+    threads.senders.start()
+    assert threads.alive == [f"send-{threads.name}-1", f"send-{threads.name}-2"]
+    threads.senders.grow(1)
+    assert len(threads.alive) == 2
+    threads.senders.grow(3)
+    assert threads.alive[2:] == [f"send-{threads.name}-3"]
+    assert threads.senders.complete
+    threads.senders.end()
+    eventually(lambda: not threads.alive)
+    assert not threads.senders.complete
+
+
+def test_all_that_is_queued_is_sent_and_settled_before_the_threads_end(threads: Threads) -> None:
+    threads.answered.set()
+    threads.senders.start()
+    threads.put(20)
+    eventually(lambda: len(threads.sending.client.requests) == 20)
+    threads.put(20)
+    threads.senders.end()
+    assert threads.senders.join(None)
+    assert len(threads.sending.client.requests) == 40
+    threads.acknowledger.end()
+    threads.acknowledger.run()
+    assert len(threads.in_flight) == 0
+
+
+def test_no_longer_than_its_deadline_does_a_join_wait(threads: Threads) -> None:
+    threads.senders.start()
+    threads.put(2)
+    threads.senders.end()
+    late = threading.Timer(10, threads.answered.set)
+    late.daemon = True
+    late.start()
+    assert not threads.senders.join(time.monotonic() + 0.01), "the requests are still on their way"
+    assert not threads.answered.is_set()
+    late.cancel()
+
+
+def test_without_a_deadline_a_join_waits_for_the_last_request(threads: Threads) -> None:
+    threads.senders.start()
+    threads.put(2)
+    threads.senders.end()
+    assert not threads.senders.join(time.monotonic() - 1)
+    threading.Timer(0.1, threads.answered.set).start()
+    assert threads.senders.join(None)
+    assert not threads.alive

@@ -111,8 +111,9 @@ def test_it_is_found_among_many_events_of_that_moment(sweeperd: Sweeperd, client
 
 
 def test_a_dead_letter_whose_count_is_none(sweeperd: Sweeperd, client: redis.Redis) -> None:
-    event = append(client, "sweeperd:events", {"id": "r1", "expired_at": server_time(client)})
-    client.hset("reservation:res_r1", "expired_at", client.xrange("sweeperd:events")[0][1][b"expired_at"])
+    now = server_time(client)
+    event = append(client, "sweeperd:events", {"id": "r1", "expired_at": now})
+    client.hset("reservation:res_r1", mapping={"state": "EXPIRED", "expired_at": now})
     append(client, "sweeperd:dead-letters", {"event": event, "endpoint": "bad", "attempts": "9" * 5000})
     assert deliveries(sweeperd("show", "r1", "--json"))["bad"]["hand_overs"] == 0
 

@@ -331,9 +331,9 @@ class Threads:
     def __init__(self, shard: Shard, name: str) -> None:
         self.name = name
         self.answered = threading.Event()
-        self.sending = Sending(shard, limits=BatchLimits())
+        self.sending = Sending(shard, limits=BatchLimits(1, 1024 * 1024, 0.05))
         self.sending.client.wait = lambda: self.answered.wait(20)
-        self.batches = BatchQueue(BatchLimits(), requests=2)
+        self.batches = BatchQueue(BatchLimits(1, 1024 * 1024, 0.05), requests=2)
         self.in_flight = InFlight(100, 10**6, threading.Event())
         outbox = Outbox(shard, "us")
         self.acknowledger = Acknowledger(

@@ -128,6 +128,46 @@ def test_a_refusal_that_was_under_way_when_it_opened_says_nothing() -> None:
     assert circuit.wait == 10
 
 
+def test_after_refusals_that_counted_as_a_failure_the_count_begins_anew() -> None:
+    circuit, clock = opened()
+    clock.now += 10
+    refuse(circuit, 1, 2, 3, 4, 5, probe=True)
+    clock.now += 20
+    refuse(circuit, 6, probe=True)
+    assert circuit.failures == FAILURES_TO_OPEN + 1
+    assert circuit.probe_due, "another event is the probe"
+
+
+def test_one_caller_at_a_time_has_the_probe() -> None:
+    circuit, clock = opened()
+    assert not circuit.take_probe()
+    clock.now += 10
+    assert circuit.take_probe()
+    assert not circuit.take_probe()
+    clock.now += 9
+    assert not circuit.take_probe()
+    clock.now += 1
+    assert circuit.take_probe(), "the first caller may have died"
+
+
+def test_a_probe_that_was_returned_is_due_again() -> None:
+    circuit, clock = opened()
+    clock.now += 10
+    assert circuit.take_probe()
+    circuit.return_probe()
+    assert circuit.take_probe()
+
+
+def test_successes_are_counted_and_the_last_one_is_known() -> None:
+    clock = Clock()
+    circuit = CircuitBreaker(10, 35, clock)
+    assert (circuit.successes, circuit.idle) == (0, None)
+    circuit.succeeded()
+    circuit.succeeded()
+    clock.now += 7
+    assert (circuit.successes, circuit.idle) == (2, 7)
+
+
 def test_whether_it_rests_on_one_event() -> None:
     circuit, _ = opened()
     assert circuit.rests_on_one_event

@@ -16,6 +16,10 @@ def test_one_sample_says_nothing() -> None:
     assert after((100.0, 0), (100.0 + SHORTEST / 2, 50)) == (0.0, 0.0)
 
 
+def test_the_shortest_window_is_enough() -> None:
+    assert after((100.0, 0), (100.0 + SHORTEST, 50)) == (50 / SHORTEST, SHORTEST)
+
+
 def test_the_first_minute_is_over_the_time_since_the_start() -> None:
     assert after((100.0, 0), (105.0, 0), (110.0, 50)) == (5.0, 10.0)
 

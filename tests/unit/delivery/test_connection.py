@@ -12,9 +12,10 @@ import pytest
 import urllib3.connection
 
 from sweeperd.delivery import connection as connection_module
-from sweeperd.delivery.connection import bounded, works_in_one_piece
+from sweeperd.delivery.connection import begin_exchange, bounded, works_in_one_piece
 from sweeperd.delivery.response import HEAD_LIMIT
 from sweeperd.delivery.result import Result
+from tests.support.receiver import Answer, Receiver
 from tests.unit.delivery.test_sender import BATCH, MESSAGE, OK, Sender, raw_server
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
@@ -132,6 +133,39 @@ def test_the_next_request_has_its_own_time() -> None:
         sender.webhook.close()
 
 
+#: The time to connect is much shorter than the time for the whole exchange.
+PATIENT: dict[str, object] = {"timeout": "20s", "connect_timeout": "200ms"}
+
+
+def test_an_answer_may_take_longer_than_the_connecting() -> None:
+    with Receiver(lambda *_: Answer(delay=0.4)) as receiver:
+        sender = Sender(receiver.url, PATIENT)
+        assert [sender.once().delivered for _ in range(2)] == [True, True]
+        sender.webhook.close()
+
+
+def test_sending_may_take_longer_than_the_connecting() -> None:
+    """The receiver is busy for a while, and then reads an event that is larger than the kernel keeps for it."""
+    large = MESSAGE._replace(body=b"[" + b"1," * 10_000_000 + b"1]")
+    got = [0]
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            time.sleep(0.4)
+            while got[0] < len(large.body):
+                got[0] += len(connection.recv(1 << 20))
+            connection.sendall(OK + NO_BODY)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        sender = Sender(f"http://127.0.0.1:{listener.getsockname()[1]}/hook", PATIENT)
+        assert sender.deliver(large, attempts=1).delivered
+        thread.join(20)
+        sender.webhook.close()
+
+
 # ---- interim responses
 
 
@@ -175,7 +209,35 @@ def test_large_headers_that_end_are_fine() -> None:
 
 
 def test_one_piece_is_what_the_connection_sends() -> None:
+    works_in_one_piece.cache_clear()
     assert works_in_one_piece(urllib3.connection.HTTPConnection)
+
+
+class OwnKind(urllib3.connection.HTTPConnection):
+    """A kind of connection that no other test has bounded."""
+
+
+def test_a_connection_is_bounded_once() -> None:
+    own: type = OwnKind
+    kind = bounded(own)
+    assert kind is not own
+    assert issubclass(kind, own)
+    assert bounded(kind) is kind
+
+
+def test_a_request_that_is_made_call_by_call_is_sent_too() -> None:
+    """http.client can do that, and a later urllib3 might."""
+    with Receiver() as receiver:
+        host = receiver.url.removeprefix("http://").removesuffix("/hook")
+        connection = bounded(OwnKind)(host, timeout=SOON)
+        begin_exchange(SOON)
+        connection.putrequest("POST", "/hook")
+        connection.putheader("Content-Length", "4")
+        connection.putheader("webhook-id", "evt_1")
+        connection.endheaders(b"body")
+        (request,) = receiver.wait_for(lambda requests: len(requests) == 1)
+        connection.close()
+    assert (request.event_id, request.body) == ("evt_1", b"body")
 
 
 class LineByLine(urllib3.connection.HTTPConnection):

@@ -1,0 +1,656 @@
+"""
+The reader of an endpoint, step by step: what it takes, what it waits for and for how long, and what it settles itself.
+
+No thread runs here. The reader's clock is the test's own, and its waits are noted in place of waiting.
+"""
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import EndpointSettings, RedisSettings
+from sweeperd.delivery import consumer
+from sweeperd.delivery.acknowledger import RECOVERY_PAUSE, Acknowledger
+from sweeperd.delivery.attempt_log import AttemptLog
+from sweeperd.delivery.batches import Batch, BatchLimits, BatchQueue, InFlight
+from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker
+from sweeperd.delivery.circuit_publisher import CircuitPublisher
+from sweeperd.delivery.consumer import BLOCK, GATHER, HEARTBEAT_EVERY, REFRESH_EVERY, Consumer
+from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateCache, EndpointStateStore
+from sweeperd.delivery.groups import PARKED, TAKE_OVER_AFTER
+from sweeperd.delivery.outbox import Outbox, OutboxEntry, Replication
+from sweeperd.delivery.redelivery import Redelivery
+from sweeperd.delivery.subscription import Subscription
+from sweeperd.metrics import Metrics
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from sweeperd.store.streams import StreamId
+from tests.integration.delivery.conftest import EVENTS, expire
+from tests.support.harness import server_time
+from tests.support.streams import entries
+
+pytestmark = pytest.mark.newest_redis
+
+HOUR_MS = 3_600_000
+DEAD_LETTERS = "sweeperd:dead-letters"
+
+
+class Turns(threading.Event):
+    """A stop that comes after so many looks at it, and notes the waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 0
+        self.waits: list[float | None] = []
+        self.during_wait: Callable[[], object] = lambda: None
+
+    def is_set(self) -> bool:
+        self.left -= 1
+        return super().is_set() or self.left < 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout)
+        self.during_wait()
+        return False
+
+
+class Hands(InFlight):
+    """Events in hand; notes the waits for fewer of them."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity, 10**9, threading.Event())
+        self.awaited: list[tuple[int, float]] = []
+        self.during_wait: Callable[[], object] = lambda: None
+
+    def await_fewer(self, count: int, seconds: float) -> None:
+        self.awaited.append((count, seconds))
+        self.during_wait()
+
+
+class Reads(Outbox):
+    """An outbox that notes how long each read may wait in Redis, ms, and does not wait."""
+
+    def __init__(self, shard: Shard, replication: Replication | None = None) -> None:
+        super().__init__(shard, "us", replication)
+        self.blocks: list[int] = []
+
+    def read(self, group: str, count: int, block_ms: int = 0) -> list[OutboxEntry]:
+        self.blocks.append(block_ms)
+        return super().read(group, count)
+
+
+class Reader:
+    """The reader of `hook`, whose group is there, and what it works on."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        capacity: int = 100,
+        together: int = 1,
+        initial: float = 20.0,
+        max_age_ms: int = HOUR_MS,
+        replication: Replication | None = None,
+        limits: BatchLimits | None = None,
+        **endpoint: Any,
+    ) -> None:
+        self.now = 1000.0
+        self.shard = shard
+        self.metrics = Metrics()
+        self.stop = Turns()
+        self.in_flight = Hands(capacity)
+        self.outbox = Reads(shard, replication)
+        self.redelivery = Redelivery(initial, 3600.0, max_age_ms)
+        self.circuit = CircuitBreaker(30.0, 3600.0, lambda: self.now)
+        self.batches = BatchQueue(limits or BatchLimits(), 1)
+        self.subscription = Subscription(
+            EndpointSettings.model_validate({"name": "hook", "url": "http://127.0.0.1:1/"} | endpoint)
+        )
+        attempts = AttemptLog(shard, "hook", 0, self.metrics.webhooks.dropped_attempts.labels("hook"))
+        self.acknowledger = Acknowledger(
+            "hook", "hook", shard, self.outbox, self.in_flight, self.metrics, attempts, 1, {"endpoint": "hook"}
+        )
+        self.consumer = Consumer(
+            self.subscription,
+            shard,
+            self.outbox,
+            EndpointStateCache(shard, "hook"),
+            self.circuit,
+            CircuitPublisher(shard, "hook", "us", self.circuit),
+            self.redelivery,
+            self.in_flight,
+            self.batches,
+            self.acknowledger,
+            together,
+            self.stop,
+            {"endpoint": "hook"},
+        )
+
+    def steps(self, count: int = 1, *, until_idle: bool = False) -> bool:
+        """Make up to so many steps. Returns whether the reader has ended by itself before that."""
+        self.stop.left = count
+        self.consumer.run(until_idle=until_idle)
+        return self.stop.left >= 0
+
+    def settle(self) -> None:
+        """Write to Redis what the reader has settled."""
+        self.acknowledger.end()
+        self.acknowledger.run()
+
+    def queued(self) -> Batch | None:
+        """What is queued for the senders, where nothing follows."""
+        self.batches.close()
+        return self.batches.take()
+
+    def open_circuit(self, *events: bytes) -> None:
+        """These events fail in turn until the circuit is open."""
+        for number in range(FAILURES_TO_OPEN):
+            self.circuit.failed(events[number % len(events)], "HTTP 500")
+
+    @property
+    def pending(self) -> dict[bytes, tuple[bytes, int]]:
+        """The pending events: id -> owner, deliveries."""
+        rows: Any = self.shard.client.xpending_range(EVENTS, "hook", "-", "+", 100)
+        return {row["message_id"]: (row["consumer"], row["times_delivered"]) for row in rows}
+
+    @property
+    def given_up(self) -> list[tuple[bytes, bytes]]:
+        """Name and reason of each dead letter."""
+        letters = entries(self.shard.client, DEAD_LETTERS)
+        return [(fields[b"id"], fields[b"reason"]) for _, fields in letters]
+
+
+#: The same arguments as Reader has, without the shard.
+MakeReader = Callable[..., Reader]
+
+
+@pytest.fixture
+def make_reader(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> MakeReader:
+    """A reader on this shard, by default the test's."""
+
+    def make(on: Shard = shard, /, **settings: Any) -> Reader:
+        reader = Reader(on, **settings)
+        monkeypatch.setattr(consumer, "time", SimpleNamespace(monotonic=lambda: reader.now))
+        reader.consumer.ensure_group()
+        return reader
+
+    return make
+
+
+def parked(client: redis.Redis, *ids: bytes, idle_ms: int = 0, deliveries: int = 1) -> None:
+    """These events of the group wait for their next delivery."""
+    client.xreadgroup("hook", "dead", {EVENTS: ">"}, count=len(ids))
+    wanted: Any = ids
+    client.xclaim(EVENTS, "hook", PARKED.decode(), 0, wanted, idle=idle_ms, retrycount=deliveries, justid=True)
+
+
+def add(client: redis.Redis, at_ms: int, *names: str, tenant: str = "acme") -> list[bytes]:
+    """Add an event for each name as if it had been then."""
+    return [
+        client.xadd(EVENTS, {"id": name, "tenant": tenant}, id=f"{at_ms}-{number}")  # type: ignore[misc]
+        for number, name in enumerate(names, 1)
+    ]
+
+
+# ---- what one step takes
+
+
+@pytest.mark.parametrize(("capacity", "due", "new"), [(1, 1, 0), (4, 2, 2), (5, 3, 2)])
+def test_a_step_takes_no_more_than_there_is_room_for(
+    client: redis.Redis, make_reader: MakeReader, capacity: int, due: int, new: int
+) -> None:
+    """Half of the room is for parked events. Where these fill it, no new event is read."""
+    reader = make_reader(capacity=capacity)
+    waiting = expire(client, *map(str, range(10)))
+    parked(client, *waiting, idle_ms=10**8)
+    fresh = expire(client, *map(str, range(10, 30)))
+    reader.steps()
+    assert set(reader.in_flight.ids()) == {*waiting[:due], *fresh[:new]}
+
+
+def test_the_reader_takes_the_rest_of_the_room_as_soon_as_that_is_worth_a_round_trip(
+    client: redis.Redis, make_reader: MakeReader
+) -> None:
+    reader = make_reader(capacity=8, together=2)
+    expire(client, *map(str, range(6)))
+    reader.steps()
+    assert len(reader.in_flight) == 6
+    expire(client, *map(str, range(6, 20)))
+    reader.steps()
+    assert len(reader.in_flight) == 8
+    assert reader.in_flight.awaited == []
+
+
+def test_the_reader_waits_until_there_is_room_for_events_together(client: redis.Redis, make_reader: MakeReader) -> None:
+    reader = make_reader(capacity=8, together=4)
+    expire(client, *map(str, range(6)))
+    reader.steps()
+    expire(client, *map(str, range(6, 20)))
+    reader.steps()
+    assert len(reader.in_flight) == 6
+    assert reader.in_flight.awaited == [(5, BLOCK)], "with four in hand there is room for four"
+
+
+def test_the_reader_does_not_wait_for_room_where_nothing_is_in_hand(
+    client: redis.Redis, make_reader: MakeReader
+) -> None:
+    """An endpoint that has lent its connections has less room than it reads at once."""
+    reader = make_reader(capacity=2, together=4)
+    expire(client, *map(str, range(6)))
+    reader.steps()
+    assert len(reader.in_flight) == 2
+    assert reader.in_flight.awaited == []
+
+
+# ---- how long it waits
+
+
+@pytest.mark.parametrize(("socket_timeout", "block_ms"), [("10s", 1000), ("400ms", 200)])
+def test_a_read_waits_for_a_new_event_and_ends_before_the_socket_gives_up(
+    server: Server, make_reader: MakeReader, socket_timeout: str, block_ms: int
+) -> None:
+    shard = Shard(RedisSettings.model_validate({"url": server.url, "socket_timeout": socket_timeout}))
+    reader = make_reader(shard)
+    reader.steps()
+    assert reader.outbox.blocks == [block_ms]
+    shard.close()
+
+
+def test_a_read_does_not_wait_while_there_are_events_to_queue(client: redis.Redis, make_reader: MakeReader) -> None:
+    reader = make_reader()
+    parked(client, *expire(client, "a"), idle_ms=10**8)
+    reader.steps(2)
+    assert reader.outbox.blocks == [0, 1000]
+
+
+def test_a_run_until_idle_does_not_wait_for_new_events(client: redis.Redis, make_reader: MakeReader) -> None:
+    reader = make_reader()
+    assert reader.steps(50, until_idle=True)
+    assert set(reader.outbox.blocks) == {0}
+    assert (reader.stop.waits, reader.in_flight.awaited) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("in_hand", "new", "waits"),
+    [(1, 1, [GATHER]), (1, 2, [GATHER]), (1, 3, []), (1, 0, []), (0, 1, [])],
+    ids=["few", "nearly a batch", "a full batch", "none", "idle senders"],
+)
+def test_too_few_events_for_a_batch_are_given_time_to_gather_while_senders_are_busy(
+    client: redis.Redis, make_reader: MakeReader, in_hand: int, new: int, waits: list[float]
+) -> None:
+    reader = make_reader(limits=BatchLimits(events=3))
+    expire(client, *map(str, range(in_hand)))
+    reader.steps()
+    assert len(reader.in_flight) == in_hand
+    expire(client, *map(str, range(in_hand, in_hand + new)))
+    reader.steps()
+    assert len(reader.in_flight) == in_hand + new
+    assert reader.stop.waits == waits
+
+
+def test_a_reader_whose_group_reads_no_more_pauses(client: redis.Redis, make_reader: MakeReader) -> None:
+    """That of a replay which has handed out its last event."""
+    reader = make_reader()
+    reader.subscription.exhausted = True
+    expire(client, "a")
+    reader.steps()
+    assert len(reader.in_flight) == 0
+    assert reader.stop.waits == [BLOCK]
+
+
+def test_a_reader_rests_while_the_endpoint_does(client: redis.Redis, shard: Shard, make_reader: MakeReader) -> None:
+    reader = make_reader(initial=2.0)
+    EndpointStateStore(shard).pause("hook", "moving house")
+    expire(client, "a")
+    reader.steps()
+    assert reader.in_flight.awaited == [(0, 0.5)], "until it is time to look again"
+    assert len(reader.in_flight) == 0
+
+
+@pytest.mark.parametrize("why", ["paused", "open circuit"])
+def test_a_run_until_idle_ends_at_once_where_the_endpoint_rests(
+    client: redis.Redis, shard: Shard, make_reader: MakeReader, why: str
+) -> None:
+    """Also where another process has an event in hand: what it gives back would wait all the same."""
+    reader = make_reader()
+    expire(client, "a", "b")
+    client.xreadgroup("hook", "another", {EVENTS: ">"}, count=1)
+    if why == "paused":
+        EndpointStateStore(shard).pause("hook", "moving house")
+    else:
+        reader.open_circuit(b"1-1")
+    assert reader.steps(50, until_idle=True)
+    assert (reader.in_flight.awaited, reader.stop.waits) == ([], [])
+
+
+# ---- the end of a run until idle
+
+
+def test_a_run_until_idle_waits_for_what_is_in_hand(client: redis.Redis, make_reader: MakeReader) -> None:
+    reader = make_reader()
+    expire(client, "a")
+
+    def delivered() -> None:
+        ids = reader.in_flight.ids()
+        reader.outbox.acknowledge("hook", ids)
+        reader.in_flight.remove(ids)
+
+    reader.in_flight.during_wait = delivered
+    assert reader.steps(50, until_idle=True)
+    assert reader.in_flight.awaited == [(1, BLOCK)]
+    assert reader.stop.waits == []
+
+
+def test_a_run_until_idle_waits_until_a_dead_process_would_be_noticed(
+    client: redis.Redis, make_reader: MakeReader
+) -> None:
+    """Another process has an event in hand, and may have died with it."""
+    reader = make_reader()
+    expire(client, "a")
+    client.xreadgroup("hook", "another", {EVENTS: ">"})
+
+    def five_seconds() -> None:
+        reader.now += 5
+
+    reader.stop.during_wait = five_seconds
+    assert reader.steps(50, until_idle=True)
+    assert TAKE_OVER_AFTER + REFRESH_EVERY == 20
+    assert reader.stop.waits == [0.2] * 5
+
+
+def test_a_run_until_idle_goes_on_with_what_another_process_gives_back(
+    client: redis.Redis, make_reader: MakeReader
+) -> None:
+    reader = make_reader()
+    (event,) = expire(client, "a")
+    client.xreadgroup("hook", "another", {EVENTS: ">"})
+    ids: Any = [event]
+    reader.stop.during_wait = lambda: client.xclaim(EVENTS, "hook", PARKED.decode(), 0, ids, idle=10**8, justid=True)
+    reader.steps(3, until_idle=True)
+    assert reader.in_flight.ids() == [event]
+
+
+# ---- trouble
+
+
+def test_an_outage_of_redis_and_its_end_are_told(
+    own_shard: Shard, make_reader: MakeReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="sweeperd")
+    reader = make_reader(own_shard)
+    own_shard.client.config_set("min-replicas-to-write", 1)
+    assert not reader.steps(3)
+    assert reader.stop.waits == [RECOVERY_PAUSE] * 3
+    own_shard.client.config_set("min-replicas-to-write", 0)
+    reader.steps(2)
+    assert list(dict.fromkeys(caplog.messages)) == ["delivery waits for redis", "delivery goes on"]
+    assert caplog.messages.count("delivery goes on") == 1
+    assert reader.stop.waits == [RECOVERY_PAUSE] * 3
+
+
+def test_a_run_until_idle_ends_where_redis_is_out(own_shard: Shard, make_reader: MakeReader) -> None:
+    reader = make_reader(own_shard)
+    own_shard.client.config_set("min-replicas-to-write", 1)
+    assert reader.steps(50, until_idle=True)
+    assert reader.stop.waits == []
+
+
+@pytest.mark.parametrize("until_idle", [False, True])
+def test_a_fault_is_logged_and_tried_again_after_a_pause(
+    client: redis.Redis, make_reader: MakeReader, caplog: pytest.LogCaptureFixture, until_idle: bool
+) -> None:
+    """The stream is of another type: that is no missing group. A run until idle ends with it."""
+    reader = make_reader()
+    client.delete(EVENTS)
+    client.set(EVENTS, "no stream")
+    assert reader.steps(2, until_idle=until_idle) is until_idle
+    assert set(caplog.messages) == {"delivery failed"}
+    assert reader.stop.waits == ([] if until_idle else [RECOVERY_PAUSE] * 2)
+
+
+def test_a_group_that_was_lost_is_made_again(
+    client: redis.Redis, make_reader: MakeReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = make_reader()
+    client.xgroup_destroy(EVENTS, "hook")
+    (event,) = expire(client, "a")
+    reader.steps(4)
+    assert "the endpoint's group was not there and is made" in caplog.messages
+    assert reader.in_flight.ids() == [event]
+    assert reader.stop.waits == []
+
+
+def test_a_group_that_cannot_be_made_is_tried_again_after_a_pause(
+    client: redis.Redis, make_reader: MakeReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = make_reader()
+    client.xgroup_destroy(EVENTS, "hook")
+    client.set("sweeperd:groups", "no hash")
+    reader.steps()
+    assert "the group could not be made" in caplog.messages
+    assert reader.stop.waits == [RECOVERY_PAUSE]
+
+
+def test_the_reader_of_a_replay_that_has_ended_stops(
+    client: redis.Redis, make_reader: MakeReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its group is gone for good, so it is not made, and nobody is told that it was."""
+    reader = make_reader()
+    reader.subscription.start = StreamId.parse(b"5-0")
+    client.xgroup_destroy(EVENTS, "hook")
+    assert reader.steps(50)
+    assert client.xinfo_groups(EVENTS) == []
+    assert caplog.messages == []
+
+
+def test_events_that_too_few_replicas_have_are_released(own_shard: Shard, make_reader: MakeReader) -> None:
+    """They are not in hand and count no delivery, so any process may take them."""
+    reader = make_reader(own_shard, replication=Replication(1, 0.02))
+    ids = expire(own_shard.client, "a", "b")
+    reader.steps()
+    assert reader.pending == dict.fromkeys(ids, (PARKED, 0))
+    assert len(reader.in_flight) == 0
+    assert reader.stop.waits == [RECOVERY_PAUSE]
+
+
+# ---- heartbeats and refreshes
+
+
+def test_two_heartbeats_may_be_lost_before_a_process_counts_as_dead() -> None:
+    assert 3 * HEARTBEAT_EVERY <= TAKE_OVER_AFTER
+
+
+def test_a_heartbeat_names_the_events_in_hand_when_it_is_time(client: redis.Redis, make_reader: MakeReader) -> None:
+    reader = make_reader()
+    ids: Any = expire(client, "a")
+    reader.steps()
+
+    def beats() -> bool:
+        """Whether the heartbeat makes an event anew that seems to be in hand for long."""
+        client.xclaim(EVENTS, "hook", "us", 0, ids, idle=10**6, justid=True)
+        reader.consumer.heartbeat()
+        rows: Any = client.xpending_range(EVENTS, "hook", "-", "+", 1)
+        return bool(rows[0]["time_since_delivered"] < 10**6)
+
+    assert not beats(), "the step has done it"
+    reader.now += HEARTBEAT_EVERY - 1
+    assert not beats()
+    reader.now += 1
+    assert beats()
+    assert not beats()
+
+
+@pytest.mark.parametrize(("initial", "every"), [(2.0, 0.5), (3600.0, REFRESH_EVERY)])
+def test_an_operator_is_obeyed_at_the_next_refresh(
+    client: redis.Redis, shard: Shard, make_reader: MakeReader, initial: float, every: float
+) -> None:
+    reader = make_reader(initial=initial)
+    reader.steps()
+    EndpointStateStore(shard).pause("hook", "moving house")
+    reader.now += every - 0.25
+    expire(client, "a")
+    reader.steps()
+    assert len(reader.in_flight) == 1, "it knows nothing of the pause yet"
+    reader.now += 0.25
+    expire(client, "b")
+    reader.steps()
+    assert len(reader.in_flight) == 1
+
+
+@pytest.mark.parametrize("until_idle", [False, True])
+def test_operators_see_a_process_that_stays(shard: Shard, make_reader: MakeReader, until_idle: bool) -> None:
+    make_reader().steps(until_idle=until_idle)
+    assert CircuitStateStore(shard).read("hook").processes == (0 if until_idle else 1)
+
+
+def test_a_refresh_reads_the_clock_of_redis(client: redis.Redis, shard: Shard, make_reader: MakeReader) -> None:
+    """It may have been set since, or be another server's."""
+    reader = make_reader()
+    shard.clock.set(0)
+    reader.steps()
+    assert abs(shard.clock.now_ms() - server_time(client)) < HOUR_MS
+
+
+def test_an_operator_who_closes_the_circuit_ends_the_waits(
+    client: redis.Redis, shard: Shard, make_reader: MakeReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = make_reader(initial=0.2)
+    (event,) = expire(client, "a")
+    parked(client, event, idle_ms=20_000, deliveries=20)
+    told = "an operator has closed the circuit"
+    reader.steps()
+    assert told not in caplog.messages
+    assert len(reader.in_flight) == 0, "it waits for an hour"
+    CircuitStateStore(shard).close("hook")
+    reader.now += REFRESH_EVERY
+    reader.steps()
+    assert caplog.messages.count(told) == 1
+    assert reader.in_flight.ids() == [event]
+
+
+# ---- while the circuit is open
+
+
+def test_a_probe_that_finds_no_event_is_due_again(client: redis.Redis, make_reader: MakeReader) -> None:
+    reader = make_reader()
+    reader.open_circuit(b"1-1")
+    reader.now += 30
+    reader.steps()
+    assert reader.circuit.probe_due
+    (event,) = expire(client, "a")
+    reader.steps()
+    assert reader.in_flight.ids() == [event]
+    assert not reader.circuit.probe_due, "it is under way"
+    batch = reader.queued()
+    assert batch is not None
+    assert batch.probe
+
+
+def test_no_probe_is_sent_before_its_time_or_beside_other_events(client: redis.Redis, make_reader: MakeReader) -> None:
+    reader = make_reader()
+    first = expire(client, "a")
+    reader.steps()
+    reader.open_circuit(b"1-1")
+    expire(client, "b")
+    reader.now += 30
+    reader.steps()
+    assert reader.in_flight.ids() == first
+    assert reader.circuit.probe_due
+    reader.in_flight.remove(first)
+    reader.circuit.failed(b"1-1", "HTTP 500", probe=True)
+    reader.steps()
+    assert len(reader.in_flight) == 0
+
+
+@pytest.fixture
+def at_noon(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The time on Redis's clock, ms, which does not go on."""
+    noon = 1_795_000_000_000
+    monkeypatch.setattr(shard.clock, "now_ms", lambda: noon)
+    return noon
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["parked", "never taken"])
+def test_what_is_too_old_is_given_up_on_while_the_circuit_is_open(
+    client: redis.Redis, make_reader: MakeReader, at_noon: int, taken: bool
+) -> None:
+    """Exactly max_age is not too old. What the endpoint does not want is acknowledged."""
+    reader = make_reader(tenants=["acme"])
+    old = add(client, at_noon - HOUR_MS - 2, "old 1", "old 2")
+    other = add(client, at_noon - HOUR_MS - 1, "other", tenant="another")
+    young = add(client, at_noon - HOUR_MS, "young 1", "young 2")
+    if taken:
+        parked(client, *old, *other, *young, deliveries=2)
+    reader.open_circuit(b"1-1", b"1-2")
+    reader.steps()
+    assert sorted(reader.in_flight.ids()) == [*old, *other]
+    reader.settle()
+    assert len(reader.in_flight) == 0
+    assert reader.given_up == [(b"old 1", b"HTTP 500"), (b"old 2", b"HTTP 500")]
+    assert reader.acknowledger.counts() == {"dead_lettered": 2}
+    letters = [fields[b"attempts"] for _, fields in entries(client, DEAD_LETTERS)]
+    assert letters == [b"2" if taken else b"0"] * 2, "no delivery is counted that was none"
+    assert list(reader.pending) == (young if taken else [])
+
+
+def test_what_was_never_tried_is_kept_while_the_circuit_rests_on_one_event(
+    client: redis.Redis, make_reader: MakeReader, at_noon: int
+) -> None:
+    reader = make_reader()
+    tried = add(client, at_noon - HOUR_MS - 3, "tried")
+    released = add(client, at_noon - HOUR_MS - 2, "released")
+    parked(client, *tried, *released, deliveries=1)
+    reader.outbox.release("hook", [OutboxEntry(released[0], 1, [])])
+    add(client, at_noon - HOUR_MS - 1, "never taken")
+    reader.open_circuit(*tried)
+    reader.steps()
+    reader.settle()
+    assert reader.given_up == [(b"tried", b"HTTP 500")]
+    assert reader.pending == {released[0]: (PARKED, 0)}
+
+
+def test_no_more_is_given_up_on_in_a_step_than_there_is_room_for(
+    client: redis.Redis, make_reader: MakeReader, at_noon: int
+) -> None:
+    reader = make_reader(capacity=2)
+    old = add(client, at_noon - HOUR_MS - 1, "a", "b", "c")
+    reader.open_circuit(b"1-1", b"1-2")
+    reader.steps()
+    assert reader.in_flight.ids() == old[:2]
+    reader.steps()
+    assert reader.in_flight.ids() == old[:2]
+    assert reader.stop.waits == [], "and a step without room is no fault"
+
+
+def test_nothing_is_too_old_in_a_group_that_was_made_for_old_events(
+    client: redis.Redis, make_reader: MakeReader, at_noon: int
+) -> None:
+    reader = make_reader()
+    reader.redelivery.counts_from_ms = at_noon
+    parked(client, *add(client, at_noon - 5 * HOUR_MS, "a"), deliveries=2)
+    reader.open_circuit(b"1-1", b"1-2")
+    reader.steps()
+    reader.settle()
+    assert reader.given_up == []
+    assert reader.stop.waits == []
+
+
+def test_an_event_that_the_stream_has_no_more_becomes_a_dead_letter(
+    client: redis.Redis, make_reader: MakeReader
+) -> None:
+    """It was pending when somebody trimmed the stream."""
+    reader = make_reader()
+    gone, there = expire(client, "gone", "there")
+    parked(client, gone, there, idle_ms=10**8, deliveries=3)
+    client.xdel(EVENTS, gone)
+    reader.steps()
+    batch = reader.queued()
+    assert batch is not None
+    assert [entry.id for entry in batch.entries] == [there]
+    reader.settle()
+    letters = [fields for _, fields in entries(client, DEAD_LETTERS)]
+    assert [fields[b"reason"] for fields in letters] == [b"the event is no longer in the stream"]
+    assert reader.in_flight.ids() == [there]

@@ -245,6 +245,16 @@ def test_the_reader_does_not_wait_for_room_where_nothing_is_in_hand(
     assert reader.in_flight.awaited == []
 
 
+def test_an_event_that_the_endpoint_does_not_want_is_acknowledged(client: redis.Redis, make_reader: MakeReader) -> None:
+    reader = make_reader(tenants=["acme"])
+    expire(client, "other", tenant="another")
+    reader.steps()
+    reader.settle()
+    assert reader.queued() is None
+    assert (reader.pending, len(reader.in_flight)) == ({}, 0)
+    assert reader.acknowledger.counts() == {}
+
+
 # ---- how long it waits
 
 

@@ -31,6 +31,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
 from tests.integration.delivery.conftest import EVENTS, expire
 from tests.support.harness import server_time
+from tests.support.limits import batch_limits
 from tests.support.streams import entries
 
 pytestmark = pytest.mark.newest_redis
@@ -105,7 +106,7 @@ class Reader:
         self.outbox = Reads(shard, replication)
         self.redelivery = Redelivery(initial, 3600.0, max_age_ms)
         self.circuit = CircuitBreaker(30.0, 3600.0, lambda: self.now)
-        self.batches = BatchQueue(limits or BatchLimits(), 1)
+        self.batches = BatchQueue(limits or batch_limits(), 1)
         self.subscription = Subscription(
             EndpointSettings.model_validate({"name": "hook", "url": "http://127.0.0.1:1/"} | endpoint)
         )
@@ -291,7 +292,7 @@ def test_a_run_until_idle_does_not_wait_for_new_events(client: redis.Redis, make
 def test_too_few_events_for_a_batch_are_given_time_to_gather_while_senders_are_busy(
     client: redis.Redis, make_reader: MakeReader, in_hand: int, new: int, waits: list[float]
 ) -> None:
-    reader = make_reader(limits=BatchLimits(events=3))
+    reader = make_reader(limits=batch_limits(events=3))
     expire(client, *map(str, range(in_hand)))
     reader.steps()
     assert len(reader.in_flight) == in_hand

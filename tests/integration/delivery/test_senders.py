@@ -22,12 +22,13 @@ from sweeperd.delivery.senders import BatchSender, SenderThreads
 from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard
 from tests.support.harness import eventually
+from tests.support.limits import batch_limits
 
 pytestmark = pytest.mark.newest_redis
 
 NOW = 1_795_000_000_000
 MAX_AGE_MS = 60_000
-BATCHES = BatchLimits(events=100)
+BATCHES = batch_limits(events=100)
 
 DELIVERED = DeliveryResult(Result.DELIVERED, "HTTP 200", 200)
 FAILED = DeliveryResult(Result.FAILED, "HTTP 500", 500)
@@ -135,13 +136,13 @@ def logged(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, Any
 def test_a_body_of_exactly_batch_bytes_is_sent_whole(shard: Shard) -> None:
     events = entries(4)
     size = len(EventEncoder("default", b"", batches=True).request(events).body)
-    whole = Sending(shard, limits=BatchLimits(events=100, bytes=size))
+    whole = Sending(shard, limits=batch_limits(events=100, size=size))
     assert acts(whole.send(events)) == [(Disposition.ACKNOWLEDGE, ids(events))]
     assert [request.events for request in whole.client.requests] == [4]
-    halved = Sending(shard, limits=BatchLimits(events=100, bytes=size - 1))
+    halved = Sending(shard, limits=batch_limits(events=100, size=size - 1))
     assert len(halved.send(events)) == 2
     assert [request.events for request in halved.client.requests] == [2, 2]
-    longer = Sending(shard, limits=BatchLimits(events=100, bytes=10))
+    longer = Sending(shard, limits=batch_limits(events=100, size=10))
     assert acts(longer.send(events[:1])) == [(Disposition.ACKNOWLEDGE, ids(events[:1]))], "an event has no half"
 
 
@@ -231,7 +232,7 @@ def test_only_an_event_that_was_refused_alone_travels_alone(
     shard: Shard, result: DeliveryResult, count: int, limit: int, alone: bool
 ) -> None:
     events = entries(count)
-    (settlement,) = Sending(shard, result, limits=BatchLimits(events=limit)).send(events)
+    (settlement,) = Sending(shard, result, limits=batch_limits(events=limit)).send(events)
     assert (settlement.action, settlement.ids) == (Disposition.NACK, ids(events))
     assert [entry.alone for entry in settlement.entries] == [alone] * count
 
@@ -331,9 +332,9 @@ class Threads:
     def __init__(self, shard: Shard, name: str) -> None:
         self.name = name
         self.answered = threading.Event()
-        self.sending = Sending(shard, limits=BatchLimits(1, 1024 * 1024, 0.05))
+        self.sending = Sending(shard, limits=batch_limits())
         self.sending.client.wait = lambda: self.answered.wait(20)
-        self.batches = BatchQueue(BatchLimits(1, 1024 * 1024, 0.05), requests=2)
+        self.batches = BatchQueue(batch_limits(), requests=2)
         self.in_flight = InFlight(100, 10**6, threading.Event())
         outbox = Outbox(shard, "us")
         self.acknowledger = Acknowledger(

@@ -42,7 +42,9 @@ class Masker:
         proxy = urlsplit(endpoint.proxy.get_secret_value() if endpoint.proxy else "")
         #: A key is sent nowhere, but a receiver that answers with one has it.
         keys = [key.get_secret_value() for key in endpoint.secrets]
-        self._fixed = {url.password or "", url.query, proxy.password or "", _basic_auth(proxy), *keys}
+        #: As a URL writes them, and as the receiver and the proxy get them.
+        passwords = [url.password or "", proxy.password or ""]
+        self._fixed = {url.query, _basic_auth(proxy), *passwords, *map(unquote, passwords), *keys}
 
     def header(self, name: str, value: str) -> str:
         """The value of a header of a request."""

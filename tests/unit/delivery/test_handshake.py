@@ -1,0 +1,110 @@
+"""A TLS handshake with a real receiver, straight and through a real proxy, and what it says of the certificate."""
+
+import datetime
+import socket
+import ssl
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sweeperd.config import EndpointSettings
+from sweeperd.delivery import handshake
+from sweeperd.delivery.handshake import certificate_expiry
+from tests.support.authority import Authority
+from tests.support.forward_proxy import ForwardProxy
+from tests.support.receiver import Receiver
+
+pytestmark = pytest.mark.usefixtures("bare_environment")
+
+UNTRUSTED = "TLS: the receiver's certificate is not signed by a CA that is trusted here"
+
+
+@pytest.fixture(autouse=True)
+def no_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No CAs but those that a test names."""
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def expiry(url: str, timeout: float = 10.0, **endpoint: object) -> datetime.datetime:
+    settings = EndpointSettings.model_validate({"name": "billing", "url": url, **endpoint})
+    return datetime.datetime.fromtimestamp(certificate_expiry(settings, timeout), datetime.UTC)
+
+
+def test_the_receivers_certificate_and_not_the_clients_is_read(authority: Authority) -> None:
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=20)
+    cert, key = authority.client(not_after=soon)
+    with Receiver(tls=authority.server(demands=True)) as receiver:
+        assert expiry(receiver.url, ca=authority.ca(), client_cert=cert, client_key=key).year >= 3000
+        with pytest.raises(ConnectionError, match="the receiver demands a client certificate"):
+            expiry(receiver.url, ca=authority.ca())
+    assert not receiver.requests
+
+
+@pytest.mark.parametrize("variable", ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
+def test_the_environment_names_the_cas_as_for_deliveries(
+    variable: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Receiver(tls=authority.server()) as receiver:
+        with pytest.raises(ConnectionError) as refused:
+            expiry(receiver.url)
+        assert str(refused.value) == UNTRUSTED
+        monkeypatch.setenv(variable, authority.ca())
+        assert expiry(receiver.url).year >= 3000
+
+
+@pytest.mark.parametrize("credentials", ["user:p@ss", "user:"])
+def test_through_a_proxy(credentials: str, authority: Authority) -> None:
+    with Receiver(tls=authority.server()) as receiver, ForwardProxy(credentials) as proxy:
+        assert expiry(receiver.url, ca=authority.ca(), proxy=proxy.url(credentials.replace("@", "%40"))).year >= 3000
+        assert len(proxy.passed) == 1
+        with pytest.raises(ConnectionError, match="407 Proxy Authentication Required"):
+            expiry(receiver.url, ca=authority.ca(), proxy=proxy.url())
+
+
+def test_a_proxy_without_credentials(authority: Authority) -> None:
+    with Receiver(tls=authority.server()) as receiver, ForwardProxy() as proxy:
+        assert expiry(receiver.url, ca=authority.ca(), proxy=proxy.url()).year >= 3000
+        assert len(proxy.passed) == 1
+
+
+def test_a_receiver_that_has_nothing_against_the_client_is_not_waited_for(authority: Authority) -> None:
+    """It says nothing after the handshake, as receivers do; the wait for a refusal is a short one of its own."""
+    with Receiver(tls=authority.server()) as receiver:
+        started = time.monotonic()
+        assert expiry(receiver.url, timeout=handshake.REFUSAL_WAIT * 60, ca=authority.ca()).year >= 3000
+        assert time.monotonic() - started < handshake.REFUSAL_WAIT * 40
+
+
+def test_the_connection_is_closed_where_the_receiver_refuses_the_client(authority: Authority) -> None:
+    """Also while the error is still at hand."""
+    left = []
+
+    def refuse(listener: socket.socket) -> None:
+        """The server's side: it says why it refuses, and then reads to the end of the connection."""
+        secured = authority.server(demands=True).wrap_socket(
+            listener.accept()[0], server_side=True, do_handshake_on_connect=False
+        )
+        with pytest.raises(ssl.SSLError):
+            secured.do_handshake()
+        with socket.socket(fileno=secured.detach()) as connection:
+            connection.settimeout(10)
+            while received := connection.recv(1024):
+                left.append(received)
+            left.append(b"the end")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=refuse, args=(listener,), daemon=True)
+        server.start()
+        with pytest.raises(ConnectionError) as refused:
+            expiry(f"https://localhost:{listener.getsockname()[1]}/", ca=authority.ca())
+        server.join()
+    assert str(refused.value) == "TLS: the receiver demands a client certificate"
+    assert left[-1:] == [b"the end"]

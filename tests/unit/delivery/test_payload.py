@@ -181,6 +181,40 @@ def test_event_id() -> None:
     assert len(set(others)) == len(others)
 
 
+#: An event that is no expiry, as the stream has it.
+PAUSED = {
+    b"type": b"webhook.disabled",
+    b"tenant": b"__system__",
+    b"id": b"billing",
+    b"at": b"1700000065456",
+    b"data": b'{"disable_reason":"gone"}',
+}
+
+
+def test_the_event_id_of_an_event_that_is_no_expiry() -> None:
+    """An endpoint can be paused twice, and fail on two events within a millisecond."""
+    assert message(b"", PAUSED).event_id == message(b"", PAUSED | {b"trace_id": b"ffff"}).event_id
+    others = [
+        PAUSED,
+        PAUSED | {b"id": b"audit"},
+        PAUSED | {b"type": b"system.webhook_delivery_failed"},
+        PAUSED | {b"at": b"1700000065457"},
+        PAUSED | {b"data": b'{"disable_reason":"moving"}'},
+    ]
+    assert len({message(b"", fields).event_id for fields in others}) == len(others)
+
+
+@pytest.mark.parametrize(("form", "key"), [("event", "timestamp"), ("cloudevents", "time")])
+def test_the_time_of_an_event_that_is_no_expiry(form: Format, key: str) -> None:
+    told = json.loads(EventEncoder("seats", b"", form)(OutboxEntry.of(STREAM_ID, 1, PAUSED)).body)
+    assert (told[key], told["data"]) == ("2023-11-14T22:14:25.456Z", {"disable_reason": "gone"} | _tenant(form))
+
+
+def _tenant(form: Format) -> dict[str, str]:
+    """A CloudEvent has the tenant in its data."""
+    return {"tenant_id": "__system__"} if form == "cloudevents" else {}
+
+
 def test_times_are_utc() -> None:
     created_at = body()["data"]["created_at"]
     assert datetime.fromisoformat(created_at) == datetime.fromtimestamp(1700000000.123, UTC)

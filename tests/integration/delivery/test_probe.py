@@ -1,0 +1,119 @@
+"""Which event is the probe of an open circuit."""
+
+from collections.abc import Sequence
+
+import pytest
+import redis
+
+from sweeperd.delivery.groups import PARKED
+from sweeperd.delivery.outbox import PAGE, Outbox, OutboxEntry
+from sweeperd.delivery.probe import ProbeChooser
+from sweeperd.store.shard import Shard
+from tests.integration.delivery.conftest import EVENTS, expire
+
+pytestmark = pytest.mark.newest_redis
+
+
+@pytest.fixture
+def outbox(shard: Shard) -> Outbox:
+    """That of a process whose group is there."""
+    made = Outbox(shard, "us")
+    made.groups.ensure("hook")
+    return made
+
+
+def parked(outbox: Outbox, client: redis.Redis, *deliveries: int) -> list[bytes]:
+    """An event that waits for its next delivery, for each number of deliveries so far. Returns their ids."""
+    ids = expire(client, *map(str, range(len(deliveries))))
+    outbox.read("hook", len(ids))
+    with client.pipeline() as pipeline:
+        for entry, count in zip(ids, deliveries, strict=True):
+            pipeline.xclaim(EVENTS, "hook", PARKED.decode(), 0, [entry], idle=0, retrycount=count, justid=True)
+        pipeline.execute()
+    return ids
+
+
+def probed(outbox: Outbox, probes: ProbeChooser, count: int) -> list[bytes]:
+    """The probes that are taken one after another, each in vain."""
+    return [entry.id for entry in (probe(outbox, probes) for _ in range(count))]
+
+
+def probe(outbox: Outbox, probes: ProbeChooser) -> OutboxEntry:
+    (entry,) = probes.take()
+    outbox.nack("hook", [entry])
+    return entry
+
+
+def test_nothing_waits(outbox: Outbox) -> None:
+    assert ProbeChooser("hook", outbox).take() == []
+
+
+def test_a_new_event_goes_before_one_that_was_sent_and_is_no_probe_of_another_process(
+    outbox: Outbox, client: redis.Redis
+) -> None:
+    (sent,) = parked(outbox, client, 1)
+    new = expire(client, "new", "later")
+    probes = ProbeChooser("hook", outbox)
+    assert [entry.id for entry in probes.take()] == new[:1]
+    assert [entry.id for entry in probes.take()] == new[1:]
+    assert [entry.id for entry in probes.take()] == [sent]
+
+
+def test_an_event_that_was_given_back_unsent_goes_before_a_new_one(outbox: Outbox, client: redis.Redis) -> None:
+    given_back = parked(outbox, client, 3, 0)[1]
+    expire(client, "new")
+    (entry,) = ProbeChooser("hook", outbox).take()
+    assert (entry.id, entry.deliveries) == (given_back, 1)
+
+
+def test_the_event_with_the_fewest_deliveries_is_the_probe(outbox: Outbox, client: redis.Redis) -> None:
+    ids = parked(outbox, client, 4, 2, 3)
+    assert probed(outbox, ProbeChooser("hook", outbox), 1) == ids[1:2]
+
+
+def test_the_same_event_is_not_the_probe_twice_in_a_row_where_there_is_another(
+    outbox: Outbox, client: redis.Redis
+) -> None:
+    """Else one that the receiver cannot take would keep the circuit open."""
+    first, second = parked(outbox, client, 1, 9)
+    assert probed(outbox, ProbeChooser("hook", outbox), 4) == [first, second, first, second]
+
+
+def test_the_same_event_is_the_probe_again_where_there_is_no_other(outbox: Outbox, client: redis.Redis) -> None:
+    ids = parked(outbox, client, 1)
+    assert probed(outbox, ProbeChooser("hook", outbox), 3) == ids * 3
+
+
+def test_an_event_that_is_given_back_unsent_again_and_again_lets_a_new_one_go_first(
+    outbox: Outbox, client: redis.Redis
+) -> None:
+    (given_back,) = parked(outbox, client, 0)
+    (new,) = expire(client, "new")
+    probes = ProbeChooser("hook", outbox)
+    taken: list[bytes] = []
+    for _ in range(2):
+        (entry,) = probes.take()
+        taken.append(entry.id)
+        outbox.release("hook", [entry])
+    assert taken == [given_back, new]
+
+
+@pytest.mark.parametrize("rest", [0, 1, 10])
+def test_each_probe_is_of_the_next_page(rest: int, outbox: Outbox, client: redis.Redis) -> None:
+    """And after the last page the first one comes again."""
+    ids = parked(outbox, client, *[1] * (2 * PAGE + rest))
+    firsts = [ids[0], ids[PAGE], *ids[2 * PAGE : 2 * PAGE + 1], ids[1]]
+    assert probed(outbox, ProbeChooser("hook", outbox), len(firsts)) == firsts
+
+
+def test_pages_that_are_delivered_meanwhile_leave_the_first(outbox: Outbox, client: redis.Redis) -> None:
+    ids = parked(outbox, client, *[1] * (PAGE + 5))
+    probes = ProbeChooser("hook", outbox)
+    _acknowledged_after(outbox, probes, ids)
+    assert probed(outbox, probes, 1) == ids[1:2]
+
+
+def _acknowledged_after(outbox: Outbox, probes: ProbeChooser, ids: Sequence[bytes]) -> None:
+    """A first probe, and then all events of the pages after it are delivered by another process."""
+    assert probed(outbox, probes, 1) == [ids[0]]
+    outbox.acknowledge("hook", ids[PAGE:])

@@ -12,8 +12,10 @@ import redis
 from prometheus_client import CollectorRegistry, Counter
 
 from sweeperd.config import Settings
+from sweeperd.delivery import rate_limit
+from sweeperd.delivery.acknowledger import RECOVERY_PAUSE
 from sweeperd.delivery.dispatcher import Dispatcher
-from sweeperd.delivery.rate_limit import AHEAD, BURST, RateLimit
+from sweeperd.delivery.rate_limit import AHEAD, BURST, LAPSE, RateLimit
 from sweeperd.metrics import Metrics
 from sweeperd.store.context import ShardContext
 from sweeperd.store.embedded import Server
@@ -33,6 +35,17 @@ HOUR = 3_600_000
 
 def counter() -> Counter:
     return Counter("waits", "of the test", registry=CollectorRegistry())
+
+
+def value(waits: Counter) -> float:
+    return next(iter(waits.collect())).samples[0].value
+
+
+def runs(client: redis.Redis) -> int:
+    """How often the script has run since the statistics were reset. The first call fails where it is not loaded."""
+    commands: Any = client.info("commandstats")
+    found = [commands[name] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in commands]
+    return sum(each["calls"] - each["failed_calls"] for each in found)
 
 
 def take(client: redis.Redis, rate: float, burst: int, wanted: int) -> tuple[int, float]:
@@ -81,7 +94,7 @@ def test_a_stop_ends_the_wait_and_where_redis_fails_nothing_is_sent(shard: Shard
     limit = RateLimit(shard, "hook", 1000, waits)
     threading.Timer(0.2, lambda: client.delete(PACE)).start()
     assert limit.take(stop), "it goes on when Redis does"
-    assert next(iter(waits.collect())).samples[0].value == 1
+    assert value(waits) == 1
 
 
 def test_tokens_are_taken_in_advance(shard: Shard, client: redis.Redis) -> None:
@@ -89,9 +102,106 @@ def test_tokens_are_taken_in_advance(shard: Shard, client: redis.Redis) -> None:
     client.config_resetstat()
     for _ in range(500):
         assert limit.take(stop)
-    commands: Any = client.info("commandstats")
-    runs = commands["cmdstat_evalsha"]["calls"] + commands.get("cmdstat_eval", {"calls": 0})["calls"]
-    assert runs < 500 * 0.5, runs
+    assert runs(client) < 500 * 0.5
+
+
+class ManualClock:
+    """A monotonic clock that stands still until it is moved; or each reading moves it by `step`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.step = 0.0
+        self._readings = 0
+
+    def monotonic(self) -> float:
+        self._readings += 1
+        assert self._readings < 1000, "it waits for nothing"
+        self.now += self.step
+        return self.now
+
+
+class StopInTheWait(threading.Event):
+    """A stop that comes as soon as somebody waits for it, and keeps for how long they would have waited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout)
+        self.set()
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """The process's clock, as RateLimit reads it. Redis has its own."""
+    made = ManualClock()
+    monkeypatch.setattr(rate_limit, "time", made)
+    return made
+
+
+def test_where_there_is_no_token_one_thread_asks_and_all_wait(
+    shard: Shard, client: redis.Redis, clock: ManualClock
+) -> None:
+    waits, stops = counter(), [StopInTheWait() for _ in range(4)]
+    limit = RateLimit(shard, "hook", 0.1, waits)
+    client.config_resetstat()
+    assert limit.take(threading.Event())
+    assert not any(limit.take(stop) for stop in stops[:3])
+    assert runs(client) == 2, "for the token, and for the next one"
+    (first,), (second,), (third,) = (stop.waits for stop in stops[:3])
+    assert first is not None
+    assert 0 < first <= 10
+    assert [second, third] == pytest.approx([first, first])
+    assert value(waits) == 3
+    clock.now += first
+    assert not limit.take(stops[3]), "when the wait is over Redis decides, not the clock of the process"
+    assert runs(client) == 3
+
+
+@pytest.mark.parametrize(("later", "asked"), [(LAPSE - 0.25, 1), (LAPSE, 2)])
+def test_tokens_lapse(later: float, asked: int, shard: Shard, client: redis.Redis, clock: ManualClock) -> None:
+    limit, stop = RateLimit(shard, "hook", 1000, counter()), threading.Event()
+    client.config_resetstat()
+    assert limit.take(stop)
+    clock.now += later
+    assert limit.take(stop)
+    assert runs(client) == asked
+
+
+def test_no_more_is_taken_in_advance_than_a_round_trip_needs(
+    shard: Shard, client: redis.Redis, clock: ManualClock
+) -> None:
+    """The rest of the bucket is left to other processes."""
+    rate, burst, stop = 100, 25, threading.Event()
+    limit = RateLimit(shard, "hook", rate, counter())
+    assert limit.take(stop)
+    assert take(client, rate, burst, burst)[0] >= burst - rate * AHEAD
+    client.delete(PACE)
+    client.config_resetstat()
+    limit = RateLimit(shard, "hook", rate, counter())
+    clock.step = 1 / 16  # so long a round trip takes
+    for _ in range(2 + 7):
+        assert limit.take(stop)
+    assert runs(client) == 2, "the second time for as many as one round trip needs"
+    assert take(client, rate, burst, burst)[0] >= burst - 2 - 7
+
+
+def test_a_redis_that_fails_is_logged_once_and_asked_again_after_a_pause(
+    shard: Shard, client: redis.Redis, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    limit, stops = RateLimit(shard, "hook", 1000, counter()), [StopInTheWait() for _ in range(2)]
+    client.set(PACE, "no hash")
+    for stop in stops:
+        assert not limit.take(stop)
+        assert stop.waits == [RECOVERY_PAUSE]
+        clock.now += RECOVERY_PAUSE
+    assert [message for message in caplog.messages if "max_rate" in message] == ["max_rate waits for redis"]
+    client.delete(PACE)
+    assert limit.take(threading.Event())
+    assert [message for message in caplog.messages if "max_rate" in message][1:] == ["max_rate goes on"]
 
 
 # ---- replicas

@@ -159,9 +159,8 @@ class Dispatcher:
     def maintain(self) -> None:
         """Trim the stream, remove dead processes from the groups, measure the backlogs. Raises RedisUnavailable."""
         with self._shard.reaching():
-            self._shard.read_clock()
             groups = [*(endpoint.name for endpoint in self.endpoints), *self._replays.groups]
-            self._groups.trim(groups, self._retention_ms, self._max_age_ms)
+            self._groups.trim(groups, self._retention_ms, self._max_age_ms)  # reads Redis's clock
             for endpoint in self.endpoints:
                 backlog = self._backlog(endpoint.name)
                 self._metrics.webhooks.waiting(self._shard.name, endpoint.name, backlog.events, backlog.oldest_seconds)

@@ -1,0 +1,144 @@
+"""Which pending events are due, to the millisecond, and when the next step of the scan is."""
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from sweeperd.delivery import due_scan
+from sweeperd.delivery.batches import InFlight
+from sweeperd.delivery.due_scan import SCAN_EVERY, DueScan
+from sweeperd.delivery.groups import PARKED, PARKED_ALONE, TAKE_OVER_AFTER
+from sweeperd.delivery.outbox import PAGE, Outbox, OutboxEntry, Pending
+from sweeperd.delivery.redelivery import Redelivery
+
+#: The first wait of an event that was sent in vain, seconds; and that of an event after five deliveries.
+INITIAL, AFTER_FIVE = 30, 480
+
+
+class Listed(Outbox):
+    """An outbox with exactly these pending events. A claim is kept, and gives every event."""
+
+    def __init__(self, *pending: Pending) -> None:
+        self.listed = list(pending)
+        self.least_idle: list[int] = []
+
+    def pending(self, group: str, previous: bytes | None = None, owner: bytes | None = None) -> list[Pending]:
+        return [each for each in self.listed if previous is None or each.id > previous][:PAGE]
+
+    def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> list[OutboxEntry]:
+        self.least_idle.append(min_idle_ms)
+        return [OutboxEntry(each.id, each.deliveries + 1, []) for each in wanted]
+
+
+class ManualClock:
+    """A monotonic clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    made = ManualClock()
+    monkeypatch.setattr(due_scan, "time", made)
+    return made
+
+
+def parked(number: int, idle: float, deliveries: int = 1, owner: bytes = PARKED) -> Pending:
+    return Pending(b"%06d-0" % number, owner, int(idle * 1000), deliveries)
+
+
+def scan(outbox: Outbox, in_flight: InFlight | None = None) -> DueScan:
+    return DueScan("hook", outbox, Redelivery(INITIAL, 3600, 10**9), in_flight or none_in_hand())
+
+
+def none_in_hand() -> InFlight:
+    return InFlight(100, 10**9, threading.Event())
+
+
+@pytest.mark.parametrize("owner", [PARKED, PARKED_ALONE])
+@pytest.mark.parametrize(("deliveries", "wait"), [(0, 0), (1, INITIAL), (2, 2 * INITIAL), (5, AFTER_FIVE)])
+def test_a_parked_event_is_due_when_its_wait_is_over(owner: bytes, deliveries: int, wait: float) -> None:
+    early = [parked(1, wait - 0.001, deliveries, owner)] if wait else []
+    due = parked(2, wait, deliveries, owner)
+    assert scan(Listed(*early, due)).step(10) == [due]
+
+
+def test_an_event_of_a_dead_process_is_due_unless_this_process_has_it_in_hand() -> None:
+    alive = parked(1, TAKE_OVER_AFTER - 0.001, owner=b"them")
+    dead, ours = parked(2, TAKE_OVER_AFTER, owner=b"them"), parked(3, TAKE_OVER_AFTER, owner=b"us")
+    in_flight = none_in_hand()
+    in_flight.add([OutboxEntry(ours.id, 1, [b"id", b"r1"])])
+    assert scan(Listed(alive, dead, ours), in_flight).step(10) == [dead]
+
+
+def test_only_what_was_parked_before_an_operator_ended_all_waits_is_due_by_that(clock: ManualClock) -> None:
+    before, after = parked(1, 20, 5), parked(2, 19.999, 5)
+    outbox = Listed(before, after)
+    steps = scan(outbox)
+    assert steps.step(10) == []
+    steps.end_waits()
+    clock.now += 20
+    assert steps.step(10) == [before]
+    clock.now += 0.5
+    assert steps.step(10) == []
+
+
+def test_no_event_is_due_by_the_end_of_all_waits_that_a_claim_would_refuse(clock: ManualClock) -> None:
+    least = TAKE_OVER_AFTER
+    due, younger = parked(1, least, 5), parked(2, least - 0.001, 5)
+    outbox = Listed(due, younger)
+    steps = scan(outbox)
+    steps.end_waits()
+    assert [entry.id for entry in steps.take(10, 5)] == [due.id]
+    assert outbox.least_idle == [least * 1000]
+
+
+def test_half_of_the_room_is_left_to_new_events(clock: ManualClock) -> None:
+    outbox = Listed(*(parked(number, 100) for number in range(100)))
+    steps = scan(outbox)
+    assert [len(steps.take(10, 5)) for _ in range(4)] == [5, 5, 5, 5]
+
+
+def test_where_there_is_room_for_one_event_parked_and_new_ones_take_turns(clock: ManualClock) -> None:
+    outbox = Listed(*(parked(number, 100) for number in range(10)))
+    steps = scan(outbox)
+    assert [len(steps.take(1, 5)) for _ in range(6)] == [1, 0, 1, 0, 1, 0]
+
+
+def test_the_next_step_is_at_once_after_one_that_found_something(clock: ManualClock) -> None:
+    outbox = Listed()
+    steps = scan(outbox)
+    assert steps.due
+    steps.take(10, 5)
+    assert not steps.due
+    outbox.listed = [parked(1, 100)]
+    assert len(steps.take(10, 5)) == 1
+    assert steps.due
+
+
+@pytest.mark.parametrize(
+    ("events", "pause"), [(0, 5), (PAGE * due_scan.PAGES_PER_STEP + 1, SCAN_EVERY)], ids=["at the end", "on the way"]
+)
+def test_the_next_step_after_one_that_found_nothing(events: int, pause: float, clock: ManualClock) -> None:
+    """After a whole scan there is a pause; a scan over many events goes on soon."""
+    steps = scan(Listed(*(parked(number, 1) for number in range(events))))
+    began = clock.now
+    assert steps.take(10, 5) == []
+    assert steps.at_start == (events == 0)
+    clock.now = began + pause - 0.001
+    assert not steps.due
+    clock.now = began + pause
+    assert steps.due
+
+
+def test_the_end_of_all_waits_begins_a_step_at_once(clock: ManualClock) -> None:
+    steps = scan(Listed())
+    steps.take(10, 5)
+    assert not steps.due
+    steps.end_waits()
+    assert steps.due

@@ -7,6 +7,7 @@ import redis
 
 from sweeperd.delivery import endpoint_state
 from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker
+from sweeperd.delivery.delivery_rate import DeliveryRate
 from sweeperd.delivery.endpoint_state import CircuitNote, CircuitState, CircuitStateStore
 from sweeperd.ops import endpoints
 from sweeperd.store.shard import Shard
@@ -18,6 +19,8 @@ from tests.support.receiver import Answer, Receiver
 pytestmark = pytest.mark.newest_redis
 
 KEY = "sweeperd:circuits"
+#: A moment of Redis's clock, ms.
+NOW = 1_795_000_000_000
 
 
 def closed() -> CircuitBreaker:
@@ -103,6 +106,41 @@ def test_notes_of_the_dead_are_removed(shard: Shard, client: redis.Redis, monkey
     monkeypatch.setattr(endpoint_state, "STALE_AFTER", -1)
     store.remove_stale()
     assert client.hkeys(KEY) == [b"billing"]
+
+
+@pytest.mark.parametrize(
+    ("age", "left"), [(endpoint_state.STALE_AFTER * 1000, 2), (endpoint_state.STALE_AFTER * 1000 + 1, 1)]
+)
+def test_a_note_is_kept_for_so_long(
+    age: int, left: int, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.hset(KEY, "billing@a", CircuitNote(process="a", at=NOW - age).model_dump_json())
+    client.hset(KEY, "billing@b", CircuitNote(process="b", at=NOW).model_dump_json())
+    monkeypatch.setattr(shard.clock, "now_ms", lambda: NOW)
+    CircuitStateStore(shard).remove_stale()
+    assert client.hlen(KEY) == left
+
+
+def test_what_a_process_publishes(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are of Redis's clock, whatever the process counts from."""
+    seconds = 1000.0
+    circuit, rate = CircuitBreaker(30.0, 3600.0, lambda: seconds), DeliveryRate()
+    store = CircuitStateStore(shard)
+    monkeypatch.setattr(shard.clock, "now_ms", lambda: NOW)
+    store.write("billing", "a", circuit)
+    assert store.read("billing").notes == (CircuitNote(process="a", at=NOW),)
+    circuit.succeeded()
+    for delivered in (0, 50):
+        rate.add(seconds, delivered)
+        seconds += 10.0
+    for _ in range(FAILURES_TO_OPEN):
+        circuit.failed(b"1-1", "HTTP 500")
+    seconds += 2.5
+    store.write("billing", "a", circuit, rate)
+    (note,) = store.read("billing").notes
+    assert (note.delivered_at, note.probe_at) == (NOW - 22_500, NOW + 27_500)
+    assert (note.failures, note.reason) == (FAILURES_TO_OPEN, "HTTP 500")
+    assert (note.rate, note.rate_window) == (rate.per_second, rate.window_seconds) != (0.0, 0.0)
 
 
 @pytest.mark.parametrize("entry", ["", "{", "[]", '{"probe_at": "soon"}'])

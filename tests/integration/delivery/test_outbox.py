@@ -14,6 +14,7 @@ from sweeperd.delivery import groups as groups_module
 from sweeperd.delivery.announcements import Announcements
 from sweeperd.delivery.groups import PARKED, PARKED_ALONE, TAKE_OVER_AFTER
 from sweeperd.delivery.outbox import PAGE, Outbox, OutboxEntry, Pending, Replication
+from sweeperd.store.embedded import Binary, Server
 from sweeperd.store.shard import Shard
 from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time
@@ -180,6 +181,36 @@ def test_nothing_is_trimmed_that_a_group_to_be_made_shall_have(stream: Outbox, c
     assert in_stream(client) >= set(later)
     stream.groups.ensure(GROUP)
     assert ids(stream.read(GROUP, 1000))[-300:] == later
+
+
+@pytest.mark.parametrize("known_by", ["trim", "adopt"])
+def test_a_group_that_another_replica_made_is_made_again_with_its_note(
+    known_by: str, stream: Outbox, other: Outbox, client: redis.Redis
+) -> None:
+    """Its events keep their age: with a new note they would be young again."""
+    add(client, 2)
+    made_at = other.groups.ensure(GROUP, "beginning")
+    assert made_at > 0
+    first, second = other.read(GROUP, 2)
+    other.acknowledge(GROUP, [first.id])
+    if known_by == "trim":
+        stream.groups.trim([GROUP], DAY, DAY)
+    else:
+        other.groups.ensure(GROUP, "beginning")
+        stream.groups.adopt(other.groups)
+    client.xgroup_destroy(KEY, GROUP)
+    eventually(lambda: server_time(client) > made_at)
+    assert stream.groups.ensure(GROUP, "beginning") == made_at
+    assert ids(stream.read(GROUP, 10)) == [second.id]
+
+
+def test_a_group_that_was_forgotten_is_a_new_one(stream: Outbox, client: redis.Redis) -> None:
+    added = add(client, 2)
+    stream.groups.ensure(GROUP)
+    client.xgroup_destroy(KEY, GROUP)
+    stream.groups.forget(GROUP)
+    assert stream.groups.ensure(GROUP, "beginning") > 0
+    assert ids(stream.read(GROUP, 10)) == added
 
 
 # ---- taking and putting back
@@ -628,10 +659,41 @@ def test_replicas_that_are_not_there_confirm_nothing(shard: Shard, client: redis
     assert stream.confirmed(GROUP, [gone]), "what is no more has nothing to confirm"
 
 
-def test_the_wait_ends_before_the_socket_gives_up(shard: Shard, client: redis.Redis) -> None:
+def test_the_wait_ends_before_the_socket_gives_up(
+    shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = Outbox(shard, "us", Replication(replicas=1, timeout_seconds=3600))
     entries = taken(stream, client)
     shard.socket_timeout = 0.2
-    started = time.monotonic()
+    asked: list[tuple[int, int]] = []
+    wait = redis.client.Pipeline.wait
+
+    def noticed(pipeline: redis.client.Pipeline, replicas: int, timeout_ms: int) -> Any:
+        asked.append((replicas, timeout_ms))
+        return wait(pipeline, replicas, timeout_ms)
+
+    monkeypatch.setattr(redis.client.Pipeline, "wait", noticed)
     assert not stream.confirmed(GROUP, entries)
-    assert time.monotonic() - started < 60, "the hour is not waited for"
+    assert asked == [(1, 100)], "the hour is not waited for"
+
+
+def test_to_ask_replicas_writes_on_the_same_connection(shard: Shard, client: redis.Redis) -> None:
+    """WAIT is about the writes of its own connection."""
+    stream = Outbox(shard, "us", Replication(replicas=1, timeout_seconds=0.01))
+    (entry,) = taken(stream, client)
+    age(client, entry, 60_000)
+    stream.confirmed(GROUP, [entry])
+    assert idle(stream, entry) < 30_000
+
+
+@pytest.mark.newest_redis
+def test_as_many_replicas_as_are_asked_for_are_enough(
+    own_server: Server, own_shard: Shard, redis_binary: Binary
+) -> None:
+    client = own_shard.client
+    client.config_set("repl-diskless-sync-delay", 0)
+    with Server(redis_binary, ["--replicaof", "127.0.0.1", str(own_server.port)]):
+        one, two = (Outbox(own_shard, "us", Replication(replicas, 0.1)) for replicas in (1, 2))
+        entries = taken(one, client, 2)
+        eventually(lambda: one.confirmed(GROUP, entries))
+        assert not two.confirmed(GROUP, entries)

@@ -1,0 +1,265 @@
+"""All deliveries of one process and shard: a run that ends, the stop, and the maintenance of the outbox."""
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import Settings
+from sweeperd.delivery import acknowledger, consumer, groups
+from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher
+from sweeperd.delivery.endpoint_state import EndpointStateStore
+from sweeperd.delivery.outbox import Outbox
+from sweeperd.metrics import Metrics
+from sweeperd.store.context import ShardContext
+from sweeperd.store.shard import Shard
+from tests.integration.delivery.conftest import EVENTS, Deliver, Delivery, expire, settled
+from tests.integration.delivery.test_replays import add, begin, ended, seen
+from tests.support.harness import eventually, server_time
+from tests.support.receiver import Answer, Behaviour, Receiver, Request
+from tests.unit.delivery.test_sender import raw_server
+
+pytestmark = pytest.mark.newest_redis
+
+HOUR = 3_600_000
+NOWHERE = "http://127.0.0.1:9/"
+#: Waits that no test outlasts.
+LONG: dict[str, Any] = {"redelivery_initial": "1h", "redelivery_max": "1h"}
+
+
+def answering_after(answered: threading.Event) -> Behaviour:
+    """Answers no request before that."""
+
+    def answer(*_: object) -> Answer:
+        answered.wait(30)
+        return Answer()
+
+    return answer
+
+
+@contextlib.contextmanager
+def at_the_end(answered: threading.Event) -> Iterator[None]:
+    """All requests are answered when the block ends."""
+    try:
+        yield
+    finally:
+        answered.set()
+
+
+def test_every_series_of_an_endpoint_is_there_from_the_start(shard: Shard) -> None:
+    delivery = Delivery(shard, NOWHERE, 2, {})
+    for name in ("rate_waits", "sweep_waits", "dead_letters", "dropped_attempts"):
+        labels = {"endpoint": "hook"}
+        assert delivery.metrics.registry.get_sample_value(f"sweeperd_webhook_{name}_total", labels) == 0
+
+
+# ---- a run that ends when nothing is left
+
+
+def test_a_run_that_ends_works_replays_off_and_leaves_nothing_behind(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+    add(client, now - HOUR, 3, "old")
+    with Receiver() as receiver:
+        delivery = Delivery(shard, receiver.url, 2, {})
+        begin(shard, now - 2 * HOUR, now)
+        expire(client, "new")
+        assert not delivery.dispatcher.complete
+        delivery.dispatcher.start(until_idle=True)
+        assert delivery.dispatcher.join(time.monotonic() + 20)
+        assert seen(receiver) == Counter(["old0", "old1", "old2", "new"])
+    assert delivery.dispatcher.report() == DeliveryReport(delivered=4, undelivered=0, dead_lettered=0)
+    assert delivery.sample("sweeperd_webhook_duration_seconds_count") == 4
+    assert ended(client)
+    assert not client.xinfo_consumers(EVENTS, "hook")
+    assert not delivery.dispatcher.complete
+
+
+def test_a_run_that_ends_reports_what_it_left_of_replays_too(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+    add(client, now - HOUR, 3, "old")
+    delivery = Delivery(shard, NOWHERE, 2, {})
+    begin(shard, now - 2 * HOUR, now)
+    expire(client, "new", "newer")
+    EndpointStateStore(shard).pause("hook", "moving house")
+    delivery.dispatcher.start(until_idle=True)
+    assert delivery.dispatcher.join(time.monotonic() + 20)
+    assert delivery.dispatcher.report() == DeliveryReport(delivered=0, undelivered=5, dead_lettered=0)
+    assert not ended(client), "another run goes on with it"
+
+
+# ---- a daemon
+
+
+def test_a_stop_ends_the_waits_of_endpoints_and_replays(
+    shard: Shard, client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "REFRESH_EVERY", 60)
+    now = server_time(client)
+    add(client, now - HOUR, 3)
+    EndpointStateStore(shard).pause("hook", "moving house")
+    with deliver(NOWHERE, **LONG) as delivery:
+        begin(shard, now - 2 * HOUR, now)
+        delivery.dispatcher.refresh_replays()
+        (live,), (replay,) = delivery.dispatcher.endpoints, delivery.dispatcher._replays.deliveries
+        eventually(lambda: live.complete and replay.complete and live.resting)
+        delivery.stop.set()
+        assert delivery.dispatcher.join(time.monotonic() + 20)
+
+
+def test_a_join_ends_at_its_deadline_and_what_is_in_flight_stays_its_own(
+    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "BLOCK", 0.05)
+    answered = threading.Event()
+    with (
+        Receiver(answering_after(answered)) as receiver,
+        deliver(receiver.url, timeout="60s") as delivery,
+        at_the_end(answered),
+    ):
+        assert delivery.dispatcher.complete
+        expire(client, "slow")
+        receiver.wait_for(lambda requests: len(requests) == 1)
+        delivery.stop.set()
+        assert not delivery.dispatcher.join(time.monotonic() + 0.1)
+        assert len(delivery.pending()) == 1
+        answered.set()
+        assert delivery.dispatcher.join(time.monotonic() + 20)
+        assert not delivery.pending()
+
+
+def test_a_request_that_hangs_does_not_hold_up_the_events_after_it(
+    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "BLOCK", 60)
+    answered = threading.Event()
+
+    def answer(request: Request, _: int) -> Answer:
+        if request.event["data"]["reservation_id"] == "slow":
+            answered.wait(30)
+        return Answer()
+
+    with Receiver(answer) as receiver, deliver(receiver.url, timeout="60s") as delivery, at_the_end(answered):
+        expire(client, "slow")
+        receiver.wait_for(lambda requests: len(requests) == 1)
+        expire(client, "quick")
+        receiver.wait_for(lambda requests: len(requests) == 2)
+        answered.set()
+        settled(delivery)
+        delivery.stop.set()
+        expire(client, "last")  # ends the reader's wait in Redis
+
+
+@pytest.mark.parametrize("lent", [False, True], ids=["as it starts", "lent"])
+@pytest.mark.parametrize(("endpoint", "most"), [({}, 2 * 2), ({"batch_size": 3, "batch_wait": "10ms"}, 2 * 2 * 3)])
+def test_two_batches_for_each_connection_are_in_hand(
+    endpoint: dict[str, object], most: int, lent: bool, client: redis.Redis, deliver: Deliver
+) -> None:
+    answered = threading.Event()
+    with (
+        Receiver(answering_after(answered)) as receiver,
+        deliver(receiver.url, 2, endpoint, timeout="60s") as delivery,
+        at_the_end(answered),
+    ):
+        if lent:
+            delivery.dispatcher.refresh_replays()
+        expire(client, *map(str, range(4 * most)))
+        eventually(lambda: len(delivery.pending()) == most)
+        receiver.wait_for(lambda requests: len(requests) == 2)
+        assert len(delivery.pending()) == most
+
+
+def test_an_endpoint_that_rested_begins_with_one_connection(shard: Shard, client: redis.Redis) -> None:
+    """Until the connections are shared anew, because the others have what it lent."""
+    stop, answered, state = threading.Event(), threading.Event(), EndpointStateStore(shard)
+    with Receiver(answering_after(answered)) as receiver:
+        endpoints = [{"name": name, "url": receiver.url} for name in ("hook", "paused")]
+        webhooks = {"endpoints": endpoints, "timeout": "60s", "redelivery_initial": "200ms"}
+        settings = Settings.model_validate({"webhooks": webhooks})
+        dispatcher = Dispatcher(ShardContext(settings, shard, Metrics(), stop, concurrency=4))
+        dispatcher.prepare()
+        state.pause("paused", "moving house")
+        dispatcher.start()
+        try:
+            eventually(lambda: dispatcher.endpoints[1].resting)
+            dispatcher.refresh_replays()
+            expire(client, *map(str, range(40)))
+            eventually(lambda: client.xpending(EVENTS, "hook")["pending"] == 2 * 3)
+            state.resume("paused")
+            eventually(lambda: client.xpending(EVENTS, "paused")["pending"] == 2 * 1)
+            receiver.wait_for(lambda requests: len(requests) == 3 + 1)
+        finally:
+            answered.set()
+            stop.set()
+            assert dispatcher.join(time.monotonic() + 20)
+
+
+def test_what_half_of_the_connections_have_sent_is_acknowledged_in_one_go(
+    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And an event waits no longer for others than until so many have come."""
+    monkeypatch.setattr(acknowledger, "GATHER", 60)
+    monkeypatch.setattr(consumer, "BLOCK", 0.05)
+    with Receiver() as receiver, deliver(receiver.url, 4) as delivery:
+        client.config_resetstat()
+        expire(client, "one", "two")
+        eventually(lambda: delivery.dispatcher.report().delivered == 2)
+        assert client.info("commandstats")["cmdstat_xack"]["calls"] == 1
+
+
+def test_the_end_closes_the_connections(client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer, "BLOCK", 0.05)
+    with raw_server(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") as (url, connections):
+        with deliver(url) as delivery:
+            expire(client, "one")
+            eventually(lambda: delivery.attempts("delivered") == 1)
+            (connection,) = connections
+            assert connection.fileno() >= 0, "it is kept for the next request"
+        eventually(lambda: connection.fileno() < 0)
+
+
+def test_an_endpoint_rests_while_its_circuit_is_open(shard: Shard, client: redis.Redis) -> None:
+    (endpoint,) = Delivery(shard, NOWHERE, 2, {}).dispatcher.endpoints
+    assert (endpoint.resting, endpoint.state) == (False, "delivering")
+    while not endpoint.circuit.failed(b"1-1", "HTTP 500"):
+        pass
+    assert (endpoint.resting, endpoint.state) == (True, "open")
+
+
+def test_each_look_for_replays_reads_the_clock_of_redis(shard: Shard, client: redis.Redis) -> None:
+    """Where Redis's clock was set, a mute ends by the new time."""
+    delivery = Delivery(shard, NOWHERE, 2, {})
+    shard.clock.set(1)
+    delivery.dispatcher.refresh_replays()
+    assert shard.clock.now_ms() == pytest.approx(server_time(client), abs=20_000)
+
+
+# ---- maintenance
+
+
+def test_maintenance(shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old events, silent consumers and notes of dead processes go; what waits is measured, by Redis's clock."""
+    monkeypatch.setattr(groups, "TAKE_OVER_AFTER", -1)
+    delivery = Delivery(shard, NOWHERE, 2, {})
+    add(client, server_time(client) - 1000 * 24 * HOUR, 300)
+    outbox = Outbox(shard, "dead")
+    outbox.acknowledge("hook", [entry.id for entry in outbox.read("hook", 1000)])
+    client.hset("sweeperd:circuits", "hook@dead", "{}")
+    expire(client, "waiting", "too")
+    shard.clock.set(1)
+    delivery.dispatcher.maintain()
+    assert client.xlen(EVENTS) < 300
+    assert not client.xinfo_consumers(EVENTS, "hook")
+    assert not client.exists("sweeperd:circuits")
+    assert delivery.sample("sweeperd_webhook_pending_events") == 2
+    assert 0 <= delivery.sample("sweeperd_webhook_oldest_pending_seconds") < 60
+    assert delivery.sample("sweeperd_endpoint_state", state="delivering") == 1
+    EndpointStateStore(shard).pause("hook", "moving house")
+    delivery.dispatcher.start(until_idle=True)
+    assert delivery.dispatcher.join(time.monotonic() + 20)
+    delivery.dispatcher.maintain()
+    assert delivery.sample("sweeperd_endpoint_state", state="paused") == 1

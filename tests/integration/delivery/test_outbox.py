@@ -286,6 +286,15 @@ def test_claim(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     assert stream.claim(GROUP, [], 0) == []
 
 
+def test_an_event_that_was_refused_alone_travels_alone_when_it_is_claimed(stream: Outbox, client: redis.Redis) -> None:
+    together, alone = taken(stream, client, 2)
+    stream.nack(GROUP, [together, alone._replace(alone=True)])
+    assert [(entry.id, entry.alone) for entry in stream.claim(GROUP, stream.pending(GROUP), 0)] == [
+        (together.id, False),
+        (alone.id, True),
+    ]
+
+
 def test_claim_what_was_acknowledged_meanwhile(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     (entry,) = taken(stream, client)
     wanted = other.pending(GROUP)

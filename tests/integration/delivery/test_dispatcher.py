@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import Settings
+from sweeperd.config import RELAY, Settings
 from sweeperd.delivery import acknowledger, consumer, groups
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher
 from sweeperd.delivery.endpoint_state import EndpointStateStore
@@ -19,6 +19,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.store.context import ShardContext
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import EVENTS, Deliver, Delivery, expire, settled
+from tests.integration.delivery.test_relay import subscribe
 from tests.integration.delivery.test_replays import add, begin, ended, seen
 from tests.support.harness import eventually, server_time
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
@@ -90,6 +91,23 @@ def test_a_run_that_ends_reports_what_it_left_of_replays_too(shard: Shard, clien
     assert delivery.dispatcher.join(time.monotonic() + 20)
     assert delivery.dispatcher.report() == DeliveryReport(delivered=0, undelivered=5, dead_lettered=0)
     assert not ended(client), "another run goes on with it"
+
+
+def test_beside_cycles_events_are_passed_on_to_its_webhooks(shard: Shard, client: redis.Redis) -> None:
+    """The relay is counted as an endpoint of its own. It sends nothing, so it has no log of attempts."""
+    subscribe(client, "whsub_1")
+    metrics = Metrics()
+    settings = Settings.model_validate({"cycles": {"enabled": True}})
+    dispatcher = Dispatcher(ShardContext(settings, shard, metrics, threading.Event(), concurrency=2))
+    dispatcher.prepare()
+    expire(client, "one", "two")
+    dispatcher.start(until_idle=True)
+    assert dispatcher.join(time.monotonic() + 20)
+    assert client.llen("dispatch:pending") == 2
+    assert dispatcher.report() == DeliveryReport(delivered=2, undelivered=0, dead_lettered=0)
+    labels = {"endpoint": RELAY.name, "result": "delivered"}
+    assert metrics.registry.get_sample_value("sweeperd_webhook_events_total", labels) == 2
+    assert not client.keys("sweeperd:attempts:*")
 
 
 # ---- a daemon

@@ -195,7 +195,7 @@ def test_an_endpoint_that_rested_begins_with_one_connection(shard: Shard, client
     """Until the connections are shared anew, because the others have what it lent."""
     stop, answered, state = threading.Event(), threading.Event(), EndpointStateStore(shard)
     with Receiver(answering_after(answered)) as receiver:
-        endpoints = [{"name": name, "url": receiver.url} for name in ("hook", "paused")]
+        endpoints = [{"name": name, "url": f"{receiver.url}?{name}"} for name in ("hook", "paused")]
         webhooks = {"endpoints": endpoints, "timeout": "60s", "redelivery_initial": "200ms"}
         settings = Settings.model_validate({"webhooks": webhooks})
         dispatcher = Dispatcher(ShardContext(settings, shard, Metrics(), stop, concurrency=4))
@@ -210,6 +210,7 @@ def test_an_endpoint_that_rested_begins_with_one_connection(shard: Shard, client
             state.resume("paused")
             eventually(lambda: client.xpending(EVENTS, "paused")["pending"] == 2 * 1)
             receiver.wait_for(lambda requests: len(requests) == 3 + 1)
+            assert Counter(each.path.partition("?")[2] for each in receiver.requests) == {"hook": 3, "paused": 1}
         finally:
             answered.set()
             stop.set()

@@ -22,8 +22,8 @@ from tests.integration.delivery.conftest import EVENTS, Deliver, Delivery, expir
 from tests.integration.delivery.test_relay import subscribe
 from tests.integration.delivery.test_replays import add, begin, ended, seen
 from tests.support.harness import eventually, server_time
+from tests.support.raw_server import raw_server
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
-from tests.unit.delivery.test_sender import raw_server
 
 pytestmark = pytest.mark.newest_redis
 

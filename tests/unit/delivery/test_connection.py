@@ -15,8 +15,9 @@ from sweeperd.delivery import connection as connection_module
 from sweeperd.delivery.connection import begin_exchange, bounded, works_in_one_piece
 from sweeperd.delivery.response import HEAD_LIMIT
 from sweeperd.delivery.result import Result
+from tests.support.raw_server import raw_server
 from tests.support.receiver import Answer, Receiver
-from tests.unit.delivery.test_sender import BATCH, MESSAGE, OK, Sender, raw_server
+from tests.unit.delivery.test_sender import BATCH, MESSAGE, OK, Sender
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 

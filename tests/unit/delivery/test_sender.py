@@ -7,8 +7,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from sweeperd.delivery.sender import KEPT, RESPONSE_LIMIT, WebhookClient
 from sweeperd.store.clock import Clock
 from sweeperd.store.embedded import free_port
 from tests.support.harness import eventually
+from tests.support.raw_server import raw_server
 from tests.support.receiver import Answer, Receiver
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
@@ -71,44 +71,6 @@ class Sender:
     def request(self, messages: Sequence[Message] = ()) -> WebhookRequest:
         """The request with these messages, by default MESSAGE."""
         return webhook_request(messages or [MESSAGE], self.endpoint.format, batches=self.endpoint.batch_size > 1)
-
-
-@contextmanager
-def raw_server(*answers: bytes) -> Iterator[tuple[str, list[socket.socket]]]:
-    """
-    A server that gives these answers byte for byte, the last of them again and again. Yields its URL and the
-    connections that were made to it.
-    """
-    connections: list[socket.socket] = []
-    left = list(answers)
-
-    def serve(connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as lines:
-            try:
-                while line := lines.readline():
-                    length = 0
-                    while line.strip():
-                        name, _, value = line.partition(b":")
-                        length = int(value) if name.lower() == b"content-length" else length
-                        line = lines.readline()
-                    lines.read(length)
-                    connection.sendall(left.pop(0) if len(left) > 1 else left[0])
-            except OSError:
-                return  # the sender had enough
-
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            connections.append(connection)
-            threading.Thread(target=serve, args=(connection,), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=accept, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/hook", connections
-        listener.shutdown(socket.SHUT_RDWR)
 
 
 # ---- what is sent

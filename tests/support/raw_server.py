@@ -1,0 +1,44 @@
+"""A server that answers with bytes which no HTTP library would write."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def raw_server(*answers: bytes) -> Iterator[tuple[str, list[socket.socket]]]:
+    """
+    A server that gives these answers byte for byte, the last of them again and again. Yields its URL and the
+    connections that were made to it.
+    """
+    connections: list[socket.socket] = []
+    left = list(answers)
+
+    def serve(connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as lines:
+            try:
+                while line := lines.readline():
+                    length = 0
+                    while line.strip():
+                        name, _, value = line.partition(b":")
+                        length = int(value) if name.lower() == b"content-length" else length
+                        line = lines.readline()
+                    lines.read(length)
+                    connection.sendall(left.pop(0) if len(left) > 1 else left[0])
+            except OSError:
+                return  # the sender had enough
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            connections.append(connection)
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/hook", connections
+        listener.shutdown(socket.SHUT_RDWR)

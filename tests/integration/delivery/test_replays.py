@@ -26,6 +26,7 @@ from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time
 from tests.support.receiver import Answer, Receiver, Request
 from tests.support.streams import entries
+from tests.support.waiting import waits
 
 HOUR = 3_600_000
 GROUPS = "sweeperd:groups"
@@ -414,8 +415,9 @@ def test_a_stop_ends_the_wait_of_a_paused_replay(shard: Shard, client: redis.Red
     begin(shard, now - 2 * HOUR, now)
     replays = resting.dispatcher._replays
     resting.dispatcher.refresh_replays()
-    (delivery,) = replays.deliveries
-    eventually(lambda: delivery._in_flight._changed._waiters)  # type: ignore[attr-defined]  # its reader waits
+    name = f"deliver-{shard.name}-{replay_group('hook')}"
+    (reader,) = [thread for thread in threading.enumerate() if thread.name == name]
+    eventually(lambda: waits(reader))
     replays.stop()
     assert replays.join(time.monotonic() + 3)
     assert replays.deliveries == []

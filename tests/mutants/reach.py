@@ -57,16 +57,12 @@ class Reach:
         The tests of a mutant, on older servers only where none runs its line on the newest. Empty where no test does.
         """
         reached = self.lines.get(mutant.file, {})
-        tests = set[str]().union(
-            *(
-                reached.get(line, ())
-                for line in _statement((PACKAGE / mutant.file).read_text(encoding="utf-8"), mutant.line)
-            )
-        )
-        if IMPORT in tests:
-            tests = set[str]().union(*reached.values()) - {IMPORT}
-        tests = tests - self.older or tests
+        text = (PACKAGE / mutant.file).read_text(encoding="utf-8")
+        tests = set[str]().union(*(reached.get(line, ()) for line in _statement(text, mutant.line)))
         own = f"test_{Path(mutant.file).stem}"
+        if IMPORT in tests:
+            tests = set[str]().union(*reached.values()) - {IMPORT} | {test for test in self.seconds if own in test}
+        tests = tests - self.older or tests
         chosen: dict[str, float] = {}
         left = BUDGET
         for test in sorted(tests, key=lambda test: (own not in test, self.seconds[test])):

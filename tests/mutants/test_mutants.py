@@ -85,12 +85,13 @@ def test_a_module_s_mutant_is_tried_with_the_tests_that_run_its_line() -> None:
     mutant = mutant_of("delivery/signing.py", "sha256=")
     slow, quick, own, other = "tests/a.py::slow", "tests/b.py::quick", "tests/test_signing.py::own", "tests/c.py::other"
     lines = {mutant.line: frozenset({slow, quick, own}), 1: frozenset({other, reach.IMPORT})}
-    found = reach.Reach({mutant.file: lines}, {slow: 4.0, quick: 1.0, own: 2.0, other: 1.0})
+    constant = "tests/test_signing.py::constant"
+    found = reach.Reach({mutant.file: lines}, {slow: 4.0, quick: 1.0, own: 2.0, other: 1.0, constant: 0.0})
     plan = found.plan(mutant)
     assert plan.limits == {own: 20.0, quick: 15.0, slow: 30.0}
     assert list(plan.limits) == [own, quick, slow], "those of the module's name, then the quick ones"
     assert plan.paths == ("tests/test_signing.py", "tests/b.py", "tests/a.py")
-    assert found.plan(replace(mutant, line=1)).limits.keys() == {own, other, quick, slow}, "it runs at import: all"
+    assert found.plan(replace(mutant, line=1)).limits.keys() == {own, other, quick, slow, constant}, "it runs at import"
     assert found.plan(mutant_of("delivery/tls.py", "def ")).paths == (), "no test runs it"
 
 

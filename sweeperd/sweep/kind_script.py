@@ -74,15 +74,16 @@ def _writable(kind: KindSettings, kinds: Sequence[KindSettings], reservations: b
     # A key that may be written cannot match a pattern that begins otherwise.
     forbidden = [each for each in forbidden if any(may_meet(each, pattern) for pattern in kind.write_patterns)]
     # The keys of templates match the patterns that are derived from them.
-    allowed = "true" if kind.writes is None else _any_match(kind.writes)
+    allowed = "true" if kind.writes is None else lua_match(kind.writes)
     yield "-- @include kind_pattern\nlocal sub = string.sub"
-    yield f"local function writable(key)\n  return ({allowed}) and not ({_any_match(forbidden)})\nend"
-    yield f"local function audible(key)\n  return {_any_match(kind.channels)}\nend"
+    yield f"local function writable(key)\n  return ({allowed}) and not ({lua_match(forbidden)})\nend"
+    yield f"local function audible(key)\n  return {lua_match(kind.channels)}\nend"
     if kind.script is not None:
-        yield f"local function readable(key)\n  return {_any_match(kind.read_patterns)}\nend"
+        yield f"local function readable(key)\n  return {lua_match(kind.read_patterns)}\nend"
 
 
-def _any_match(patterns: Sequence[str]) -> str:
+def lua_match(patterns: Sequence[str]) -> str:
+    """Lua that says whether `key` matches one of these. It needs the local functions `sub` and `is_like`."""
     return " or ".join(_match(pattern) for pattern in dict.fromkeys(patterns)) or "false"
 
 

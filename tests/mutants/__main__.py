@@ -4,6 +4,7 @@
 All mutants of the scripts take hours on a small machine; `--only` and `--sample` make it less.
 """
 
+import functools
 import random
 import sys
 import tempfile
@@ -40,6 +41,13 @@ from tests.mutants.trial import Plan, Trials, Verdict
     type=click.Path(file_okay=False, path_type=Path),
     help="A folder that says which test runs which line of Python; measured and put there if it is new.",
 )
+@click.option(
+    "--budget",
+    type=float,
+    default=45,
+    show_default=True,
+    help="How long the tests of one mutant of Python may take in all, quick ones first; seconds.",
+)
 @click.option("--left", is_flag=True, help="Only mutants without a kept verdict, and survivors that are not explained.")
 def main(
     language: str,
@@ -49,6 +57,7 @@ def main(
     jobs: int,
     keep: bool,
     reach: Path | None,
+    budget: float,
     left: bool,
 ) -> None:
     """Exit code 0 if at least 95 % of the mutants were caught and each survivor is explained, else 1."""
@@ -70,7 +79,7 @@ def main(
             plan_of = _script_plan
             _check_unbroken(trials, mutants)
         else:
-            plan_of = reached(reach or Path(folder) / "reach", jobs).plan
+            plan_of = functools.partial(reached(reach or Path(folder) / "reach", jobs).plan, budget)
         known = {mutant.name for mutant in choice.all_mutants(language)}
         rows = []
         for row in _try_all(trials, mutants, plan_of):

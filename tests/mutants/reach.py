@@ -24,8 +24,6 @@ from tests.mutants.trial import Plan
 
 #: The tests that run the product in their own process. What a child process runs cannot be broken without a file.
 FOLDERS = ("tests/unit", "tests/integration", "tests/lua", "tests/property")
-#: How long the tests of one mutant may take in all, by what they took while nothing was broken: seconds.
-BUDGET = 45.0
 
 #: Stands for a test where a line runs while its module is imported.
 IMPORT = ""
@@ -52,9 +50,10 @@ class Reach:
     seconds: Mapping[str, float]
     older: frozenset[str] = frozenset()
 
-    def plan(self, mutant: Mutant) -> Plan:
+    def plan(self, budget: float, mutant: Mutant) -> Plan:
         """
         The tests of a mutant, on older servers only where none runs its line on the newest. Empty where no test does.
+        `budget`: how long they may take in all, by what they took while nothing was broken; seconds.
         """
         reached = self.lines.get(mutant.file, {})
         text = (PACKAGE / mutant.file).read_text(encoding="utf-8")
@@ -64,10 +63,9 @@ class Reach:
             tests = set[str]().union(*reached.values()) - {IMPORT} | {test for test in self.seconds if own in test}
         tests = tests - self.older or tests
         chosen: dict[str, float] = {}
-        left = BUDGET
         for test in sorted(tests, key=lambda test: (own not in test, self.seconds[test])):
-            left -= self.seconds[test]
-            if left < 0 and chosen:
+            budget -= self.seconds[test]
+            if budget < 0 and chosen:
                 break
             # A machine that is busy may need a few times as long as it did.
             chosen[test] = 10 + 5 * self.seconds[test]

@@ -87,12 +87,14 @@ def test_a_module_s_mutant_is_tried_with_the_tests_that_run_its_line() -> None:
     lines = {mutant.line: frozenset({slow, quick, own}), 1: frozenset({other, reach.IMPORT})}
     constant = "tests/test_signing.py::constant"
     found = reach.Reach({mutant.file: lines}, {slow: 4.0, quick: 1.0, own: 2.0, other: 1.0, constant: 0.0})
-    plan = found.plan(mutant)
+    plan = found.plan(45.0, mutant)
     assert plan.limits == {own: 20.0, quick: 15.0, slow: 30.0}
     assert list(plan.limits) == [own, quick, slow], "those of the module's name, then the quick ones"
     assert plan.paths == ("tests/test_signing.py", "tests/b.py", "tests/a.py")
-    assert found.plan(replace(mutant, line=1)).limits.keys() == {own, other, quick, slow, constant}, "it runs at import"
-    assert found.plan(mutant_of("delivery/tls.py", "def ")).paths == (), "no test runs it"
+    assert found.plan(45.0, replace(mutant, line=1)).limits.keys() == {own, other, quick, slow, constant}, (
+        "it runs at import"
+    )
+    assert found.plan(45.0, mutant_of("delivery/tls.py", "def ")).paths == (), "no test runs it"
 
 
 def test_a_module_s_mutant_is_tried_on_an_older_server_where_only_that_runs_its_line() -> None:
@@ -100,14 +102,14 @@ def test_a_module_s_mutant_is_tried_on_an_older_server_where_only_that_runs_its_
     one, two = "tests/a.py::new", "tests/a.py::old"
     for tests, tried in (({one, two}, [one]), ({two}, [two])):
         found = reach.Reach({mutant.file: {mutant.line: frozenset(tests)}}, {one: 2.0, two: 1.0}, frozenset({two}))
-        assert list(found.plan(mutant).limits) == tried
+        assert list(found.plan(45.0, mutant).limits) == tried
 
 
 def test_tests_are_left_out_that_would_take_too_long() -> None:
     mutant = mutant_of("delivery/signing.py", "sha256=")
     seconds = {f"tests/a.py::{number}": 20.0 + number for number in range(4)}
     found = reach.Reach({mutant.file: {mutant.line: frozenset(seconds)}}, seconds)
-    assert list(found.plan(mutant).limits) == ["tests/a.py::0", "tests/a.py::1"]
+    assert list(found.plan(45.0, mutant).limits) == ["tests/a.py::0", "tests/a.py::1"]
 
 
 def test_each_explained_mutant_is_kept_as_a_survivor() -> None:

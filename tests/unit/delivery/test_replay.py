@@ -10,6 +10,7 @@ from sweeperd.delivery.replay import (
     MARKS,
     ReplayCount,
     ReplayNote,
+    ReplayProgress,
     ReplaySpan,
     ReplaySubscription,
     replay_group,
@@ -86,3 +87,18 @@ def test_an_event_outside_the_span_is_not_handed_out() -> None:
     entry = OutboxEntry.of(b"2-0", 1, {b"id": b"r"})
     assert ReplaySubscription(HOOK, counted(3, since_ms=2, until_ms=3)).wants(entry)
     assert not ReplaySubscription(HOOK, counted(3, since_ms=3)).wants(entry)
+
+
+@pytest.mark.parametrize(
+    ("progress", "only_waits"),
+    [
+        (ReplayProgress(ended=True), False),
+        (ReplayProgress(ended=False, left=3, waiting=3), True),
+        (ReplayProgress(ended=False, left=4, waiting=3), False),
+        (ReplayProgress(ended=False, left=0, waiting=0), True),
+    ],
+)
+def test_a_replay_that_goes_on_only_waits_where_all_that_is_left_does(
+    progress: ReplayProgress, only_waits: bool
+) -> None:
+    assert progress.only_waits is only_waits

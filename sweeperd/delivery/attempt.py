@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sweeperd.store.streams import StreamId
-from sweeperd.text import decode
+from sweeperd.text import decode, whole
 
 #: How much of the response's body is kept, characters.
 ANSWER = 256
@@ -44,7 +44,7 @@ class Attempt:
     def parse(cls, fields: Mapping[bytes, bytes]) -> "Attempt":
         """The opposite of `fields`. A field that is missing, or is no number where one is needed, counts as empty."""
         text = {name: decode(fields.get(name.encode(), b"")) for name in cls.__slots__}
-        number = {name: int(value) if value.isdecimal() and len(value) < 20 else 0 for name, value in text.items()}
+        number = {name: whole(fields.get(name.encode(), b"")) or 0 for name in cls.__slots__}
         return cls(
             number["at_ms"],
             text["event_id"],

@@ -150,6 +150,7 @@ def _template(form: Format) -> tuple[bytes, Choice, Choice]:
     """
     marked = {name: b"<%b>" % name for name in (*_COMMON_TEXTS, b"id")}
     marked |= {name: b"%d" % number for number, name in enumerate((*_COMMON_INTEGERS, b"amount"), 10**18)}
+    # Moments of which no two pairs lie equally far apart: a span of time is found in the JSON as well.
     marked |= zip(_TIMES, (b"1000000000000", b"1000000001001", b"1000000004004"), strict=True)
     ttl_ms = b"%d" % (int(marked[b"expires_at"]) - int(marked[b"created_at"]))
     common = (*(marked[name] for name in _COMMON_TEXTS + _COMMON_INTEGERS), b"<shard>")

@@ -14,6 +14,8 @@ from sweeperd.store.embedded import Binary, Server
 from tests.support.servers import binaries
 
 pytest_plugins = ["tests.support.fixtures"]
+# It asserts, and tests of several folders import it.
+pytest.register_assert_rewrite("tests.lua.kinds.world")
 
 BINARIES = binaries()
 

@@ -6,7 +6,6 @@ these tests alone, the quick ones first.
 import ast
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -74,36 +73,39 @@ class Reach:
 
 def reached(folder: Path, jobs: int) -> Reach:
     """
-    What `folder` says of it. Where there is no such folder, all tests run once in `jobs` processes, with nothing
-    broken, and it is made. Raises click.ClickException where one fails: a verdict would mean nothing then.
+    What `folder` says of it. Where it says nothing yet, all tests run once in `jobs` processes, with nothing broken.
+    Raises click.ClickException where one fails: a verdict would mean nothing then.
     """
-    data, record = folder / "coverage", folder / "record.json"
-    if not folder.exists():
-        folder.mkdir(parents=True)
+    data, record, new = folder / "coverage", folder / "record.json", folder / "record.new"
+    if not record.exists():
+        folder.mkdir(parents=True, exist_ok=True)
         settings = folder / "coveragerc"
         settings.write_text(_SETTINGS.format(data=data), encoding="utf-8")
         options = ["-q", f"-n{jobs}", "--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report="]
         command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.recording", *options, *FOLDERS]
-        if subprocess.run(
-            command, cwd=ROOT, env={**os.environ, FILE: str(record)}, stdout=sys.stderr, check=False
-        ).returncode:
-            shutil.rmtree(folder)
+        env = {**os.environ, FILE: str(new)}
+        if subprocess.run(command, cwd=ROOT, env=env, stdout=sys.stderr, check=False).returncode:
             raise click.ClickException("a test fails without any mutant")
+        new.replace(record)
     return _read(data, json.loads(record.read_text(encoding="utf-8")))
 
 
 def _read(data: Path, record: Mapping[str, Any]) -> Reach:
-    """What coverage and the plugin have recorded. Coverage calls a test `<its name>|<phase>`."""
+    """
+    What coverage and the plugin have recorded, of the tests whose file is still there: pytest fails where it is not,
+    which would look like a mutant that was caught. Coverage calls a test `<its name>|<phase>`.
+    """
     recorded = CoverageData(str(data))
     recorded.read()
+    seconds = {test: took for test, took in record["seconds"].items() if (ROOT / test.partition("::")[0]).exists()}
     lines = {
         Path(file).relative_to(PACKAGE.name).as_posix(): {
-            line: frozenset(context.rpartition("|")[0] for context in contexts)
+            line: frozenset({context.rpartition("|")[0] for context in contexts} & {IMPORT, *seconds})
             for line, contexts in recorded.contexts_by_lineno(file).items()
         }
         for file in recorded.measured_files()
     }
-    return Reach(lines, record["seconds"], frozenset(record["older"]))
+    return Reach(lines, seconds, frozenset(record["older"]))
 
 
 def _statement(text: str, line: int) -> range:

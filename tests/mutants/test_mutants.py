@@ -1,11 +1,13 @@
 """The mutation tests' own tests: which mutants there are, and that a trial notices a planted fault."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from coverage import CoverageData
 
 from tests.conftest import BINARIES
 from tests.mutants import choice, lua, python, reach, report
@@ -103,6 +105,20 @@ def test_a_module_s_mutant_is_tried_on_an_older_server_where_only_that_runs_its_
     for tests, tried in (({one, two}, [one]), ({two}, [two])):
         found = reach.Reach({mutant.file: {mutant.line: frozenset(tests)}}, {one: 2.0, two: 1.0}, frozenset({two}))
         assert list(found.plan(45.0, mutant).limits) == tried
+
+
+def test_what_was_measured_is_read_without_tests_that_are_no_more(tmp_path: Path) -> None:
+    here, gone = "tests/mutants/test_mutants.py::here", "tests/mutants/test_gone.py::gone"
+    data = CoverageData(str(tmp_path / "coverage"))
+    for context, line in (("", 1), (f"{here}|run", 2), (f"{gone}|setup", 2), (f"{gone}|run", 3)):
+        data.set_context(context)
+        data.add_lines({"sweeperd/delivery/signing.py": [line]})
+    data.write()
+    record = {"seconds": {here: 1.0, gone: 2.0}, "older": [here]}
+    (tmp_path / "record.json").write_text(json.dumps(record), encoding="utf-8")
+    found = {1: {reach.IMPORT}, 2: {here}, 3: set[str]()}
+    lines = {"delivery/signing.py": {line: frozenset(tests) for line, tests in found.items()}}
+    assert reach.reached(tmp_path, jobs=1) == reach.Reach(lines, {here: 1.0}, frozenset({here}))
 
 
 def test_tests_are_left_out_that_would_take_too_long() -> None:

@@ -1,9 +1,36 @@
-"""A server that answers with bytes which no HTTP library would write."""
+"""Servers that answer with bytes which no HTTP library would write."""
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+
+@contextmanager
+def listening(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    """
+    A server that has each connection served in a thread of its own, until the other side ends it. Yields its URL.
+    """
+
+    def run(connection: socket.socket) -> None:
+        with connection:
+            try:
+                serve(connection)
+            except OSError:
+                return  # the sender had enough
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=run, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/hook"
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
@@ -16,29 +43,16 @@ def raw_server(*answers: bytes) -> Iterator[tuple[str, list[socket.socket]]]:
     left = list(answers)
 
     def serve(connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as lines:
-            try:
-                while line := lines.readline():
-                    length = 0
-                    while line.strip():
-                        name, _, value = line.partition(b":")
-                        length = int(value) if name.lower() == b"content-length" else length
-                        line = lines.readline()
-                    lines.read(length)
-                    connection.sendall(left.pop(0) if len(left) > 1 else left[0])
-            except OSError:
-                return  # the sender had enough
+        connections.append(connection)
+        with connection.makefile("rb") as lines:
+            while line := lines.readline():
+                length = 0
+                while line.strip():
+                    name, _, value = line.partition(b":")
+                    length = int(value) if name.lower() == b"content-length" else length
+                    line = lines.readline()
+                lines.read(length)
+                connection.sendall(left.pop(0) if len(left) > 1 else left[0])
 
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            connections.append(connection)
-            threading.Thread(target=serve, args=(connection,), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=accept, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/hook", connections
-        listener.shutdown(socket.SHUT_RDWR)
+    with listening(serve) as url:
+        yield url, connections

@@ -3,9 +3,7 @@
 import pytest
 import redis
 
-pytest.register_assert_rewrite("tests.lua.kinds.world")
-
-from tests.lua.kinds.world import SCRIPT, Seats, scripted  # noqa: E402
+from tests.lua.kinds.world import SCRIPT, Seats, scripted
 
 
 @pytest.fixture(params=["declared", "script"])

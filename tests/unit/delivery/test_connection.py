@@ -15,7 +15,7 @@ from sweeperd.delivery import connection as connection_module
 from sweeperd.delivery.connection import begin_exchange, bounded, works_in_one_piece
 from sweeperd.delivery.response import HEAD_LIMIT
 from sweeperd.delivery.result import Result
-from tests.support.raw_server import raw_server
+from tests.support.raw_server import listening, raw_server
 from tests.support.receiver import Answer, Receiver
 from tests.unit.delivery.test_sender import BATCH, MESSAGE, OK, Sender
 
@@ -32,28 +32,14 @@ def dripping(pieces: Callable[[], Iterable[bytes]], pause: float, *, reads: bool
     """A server that answers each request with these pieces, with a pause after each. Yields its URL."""
 
     def serve(connection: socket.socket) -> None:
-        with connection:
-            try:
-                if reads:
-                    connection.recv(65536)
-                for piece in pieces():
-                    connection.sendall(piece)
-                    time.sleep(pause)
-            except OSError:
-                return  # the sender had enough
+        if reads:
+            connection.recv(65536)
+        for piece in pieces():
+            connection.sendall(piece)
+            time.sleep(pause)
 
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=serve, args=(connection,), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=accept, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/hook"
-        listener.shutdown(socket.SHUT_RDWR)
+    with listening(serve) as url:
+        yield url
 
 
 HEAD = OK + b"".join(b"X-Header-%d: value\r\n" % number for number in range(50))

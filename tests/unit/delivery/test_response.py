@@ -137,7 +137,7 @@ def test_a_reader_that_is_closed_lets_go_of_its_socket() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         reader = BoundedReader(ours, math.inf)
-        ours.close()  # a socket stays open while a file of it is open
+        ours.close()  # Python closes the descriptor only with the last file object that was made from the socket
         reader.close()
         assert reader.closed
         theirs.setblocking(False)

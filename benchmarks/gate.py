@@ -35,7 +35,7 @@ ROWS: tuple[Row, ...] = (
     tracing.ROW,
 )
 
-#: Version of Redis (`7.0`) -> row -> ratio -> its median.
+#: Server (`Redis 7.0`) -> row -> ratio -> its median.
 Baseline = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
@@ -45,7 +45,7 @@ class Judgement:
 
     row: str
     ratio: str
-    redis: str
+    server: str
     before: float | None
     now: float
     goal: Goal
@@ -64,13 +64,13 @@ class Judgement:
 
 
 def judge(rows: Sequence[Row], results: Mapping[str, Sequence[Measured]], baseline: Baseline) -> list[Judgement]:
-    """Every ratio that has a goal, on every Redis that it was measured on."""
+    """Every ratio that has a goal, on every server that it was measured on."""
     return [
         Judgement(
             row.name,
             name,
-            one.version,
-            baseline.get(one.version, {}).get(row.name, {}).get(name),
+            one.server,
+            baseline.get(one.server, {}).get(row.name, {}).get(name),
             one.median(name),
             goal,
         )
@@ -88,21 +88,21 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def update(judgements: Sequence[Judgement], path: Path) -> None:
-    """Make these the baseline. What it has of other versions of Redis stays."""
+    """Make these the baseline. What it has of other servers stays."""
     before = read_baseline(path)
-    baseline = {version: {row: dict(ratios) for row, ratios in rows.items()} for version, rows in before.items()}
+    baseline = {server: {row: dict(ratios) for row, ratios in rows.items()} for server, rows in before.items()}
     for one in judgements:
-        baseline.setdefault(one.redis, {}).setdefault(one.row, {})[one.ratio] = round(one.now, 3)
+        baseline.setdefault(one.server, {}).setdefault(one.row, {})[one.ratio] = round(one.now, 3)
     path.write_text(json.dumps(baseline, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def table(judgements: Sequence[Judgement]) -> Grid:
-    """Ratio | Redis | baseline | now | change | holds?"""
+    """Ratio | server | baseline | now | change | holds?"""
     lines = []
     for one in judgements:
         worsening = one.worsening
         change = "" if worsening is None else f"{abs(worsening):.0%} {'worse' if worsening > 0 else 'better'}"
         verdict = "no baseline" if worsening is None else "yes" if one.holds else "no"
         before = "" if one.before is None else number(one.before)
-        lines.append([f"{one.row} {one.ratio}", one.redis, before, number(one.now), change, verdict])
-    return Grid("gate", ["ratio", "Redis", "baseline", "now", "change", f"at most {TOLERANCE:.0%} worse?"], lines)
+        lines.append([f"{one.row} {one.ratio}", one.server, before, number(one.now), change, verdict])
+    return Grid("gate", ["ratio", "server", "baseline", "now", "change", f"at most {TOLERANCE:.0%} worse?"], lines)

@@ -13,7 +13,7 @@ from matplotlib.ticker import StrMethodFormatter
 from benchmarks.results import Measured
 from benchmarks.table import Results
 
-#: Okabe and Ito's colours, which the colour-blind can tell apart; one for each version of Redis.
+#: Okabe and Ito's colours, which the colour-blind can tell apart; one for each server.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 COLOURS = (BLUE, ORANGE, GREEN)
 #: So that the same numbers give the same file, byte by byte, and text stays text.
@@ -49,7 +49,7 @@ def _drain(results: Results) -> Figure | None:
     left, wait = figure.subplots(2, 1, sharex=True)
     figure.suptitle(
         f"{newest.sizes['entries']:,} overdue entries drain while a client reserves 500 times a second\n"
-        f"Redis {newest.version}, {newest.cores} cores"
+        f"{newest.server}, {newest.cores} cores"
     )
     left.plot(series["left_at_seconds"], series["entries_left"], color=BLUE)
     left.set(ylabel="entries left", ylim=(0, None))
@@ -110,12 +110,12 @@ def _delivery(results: Results) -> Figure | None:
 
 
 def _lines(panel: Axes, found: Sequence[Measured], across: str, up: str) -> None:
-    """A line for each version of Redis: the median of the rounds, with their spread."""
+    """A line for each server: the median of the rounds, with their spread."""
     for one, colour in zip(found, COLOURS, strict=False):
         columns = [sample.series[up] for sample in one.samples]
         x = one.samples[0].series[across]
         middle = [median(values) for values in zip(*columns, strict=True)]
-        panel.plot(x, middle, color=colour, marker="o", label=f"Redis {one.version}")
+        panel.plot(x, middle, color=colour, marker="o", label=one.server)
         least = [min(values) for values in zip(*columns, strict=True)]
         most = [max(values) for values in zip(*columns, strict=True)]
         panel.fill_between(x, least, most, color=colour, alpha=0.15, linewidth=0)

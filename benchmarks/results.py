@@ -1,4 +1,4 @@
-"""What was measured, as files: one for each row, with every round on each Redis, and on what it was measured."""
+"""What was measured, as files: one for each row, with every round on each server, and on what it was measured."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.row import Row, Sample
 from sweeperd import __version__
+from sweeperd.store.embedded import Binary
 
 #: The committed results.
 DIRECTORY = Path(__file__).parent / "results"
@@ -18,7 +19,7 @@ DIRECTORY = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Measured:
-    """All rounds of one row on one Redis."""
+    """All rounds of one row on one server. `redis`: its version; `name`: `Redis` or `Valkey`."""
 
     redis: str
     python: str
@@ -27,11 +28,17 @@ class Measured:
     quick: bool
     sizes: Mapping[str, int]
     samples: Sequence[Sample]
+    name: str = "Redis"
 
     @property
-    def version(self) -> str:
-        """Major and minor version of the Redis: `7.0`."""
-        return ".".join(self.redis.split(".")[:2])
+    def server(self) -> str:
+        """The server with its major and minor version: `Redis 7.0`."""
+        return f"{self.name} {'.'.join(self.redis.split('.')[:2])}"
+
+    @property
+    def order(self) -> tuple[str, tuple[int, ...]]:
+        """What servers are sorted by: the name, then the version."""
+        return self.name, tuple(int(part) for part in self.redis.split("."))
 
     def values(self, name: str) -> list[float]:
         """One ratio or figure, of each round. Raises KeyError where there is none of that name."""
@@ -42,26 +49,27 @@ class Measured:
         return median(self.values(name))
 
 
-def measured(redis: str, sizes: Mapping[str, int], samples: Sequence[Sample], *, quick: bool) -> Measured:
+def measured(binary: Binary, sizes: Mapping[str, int], samples: Sequence[Sample], *, quick: bool) -> Measured:
     """What these samples, just taken, were taken on."""
-    return Measured(redis, platform.python_version(), __version__, os.cpu_count() or 1, quick, sizes, samples)
+    python, cores = platform.python_version(), os.cpu_count() or 1
+    return Measured(binary.version, python, __version__, cores, quick, sizes, samples, binary.name)
 
 
 def write(directory: Path, row: Row, found: Sequence[Measured]) -> None:
-    """Put these into the row's file. What the file has of other versions of Redis stays."""
+    """Put these into the row's file. What the file has of other servers stays."""
     directory.mkdir(parents=True, exist_ok=True)
-    kept = {one.version: one for one in [*read(directory, row.name), *found]}
+    kept = {one.server: one for one in [*read(directory, row.name), *found]}
     data = {
         "row": row.name,
         "what": row.what,
         "against": row.against,
-        "measured": [_rounded(asdict(kept[version])) for version in sorted(kept, key=_numbers)],
+        "measured": [_rounded(asdict(one)) for one in sorted(kept.values(), key=lambda one: one.order)],
     }
     _path(directory, row.name).write_text(_compact(data) + "\n", encoding="utf-8")
 
 
 def read(directory: Path, name: str) -> list[Measured]:
-    """All there is of this row, the oldest Redis first; empty where it was not measured."""
+    """All there is of this row, the oldest Redis first, then Valkey; empty where it was not measured."""
     path = _path(directory, name)
     if not path.exists():
         return []
@@ -71,10 +79,6 @@ def read(directory: Path, name: str) -> list[Measured]:
 
 def _path(directory: Path, name: str) -> Path:
     return directory / f"{name}.json"
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
 
 
 def _rounded(value: Any) -> Any:

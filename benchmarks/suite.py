@@ -1,4 +1,4 @@
-"""Measures rows: so many rounds on each Redis, in turn, and writes down what came of it."""
+"""Measures rows: so many rounds on each server, in turn, and writes down what came of it."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -11,13 +11,13 @@ from benchmarks.results import Measured, measured
 from benchmarks.row import Row, Sample
 from sweeperd.store.embedded import Binary
 
-#: Told before each round: the row, the Redis, the number of the round.
+#: Told before each round: the row, the server, the number of the round.
 Told = Callable[[Row, Binary, int], None]
 
 
 def measure(row: Row, binaries: Sequence[Binary], rounds: int, *, quick: bool, told: Told) -> list[Measured]:
     """
-    All rounds of one row. The Redis versions take turns, so that what else the machine does strikes them alike; each
+    All rounds of one row. The servers take turns, so that what else the machine does strikes them alike; each
     round says which part of the machine its host gave to others meanwhile (`stolen`).
     """
     samples: dict[Binary, list[Sample]] = {binary: [] for binary in binaries}
@@ -30,4 +30,4 @@ def measure(row: Row, binaries: Sequence[Binary], rounds: int, *, quick: bool, t
                 sample = row.measure(Lab(binary, Path(directory), quick, sizes))
             stolen = cpu_time().stolen_since(before)
             taken.append(replace(sample, figures=sample.figures | {"stolen": stolen}))
-    return [measured(binary.version, sizes, taken, quick=quick) for binary, taken in samples.items()]
+    return [measured(binary, sizes, taken, quick=quick) for binary, taken in samples.items()]

@@ -23,34 +23,34 @@ class Grid:
 
 
 def goals(rows: Iterable[Row], results: Results) -> Grid:
-    """What | against | goal | the median on each Redis, with the least and the most of the rounds | met?"""
-    versions = _versions(results)
+    """What | against | goal | the median on each server, with the least and the most of the rounds | met?"""
+    servers = _servers(results)
     lines = []
     for row in rows:
-        found = {one.version: one for one in results.get(row.name, ())}
+        found = {one.server: one for one in results.get(row.name, ())}
         for name, goal in row.goals.items():
             if found:
-                missed = [one for one in versions if one in found and not goal.met(found[one].median(name))]
+                missed = [one for one in servers if one in found and not goal.met(found[one].median(name))]
                 met = f"no: {', '.join(missed)}" if missed else "yes"
             else:
                 met = "not measured"
-            cells = [_spread(found[version], name) if version in found else "" for version in versions]
+            cells = [_spread(found[server], name) if server in found else "" for server in servers]
             what = f"{row.what}: {goal.what}" if goal.what else row.what
             lines.append([what, goal.against or row.against, str(goal), *cells, met])
-    return Grid("goals", ["what", "against", "goal", *(f"Redis {version}" for version in versions), "met?"], lines)
+    return Grid("goals", ["what", "against", "goal", *servers, "met?"], lines)
 
 
 def figures(rows: Iterable[Row], results: Results) -> Grid:
-    """Row | ratio or figure | its median on each Redis."""
-    versions = _versions(results)
+    """Row | ratio or figure | its median on each server."""
+    servers = _servers(results)
     lines = []
     for row in rows:
-        found = {one.version: one for one in results.get(row.name, ())}
+        found = {one.server: one for one in results.get(row.name, ())}
         samples = [sample for one in found.values() for sample in one.samples]
         for name in dict.fromkeys(name for sample in samples for name in (*sample.ratios, *sample.figures)):
-            cells = [_spread(found[version], name) if version in found else "" for version in versions]
+            cells = [_spread(found[server], name) if server in found else "" for server in servers]
             lines.append([row.name, name, *cells])
-    return Grid("figures", ["row", "figure", *(f"Redis {version}" for version in versions)], lines)
+    return Grid("figures", ["row", "figure", *servers], lines)
 
 
 def show(console: Console, grid: Grid) -> None:
@@ -78,6 +78,6 @@ def _spread(one: Measured, name: str) -> str:
     return f"{number(one.median(name))} [{number(min(values))} to {number(max(values))}]" if values else ""
 
 
-def _versions(results: Results) -> list[str]:
-    found = {one.version for measured in results.values() for one in measured}
-    return sorted(found, key=lambda version: [int(part) for part in version.split(".")])
+def _servers(results: Results) -> list[str]:
+    found = {one.server: one.order for measured in results.values() for one in measured}
+    return sorted(found, key=found.__getitem__)

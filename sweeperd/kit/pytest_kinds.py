@@ -13,7 +13,7 @@ from sweeperd.config import Settings, load
 from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import ConfigError, KindRefused
 from sweeperd.kit.failure import Failure, Property
-from sweeperd.kit.lab import Lab
+from sweeperd.kit.lab import Lab, NoEnd
 from sweeperd.kit.properties import PROPERTIES
 from sweeperd.kit.prove import COMPILES, embedded
 from sweeperd.kit.pytest_plugin import settings_file
@@ -63,11 +63,14 @@ def _proves(
             pytest.fail(str(error), pytrace=False)
         return
     entries = _optional(request, "entry")
-    if hasattr(entries, "example"):  # a strategy
-        _holds_for_all(lab, holds, entries)
-    else:
-        for sample in _samples(request, kind, entries):
-            _assert_holds(lab, holds, sample)
+    try:
+        if hasattr(entries, "example"):  # a strategy
+            _holds_for_all(lab, holds, entries)
+        else:
+            for sample in _samples(request, kind, entries):
+                _assert_holds(lab, holds, sample)
+    except NoEnd as error:
+        pytest.fail(f"a run of the script has {error}", pytrace=False)
 
 
 def _samples(request: pytest.FixtureRequest, kind: KindSettings, entries: Any) -> Sequence[Sample]:

@@ -117,3 +117,12 @@ def test_without_the_option_nothing_happens(pytester: pytest.Pytester) -> None:
 def test_pip_installs_the_plugin() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"sweeperd": "sweeperd.kit.pytest_plugin"}
+
+
+def test_a_run_without_an_end_fails_its_own_test_only(pytester: pytest.Pytester) -> None:
+    script = example(pytester, "locks").with_name("lock.lua")
+    head, endless = "function plan(lease)", "function plan(lease)\n  repeat until false"
+    script.write_text(script.read_text().replace(head, endless))
+    result = run(pytester, "-k", "due or orphan", "--sweeperd-samples", "lock=samples.json")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*a run of the script has no end after 6 s*"])

@@ -13,9 +13,9 @@ from sweeperd.cli import main
 from sweeperd.config import Settings, load
 from sweeperd.kit import drains
 from sweeperd.kit.drains import killed
-from sweeperd.kit.entries import waits
+from sweeperd.kit.entries import orphan, waits
 from sweeperd.kit.failure import Failure
-from sweeperd.kit.lab import Lab
+from sweeperd.kit.lab import RUN_LIMIT, Lab, NoEnd
 from sweeperd.kit.prove import prove
 from sweeperd.kit.samples import Sample, derived_samples, read_samples, sample_of
 from tests.integration.kit.test_faults import EXAMPLES
@@ -90,6 +90,32 @@ def test_the_command_tells_both(tmp_path: Path) -> None:
     lines = Failure(first["input"], first["problem"], first["entry"], first["line"]).report
     assert lines[0].startswith("input: ")
     assert lines[2:] == [f"entry: {first['entry']}", f"line: {first['line']}"]
+
+
+# ---- a script without an end
+
+#: It is decided once the entry's hash is read.
+ENDLESS = "function decide() while true do end end\nfunction plan() return {} end\n"
+
+
+def test_a_script_without_an_end_is_stopped_and_named() -> None:
+    settings = settings_of(scripted(ENDLESS), reservations=False)
+    (kind,) = settings.kinds
+    (only,) = prove(settings, kind, [sample_of(HOLD, kind)])
+    assert only.failure == Failure("h1", "no end after 6 s")
+
+
+def test_another_proof_follows_on_the_same_redis(client: redis.Redis) -> None:
+    settings = settings_of(scripted(ENDLESS), reservations=False)
+    (kind,) = settings.kinds
+    sample = sample_of(HOLD, kind)
+    options = client.connection_pool.connection_kwargs | {"socket_timeout": RUN_LIMIT, "protocol": 2}
+    with redis.Redis(connection_pool=redis.ConnectionPool(**options)) as patient:
+        lab = Lab(patient, settings, kind)
+        lab.load(sample)
+        with pytest.raises(NoEnd):
+            lab.run(b"h1")
+        assert orphan(lab, sample) is None
 
 
 # ---- the killed process

@@ -126,6 +126,12 @@ def test_files_are_kept_with_the_evidence(place: Place) -> None:
     assert (place.kept / "plot.svg").read_text() == "<svg/>"
 
 
+def test_a_picture_is_kept_as_it_is(place: Place) -> None:
+    writes = "import os, pathlib; pathlib.Path(os.environ['RELEASE_DIR'], 'plot.png').write_bytes(b'\\x89PNG\\r\\n')"
+    assert run(Step("plot", "", python(writes), keeps=("plot.png",)), place, {}).files == ("plot.png",)
+    assert (place.kept / "plot.png").read_bytes() == b"\x89PNG\r\n"
+
+
 def test_no_path_of_the_machine_is_in_a_kept_file(place: Place) -> None:
     writes = f"import os, pathlib; pathlib.Path(os.environ['RELEASE_DIR'], 'sbom').write_text('file://{place.work}/x')"
     run(Step("sbom", "", python(writes), keeps=("sbom",)), place, {})

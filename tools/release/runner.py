@@ -1,5 +1,6 @@
 """Runs steps one after the other in a clean clone, keeps each result, and stops at the first that fails."""
 
+import contextlib
 import os
 import platform
 import shutil
@@ -157,12 +158,14 @@ def _public(text: str, place: Place) -> str:
 
 
 def _keep(step: Step, directory: Path, place: Place) -> tuple[str, ...]:
-    """Copy the step's files, all of them texts, to the evidence. Returns the names of those that are there."""
+    """Copy the step's files to the evidence, texts as `_public`. Returns the names of those that are there."""
     names = []
     for name in step.keeps:
         if (directory / name).exists():
             place.kept.mkdir(parents=True, exist_ok=True)
-            text = (directory / name).read_text(encoding="utf-8")
-            (place.kept / name).write_text(_public(text, place), encoding="utf-8")
+            content = (directory / name).read_bytes()
+            with contextlib.suppress(UnicodeDecodeError):  # a picture
+                content = _public(content.decode(), place).encode()
+            (place.kept / name).write_bytes(content)
             names.append(name)
     return tuple(names)

@@ -13,7 +13,7 @@ Bound = Literal["at_most", "at_least"]
 class Goal:
     """
     What a ratio is to reach. `what`: which part of the row it is about; `against`: in place of the row's. `noise`: two
-    results that differ by no more say nothing.
+    results that differ by no more say nothing. `tolerance`: by which part the gate lets it be worse than its baseline.
     """
 
     bound: Bound
@@ -21,6 +21,7 @@ class Goal:
     what: str = ""
     against: str = ""
     noise: float = 0.0
+    tolerance: float = 0.25
 
     def met(self, value: float) -> bool:
         """Whether this value reaches it."""

@@ -1,5 +1,6 @@
 """Entries expired a second, beside the most that Redis itself can do."""
 
+from dataclasses import replace
 from statistics import median
 
 from benchmarks import raw
@@ -59,5 +60,8 @@ ROW = Row(
     },
     measure,
 )
-#: For the gate, of the same name: what a round trip costs differs between machines.
-AGAINST_LIMIT = Row(ROW.name, ROW.what, ROW.against, {"limit": ROW.goals["limit"]}, measure_in_turns)
+#: For the gate, of the same name: what a round trip costs differs between machines. Its medians differ by
+#: 5 % between runs, so the tolerance is small enough to notice a loss of 30 % by a run that was a lucky one.
+AGAINST_LIMIT = Row(
+    ROW.name, ROW.what, ROW.against, {"limit": replace(ROW.goals["limit"], tolerance=0.2)}, measure_in_turns
+)

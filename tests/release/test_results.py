@@ -43,10 +43,12 @@ def test_a_soak(tmp_path: Path) -> None:
 
 
 def test_the_gate(tmp_path: Path) -> None:
-    head = "| ratio | server | baseline | now | change | ok? |\n| --- | --- | --- | --- | --- | --- |\n"
-    unknown = "| grace cost | Redis 7.0 |  | 1.00 |  | no baseline |\n"
-    first = "| expire cost | Redis 7.0 | 1.20 | 1.30 | 8% worse | yes |\n" + unknown
-    second = "| expire cost | Redis 7.0 | 1.20 | 1.60 | 33% worse | no |\n"
+    head = (
+        "| ratio | server | baseline | now | change | allowed | holds? |\n| --- | --- | --- | --- | --- | --- | --- |\n"
+    )
+    unknown = "| grace cost | Redis 7.0 |  | 1.00 |  | 25% worse | no baseline |\n"
+    first = "| expire cost | Redis 7.0 | 1.20 | 1.30 | 8% worse | 25% worse | yes |\n" + unknown
+    second = "| expire cost | Redis 7.0 | 1.20 | 1.60 | 33% worse | 25% worse | no |\n"
     assert readers.gate(output(tmp_path, f"measuring\n{head}{first}\nmeasuring\n{head}{second}")) == {
         "expire cost, Redis 7.0": "1.30, 1.60 (baseline 1.20; holds in 1 of 2)",
         "grace cost, Redis 7.0": "1.00 (baseline none; holds in 0 of 1)",

@@ -41,7 +41,7 @@ def gate(output: Output) -> Figures:
         raise ValueError("the gate has printed no table")
     return {
         name: f"{', '.join(row[3] for row in rows)} (baseline {rows[0][2] or 'none'}; "
-        f"holds in {sum(row[5] == 'yes' for row in rows)} of {len(rows)})"
+        f"holds in {sum(row[-1] == 'yes' for row in rows)} of {len(rows)})"
         for name, rows in found.items()
     }
 
@@ -81,6 +81,6 @@ def _last(text: str, holding: str) -> str:
 
 
 def _gate_rows(text: str) -> list[list[str]]:
-    """The rows of the gate's tables in a text: ratio | server | baseline | now | change | holds?"""
+    """The rows of the gate's tables in a text: ratio | server | baseline | now | change | allowed | holds?"""
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     return [row for row in lines if row[0] != "ratio" and set(row[0]) != {"-"}]

@@ -113,12 +113,23 @@ def test_what_is_noise_by_the_goal_is_not_refused() -> None:
         assert judgement.holds is holds
 
 
+def test_a_goal_may_allow_less_than_a_quarter() -> None:
+    rows = [row(ratio=Goal("at_least", 0.85, tolerance=0.2))]
+    baseline = {"Redis 7.0": {"some": {"ratio": 1.0}}}
+    for now, holds in ((0.81, True), (0.79, False)):
+        (judgement,) = gate.judge(rows, {"some": [on("7.0.15", sample(ratio=now))]}, baseline)
+        assert judgement.holds is holds
+
+
 def test_the_gate_judges_by_the_median_and_by_the_version_of_redis() -> None:
     measured = {"some": [on("6.2.1", sample(ratio=1)), on("7.0.9", sample(ratio=1), sample(ratio=5), sample(ratio=2))]}
     baseline = {"Redis 6.2": {"some": {"ratio": 0.5}}, "Redis 7.0": {"some": {"ratio": 2.0}}}
     judgements = gate.judge([row(ratio=Goal("at_most", 9))], measured, baseline)
     assert [(one.server, one.now, one.holds) for one in judgements] == [("Redis 6.2", 1, False), ("Redis 7.0", 2, True)]
-    assert [line[-2:] for line in gate.table(judgements).lines] == [["100% worse", "no"], ["0% better", "yes"]]
+    assert [line[-3:] for line in gate.table(judgements).lines] == [
+        ["100% worse", "25% worse", "no"],
+        ["0% better", "25% worse", "yes"],
+    ]
 
 
 def test_a_new_baseline_keeps_what_it_does_not_know_better(tmp_path: Path) -> None:

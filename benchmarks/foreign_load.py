@@ -8,16 +8,11 @@ from collections.abc import Iterator
 
 import redis
 
+from tests.support.busy import BUSY
+
 #: How long Redis is busy with one call, µs.
 BUSY_MICROS = 500
-_BUSY = """
-local function micros()
-  local time = redis.call('TIME')
-  return time[1] * 1000000 + time[2]
-end
-local until_ = micros() + ARGV[1]
-while micros() < until_ do end
-"""
+_BUSY = f"{BUSY}\nbusy(ARGV[1])"
 
 
 @contextlib.contextmanager

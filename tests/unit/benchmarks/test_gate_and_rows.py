@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from benchmarks import gate, host, plots, results, table
 from benchmarks.__main__ import main
 from benchmarks.fill import SCOPES, check_books, entry_id, fill
+from benchmarks.foreign_load import foreign_load
 from benchmarks.lab import Lab
 from benchmarks.results import Measured
 from benchmarks.row import Goal, NotMeasurable, Row, Sample
@@ -18,7 +19,7 @@ from benchmarks.rows import ROWS, peers
 from benchmarks.suite import measure
 from benchmarks.wire import Wire, encode
 from sweeperd.store.embedded import Binary, Server, binaries
-from tests.support.harness import environment, once, reserve
+from tests.support.harness import environment, eventually, once, reserve
 
 #: The servers that the suite measures: those at hand, without the further ones that the tests may run on.
 BINARIES = binaries()
@@ -373,6 +374,11 @@ def test_the_gate_refuses_samples_that_are_30_percent_slower_in_any_row() -> Non
 
 def _runs(recorded: dict[str, dict[str, float]]) -> dict[str, list[Measured]]:
     return {name: [on("7.0.15", *[sample(**ratios)] * gate.ROUNDS)] for name, ratios in recorded.items()}
+
+
+def test_foreign_load_leaves_the_server_free_in_between(own_server: Server) -> None:
+    with redis.Redis.from_url(own_server.url) as client, foreign_load(own_server.url, 0.3):
+        eventually(lambda: client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0) >= 10)
 
 
 def test_a_planted_slow_down_is_a_slow_down(server: Server, client: redis.Redis) -> None:

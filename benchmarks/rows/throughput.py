@@ -9,8 +9,9 @@ from benchmarks.process import apart
 from benchmarks.row import Goal, Row, Sample
 from sweeperd.config import SweepSettings
 
-#: The calls of a batch: two batches are on their way at once.
-BATCH = SweepSettings().pipeline_depth // 2
+#: The calls of a batch of a sweep whose entries are overdue for longer than `max_lag`, as here; two batches are on
+#: their way at once.
+BATCH = SweepSettings().pipeline_depth
 
 
 def measure(lab: Lab) -> Sample:

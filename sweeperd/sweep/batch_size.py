@@ -6,8 +6,10 @@ By its own clock it says how long it took, and how long it was busy with other c
 they keep it, the less of its time a batch may take. As in Redis's own active expiry, the work goes on in any case; what
 changes is the size of its steps. A batch gets smaller at once, by half at most, and larger little by little.
 
-Being polite must not lose the race: from half of `max_lag` on, the size approaches the largest, and with entries that
-are overdue for longer than `max_lag` it is the largest.
+Being polite must not lose the race: from half of `max_lag` on, the size approaches that of a hurry, and with entries
+that are overdue for longer than `max_lag` it has that size. It is larger than what politeness allows even with an idle
+Redis: where the system gives the core of the sweeping process to another one for some milliseconds, Redis goes on with
+the calls that are on their way.
 """
 
 import math
@@ -34,13 +36,16 @@ HURRY, SEND_AHEAD = 0.5, 0.75
 
 class AdaptiveBatchSize:
     """
-    From `smallest` to `largest` calls, so that Redis is busy with a batch for `limit_micros` at most, as long as no
-    entry is overdue for `max_lag_ms`.
+    From `smallest` to `largest` calls, so that Redis is busy with a batch for `limit_micros` at most; `hurried` calls
+    where an entry is overdue for `max_lag_ms`.
     """
 
-    def __init__(self, smallest: int, largest: int, limit_micros: float, max_lag_ms: float = math.inf) -> None:
+    def __init__(
+        self, smallest: int, largest: int, limit_micros: float, max_lag_ms: float = math.inf, hurried: int = 0
+    ) -> None:
         self._smallest = min(smallest, largest)
         self._largest = largest
+        self._hurried = max(hurried, largest)
         self._limit = limit_micros
         self._max_lag_ms = max_lag_ms
         #: How late the last expiries were, as a part of `max_lag`.
@@ -52,7 +57,7 @@ class AdaptiveBatchSize:
 
     def __int__(self) -> int:
         hurry = min(1.0, max(0.0, self._lateness - HURRY) / (1 - HURRY))
-        return int(self._polite + hurry * (self._largest - self._polite))
+        return int(self._polite + hurry * (self._hurried - self._polite))
 
     @property
     def keeps_distance(self) -> bool:

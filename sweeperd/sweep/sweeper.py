@@ -94,12 +94,15 @@ class Sweeper:
         self._observe = observe
         self._stop = stop
         self._reader = IndexReader(shard, kind, settings.batch_size)
-        # `pipeline_depth` calls are in flight, in two batches: while Redis runs one, this process handles the other.
+        # Two batches are in flight: while Redis runs one, this process handles the other. They have `pipeline_depth`
+        # calls together, and as many each where the sweep is in a hurry.
         self._batches_in_flight = min(2, settings.pipeline_depth)
-        smallest = max(1, settings.pipeline_depth_min // self._batches_in_flight)
-        largest = settings.pipeline_depth // self._batches_in_flight
         self._batch_size = AdaptiveBatchSize(
-            smallest, largest, settings.batch_time.total_seconds() * 1e6, milliseconds(settings.max_lag)
+            max(1, settings.pipeline_depth_min // self._batches_in_flight),
+            settings.pipeline_depth // self._batches_in_flight,
+            settings.batch_time.total_seconds() * 1e6,
+            milliseconds(settings.max_lag),
+            settings.pipeline_depth,
         )
 
     def tick(self, give_way: Callable[[], bool] = lambda: False, trace_id: str = "") -> SweepReport:

@@ -188,7 +188,7 @@ def test_a_sweep_that_is_late_has_full_length(world: World) -> None:
     reserve(world.shard.client, [str(number) for number in range(500)], overdue_by=60_000)
     report = world.another(batch_time="1ms", max_lag="1s", pipeline_depth=200).tick()
     assert report.counts[Outcome.EXPIRED] == 500
-    assert report.pipeline_depth == 200
+    assert report.pipeline_depth == 400
 
 
 def expired(client: redis.Redis) -> set[bytes]:

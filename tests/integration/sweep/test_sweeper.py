@@ -547,8 +547,17 @@ def test_batches_get_shorter_where_redis_is_slow_and_longer_again(world: World) 
     assert len(world.observed) == 1120
 
 
-def test_batches_stay_long_where_entries_have_been_due_for_longer_than_max_lag(world: World) -> None:
+def test_both_batches_have_full_depth_where_entries_are_overdue_for_longer_than_max_lag(world: World) -> None:
     sweeper = world.sweeper(100, 40, least_depth=4)
     world.fill({f"late-{number}": 1 for number in range(100)})
-    assert sweeper.tick().pipeline_depth == 40
+    sent, original = [], ScriptPipeline.send
+
+    def send(stream: ScriptPipeline, calls: Sequence[Call]) -> None:
+        sent.append(len(calls))
+        original(stream, calls)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptPipeline, "send", send)
+        assert sweeper.tick().pipeline_depth == 80
+    assert sent == [20, 20, 40, 20], "the first reply says how late they are; then the page ends"
     assert sweeper.backlog().due == 0

@@ -155,6 +155,15 @@ def test_from_three_quarters_of_the_lag_on_it_sends_ahead() -> None:
     assert not size.keeps_distance
 
 
+def test_in_a_hurry_it_is_larger_than_politeness_ever_allows() -> None:
+    size = AdaptiveBatchSize(2, 25, LIMIT, 10_000, hurried=50)
+    seen = []
+    for lag_ms in (0, 5000, 7500, 10_000, 60_000, 0):
+        size.late_by(lag_ms)
+        seen.append(int(size))
+    assert seen == [25, 25, 37, 50, 50, 25]
+
+
 def test_a_slow_machine_does_not_lose_the_race_either() -> None:
     size = AdaptiveBatchSize(2, 50, LIMIT, 10_000)
     lengths(size, 100_000)

@@ -55,8 +55,8 @@ class OneCore:
     """The core of this process. Where the system cannot bind a process to a core, nothing happens."""
 
     def __init__(self) -> None:
-        self._possible = hasattr(os, "sched_setaffinity") and Path("/proc/stat").exists()
-        self._allowed = os.sched_getaffinity(0) if self._possible else set()
+        possible = hasattr(os, "sched_setaffinity") and Path("/proc/stat").exists()
+        self._allowed = os.sched_getaffinity(0) if possible else set()
         self._core: int | None = None
         self._choose_at = 0.0
         self._measured: tuple[float, BusyTimes, float] | None = None
@@ -73,12 +73,20 @@ class OneCore:
         if not used_by_others:
             return
         core = choose(self._core, used_by_others, always=always) if wanted else None
-        if core != self._core:
-            log.info("the process keeps to one core" if self._core is None else "the process moves to other cores")
-            self._core = core
+        if core == self._core:
+            return
+        try:
             self._bind(self._allowed if core is None else {core})
+        except OSError as error:  # a filter of system calls, for example
+            log.info("the system does not let the process choose its core", extra={"error": str(error)})
+            self._allowed = set()
+            return
+        log.info("the process keeps to one core" if self._core is None else "the process moves to other cores")
+        self._core = core
 
     def _bind(self, cores: set[int]) -> None:
+        """Bind all threads to these cores. Raises OSError where the system refuses."""
+        os.sched_setaffinity(0, cores)  # the current thread
         for thread in Path("/proc/self/task").iterdir():
             with contextlib.suppress(OSError):  # it has just ended
                 os.sched_setaffinity(int(thread.name), cores)

@@ -32,7 +32,7 @@ def test_when(one_core: str, endpoints: list[dict[str, Any]], role: Role, wanted
 class Machine:
     """Two cores, and the process on them. Times in seconds."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, binds: bool = True) -> None:
         self.busy, self._now, self._own = {0: 500.0, 1: 9_000.0}, 1_000.0, 70.0
         self.bound: list[set[int]] = []
         clocks = SimpleNamespace(monotonic=lambda: self._now, process_time=lambda: self._own)
@@ -40,7 +40,8 @@ class Machine:
         monkeypatch.setattr("sweeperd.runtime.one_core.time", clocks)
         self._one = OneCore()
         monkeypatch.setattr(self._one, "_allowed", {0, 1})
-        monkeypatch.setattr(self._one, "_bind", self.bound.append)
+        if binds:
+            monkeypatch.setattr(self._one, "_bind", self.bound.append)
         self._one.keep(wanted=True, always=False)
 
     def go_on(self, seconds: float, *shares: float, own: float = 0.0) -> None:
@@ -69,6 +70,23 @@ def test_what_the_process_itself_uses_keeps_it_from_no_core(monkeypatch: pytest.
     assert machine.bound == [{1}, {0, 1}], "others are busy on both"
     machine.go_on(CHOOSE_EVERY, 1.0, 1.0, own=0.5)
     assert machine.bound == [{1}, {0, 1}]
+
+
+def test_a_system_that_refuses_is_asked_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A filter of system calls answers EPERM. No log line may claim that the process is on one core then."""
+
+    def refuse(_task: int, _cores: set[int]) -> None:
+        asked.append(_cores)
+        raise PermissionError(1, "Operation not permitted")
+
+    caplog.set_level("INFO")
+    asked: list[set[int]] = []
+    monkeypatch.setattr("os.sched_setaffinity", refuse, raising=False)
+    machine = Machine(monkeypatch, binds=False)
+    machine.go_on(FIRST_AFTER, 0.9, 0.0)
+    machine.go_on(CHOOSE_EVERY, 0.0, 0.9)
+    assert asked == [{1}]
+    assert caplog.messages == ["the system does not let the process choose its core"]
 
 
 @pytest.mark.parametrize(

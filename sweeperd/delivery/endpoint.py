@@ -20,6 +20,7 @@ from sweeperd.delivery.consumer import Consumer
 from sweeperd.delivery.endpoint_state import EndpointStateCache
 from sweeperd.delivery.outbox import Outbox
 from sweeperd.delivery.redelivery import Redelivery
+from sweeperd.delivery.scheduling import never_preempt
 from sweeperd.delivery.senders import BatchSender, Client, Encode, SenderThreads
 from sweeperd.delivery.subscription import Subscription
 from sweeperd.errors import RedisUnavailable
@@ -126,8 +127,10 @@ class EndpointDelivery:
         waits = metrics.webhooks.sweep_waits.labels(self.name)
         sparing = functools.partial(context.interpreter.delivery, stop, waits)
         # In batches an event costs so little that it need not wait for the sweep.
-        turn = contextlib.nullcontext if limits.events > 1 else sparing
-        self._senders = SenderThreads(self._thread_name, senders, batches, self._sender, self._acknowledger, turn)
+        turn, self._begin = (contextlib.nullcontext, never_preempt) if limits.events > 1 else (sparing, _no_change)
+        self._senders = SenderThreads(
+            self._thread_name, senders, batches, self._sender, self._acknowledger, turn, self._begin
+        )
         self._threads: list[threading.Thread] = []
 
     def prepare(self) -> None:
@@ -137,7 +140,7 @@ class EndpointDelivery:
     def start(self, *, until_idle: bool = False) -> None:
         """Start the threads. `until_idle`: they end by themselves when nothing is left that can be delivered now."""
         self._threads = [
-            threading.Thread(target=self._acknowledger.run, name=f"acknowledge-{self._thread_name}", daemon=True),
+            threading.Thread(target=self._acknowledge, name=f"acknowledge-{self._thread_name}", daemon=True),
             threading.Thread(target=self._read, args=(until_idle,), name=f"deliver-{self._thread_name}", daemon=True),
         ]
         self._senders.start()
@@ -190,7 +193,12 @@ class EndpointDelivery:
         """End the reader's wait, after a stop."""
         self._in_flight.wake()
 
+    def _acknowledge(self) -> None:
+        self._begin()
+        self._acknowledger.run()
+
     def _read(self, until_idle: bool) -> None:
+        self._begin()
         try:
             self._consumer.run(until_idle=until_idle)
         finally:
@@ -206,3 +214,7 @@ class EndpointDelivery:
                 self._consumer.heartbeat()
         except (RedisUnavailable, redis.RedisError) as error:
             log.info("no heartbeat", extra=self._log_fields | {"error": str(error)})
+
+
+def _no_change() -> None:
+    """The threads of a delivery in single events are scheduled as usual: each event waits for them."""

@@ -191,7 +191,7 @@ class BatchSender:
 class SenderThreads:
     """
     The sending threads of one endpoint: each takes a batch, sends it when it is its `turn`, and passes the settlement
-    on.
+    on. `begin` is what each of them does first.
     """
 
     def __init__(
@@ -202,11 +202,13 @@ class SenderThreads:
         sender: BatchSender,
         acknowledger: Acknowledger,
         turn: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
         self._batches = batches
         self._sender = sender
         self._acknowledger = acknowledger
         self._turn = turn
+        self._begin = begin
         self._name = name
         self._count = count
         self._threads: list[threading.Thread] = []
@@ -238,6 +240,7 @@ class SenderThreads:
         return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
+        self._begin()
         while batch := self._batches.take():
             with self._turn():
                 settlements = self._sender.send(batch)

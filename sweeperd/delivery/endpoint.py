@@ -29,8 +29,9 @@ from sweeperd.store.context import ShardContext
 log = logging.getLogger(__name__)
 
 
-#: How many bytes of events of one endpoint are in hand, as far as the size of the next ones can be foreseen.
-IN_FLIGHT_BYTES = 24 * 1024 * 1024
+#: How many bytes of events of one endpoint are in hand, as far as the size of the next ones can be foreseen. A process
+#: with large events needs about six times as much on top of its own: Python objects, bodies, what is freed in between.
+IN_FLIGHT_BYTES = 12 * 1024 * 1024
 
 
 class EndpointDelivery:

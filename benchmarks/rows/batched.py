@@ -124,7 +124,7 @@ ONE_CORE = Row(
     "events delivered a second with `webhooks.one_core` on",
     "the same with it off",
     {
-        "single": Goal("at_least", 1.5, "single events, 64 connections"),
+        "single": Goal("at_least", 1.1, "single events, 64 connections"),
         "single_with_a_neighbour": Goal("at_least", 1.0, "the same next to a process that is busy half of the time"),
         "batches": Goal("at_least", 0.9, "batches of 100, 16 connections"),
     },

@@ -25,7 +25,7 @@ def measure(lab: Lab) -> Sample:
     The sweep alone, then with delivery in batches in the same process, with delivery in a process of its own, and with
     single events in the same process. The environment variable OVERDUE_ENTRIES sets how many entries there are.
     """
-    entries = lab.size("entries", int(os.environ.get("OVERDUE_ENTRIES", "80000")), 4_000)
+    entries = lab.size("entries", int(os.environ.get("OVERDUE_ENTRIES", "200000")), 4_000)
     alone, _ = _run(lab, entries, ["all"], batch_size=0)
     batches_sweep, batches = _run(lab, entries, ["all"], batch_size=BATCH)
     roles_sweep, roles = _run(lab, entries, ["deliver", "sweep"], batch_size=BATCH)
@@ -105,7 +105,7 @@ def _seconds(stream_id: bytes) -> float:
 
 ROW = Row(
     "beside",
-    "80,000 overdue entries (or OVERDUE_ENTRIES), one endpoint, receiver answering after 20 ms",
+    "200,000 overdue entries (or OVERDUE_ENTRIES), one endpoint, receiver answering after 20 ms",
     "the last expiry of the same daemon without an endpoint",
     {
         "batches": Goal("at_most", 1.8, "last acknowledgement, batches of 100"),

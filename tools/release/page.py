@@ -1,6 +1,6 @@
 """The page of evidence: what each step found, on which commit, when, and how busy the host was."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tools.release.step import Result, Step
@@ -9,8 +9,16 @@ from tools.release.step import Result, Step
 _PICTURES = (".svg", ".png")
 
 
-def render(version: str, steps: Sequence[Step], results: Sequence[Result | None]) -> str:
-    """Markdown. `results`: of each step its last one; None where it was not run."""
+def render(
+    version: str,
+    steps: Sequence[Step],
+    results: Sequence[Result | None],
+    same_product: Callable[[Sequence[str]], bool] = lambda commits: len(commits) < 2,
+) -> str:
+    """
+    Markdown. `results`: of each step its last one; None where it was not run. `same_product`: whether these commits
+    differ in findings only.
+    """
     found = dict(zip((step.name for step in steps), results, strict=True))
     lines = [
         f"# Evidence for {version}",
@@ -18,7 +26,7 @@ def render(version: str, steps: Sequence[Step], results: Sequence[Result | None]
         f"What `python -m tools.release {version}` found. [Releasing](../releasing.md) says how to repeat it.",
         f"The data of each step is in [`{version}/results`]({version}/results).",
         "",
-        _commits([result for result in results if result is not None]),
+        _commits([result for result in results if result is not None], same_product),
         "",
         "| step | shows | result | commit | date | took | load of the host |",
         "|---|---|---|---|---|---|---|",
@@ -31,13 +39,16 @@ def render(version: str, steps: Sequence[Step], results: Sequence[Result | None]
     return "\n".join(lines) + "\n"
 
 
-def _commits(results: Sequence[Result]) -> str:
-    """On how many commits the steps were run: a result of another commit may say nothing about this one."""
+def _commits(results: Sequence[Result], same_product: Callable[[Sequence[str]], bool]) -> str:
+    """On how many commits the steps were run: a result of another product may say nothing about this one."""
     commits = dict.fromkeys(result.commit[:12] for result in results)
     if len(commits) < 2:
         return "".join(f"All steps that were run were run on commit `{commit}`." for commit in commits)
     counts = {commit: sum(result.commit.startswith(commit) for result in results) for commit in commits}
     named = ", ".join(f"`{commit}` ({count} step{'s' * (count > 1)})" for commit, count in counts.items())
+    if same_product(list(commits)):
+        only = "differ in nothing but evidence and the verdicts on mutants"
+        return f"The steps were run on {len(commits)} commits that {only}: {named}."
     return f"The steps were **not** run on one commit, but on {len(commits)}: {named}."
 
 

@@ -59,15 +59,17 @@ class Place:
         return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def still_counts(result: Result | None, place: Place) -> bool:
-    """Whether a step held on this commit, or on one from which only findings have changed."""
-    if result is None or not result.holds:
-        return False
+def differ_in_findings_only(place: Place, commits: Sequence[str]) -> bool:
+    """Whether all these commits have the same product: they may have other evidence, and other verdicts on mutants."""
     try:
-        changed = place.git("diff", "--name-only", result.commit, "HEAD", *WITHOUT_FINDINGS)
+        return not any(place.git("diff", "--name-only", commits[0], each, *WITHOUT_FINDINGS) for each in commits[1:])
     except subprocess.CalledProcessError:
         return False  # a commit that is not here
-    return not changed
+
+
+def still_counts(result: Result | None, place: Place) -> bool:
+    """Whether a step held on this commit, or on one from which only findings have changed."""
+    return result is not None and result.holds and differ_in_findings_only(place, [result.commit, "HEAD"])
 
 
 def run_all(

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from tools.release.__main__ import choose, clone, main
-from tools.release.runner import Place, differ_in_findings_only, run, run_all, still_counts
+from tools.release.runner import Place, differing_files, run, run_all, still_counts
 from tools.release.step import Figures, Output, Step, read
 from tools.release.steps import Options, steps
 
@@ -101,11 +101,11 @@ def test_a_resumed_release_leaves_out_what_held_on_this_commit(place: Place, tmp
     assert still_counts(read(place.results, "good"), place)
     first = place.commit
     commit(place.root, "docs/evidence/0.1.0.md", "page")
-    assert differ_in_findings_only(place, [first, place.commit])
+    assert differing_files(place, [first, place.commit]) == []
     commit(place.root, "code.py", "second")
     assert not still_counts(read(place.results, "good"), place)
-    assert not differ_in_findings_only(place, [first, place.commit])
-    assert not differ_in_findings_only(place, [first, "0" * 40]), "a commit that is not here"
+    assert differing_files(place, [first, place.commit]) == ["code.py"]
+    assert differing_files(place, [first, "0" * 40]) is None, "a commit that is not here"
 
 
 def test_a_result_that_cannot_be_read_is_a_failure(place: Place) -> None:

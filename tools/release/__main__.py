@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from tools.release.page import render
-from tools.release.runner import EVIDENCE, WITHOUT_FINDINGS, Place, differ_in_findings_only, run_all
+from tools.release.runner import EVIDENCE, WITHOUT_FINDINGS, Place, differing_files, run_all
 from tools.release.step import Step, read
 from tools.release.steps import Options, steps
 
@@ -69,7 +69,7 @@ def main(
     target = ROOT / EVIDENCE / f"{version}.md"
     target.parent.mkdir(parents=True, exist_ok=True)
     found = [read(place.results, step.name) for step in all_steps]
-    page_text = render(version, all_steps, found, partial(differ_in_findings_only, place))
+    page_text = render(version, all_steps, found, partial(differing_files, place))
     target.write_text(page_text, encoding="utf-8")
     click.echo(f"written: {target.relative_to(ROOT)}", err=True)
     if not page and not all(result.holds for result in results):

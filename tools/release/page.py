@@ -13,11 +13,11 @@ def render(
     version: str,
     steps: Sequence[Step],
     results: Sequence[Result | None],
-    same_product: Callable[[Sequence[str]], bool] = lambda commits: len(commits) < 2,
+    differing: Callable[[Sequence[str]], list[str] | None] = lambda _: None,
 ) -> str:
     """
-    Markdown. `results`: of each step its last one; None where it was not run. `same_product`: whether these commits
-    differ in findings only.
+    Markdown. `results`: of each step its last one; None where it was not run. `differing`: the files in which these
+    commits differ, apart from findings; None where that is not known.
     """
     found = dict(zip((step.name for step in steps), results, strict=True))
     lines = [
@@ -26,7 +26,7 @@ def render(
         f"What `python -m tools.release {version}` found. [Releasing](../releasing.md) says how to repeat it.",
         f"The data of each step is in [`{version}/results`]({version}/results).",
         "",
-        _commits([result for result in results if result is not None], same_product),
+        _commits([result for result in results if result is not None], differing),
         "",
         "| step | shows | result | commit | date | took | load of the host |",
         "|---|---|---|---|---|---|---|",
@@ -39,17 +39,19 @@ def render(
     return "\n".join(lines) + "\n"
 
 
-def _commits(results: Sequence[Result], same_product: Callable[[Sequence[str]], bool]) -> str:
+def _commits(results: Sequence[Result], differing: Callable[[Sequence[str]], list[str] | None]) -> str:
     """On how many commits the steps were run: a result of another product may say nothing about this one."""
     commits = dict.fromkeys(result.commit[:12] for result in results)
     if len(commits) < 2:
         return "".join(f"All steps that were run were run on commit `{commit}`." for commit in commits)
     counts = {commit: sum(result.commit.startswith(commit) for result in results) for commit in commits}
     named = ", ".join(f"`{commit}` ({count} step{'s' * (count > 1)})" for commit, count in counts.items())
-    if same_product(list(commits)):
+    files = differing(list(commits))
+    if files == []:
         only = "differ in nothing but evidence and the verdicts on mutants"
         return f"The steps were run on {len(commits)} commits that {only}: {named}."
-    return f"The steps were **not** run on one commit, but on {len(commits)}: {named}."
+    known = f" Apart from evidence and the verdicts on mutants they differ in {', '.join(files)}." if files else ""
+    return f"The steps were **not** run on one commit, but on {len(commits)}: {named}.{known}"
 
 
 def _row(step: Step, result: Result | None) -> str:

@@ -59,17 +59,21 @@ class Place:
         return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def differ_in_findings_only(place: Place, commits: Sequence[str]) -> bool:
-    """Whether all these commits have the same product: they may have other evidence, and other verdicts on mutants."""
+def differing_files(place: Place, commits: Sequence[str]) -> list[str] | None:
+    """
+    The files in which these commits differ, apart from findings: evidence, and verdicts on mutants. Empty: they have
+    the same product. None: one of the commits is not here.
+    """
     try:
-        return not any(place.git("diff", "--name-only", commits[0], each, *WITHOUT_FINDINGS) for each in commits[1:])
+        changed = [place.git("diff", "--name-only", commits[0], each, *WITHOUT_FINDINGS) for each in commits[1:]]
     except subprocess.CalledProcessError:
-        return False  # a commit that is not here
+        return None
+    return sorted({file for files in changed for file in files.splitlines()})
 
 
 def still_counts(result: Result | None, place: Place) -> bool:
     """Whether a step held on this commit, or on one from which only findings have changed."""
-    return result is not None and result.holds and differ_in_findings_only(place, [result.commit, "HEAD"])
+    return result is not None and result.holds and differing_files(place, [result.commit, "HEAD"]) == []
 
 
 def run_all(

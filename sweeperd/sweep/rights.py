@@ -1,6 +1,5 @@
 """The rights that a sweep needs, checked before it begins: without one of them nothing may be moved at all."""
 
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +18,7 @@ def check_rights(kind: str, needed: Mapping[bytes, Sequence[str]], client: "redi
     Check that the user may run these commands on these keys, which are known beforehand. Raises KindRefused, which
     names what is missing, or redis.RedisError.
     """
-    unique = secrets.token_hex(16)
-    replies = _RIGHTS.run_many(client, [Call([key], [unique, *commands]) for key, commands in needed.items()])
+    replies = _RIGHTS.run_many(client, [Call([key], commands) for key, commands in needed.items()])
     missing = [problem for key, reply in zip(needed, replies, strict=True) if (problem := _missing(key, reply))]
     if missing:
         raise KindRefused(f"{kind}: this user of Redis has no right to {', '.join(missing)}")

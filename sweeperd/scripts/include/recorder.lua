@@ -73,5 +73,9 @@ local function recorder(server)
     end
     return answer
   end
-  return {call = sent, pcall = tried, acl_check_cmd = server.acl_check_cmd}, writes
+  -- Redis 6.2 cannot be asked for rights, and a script would try its writes.
+  local function may()
+    return true
+  end
+  return {call = sent, pcall = tried, acl_check_cmd = server.acl_check_cmd or may}, writes
 end

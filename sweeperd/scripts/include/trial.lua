@@ -1,0 +1,14 @@
+-- A write in a form that changes nothing, whatever the key holds: it removes a member that is not there, or fails at
+-- one of its arguments. Redis checks the user's rights before it runs a command.
+
+-- No member, field or group has this name.
+local NOT_THERE = '\0sweeperd check'
+
+-- The reply of the server to the command in such a form: an error that begins with ERR or WRONGTYPE is one of the
+-- command itself. For HSET, HDEL, ZADD, ZREM, SET, XADD, XACK, XDEL, SREM; PEXPIRE, INCRBY.
+local function trial(command, key)
+  if command == 'PEXPIRE' or command == 'INCRBY' then
+    return redis.pcall(command, key, NOT_THERE)
+  end
+  return redis.pcall(command, key, NOT_THERE, NOT_THERE, NOT_THERE)
+end

@@ -167,7 +167,7 @@ def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
     if settings.events.wait_replicas:
         yield granted(Duty.DELIVER, b"", "WAIT")
     if EXPIRY_SPIKE in settings.announced:
-        yield granted(Duty.SWEEP, keys.expiry_rates, "HLEN HGET HSET HDEL")
+        yield granted(Duty.SWEEP, keys.expiry_rates, "HLEN HGET HRANDFIELD HSET HDEL")
         yield granted(Duty.SWEEP, events, "XLEN")
 
 

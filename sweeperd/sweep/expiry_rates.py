@@ -18,7 +18,7 @@ from sweeperd.sweep.kind import Decision, Outcome
 
 log = logging.getLogger(__name__)
 
-#: How many tenants are counted; further ones are not.
+#: How many tenants are counted; further ones are not, until some have had no expiry for an hour or so.
 TENANTS = 10_000
 #: How many tenants go into one call of the script.
 TOGETHER = 500

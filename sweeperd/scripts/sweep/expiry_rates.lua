@@ -5,6 +5,9 @@
 -- The usual count is a moving average over past windows, at least 1. A window counts for at most the threshold in it,
 -- so that a burst raises it slowly. A tenant that is new has no usual count until its first window has ended.
 --
+-- Each call also looks at a few tenants at random, and forgets those without an expiry for KEPT windows, or for CROWDED
+-- windows while the hash is full, so that there is room for new ones.
+--
 -- KEYS[1] -> sweeperd:rates   HASH    tenant -> start of its window, ms; count; usual count or -1; 1 in an episode
 -- KEYS[2] -> sweeperd:events  STREAM
 --
@@ -14,18 +17,29 @@
 --
 -- Returns how many events were added.
 --
--- HDEL comes first and removes nothing. It needs no memory, so it is allowed at maxmemory, and after it the writes are.
+-- HDEL comes first, also where no tenant is stale. It needs no memory, so it is allowed at maxmemory, and after it the
+-- writes are.
 
-local WEIGHT = 0.2
+local WEIGHT, PAGE = 0.2, 50
+local KEPT, CROWDED = 300, 12 -- of 5 min: more than a day, so that a daily rhythm is remembered; 1 h
 local now, window, factor = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local known = redis.call('HLEN', KEYS[1])
-redis.call('XLEN', KEYS[2]) -- where the key is of another type, fail here, before the first write
+local known, most = redis.call('HLEN', KEYS[1]), tonumber(ARGV[4])
+redis.call('XLEN', KEYS[2]) -- if the key is of another type, fail here, before the first write
+
+local stale = {''} -- no tenant's name
+local page = redis.call('HRANDFIELD', KEYS[1], PAGE, 'WITHVALUES')
+for i = 1, #page, 2 do
+  local start = tonumber(string.match(page[i + 1], '^%d+'))
+  if not start or math.abs(now - start) > window * (known < most and KEPT or CROWDED) then
+    stale[#stale + 1] = page[i]
+  end
+end
 
 local function threshold(usual)
   return factor * math.max(usual, 1)
 end
 
-redis.call('HDEL', KEYS[1], '')
+known = known - redis.call('HDEL', KEYS[1], unpack(stale))
 local added = 0
 for i = 7, #ARGV, 2 do
   local tenant, count = ARGV[i], tonumber(ARGV[i + 1])
@@ -33,7 +47,7 @@ for i = 7, #ARGV, 2 do
   local start, counted, usual, episode = string.match(row or '', '^(%d+) (%d+) (%S+) (%d)$')
   start, counted, usual, episode = tonumber(start), tonumber(counted) or 0, tonumber(usual), episode == '1'
   usual = usual and usual >= 0 and usual or nil
-  if start or known < tonumber(ARGV[4]) then
+  if start or known < most then
     known = start and known or known + 1
     start = start or now
     if now < start or now - start >= window then

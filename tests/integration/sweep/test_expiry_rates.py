@@ -119,6 +119,33 @@ def test_no_more_tenants_are_counted_than_may_be(client: redis.Redis) -> None:
     assert rates == {b"a": b"2", b"b": b"1"}
 
 
+@pytest.mark.parametrize(("tenants", "silent"), [(10_050, 13), (5_000, 301)])
+def test_tenants_without_expiries_make_room(expire: Expire, client: redis.Redis, tenants: int, silent: int) -> None:
+    start = 1_795_000_000_000 - silent * WINDOW_MS
+    client.hset("sweeperd:rates", mapping={f"gone-{number}": f"{start} 3 2.5 0" for number in range(tenants)})
+    client.hset("sweeperd:rates", "odd", "no row")
+    assert [expire(window, 1, b"new") for window in range(2)] == [0, 0]
+    assert expire(2, 6, b"new") == 1
+    assert [event[b"tenant"] for event in spikes(client)] == [b"new"]
+    # 50 are looked at in each call; a crowd is thinned out until there is room.
+    assert client.hlen("sweeperd:rates") <= max(tenants + 2 - 3 * 50, 9_952)
+
+
+@pytest.mark.parametrize(("others", "silent", "stays"), [(0, 300, True), (10_000, 12, True), (0, 301, False)])
+def test_a_tenant_is_remembered_for_a_day_or_an_hour_of_a_crowd(
+    expire: Expire, client: redis.Redis, others: int, silent: int, stays: bool
+) -> None:
+    now = 1_795_000_000_000
+    client.hset("sweeperd:rates", "quiet", f"{now - silent * WINDOW_MS} 3 2.5 0")
+    if others:
+        recent = f"{now - 12 * WINDOW_MS} 1 1 0"
+        client.hset("sweeperd:rates", mapping={f"other-{number}": recent for number in range(others)})
+    for _ in range(3):
+        expire(0, 1, b"acme")
+    assert client.hexists("sweeperd:rates", "quiet") is stays
+    assert client.hlen("sweeperd:rates") >= others
+
+
 def test_a_key_of_another_type_costs_the_counts_and_nothing_else(
     expire: Expire, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -143,7 +143,7 @@ def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
     yield granted(Duty.DELIVER, events, "XADD XACK XCLAIM XTRIM XREADGROUP")
     yield granted(Duty.DELIVER, events, "XGROUP|CREATE XGROUP|DESTROY XGROUP|DELCONSUMER XINFO|CONSUMERS")
     yield granted(Duty.OPERATE, events, "XADD XACK XGROUP|CREATE XGROUP|DESTROY")
-    yield granted(Duty.STATUS, letters, "XLEN XRANGE")
+    yield granted(Duty.STATUS, letters, "XLEN XRANGE XINFO|STREAM")
     yield granted(Duty.DELIVER, letters, "XADD")
     yield granted(Duty.OPERATE, letters, "XREVRANGE XDEL")
     yield granted(Duty.STATUS, endpoints, "HGET")

@@ -38,11 +38,13 @@ _TROUBLE_CODES = (
     "access a non local key in a cluster node",
     "while the cluster is down",
 )
-#: An error that Lua raised names its line without an `@`; one of a command in the script with it. Valkey leaves out the
-#: word Redis.
-_SCRIPT_FAULT = re.compile(r"Error compiling script|(?<!@)user_script:\s*\d+:|Unknown (Redis )?command called from")
-#: What a script is told where the user lacks a right: by Redis to 7.0, and by Redis 7.2 and newer and Valkey.
+#: An error that Lua raised names its line without an `@`; one of a command in the script with it.
+_SCRIPT_FAULT = re.compile(r"Error compiling script|(?<!@)user_script:\s*\d+:")
+#: What a script is told if the user lacks a right: by Redis to 7.0, and by Redis 7.2 and newer and Valkey.
 _REFUSED_TEXTS = ("NOPERM", "The user executing the script", "ACL failure in script")
+#: What is said of a command that the server does not have, because it was renamed: to a client and to a script of
+#: Valkey, to a script of Redis, and to a script that asks for the right to it.
+_UNKNOWN_TEXTS = ("nknown command", "nknown Redis command", "Invalid command passed to")
 #: The user's rights do not suffice. Rights may end at some keys, so one entry that is refused says nothing of others.
 REFUSED = (AuthorizationError, NoPermissionError)
 
@@ -55,10 +57,18 @@ def is_server_trouble(error: Any) -> bool:
 
 
 def is_refused(error: Any) -> bool:
-    """Whether the user's rights do not suffice. What a script meets comes as another error."""
+    """
+    Whether the user may not run the command, or the server has none of that name. What a script meets comes as another
+    error.
+    """
     return isinstance(error, REFUSED) or (
-        isinstance(error, redis.ResponseError) and any(text in str(error) for text in _REFUSED_TEXTS)
+        isinstance(error, redis.ResponseError) and any(text in str(error) for text in _REFUSED_TEXTS + _UNKNOWN_TEXTS)
     )
+
+
+def is_unknown_command(error: Any) -> bool:
+    """Whether the server has no command of that name, because it was renamed. Such an error is a refusal too."""
+    return isinstance(error, redis.ResponseError) and any(text in str(error) for text in _UNKNOWN_TEXTS)
 
 
 def is_script_fault(error: Any) -> bool:

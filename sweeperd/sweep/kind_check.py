@@ -8,6 +8,7 @@ import redis
 from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import KindRefused
 from sweeperd.store.cluster import ClusterClient
+from sweeperd.store.errors import is_refused
 from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep.kind_script import BASIC_GLOBALS, HIDDEN_GLOBALS, LIBRARIES
 
@@ -81,7 +82,7 @@ def _refused_commands(kind: KindSettings, index: bytes, client: "redis.Redis") -
             try:
                 connection.read_response()
             except redis.ResponseError as error:
-                if "permission" in str(error) or "NOPERM" in str(error):
+                if is_refused(error) or "permission" in str(error):
                     yield name
         connection.send_command("DISCARD")
         connection.read_response()

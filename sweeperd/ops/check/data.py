@@ -10,10 +10,11 @@ from sweeperd.ops.check.subject import Subject
 from sweeperd.ops.grants import ANY, channels
 from sweeperd.ops.last_walk import WalkStore
 from sweeperd.ops.presence import WARNING, is_empty
-from sweeperd.store.errors import REFUSED, describe
+from sweeperd.store import streams
+from sweeperd.store.errors import REFUSED, describe, is_wrong_type
 from sweeperd.store.scripts import Call, Script, script_names, source
 
-_GRANT = "`sweeperd acl` prints the rights to grant"
+_GRANT = "`sweeperd acl` prints the rights to grant; a command that was renamed needs its name back"
 
 
 def writable(subject: Subject) -> CheckResult:
@@ -50,6 +51,27 @@ def key_types(subject: Subject) -> CheckResult:
     if wrong:
         return failure(", ".join(wrong), "find out who writes there, and move those keys away; is keys.prefix right?")
     return ok("every key is of its type, or not there yet")
+
+
+def full_streams(subject: Subject) -> CheckResult:
+    """Whether the streams take another entry: none has an id that is greater than the greatest."""
+    keys = subject.shard.keys
+    full = []
+    for key in (keys.events, keys.dead_letters):
+        try:
+            last = streams.StreamId.parse(streams.last_id(subject.shard.client, key))
+        except redis.ResponseError as error:
+            if not is_wrong_type(error):  # which `key types` names
+                raise
+        else:
+            if last == (streams.GREATEST, streams.GREATEST):
+                full.append(key.decode(errors="backslashreplace"))
+    if full:
+        return failure(
+            f"{', '.join(full)}: the last id is the greatest there is, so that no entry can be added",
+            "nothing can expire until the stream is renamed or removed; find out who added an entry with that id",
+        )
+    return ok("they take entries")
 
 
 def scripts(subject: Subject) -> CheckResult:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from sweeperd.ops.check.subject import Subject
 from sweeperd.ops.grants import ANY, Duty, Grant, grants
-from sweeperd.store.errors import is_refused
+from sweeperd.store.errors import is_refused, is_unknown_command
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 
@@ -101,20 +101,25 @@ def refused(shard: Shard, found: Sequence[Grant], audible: Sequence[str] = ()) -
     for trial in tried:
         pipeline.execute_command(*trial)
     replies = pipeline.execute(raise_on_error=False)
-    missing = [_description(trial) for trial, reply in zip(tried, replies, strict=True) if is_refused(reply)]
+    missing = [_description(trial, reply) for trial, reply in zip(tried, replies, strict=True) if is_refused(reply)]
     asked = [(name, grant.key) for grant in found for name in grant.commands if name in _ASKED]
     asked += [("PUBLISH", channel.encode()) for channel in audible]
     answers = _MAY.run_many(shard.client, [Call([], [name, key, ""]) for name, key in asked])
-    missing += [_description(pair) for pair, answer in zip(asked, answers, strict=True) if answer == 0]
+    missing += [
+        _description(pair, answer)
+        for pair, answer in zip(asked, answers, strict=True)
+        if answer == 0 or is_refused(answer)
+    ]
     return list(dict.fromkeys(missing))
 
 
-def _description(trial: TrialCommand) -> str:
-    """The command and its key, with `*` for any text."""
+def _description(trial: TrialCommand, reply: object) -> str:
+    """The command and its key, with `*` for any text, and why it is refused if that is no missing right."""
     words = [
         word.replace(ANY, b"*").decode(errors="backslashreplace") if isinstance(word, bytes) else str(word)
         for word in trial
     ]
     key = next((word for word, part in zip(words, trial, strict=True) if isinstance(part, bytes) and word != "*"), "")
     two = trial[0] in ("XGROUP", "XINFO")
-    return " ".join(filter(None, [*words[: 2 if two else 1], key and f"{key!r}".strip("'")]))
+    why = "(the server has no command of this name)" if is_unknown_command(reply) else ""
+    return " ".join(filter(None, [*words[: 2 if two else 1], key and f"{key!r}".strip("'"), why]))

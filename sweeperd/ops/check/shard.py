@@ -28,6 +28,7 @@ CHECKS: dict[str, Callable[[Subject], CheckResult]] = {
     "rights": data.rights,
     "scripts": data.scripts,
     "key types": data.key_types,
+    "streams": data.full_streams,
     "keys": data.presence,
     "other sweepers": data.foreign_expiries,
     "clock": server.clock,

@@ -9,6 +9,8 @@
 -- XACK comes first and acknowledges nothing. It needs no memory, so it is allowed at maxmemory, and after it XGROUP and
 -- HSET are. A group without a note is what is left of a hash that an operator deleted.
 
+-- @include effects
+
 if redis.call('HGET', KEYS[2], ARGV[1]) then
   return 'running'
 end

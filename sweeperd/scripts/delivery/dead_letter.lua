@@ -14,6 +14,8 @@
 --
 -- XACK comes first. It needs no memory, so it is taken at maxmemory too, and after it XADD is.
 
+-- @include effects
+
 redis.call('XLEN', KEYS[2]) -- where the key is of another type, fail here, before the first write
 local found = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])
 if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then

@@ -9,6 +9,8 @@
 --
 -- HDEL comes first. It needs no memory, so it is allowed at maxmemory, and after it XGROUP is.
 
+-- @include effects
+
 local note = redis.call('HGET', KEYS[2], ARGV[1])
 if not note or cjson.decode(note).made_at ~= tonumber(ARGV[2]) then
   return 0

@@ -4,6 +4,9 @@
 -- KEYS[1] -> sweeperd:events  STREAM
 -- ARGV[1] -> the group;  ARGV[2] -> the consumer
 -- Returns 1 where it was removed.
+
+-- @include effects
+
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) > 0 then
   return 0
 end

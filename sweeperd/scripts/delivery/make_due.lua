@@ -8,6 +8,8 @@
 --
 -- One script, so that no event is touched that a process has taken since the page was listed.
 
+-- @include effects
+
 local rows = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], ARGV[2])
 if #rows == 0 then
   return {0}

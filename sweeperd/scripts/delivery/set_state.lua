@@ -11,6 +11,8 @@
 --
 -- HDEL comes first and removes nothing. It needs no memory, so it is allowed at maxmemory, and after it HSET is.
 
+-- @include effects
+
 local function unreadable(state)
   return type(state) ~= 'table' or state[1] ~= nil
     or (state.muted_until ~= nil and type(state.muted_until) ~= 'number')

@@ -8,6 +8,8 @@
 --
 -- HDEL comes first. It needs no memory, so it is allowed at maxmemory, and after it HSET is.
 
+-- @include effects
+
 local time = redis.call('TIME')
 local now, interval, burst = time[1] * 1000000 + time[2], tonumber(ARGV[2]), tonumber(ARGV[3])
 -- A time that is too far away is from another rate, or from a clock that was set back since.

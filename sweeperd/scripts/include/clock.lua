@@ -1,5 +1,7 @@
 -- This server's clock, and the whole numbers of times, durations and counts. No script takes the time from its caller.
 
+-- @include effects
+
 local clock = {}
 do
   local MAX = 9007199254740992 -- 2^53: up to here a double holds every whole number

@@ -1,6 +1,8 @@
 -- A write in a form that changes nothing, whatever the key holds: it removes a member that is not there, or fails at
 -- one of its arguments. Redis checks the user's rights before it runs a command.
 
+-- @include effects
+
 -- No member, field or group has this name.
 local NOT_THERE = '\0sweeperd check'
 

@@ -10,6 +10,8 @@
 --
 -- The first write is an XTRIM: it needs no memory, so a full Redis accepts it, and the writes after it too.
 
+-- @include effects
+
 local counted = redis.call('HGET', KEYS[2], ARGV[3])
 redis.call('XTRIM', KEYS[1], 'MAXLEN', '~', ARGV[1])
 local id = redis.call('XADD', KEYS[1], '*', 'who', ARGV[2], 'action', ARGV[3], 'target', ARGV[4], 'count', ARGV[5])

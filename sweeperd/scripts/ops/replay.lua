@@ -15,6 +15,8 @@
 -- The event is the same, field by field, so its event id is. `only_for` says who is to have it: all other endpoints
 -- acknowledge it without a request, and it is no expiry. Its age begins anew with its stream id.
 
+-- @include effects
+
 local letter = redis.call('XRANGE', KEYS[2], ARGV[1], ARGV[1])[1]
 if not letter then
   return {'gone'}

@@ -20,6 +20,8 @@
 -- HDEL comes first, also where no tenant is stale. It needs no memory, so it is allowed at maxmemory, and after it the
 -- writes are.
 
+-- @include effects
+
 local WEIGHT, PAGE = 0.2, 50
 local KEPT, CROWDED = 300, 12 -- of 5 min: more than a day, so that a daily rhythm is remembered; 1 h
 local now, window, factor = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])

@@ -13,11 +13,13 @@ import pytest
 import redis
 
 from sweeperd.config import EndpointSettings, Settings
+from sweeperd.metrics import Metrics
 from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_shard, worst
 from sweeperd.ops.check import server as server_checks
 from sweeperd.ops.check import shard as module
 from sweeperd.ops.check.rights import trials
 from sweeperd.ops.grants import grants
+from sweeperd.runtime.kind_sweep import kind_sweeps
 from sweeperd.store.embedded import Binary, Server, free_port
 from sweeperd.store.shard import Shard, open_shards
 from tests.integration.conftest import Cli
@@ -218,6 +220,52 @@ def test_a_lease_that_is_none(server: Server, client: redis.Redis) -> None:
     client.hset("sweeperd:events", "a", "b")
     assert "lease:sweep is no STRING" in look(server.url)["key types"].says
     assert "events is no STREAM" in look(server.url)["key types"].says
+
+
+@pytest.mark.parametrize("key", ["sweeperd:events", "sweeperd:dead-letters"])
+def test_a_stream_that_takes_no_entry(server: Server, client: redis.Redis, key: str) -> None:
+    client.xadd(key, {"id": "x"}, id=f"{2**64 - 1}-{2**64 - 2}")
+    assert bad(look(server.url)) == {}
+    client.xadd(key, {"id": "x"}, id=f"{2**64 - 1}-{2**64 - 1}")
+    findings = look(server.url)
+    assert bad(findings) == {"streams": FAILURE}
+    assert key in findings["streams"].says
+
+
+@pytest.mark.parametrize("command", ["HSET", "PEXPIRE", "XADD", "ZREM"])
+def test_a_command_that_was_renamed(redis_binary: Binary, command: str) -> None:
+    with Server(redis_binary, ["--rename-command", command, f"X{command}"]) as server:
+        findings = look(server.url, webhooks=ENDPOINTS)
+    assert findings["rights"].level is FAILURE
+    assert re.search(rf"{command} \S+ \(the server has no command of this name\)", findings["rights"].says)
+
+
+def test_a_renamed_command_of_a_plan(redis_binary: Binary) -> None:
+    kind = {
+        "name": "seat", "index": "seats:ttl", "key": "seats:hold:{id}", "deadline": "at", "active": {"state": "HELD"},
+        "ended": {"state": "EXPIRED"}, "retention": "7d", "give_back": ["SADD seats:free {id}"],
+    }  # fmt: skip
+    with Server(redis_binary, ["--rename-command", "SADD", ""]) as server:
+        findings = look(server.url, kinds=[kind])
+    assert FAILURE in {findings["rights"].level, findings["kind seat"].level}
+    assert "SADD" in findings["rights"].says + findings["kind seat"].says
+
+
+def test_a_server_that_replicates_scripts_as_they_are(
+    server: Server, client: redis.Redis, redis_binary: Binary, shard: Shard
+) -> None:
+    if redis_binary.numbers >= (7,):
+        pytest.skip("from 7.0 on there is no such setting")
+    reserve(client, ["one"])
+    with configured(client, lua_replicate_commands="no"):
+        assert bad(look(server.url)) == {}
+        settings = settings_for(server.url)
+        metrics = Metrics()
+        (sweep,) = kind_sweeps(settings, shard, metrics, threading.Event())
+        assert sweep.run() == ""
+    assert client.hget("reservation:res_one", "state") == b"EXPIRED"
+    labels = {"shard": "default", "kind": "reservations", "outcome": "expired"}
+    assert metrics.registry.get_sample_value("sweeperd_candidates_total", labels) == 1
 
 
 @contextlib.contextmanager

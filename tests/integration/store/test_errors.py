@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from sweeperd.store.embedded import Server
-from sweeperd.store.errors import is_full, is_refused, is_script_fault, is_server_trouble
+from sweeperd.store.errors import is_full, is_refused, is_script_fault, is_server_trouble, is_unknown_command
 
-JUDGES: list[Callable[[object], bool]] = [is_refused, is_script_fault, is_server_trouble, is_full]
+JUDGES: list[Callable[[object], bool]] = [is_refused, is_unknown_command, is_script_fault, is_server_trouble, is_full]
 
 
 def error_of(client: redis.Redis, script: str) -> redis.RedisError:
@@ -39,9 +39,20 @@ def test_a_missing_right(limited: redis.Redis, script: str, handed_on: bool) -> 
     assert judged(error_of(limited, script)) == [is_refused]
 
 
-@pytest.mark.parametrize(
-    "script", ["return redis.call('NOSUCH', 'x')", "return redis.pcall('NOSUCH', 'x')", "return no.such", "no Lua"]
-)
+@pytest.mark.parametrize("script", ["return redis.call('NOSUCH', 'x')", "return redis.pcall('NOSUCH', 'x')"])
+def test_a_command_that_the_server_does_not_have(client: redis.Redis, script: str) -> None:
+    assert judged(error_of(client, script)) == [is_refused, is_unknown_command]
+    with pytest.raises(redis.ResponseError) as caught:
+        client.execute_command("NOSUCH", "mine")
+    assert judged(caught.value) == [is_refused, is_unknown_command]
+
+
+def test_a_right_to_a_command_that_the_server_does_not_have(client: redis.Redis) -> None:
+    script = "return redis.acl_check_cmd and redis.acl_check_cmd('NOSUCH', KEYS[1]) or redis.call('NOSUCH', KEYS[1])"
+    assert judged(error_of(client, script)) == [is_refused, is_unknown_command]
+
+
+@pytest.mark.parametrize("script", ["return no.such", "no Lua"])
 def test_a_fault_of_the_script(client: redis.Redis, script: str) -> None:
     assert judged(error_of(client, script)) == [is_script_fault]
 

@@ -27,7 +27,7 @@ class ProcessNote(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
-    #: Host and process id.
+    #: Host, process id and a random part.
     process: str = ""
     #: When it was written, ms on Redis's clock.
     at: int = 0
@@ -71,7 +71,7 @@ class ProcessAnnouncer:
     def __init__(self, shard: Shard, *, sweeps: bool, delivers: bool) -> None:
         self._shard = shard
         self._set_field = Script("delivery/set_field")
-        # A daemon that takes over after a reload has the same process id.
+        # A daemon that takes over after a reload is of the same process.
         self._field = f"{process_name()}-{secrets.token_hex(4)}"
         self._note = ProcessNote(process=process_name(), sweeps=sweeps, delivers=delivers)
         self._next = 0.0

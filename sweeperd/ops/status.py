@@ -67,7 +67,7 @@ class KindStatus:
     quarantined: int
     #: The last tick; None before the first.
     tick: LastSweep | None
-    #: Host and process id of the process that sweeps at this moment; empty where none does.
+    #: Host, process id and a random part of the process that sweeps at this moment; empty where none does.
     sweeping: str
     #: The last complete walk over all of its hashes; None before the first.
     last_walk: LastKindWalk | None
@@ -87,7 +87,7 @@ class ShardStatus:
     quarantined: int = 0
     #: The last tick; None before the first.
     tick: LastSweep | None = None
-    #: Host and process id of who sweeps at this moment; empty where nobody does.
+    #: Host, process id and a random part of who sweeps at this moment; empty where nobody does.
     sweeping: str = ""
     #: Each configured kind. All else here is about reservations.
     kinds: tuple[KindStatus, ...] = ()

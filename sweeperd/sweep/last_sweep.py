@@ -25,7 +25,7 @@ class LastSweep:
 
     #: When it ended, ms on Redis's clock.
     at_ms: int
-    #: Host and process id.
+    #: Host, process id and a random part.
     by: str
     seconds: float
     #: False where it stopped before the end of what was due.

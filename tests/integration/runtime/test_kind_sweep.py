@@ -1,6 +1,8 @@
 """The sweep of one kind beside a lease that never runs out."""
 
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.runtime.kind_sweep import KindSweep
 from sweeperd.runtime.stand_by import StandBy
 from sweeperd.store.lease import holder
+from sweeperd.store.process import process_name
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.reservations import reservations
 from tests.support.harness import eventually, reserve
@@ -79,14 +82,19 @@ def test_a_lease_that_never_runs_out_stops_no_sweep(
     assert holder(shard, "sweep") == ""
 
 
-def test_a_holder_that_notes_its_sweeps_is_waited_for(client: redis.Redis, shard: Shard) -> None:
+@pytest.mark.parametrize("same_host_and_pid", [False, True])
+def test_a_holder_that_notes_its_sweeps_is_waited_for(
+    client: redis.Redis, shard: Shard, same_host_and_pid: bool
+) -> None:
+    by = f"{socket.gethostname()}-{os.getpid()}-000000" if same_host_and_pid else "somebody-1"
+    assert same_host_and_pid == (by.rpartition("-")[0] == process_name().rpartition("-")[0])
     hold_for_ever(client)
     settings = settings_of()
     lease = sweep_of(shard, settings, Metrics()).lease
     stand_by = StandBy(shard, "reservations", lease, settings.sweep)
     until = time.monotonic() + 5
     while time.monotonic() < until:
-        note: dict[Any, Any] = {"at": shard.read_clock(), "by": "somebody-1", "seconds": 1, "complete": 1}
+        note: dict[Any, Any] = {"at": shard.read_clock(), "by": by, "seconds": 1, "complete": 1}
         client.hset("sweeperd:ticks", mapping={**note, "expired": 0, "earlier_at": 0, "earlier_expired": 0})
         assert not stand_by.is_pointless()
         time.sleep(0.2)

@@ -15,6 +15,8 @@ from typing import Any
 
 #: How much a response may send before its headers are complete, bytes; interim responses count too.
 HEAD_LIMIT = 64 * 1024
+#: The most digits of a Content-Length. Python reads no number of more.
+LONGEST_LENGTH = 4300
 #: How much longer than its limit a wait may take, as a share of the limit, so that a time-out is seldom set anew: that
 #: is a system call, during which another thread takes the interpreter.
 TOLERANCE = 0.05
@@ -38,6 +40,8 @@ class BoundedReader(io.RawIOBase):
         self._raw = sock.makefile("rb", buffering=0)
         self._deadline = min(deadline, time.monotonic() + (sock.gettimeout() or math.inf))
         self.head_left: int | None = HEAD_LIMIT
+        #: The error's text if more comes.
+        self.too_long = f"the response's headers are above {HEAD_LIMIT // 1024} KB"
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         """What http.client asks a socket for."""
@@ -52,7 +56,7 @@ class BoundedReader(io.RawIOBase):
         if self.head_left is not None:
             self.head_left -= count or 0
             if self.head_left < 0:
-                raise OSError(errno.EMSGSIZE, "the response's headers are too long")
+                raise OSError(errno.EMSGSIZE, self.too_long)
         return count
 
     def close(self) -> None:
@@ -83,6 +87,9 @@ class BoundedResponse(http.client.HTTPResponse):
         version, status, reason = self._read_status()  # type: ignore[attr-defined]
         headers = read_headers(self.fp)
         while 100 <= status < 200 and status != 101:
+            self._reader.too_long = (
+                f"more than {HEAD_LIMIT // 1024} KB of interim responses (1xx) came before the response"
+            )
             version, status, reason = self._read_status()  # type: ignore[attr-defined]
             headers = read_headers(self.fp)
         self._reader.head_left = None
@@ -101,11 +108,15 @@ class BoundedResponse(http.client.HTTPResponse):
         self.will_close = self._check_close() or not (self.chunked or self.length is not None)  # type: ignore[attr-defined]
 
     def _body_length(self, headers: http.client.HTTPMessage) -> int | None:
-        """In bytes; None: the chunks say it, or the end of the connection."""
+        """In bytes; None: the chunks say it, or the end of the connection. Raises OSError."""
         if self.status in (204, 304) or self._method == "HEAD":
             return 0
         length = headers.get("content-length", "")
-        return int(length) if length.isascii() and length.isdigit() and not self.chunked else None
+        if self.chunked or not length.isascii() or not length.isdigit():
+            return None
+        if len(length) > LONGEST_LENGTH:
+            raise OSError(errno.EMSGSIZE, f"the response's Content-Length has {len(length)} digits")
+        return int(length)
 
 
 def read_headers(lines: Any) -> http.client.HTTPMessage:

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 QUICK: dict[str, object] = {"timeout": "300ms", "connect_timeout": "300ms"}
 #: Well above the deadline of QUICK, and well below what a drip takes. Seconds.
 SOON = 15.0
+INTERIM = "more than 64 KB of interim responses (1xx) came before the response"
 NO_BODY = b"Content-Length: 0\r\n\r\n"
 
 
@@ -62,7 +63,7 @@ def test_a_response_without_end_has_failed(pieces: Callable[[], Iterable[bytes]]
         sender = Sender(url, QUICK)
         result = sender.once()
     assert (result.result, result.status) == (Result.FAILED, None)
-    assert result.reason in ("no answer in time", "the response's headers are too long")
+    assert result.reason in ("no answer in time", "the response's headers are above 64 KB", INTERIM)
     assert result.seconds < SOON
     assert sender.verdicts == [result], "it is counted"
 
@@ -71,7 +72,7 @@ def test_interim_responses_without_end_are_cut_off_before_the_deadline() -> None
     """They would keep a core busy until then."""
     with dripping(lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 100), 0) as url:
         result = Sender(url, {"timeout": "30s", "connect_timeout": "30s"}).once()
-    assert (result.result, result.reason) == (Result.FAILED, "the response's headers are too long")
+    assert (result.result, result.reason) == (Result.FAILED, INTERIM)
     assert result.seconds < 25
 
 

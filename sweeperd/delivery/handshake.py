@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import functools
 import http.client
 import os
 import ssl
@@ -10,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 import requests.utils
 
 from sweeperd.config import EndpointSettings
+from sweeperd.delivery.masking import Masker
 from sweeperd.delivery.result import failed
 from sweeperd.delivery.tls import tls_context
 
@@ -25,7 +27,8 @@ def certificate_expiry(endpoint: EndpointSettings, timeout: float) -> int:
     try:
         return _certificate_expiry(endpoint, timeout)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise ConnectionError(failed(error, 0, 0).reason) from error
+        mask = functools.partial(Masker(endpoint).text, sent={})
+        raise ConnectionError(failed(error, 0, 0, mask).reason) from error
 
 
 def _certificate_expiry(endpoint: EndpointSettings, timeout: float) -> int:

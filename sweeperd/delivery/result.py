@@ -3,7 +3,7 @@
 import email.utils
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -78,9 +78,9 @@ def judge(status: int, headers: Mapping[str, str], now_ms: int, seconds: float, 
     return DeliveryResult(result, f"HTTP {status}", status, _retry_after(headers, now_ms), seconds, now_ms, answer)
 
 
-def failed(error: BaseException, seconds: float, now_ms: int) -> DeliveryResult:
-    """The result of a request without a response."""
-    return DeliveryResult(Result.FAILED, _reason(error), seconds=seconds, at_ms=now_ms)
+def failed(error: BaseException, seconds: float, now_ms: int, mask: Callable[[str], str]) -> DeliveryResult:
+    """The result of a request without a response. `mask` hides what is secret in the words of a proxy."""
+    return DeliveryResult(Result.FAILED, _reason(error, mask), seconds=seconds, at_ms=now_ms)
 
 
 def _retry_after(headers: Mapping[str, str], now_ms: int) -> float | None:
@@ -104,16 +104,16 @@ def _http_date(text: str) -> float | None:
         return None
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException, mask: Callable[[str], str]) -> str:
     """Why there was no response, in words that hold neither URL nor credentials."""
     if isinstance(error, requests.exceptions.InvalidSchema | requests.exceptions.InvalidURL):
         return "the URL cannot be used"
     if isinstance(error, requests.exceptions.ProxyError):
-        return f"the proxy: {_innermost_reason(error)}"
-    return _innermost_reason(error)
+        return f"the proxy: {_innermost_reason(error, mask)}"
+    return _innermost_reason(error, mask)
 
 
-def _innermost_reason(error: BaseException) -> str:
+def _innermost_reason(error: BaseException, mask: Callable[[str], str]) -> str:
     for inner in _chain(error):
         match inner:
             case ssl.SSLError():
@@ -129,7 +129,7 @@ def _innermost_reason(error: BaseException) -> str:
             case OSError(strerror=str(words)) if words:
                 return words
             case OSError(args=(str(words),)) if words.startswith(_NO_TUNNEL):
-                return f"it answers{words.removeprefix(_NO_TUNNEL)[:80]}"
+                return f"it answers{mask(words.removeprefix(_NO_TUNNEL))[:80]}"
     return "the connection broke" if isinstance(error, requests.ConnectionError) else type(error).__name__
 
 

@@ -1,5 +1,6 @@
 """Sends events to one endpoint: the signed request, and its quick retries."""
 
+import functools
 import random
 import threading
 import time
@@ -138,10 +139,14 @@ class WebhookClient:
             headers = dict(request.headers)
             response = self._transport.send(request)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            result = failed(error, time.monotonic() - started, self._clock.now_ms())
+            mask = functools.partial(self._masker.text, sent=headers)
+            result = failed(error, time.monotonic() - started, self._clock.now_ms(), mask)
         else:
             answered, body = response.headers, _read_some(response)
-            seconds, answer = time.monotonic() - started, self._masker.body(body, headers, answered)
+            seconds, answer = (
+                time.monotonic() - started,
+                self._masker.body(body, headers, answered, cut=len(body) == KEPT),
+            )
             result = judge(response.status, response.headers, self._clock.now_ms(), seconds, answer)
         self._observe(result)
         span.event("attempt", {"result": result.reason, "seconds": result.seconds})

@@ -16,7 +16,7 @@ from sweeperd.delivery.outbox import Outbox, OutboxEntry, Pending
 from sweeperd.delivery.payload import Message, as_json, message
 from sweeperd.delivery.replay import replay_group
 from sweeperd.delivery.request import webhook_request
-from sweeperd.delivery.sender import WebhookClient
+from sweeperd.delivery.sender import KEPT, WebhookClient
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 
@@ -152,6 +152,7 @@ def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings
     finally:
         webhook.close()
     masker, outcome, sent = Masker(endpoint), exchange.outcome, exchange.request_headers
+    body = exchange.response_body
     answered = dict(exchange.response_headers)  # one value for each name: `items` would give each line of its own
     return EndpointTest(
         endpoint.name,
@@ -162,8 +163,8 @@ def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings
         outcome.delivered,
         outcome.reason,
         outcome.status,
-        {name: masker.text(value, sent) for name, value in answered.items()},
-        masker.body(exchange.response_body, sent, answered)[:BODY_SHOWN],
+        {masker.text(name, sent): masker.text(value, sent) for name, value in answered.items()},
+        masker.body(body, sent, answered, cut=len(body) == KEPT)[:BODY_SHOWN],
         outcome.seconds,
         requests,
         accepted,

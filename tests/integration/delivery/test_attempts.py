@@ -1,5 +1,6 @@
 """The log of attempts: every failure, a sample of the successes, bounded, and no delivery waits for it."""
 
+import base64
 import json
 from collections import Counter
 
@@ -123,6 +124,22 @@ def test_an_answer_that_repeats_secrets(client: redis.Redis, shard: Shard, deliv
     for secret in (SECRET, "hush-hush", "in-the-query", request.headers["Authorization"], signature):
         assert secret.encode() not in stored
     assert attempt.answer.startswith("*** /hook?*** ")
+
+
+def test_an_answer_that_repeats_secrets_in_another_form(client: redis.Redis, shard: Shard, deliver: Deliver) -> None:
+    """A secret lies across the end of what is kept, too."""
+    key = 'hush/"hush"'
+
+    def echo(request: Request, _: int) -> Answer:
+        token = json.dumps({"token": "in the query", "key": request.headers["X-Key"]})
+        return Answer(400, body=(token + base64.b64encode(b"hook:pass/word").decode() + key * 100).encode())
+
+    with Receiver(echo) as receiver:
+        url = receiver.url.replace("//", "//hook:pass%2fword@") + "?token=in%20the+query&pin=12"
+        with deliver(url, 1, {"headers": {"X-Key": key}}):
+            expire(client, "one")
+            attempt = eventually(lambda: attempts(shard))[-1]
+    assert attempt.answer == '{"token": "***", "key": "***"}***'
 
 
 def test_the_log_is_bounded(client: redis.Redis, shard: Shard) -> None:

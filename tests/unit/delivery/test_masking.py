@@ -1,8 +1,14 @@
 """What is hidden in a request that is shown, and in a response that repeats secrets."""
 
 import base64
+import html
+import json
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.masking import HIDDEN, SHORTEST_HIDDEN, Masker
@@ -83,3 +89,123 @@ def test_a_body_is_shown_unless_it_is_compressed() -> None:
     assert masker().body(b"", sent, {"Content-Encoding": "gzip"}) == ""
     assert masker().body(b"no: hush-hush \xff", sent, {}) == f"no: {HIDDEN} \\xff"
     assert masker().body(b"\x1f\x8b", sent, {"Content-Encoding": "gzip"}) == "(gzip, not shown)"
+
+
+# ---- whatever form the receiver gives it
+
+#: What a header can hold; the values of a URL are this, escaped.
+SECRETS = st.text(st.characters(min_codepoint=0x21, max_codepoint=0xFF, exclude_categories=["C"]), min_size=4)
+ANYTHING = st.text(st.characters(exclude_categories=["C"]), min_size=4)
+
+
+def lower(text: str) -> str:
+    """Percent-encoded with lower-case digits."""
+    return "".join(f"%{byte:02x}" for byte in text.encode())
+
+
+def every_unit(text: str) -> str:
+    """A JSON string with each character escaped."""
+    units = text.encode("utf-16-be")
+    return "".join(f"\\u{units[at] << 8 | units[at + 1]:04x}" for at in range(0, len(units), 2))
+
+
+ESCAPES: dict[str, Callable[[str], str]] = {
+    "plain": lambda text: text,
+    "json": lambda text: json.dumps(text)[1:-1],
+    "json in UTF-8": lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    "json with slashes": lambda text: json.dumps(text)[1:-1].replace("/", "\\/"),
+    "json of units": every_unit,
+    "json in json": lambda text: json.dumps(json.dumps(text)[1:-1])[1:-1],
+    "percent": lambda text: quote(text, safe=""),
+    "percent, lower": lower,
+    "percent with plus": quote_plus,
+    "percent in json": lambda text: json.dumps(quote(text, safe=""))[1:-1],
+    "html": html.escape,
+    "Python's repr of bytes": lambda text: repr(text.encode())[2:-1],
+}
+BASE64: dict[str, Callable[[bytes], str]] = {
+    "standard": lambda raw: base64.b64encode(raw).decode(),
+    "standard, unpadded": lambda raw: base64.b64encode(raw).decode().rstrip("="),
+    "url-safe": lambda raw: base64.urlsafe_b64encode(raw).decode(),
+    "url-safe, unpadded": lambda raw: base64.urlsafe_b64encode(raw).decode().rstrip("="),
+    "standard, in json": lambda raw: base64.b64encode(raw).decode().replace("/", "\\/"),
+    "standard, in percent": lambda raw: quote(base64.b64encode(raw).decode(), safe=""),
+}
+PLACES: dict[str, Callable[[str], Masker]] = {
+    "query": lambda secret: masker(f"https://receiver.example/?a=b&token={quote(secret, safe='')}"),
+    "query without a name": lambda secret: masker(f"https://receiver.example/?{quote(secret, safe='')}"),
+    "user": lambda secret: masker(f"https://{quote(secret, safe='')}@receiver.example/"),
+    "password": lambda secret: masker(f"https://me:{quote(secret, safe='')}@receiver.example/"),
+    "proxy": lambda secret: masker(proxy=f"http://me:{quote(secret, safe='')}@proxy.example/"),
+    "key": lambda secret: masker(secrets=["another", f"{secret}"]),
+}
+HEADER_PLACES: dict[str, Callable[[str], Masker]] = {
+    "header": lambda secret: masker(headers={"X-Key": secret}),
+    "bearer": lambda secret: masker(headers={"Authorization": f"Bearer {secret}"}),
+    "basic": lambda secret: masker(headers={"Authorization": f"Basic {basic(f'me:{secret}')}"}),
+}
+
+
+def hides(masked: Masker, echo: str) -> None:
+    assert masked.text(f"\1 {echo} \1", {}) == f"\1 {HIDDEN} \1"
+
+
+@given(SECRETS, st.sampled_from([*PLACES, *HEADER_PLACES]), st.sampled_from([*ESCAPES]))
+def test_a_secret_is_hidden_with_all_escapes(secret: str, place: str, form: str) -> None:
+    assume(place != "key" or not secret.startswith(("whsec_", "whsk_")))
+    hides((PLACES | HEADER_PLACES)[place](secret), ESCAPES[form](secret))
+
+
+@given(ANYTHING, st.sampled_from([*PLACES]), st.sampled_from([*ESCAPES]))
+def test_a_secret_of_any_language_is_hidden(secret: str, place: str, form: str) -> None:
+    assume(place != "key" or not secret.startswith(("whsec_", "whsk_")))
+    hides(PLACES[place](secret), ESCAPES[form](secret))
+
+
+@given(SECRETS, st.sampled_from([*PLACES, *HEADER_PLACES]), st.sampled_from([*BASE64]))
+def test_a_secret_is_hidden_as_base64(secret: str, place: str, form: str) -> None:
+    assume(place != "key" or not secret.startswith(("whsec_", "whsk_")))
+    hides((PLACES | HEADER_PLACES)[place](secret), BASE64[form](secret.encode()))
+
+
+@given(SECRETS, st.sampled_from(["password", "proxy", "basic"]), st.sampled_from([*BASE64]), st.booleans())
+def test_user_and_password_are_hidden_as_base64(secret: str, place: str, form: str, latin: bool) -> None:
+    raw = f"me:{secret}".encode("latin-1" if latin else "utf-8")
+    hides((PLACES | HEADER_PLACES)[place](secret), BASE64[form](raw))
+
+
+@given(SECRETS, st.sampled_from([*PLACES]), st.sampled_from([*BASE64]), st.binary(max_size=9), st.binary(min_size=1))
+def test_a_secret_is_hidden_inside_of_base64(secret: str, place: str, form: str, before: bytes, after: bytes) -> None:
+    assume(place != "key" or not secret.startswith(("whsec_", "whsk_")))
+    raw = secret.encode()
+    first, last = -(-8 * len(before) // 6), 8 * (len(before) + len(raw)) // 6
+    assume(raw not in before + raw[:-1] and raw not in raw[1:] + after)
+    core = base64.b64encode(before + raw + after).decode()[first:last]
+    shown = PLACES[place](secret).text(BASE64[form](before + raw + after), {})
+    assert HIDDEN in shown
+    assert core not in shown
+
+
+@given(SECRETS, st.integers(min_value=SHORTEST_HIDDEN), st.sampled_from([*ESCAPES]))
+def test_the_beginning_of_a_secret_at_the_end_of_a_text_that_was_cut_is_hidden(
+    secret: str, kept: int, form: str
+) -> None:
+    echo = ESCAPES[form](secret)[:kept]
+    shown = masker(headers={"X-Key": secret}).text(f"\1{echo}", {}, cut=True)
+    left = shown.removeprefix("\1").removesuffix(HIDDEN)
+    assert len(left.encode()) < SHORTEST_HIDDEN * 12  # 12: JSON in JSON of one character
+
+
+@pytest.mark.parametrize(
+    ("echo", "shown"),
+    [
+        ("pin=12&of=all", "pin=***&of=all"),
+        ('{"PIN": "12", "n": 12}', '{"PIN": "***", "n": 12}'),
+        ('{\\"pin\\":\\"12\\"}', '{\\"pin\\":\\"***\\"}'),
+        ("pin%3D12", "pin%3D***"),
+        ("HTTP_X_NO: 7", "HTTP_X_NO: ***"),
+        ("pin=123, 12 or 7", "pin=123, 12 or 7"),
+    ],
+)
+def test_a_short_value_is_hidden_beside_its_name(echo: str, shown: str) -> None:
+    assert masker("https://receiver.example/?pin=12&page=list", headers={"X-No": "7"}).text(echo, {}) == shown

@@ -24,7 +24,7 @@ from sweeperd.store.clock import Clock
 from sweeperd.store.embedded import free_port
 from tests.support.harness import eventually
 from tests.support.raw_server import raw_server
-from tests.support.receiver import Answer, Receiver
+from tests.support.receiver import Answer, Receiver, Request
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
@@ -304,6 +304,24 @@ def test_an_answer_that_is_no_http() -> None:
     assert (verdict.result, verdict.status) == (Result.FAILED, None)
 
 
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (OK + b"X-Long: " + b"x" * 70_000 + b"\r\n\r\n", "the response's headers are above 64 KB"),
+        (OK + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", "the response's Content-Length has 5000 digits"),
+        (
+            b"HTTP/1.1 100 Continue\r\n\r\n" * 3000 + OK + b"Content-Length: 0\r\n\r\n",
+            "more than 64 KB of interim responses (1xx) came before the response",
+        ),
+    ],
+    ids=["headers", "length", "interim"],
+)
+def test_a_success_that_cannot_be_read_says_why(answer: bytes, reason: str) -> None:
+    with raw_server(answer) as (url, _):
+        verdict = Sender(url).once()
+    assert (verdict.result, verdict.status, verdict.reason) == (Result.FAILED, None, reason)
+
+
 def test_no_such_host() -> None:
     verdict = Sender("http://nosuchhost.invalid/hook").once()
     assert (verdict.result, verdict.reason) == (Result.FAILED, "the host's name cannot be resolved")
@@ -548,6 +566,37 @@ def test_reasons_tell_no_url() -> None:
             assert verdict.result is Result.FAILED
             assert verdict.reason
             assert not re.search(f"{HUSH}|http|user|127|nosuch|token|hook", verdict.reason.replace("HTTP ", "")), url
+
+
+@pytest.mark.parametrize("place", ["endpoint", "environment"])
+def test_a_proxy_that_repeats_its_password(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The password lies across the border of what is kept of the proxy's words."""
+    words = "x" * 68 + f" {HUSH}-{HUSH}"
+    with raw_server(f"HTTP/1.1 407 {words}\r\n\r\n".encode()) as (url, _):
+        proxy = url.replace("//", f"//user:{HUSH}-{HUSH}@")
+        if place == "environment":
+            monkeypatch.setenv("https_proxy", proxy)
+        verdict = Sender("https://receiver.example/", proxy=proxy if place == "endpoint" else None).once()
+    assert verdict.reason == f"the proxy: it answers 407 {'x' * 68} ***"
+
+
+def test_a_proxy_of_the_environment_that_repeats_what_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    def echo(request: Request, _: int) -> Answer:
+        return Answer(403, body=f"no: {request.headers['Proxy-Authorization']}".encode())
+
+    with Receiver(echo) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.replace("//", f"//user:{HUSH}@").removesuffix("/hook"))
+        verdict = Sender("http://receiver.example/").once()
+    assert verdict.answer == "no: Basic ***"
+
+
+def test_a_secret_across_the_end_of_what_is_kept_is_hidden() -> None:
+    """The body before it is all secrets, so that little is left of it, and its end is shown."""
+    body = (HUSH.encode() * KEPT)[: KEPT - 6] + b" " + HUSH.encode() * 2
+    with Receiver(lambda *_: Answer(500, body=body)) as receiver:
+        verdict = Sender(receiver.url, headers={"X-Key": HUSH}).once()
+    assert set(verdict.answer) <= set("*hus ")
+    assert "hush" not in verdict.answer
 
 
 def test_a_message_shows_no_body() -> None:

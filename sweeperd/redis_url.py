@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis.connection
 
@@ -21,6 +21,17 @@ MAX_PORT = 65535
 _SENTINEL_PORT, _REDIS_PORT = 26379, 6379
 _SENTINEL_CREDENTIALS = ("sentinel_username", "sentinel_password")
 _URL = re.compile(r"(rediss?)\+(sentinel|cluster)://([^/?#]*)(/[^?#]*)?(?:\?([^#]*))?")
+#: Options that redis-py takes in a URL, and that change the place that is shown, the type of answers, or how often a
+#: command is sent.
+_RELIED_ON = frozenset(
+    """
+    host port path connection_class redis_connect_func decode_responses encoding encoding_errors parser_class protocol
+    legacy_responses command_packer retry retry_on_timeout retry_on_error credential_provider event_dispatcher cache
+    cache_factory maint_notifications_config
+    """.split()  # noqa: SIM905
+)
+#: A name of a host, and each of its labels, have at most so many characters.
+_LONGEST_HOST, _LONGEST_LABEL = 253, 63
 #: What may be a piece of a password that was not escaped.
 _ASTRAY = "an @ after the host: in user and password, `/`, `?`, `#` or `@` are written as %2F, %3F, %23 and %40"
 _NODE = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?")
@@ -101,6 +112,7 @@ def _check_place(place: str, path: str, rest: str) -> None:
     if not place or place.startswith(":"):
         raise ValueError("names no host")
     check_port(place)
+    check_host(place)
     _, _, query = rest.partition("?")
     names = (option.partition("=")[0] for option in query.split("&"))
     if "@" in path or "@" in rest.partition("#")[2] or any("@" in name for name in names):
@@ -137,6 +149,7 @@ def _nodes(hosts: str, default_port: int) -> tuple[Node, ...]:
         if not found:
             raise ValueError("its hosts are not host, host:port or [IPv6]:port, separated by commas")
         check_port(part)
+        check_host(part)
         nodes.append((unquote(found[1]).removeprefix("[").removesuffix("]"), int(found[2] or default_port)))
     return tuple(nodes)
 
@@ -148,6 +161,23 @@ def check_port(place: str) -> None:
         raise ValueError(f"a port is a number from 1 to {MAX_PORT}")
 
 
+def check_host(place: str) -> None:
+    """
+    Raises ValueError if the host in `host`, `host:port` or `[IPv6]:port` is no name that can be looked up. Shows
+    nothing of it.
+    """
+    host = unquote(place if place.endswith("]") else place.partition(":")[0] or place)
+    try:
+        ascii_host = host.encode("idna").removesuffix(b".")
+    except UnicodeError:
+        ascii_host = b""
+    if not ascii_host or len(ascii_host) > _LONGEST_HOST:
+        raise ValueError(
+            f"its host is no name: each part between dots has 1 to {_LONGEST_LABEL} characters, the whole "
+            f"{_LONGEST_HOST} at most"
+        )
+
+
 def _options(url: str, further: Collection[str] = ()) -> dict[str, Any]:
     """
     User, password and options in a URL that redis-py takes, each looked at; `further` are taken as they are. Raises
@@ -155,6 +185,12 @@ def _options(url: str, further: Collection[str] = ()) -> dict[str, Any]:
     """
     try:
         options: dict[str, Any] = redis.connection.parse_url(url)
+    except (ValueError, TypeError):
+        raise ValueError(FORMS) from None
+    given = parse_qs(urlsplit(url).query, keep_blank_values=True)
+    if refused := sorted(_RELIED_ON.intersection(given)):
+        raise ValueError(f"the option {refused[0]} is not for a URL in these settings: sweeperd sets it")
+    try:
         # Makes a connection without opening it, and so looks at every option.
         known = {name: value for name, value in options.items() if name not in further}
         redis.ConnectionPool(**known).make_connection()

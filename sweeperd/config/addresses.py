@@ -31,6 +31,7 @@ def _http_url(value: SecretStr) -> SecretStr:
             "an @ after the host: user and password are written with %2F, %3F, %23 and %40 for `/`, `?`, `#` and `@`, "
             "and a path with %40"
         )
+    redis_url.check_host(parts.hostname or "")
     return value
 
 
@@ -70,4 +71,6 @@ def host_and_port(listen: str) -> tuple[str, int]:
         raise ValueError('must be "host:port", or "" to turn HTTP off')
     if int(port) > redis_url.MAX_PORT:
         raise ValueError(f"a port is a number from 0 (any free one) to {redis_url.MAX_PORT}")
+    if host:
+        redis_url.check_host(host)
     return host.removeprefix("[").removesuffix("]"), int(port)

@@ -27,7 +27,14 @@ DELIVERY_FAILED = "system.webhook_delivery_failed"
 ANNOUNCED = frozenset({EXPIRY_SPIKE, WEBHOOK_DISABLED, DELIVERY_FAILED})
 
 #: Headers that a request has anyway; the ones that an endpoint adds must not replace them.
-_OWN_HEADERS = re.compile(r"webhook-.*|x-cycles-.*|traceparent|user-agent|content-(type|length)|host", re.IGNORECASE)
+_OWN_HEADERS = re.compile(
+    r"webhook-.*|x-cycles-.*|x-sweeperd-.*|traceparent|user-agent|content-(type|length)|host", re.IGNORECASE
+)
+#: Headers about the connection, or about how a request is written on it: one that says anything else than what is done
+#: makes each request fail.
+_CONNECTION_HEADERS = re.compile(
+    r"connection|expect|http2-settings|keep-alive|proxy-connection|te|trailer|transfer-encoding|upgrade", re.IGNORECASE
+)
 _POSITIVE: TypeAdapter[timedelta] = TypeAdapter(PositiveDuration)
 
 
@@ -98,8 +105,13 @@ class EndpointSettings(Section):
                 raise ValueError(f"{name!r} is not the name of a header")
             if _OWN_HEADERS.fullmatch(name):
                 raise ValueError(f"{name} is set by sweeperd itself")
-            if not re.fullmatch(r"[\t\x20-\x7e\x80-\xff]*", value.get_secret_value()):
+            if _CONNECTION_HEADERS.fullmatch(name):
+                raise ValueError(f"{name} is about the connection, which is sweeperd's own")
+            text = value.get_secret_value()
+            if not re.fullmatch(r"[\t\x20-\x7e\x80-\xff]*", text):
                 raise ValueError(f"the value of {name} cannot stand in a header")
+            if text != text.strip(" \t"):
+                raise ValueError(f"the value of {name} begins or ends with a space or a tab")
         return headers
 
     @field_validator("ca", "client_cert")

@@ -100,6 +100,27 @@ def test_a_single_server(url: str, shown: str) -> None:
         ("unix://:/sesame@/run/redis.sock", "`/`, `\\?`, `#` or `@`"),
         ("redis+sentinel://u:7/sesame@one/service", "`/`, `\\?`, `#` or `@`"),
         ("redis+cluster://u:7/sesame@one", "`/`, `\\?`, `#` or `@`"),
+        *(
+            (f"{url}?{option}={value}", f"the option {option} is not for a URL")
+            for url in ("redis://u:sesame@one/", "redis+sentinel://one/service", "redis+cluster://one/", "unix:///a")
+            for option, value in [
+                ("decode_responses", "True"),
+                ("encoding", "latin-1"),
+                ("protocol", "3"),
+                ("retry_on_timeout", "yes"),
+                ("retry_on_error", "sesame"),
+                ("host", "sesame"),
+                ("redis_connect_func", "x"),
+                ("legacy_responses", ""),
+                ("credential_provider", "x"),
+                ("path", "/sesame"),
+                ("parser_class", "x"),
+            ]
+        ),
+        (f"redis://u:sesame@{'a' * 64}/", "its host is no name"),
+        ("redis://u:sesame@a..b:6379/", "its host is no name"),
+        (f"redis+sentinel://u:sesame@one,{'a' * 64}/service", "its host is no name"),
+        (f"redis+cluster://u:sesame@{'a' * 64}", "its host is no name"),
     ],
 )
 def test_refused(url: str, problem: str, config: Load) -> None:

@@ -151,6 +151,16 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         (ENDPOINT + "secrets = ['a', 5]", "webhooks.endpoints[0].secrets[1]", "a secret is text"),
         (ENDPOINT + "headers = {'X Y' = ''}", "webhooks.endpoints[0].headers", "'X Y' is not the name of a header"),
         (ENDPOINT + 'headers = {"X-Y" = "a\\nb"}', "webhooks.endpoints[0].headers", "X-Y cannot stand in a header"),
+        *(
+            (ENDPOINT + f'headers = {{"X-Y" = "{value}"}}', "webhooks.endpoints[0].headers", "X-Y begins or ends with")
+            for value in (" a", "a ", "\\ta", "a\\t", " ")
+        ),
+        *(
+            (ENDPOINT.replace("billing.example", host), "webhooks.endpoints[0].url", "its host is no name")
+            for host in ("a" * 64, "a..b", "é" * 60, ".".join(["a" * 63] * 4))
+        ),
+        (ENDPOINT + f"proxy = 'http://{'a' * 64}:3128'", "webhooks.endpoints[0].proxy", "its host is no name"),
+        (f"[http]\nlisten = '{'a' * 64}:9464'", "http.listen", "its host is no name"),
     ],
 )
 def test_an_error_names_file_key_and_what_is_wrong(
@@ -164,11 +174,33 @@ def test_an_error_names_file_key_and_what_is_wrong(
 
 @pytest.mark.parametrize(
     "name",
-    ["webhook-id", "Webhook-Signature", "X-Cycles-Signature", "Traceparent", "user-agent", "content-type", "Host"],
-)
+    [
+        "webhook-id", "Webhook-Signature", "X-Cycles-Signature", "Traceparent", "user-agent", "content-type", "Host",
+        "X-Sweeperd-Sequence", "x-sweeperd-anything",
+    ],
+)  # fmt: skip
 def test_headers_of_sweeperd_are_reserved(name: str, config: Load) -> None:
     with pytest.raises(ConfigError, match=rf"webhooks\.endpoints\[0\]\.headers: {name} is set by sweeperd itself"):
         config(ENDPOINT + f'headers = {{"{name}" = "x"}}')
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Transfer-Encoding", "Connection", "TE", "Trailer", "Upgrade", "Expect", "keep-alive", "Proxy-Connection",
+        "HTTP2-Settings",
+    ],
+)  # fmt: skip
+def test_headers_about_the_connection_are_refused(name: str, config: Load) -> None:
+    with pytest.raises(ConfigError, match=rf"webhooks\.endpoints\[0\]\.headers: {name} is about the connection"):
+        config(ENDPOINT + f'headers = {{"{name}" = "x"}}')
+
+
+@pytest.mark.parametrize("host", ["a" * 63, "ex_ample", "bücher.example", "example.com.", "[::1]", "127.0.0.1"])
+def test_hosts_that_can_be_looked_up(host: str, config: Load) -> None:
+    toml = f"[redis]\nurl = 'redis://{host}:6379'\n[http]\nlisten = '{host}:9464'\n"
+    settings = config(toml + ENDPOINT.replace("billing.example.com", host))
+    assert host in settings.webhooks.endpoints[0].url.get_secret_value()
 
 
 def test_every_problem_has_its_line(config: Load, tmp_path: Path) -> None:

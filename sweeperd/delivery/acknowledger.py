@@ -14,6 +14,7 @@ from sweeperd.delivery.batches import InFlight
 from sweeperd.delivery.outbox import Outbox, OutboxEntry
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
+from sweeperd.store.errors import is_missing_group
 from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)
@@ -139,8 +140,12 @@ class Acknowledger:
                     self._changed.wait_for(lambda: self._ended, RECOVERY_PAUSE)
                 return
             log.warning("events are left pending", extra=fields)
-        except Exception:
-            log.exception("events could not be settled", extra=self._log_fields)
+        except Exception as error:
+            if is_missing_group(error):
+                # A replay that was ended. Or the group is lost: once it is made again it gives them out again.
+                log.info("the group has gone before its events were settled", extra=self._log_fields)
+            else:
+                log.exception("events could not be settled", extra=self._log_fields)
         self._finish(left)  # nothing is left where all went well
 
     def _finish(self, settlements: Sequence[Settlement]) -> None:

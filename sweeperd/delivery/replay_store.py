@@ -8,6 +8,7 @@ from sweeperd.delivery.groups import TAKE_OVER_AFTER, WAITING
 from sweeperd.delivery.outbox import Outbox
 from sweeperd.delivery.replay import GROUP_PREFIX, ReplayNote, ReplayProgress, replay_group
 from sweeperd.store import streams
+from sweeperd.store.errors import is_missing_group
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
@@ -79,7 +80,7 @@ class ReplayStore:
         try:
             summary = self._client.xpending(self._keys[0], note.group)
         except redis.ResponseError as error:
-            if "NOGROUP" in str(error):
+            if is_missing_group(error):
                 return ReplayProgress()  # it has ended since its note was read
             raise
         waiting = sum(row["pending"] for row in summary["consumers"] if row["name"] in WAITING)
@@ -92,10 +93,14 @@ def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:
     End a cancelled replay, unless a process that lives has events of it in hand. Returns whether it has ended. Raises
     redis.RedisError.
     """
-    if store.position(note) is not None:
+    try:
         page = outbox.pending(note.group)
-        if any(pending.owner not in WAITING and pending.idle_ms < TAKE_OVER_AFTER * 1000 for pending in page):
-            return False
+    except redis.ResponseError as error:
+        if not is_missing_group(error):
+            raise
+        page = []
+    if any(pending.owner not in WAITING and pending.idle_ms < TAKE_OVER_AFTER * 1000 for pending in page):
+        return False
     store.end(note, by_force=True)
     return True
 

@@ -91,6 +91,11 @@ def is_missing_key(error: redis.ResponseError) -> bool:
     return "no such key" in str(error)
 
 
+def is_missing_group(error: BaseException) -> bool:
+    """Whether the command was refused because its consumer group, or the stream, does not exist."""
+    return isinstance(error, redis.ResponseError) and "NOGROUP" in str(error)
+
+
 def describe(error: BaseException) -> str:
     """One line about an error of Redis."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -209,3 +209,19 @@ def test_a_fault_of_ours_does_not_end_it(shard: Shard, caplog: pytest.LogCapture
     eventually(lambda: gathering.delivered == 1)
     assert gathering.pending == 1
     gathering.end()
+
+
+@pytest.mark.parametrize("action", Disposition)
+def test_events_of_a_group_that_has_gone_are_let_go(
+    shard: Shard, caplog: pytest.LogCaptureFixture, action: Disposition
+) -> None:
+    """A replay that was cancelled, or a group that is lost: it is made again and gives them out again. No traceback."""
+    gathering = Gathering(shard, 2, together=100)
+    gathering.add(gathering.taken, action)
+    shard.client.xgroup_destroy(KEY, GROUP)
+    gathering.thread.start()
+    eventually(lambda: not len(gathering.in_flight))
+    gathering.end()
+    assert not [record for record in caplog.records if record.exc_info]
+    assert gathering.acknowledger.counts()["dead_lettered"] == shard.client.xlen("sweeperd:dead-letters") == 0
+    assert gathering.metrics.registry.get_sample_value(DEAD_LETTERS, {"endpoint": GROUP}) == 0

@@ -7,6 +7,7 @@ import click
 
 from sweeperd.cli.options import Options, json_option, shard_option
 from sweeperd.cli.output import Cell, Output, timestamp
+from sweeperd.cli.status import waiting
 from sweeperd.cli.troubles import Troubles, for_each_shard
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.ops import endpoints
@@ -77,11 +78,11 @@ def _cells(shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | No
         status.name,
         shard.name,
         Cell(_state_text(status), STATE_STYLES[status.state]),
-        f"{'' if status.pending_exact else '~'}{status.pending}",
+        waiting(status),
         f"{status.oldest_pending_seconds:.0f}s" if status.pending else "",
         Cell(status.dead_letters, "red" if status.dead_letters else ""),
         "all" if tenants is None else ", ".join(tenants),
-        status.position or "not made yet",
+        status.position,
         "" if endpoint is None else endpoints.shown_url(endpoint),
     ]
 

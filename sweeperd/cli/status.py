@@ -181,7 +181,7 @@ def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:
             status.name,
             endpoint.name,
             Cell(endpoint.state, _STYLES[endpoint.state]),
-            f"{'' if endpoint.pending_exact else '~'}{endpoint.pending}",
+            waiting(endpoint),
             span(endpoint.oldest_pending_seconds) if endpoint.pending else None,
             per_second(endpoint.rate.per_second) if endpoint.rate.window_seconds else None,
             _empty_in(endpoint.pending, endpoint.empty_in_seconds) if endpoint.configured else None,
@@ -193,9 +193,16 @@ def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:
     ]
 
 
-def _empty_in(waiting: int, seconds: float | None) -> Cell | None:
+def waiting(status: EndpointStatus) -> Cell:
+    """For people: how many events wait for an endpoint."""
+    if status.pending is None:
+        return Cell("no group", "yellow")
+    return Cell(f"{'' if status.pending_exact else '~'}{status.pending}")
+
+
+def _empty_in(count: int | None, seconds: float | None) -> Cell | None:
     """The time until what waits now is done."""
-    if not waiting:
+    if not count:
         return None
     return Cell("not at this rate", "yellow") if seconds is None else Cell(span(seconds))
 

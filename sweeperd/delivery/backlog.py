@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+import redis
+
 from sweeperd.delivery.subscription import Subscription
 from sweeperd.store import streams
+from sweeperd.store.errors import is_missing_group
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamRow
 
@@ -70,17 +73,18 @@ def read_backlog(
     *,
     to_the_end: bool = False,
     memory: BacklogMemory | None = None,
-) -> GroupBacklog:
+) -> GroupBacklog | None:
     """
     The events that the group has taken and not acknowledged, and those that it has not taken and its endpoint wants.
+    None: there is no group, so nobody knows.
 
-    `group`: its row of XINFO GROUPS; None: there is none yet. `subscription`: None wants every event. `now_ms`: the
+    `group`: its row of XINFO GROUPS; None: there is none. `subscription`: None wants every event. `now_ms`: the
     shard's clock. Redis 6.2 does not count what a group has not taken: there more than EXACT events are counted only
     with `to_the_end`, else they are at least EXACT. `memory`: of earlier calls; it spares the reading where the group
     has not moved since. Raises redis.RedisError.
     """
     if group is None:
-        return GroupBacklog()
+        return None
     memory = memory or BacklogMemory()
     taken = int(group["pending"])
     events = streams.read(shard, shard.keys.events, streams.after(group["last-delivered-id"]))
@@ -89,7 +93,12 @@ def read_backlog(
         memory.keep(group, share := _share(islice(events, EXACT), subscription))
     seen, wanted, first = share
     if taken:
-        first = shard.client.xpending(shard.keys.events, group["name"])["min"] or first
+        try:
+            first = shard.client.xpending(shard.keys.events, group["name"])["min"] or first
+        except redis.ResponseError as error:
+            if is_missing_group(error):
+                return None  # it has gone since
+            raise
     oldest = 0.0 if first is None else max(0.0, (now_ms - streams.milliseconds(first)) / 1000)
     if seen < EXACT:
         return GroupBacklog(taken + wanted, True, oldest)

@@ -20,6 +20,7 @@ from sweeperd.delivery.redelivery import Redelivery
 from sweeperd.delivery.subscription import Subscription
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
+from sweeperd.store.errors import is_missing_group
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
 
@@ -110,7 +111,7 @@ class Consumer:
                     return
                 self._stop.wait(RECOVERY_PAUSE)
             except Exception as error:
-                if isinstance(error, redis.ResponseError) and "NOGROUP" in str(error):
+                if is_missing_group(error):
                     self._make_group_again()
                     continue
                 log.exception("delivery failed", extra=self._log_fields)
@@ -208,8 +209,6 @@ class Consumer:
         try:
             with self._shard.reaching():
                 self.ensure_group()
-                if not self._stop.is_set():
-                    log.warning("the endpoint's group was not there and is made", extra=self._log_fields)
                 return
         except (RedisUnavailable, redis.RedisError) as error:
             log.warning("the group could not be made", extra=self._log_fields | {"error": str(error)})

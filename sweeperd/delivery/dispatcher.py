@@ -15,6 +15,7 @@ from sweeperd.delivery.announcements import Announcements
 from sweeperd.delivery.backlog import BacklogMemory, GroupBacklog, read_backlog
 from sweeperd.delivery.endpoint import EndpointDelivery
 from sweeperd.delivery.endpoint_state import CircuitStateStore
+from sweeperd.delivery.groups import ConsumerGroups
 from sweeperd.delivery.outbox import Outbox, Replication
 from sweeperd.delivery.rate_limit import RateLimit
 from sweeperd.delivery.relay import SENDERS as RELAY_SENDERS
@@ -58,8 +59,9 @@ class Dispatcher:
         replication = Replication(settings.events.wait_replicas, settings.events.wait_timeout.total_seconds())
         self._circuits = CircuitStateStore(shard)
         self._announcements = Announcements(shard.clock, settings.announced)
-        self._outbox = outbox = Outbox(shard, consumer, replication, self._announcements)
-        self._groups = outbox.groups
+        remade = metrics.webhooks.groups_remade.labels(shard.name)
+        self._groups = ConsumerGroups(shard, consumer, self._max_age_ms, remade)
+        self._outbox = outbox = Outbox(shard, consumer, replication, self._announcements, self._groups)
         self._backlogs = BacklogMemory()
         self._ready = False
         self._subscriptions = {endpoint.name: Subscription(endpoint) for endpoint in settings.consumers}
@@ -94,18 +96,27 @@ class Dispatcher:
 
     def prepare(self) -> None:
         """
-        Make each endpoint's group where it is missing. Call it before each sweep; once all groups are there it does
-        nothing. Raises RedisUnavailable.
+        The same as `keep_groups`, before each sweep; once it was done it does nothing. Raises RedisUnavailable.
         """
         if not self._ready:
-            with self._shard.reaching():
-                for endpoint in self.endpoints:
-                    endpoint.prepare()
-            self._ready = True
+            self.keep_groups()
+
+    def keep_groups(self) -> None:
+        """
+        Make each endpoint's group where it is missing, whatever the endpoint does, and note its position. Call it in
+        every round of maintenance, also where nothing is delivered. Raises RedisUnavailable.
+        """
+        with self._shard.reaching():
+            made_at = self._groups.keep({endpoint.name: endpoint.start_at for endpoint in self.endpoints})
+            for endpoint in self.endpoints:
+                endpoint.count_ages_from(made_at[endpoint.name])
+        self._ready = True
 
     def adopt(self, before: "Dispatcher") -> None:
         """Take over the positions of the groups from a dispatcher of the same shard that has been stopped."""
-        self._groups.adopt(before._groups)
+        # An endpoint that was left out meanwhile begins by its note: what is remembered of its group is out of date.
+        names = {endpoint.name for endpoint in self.endpoints}
+        self._groups.adopt(before._groups, names.intersection(endpoint.name for endpoint in before.endpoints))
 
     def start(self, *, until_idle: bool = False) -> None:
         """Start every endpoint's threads. With `until_idle` the replays that have begun are worked on as well."""
@@ -157,13 +168,18 @@ class Dispatcher:
         return all(endpoint.complete for endpoint in self.endpoints)
 
     def maintain(self) -> None:
-        """Trim the stream, remove dead processes from the groups, measure the backlogs. Raises RedisUnavailable."""
+        """
+        Keep the groups, trim the stream, remove dead processes from the groups, measure the backlogs. Raises
+        RedisUnavailable.
+        """
+        self.keep_groups()
         with self._shard.reaching():
             groups = [*(endpoint.name for endpoint in self.endpoints), *self._replays.groups]
             self._groups.trim(groups, self._retention_ms, self._max_age_ms)  # reads Redis's clock
             for endpoint in self.endpoints:
-                backlog = self._backlog(endpoint.name)
-                self._metrics.webhooks.waiting(self._shard.name, endpoint.name, backlog.events, backlog.oldest_seconds)
+                if backlog := self._backlog(endpoint.name):
+                    waiting = backlog.events, backlog.oldest_seconds
+                    self._metrics.webhooks.waiting(self._shard.name, endpoint.name, *waiting)
                 self._metrics.webhooks.endpoint_state(self._shard.name, endpoint.name, endpoint.state)
             for group in groups:
                 self._groups.remove_silent(group)
@@ -187,7 +203,8 @@ class Dispatcher:
             counts["undelivered"] += self._replays.left()
             for endpoint in self.endpoints:
                 counts += endpoint.counts()
-                counts["undelivered"] += self._backlog(endpoint.name, to_the_end=True).events
+                backlog = self._backlog(endpoint.name, to_the_end=True)
+                counts["undelivered"] += backlog.events if backlog else 0
         return DeliveryReport(counts["delivered"], counts["undelivered"], counts["dead_lettered"])
 
     def _delivery(
@@ -214,7 +231,7 @@ class Dispatcher:
         delivery = self._delivery(replace(self._context, stop=stop), settings[place], 1, subscription, live)
         return RunningReplay(note, subscription, delivery, stop)
 
-    def _backlog(self, endpoint: str, *, to_the_end: bool = False) -> GroupBacklog:
+    def _backlog(self, endpoint: str, *, to_the_end: bool = False) -> GroupBacklog | None:
         groups = streams.groups(self._shard.client, self._shard.keys.events)
         subscription, now_ms = self._subscriptions[endpoint], self._shard.clock.now_ms()
         group, memory = groups.get(endpoint.encode()), self._backlogs

@@ -65,7 +65,9 @@ class EndpointDelivery:
         subscription = subscription or Subscription(endpoint)
         replay: dict[str, object] = {"replay": True} if live else {}
         self._log_fields: dict[str, object] = {"shard": shard.name, "endpoint": endpoint.name} | replay
-        redelivery = Redelivery.of(settings)
+        #: Where its group begins, if it is new.
+        self.start_at = subscription.start
+        self._redelivery = redelivery = Redelivery.of(settings)
         probe_max = settings.probe_max.total_seconds()
         longest_waits = min(redelivery.initial, probe_max), min(redelivery.longest, probe_max)
         self.circuit: CircuitBreaker = live.circuit if live else CircuitBreaker(*longest_waits)
@@ -137,6 +139,10 @@ class EndpointDelivery:
     def prepare(self) -> None:
         """Make its group where it is missing. Raises redis.RedisError."""
         self._consumer.ensure_group()
+
+    def count_ages_from(self, made_at: int) -> None:
+        """Its group was made then, ms, and began in the past: older events count as if they had been added then."""
+        self._redelivery.counts_from_ms = made_at
 
     def start(self, *, until_idle: bool = False) -> None:
         """Start the threads. `until_idle`: they end by themselves when nothing is left that can be delivered now."""

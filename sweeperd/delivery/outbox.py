@@ -97,6 +97,7 @@ class Outbox:
         consumer: str,
         replication: Replication | None = None,
         announcements: Announcements | None = None,
+        groups: ConsumerGroups | None = None,
     ) -> None:
         self._shard = shard
         self._replication = replication or Replication()
@@ -110,7 +111,7 @@ class Outbox:
         self._consumer = consumer.encode()
         self._dead_letter = Script("delivery/dead_letter")
         #: The group of each endpoint, as a whole.
-        self.groups = ConsumerGroups(shard, consumer)
+        self.groups = groups or ConsumerGroups(shard, consumer)
 
     def read(self, group: str, count: int, block_ms: int = 0) -> list[OutboxEntry]:
         """Take new events, waiting up to `block_ms` for one (0: not at all)."""

@@ -9,8 +9,9 @@ was after every kill. The group and the note are removed together when the repla
 import bisect
 from dataclasses import dataclass
 
+import pydantic
+
 from sweeperd.config import EndpointSettings
-from sweeperd.delivery.group_note import GroupNote
 from sweeperd.delivery.outbox import ONLY_FOR
 from sweeperd.delivery.payload import Fields, category, event_type
 from sweeperd.delivery.subscription import EventFilter, Subscription
@@ -64,9 +65,16 @@ class ReplaySpan:
         return self.since_ms <= _time_ms(entry, fields) < self.until_ms
 
 
-class ReplayNote(GroupNote):
-    """The note of a replay. Ids are those of the stream, times are ms on Redis's clock."""
+class ReplayNote(pydantic.BaseModel):
+    """
+    The note of a replay, a field of `sweeperd:groups`. Ids are those of the stream, times are ms on Redis's clock.
+    Fields that a later version adds are ignored.
+    """
 
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
+
+    #: When it began: the age of older events counts from then.
+    made_at: int = 0
     endpoint: str
     since_ms: int
     until_ms: int

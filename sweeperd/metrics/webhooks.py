@@ -56,6 +56,12 @@ class WebhookMetrics:
         self.dead_letters = Counter(
             "sweeperd_webhook_dead_letters_total", "Deliveries given up on", ["endpoint"], registry=registry
         )
+        self.groups_remade = Counter(
+            "sweeperd_groups_remade_total",
+            "Consumer groups that were lost and made again at their position",
+            ["shard"],
+            registry=registry,
+        )
         self.dropped_attempts = Counter(
             "sweeperd_webhook_dropped_attempts_total",
             "Attempts that are missing in the log of attempts, because Redis refused them or they were too many",

@@ -73,6 +73,8 @@ def endpoint_advice(endpoint: EndpointStatus, options: Sequence[str] = ()) -> Ad
         return Advice(commands=(attempts, test, resume, *ending), runbook="sweeperdcircuitopen")
     if endpoint.oldest_pending_seconds > LATE:
         return Advice(commands=(attempts, test, *ending), runbook="sweeperddeliveriesstuck")
+    if endpoint.pending is None:
+        return Advice(commands=ending, runbook="sweeperdgrouplost")
     return Advice(commands=(attempts, *ending), runbook="sweeperddeadletters" if ending else "")
 
 

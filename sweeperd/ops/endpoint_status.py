@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweeperd.config import EndpointSettings
-from sweeperd.delivery.backlog import BacklogMemory, read_backlog
+from sweeperd.delivery.backlog import BacklogMemory, GroupBacklog, read_backlog
 from sweeperd.delivery.endpoint_state import CircuitNote, CircuitStateStore, EndpointStateStore
 from sweeperd.delivery.replay import GROUP_PREFIX
 from sweeperd.delivery.subscription import Subscription
@@ -42,10 +42,11 @@ class EndpointStatus:
     name: str
     #: False for one that is not in the configuration, and has a group or dead letters.
     configured: bool = True
-    #: The last event that its group has taken; None where there is no group yet.
+    #: The last event that its group has taken; None where there is no group.
     position: str | None = None
-    #: Events that are to be sent to it. Events that it does not want are left out. Not exact: an estimate.
-    pending: int = 0
+    #: Events that are to be sent to it. Events that it does not want are left out. Not exact: an estimate. None: there
+    #: is no group, because it was not made yet or is lost, so nobody knows.
+    pending: int | None = None
     pending_exact: bool = True
     #: Age of the oldest event that it has not acknowledged, seconds.
     oldest_pending_seconds: float = 0.0
@@ -84,7 +85,7 @@ class EndpointStatus:
     @property
     def empty_in_seconds(self) -> float | None:
         """How long it takes at this rate to deliver the events that wait now. None where nothing is delivered."""
-        if self.pending and self.paused_at_ms is not None:
+        if self.pending is None or (self.pending and self.paused_at_ms is not None):
             return None
         return self.rate.seconds_for(self.pending)
 
@@ -135,13 +136,9 @@ def _configured(
 ) -> EndpointStatus:
     name = endpoint.name
     state, circuit = EndpointStateStore(shard).read(name), CircuitStateStore(shard).read(name)
-    backlog = read_backlog(shard, group, Subscription(endpoint), now, memory=memory)
     return EndpointStatus(
         name,
-        position=_position(group),
-        pending=backlog.events,
-        pending_exact=backlog.exact,
-        oldest_pending_seconds=backlog.oldest_seconds,
+        **_backlog(group, read_backlog(shard, group, Subscription(endpoint), now, memory=memory)),
         paused_at_ms=state.paused_at,
         paused_reason=state.reason,
         quiet_seconds=max(0.0, (state.muted_until - now) / 1000),
@@ -170,17 +167,17 @@ def _replay(shard: Shard, endpoint: str) -> ReplayStatus | None:
 def _unknown(
     shard: Shard, name: str, group: dict[str, Any] | None, now: int, dead_letters: int, memory: BacklogMemory | None
 ) -> EndpointStatus:
-    backlog = read_backlog(shard, group, None, now, memory=memory)
-    return EndpointStatus(
-        name,
-        False,
-        _position(group),
-        backlog.events,
-        backlog.exact,
-        backlog.oldest_seconds,
-        dead_letters=dead_letters,
-    )
+    found = _backlog(group, read_backlog(shard, group, None, now, memory=memory))
+    return EndpointStatus(name, False, dead_letters=dead_letters, **found)
 
 
-def _position(group: dict[str, Any] | None) -> str | None:
-    return None if group is None else group["last-delivered-id"].decode()
+def _backlog(group: dict[str, Any] | None, backlog: GroupBacklog | None) -> dict[str, Any]:
+    """The fields of an EndpointStatus that are about its group."""
+    if group is None or backlog is None:
+        return {}
+    return {
+        "position": group["last-delivered-id"].decode(),
+        "pending": backlog.events,
+        "pending_exact": backlog.exact,
+        "oldest_pending_seconds": backlog.oldest_seconds,
+    }

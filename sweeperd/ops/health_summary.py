@@ -145,8 +145,11 @@ def _deliveries(view: ShardView) -> Iterator[_Finding]:
 
 
 def _delivery(endpoint: EndpointStatus) -> _Finding | None:
-    waiting = f"{endpoint.pending:,} wait, the oldest for {span(endpoint.oldest_pending_seconds)}"
-    if not endpoint.pending:
+    if endpoint.pending is None:
+        waiting = "it has no consumer group"
+    elif endpoint.pending:
+        waiting = f"{endpoint.pending:,} wait, the oldest for {span(endpoint.oldest_pending_seconds)}"
+    else:
         waiting = "nothing waits"
     if endpoint.state == "unknown":
         return None
@@ -156,7 +159,7 @@ def _delivery(endpoint: EndpointStatus) -> _Finding | None:
         return HealthLevel.BAD, f"{endpoint.name} fails; {waiting}"
     if endpoint.oldest_pending_seconds > PENDING_BAD:
         return HealthLevel.BAD, f"{endpoint.name}: {waiting}"
-    if endpoint.oldest_pending_seconds > PENDING_WATCH:
+    if endpoint.oldest_pending_seconds > PENDING_WATCH or endpoint.pending is None:
         return HealthLevel.WATCH, f"{endpoint.name}: {waiting}"
     return None
 

@@ -27,7 +27,7 @@ class StatusSample:
     rate: float | None = None
     now_ms: int = 0
     #: Endpoint -> events that wait.
-    pending: Mapping[str, int] | None = None
+    pending: Mapping[str, int | None] | None = None
 
 
 class StatusHistory:

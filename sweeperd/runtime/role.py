@@ -7,7 +7,7 @@ class Role(StrEnum):
     """The values of `--role`."""
 
     ALL = "all"
-    #: Sweeps and walks; makes the groups of the endpoints, and delivers nothing.
+    #: Sweeps and walks; keeps the groups of the endpoints, and delivers nothing.
     SWEEP = "sweep"
     #: Delivers, and maintains the stream.
     DELIVER = "deliver"

@@ -159,6 +159,10 @@ class ShardRunner:
             every = min(REPLAY_INTERVAL, 3 * interval)
             work = self._waiting("replays", self._delivery.refresh_replays)
             yield PeriodicTask(f"replays of {self.name}", work, every, patience)
+        else:
+            every = min(MAINTENANCE_INTERVAL, 3 * interval)
+            work = self._waiting("groups", self._delivery.keep_groups)
+            yield PeriodicTask(f"groups of {self.name}", work, every, patience)
         if self._reconciler:
             # A walk may take a day and is ended by a stop within a moment, so it is never stuck.
             work = self._waiting("reconcile", self._reconciler.run_if_due)

@@ -73,7 +73,7 @@ class Keys:
 
     @property
     def groups(self) -> bytes:
-        """HASH: consumer group that began in the past -> when it was made, and of a replay its span; JSON."""
+        """HASH: consumer group -> its note, JSON: when it was made and its position; of a replay its span."""
         return self.prefix + b"sweeperd:groups"
 
     @property

@@ -1,7 +1,7 @@
 -- Begins a replay: makes its consumer group and its note, at maxmemory too.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
--- KEYS[2] -> sweeperd:groups  HASH    group that began in the past -> its note, JSON
+-- KEYS[2] -> sweeperd:groups  HASH    group -> its note, JSON
 -- ARGV[1] -> the group;  ARGV[2] -> its position: it gets the events after this id
 -- ARGV[3] -> the first event of the replay;  ARGV[4] -> the note
 -- Returns `begun`; `running`: there is a replay in this group; `gone`: the first event is in the stream no more.

@@ -1,6 +1,6 @@
 -- Marks a replay as cancelled, at maxmemory too.
 --
--- KEYS[1] -> sweeperd:groups  HASH  group that began in the past -> its note, JSON
+-- KEYS[1] -> sweeperd:groups  HASH  group -> its note, JSON
 -- ARGV[1] -> the group
 -- ARGV[2] -> when the replay began, ms: a later replay in this group is another one
 -- ARGV[3] -> the note that says so

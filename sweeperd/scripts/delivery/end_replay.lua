@@ -1,7 +1,7 @@
 -- Ends a replay: removes its consumer group and its note in one step.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
--- KEYS[2] -> sweeperd:groups  HASH    group that began in the past -> its note, JSON
+-- KEYS[2] -> sweeperd:groups  HASH    group -> its note, JSON
 -- ARGV[1] -> the group
 -- ARGV[2] -> when the replay began, ms: a later replay in this group is another one
 -- ARGV[3] -> 1: end it with events that are pending

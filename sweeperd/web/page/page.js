@@ -375,9 +375,10 @@
       say(this.why, explained(endpoint));
       say(this.replay, endpoint.replay ? replayed(endpoint.replay) : "");
       const known = endpoint.state !== "unknown";
-      say(this.waiting, known ? (endpoint.pending_exact ? "" : "≈ ") + counted.format(endpoint.pending) : "–");
+      const waiting = () => (endpoint.pending_exact ? "" : "≈ ") + counted.format(endpoint.pending);
+      say(this.waiting, !known ? "–" : endpoint.pending === null ? "no group" : waiting());
       const rate = known && endpoint.rate !== null ? perSecond(endpoint.rate) : "–";
-      const empty = known ? emptyIn(endpoint.pending, endpoint.empty_in_seconds) : "";
+      const empty = known && endpoint.pending !== null ? emptyIn(endpoint.pending, endpoint.empty_in_seconds) : "";
       this.rate.replaceChildren(rate, element("small", "", empty));
       say(this.oldest, known && endpoint.pending ? span(endpoint.oldest_pending_seconds) : "–");
       dress(this.oldest, late ? `number hot ${late}` : "number");

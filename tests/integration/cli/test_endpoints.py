@@ -57,7 +57,7 @@ def test_list_before_anything_was_delivered(invoke: Run) -> None:
         "url": "https://billing.example.com:8443/hook?…",
         "tenants": None,
         "group_position": None,
-        "pending": 0,
+        "pending": None,
         "pending_exact": True,
         "open_on": 0,
         "processes": 0,
@@ -73,7 +73,7 @@ def test_list_before_anything_was_delivered(invoke: Run) -> None:
         "dead_letters_all_counted": True,
         "rate": None,
         "rate_window_seconds": 0.0,
-        "empty_in_seconds": 0.0,
+        "empty_in_seconds": None,
     }
     assert rows["audit"]["tenants"] == ["acme", "globex"]
 

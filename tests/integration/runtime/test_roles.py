@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import Settings
+from sweeperd.config import RedisSettings, Settings
+from sweeperd.delivery.endpoint_state import EndpointStateStore
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.role import Role
 from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from tests.integration.delivery.conftest import expire
 from tests.support.harness import eventually, reserve
 from tests.support.receiver import Receiver
 
@@ -58,6 +61,32 @@ def test_one_sweeps_and_the_other_delivers(server: Server, client: redis.Redis) 
             assert value(delivering, "sweeperd_redis_up", shard="default") == 1
             assert value(delivering, "sweeperd_sweeps_total", shard="default", kind="reservations", result="ok") == -1
             assert client.hget("reservation:res_three", "state") == b"ACTIVE"
+
+
+@pytest.mark.parametrize("role", [Role.SWEEP, Role.DELIVER])
+def test_a_group_that_is_lost_is_made_again_in_each_role(role: Role, server: Server, client: redis.Redis) -> None:
+    """By a daemon that only sweeps, and for an endpoint that is paused; and its events arrive after the resume."""
+    shard = Shard(RedisSettings.model_validate({"url": server.url}))
+    shard.read_clock()
+    state = EndpointStateStore(shard)
+    with Receiver() as receiver:
+        with running(server, role, receiver.url) as daemon:
+            state.pause("hook", "moving house")
+            eventually(
+                lambda: (
+                    role is Role.SWEEP or value(daemon, "sweeperd_endpoint_state", endpoint="hook", state="paused") == 1
+                )
+            )
+            expire(client, "one", "two")
+            assert value(daemon, "sweeperd_groups_remade_total", shard="default") == 0
+            client.xgroup_destroy("sweeperd:events", "hook")
+            expire(client, "three")
+            eventually(lambda: client.xinfo_groups("sweeperd:events"))
+            eventually(lambda: value(daemon, "sweeperd_groups_remade_total", shard="default") == 1)
+        state.resume("hook")
+        with running(server, Role.DELIVER, receiver.url):
+            receiver.wait_for(lambda requests: len(requests) == 3)
+    shard.close()
 
 
 def test_a_delivering_daemon_is_not_ready_while_redis_is_away(own_server: Server) -> None:

@@ -16,11 +16,16 @@ from sweeperd.ops.status import KindStatus, ShardStatus
 @pytest.mark.parametrize(
     ("endpoint", "runbook", "last"),
     [
-        (EndpointStatus("a"), "", "sweeperd endpoints attempts a"),
+        (EndpointStatus("a", pending=0), "", "sweeperd endpoints attempts a"),
         (EndpointStatus("a", paused_at_ms=1), "sweeperdendpointpaused", "sweeperd endpoints resume a"),
         (EndpointStatus("a", circuit_open=True), "sweeperdcircuitopen", "sweeperd endpoints resume a"),
         (EndpointStatus("a", oldest_pending_seconds=901), "sweeperddeliveriesstuck", "sweeperd endpoints test a"),
-        (EndpointStatus("a", dead_letters=2), "sweeperddeadletters", "sweeperd dead-letters replay --endpoint a"),
+        (EndpointStatus("a", dead_letters=2), "sweeperdgrouplost", "sweeperd dead-letters replay --endpoint a"),
+        (
+            EndpointStatus("a", pending=0, dead_letters=2),
+            "sweeperddeadletters",
+            "sweeperd dead-letters replay --endpoint a",
+        ),
         (EndpointStatus("a", configured=False), "sweeperddeadletters", "sweeperd dead-letters list --endpoint a"),
     ],
 )

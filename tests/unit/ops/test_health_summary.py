@@ -12,7 +12,7 @@ from sweeperd.ops.status import Due, ShardStatus
 from sweeperd.sweep.last_sweep import LastSweep
 
 NOW = 1_795_000_000_000
-HOOK = EndpointStatus("hook")
+HOOK = EndpointStatus("hook", pending=0)
 WELL = ShardStatus(
     "eu", "redis:6379", now_ms=NOW, tick=LastSweep(NOW - 2000, "host-1", 0.1, True, 5, 0, 0), endpoints=(HOOK,)
 )
@@ -109,7 +109,15 @@ def test_whether_we_keep_up(about: ShardView, expected: Told) -> None:
             (HealthLevel.BAD, "No", ("hook fails; 1 wait, the oldest for 3.0 s",)),
         ),
         (waiting(paused_at_ms=NOW), (HealthLevel.BAD, "No", ("hook is paused; nothing waits",))),
-        (waiting(configured=False, dead_letters=7), (HealthLevel.GOOD, "Yes", ("no event waits for long",))),
+        (waiting(pending=None), (HealthLevel.WATCH, "Not quite", ("hook: it has no consumer group",))),
+        (
+            waiting(pending=None, paused_at_ms=NOW),
+            (HealthLevel.BAD, "No", ("hook is paused; it has no consumer group",)),
+        ),
+        (
+            waiting(configured=False, pending=None, dead_letters=7),
+            (HealthLevel.GOOD, "Yes", ("no event waits for long",)),
+        ),
         (ShardView("eu", "", WELL, 4.0, "Connection refused"), (HealthLevel.WATCH, "Not known", ("not known",))),
     ],
 )

@@ -1,0 +1,121 @@
+-- Makes consumer groups where they are missing, and the stream with them, and keeps a note of each group's position; at
+-- maxmemory too.
+--
+-- KEYS[1] -> sweeperd:events  STREAM
+-- KEYS[2] -> sweeperd:groups  HASH    group -> its note, JSON: `made_at`, `position`; of a replay: what it is about
+-- ARGV[1] -> how far back a group begins whose position is known from its note only, ms
+-- ARGV[2..] -> for each group three: its name;  its position, if it is missing: it gets the events after this id;
+--              `seen`: the caller has seen the group, so the position holds;  `new`, `backfill`: the caller has not, so
+--              the position of a note is taken; without a note the group begins now, or in the past;
+--              `replay`: it is made only while the replay has not ended, so while its note is there
+-- Returns for each group three: its position: it has acknowledged all events up to this id;  when it was made, ms, from
+-- which the age of older events counts; 0: it began at that moment;  `there`, `made` for the first time, `remade`, or
+-- `ended`: a replay that has no group any more.
+--
+-- A position beyond the last id of the stream is that of another stream: it was lost, or an older copy has taken its
+-- place, whose clock may be slow. A group at that position would pass over new events, so it begins ARGV[1] back.
+--
+-- XACK comes first and acknowledges nothing. It needs no memory, so it is allowed at maxmemory, and after it XGROUP and
+-- HSET are. XGROUP is the first that changes anything, so only HSET is asked for besides.
+
+-- @include clock
+-- @include rights
+
+local GREATEST = '18446744073709551615' -- the second half of an id
+
+-- Whether an id is smaller than another. As text: the halves of an id may be more than a double holds exactly.
+local function smaller(one, other)
+  local a, b = {string.match(one, '^(%d+)%-(%d+)$')}, {string.match(other, '^(%d+)%-(%d+)$')}
+  local half = a[1] == b[1] and 2 or 1
+  return #a[half] < #b[half] or (#a[half] == #b[half] and a[half] < b[half])
+end
+
+-- An id before this one and, unless the second half is huge, the greatest one.
+local function previous(id)
+  local milliseconds, sequence = string.match(id, '^(%d+)%-(%d+)$')
+  if sequence ~= '0' then
+    return milliseconds .. '-' .. (#sequence < 16 and string.format('%d', tonumber(sequence) - 1) or '0')
+  end
+  return milliseconds == '0' and id or string.format('%d', tonumber(milliseconds) - 1) .. '-' .. GREATEST
+end
+
+-- Redis replies with names and values in turn.
+local function fields(reply)
+  local named = {}
+  for i = 1, #reply, 2 do
+    named[reply[i]] = reply[i + 1]
+  end
+  return named
+end
+
+local groups = {}
+local found = redis.pcall('XINFO', 'GROUPS', KEYS[1])
+if not found.err then
+  for i = 1, #found do
+    local group = fields(found[i])
+    groups[group.name] = group
+  end
+elseif not string.find(tostring(found.err), 'no such key', 1, true) then
+  return found
+end
+local last = '0-0'
+local stream = redis.pcall('XINFO', 'STREAM', KEYS[1])
+if not stream.err then
+  last = fields(stream)['last-generated-id']
+end
+local oldest = string.format('%d', math.max(0, clock.now - tonumber(ARGV[1]))) .. '-0'
+
+local replies, missing, notes = {}, {}, {}
+for i = 2, #ARGV, 3 do
+  local name, position, kind = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  local note = redis.call('HGET', KEYS[2], name)
+  local made_at = note and string.match(note, '"made_at": *(%d+)') or '0'
+  local noted = note and string.match(note, '"position": *"(%d+%-%d+)"')
+  local group, outcome = groups[name], 'remade'
+  if group then
+    outcome, position = 'there', group['last-delivered-id']
+    local first = group.pending > 0 and redis.call('XPENDING', KEYS[1], name, '-', '+', 1)[1]
+    if first then
+      position = previous(first[1])
+    end
+  elseif kind == 'replay' then
+    if not note then
+      outcome = 'ended'
+    end
+  elseif kind ~= 'seen' then
+    if noted then
+      position = smaller(noted, oldest) and oldest or noted
+      made_at = clock.now_text
+    else
+      outcome, made_at = 'made', kind == 'backfill' and clock.now_text or '0'
+    end
+  end
+  if outcome == 'made' or outcome == 'remade' then
+    if smaller(last, position) then
+      position = smaller(oldest, last) and oldest or last
+    end
+    missing[#missing + 1] = {name, position}
+  end
+  if kind ~= 'replay' and (position ~= noted or outcome ~= 'there') then
+    notes[#notes + 1] = name
+    notes[#notes + 1] = '{"made_at":' .. made_at .. ',"position":"' .. position .. '"}'
+  end
+  replies[#replies + 1] = position
+  replies[#replies + 1] = made_at
+  replies[#replies + 1] = outcome
+end
+
+if #missing > 0 or #notes > 0 then
+  local refused = no_right('XACK', KEYS[1]) or no_right('HSET', KEYS[2])
+  if refused then
+    return refused
+  end
+  redis.call('XACK', KEYS[1], ARGV[2], '0-0')
+  for i = 1, #missing do
+    redis.call('XGROUP', 'CREATE', KEYS[1], missing[i][1], missing[i][2], 'MKSTREAM')
+  end
+  if #notes > 0 then
+    redis.call('HSET', KEYS[2], unpack(notes))
+  end
+end
+return replies

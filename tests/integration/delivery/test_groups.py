@@ -1,0 +1,362 @@
+"""Consumer groups that are lost, on real servers: each is made again at its position, whatever its endpoint does."""
+
+import json
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.delivery.endpoint_state import EndpointStateStore
+from sweeperd.delivery.groups import ConsumerGroups
+from sweeperd.delivery.outbox import Outbox
+from sweeperd.store import streams
+from sweeperd.store.shard import Shard
+from tests.integration.delivery.conftest import EVENTS, Deliver, Delivery, expire
+from tests.integration.delivery.test_replays import add, begin
+from tests.support.fixtures import full
+from tests.support.harness import eventually, server_time
+from tests.support.receiver import Answer, Behaviour, Receiver
+
+GROUPS = "sweeperd:groups"
+NOWHERE = "http://127.0.0.1:9/"
+HOUR = 3_600_000
+DAY = 24 * HOUR
+WARNING = "a consumer group was lost and is made again"
+
+
+def remade(delivery: Delivery) -> float:
+    return delivery.metrics.registry.get_sample_value("sweeperd_groups_remade_total", {"shard": "default"}) or 0.0
+
+
+def note(client: redis.Redis, group: str = "hook") -> Any:
+    found: Any = client.hget(GROUPS, group)
+    return found and json.loads(found)
+
+
+def group_names(client: redis.Redis) -> set[bytes]:
+    return set(streams.groups(client, EVENTS.encode()))
+
+
+def ids_left(shard: Shard) -> list[bytes]:
+    """The events that the group gives out from here on."""
+    return [entry.id for entry in Outbox(shard, "test").read("hook", 1000)]
+
+
+def received(receiver: Receiver) -> list[str]:
+    return sorted(request.event["data"]["reservation_id"] for request in receiver.requests)
+
+
+def rest(state: str, shard: Shard) -> None:
+    store = EndpointStateStore(shard)
+    if state == "paused":
+        store.pause("hook", "moving house")
+    elif state == "muted":
+        store.mute("hook", 3600)
+
+
+# ---- lost while a process runs
+
+
+@pytest.mark.parametrize("state", ["paused", "muted", "410", "open"])
+def test_the_group_of_an_endpoint_that_rests_is_made_again(
+    state: str, shard: Shard, client: redis.Redis, deliver: Deliver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Within one round of maintenance, and its position is before the first event that was not acknowledged."""
+    down = [state in ("410", "open")]
+
+    def answer(*_: object) -> Answer:
+        return Answer({"410": 410, "open": 500}[state]) if down[0] else Answer()
+
+    behaviour: Behaviour = answer
+    with Receiver(behaviour) as receiver:
+        with deliver(receiver.url, 2, probe_max="1h", redelivery_initial="1h", redelivery_max="1h") as delivery:
+            (endpoint,) = delivery.dispatcher.endpoints
+            rest(state, shard)
+            if down[0]:
+                expire(client, *map(str, range(8)))
+            eventually(lambda: endpoint.resting)
+            expire(client, "one", "two")
+            delivery.dispatcher.maintain()
+            client.xgroup_destroy(EVENTS, "hook")
+            expire(client, "three")
+            assert remade(delivery) == 0
+            delivery.dispatcher.maintain()
+            assert group_names(client) == {b"hook"}
+            assert remade(delivery) == 1
+            assert caplog.messages.count(WARNING) == 1
+            delivery.dispatcher.maintain()
+            assert remade(delivery) == 1
+        down[0] = False
+        EndpointStateStore(shard).resume("hook")
+        receiver.clear()
+        with deliver(receiver.url, 2):
+            receiver.wait_for(lambda _: {"one", "two", "three"} <= set(received(receiver)))
+
+
+def test_a_group_without_a_note_gets_one_at_the_first_round(shard: Shard, client: redis.Redis) -> None:
+    """An earlier version made the group. Its position is right before the first event that it has not acknowledged."""
+    client.xgroup_create(EVENTS, "hook", id="0", mkstream=True)
+    ids: list[Any] = [client.xadd(EVENTS, {"id": "r"}, id=f"5-{number}") for number in range(4)]
+    outbox = Outbox(shard, "them")
+    outbox.read("hook", 3)
+    outbox.acknowledge("hook", ids[:2])
+    delivery = Delivery(shard, NOWHERE, 2, {})
+    assert note(client) == {"made_at": 0, "position": "5-1"}
+    outbox.acknowledge("hook", ids[:3])
+    delivery.dispatcher.maintain()
+    assert note(client) == {"made_at": 0, "position": "5-2"}
+    assert remade(delivery) == 0
+
+
+def test_the_position_before_the_first_of_a_millisecond(shard: Shard, client: redis.Redis) -> None:
+    client.xgroup_create(EVENTS, "hook", id="0", mkstream=True)
+    client.xadd(EVENTS, {"id": "r"}, id="5-0")
+    client.xadd(EVENTS, {"id": "r"}, id="6-18446744073709551610")
+    outbox = Outbox(shard, "them")
+    first, second = outbox.read("hook", 2)
+    groups = ConsumerGroups(shard, "us")
+    groups.ensure("hook")
+    assert note(client)["position"] == "4-18446744073709551615"
+    outbox.acknowledge("hook", [first.id])
+    groups.ensure("hook")
+    client.xgroup_destroy(EVENTS, "hook")
+    groups.ensure("hook")
+    assert ids_left(shard) == [second.id], "beyond what a double holds exactly"
+
+
+def test_a_note_is_written_only_when_its_group_has_moved(shard: Shard, client: redis.Redis) -> None:
+    """So that a run that finds nothing to do writes nothing."""
+    expire(client, "one")
+    groups = ConsumerGroups(shard, "us")
+    made_at = groups.ensure("hook", "beginning")
+    client.config_resetstat()
+    assert groups.ensure("hook") == made_at > 0
+    assert not {"cmdstat_hset", "cmdstat_xack", "cmdstat_xgroup|create"} & client.info("commandstats").keys()
+    ids_left(shard)
+    assert groups.ensure("hook") == made_at
+    assert note(client)["made_at"] == made_at, "it is kept"
+    (event,) = (pending.id for pending in Outbox(shard, "us").pending("hook"))
+    client.xack(EVENTS, "hook", event)
+    groups.ensure("hook")
+    assert note(client) == {"made_at": made_at, "position": event.decode()}
+
+
+def test_many_groups_in_one_round(shard: Shard, client: redis.Redis) -> None:
+    """More than one call of the script takes."""
+    wanted = dict.fromkeys((f"hook{number}" for number in range(250)), "now")
+    groups = ConsumerGroups(shard, "us")
+    assert groups.keep(wanted) == dict.fromkeys(wanted, 0)  # type: ignore[arg-type]
+    assert len(group_names(client)) == client.hlen(GROUPS) == 250
+    expire(client, "one")
+    for name in ("hook3", "hook249"):
+        client.xgroup_destroy(EVENTS, name)
+    groups.keep(wanted)  # type: ignore[arg-type]
+    assert len(group_names(client)) == 250
+    assert len(Outbox(shard, "us").read("hook249", 10)) == 1
+
+
+# ---- lost while no process runs
+
+
+def lost(shard: Shard, client: redis.Redis, *names: str) -> list[bytes]:
+    """A process has made the group, and the group is lost before these events. Returns the ids."""
+    Delivery(shard, NOWHERE, 2, {})
+    ids = expire(client, *names)
+    client.xgroup_destroy(EVENTS, "hook")
+    return ids
+
+
+@pytest.mark.parametrize("start", ["now", "beginning"])
+def test_a_process_begins_at_the_note_of_a_lost_group(
+    start: str, shard: Shard, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    expire(client, "before")
+    ids = lost(shard, client, "one", "two")
+    caplog.clear()
+    now = server_time(client)
+    delivery = Delivery(shard, NOWHERE, 2, {"start": start})
+    assert (remade(delivery), caplog.messages.count(WARNING)) == (1, 1)
+    assert note(client)["made_at"] >= now
+    assert ids_left(shard) == ids
+
+
+def test_it_goes_back_no_further_than_max_age(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+    client.xgroup_create(EVENTS, "hook", id="0", mkstream=True)
+    add(client, now - 5 * DAY, 2, "seen")
+    for entry in Outbox(shard, "them").read("hook", 2):
+        client.xack(EVENTS, "hook", entry.id)
+    Delivery(shard, NOWHERE, 2, {})
+    add(client, now - 4 * DAY, 2, "old")
+    add(client, now - 2 * DAY, 2, "young")
+    client.xgroup_destroy(EVENTS, "hook")
+    Delivery(shard, NOWHERE, 2, {}, max_age="72h")
+    assert ids_left(shard) == [f"{now - 2 * DAY}-{number}".encode() for number in (1, 2)]
+
+
+def test_its_events_do_not_become_dead_letters_at_once(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:
+    """Their age counts from when the group was made again, in processes that ran before too."""
+    now = server_time(client)
+    client.xgroup_create(EVENTS, "hook", id="0", mkstream=True)
+    with Receiver(lambda *_: Answer(500)) as receiver:
+        EndpointStateStore(shard).pause("hook", "moving house")
+        with deliver(receiver.url, 4, max_age="3h", probe_max="200ms") as delivery:
+            add(client, now - HOUR, 8)
+            client.xgroup_destroy(EVENTS, "hook")
+            Delivery(shard, NOWHERE, 2, {}, max_age="3h")
+            assert note(client)["made_at"] >= now
+            delivery.dispatcher.maintain()
+            (endpoint,) = delivery.dispatcher.endpoints
+            assert endpoint._redelivery.counts_from_ms == note(client)["made_at"]
+            EndpointStateStore(shard).resume("hook")
+            receiver.wait_for(lambda requests: len(requests) > 8)
+            assert client.xlen("sweeperd:dead-letters") == delivery.dead_letters() == 0
+
+
+def test_an_endpoint_that_is_configured_again_goes_on_from_its_note(shard: Shard, client: redis.Redis) -> None:
+    """Here in a process that had it before, as at a reload: what that process knows of the group is out of date."""
+    groups = ConsumerGroups(shard, "us", 3 * DAY)
+    groups.ensure("hook")
+    add(client, server_time(client) - 5 * DAY, 2, "old")
+    ids = expire(client, "one", "two")
+    client.xgroup_destroy(EVENTS, "hook")
+    without, with_it = (ConsumerGroups(shard, "us", 3 * DAY) for _ in range(2))
+    without.adopt(groups, [])
+    with_it.adopt(without, ["hook"])
+    with_it.ensure("hook")
+    assert ids_left(shard) == ids
+
+
+def test_a_full_redis_makes_a_lost_group_at_its_position(own_shard: Shard) -> None:
+    client = own_shard.client
+    ids = lost(own_shard, client, "one", "two")
+    with full(own_shard):
+        delivery = Delivery(own_shard, NOWHERE, 2, {})
+        assert remade(delivery) == 1
+        assert ids_left(own_shard) == ids
+        client.xack(EVENTS, "hook", ids[0])
+        delivery.dispatcher.maintain()
+        assert note(client)["position"] < ids[1].decode()
+        assert note(client)["position"] >= ids[0].decode()
+
+
+def test_what_cannot_be_made_now_is_made_later_at_its_position(shard: Shard, client: redis.Redis) -> None:
+    delivery = Delivery(shard, NOWHERE, 2, {})
+    ids = expire(client, "one", "two")
+    client.xgroup_destroy(EVENTS, "hook")
+    notes: Any = client.dump(GROUPS)
+    client.set(GROUPS, "no hash")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        delivery.dispatcher.maintain()
+    assert remade(delivery) == 0
+    client.restore(GROUPS, 0, notes, replace=True)
+    delivery.dispatcher.maintain()
+    assert remade(delivery) == 1
+    assert ids_left(shard) == ids
+
+
+# ---- the stream is lost with its groups
+
+
+@pytest.mark.parametrize("who", ["a process that runs", "a new one"])
+def test_the_stream_is_lost(who: str, shard: Shard, client: redis.Redis) -> None:
+    """Or its key only. All that is added from then on is delivered, also by a clock that was set back."""
+    expire(client, "before")
+    delivery = Delivery(shard, NOWHERE, 2, {})
+    client.delete(EVENTS)
+    if who == "a new one":
+        Delivery(shard, NOWHERE, 2, {})
+    else:
+        delivery.dispatcher.maintain()
+    behind = server_time(client) - HOUR
+    added = add(client, behind, 2)
+    assert ids_left(shard) == [f"{behind}-{number + 1}".encode() for number in range(len(added))]
+
+
+@pytest.mark.parametrize("who", ["a process that runs", "a new one"])
+def test_an_older_copy_of_the_stream_takes_its_place(who: str, shard: Shard, client: redis.Redis) -> None:
+    """
+    A fail-over to a replica that was behind, whose clock is slow, and the group is not in it. The position is beyond
+    the last id. Events of before may come again; none that is new is passed over, be it there already or added later.
+    """
+    now = server_time(client)
+    client.xgroup_create(EVENTS, "hook", id="0", mkstream=True)
+    add(client, now - HOUR, 1)
+    expire(client, "lost")
+    outbox = Outbox(shard, "them")
+    outbox.acknowledge("hook", [entry.id for entry in outbox.read("hook", 10)])
+    delivery = Delivery(shard, NOWHERE, 2, {})
+    client.delete(EVENTS)
+    add(client, now - 5 * DAY, 1)
+    add(client, now - HOUR, 1)
+    add(client, now - HOUR + 1, 1, "new")
+    if who == "a new one":
+        delivery = Delivery(shard, NOWHERE, 2, {})
+    else:
+        delivery.dispatcher.maintain()
+    assert remade(delivery) == 1
+    add(client, now - HOUR + 2, 1, "later")
+    assert ids_left(shard) == [f"{now - HOUR + number}-1".encode() for number in range(3)]
+
+
+def test_a_note_goes_back_with_its_group(shard: Shard, client: redis.Redis) -> None:
+    """In an older copy the group is where it was then."""
+    expire(client, "one", "two")
+    client.xgroup_create(EVENTS, "hook", id="$")
+    delivery = Delivery(shard, NOWHERE, 2, {})
+    client.xgroup_setid(EVENTS, "hook", "1-0")
+    delivery.dispatcher.maintain()
+    assert note(client)["position"] == "1-0"
+
+
+# ---- replays that end, groups that go, while they are looked at
+
+
+class Vanishing:
+    """The groups of the stream; each look at them is the last one at this group."""
+
+    def __init__(self, client: redis.Redis, group: str) -> None:
+        self._client = client
+        self._group = group
+
+    def __call__(self, client: redis.Redis, key: bytes) -> dict[bytes, dict[str, Any]]:
+        found = streams_groups(client, key)
+        self._client.xgroup_destroy(EVENTS, self._group)
+        return found
+
+
+streams_groups = streams.groups
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_a_replay_that_ends_during_maintenance_does_not_fail_it(
+    after: int, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = server_time(client)
+    add(client, now - HOUR, 3)
+    delivery = Delivery(shard, NOWHERE, 2, {})
+    EndpointStateStore(shard).pause("hook", "moving house")
+    running = begin(shard, now - 2 * HOUR, now)
+    Outbox(shard, "them").read(running.group, 3)
+    expire(client, "waiting")
+    monkeypatch.setattr("sweeperd.delivery.replays.Replays.groups", [running.group])
+    looks = [0]
+    vanish = Vanishing(client, running.group)
+
+    def look(*arguments: Any) -> Any:
+        looks[0] += 1
+        return vanish(*arguments) if looks[0] == after + 1 else streams_groups(*arguments)
+
+    monkeypatch.setattr(streams, "groups", look)
+    delivery.dispatcher.maintain()
+    monkeypatch.undo()
+    client.xgroup_destroy(EVENTS, running.group)
+    assert delivery.sample("sweeperd_webhook_pending_events") == 1
+
+
+def test_a_consumer_leaves_a_group_that_has_gone(shard: Shard, client: redis.Redis) -> None:
+    groups = ConsumerGroups(shard, "us")
+    assert not groups.leave("hook"), "there is no stream"
+    groups.ensure("other")
+    assert not groups.leave("hook")
+    assert groups.remove_silent("hook") == 0

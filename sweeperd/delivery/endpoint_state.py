@@ -65,7 +65,7 @@ class EndpointStateStore:
 
     def write(self, endpoint: str, state: EndpointState) -> EndpointState:
         """
-        Write a state for all replicas, at maxmemory too. A mute leaves an endpoint that is paused as it is. Returns the
+        Write a state for all replicas, at maxmemory too. A mute ends neither a pause nor a longer mute. Returns the
         state that holds now. Raises redis.RedisError.
         """
         event = self._announcements.disabled(endpoint, state.reason) if state.paused else []
@@ -128,7 +128,7 @@ class EndpointStateCache:
         self._change(EndpointState(paused_at=self._clock.now_ms(), reason=reason))
 
     def mute(self, seconds: float) -> None:
-        """Send nothing for so many seconds. `save` has to follow."""
+        """Send nothing for so many seconds, or longer where that is so already. `save` has to follow."""
         self._change(EndpointState(muted_until=self._clock.now_ms() + int(seconds * 1000)))
 
     def save(self) -> None:
@@ -148,6 +148,8 @@ class EndpointStateCache:
 
     def _change(self, state: EndpointState) -> None:
         with self._lock:
+            if not state.paused and (self.state.paused or self.state.muted_until >= state.muted_until):
+                return
             self._changes += 1
             self.state = self._unsaved = state
 

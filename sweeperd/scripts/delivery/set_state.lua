@@ -1,5 +1,6 @@
 -- Writes the state of an endpoint for all replicas. A pause replaces any other state. A mute does not replace a pause:
--- a pause lasts until an operator ends it, and the response to a request that was in flight must not lift it.
+-- a pause lasts until an operator ends it, and the response to a request that was in flight must not lift it. Of two
+-- mutes the later end holds.
 --
 -- KEYS[1] -> sweeperd:endpoints  HASH  endpoint -> state, JSON
 -- KEYS[2] -> sweeperd:events     STREAM
@@ -23,13 +24,14 @@ local function is_pause(state)
   return type(state.paused_at) == 'number'
 end
 
-local paused = is_pause(cjson.decode(ARGV[2]))
+local wanted = cjson.decode(ARGV[2])
+local paused = is_pause(wanted)
 local found = redis.call('HGET', KEYS[1], ARGV[1])
 local was_paused = false
 if found then
   local is_json, state = pcall(cjson.decode, found)
   was_paused = not is_json or unreadable(state) or is_pause(state)
-  if was_paused and not paused then
+  if not paused and (was_paused or (state.muted_until or 0) >= wanted.muted_until) then
     return found
   end
 end

@@ -80,6 +80,13 @@ def test_quiet_follows_quiet(store: EndpointStateStore) -> None:
     assert store.read("billing") == longer
 
 
+def test_the_later_end_of_two_mutes_holds(store: EndpointStateStore) -> None:
+    """Two responses with `Retry-After`, the second with a shorter one."""
+    longer = store.mute("billing", 600)
+    assert store.mute("billing", 60) == longer
+    assert store.read("billing") == longer
+
+
 @pytest.mark.parametrize(
     "note", [b"nonsense", b'{"muted_until": "soon"}', b'{"paused_at": "noon"}', b'"paused"', b"null"]
 )
@@ -171,6 +178,26 @@ def test_a_change_outlives_a_refresh_that_began_before(
     monkeypatch.undo()
     cache.refresh()
     assert cache.state == EndpointStateStore(shard).read("billing") != EndpointState()
+
+
+def test_a_mute_ends_neither_a_longer_one_nor_a_pause_that_redis_has_not_taken_yet(
+    shard: Shard, store: EndpointStateStore
+) -> None:
+    cache = EndpointStateCache(shard, "billing")
+    cache.mute(600)
+    until = cache.state.muted_until
+    cache.mute(1)
+    assert cache.state.muted_until == until
+    cache.save()
+    assert store.read("billing").muted_until == until
+    cache.mute(1)
+    cache.save()
+    assert cache.state.muted_until == store.read("billing").muted_until == until
+    cache.pause("gone")
+    cache.mute(3600)
+    assert cache.state.paused
+    cache.save()
+    assert store.read("billing").reason == "gone"
 
 
 def test_a_refresh_sees_that_an_endpoint_was_resumed(shard: Shard, store: EndpointStateStore) -> None:

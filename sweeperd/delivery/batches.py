@@ -77,8 +77,8 @@ class InFlight:
         """The reader has taken these."""
         sizes = {entry.id: entry.size for entry in entries}
         with self._changed:
+            self._bytes += sum(sizes.values()) - sum([self._sizes.get(entry, 0) for entry in sizes])
             self._sizes |= sizes
-            self._bytes += sum(sizes.values())
             self._typical = max(1.0, sum(sizes.values()) / len(sizes)) if sizes else self._typical
 
     def remove(self, ids: Iterable[bytes]) -> None:

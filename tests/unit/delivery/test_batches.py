@@ -138,6 +138,16 @@ def test_a_read_that_found_nothing_says_nothing_about_sizes(stop: threading.Even
     assert held.count_of(99) == 1
 
 
+def test_an_event_that_is_counted_twice_takes_room_once(stop: threading.Event) -> None:
+    held = InFlight(10, 1000, stop)
+    entry = OutboxEntry(b"1-1", 1, [b"id", b"a"], False, 100)
+    held.add([entry])
+    held.add([entry])
+    assert (len(held), held.free) == (1, 9)
+    held.remove([entry.id])
+    assert (len(held), held.free) == (0, 10)
+
+
 def test_the_reader_waits_until_fewer_are_in_hand(stop: threading.Event) -> None:
     held = in_hand(2, stop)
     waiting = Background(lambda: held.await_fewer(2, LONG))

@@ -55,7 +55,7 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def __contains__(self, entry: bytes) -> bool:
+    def __contains__(self, entry: object) -> bool:
         return entry in self._sizes
 
     @property

@@ -6,12 +6,22 @@ the process that has it in hand and sends a heartbeat every few seconds, or `PAR
 delivery. Where the owner has sent no heartbeat for TAKE_OVER_AFTER, its process is dead and any other takes the event.
 """
 
-from collections.abc import Iterator, Sequence
+import itertools
+import operator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from sweeperd.delivery.announcements import Announcements
-from sweeperd.delivery.groups import CLAIM_COUNT, LONG_IDLE_MS, PARKED, PARKED_ALONE, ConsumerGroups
+from sweeperd.delivery.groups import (
+    CLAIM_COUNT,
+    LONG_IDLE_MS,
+    PARKED,
+    PARKED_ALONE,
+    TAKE_OVER_AFTER,
+    WAITING,
+    ConsumerGroups,
+)
 from sweeperd.delivery.payload import EXPIRY_FIELDS, Fields
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -110,6 +120,7 @@ class Outbox:
         self.consumer = consumer
         self._consumer = consumer.encode()
         self._dead_letter = Script("delivery/dead_letter")
+        self._change_owner = Script("delivery/change_owner")
         #: The group of each endpoint, as a whole.
         self.groups = groups or ConsumerGroups(shard, consumer)
 
@@ -119,13 +130,15 @@ class Outbox:
         entries: Any = self._client.xreadgroup(group, self.consumer, {self._key: ">"}, count=count, block=block)
         return cast(list[OutboxEntry], entries)
 
-    def pending(self, group: str, previous: bytes | None = None, owner: bytes | None = None) -> list[Pending]:
+    def pending(
+        self, group: str, previous: bytes | None = None, owner: bytes | None = None, idle_ms: int | None = None
+    ) -> list[Pending]:
         """
         A page of the events that a group has not acknowledged, by id: PAGE of them at most, from the first one after
-        `previous` on, of one owner or of all. Less than PAGE: it is the last page.
+        `previous` on, of one owner or of all, that have been idle for so long. Less than PAGE: it is the last page.
         """
         first = FIRST if previous is None else after(previous)
-        rows = self._client.xpending_range(self._key, group, first, LAST, PAGE, owner)
+        rows = self._client.xpending_range(self._key, group, first, LAST, PAGE, owner, idle_ms)
         return [
             Pending(row["message_id"], row["consumer"], row["time_since_delivered"], row["times_delivered"])
             for row in cast(list[dict[str, Any]], rows)
@@ -135,28 +148,41 @@ class Outbox:
         """The same, of the events that wait for their next delivery; events that travel alone come last."""
         return self.pending(group, previous, PARKED) or self.pending(group, previous, PARKED_ALONE)
 
+    def orphaned(self, group: str, in_hand: Container[bytes], count: int) -> list[Pending]:
+        """
+        Events whose process is dead, and those of this process that are not `in_hand`: `count` of them at most. Each
+        call reads a page of each process.
+        """
+        found: list[Pending] = []
+        for row in self._client.xpending(self._key, group)["consumers"]:
+            if row["name"] not in WAITING and len(found) < count:
+                page = self.pending(group, owner=row["name"], idle_ms=int(TAKE_OVER_AFTER * 1000))
+                found += [pending for pending in page if pending.id not in in_hand]
+        return found[:count]
+
     def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> list[OutboxEntry]:
         """
-        Take these for another delivery, except events that another replica has taken since: a claim resets the idle
-        time. An event that is not in the stream any more is returned without fields and is not claimed, because Redis 7
-        would forget that it is pending.
+        Take these for another delivery, except events that another process has taken since they were listed: `wanted`
+        says whose they were. An event that is not in the stream any more is returned without fields and is not claimed,
+        because Redis 7 would forget that it is pending.
         """
         if not wanted:
             return []
         pipeline = self._client.pipeline(transaction=False)
         for pending in wanted:
             pipeline.xrange(self._key, pending.id, pending.id)
-        found = list(zip(wanted, pipeline.execute(), strict=True))
+        found = list(zip(wanted, cast(list[list[StreamRow]], pipeline.execute()), strict=True))
         gone = [OutboxEntry(pending.id, pending.deliveries, []) for pending, rows in found if not rows]
-        there = [pending for pending, rows in found if rows]
-        claimed: dict[bytes, dict[bytes, bytes]] = {}
-        for ids in _ranges([pending.id for pending in there]):
-            reply = self._client.xclaim(self._key, group, self._consumer, min_idle_ms, ids)
-            claimed |= {entry: fields for entry, fields in cast(list[StreamRow], reply) if entry}
+        claimed: set[bytes] = set()
+        listed = operator.attrgetter("owner", "deliveries")
+        there = sorted((pending for pending, rows in found if rows), key=listed)
+        for (owner, deliveries), some in itertools.groupby(there, listed):
+            ids = [pending.id for pending in some]
+            claimed.update(self._own(group, owner, self._consumer, ids, 0, deliveries + 1, min_idle_ms))
         return gone + [
-            OutboxEntry.of(pending.id, pending.deliveries + 1, fields, pending.owner == PARKED_ALONE)
-            for pending in there
-            if (fields := claimed.get(pending.id)) is not None
+            OutboxEntry.of(pending.id, pending.deliveries + 1, rows[0][1], pending.owner == PARKED_ALONE)
+            for pending, rows in found
+            if pending.id in claimed
         ]
 
     def confirmed(self, group: str, entries: Sequence[OutboxEntry]) -> bool:
@@ -169,32 +195,37 @@ class Outbox:
             return True
         # The answer has to come before the socket gives up.
         timeout = min(self._replication.timeout_seconds, self._shard.socket_timeout / 2)
-        pipeline = self._client.pipeline(transaction=False)
+        pipeline: Any = self._client.pipeline(transaction=False)
         # WAIT is about the writes of its own connection. Other connections wrote the expiries, but a replica applies
         # all writes in one order: one that has this XCLAIM has the expiries. XREADGROUP may have begun before them.
         for some in _ranges(ids):
-            pipeline.xclaim(self._key, group, self._consumer, 0, some, idle=0, justid=True)
+            call = self._owning(group, self._consumer, self._consumer, some, 0)
+            # Whole, because a pipeline cannot send again what the server does not know.
+            pipeline.eval(self._change_owner.source, len(call.keys), *call.keys, *call.args)
         pipeline.wait(wanted, int(timeout * 1000))
-        *_, having = pipeline.execute()
-        return int(having) >= wanted
+        *changed, having = pipeline.execute()
+        return sum(map(len, changed)) == len(ids) and int(having) >= wanted
 
     def heartbeat(self, group: str, ids: Sequence[bytes]) -> None:
-        """These are in hand, so no other process may take them. In several commands: other clients come in between."""
-        self._own(group, self._consumer, ids, idle_ms=0)
+        """
+        These are in hand, so no other process may take them. What has been parked since the ids were listed, or taken
+        by another process while this one was stopped, is left alone.
+        """
+        self._own(group, self._consumer, self._consumer, ids, 0)
 
     def nack(self, group: str, entries: Sequence[OutboxEntry]) -> None:
-        """Park events that were sent in vain; their wait begins now."""
+        """Park events that were sent in vain, as far as this process still has them; their wait begins now."""
         for owner in (PARKED, PARKED_ALONE):
             ids = [entry.id for entry in entries if entry.alone == (owner == PARKED_ALONE)]
-            self._own(group, owner, ids, idle_ms=0)
+            self._own(group, self._consumer, owner, ids, 0)
 
     def release(self, group: str, entries: Sequence[OutboxEntry]) -> None:
-        """Park events that were taken and not sent, for any process to take at once."""
+        """Park events that this process has taken and not sent, for any process to take at once."""
         by_deliveries: dict[int, list[bytes]] = {}
         for entry in entries:
             by_deliveries.setdefault(entry.deliveries, []).append(entry.id)
         for deliveries, ids in by_deliveries.items():
-            self._own(group, PARKED, ids, idle_ms=LONG_IDLE_MS, deliveries=deliveries - 1)
+            self._own(group, self._consumer, PARKED, ids, LONG_IDLE_MS, deliveries - 1)
 
     def acknowledge(self, group: str, ids: Sequence[bytes]) -> None:
         """The group does not need these any more."""
@@ -212,13 +243,36 @@ class Outbox:
         call = Call([self._key, self._dead_letters], [*letter, *event])
         return bool(self._dead_letter.run(self._client, call))
 
-    def _own(self, group: str, owner: bytes, ids: Sequence[bytes], idle_ms: int, deliveries: int | None = None) -> None:
-        for some in _ranges(ids):
-            self._client.xclaim(self._key, group, owner, 0, some, idle=idle_ms, retrycount=deliveries, justid=True)
+    def _own(
+        self,
+        group: str,
+        before: bytes,
+        owner: bytes,
+        ids: Sequence[bytes],
+        idle_ms: int,
+        deliveries: int | None = None,
+        least_idle_ms: int = 0,
+    ) -> list[bytes]:
+        """Change the owner of those that are still the ones of `before`. Returns their ids."""
+        calls = (self._owning(group, before, owner, some, idle_ms, deliveries, least_idle_ms) for some in _ranges(ids))
+        return [entry for call in calls for entry in self._change_owner.run(self._client, call)]
+
+    def _owning(
+        self,
+        group: str,
+        before: bytes,
+        owner: bytes,
+        ids: Sequence[bytes],
+        idle_ms: int,
+        deliveries: int | None = None,
+        least_idle_ms: int = 0,
+    ) -> Call:
+        counted = "" if deliveries is None else deliveries
+        return Call([self._key], [group, before, owner, least_idle_ms, idle_ms, counted, *ids])
 
 
 def _ranges(ids: Sequence[bytes]) -> Iterator[list[Any]]:
-    """The ids in ranges of CLAIM_COUNT, because other clients wait while their owner changes."""
+    """The ids in ranges of CLAIM_COUNT, because other clients wait while their owner changes, and come in between."""
     for start in range(0, len(ids), CLAIM_COUNT):
         yield list(ids[start : start + CLAIM_COUNT])
 

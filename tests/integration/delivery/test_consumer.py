@@ -1,5 +1,6 @@
 """The reader of an endpoint: heartbeats, parked events, faults, and how soon it notices what is written in Redis."""
 
+import json
 import threading
 import time
 from collections import Counter
@@ -9,12 +10,12 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.delivery import consumer, due_scan
+from sweeperd.delivery import circuit_breaker, consumer, due_scan
 from sweeperd.delivery.batches import InFlight
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.due_scan import PAGES_PER_STEP, DueScan
 from sweeperd.delivery.endpoint_state import EndpointStateStore
-from sweeperd.delivery.groups import PARKED, TAKE_OVER_AFTER
+from sweeperd.delivery.groups import PARKED, PARKED_ALONE, TAKE_OVER_AFTER
 from sweeperd.delivery.outbox import PAGE, Outbox
 from sweeperd.delivery.redelivery import Redelivery
 from sweeperd.delivery.request import EventEncoder
@@ -23,7 +24,7 @@ from sweeperd.store.context import ShardContext
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import EVENTS, Deliver, expire, settled
 from tests.support.harness import eventually
-from tests.support.receiver import Answer, Receiver
+from tests.support.receiver import Answer, Receiver, Request
 
 pytestmark = pytest.mark.newest_redis
 
@@ -89,6 +90,44 @@ def test_events_in_hand_are_not_taken_again(
         eventually(lambda: delivery.attempts("delivered") == 2)
         settled(delivery)
     assert len(receiver.requests) == 2
+
+
+def test_what_is_parked_while_a_heartbeat_is_under_way_waits_for_its_next_delivery(
+    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A fifth of the events is refused. Were one of them taken back by a heartbeat, it would be in the hands of a process
+    that knows nothing of it, and would be sent again as that of a dead process, long before its wait is over.
+    """
+    monkeypatch.setattr(consumer, "HEARTBEAT_EVERY", 0.0)
+    monkeypatch.setattr(consumer, "BLOCK", 0.02)
+    monkeypatch.setattr(due_scan, "TAKE_OVER_AFTER", 0.5)
+    monkeypatch.setattr(circuit_breaker, "REFUSED_TO_FAIL", 10**6)  # the circuit stays closed
+    listed = InFlight.ids
+
+    def slowly(in_flight: InFlight) -> list[bytes]:
+        ids = listed(in_flight)
+        time.sleep(0.01)  # the process is busy, and the list grows old
+        return ids
+
+    monkeypatch.setattr(InFlight, "ids", slowly)
+
+    def poisoned(request: Request, _: int) -> Answer:
+        bad = [event for event in json.loads(request.body) if event["data"]["reservation_id"].startswith("bad")]
+        return Answer(422 if bad else 200)
+
+    waits = {"redelivery_initial": "1h", "redelivery_max": "1h"}
+    with Receiver(poisoned) as receiver, deliver(receiver.url, 4, {"batch_size": 20}, **waits) as delivery:
+        expire(client, *(f"{'good' if number % 5 else 'bad'} {number}" for number in range(200)))
+        eventually(lambda: delivery.events("delivered") == 160)
+        once_each = [(PARKED_ALONE, 1)] * 40
+        eventually(lambda: [row[:2] for row in delivery.pending().values()] == once_each)
+        until = time.monotonic() + 2 * 0.5 + 1
+        while time.monotonic() < until:
+            assert [row[:2] for row in delivery.pending().values()] == once_each
+            time.sleep(0.05)
+        refused_alone = [len(json.loads(request.body)) == 1 and b"bad" in request.body for request in receiver.requests]
+        assert sum(refused_alone) == 40
 
 
 def test_an_event_that_cannot_be_encoded_waits_for_its_next_time(

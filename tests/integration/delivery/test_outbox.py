@@ -12,7 +12,7 @@ import redis
 from sweeperd.config import DELIVERY_FAILED
 from sweeperd.delivery import groups as groups_module
 from sweeperd.delivery.announcements import Announcements
-from sweeperd.delivery.groups import PARKED, PARKED_ALONE, TAKE_OVER_AFTER
+from sweeperd.delivery.groups import CLAIM_COUNT, PARKED, PARKED_ALONE, TAKE_OVER_AFTER
 from sweeperd.delivery.outbox import PAGE, Outbox, OutboxEntry, Pending, Replication
 from sweeperd.store.embedded import Binary, Server
 from sweeperd.store.shard import Shard
@@ -245,7 +245,7 @@ def test_read_without_the_group(stream: Outbox) -> None:
 
 def test_pending(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     first, second = taken(stream, client, 2)
-    other.nack(GROUP, [second])
+    stream.nack(GROUP, [second])
     age(client, first, 60_000)
     pending = stream.pending(GROUP)
     assert [(p.id, p.owner, p.deliveries) for p in pending] == [(first.id, b"us", 1), (second.id, PARKED, 1)]
@@ -321,6 +321,81 @@ def test_park(stream: Outbox, client: redis.Redis) -> None:
     assert held(client) == {entry.id: (PARKED, 1)}
     assert idle(stream, entry) < 30_000, "its wait begins now"
     assert stream.read(GROUP, 10) == [], "it is not given as a new one"
+
+
+def test_only_what_this_process_still_has_in_hand_gets_a_heartbeat(
+    stream: Outbox, other: Outbox, client: redis.Redis
+) -> None:
+    """The list of what is in hand is older than the heartbeat; the process may have been stopped in between."""
+    ours, parked, theirs, settled = entries = taken(stream, client, 4)
+    stream.nack(GROUP, [parked])
+    age(client, ours, 60_000)
+    age(client, parked, 40_000, PARKED)
+    age(client, theirs, 10_000, b"them")
+    stream.acknowledge(GROUP, [settled.id])
+    stream.heartbeat(GROUP, ids(entries))
+    assert held(client) == {ours.id: (b"us", 1), parked.id: (PARKED, 1), theirs.id: (b"them", 1)}
+    assert idle(stream, ours) < 30_000 < idle(stream, parked), "its wait goes on"
+    assert idle(stream, theirs) >= 10_000, "they are dead where they send none"
+
+
+def test_nothing_is_parked_that_another_process_has_in_hand(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
+    """This process was stopped for so long that it was taken for dead."""
+    entries = taken(stream, client, 2)
+    for entry in entries:
+        age(client, entry, 20_000)
+    other.claim(GROUP, other.pending(GROUP), 15_000)
+    stream.nack(GROUP, entries[:1])
+    stream.release(GROUP, entries[1:])
+    assert held(client) == {entry.id: (b"them", 2) for entry in entries}
+    assert idle(stream, entries[1]) < 10_000
+
+
+def test_a_wait_does_not_begin_anew_where_parking_is_repeated(stream: Outbox, client: redis.Redis) -> None:
+    """The reply to the first time was lost."""
+    (entry,) = taken(stream, client)
+    stream.nack(GROUP, [entry])
+    age(client, entry, 60_000, PARKED)
+    stream.nack(GROUP, [entry])
+    assert idle(stream, entry) >= 60_000
+
+
+@pytest.mark.parametrize("least_idle_ms", [0, 100])
+def test_claim_what_another_process_has_taken_meanwhile(
+    least_idle_ms: int, stream: Outbox, other: Outbox, client: redis.Redis
+) -> None:
+    (entry,) = taken(stream, client)
+    stream.nack(GROUP, [entry])
+    age(client, entry, 60_000, PARKED)
+    listed = stream.pending(GROUP)
+    assert ids(other.claim(GROUP, listed, least_idle_ms)) == [entry.id]
+    age(client, entry, 5_000, b"them")  # its next heartbeat is due
+    assert stream.claim(GROUP, listed, least_idle_ms) == []
+    assert held(client) == {entry.id: (b"them", 2)}
+
+
+def test_many_events_are_claimed_with_what_each_of_them_counts(stream: Outbox, client: redis.Redis) -> None:
+    entries = taken(stream, client, 2 * CLAIM_COUNT + 10)
+    for deliveries, owner, part in ((3, PARKED, entries[::3]), (1, PARKED_ALONE, entries[1::3])):
+        some: Any = ids(part)
+        client.xclaim(KEY, GROUP, owner.decode(), 0, some, idle=60_000, retrycount=deliveries, justid=True)
+    claimed = stream.claim(GROUP, [pending for pending in stream.pending(GROUP) if pending.owner != b"us"], 30_000)
+    assert sorted(ids(claimed)) == sorted([*ids(entries[::3]), *ids(entries[1::3])])
+    assert {(entry.deliveries, entry.alone) for entry in claimed} == {(4, False), (2, True)}
+    assert {entry.id: entry.pairs for entry in claimed}.items() <= {entry.id: entry.pairs for entry in entries}.items()
+    assert {counted for _, counted in held(client).values()} == {1, 2, 4}
+
+
+def test_what_a_dead_process_had_is_found_page_by_page(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
+    """Not what waits, what a living process has in hand, or what this process has."""
+    dead, _alive, _waiting, ours, lost = entries = taken(stream, client, 5)
+    for entry, owner, idle_ms in zip(
+        entries, [b"dead", b"them", PARKED, b"us", b"us"], [15_000, 14_000, 10**8, 15_000, 15_000], strict=True
+    ):
+        age(client, entry, idle_ms, owner)
+    assert sorted(ids(stream.orphaned(GROUP, {ours.id}, 10))) == [dead.id, lost.id]
+    assert len(stream.orphaned(GROUP, {ours.id}, 1)) == 1
+    assert stream.orphaned(GROUP, set(ids(entries)), 10) == []
 
 
 def test_give_back(stream: Outbox, other: Outbox, client: redis.Redis) -> None:

@@ -23,7 +23,9 @@ class Listed(Outbox):
         self.listed = list(pending)
         self.least_idle: list[int] = []
 
-    def pending(self, group: str, previous: bytes | None = None, owner: bytes | None = None) -> list[Pending]:
+    def pending(
+        self, group: str, previous: bytes | None = None, owner: bytes | None = None, idle_ms: int | None = None
+    ) -> list[Pending]:
         return [each for each in self.listed if previous is None or each.id > previous][:PAGE]
 
     def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> list[OutboxEntry]:

@@ -13,7 +13,7 @@ from sweeperd.delivery.circuit_breaker import CircuitBreaker
 from sweeperd.delivery.circuit_publisher import CircuitPublisher
 from sweeperd.delivery.due_scan import DueScan
 from sweeperd.delivery.endpoint_state import EndpointStateCache
-from sweeperd.delivery.groups import TAKE_OVER_AFTER
+from sweeperd.delivery.groups import PARKED, PARKED_ALONE, TAKE_OVER_AFTER
 from sweeperd.delivery.outbox import Outbox, OutboxEntry
 from sweeperd.delivery.probe import ProbeChooser
 from sweeperd.delivery.redelivery import Redelivery
@@ -143,10 +143,10 @@ class Consumer:
         last_step = not (block or len(self._in_flight))
         if last_step or time.monotonic() >= self._refresh_at:
             self._refresh(publish=block)
+        if self._circuit.open and not self._state.state.paused:
+            return self._take_back() or self._dead_letter_old() or self._probe() or self._rest(block)
         if self._state.resting:
             return self._rest(block)
-        if self._circuit.open:
-            return self._dead_letter_old() or self._probe() or self._rest(block)
         free = self._in_flight.free
         if free < self._together and len(self._in_flight):
             self._in_flight.await_fewer(min(len(self._in_flight), self._in_flight.capacity - self._together + 1), BLOCK)
@@ -197,7 +197,7 @@ class Consumer:
 
     def _probe(self) -> bool:
         """The circuit is open: when it is time, and nothing else is in hand, try a single event."""
-        if len(self._in_flight) or not self._circuit.take_probe():
+        if self._state.resting or len(self._in_flight) or not self._circuit.take_probe():
             return False
         entries = self._probe_chooser.take()
         if not entries:
@@ -218,26 +218,47 @@ class Consumer:
         """
         Queue the events that the endpoint wants for the senders; settle the rest without a request. `in_order`: as in
         `BatchQueue.put`. Returns whether there were any. Where replicas are asked for, an event that they do not have
-        is released and queued later. Raises RedisUnavailable then.
+        is released and queued later. Raises RedisUnavailable then. What is in hand already stays so: a group that was
+        lost and is made again gives some events anew.
         """
+        entries = [entry for entry in entries if entry.id not in self._in_flight]
         if not self._outbox.confirmed(self._subscription.group, entries):
             self._outbox.release(self._subscription.group, [entry for entry in entries if entry.pairs])
             raise RedisUnavailable(f"{self._shard.address}: too few replicas have confirmed {len(entries)} events")
-        self._in_flight.add(entries)
         wanted: list[OutboxEntry] = []
         unwanted: list[OutboxEntry] = []
         for entry in entries:
             if entry.pairs:
                 (wanted if self._subscription.wants(entry) else unwanted).append(entry)
-        gone = [entry for entry in entries if not entry.pairs]
+        self._in_flight.add(entries)
         self._batches.put(wanted, in_order=in_order, probe=probe)
         self._settle(Disposition.SKIP, unwanted)
-        self._settle(Disposition.DEAD_LETTER, gone, "the event is no longer in the stream")
+        self._settle_gone(entries)
         return bool(entries)
+
+    def _settle_gone(self, entries: Sequence[OutboxEntry]) -> None:
+        gone = [entry for entry in entries if not entry.pairs]
+        self._settle(Disposition.DEAD_LETTER, gone, "the event is no longer in the stream")
 
     def _settle(self, action: Disposition, entries: Sequence[OutboxEntry], reason: str = "") -> None:
         if entries:
             self._acknowledger.add(Settlement(action, entries, reason))
+
+    def _take_back(self) -> bool:
+        """
+        While the circuit is open nothing else looks at events whose process is dead: when it is time, park some of them
+        again, so that they become probes, or dead letters. Returns whether there were any.
+        """
+        entries = self._scan.take_orphaned(self._in_flight.free, self._refresh_every)
+        there = [entry for entry in entries if entry.pairs]
+        if there:
+            self._outbox.release(self._subscription.group, there)
+            fields = self._log_fields | {"events": len(there)}
+            log.warning("events that no process has in hand are taken back", extra=fields)
+        gone = [entry for entry in entries if not entry.pairs]
+        self._in_flight.add(gone)
+        self._settle_gone(gone)
+        return bool(there)
 
     def _dead_letter_old(self) -> bool:
         """
@@ -251,15 +272,18 @@ class Consumer:
             return False
         if untried_too and (untaken := self._outbox.groups.untaken(self._subscription.group, before_ms, free)):
             self._outbox.release(self._subscription.group, self._outbox.read(self._subscription.group, untaken))
-        old = {
-            pending.id: pending
-            for pending in self._outbox.parked(self._subscription.group)[:free]
-            if pending.added_ms < before_ms and (pending.deliveries or untried_too)
-        }
+        old = [
+            pending
+            for owner in (PARKED, PARKED_ALONE)
+            for pending in self._outbox.pending(self._subscription.group, owner=owner)
+            if pending.added_ms < before_ms
+            and (pending.deliveries or untried_too)
+            and pending.id not in self._in_flight  # it is being parked
+        ][:free]
         entries = [
             # The claim has counted a delivery, and there was none.
-            entry._replace(deliveries=old[entry.id].deliveries)
-            for entry in self._outbox.claim(self._subscription.group, list(old.values()), 0)
+            entry._replace(deliveries=entry.deliveries - 1) if entry.pairs else entry
+            for entry in self._outbox.claim(self._subscription.group, old, 0)
         ]
         self._in_flight.add(entries)
         wanted = [entry for entry in entries if not entry.pairs or self._subscription.wants(entry)]

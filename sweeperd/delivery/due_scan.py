@@ -30,6 +30,8 @@ class DueScan:
         #: The last event that was passed; None before the first.
         self._after: bytes | None = None
         self._next_at = 0.0
+        #: When to look for orphaned events by themselves.
+        self._orphaned_at = 0.0
         #: Where there is room for one event only, parked and new ones take turns.
         self._turn = 0
         #: When an operator last ended all waits, as this process learnt it (monotonic).
@@ -71,6 +73,19 @@ class DueScan:
         # A claim of an event that another replica has taken since finds it idle for less than any wait.
         return self._outbox.claim(self._endpoint, due, self._least_idle_ms)
 
+    def take_orphaned(self, room: int, pause: float) -> list[OutboxEntry]:
+        """
+        Take events whose process is dead, and nothing else: a page of them, when it is time. `pause`: how long to wait
+        where there are none, seconds. Raises redis.RedisError.
+        """
+        if time.monotonic() < self._orphaned_at:
+            return []
+        orphaned = self._outbox.orphaned(self._endpoint, self._in_flight, min(PAGE, room))
+        entries = self._outbox.claim(self._endpoint, orphaned, int(TAKE_OVER_AFTER * 1000))
+        more = any(entry.pairs for entry in entries)
+        self._orphaned_at = 0.0 if more else time.monotonic() + pause
+        return entries
+
     def step(self, count: int) -> list[Pending]:
         """The next due events, `count` at most: parked with their wait over, or in the hands of a dead process."""
         due: list[Pending] = []
@@ -95,6 +110,8 @@ class DueScan:
         return max(self._least_idle_ms, (time.monotonic() - self._waits_ended_at) * 1000)
 
     def _due(self, pending: Pending, parked_before_end_ms: float) -> bool:
+        if pending.id in self._in_flight:
+            return False  # also where it waits: it is being parked, and is in hand no more once that is done
         if pending.owner not in WAITING:
-            return pending.idle_ms >= TAKE_OVER_AFTER * 1000 and pending.id not in self._in_flight
+            return pending.idle_ms >= TAKE_OVER_AFTER * 1000
         return pending.idle_ms >= min(self._redelivery.wait_ms(pending.deliveries), parked_before_end_ms)

@@ -5,11 +5,12 @@ import itertools
 import pytest
 import redis
 
-from sweeperd.delivery import circuit_breaker
+from sweeperd.delivery import circuit_breaker, consumer, due_scan, outbox
 from sweeperd.delivery.groups import PARKED
-from tests.integration.delivery.conftest import Deliver, expire, settled
+from tests.integration.delivery.conftest import EVENTS, Deliver, Delivery, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
+from tests.support.streams import entries
 
 pytestmark = pytest.mark.newest_redis
 
@@ -120,3 +121,55 @@ def test_what_is_queued_when_it_opens_is_not_sent(client: redis.Redis, deliver: 
         assert len(receiver.requests) == circuit_breaker.FAILURES_TO_OPEN
         assert sorted(deliveries for _, deliveries, _ in delivery.pending().values())[-5:] == [1] * 5
         assert sum(deliveries for _, deliveries, _ in delivery.pending().values()) == circuit_breaker.FAILURES_TO_OPEN
+
+
+# ---- a process that died with an event in hand
+
+
+@pytest.fixture
+def soon_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without a heartbeat counts as dead soon."""
+    for module in (consumer, due_scan, outbox):
+        monkeypatch.setattr(module, "TAKE_OVER_AFTER", 1.0)
+    monkeypatch.setattr(consumer, "HEARTBEAT_EVERY", 0.1)
+
+
+def taken_by_another(client: redis.Redis) -> bytes:
+    """The only event of the endpoint, which another process has in hand when it dies."""
+    client.xgroup_create(EVENTS, "hook", "$", mkstream=True)
+    (event,) = expire(client, "only")
+    client.xreadgroup("hook", "another", {EVENTS: ">"})
+    return event
+
+
+def open_circuit(delivery: Delivery) -> None:
+    for number in range(circuit_breaker.FAILURES_TO_OPEN):
+        delivery.dispatcher.endpoints[0].circuit.failed(b"0-%d" % number, "HTTP 503")
+
+
+@pytest.mark.usefixtures("soon_dead")
+def test_an_open_circuit_delivers_what_another_process_had_when_it_died(
+    client: redis.Redis, deliver: Deliver, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken_by_another(client)
+    with Receiver() as receiver, deliver(receiver.url, max_age="1h") as delivery:
+        open_circuit(delivery)
+        eventually(lambda: delivery.attempts("delivered") == 1)
+        settled(delivery)
+        assert not delivery.dispatcher.endpoints[0].circuit.open
+    assert [name(request) for request in receiver.requests] == ["only"]
+    assert "events that no process has in hand are taken back" in caplog.messages
+
+
+@pytest.mark.usefixtures("soon_dead")
+def test_an_open_circuit_gives_up_on_what_another_process_had_when_it_died(
+    client: redis.Redis, deliver: Deliver
+) -> None:
+    """No probe is due before `max_age` is over."""
+    event = taken_by_another(client)
+    with deliver("http://127.0.0.1:9/", redelivery_initial="1h", redelivery_max="1h", max_age="2s") as delivery:
+        open_circuit(delivery)
+        eventually(lambda: delivery.dead_letters() == 1)
+        settled(delivery)
+    ((_, letter),) = entries(client, "sweeperd:dead-letters")
+    assert (letter[b"event"], letter[b"reason"], letter[b"attempts"]) == (event, b"HTTP 503", b"1")

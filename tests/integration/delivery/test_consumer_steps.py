@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from sweeperd.config import EndpointSettings, RedisSettings
-from sweeperd.delivery import consumer
+from sweeperd.delivery import consumer, due_scan
 from sweeperd.delivery.acknowledger import RECOVERY_PAUSE, Acknowledger
 from sweeperd.delivery.attempt_log import AttemptLog
 from sweeperd.delivery.batches import Batch, BatchLimits, BatchQueue, InFlight
@@ -21,8 +21,8 @@ from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker
 from sweeperd.delivery.circuit_publisher import CircuitPublisher
 from sweeperd.delivery.consumer import BLOCK, GATHER, HEARTBEAT_EVERY, REFRESH_EVERY, Consumer
 from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateCache, EndpointStateStore
-from sweeperd.delivery.groups import PARKED, TAKE_OVER_AFTER
-from sweeperd.delivery.outbox import Outbox, OutboxEntry, Replication
+from sweeperd.delivery.groups import PARKED, PARKED_ALONE, TAKE_OVER_AFTER
+from sweeperd.delivery.outbox import PAGE, Outbox, OutboxEntry, Replication
 from sweeperd.delivery.redelivery import Redelivery
 from sweeperd.delivery.subscription import Subscription
 from sweeperd.metrics import Metrics
@@ -174,6 +174,7 @@ def make_reader(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> MakeReader:
 
     def make(on: Shard = shard, /, **settings: Any) -> Reader:
         reader = Reader(on, **settings)
+        monkeypatch.setattr(due_scan, "time", SimpleNamespace(monotonic=lambda: reader.now))
         monkeypatch.setattr(consumer, "time", SimpleNamespace(monotonic=lambda: reader.now))
         reader.consumer.ensure_group()
         return reader
@@ -512,6 +513,41 @@ def test_an_operator_is_obeyed_at_the_next_refresh(
     assert len(reader.in_flight) == 1
 
 
+@pytest.mark.parametrize("open_circuit", [False, True])
+def test_what_is_being_parked_is_not_taken_before_it_is_in_hand_no_more(
+    client: redis.Redis, make_reader: MakeReader, at_noon: int, open_circuit: bool
+) -> None:
+    """Else it would count as settled while it is in hand again: another process would take it and send it too."""
+    reader = make_reader()
+    (event,) = add(client, at_noon - 2 * HOUR_MS, "a")
+    reader.steps()
+    reader.outbox.release("hook", [OutboxEntry(event, 2, [])])
+    if open_circuit:
+        reader.open_circuit(b"1-1", b"1-2")
+    reader.now += REFRESH_EVERY
+    reader.steps()
+    assert reader.pending == {event: (PARKED, 1)}
+    reader.in_flight.remove([event])
+    reader.now += REFRESH_EVERY
+    reader.steps()
+    assert reader.in_flight.ids() == [event]
+
+
+def test_an_event_in_hand_that_is_given_anew_is_queued_once(client: redis.Redis, make_reader: MakeReader) -> None:
+    """The group was lost and begins anew before it."""
+    reader = make_reader()
+    (event,) = expire(client, "a")
+    reader.steps()
+    client.xgroup_destroy(EVENTS, "hook")
+    client.xgroup_create(EVENTS, "hook", "0")
+    reader.steps()
+    assert reader.pending == {event: (b"us", 1)}
+    batch = reader.queued()
+    assert batch is not None
+    assert [entry.id for entry in batch.entries] == [event]
+    assert reader.queued() is None
+
+
 @pytest.mark.parametrize("until_idle", [False, True])
 def test_operators_see_a_process_that_stays(shard: Shard, make_reader: MakeReader, until_idle: bool) -> None:
     make_reader().steps(until_idle=until_idle)
@@ -614,14 +650,102 @@ def test_what_was_never_tried_is_kept_while_the_circuit_rests_on_one_event(
     reader = make_reader()
     tried = add(client, at_noon - HOUR_MS - 3, "tried")
     released = add(client, at_noon - HOUR_MS - 2, "released")
-    parked(client, *tried, *released, deliveries=1)
-    reader.outbox.release("hook", [OutboxEntry(released[0], 1, [])])
+    parked(client, *tried, deliveries=1)
+    reader.outbox.release("hook", reader.outbox.read("hook", 1))
     add(client, at_noon - HOUR_MS - 1, "never taken")
     reader.open_circuit(*tried)
     reader.steps()
     reader.settle()
     assert reader.given_up == [(b"tried", b"HTTP 500")]
     assert reader.pending == {released[0]: (PARKED, 0)}
+
+
+@pytest.mark.parametrize("owner", ["dead", "us"])
+def test_what_a_dead_process_had_is_the_next_probe_of_an_open_circuit(
+    client: redis.Redis, make_reader: MakeReader, owner: str
+) -> None:
+    """`us`: an event that this process has taken and not settled, and has in hand no more."""
+    reader = make_reader()
+    (event,) = expire(client, "a")
+    client.xreadgroup("hook", owner, {EVENTS: ">"})
+    wanted: Any = [event]
+    client.xclaim(EVENTS, "hook", owner, 0, wanted, idle=int(TAKE_OVER_AFTER * 1000) - 500, justid=True)
+    reader.open_circuit(b"1-1", b"1-2")
+    reader.now += 30
+    reader.steps()
+    assert reader.pending == {event: (owner.encode(), 1)}, "it may be in hand still"
+    client.xclaim(EVENTS, "hook", owner, 0, wanted, idle=int(TAKE_OVER_AFTER * 1000), justid=True)
+    reader.steps()
+    assert len(reader.in_flight) == 0, "it is not the time to look again"
+    reader.now += REFRESH_EVERY
+    reader.steps(2)
+    assert reader.in_flight.ids() == [event]
+    assert reader.pending == {event: (b"us", 2)}
+    batch = reader.queued()
+    assert batch is not None
+    assert batch.probe
+
+
+def test_what_is_in_hand_when_the_circuit_opens_is_not_taken_back(client: redis.Redis, make_reader: MakeReader) -> None:
+    """Not even where no heartbeat came through."""
+    reader = make_reader()
+    ids: Any = expire(client, "a", "b")
+    reader.steps()
+    client.xclaim(EVENTS, "hook", "us", 0, ids, idle=10**6, justid=True)
+    reader.open_circuit(b"1-1", b"1-2")
+    reader.steps(3)
+    assert reader.pending == dict.fromkeys(ids, (b"us", 1))
+
+
+@pytest.mark.parametrize("muted", [False, True])
+def test_what_a_dead_process_had_is_given_up_on_when_it_is_too_old(
+    client: redis.Redis, shard: Shard, make_reader: MakeReader, at_noon: int, muted: bool
+) -> None:
+    reader = make_reader()
+    if muted:
+        EndpointStateStore(shard).mute("hook", 60)
+    old = add(client, at_noon - HOUR_MS - 2, "old 1", "old 2", "old 3")
+    client.xreadgroup("hook", "dead", {EVENTS: ">"})
+    wanted: Any = old
+    client.xclaim(EVENTS, "hook", "dead", 0, wanted, idle=10**6, retrycount=3, justid=True)
+    client.xdel(EVENTS, old[2])
+    reader.open_circuit(b"1-1", b"1-2")
+    reader.steps(3)
+    reader.settle()
+    assert reader.pending == {}
+    gone = (b"", b"the event is no longer in the stream")
+    letters = [(fields.get(b"id", b""), fields[b"reason"]) for _, fields in entries(client, DEAD_LETTERS)]
+    assert sorted(letters) == [gone, (b"old 1", b"HTTP 500"), (b"old 2", b"HTTP 500")]
+    assert reader.metrics.registry.get_sample_value("sweeperd_webhook_dead_letters_total", {"endpoint": "hook"}) == 3
+    assert {fields[b"attempts"] for _, fields in entries(client, DEAD_LETTERS)} == {b"3"}
+
+
+def test_no_more_is_taken_back_in_a_step_than_a_page(client: redis.Redis, make_reader: MakeReader) -> None:
+    reader = make_reader(capacity=1000)
+    ids: Any = expire(client, *map(str, range(PAGE + 10)))
+    client.xreadgroup("hook", "dead", {EVENTS: ">"})
+    client.xclaim(EVENTS, "hook", "dead", 0, ids, idle=10**6, justid=True)
+    reader.open_circuit(b"1-1", b"1-2")
+    left = []
+    for _ in range(2):
+        reader.steps()
+        rows: Any = client.xpending_range(EVENTS, "hook", "-", "+", 1000, "dead")
+        left.append(len(rows))
+    assert left == [10, 0]
+    assert len(reader.in_flight) == 0
+
+
+def test_what_travels_alone_is_given_up_on_too(client: redis.Redis, make_reader: MakeReader, at_noon: int) -> None:
+    """It stands behind younger events that travel with others."""
+    reader = make_reader()
+    alone: Any = add(client, at_noon - HOUR_MS - 2, "alone")
+    parked(client, *alone)
+    client.xclaim(EVENTS, "hook", PARKED_ALONE.decode(), 0, alone, idle=0, justid=True)
+    parked(client, *add(client, at_noon, "young"))
+    reader.open_circuit(b"1-1", b"1-2")
+    reader.steps()
+    reader.settle()
+    assert reader.given_up == [(b"alone", b"HTTP 500")]
 
 
 def test_no_more_is_given_up_on_in_a_step_than_there_is_room_for(

@@ -11,7 +11,7 @@ from sweeperd.config import Settings
 from sweeperd.ops import reconcile
 from sweeperd.ops.actions import Action
 from sweeperd.ops.budget_drift import Difference
-from sweeperd.ops.reconcile import BudgetVerdict
+from sweeperd.ops.reconcile import BudgetRepair
 from sweeperd.ops.throttle import Throttle
 from sweeperd.store.shard import Shard
 
@@ -26,53 +26,59 @@ def repair_budget(
     *,
     yes: bool,
 ) -> bool:
-    """Judge one budget on one shard, show the numbers, ask, repair. Returns whether a drift is left."""
+    """
+    Judge one budget on one shard and repair it; unless `yes`, show the numbers before, ask, and judge again, because
+    traffic or another operator may have changed it in between. Returns whether a drift is left.
+    """
     if len(shards) > 1:
         raise click.UsageError("there are several shards; say with --shard where the budget is")
     (shard,) = shards
     key = shard.keys.budget_stem + name.encode("utf-8", "surrogateescape")
-
-    def judge(shard: Shard) -> BudgetVerdict:
-        return reconcile.judge_budget(shard, settings.sweep, key, Throttle(rate))
-
-    for _, verdict in for_each_shard(shards, judge, troubles):
-        difference = verdict.difference
-        if difference is None:
-            _report(output, name, None, f"not judged: {verdict.reason}")
-            troubles.fail(f"{name} was not judged: {verdict.reason}")
+    for _, done in for_each_shard(
+        shards, lambda shard: _repair(output, settings, shard, key, name, rate, yes), troubles
+    ):
+        _report(output, name, done)
+        if done.result == "repaired" and done.difference:
+            leave_record(shard, Action.REPAIR_BUDGET, f"{name} {done.difference.least:+d}")
+        elif done.result != "no drift":
+            troubles.fail(f"{name} was not changed: {done.result}")
             return True
-        if not difference.is_drift:
-            _report(output, name, difference, "no drift")
-            return False
-        return _repair(output, shard, key, name, difference, troubles, yes=yes)
+        return False
     return True
 
 
 def _repair(
-    output: Output, shard: Shard, key: bytes, name: str, difference: Difference, troubles: Troubles, *, yes: bool
-) -> bool:
-    output.say(f"{name}: reserved {difference.reserved}, its reservations hold {difference.held}")
-    question = f"Take {difference.least} out of reserved of {name} and add it to remaining?"
-    if difference.least < 0:
-        question = f"Add {-difference.least} to reserved of {name} and take it from remaining?"
+    output: Output, settings: Settings, shard: Shard, key: bytes, name: str, rate: int | None, yes: bool
+) -> BudgetRepair:
+    if yes:
+        return reconcile.repair_budget(shard, settings.sweep, key, None, rate)
+    verdict = reconcile.judge_budget(shard, settings.sweep, key, Throttle(rate))
+    drift = verdict.difference
+    if drift is None:
+        return BudgetRepair(f"not judged: {verdict.reason}")
+    if not drift.is_drift:
+        return BudgetRepair("no drift", drift)
+    output.say(_numbers(name, drift))
+    question = f"Take {drift.least} out of reserved of {name} and add it to remaining?"
+    if drift.least < 0:
+        question = f"Add {-drift.least} to reserved of {name} and take it from remaining?"
     output.confirm(question, yes=yes)
-    for _, result in for_each_shard(
-        [shard], lambda shard: reconcile.repair_budget(shard, key, difference.least), troubles
-    ):
-        _report(output, name, difference, result)
-        if result == "repaired":
-            leave_record(shard, Action.REPAIR_BUDGET, f"{name} {difference.least:+d}")
-            return False
-        troubles.fail(f"{name} was not changed: {result}")
-    return True
+    return reconcile.repair_budget(shard, settings.sweep, key, drift, rate)
 
 
-def _report(output: Output, name: str, difference: Difference | None, result: str) -> None:
-    output.say(f"{name}: {result}")
+def _numbers(name: str, difference: Difference) -> str:
+    return f"{name}: reserved {difference.reserved}, its reservations hold {difference.held}"
+
+
+def _report(output: Output, name: str, done: BudgetRepair) -> None:
+    difference = done.difference
+    if difference is not None and difference.is_drift:
+        output.say(_numbers(name, difference))
+    output.say(f"{name}: {done.result}")
     if output.as_json:
         numbers = difference and {
             "reserved": difference.reserved,
             "held": difference.held,
             "difference": difference.least,
         }
-        output.json({"budget": name, "result": result, **(numbers or {})})
+        output.json({"budget": name, "result": done.result, **(numbers or {})})

@@ -12,6 +12,8 @@ from sweeperd.ledger.models import Name
 INT64_MAX = 2**63 - 1
 #: The greatest `max_extensions`: up to here the scripts count exactly.
 MAX_EXTENSIONS = 2**53
+#: The shortest `audit_retention`, ms.
+LEAST_RETENTION = 3_600_000
 #: How many scopes one operation takes at most: a script stays bounded.
 MAX_SCOPES = 256
 

@@ -52,14 +52,15 @@ class Ledger:
     ) -> None:
         """
         `default_grace` is for reservations that have no grace of their own: set it to the sweep's `sweep.grace`.
-        `audit_retention` is how long the hash of a reservation that has ended stays readable. `new_id` makes the id of
+        `audit_retention` is how long the hash of a reservation that has ended stays readable, 1 h at least: `sweeperd
+        reconcile` compares budgets with these hashes. `new_id` makes the id of
         a new reservation, different each time.
         """
         self.scripts = {name: Script(f"ledger/{name}") for name in _SCRIPTS}
         self._shard = shard
         self._keys = shard.keys
         self._default_grace_ms = arguments.milliseconds("default_grace", default_grace, least=0)
-        self._retention_ms = arguments.milliseconds("audit_retention", audit_retention, least=1)
+        self._retention_ms = arguments.milliseconds("audit_retention", audit_retention, least=arguments.LEAST_RETENTION)
         self._new_id = new_id
 
     @classmethod

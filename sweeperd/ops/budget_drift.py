@@ -8,13 +8,14 @@ began (`created_at`) and when it ended (`committed_at`, `released_at`, `expired_
 atomic step that changed the budget. A reservation that is ACTIVE when it is read and began before T held its amount at
 T. So did one that ended after T; one that began after T did not. Every reservation that held at T existed when the walk
 began, and it still exists when the walk reads it, because an ended one stays readable for an audit; and SCAN returns
-every key that exists from its beginning to its end.
+every key that exists from its beginning to its end. A walk that takes longer than half the shortest such time judges
+nothing: those that the settings of the sweep and the TTLs of ended reservations tell.
 
 Where it is not certain whether a reservation held at T, its amount is counted as possible and not as certain, so for
 each budget there is a least and a most that can have been held at T. These cases are: it began or ended in the very
-millisecond of T; a time is missing; its state does not say whether it holds; SCAN may have returned it twice. Only a
-`reserved` outside of that range is a drift. T is taken three times, and the drift has to fit all three, because much
-happens within one millisecond of a busy budget.
+millisecond of T; a time is missing, or is after now (the server's clock was set back since); its state does not say
+whether it holds; SCAN may have returned it twice. Only a `reserved` outside of that range is a drift. T is taken three
+times, and the drift has to fit all three, because much happens within one millisecond of a busy budget.
 
 A reservation whose amount cannot be read may hold any amount of its budgets, and one whose unit or scopes cannot be
 read may hold of any budget. Such a budget is not judged, unless its `reserved` is less than what readable reservations
@@ -91,7 +92,13 @@ class Difference:
         return not self.least <= 0 <= self.most
 
     def meets(self, other: "Difference") -> "Difference | None":
-        """The range that both allow, as of the other's moment; None where it is empty: something changed."""
+        """
+        The range that both allow, as of the other's moment. None where there is none: something changed. None too where
+        only one of the two is a drift: each walk has to exclude 0 by itself, or what one walk does not know would make
+        a mistake of the other exact.
+        """
+        if self.is_drift is not other.is_drift:
+            return None
         least, most = max(self.least, other.least), min(self.most, other.most)
         return Difference(least, most, other.reserved, other.held, other.at_ms) if least <= most else None
 

@@ -79,6 +79,7 @@ def _reservations(keys: Keys) -> Iterable[Grant]:
     reservation, budget = keys.reservation(ANY), keys.budget_stem + ANY
     yield from _swept(keys.reservation_index, reservation, keys.quarantine, keys.ticks, keys.lease("sweep"))
     yield granted(Duty.STATUS, reservation, "HGET")
+    yield granted(Duty.WALK, reservation, "PTTL")
     yield granted(Duty.SWEEP, reservation, "PEXPIRE")
     yield granted(Duty.STATUS, budget, "EXISTS HMGET")
     yield granted(Duty.SWEEP, budget, "HSET")
@@ -183,6 +184,7 @@ def _actions(keys: Keys) -> Iterable[Grant]:
     yield granted(Duty.OPERATE, keys.actions, "XADD XTRIM")
     yield granted(Duty.STATUS, keys.action_counts, "HMGET")
     yield granted(Duty.OPERATE, keys.action_counts, "HGET HSET")
+    yield granted(Duty.OPERATE, keys.lease("repair-budget"), "SET GET PEXPIRE DEL")
 
 
 def cycles_grants(keys: Keys) -> Iterator[Grant]:

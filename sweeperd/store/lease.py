@@ -1,4 +1,7 @@
-"""A lease: which of several replicas does a job now. It saves work; correctness never rests on it."""
+"""
+A lease: which of several processes does a job now. It saves work. Correctness rests on it only where the script that
+writes compares the lease's token.
+"""
 
 import contextlib
 import re
@@ -58,6 +61,14 @@ class Lease:
         self._renew = Script("lease/renew")
         self._release = Script("lease/release")
         self._owned = False
+
+    @property
+    def token(self) -> str | None:
+        """
+        What the key holds since the last `acquire`; None where Redis was full. A script that compares the two writes
+        only while the lease lasts.
+        """
+        return self._token if self._owned else None
 
     def acquire(self) -> bool:
         """

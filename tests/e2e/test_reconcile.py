@@ -10,8 +10,9 @@ import pytest
 import redis
 
 from sweeperd.store.embedded import Server
+from tests.e2e.walk.operator import Terminal
 from tests.support.acl import limited
-from tests.support.harness import SCOPES, command, daemon, environment, eventually, reserve
+from tests.support.harness import SCOPES, budget, command, daemon, environment, eventually, reserve
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 
 LATER = -50_000
@@ -87,6 +88,27 @@ def test_a_walk_under_way_does_not_keep_it_from_stopping(client: redis.Redis, se
         eventually(lambda: client.exists("sweeperd:lease:reconcile"))
         assert running.terminate(limit=5) == 0
     assert not client.exists("sweeperd:lease:reconcile")
+
+
+def test_two_operators_end_one_drift_once(client: redis.Redis, server: Server) -> None:
+    reserve(client, ["one", "two"], overdue_by=LATER, amount=100)
+    before = budget(client)
+    client.hincrby(DRIFTED, "reserved", 100)
+    client.hincrby(DRIFTED, "remaining", -100)
+    arguments = ("reconcile", "--repair-budget", f"{SCOPES[0]}:TOKENS")
+    with (
+        Terminal(environment(server.url), arguments, 150) as one,
+        Terminal(environment(server.url), arguments, 150) as other,
+    ):
+        one.ask()
+        other.ask()
+        one.answer("y")
+        other.answer("y")
+        shown = [one.end()[1], other.end()[1]]
+    assert budget(client) == before
+    assert sum(": repaired" in text for text in shown) == 1, shown
+    assert sum("another repair" in text or ": no drift" in text for text in shown) == 1, shown
+    assert client.hget("sweeperd:action-counts", "repair-budget") == b"1"
 
 
 def test_on_a_terminal_there_are_a_bar_and_a_table(client: redis.Redis, server: Server) -> None:

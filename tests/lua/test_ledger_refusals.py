@@ -413,6 +413,8 @@ def test_a_key_of_the_wrong_type_fails_before_anything_is_written(book: Book, op
         lambda book: book.ledger.open_budget("s", "", 1),
         lambda book: book.ledger.open_budget("s", "U", 1, -1),
         lambda book: ledger.Ledger(book.shard, audit_retention=timedelta(0)),
+        lambda book: ledger.Ledger(book.shard, audit_retention=timedelta(hours=1) - timedelta(milliseconds=1)),
+        lambda book: ledger.Ledger.from_url("redis://127.0.0.1:1", audit_retention=timedelta(minutes=59)),
         lambda book: ledger.Ledger(book.shard, default_grace=timedelta(seconds=-1)),
     ],
 )

@@ -145,7 +145,7 @@ def test_the_same_mapping_in_another_order_is_the_same_request(book: Book) -> No
 def test_the_ledger_s_own_settings_are_no_part_of_the_request(book: Book) -> None:
     send = request(book, "reserve")
     answer = send()
-    book.ledger = Ledger(book.shard, default_grace=MINUTE, audit_retention=MINUTE)
+    book.ledger = Ledger(book.shard, default_grace=MINUTE, audit_retention=60 * MINUTE)
     assert send() == answer
 
 

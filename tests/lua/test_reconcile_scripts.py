@@ -17,7 +17,7 @@ def looked(world: World, since: int | str = SINCE) -> Any:
     """What reconcile_look.lua says of RID."""
     keys = world.keys
     call = Call([keys.reservation_index, keys.quarantine, keys.reservation(RID)], [0, since, RID])
-    (found,) = frozen(NOW, LOOK).run(world.client, call)
+    found, _ = frozen(NOW, LOOK).run(world.client, call)
     return found
 
 
@@ -74,9 +74,32 @@ def test_what_is_no_hash_is_unreadable(world: World) -> None:
     ("state", "field"), [("COMMITTED", "committed_at"), ("RELEASED", "released_at"), ("EXPIRED", "expired_at")]
 )
 def test_an_ended_one_held_until_its_end(world: World, state: str, field: str) -> None:
-    for ended, until in ((SINCE, b"%d" % SINCE), (SINCE + 1, b"%d" % (SINCE + 1)), (SINCE - 1, None)):
+    # An end after now: the clock was set back since.
+    for ended, until in ((SINCE, b"%d" % SINCE), (NOW, b"%d" % NOW), (NOW + 1, b"?"), (SINCE - 1, None)):
         world.reservation(state=state, indexed=False, expired_event="1-0", **{field: ended})
         assert held(world)[1:2] == ([until] if until else [])
+
+
+def test_how_long_ended_ones_stay_readable(world: World) -> None:
+    keys, client = world.keys, world.client
+    ids = [b"long", b"short", b"for ever", b"yet to end", b"unknown", RID]
+    ends: list[int | str] = [SINCE - 5000, SINCE, SINCE, NOW + 1, "soon"]
+    for entry, ended in zip(ids[:-1], ends, strict=True):
+        world.reservation(entry, state="COMMITTED", indexed=False, committed_at=ended)
+        client.pexpire(keys.reservation(entry), 60_000)
+    client.pexpire(keys.reservation(b"long"), 200_000)
+    client.persist(keys.reservation(b"for ever"))
+    client.pexpire(keys.reservation(RID), 1000)
+
+    def shortest(since: int | str, *ids: bytes) -> bytes:
+        call = Call([keys.reservation_index, keys.quarantine, *map(keys.reservation, ids)], [0, since, *ids])
+        found: bytes = frozen(NOW, LOOK).run(client, call)[-1]
+        return found
+
+    assert 41_000 < int(shortest(SINCE, *ids)) <= 61_000
+    assert 186_000 < int(shortest(SINCE, b"long")) <= 206_000
+    assert shortest(SINCE, *ids[2:]) == b""
+    assert shortest("", *ids) == b""
 
 
 @pytest.mark.parametrize(
@@ -145,7 +168,7 @@ def test_each_reservation_has_its_own_answer(world: World) -> None:
     world.index(b"gone")
     ids = [b"done", b"gone", RID, b"nobody"]
     call = Call([keys.reservation_index, keys.quarantine, *map(keys.reservation, ids)], [0, SINCE, *ids])
-    done, gone, active, nobody = frozen(NOW, LOOK).run(world.client, call)
+    done, gone, active, nobody, _ = frozen(NOW, LOOK).run(world.client, call)
     assert (done, gone, active[0], nobody) == (0, [b"orphan", []], b"", 0)
 
 
@@ -233,9 +256,26 @@ def test_a_budget_is_repaired_or_stays_as_it_is(
     elif budget:
         client.set(key, budget)
     before = world.snapshot()
-    assert Script("ops/repair_budget").run(client, Call([key], [sign, amount])) == outcome
+    lease = world.keys.lease("repair-budget")
+    client.set(lease, "mine")
+    assert Script("ops/repair_budget").run(client, Call([key, lease], [sign, amount, "mine"])) == outcome
+    # The same call again: the lease has ended with the repair.
+    again = b"LEASE_LOST" if outcome == b"repaired" else outcome
+    assert Script("ops/repair_budget").run(client, Call([key, lease], [sign, amount, "mine"])) == again
+    client.delete(lease)
     if isinstance(budget, dict) and outcome == b"repaired":
         moved = -amount if sign == "+" else amount
         before[key] |= {b"reserved": b"%d" % (budget["reserved"] + moved)}
         before[key] |= {b"remaining": b"%d" % (budget["remaining"] - moved)}
+    assert world.snapshot() == before
+
+
+@pytest.mark.parametrize("token", ["another's", None])
+def test_without_the_lease_no_budget_is_repaired(world: World, token: str | None) -> None:
+    client, key, lease = world.client, world.budget_key("team"), world.keys.lease("repair-budget")
+    client.hset(key, mapping={"reserved": 5, "remaining": 7})
+    if token:
+        client.set(lease, token)
+    before = world.snapshot()
+    assert Script("ops/repair_budget").run(client, Call([key, lease], ["+", 5, "mine"])) == b"LEASE_LOST"
     assert world.snapshot() == before

@@ -18,12 +18,13 @@ from sweeperd.ops.reconcile.cursor import WalkCursor
 from sweeperd.ops.reconcile.kind_cursor import KindCursor
 from sweeperd.ops.reconcile.kind_report import KindFault, KindReport, KindStage
 from sweeperd.ops.reconcile.kinds import mend_kind, reconcile_kind
-from sweeperd.ops.reconcile.mend import mend, repair_budget
+from sweeperd.ops.reconcile.mend import BudgetRepair, mend, repair_budget
 from sweeperd.ops.reconcile.report import FINDINGS, Fault, Finding, ReconcileReport, WalkStage, counts_text
 from sweeperd.ops.reconcile.walk import WalkProgress, reconcile
 
 __all__ = [
     "FINDINGS",
+    "BudgetRepair",
     "BudgetVerdict",
     "Fault",
     "Finding",

@@ -21,12 +21,9 @@ PageDone = Callable[[], None]
 class BudgetJudge:
     """Reads budgets and reservations of one shard and judges which budgets have drifted."""
 
-    def __init__(
-        self, shard: Shard, settings: SweepSettings, keyspace: Keyspace, reader: ReservationReader, throttle: Throttle
-    ) -> None:
+    def __init__(self, shard: Shard, keyspace: Keyspace, reader: ReservationReader, throttle: Throttle) -> None:
         self._shard = shard
         self._keys = shard.keys
-        self._retention_ms = int(settings.audit_retention.total_seconds() * 1000)
         self._keyspace = keyspace
         self._reader = reader
         self._throttle = throttle
@@ -58,13 +55,18 @@ class BudgetJudge:
             page_done()
 
     def differences(self, drift: BudgetDrift) -> Mapping[bytes, Difference | None]:
-        """The result of a walk that has just ended; None where the server's clock or the audit was not kept."""
-        now = self._shard.read_clock()
-        first, last = drift.first_ms, drift.last_ms
+        """The result of a walk that has just ended; None for all budgets where `took_too_long`."""
         differences = drift.differences()
-        if first is None or last is None or last <= now < first + self._retention_ms:
-            return differences
-        return dict.fromkeys(differences)
+        return dict.fromkeys(differences) if self.took_too_long(drift) else differences
+
+    def took_too_long(self, drift: BudgetDrift) -> bool:
+        """
+        Whether reservations may have gone before this walk, which has just ended, could read them; or the server's
+        clock was set back.
+        """
+        if drift.first_ms is None or drift.last_ms is None:
+            return False  # there are no budgets
+        return not drift.last_ms <= self._shard.read_clock() <= drift.first_ms + self._reader.retention_ms // 2
 
     def confirm(
         self, first: Mapping[bytes, Difference | None], size: int, page_done: PageDone
@@ -99,6 +101,13 @@ class BudgetVerdict:
     reason: str = ""
 
 
+#: Why a budget is not judged.
+_TOO_LONG = (
+    "the walk took longer than ended reservations are sure to stay readable; try without --rate, or at a quiet hour"
+)
+_INEXACT = "too much happened during the walks: the difference is not exact"
+
+
 def judge_budget(
     shard: Shard, settings: SweepSettings, budget: bytes, throttle: Throttle, page_done: PageDone = lambda: None
 ) -> BudgetVerdict:
@@ -108,7 +117,7 @@ def judge_budget(
     """
     with shard.reaching(), ReservationReader(shard, settings, throttle) as reader:
         keyspace = Keyspace(shard, throttle)
-        judge = BudgetJudge(shard, settings, keyspace, reader, throttle)
+        judge = BudgetJudge(shard, keyspace, reader, throttle)
         agreed: Difference | None = None
         for _ in range(2):
             drift = BudgetDrift(shard.keys, keyspace.size())
@@ -120,11 +129,13 @@ def judge_budget(
             judge.hold(drift, page_done)
             if drift.unread(budget):
                 return BudgetVerdict(reason="some of its reservations cannot be read; repair them first")
-            found = judge.differences(drift)[budget]
+            if judge.took_too_long(drift):
+                return BudgetVerdict(reason=_TOO_LONG)
+            found = drift.differences()[budget]
             met = agreed.meets(found) if agreed and found else found
             if met is None:
                 return BudgetVerdict(reason="too much happened during the walks, or it cannot be read")
             agreed = met
     if agreed is None or agreed.least != agreed.most:
-        return BudgetVerdict(reason="too much happened during the walks: the difference is not exact")
+        return BudgetVerdict(reason=_INEXACT)
     return BudgetVerdict(agreed)

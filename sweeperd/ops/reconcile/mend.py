@@ -1,13 +1,21 @@
 """Mends what a walk found."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from sweeperd.config import SweepSettings
+from sweeperd.ops.budget_drift import Difference
+from sweeperd.ops.reconcile.budgets import judge_budget
 from sweeperd.ops.reconcile.faults import CONFIRM, entry_call
 from sweeperd.ops.reconcile.report import Fault, ReconcileReport
-from sweeperd.ops.throttle import Throttle
+from sweeperd.ops.throttle import Interrupted, Throttle
+from sweeperd.store.lease import Lease, holder
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
+
+#: Who holds `sweeperd:lease:repair-budget` may repair a budget of the shard.
+LEASE_JOB = "repair-budget"
+LEASE_LOST = "the lease of the repair was lost, so another repair may have been made: look again"
 
 
 def mend(shard: Shard, report: ReconcileReport, throttle: Throttle | None = None) -> ReconcileReport:
@@ -35,13 +43,46 @@ def mend(shard: Shard, report: ReconcileReport, throttle: Throttle | None = None
     return replace(report, mended=mended, findings=findings)
 
 
-def repair_budget(shard: Shard, budget: bytes, difference: int) -> str:
+@dataclass(frozen=True, slots=True)
+class BudgetRepair:
     """
-    Take `difference` (what is reserved less what is held) out of the budget's `reserved` and add it to `remaining`, in
-    one step; `budget` is its key. Returns `repaired`, or why nothing was changed: `NO_BUDGET`, `CLOSED`,
-    `INVALID_BUDGET`, `OUT_OF_BOUNDS`. Raises RedisUnavailable, redis.RedisError.
+    What became of one budget, and what it was judged by. `result`: `repaired`, `no drift`, `NO_BUDGET`, `CLOSED`,
+    `INVALID_BUDGET`, `OUT_OF_BOUNDS`, or for people why nothing was changed.
     """
+
+    result: str
+    difference: Difference | None = None
+
+
+def repair_budget(
+    shard: Shard, settings: SweepSettings, budget: bytes, agreed: Difference | None = None, rate: float | None = None
+) -> BudgetRepair:
+    """
+    Judge one budget, given by its key, and take its drift out of `reserved` and add it to `remaining`, in one step.
+    `agreed`: the operator was shown this drift, and no other one is ended.
+
+    Two repairs of one shard cannot both act on what they saw: the walks and the step that writes are under one lease,
+    and that step compares the lease's token. Raises RedisUnavailable, redis.RedisError.
+    """
+    lease = Lease(shard, LEASE_JOB, settings.lease_ttl)
     with shard.reaching():
-        sign = "-" if difference < 0 else "+"
-        reply = Script("ops/repair_budget").run(shard.client, Call([budget], [sign, str(abs(difference))]))
-        return str(reply.decode())
+        if not lease.acquire():
+            return BudgetRepair(f"another repair of a budget is under way: {holder(shard, LEASE_JOB) or 'just ended'}")
+        if lease.token is None:
+            return BudgetRepair("redis is full and refuses the lease of the repair")
+        with lease.kept() as lost:
+            try:
+                verdict = judge_budget(shard, settings, budget, Throttle(rate, lost))
+            except Interrupted:
+                return BudgetRepair(LEASE_LOST)
+            found = verdict.difference
+            if found is None:
+                return BudgetRepair(f"not judged: {verdict.reason}")
+            if not found.is_drift:
+                return BudgetRepair("no drift", found)
+            if agreed is not None and found.least != agreed.least:
+                return BudgetRepair(f"the drift is {found.least} by now, it was {agreed.least}: look again", found)
+            args = ["-" if found.least < 0 else "+", str(abs(found.least)), lease.token]
+            reply = Script("ops/repair_budget").run(shard.client, Call([budget, shard.keys.lease(LEASE_JOB)], args))
+            result = reply.decode()
+            return BudgetRepair(LEASE_LOST if result == "LEASE_LOST" else result, found)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 from sweeperd.config import SweepSettings
+from sweeperd.config.types import milliseconds
 from sweeperd.ops.reconcile.keyspace import batches
 from sweeperd.ops.throttle import Throttle
 from sweeperd.store.pipeline import ScriptPipeline
@@ -29,7 +30,10 @@ class ReservationReader:
 
     def __init__(self, shard: Shard, settings: SweepSettings, throttle: Throttle) -> None:
         self._keys = shard.keys
-        self._grace_ms = int(settings.grace.total_seconds() * 1000)
+        self._grace_ms = milliseconds(settings.grace)
+        #: How long an ended reservation stays readable, ms: the shortest time that the settings or what was read so far
+        #: name. Other writers have settings of their own.
+        self.retention_ms = milliseconds(settings.audit_retention)
         self._throttle = throttle
         self._pipeline = ScriptPipeline(Script("ops/reconcile_look"), shard.client)
 
@@ -48,7 +52,12 @@ class ReservationReader:
             replies, micros, _ = self._pipeline.receive()
             self._throttle.end(busy=None if micros is None else micros / 1_000_000)
             for part, reply in zip(parts, replies, strict=True):
-                yield from _sights(part, reply)
+                if isinstance(reply, Exception):
+                    raise reply
+                *seen, retention = reply
+                if retention:
+                    self.retention_ms = min(self.retention_ms, int(retention))
+                yield from _sights(part, seen)
 
     def _call(self, ids: Sequence[bytes], since_ms: int | None) -> Call:
         reservations = [self._keys.reservation(entry) for entry in ids]
@@ -56,9 +65,7 @@ class ReservationReader:
         return Call(keys, [self._grace_ms, "" if since_ms is None else since_ms, *ids])
 
 
-def _sights(ids: Sequence[bytes], reply: Any) -> Iterator[Sight]:
-    if isinstance(reply, Exception):
-        raise reply
+def _sights(ids: Sequence[bytes], reply: Sequence[Any]) -> Iterator[Sight]:
     for entry, seen in zip(ids, reply, strict=True):
         if seen:
             yield Sight(entry, seen[0], seen[1])

@@ -51,7 +51,7 @@ def reconcile(
         size = keyspace.size()
         if within:
             throttle.raise_rate(PASSES * size / within)
-        judge = BudgetJudge(shard, settings, keyspace, reader, throttle)
+        judge = BudgetJudge(shard, keyspace, reader, throttle)
         if resume is not None and resume.run_id != keyspace.run_id:
             resume = None
         return _Walk(shard, throttle, keyspace, reader, judge, size, limit, progress, checkpoint, resume).run()

@@ -8,13 +8,16 @@
 -- ARGV[2] -> ms: holdings that ended before this moment are left out; '': no holdings are returned
 -- ARGV[3..] -> the bare ids
 --
--- Returns for each: 0 where there is nothing to report, else {mark or '', holding}. Marks are the faults of
+-- Returns an answer for each, and after them for how long the reservations that have ended stay readable: the shortest
+-- such time, ms, '' where none is known or no holdings were asked for. An answer is 0 where there is nothing to report,
+-- else {mark or '', holding}. Marks are the faults of
 -- reconcile_entry.lua, `dismissed`, and `foreign_expiry` (EXPIRED without `expired_event`). A holding is
 --   {}                                             nothing, or none was asked for
 --   {'unreadable', unit, scope, ...}               it is ACTIVE, and its amount cannot be read
 --   {'unreadable'}                                 the same, and its unit or scopes cannot be read either
 --   {from, until, amount, unit, scope, scope, ...} from: ms when it began, '' where that is unknown; until: ms when it
---                                                  ended, '' where it still holds, '?' where that is unknown
+--                                                  ended, '' where it still holds, '?' where that is unknown: an end
+--                                                  after now comes from a clock that was set back since
 
 -- @include clock
 -- @include deadline
@@ -40,7 +43,9 @@ local function held_until(row)
     return '?' -- no state that says whether it holds
   end
   local ended = clock.whole(row[ending])
-  if ended then
+  if ended and ended > clock.now then
+    return '?'
+  elseif ended then
     return ended >= since and row[ending] or nil
   end
   -- Commits and releases are taken until the end of the grace; a sweep may come at any time after it.
@@ -48,6 +53,13 @@ local function held_until(row)
     return nil
   end
   return '?'
+end
+
+-- How long it stays readable after its end, ms; infinite without a TTL, before its end, and if the end is unknown.
+local function retention(key, row)
+  local ended = clock.whole(row[ENDINGS[row[1]]])
+  local left = ended and ended <= clock.now and redis.call('PTTL', key) or -1
+  return left >= 0 and clock.now - ended + left or math.huge
 end
 
 local function holding(row)
@@ -83,14 +95,16 @@ local function mark(id, row, wrong_type)
   return (look.fault(KEYS[1], KEYS[2], id, row, wrong_type))
 end
 
-local found = {}
+local found, shortest = {}, math.huge
 for i = 3, #KEYS do
   local row, wrong_type = look.row(KEYS[i])
   local seen = mark(ARGV[i], row, wrong_type)
   local held = {}
   if since then
+    shortest = row and math.min(shortest, retention(KEYS[i], row)) or shortest
     held = row and holding(row) or (wrong_type and {'unreadable'}) or {}
   end
   found[i - 2] = (seen or #held > 0) and {seen or '', held} or 0
 end
+found[#found + 1] = shortest < math.huge and string.format('%.0f', shortest) or ''
 return found

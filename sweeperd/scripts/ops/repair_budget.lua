@@ -1,17 +1,24 @@
 -- Moves an amount between `reserved` and `remaining` of one budget, to end a drift on which two walks agreed.
 --
--- KEYS[1] -> budget:<scope>:<unit>  HASH
+-- KEYS[1] -> budget:<scope>:<unit>           HASH
+-- KEYS[2] -> sweeperd:lease:repair-budget     STRING  the token of the process that may repair
 --
 -- ARGV[1] -> '+': `reserved` is too high, the amount goes to `remaining`; '-': `reserved` is too low
 -- ARGV[2] -> the amount, decimal text from 0 to 2^63-1
+-- ARGV[3] -> the token under which the walks were made
 --
 -- Returns 'repaired', or why nothing was changed: 'NO_BUDGET', 'CLOSED', 'INVALID_BUDGET', 'OUT_OF_BOUNDS' (`reserved`
--- would be below 0, or a value would leave int64).
+-- would be below 0, or a value would leave int64), 'LEASE_LOST' (another repair may have been made since the walks).
 --
--- It adds and subtracts and never sets a value that was read before, because traffic goes on during the repair.
+-- It adds and subtracts and never sets a value that was read before, because traffic goes on during the repair. The
+-- lease ends with the repair: the same call cannot act twice. That DEL is the first write, and needs no memory, so a
+-- full Redis accepts it, and the HSET after it too.
 
 -- @include amounts
 
+if redis.call('GET', KEYS[2]) ~= ARGV[3] then
+  return 'LEASE_LOST'
+end
 local row = redis.pcall('HMGET', KEYS[1], 'reserved', 'remaining', 'status')
 if row.err then
   return string.find(row.err, 'WRONGTYPE', 1, true) and 'INVALID_BUDGET' or row
@@ -36,5 +43,6 @@ end
 if not (reserved and remaining and amounts.is_int64(remaining)) then
   return 'OUT_OF_BOUNDS'
 end
+redis.call('DEL', KEYS[2])
 redis.call('HSET', KEYS[1], 'reserved', reserved, 'remaining', remaining)
 return 'repaired'

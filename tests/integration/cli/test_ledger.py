@@ -3,9 +3,12 @@
 import pytest
 import redis
 
-from sweeperd.ops.reconcile import repair_budget
+from sweeperd.config import SweepSettings
+from sweeperd.ops.reconcile import judge_budget, repair_budget
+from sweeperd.ops.throttle import Throttle
 from sweeperd.store.shard import Shard
 from tests.integration.conftest import Sweeperd
+from tests.support.fixtures import full
 from tests.support.harness import SCOPES, budget, reserve
 
 NAME = f"{SCOPES[0]}:TOKENS"
@@ -64,33 +67,32 @@ def test_what_is_not_certain_is_not_repaired(
     assert budget(client)[0] == 17
 
 
-@pytest.mark.parametrize(
-    ("fields", "difference", "answer"),
-    [
-        ({}, 5, "repaired"),
-        ({}, 11, "OUT_OF_BOUNDS"),
-        ({"reserved": 2**63 - 1}, -1, "OUT_OF_BOUNDS"),
-        ({"remaining": -(2**63) + 1}, -2, "OUT_OF_BOUNDS"),
-        ({"remaining": 2**63 - 1}, 1, "OUT_OF_BOUNDS"),
-        ({"remaining": -5}, -2, "repaired"),
-        ({"remaining": 2**60 + 1}, -(2**60), "repaired"),
-        ({"status": "CLOSED"}, 1, "CLOSED"),
-        ({"reserved": "ten"}, 1, "INVALID_BUDGET"),
-    ],
-)
-def test_the_script_keeps_within_bounds(
-    shard: Shard, fields: dict[str, int | str], difference: int, answer: str
+def test_while_another_repair_is_under_way_nothing_is_done(
+    sweeperd: Sweeperd, client: redis.Redis, shard: Shard
 ) -> None:
-    values: dict[str, int | str] = {"reserved": 10, "remaining": 5, "status": "ACTIVE"}
-    values |= fields
-    for name, value in values.items():
-        shard.client.hset(KEY, name, value)
-    assert repair_budget(shard, KEY, difference) == answer
-    raw = shard.client.hmget(KEY, "reserved", "remaining")
-    after = [value.decode() for value in raw if isinstance(value, bytes)]
-    if answer == "repaired":
-        assert after == [str(int(values["reserved"]) - difference), str(int(values["remaining"]) + difference)]
-    else:
-        assert after == [str(values["reserved"]), str(values["remaining"])]
-    assert repair_budget(shard, b"budget:none:TOKENS", 1) == "NO_BUDGET"
-    assert shard.client.exists("budget:none:TOKENS") == 0
+    reserve(client, ["one", "two"], overdue_by=LATER)
+    client.hincrby(KEY, "reserved", 7)
+    client.set("sweeperd:lease:repair-budget", "host-5-0123456789abcdef", px=60_000)
+    ran = sweeperd("reconcile", "--repair-budget", NAME, "--yes", "--json")
+    assert (ran.code, ran.document["result"]) == (1, "another repair of a budget is under way: host-5")
+    client.delete("sweeperd:lease:repair-budget")
+    with full(shard):
+        ran = sweeperd("reconcile", "--repair-budget", NAME, "--yes", "--json")
+    assert (ran.code, ran.document["result"]) == (1, "redis is full and refuses the lease of the repair")
+    assert budget(client)[0] == 17
+    assert sweeperd("reconcile", "--repair-budget", NAME, "--yes").code == 0
+    assert budget(client)[0] == 10
+    assert not client.exists("sweeperd:lease:repair-budget")
+
+
+def test_a_drift_that_the_operator_did_not_see_is_not_ended(shard: Shard, client: redis.Redis) -> None:
+    reserve(client, ["one", "two"], overdue_by=LATER)
+    client.hincrby(KEY, "reserved", 7)
+    seen = judge_budget(shard, SweepSettings(), KEY, Throttle()).difference
+    assert seen
+    client.hincrby(KEY, "reserved", 1)
+    done = repair_budget(shard, SweepSettings(), KEY, seen)
+    assert done.result == "the drift is 8 by now, it was 7: look again"
+    client.hincrby(KEY, "reserved", -8)
+    assert repair_budget(shard, SweepSettings(), KEY, seen).result == "no drift"
+    assert budget(client)[0] == 10

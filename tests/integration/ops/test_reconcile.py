@@ -2,8 +2,9 @@
 
 import contextlib
 import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import timedelta
 
@@ -12,10 +13,21 @@ import pytest
 from sweeperd.config import RedisSettings, Settings, SweepSettings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
+from sweeperd.ops.budget_drift import MOMENTS
 from sweeperd.ops.quarantine import Quarantine, QuarantineFilter
-from sweeperd.ops.reconcile import Fault, ReconcileReport, WalkCursor, WalkStage, faults, keyspace, mend, reconcile
+from sweeperd.ops.reconcile import (
+    Fault,
+    ReconcileReport,
+    WalkCursor,
+    WalkStage,
+    faults,
+    judge_budget,
+    keyspace,
+    mend,
+    reconcile,
+)
 from sweeperd.ops.reconcile.faults import entry_call
-from sweeperd.ops.throttle import Interrupted
+from sweeperd.ops.throttle import Interrupted, Throttle
 from sweeperd.store.embedded import Server
 from sweeperd.store.scripts import Script
 from sweeperd.store.shard import Shard
@@ -24,7 +36,7 @@ from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper
 from tests.support.books import Property, check, read
 from tests.support.fixtures import a_shard, full
-from tests.support.harness import SCOPES, reserve, server_time
+from tests.support.harness import SCOPES, eventually, reserve, server_time
 
 FAST = 1e9
 INDEX = "reservation:ttl"
@@ -312,6 +324,88 @@ def test_without_a_time_of_its_beginning_nothing_is_judged(shard: Shard) -> None
     assert (found(report), report.unjudged) == (set(), 2)
     shard.client.hincrby(f"budget:{SCOPES[0]}:TOKENS", "reserved", 1)
     assert found(walk(shard)) == {("budget_drift", f"budget:{SCOPES[0]}:TOKENS")}, "more than both can hold"
+
+
+class Traffic(Throttle):
+    """A client that acts between the moments of the budget and the reservations, at the first step of each SCAN."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        super().__init__()
+        self._act = act
+        self._steps = 0
+
+    def begin(self) -> None:
+        self._steps += 1
+        if self._steps == MOMENTS + 1:
+            self._act()
+        super().begin()
+
+    def again(self) -> None:
+        """The walk has ended; in the next one the client acts again."""
+        self._steps = 0
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_a_writer_that_keeps_ended_reservations_for_a_moment_only(shard: Shard, short: bool) -> None:
+    """They are gone before the walk reads them, so that the budget seems to hold more than its reservations."""
+    client, ledger = shard.client, Ledger(shard)
+    ledger.open_budget("team", "TOKENS", 1000)
+    ids = [held(ledger, ["team"], 100, f"key {number}") for number in range(4)]
+
+    def end(kept_ms: int) -> None:
+        entry = ids.pop()
+        ledger.commit("acme", entry, 100, idempotency_key=f"end of {entry!r}")
+        client.pexpire(shard.keys.reservation(entry), kept_ms)
+        eventually(lambda: kept_ms > 1 or not client.exists(shard.keys.reservation(entry)))
+
+    end(2000 if short else 60_000)  # what the walk can see
+    traffic = Traffic(lambda: end(1))
+
+    def page_done() -> None:
+        traffic.again()
+        time.sleep(1.1)  # more than half of 2 s
+
+    verdict = judge_budget(shard, SweepSettings(), b"budget:team:TOKENS", traffic, page_done)
+    if short:
+        assert verdict.difference is None
+        assert "stay readable" in verdict.reason
+    else:
+        assert verdict.difference, "the walks are short: this is why the retention is looked at"
+        assert verdict.difference.least == 100
+
+
+def test_a_clock_that_was_set_back_makes_no_drift(shard: Shard) -> None:
+    client, ledger = shard.client, Ledger(shard)
+    ledger.open_budget("team", "TOKENS", 1000)
+    entry = held(ledger, ["team"], 100, "key")
+    ledger.commit("acme", entry, 100, idempotency_key="end")
+    client.hset(shard.keys.reservation(entry), "committed_at", server_time(client) + 60_000)
+    report = walk(shard)
+    assert (found(report), report.unjudged) == (set(), 1)
+    verdict = judge_budget(shard, SweepSettings(), b"budget:team:TOKENS", Throttle())
+    assert verdict.difference is None
+
+
+def test_a_beginning_that_is_passed_between_two_walks_makes_no_drift(shard: Shard) -> None:
+    """It began before both walks, but by a clock that was ahead: the first walk knows it to be after now."""
+    client, ledger = shard.client, Ledger(shard)
+    ledger.open_budget("team", "TOKENS", 1000)
+    entry = held(ledger, ["team"], 100, "key")
+    key = shard.keys.reservation(entry)
+    client.hset(key, "created_at", server_time(client) + 1000)
+    walks = 0
+
+    def act() -> None:
+        nonlocal walks
+        walks += 1
+        if walks == 2:
+            # Between the moments of the second walk and its look.
+            client.hset(key, "created_at", server_time(client))
+            time.sleep(0.002)
+
+    traffic = Traffic(act)
+    verdict = judge_budget(shard, SweepSettings(), b"budget:team:TOKENS", traffic, traffic.again)
+    assert (walks, verdict.difference) == (2, None)
 
 
 def test_affected_scopes_count_where_there_are_no_others_and_a_scope_twice_counts_twice(shard: Shard) -> None:

@@ -207,3 +207,13 @@ def test_the_rights_that_an_operator_needs_besides(server: Server, client: redis
             errors = [line for line in ran.err.splitlines() if ": no process " not in line]  # there is no daemon here
             assert (ran.code, errors) == (0, []), arguments
     assert client.zrange("reservation:ttl", 0, -1) == [b"b"]
+
+
+def test_the_rights_that_the_repair_of_a_budget_needs(server: Server, client: redis.Redis, sweeperd: Sweeperd) -> None:
+    reserve(client, ["a"], overdue_by=-50_000)
+    client.hincrby(f"budget:{SCOPES[0]}:TOKENS", "reserved", 7)
+    with limited(server, client) as url:
+        client.execute_command("ACL", "SETUSER", "sweeperd", *rules(commands=True))
+        ran = sweeperd("reconcile", "--repair-budget", f"{SCOPES[0]}:TOKENS", "--yes", url=url)
+    assert (ran.code, ran.err) == (0, "")
+    assert budget(client, SCOPES[0])[0] == 5

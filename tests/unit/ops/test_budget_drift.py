@@ -88,6 +88,13 @@ def test_two_walks_have_to_meet() -> None:
     assert not Difference(-1, 0, 1, 1, 1).is_drift
 
 
+def test_each_of_two_walks_has_to_exclude_0_by_itself() -> None:
+    unsure, drift, none = Difference(0, 100, 100, 0, 1), Difference(100, 100, 100, 0, 2), Difference(0, 0, 100, 100, 3)
+    assert unsure.meets(drift) is None
+    assert drift.meets(unsure) is None
+    assert unsure.meets(none) == none
+
+
 def test_the_filter_forgets_nobody_and_takes_few_for_another() -> None:
     seen = Seen(20_000)
     first = [seen.add(b"%d" % number) for number in range(20_000)]

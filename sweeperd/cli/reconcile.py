@@ -135,5 +135,5 @@ def _mend(walked: Sequence[Walked], troubles: Troubles) -> list[Walked]:
     shards = [shard for shard, _ in walked]
     for shard, report in for_each_shard(shards, lambda shard: mend(shard, reports[shard.name]), troubles):
         reports[shard.name] = report
-        leave_record(shard, Action.REPAIR, "index", sum(report.mended.values()))
+        leave_record(shard, Action.REPAIR, "index", report.changed)
     return [(shard, reports[shard.name]) for shard in shards]

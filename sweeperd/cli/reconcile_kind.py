@@ -51,7 +51,7 @@ class KindWalks:
         mended = for_each_shard(shards, lambda each: mend_kind(each, self.kind, reports[each.name]), troubles)
         for shard, report in mended:
             reports[shard.name] = report
-            leave_record(shard, Action.REPAIR, f"index of {self.kind.name}", sum(report.mended.values()))
+            leave_record(shard, Action.REPAIR, f"index of {self.kind.name}", report.changed)
         return [(shard, reports[shard.name]) for shard in shards]
 
 

@@ -30,7 +30,7 @@ class KindTally:
     entries: int = 0
     found: Counter[KindFault] = field(default_factory=Counter)
     findings: list[KindFinding] = field(default_factory=list)
-    mendable: list[bytes] = field(default_factory=list)
+    mendable: list[tuple[bytes, KindFault]] = field(default_factory=list)
 
     def add(self, finding: KindFinding) -> None:
         """Count a finding, and keep it while there is room."""
@@ -38,7 +38,7 @@ class KindTally:
         if len(self.findings) < self.limit:
             self.findings.append(finding)
         if finding.fault.mendable and len(self.mendable) < MENDABLE:
-            self.mendable.append(finding.subject)
+            self.mendable.append((finding.subject, finding.fault))
 
 
 class KindIndexWalk:

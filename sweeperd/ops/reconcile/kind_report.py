@@ -80,11 +80,13 @@ class KindReport:
     found: Mapping[KindFault, int]
     mended: Mapping[KindFault, int]
     findings: tuple[KindFinding, ...]
-    #: The ids that `mend_kind` can mend.
-    mendable: tuple[bytes, ...]
+    #: The ids that `mend_kind` can mend, with the fault of each; up to a limit.
+    mendable: tuple[tuple[bytes, KindFault], ...]
     #: ms on Redis's clock.
     started_at: int
     duration_seconds: float
+    #: How many entries `mend_kind` has written; the other ones that count as mended were right by then.
+    changed: int = 0
 
     @property
     def remaining(self) -> int:

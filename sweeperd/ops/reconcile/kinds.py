@@ -60,12 +60,14 @@ def mend_kind(shard: Shard, kind: KindSettings, report: KindReport) -> KindRepor
     Mend the index where the report says that it is wrong. Each entry is read and written in one step, so an entry that
     is right by now stays as it is, and counts as mended. Raises RedisUnavailable, redis.RedisError.
     """
+    faults = dict(report.mendable)
     with shard.reaching():
-        for part in batches(report.mendable, CONFIRM):
-            checked(shard, kind, part, mend=True)
-    mended = {fault: count for fault, count in report.found.items() if fault.mendable}
-    findings = (replace(finding, mended=finding.fault.mendable) for finding in report.findings)
-    return replace(report, mended=mended, findings=tuple(findings))
+        changed = sum(len(checked(shard, kind, part, mend=True)) for part in batches(list(faults), CONFIRM))
+    findings = tuple(
+        replace(each, mended=True) if each.fault.mendable and each.subject in faults else each
+        for each in report.findings
+    )
+    return replace(report, mended=Counter(faults.values()), findings=findings, changed=changed)
 
 
 def _passes(kind: KindSettings) -> int:

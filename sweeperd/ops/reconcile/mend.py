@@ -25,7 +25,7 @@ def mend(shard: Shard, report: ReconcileReport, throttle: Throttle | None = None
     mended. No budget is changed. Raises RedisUnavailable, redis.RedisError, Interrupted.
     """
     throttle = throttle or Throttle()
-    script, mended, done = Script("ops/reconcile_entry"), Counter[Fault](), set[bytes]()
+    script, mended, done, changed = Script("ops/reconcile_entry"), Counter[Fault](), set[bytes](), 0
     with shard.reaching():
         for start in range(0, len(report.mendable), CONFIRM):
             part = report.mendable[start : start + CONFIRM]
@@ -37,10 +37,11 @@ def mend(shard: Shard, report: ReconcileReport, throttle: Throttle | None = None
                     raise reply
                 mended[fault] += 1
                 done.add(entry)
+                changed += bool(reply) and Fault(reply[0].decode()).mendable
     findings = tuple(
         replace(each, mended=True) if each.fault.mendable and each.subject in done else each for each in report.findings
     )
-    return replace(report, mended=mended, findings=findings)
+    return replace(report, mended=mended, findings=findings, changed=changed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,8 @@ class ReconcileReport:
     mendable: tuple[tuple[bytes, Fault], ...]
     started_at: int
     duration_seconds: float
+    #: How many entries `mend` has written; the other ones that count as mended were right by then.
+    changed: int = 0
 
     @property
     def truncated(self) -> bool:

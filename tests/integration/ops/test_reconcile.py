@@ -143,6 +143,9 @@ def test_what_was_mended_meanwhile_stays_as_it_is(shard: Shard) -> None:
     mended = mend(shard, report)
     assert {name: shard.client.zscore(INDEX, name) for name in scores} == scores
     assert mended.mended == {Fault.LOST: 50, Fault.WRONG_SCORE: 3, Fault.ORPHAN: 2}
+    assert mended.changed == 52
+    second = mend(shard, report)
+    assert (second.changed, second.mended) == (0, mended.mended), "another operator's repair was faster"
     check(read(shard.client), {Property.INDEXED})
 
 

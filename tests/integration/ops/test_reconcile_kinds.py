@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.ops.reconcile import KindFault, KindReport, KindStage, keyspace, kind_index, reconcile_kind
+from sweeperd.ops.reconcile import KindFault, KindReport, KindStage, keyspace, kind_index, mend_kind, reconcile_kind
 from sweeperd.ops.reconcile.kind_sums import fingerprint
 from sweeperd.store.shard import Shard
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
@@ -95,3 +95,14 @@ def test_where_nothing_is_suspect_the_sums_are_added_up_once(shard: Shard, clien
     walks: list[int] = []
     report = walk(shard, walks.append)
     assert (walks, report.unjudged, dict(report.found)) == ([0], 0, {})
+
+
+def test_what_another_operator_has_mended_is_not_counted_as_changed(shard: Shard, client: redis.Redis) -> None:
+    hold_seats(client, "lost", 0, FUTURE)
+    client.delete("seats:ttl")
+    client.zadd("seats:ttl", {"orphan": FUTURE})
+    report = walk(shard, lambda _: None)
+    first, second = (mend_kind(shard, SETTINGS.kinds[0], report) for _ in range(2))
+    assert (first.changed, second.changed) == (2, 0)
+    assert dict(first.mended) == dict(second.mended) == {KindFault.LOST: 1, KindFault.ORPHAN: 1}
+    assert client.zrange("seats:ttl", 0, -1) == [b"lost"]

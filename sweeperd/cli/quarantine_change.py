@@ -136,7 +136,8 @@ class Change:
             with self.troubles.noted(shard):
                 quarantine = Quarantine(shard, settings, kind_of(settings, selection.kind))
                 if not selection.texts:
-                    wanted = QuarantineFilter(reason=selection.reason)
+                    # What is set aside while the operator thinks is not what the question was about.
+                    wanted = QuarantineFilter(reason=selection.reason, until_ms=shard.read_clock())
                     count = sum(1 for _ in quarantine.find(wanted)) if selection.reason else quarantine.size()
                     plan.append((shard, wanted, count))
                     continue

@@ -40,11 +40,15 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineFilter:
-    """Which entries are meant: these ids, or all of this reason and of one of these tenants (None: of any)."""
+    """
+    Which entries are meant: these ids, or all of this reason and of one of these tenants (None: of any) that were set
+    aside up to the moment `until_ms` of Redis's clock (None: up to now).
+    """
 
     ids: tuple[bytes, ...] | None = None
     reason: str | None = None
     tenants: tuple[bytes, ...] | None = None
+    until_ms: int | None = None
 
     def takes(self, entry: SetAside) -> bool:
         """Whether an entry is meant by reason and tenant."""
@@ -151,7 +155,8 @@ class Quarantine:
             for start in range(0, len(wanted.ids), self._length):
                 yield self._named(wanted.ids[start : start + self._length])
             return
-        until, position = self._shard.read_clock(), Position()
+        until = self._shard.read_clock() if wanted.until_ms is None else wanted.until_ms
+        position = Position()
         while True:
             page = self._pager.read(until, position, self._length)
             entries = self._read(page)

@@ -12,6 +12,9 @@
 -- @include clock
 
 local row = redis.pcall('HMGET', KEYS[1], 'state')
+if row.err and not string.find(row.err, 'WRONGTYPE', 1, true) then
+  return row -- whether the hash can be marked is unknown, and without the mark the entry must stay on the list
+end
 local is_hash = not row.err and redis.call('EXISTS', KEYS[1]) == 1
 if redis.call('ZREM', KEYS[2], ARGV[1]) == 0 then
   return 'not_quarantined'

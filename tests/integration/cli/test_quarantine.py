@@ -25,9 +25,10 @@ from sweeperd.sweep.sweeper import Sweeper
 from sweeperd.text import rfc3339
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
 from tests.lua.builders import DEADLINE, NOW, RID, World
+from tests.support.acl import limited
 from tests.support.books import ALWAYS, check, read
 from tests.support.fixtures import full
-from tests.support.harness import budget, command, environment, eventually, reserve
+from tests.support.harness import budget, command, environment, eventually, reserve, server_time
 
 Damage = Callable[[World], object]
 
@@ -395,6 +396,17 @@ def test_what_stays_locked_is_told_exactly(sweeperd: Sweeperd, client: redis.Red
     assert told["locked"] == {f"UNIT{number}": 2 * (2**63 - 1) for number in range(20)}
 
 
+def test_without_the_right_to_read_the_hash_it_stays_on_the_list(server: Server, client: redis.Redis) -> None:
+    (rid,) = broken(client, 1)
+    with limited(server, client, commands=True) as url, redis.Redis.from_url(url) as user:
+        user.time()
+        client.execute_command("ACL", "SETUSER", "sweeperd", "-hmget")
+        with pytest.raises(redis.ResponseError):
+            Script("ops/dismiss").run(user, Call([f"reservation:res_{rid}".encode(), b"sweeperd:quarantine"], [rid]))
+        client.acl_log_reset()
+    assert client.zrange("sweeperd:quarantine", 0, -1) == [rid.encode()]
+
+
 def test_only_what_was_there_at_the_beginning_is_dismissed(shard: Shard, client: redis.Redis) -> None:
     ids = broken(client, 120)
     pages = Quarantine(shard, Settings()).dismiss(QuarantineFilter())
@@ -434,7 +446,7 @@ def test_nothing_is_changed_without_a_yes(verb: str, sweeperd: Sweeperd, client:
 def test_on_a_terminal_it_asks(server: Server, client: redis.Redis) -> None:
     (rid,) = broken(client, 1)
 
-    def answered(answer: bytes) -> tuple[int, bytes]:
+    def answered(answer: bytes, meanwhile: Callable[[], object] = lambda: None) -> tuple[int, bytes]:
         leader, follower = pty.openpty()
         asked = subprocess.Popen(
             command("quarantine", "dismiss", "--all"),
@@ -449,6 +461,7 @@ def test_on_a_terminal_it_asks(server: Server, client: redis.Redis) -> None:
             while part := os.read(leader, 4096):
                 seen += part
                 if seen.endswith(b"[y/N]: "):
+                    meanwhile()
                     os.write(leader, answer)
         os.close(leader)
         return asked.wait(20), seen
@@ -456,10 +469,10 @@ def test_on_a_terminal_it_asks(server: Server, client: redis.Redis) -> None:
     code, seen = answered(b"n\n")
     assert (code, b"nothing was changed" in seen) == (1, True)
     assert client.zcard("sweeperd:quarantine") == 1
-    code, seen = answered(b"y\n")
+    code, seen = answered(b"y\n", lambda: client.zadd("sweeperd:quarantine", {"new": server_time(client) + 1}))
     assert (code, b"dismissed 1 entry" in seen) == (0, True)
     assert b"Take 1 entry off the list?" in seen
-    assert client.zcard("sweeperd:quarantine") == 0
+    assert client.zrange("sweeperd:quarantine", 0, -1) == [b"new"], "the operator was not asked about it"
     assert client.exists(f"reservation:res_{rid}")
 
 

@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
+from http.client import HTTPException, InvalidURL
 from pathlib import Path
 
 import click
@@ -76,8 +77,10 @@ def _write_metrics(metrics: Metrics, path: Path) -> None:
 def _push_metrics(metrics: Metrics, gateway: str) -> None:
     try:
         push_to_gateway(gateway, job="sweeperd", registry=metrics.registry, timeout=PUSH_TIMEOUT)
-    except (OSError, ValueError) as error:
-        # The URL may hold a password, so the line does not show it.
+    except (ValueError, InvalidURL):
+        # The URL may hold a password, and these errors show a part of the URL.
+        fail("the metrics cannot be pushed: the URL cannot be used", Exit.FAILED)
+    except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         fail(f"the metrics cannot be pushed: {getattr(reason, 'strerror', None) or reason}", Exit.FAILED)
 

@@ -2,6 +2,7 @@
 
 import difflib
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
@@ -14,6 +15,9 @@ from sweeperd.config.settings import Settings
 ENVIRONMENT_PREFIX = "SWEEPERD_"
 #: Stands for the file's name where the problem is in the environment.
 ENVIRONMENT = "environment"
+
+#: A key of the settings, or the name of a header.
+_KEY = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]*")
 
 
 def explain(error: ValidationError, source: str) -> str:
@@ -32,7 +36,10 @@ def _key(detail: ErrorDetails, source: str) -> str:
 
 
 def _path(place: Sequence[int | str]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    """A key that is none, such as a URL or a header with its value, may hold a secret, so it is not shown."""
+    return "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part if _KEY.fullmatch(part) else '…'}" for part in place
+    )
 
 
 def _problem(detail: ErrorDetails, source: str) -> str:

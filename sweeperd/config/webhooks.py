@@ -35,6 +35,7 @@ _OWN_HEADERS = re.compile(
 _CONNECTION_HEADERS = re.compile(
     r"connection|expect|http2-settings|keep-alive|proxy-connection|te|trailer|transfer-encoding|upgrade", re.IGNORECASE
 )
+_NO_TOKEN = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 _POSITIVE: TypeAdapter[timedelta] = TypeAdapter(PositiveDuration)
 
 
@@ -101,8 +102,11 @@ class EndpointSettings(Section):
     @classmethod
     def _headers_are_free(cls, headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
         for name, value in headers.items():
-            if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
-                raise ValueError(f"{name!r} is not the name of a header")
+            if not name:
+                raise ValueError("a header without a name")
+            if wrong := _NO_TOKEN.search(name):
+                # Only the character: the name may be a whole line, with the value.
+                raise ValueError(f"{wrong[0]!r} cannot stand in a header's name")
             if _OWN_HEADERS.fullmatch(name):
                 raise ValueError(f"{name} is set by sweeperd itself")
             if _CONNECTION_HEADERS.fullmatch(name):

@@ -69,7 +69,14 @@ class Shard:
         return self.keys.prefix if self.name == DEFAULT_SHARD else self.name.encode() + b"\0" + self.keys.prefix
 
     def _connected(self, connection: Any) -> None:
-        connection.on_connect()
+        try:
+            connection.on_connect()
+        except redis.ResponseError as error:
+            known, arguments, _ = str(error).partition(", with args beginning with")
+            if not arguments:
+                raise
+            # The server does not know AUTH, and repeats the password.
+            raise redis.AuthenticationError(known) from None
         self.opened += 1
 
     def read_clock(self) -> int:

@@ -313,6 +313,24 @@ def test_the_metrics_of_a_run_are_pushed(
     assert samples["sweeperd_expired_total"] == 2
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://user:hush@gateway", "http://user:hush@127.0.0.1:nine", "http://[user:hush@gateway", "http://h/?k=hush x"],
+)
+def test_a_gateways_url_that_cannot_be_used_is_not_shown(url: str, server: Server) -> None:
+    run = subprocess.run(
+        command("--once", "--metrics-push", url),
+        env=environment(server.url),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1] == "sweeperd: the metrics cannot be pushed: the URL cannot be used"
+    assert "hush" not in run.stderr
+
+
 def test_a_gateway_that_does_not_answer_fails_the_run(server: Server, client: redis.Redis) -> None:
     reserve(client, ["one"])
     run = subprocess.run(

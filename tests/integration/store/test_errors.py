@@ -1,12 +1,16 @@
 """What the errors of a script are taken for. Each server has words of its own for them."""
 
+import traceback
 from collections.abc import Callable, Iterator
 
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
+from sweeperd.config import RedisSettings
+from sweeperd.errors import RedisUnavailable
+from sweeperd.store.embedded import Binary, Server
 from sweeperd.store.errors import is_full, is_refused, is_script_fault, is_server_trouble, is_unknown_command
+from sweeperd.store.shard import Shard
 
 JUDGES: list[Callable[[object], bool]] = [is_refused, is_unknown_command, is_script_fault, is_server_trouble, is_full]
 
@@ -21,6 +25,15 @@ def error_of(client: redis.Redis, script: str) -> redis.RedisError:
 def judged(error: redis.RedisError) -> list[Callable[[object], bool]]:
     """Which of the judges know it."""
     return [judge for judge in JUDGES if judge(error)]
+
+
+def test_a_server_that_does_not_know_auth_repeats_no_password(redis_binary: Binary) -> None:
+    with Server(redis_binary, ["--rename-command", "AUTH", ""]) as server:
+        url = server.url.replace("//", "//user:hush-hush@")
+        shard = Shard(RedisSettings.model_validate({"url": url}))
+        with pytest.raises(RedisUnavailable, match="unknown command") as caught, shard.reaching():
+            shard.read_clock()
+    assert "hush" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.fixture

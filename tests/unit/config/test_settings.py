@@ -73,6 +73,8 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
                 ("https:///hook", NO_HTTP_URL),
             ]
         ),
+        (ENDPOINT + "'https://hush@h' = 'x'", "webhooks.endpoints[0].…", "unknown key"),
+        (ENDPOINT + "headers = {'X-Key: hush' = 5}", "webhooks.endpoints[0].headers.…", "valid string"),
         (ENDPOINT + "secret = 'x'", "webhooks.endpoints[0].secret", "unknown key; did you mean secrets?"),
         ("[sweep]\nbatch_size = '1000'", "sweep.batch_size", "valid integer"),
         ("[sweep]\nbatch_size = true", "sweep.batch_size", "valid integer"),
@@ -149,7 +151,12 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         (ENDPOINT + "tenants = 'acme'", "webhooks.endpoints[0].tenants", "valid list"),
         (ENDPOINT + "secrets = 'x'", "webhooks.endpoints[0].secrets", "valid list"),
         (ENDPOINT + "secrets = ['a', 5]", "webhooks.endpoints[0].secrets[1]", "a secret is text"),
-        (ENDPOINT + "headers = {'X Y' = ''}", "webhooks.endpoints[0].headers", "'X Y' is not the name of a header"),
+        (
+            ENDPOINT + "headers = {'X Y' = ''}",
+            "webhooks.endpoints[0].headers",
+            "' ' cannot stand in a header's name",
+        ),
+        (ENDPOINT + "headers = {'' = 'x'}", "webhooks.endpoints[0].headers", "a header without a name"),
         (ENDPOINT + 'headers = {"X-Y" = "a\\nb"}', "webhooks.endpoints[0].headers", "X-Y cannot stand in a header"),
         *(
             (ENDPOINT + f'headers = {{"X-Y" = "{value}"}}', "webhooks.endpoints[0].headers", "X-Y begins or ends with")

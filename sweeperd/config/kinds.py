@@ -94,6 +94,8 @@ class KindSettings(Section):
         placeholders = [part.name for part in word if isinstance(part, Field)]
         if placeholders != [ID] or len(word) == 1:
             raise ValueError('is text with {id} in it once and no other placeholder, such as "seats:hold:{id}"')
+        if word[0] == Field(ID):
+            raise ValueError('begins with text of its own, such as "seats:hold:{id}": an id could name any key')
         return key
 
     @field_validator("give_back")
@@ -179,7 +181,7 @@ def _problems(kind: KindSettings) -> "list[str]":
         found.append("ended: it must not change the deadline")
     if own := OWN_FIELDS.intersection(kind.active):
         found.append(f"active: {min(own)} is set by sweeperd itself")
-    if kind.index.startswith(OWN_KEYS) or kind.key.startswith(OWN_KEYS):
+    if kind.index.startswith(OWN_KEYS) or may_meet(kind.entry_pattern, f"{OWN_KEYS}*"):
         found.append(f"index and key: {OWN_KEYS}* is sweeperd's own")
     return found
 
@@ -262,7 +264,7 @@ def check_kinds(kinds: Sequence[KindSettings], reservations: bool) -> None:
         other = indexes.setdefault(kind.index, kind.name)
         if other != kind.name:
             raise ValueError(f"kinds: {kind.name}: the index {kind.index} is that of {other}")
-        own = [stem for stem in RESERVATION_KEYS if reservations and kind.key.startswith(stem)]
+        own = [stem for stem in RESERVATION_KEYS if reservations and may_meet(kind.entry_pattern, f"{stem}*")]
         if own:
             raise ValueError(f"kinds: {kind.name}: {own[0]}* belongs to reservations (reservations.enabled)")
         for pattern in kind.write_patterns if reservations else []:

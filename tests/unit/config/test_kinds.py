@@ -57,6 +57,11 @@ REFUSED: dict[str, list[tuple[str, str | None]]] = {
         ('"a:{id}:{id}"', "{id}"),
         ('"a:{id"', "brace"),
         ('"a:{x}"', "{id}"),
+        ('"{id}_1"', "begins with text of its own"),
+        ('"{id}s"', "begins with text of its own"),
+        # With the id `weeperd:endpoints` and `eservation:res_1`.
+        ('"s{id}"', "sweeperd's own"),
+        ('"r{id}"', "reservation:* belongs to reservations"),
     ],
     "index": [('"reservation:ttl"', "that of reservations"), ('"sweeperd:x"', "sweeperd's own"), ('""', "at least 1")],
     "ended": [

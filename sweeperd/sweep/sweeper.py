@@ -38,9 +38,11 @@ class _Tick:
     in_flight: deque[Batch] = field(default_factory=deque)
     #: How many entries were passed by as in grace without a decision about each.
     passed: int = 0
-    #: The first error of an entry, and whether every one was about rights or the script, which concern all entries.
+    #: The first error of an entry, and whether every one was about the script, which concerns all entries.
     error: str = ""
     general: bool = True
+    #: The first reply that is a refusal of rights. A right may have been taken away, so the tick ends there.
+    refused: str = ""
     #: The error after which the kind must not be swept any more.
     broken: str = ""
     #: Whether it has got any further. A time budget that is too short for a slow server must not end each tick at once.
@@ -56,12 +58,16 @@ class _Tick:
         """An entry failed with this reply. Returns it in one line."""
         text = describe(reply)
         self.error = self.error or text
-        self.general = self.general and (is_refused(reply) or is_script_fault(reply))
+        self.general = self.general and is_script_fault(reply)
+        if is_refused(reply):
+            self.refused = self.refused or text
         return text
 
     @property
     def failure(self) -> str:
-        """Why the tick counts as failed: every entry failed, and not because of a few bad hashes."""
+        """Why the tick counts as failed: a right is missing, or every entry failed, not only a few bad hashes."""
+        if self.refused:
+            return f"a right is missing: {self.refused}"
         failed = self.counts[Outcome.ERROR]
         if not failed or failed < self.counts.total() - self.counts[Outcome.IN_GRACE]:
             return ""
@@ -108,8 +114,8 @@ class Sweeper:
     def tick(self, give_way: Callable[[], bool] = lambda: False, trace_id: str = "") -> SweepReport:
         """
         Decide every entry that is due by the server's clock at the start of the tick, each once, until the end, the
-        time budget or `stop`, or until it is to `give_way` to another replica. The next tick takes up where one that
-        was cut short stopped. Memory holds one page. The events carry `trace_id`, 32 hex digits.
+        time budget or `stop`, a refusal of rights, or until it is to `give_way` to another replica. The next tick takes
+        up where one that was cut short stopped. Memory holds one page. The events carry `trace_id`, 32 hex digits.
 
         Raises RedisUnavailable. The tick after that goes on after the batch that failed: if Redis fails because of that
         batch, it must not keep the following entries from being decided.
@@ -158,7 +164,7 @@ class Sweeper:
     def _is_over(self, tick: _Tick) -> bool:
         """Whether the tick is to stop here. Then the replies to the batches in flight are received first."""
         spent = tick.progressed and tick.duration > self._time_budget
-        if not (spent or tick.broken or self._stop.is_set() or tick.give_way()):
+        if not (spent or tick.broken or tick.refused or self._stop.is_set() or tick.give_way()):
             return False
         self._receive(tick, 0)
         self._reader.stop()

@@ -27,8 +27,9 @@
 -- write that no check can vouch for is XADD (the stream's last id may be the greatest there is), so it is tried while
 -- there is nothing to undo but the first write.
 --
--- Rights to commands and to KEYS are known before a sweep begins. From Redis 7.0 on, the server is asked whether the
--- user may write a hash; in 6.2 an ACL grants no key for reading only, so a hash that can be read can be written.
+-- A right may be taken away on an open connection, so each is asked for before the first write (`denied`); the ZREM
+-- asks for itself. In 6.2 an ACL grants no key for reading only, so a hash that can be read can be written, and a trial
+-- of each command suffices; XADD is tried by itself there, with the right to undo the ZREM in hand.
 --
 -- The first write is always a ZREM. At maxmemory with noeviction, Redis refuses a script's writes that need memory
 -- until the script has made one that needs none.
@@ -48,15 +49,30 @@ local MAX_SCOPES = 256
 local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format
 local permitted = redis.acl_check_cmd
 
--- The error where the user may not write this hash; nil where that is permitted, or where the server cannot be asked.
-local function denied(key, lasting)
-  if permitted and not (permitted('HSET', key, 'field', 'value') and (lasting or permitted('PEXPIRE', key, '1'))) then
-    return {err = 'NOPERM the user has no right to write ' .. key}
+-- The error if the user has no right to run this command on this key; else nil. Redis 6.2 cannot be asked. There the
+-- command is tried in a form that fails at one of its arguments; what it meets otherwise, the ZREM meets or lifts.
+local function denied(command, key)
+  if permitted then
+    if permitted(command, key) then
+      return nil
+    end
+  else
+    local problem
+    if command == 'PEXPIRE' then
+      problem = attempt(command, key, '\0sweeperd check').err
+    else
+      problem = attempt(command, key, '\0sweeperd check', '', '').err
+    end
+    if find(problem, '^ERR ')
+      or not (find(problem, 'user executing', 1, true) or find(problem, 'Unknown Redis command', 1, true)) then
+      return nil
+    end
   end
+  return {err = 'NOPERM the user has no right to run ' .. command .. ' on ' .. key}
 end
 
 local function set_aside(reason, now, tenant)
-  local refusal = reason ~= 'WRONG_TYPE' and denied(KEYS[1], true)
+  local refusal = reason ~= 'WRONG_TYPE' and denied('HSET', KEYS[1]) or denied('ZADD', KEYS[4])
   if refusal then
     return refusal
   end
@@ -120,6 +136,10 @@ if not phase then
   return set_aside('INVALID_EXPIRY', now_text, tenant)
 end
 if phase == 'not_due' then
+  local refusal = denied('ZADD', KEYS[2])
+  if refusal then
+    return refusal
+  end
   call('ZREM', KEYS[2], ARGV[1])
   call('ZADD', KEYS[2], expires_text, ARGV[1])
   return {'not_due'}
@@ -139,7 +159,8 @@ if not scopes_text then
     return set_aside('MISSING_SCOPES', now_text, tenant)
   end
 end
--- cjson stops at a NUL byte without a word; an object has no length.
+-- cjson stops at a NUL byte without a word; an object has no length. Its settings are shared by all scripts of the
+-- server, and none of them keeps it from reading or writing a flat list of texts.
 local decoded, scopes = pcall(cjson.decode, scopes_text)
 if not decoded or type(scopes) ~= 'table' or #scopes == 0 or find(scopes_text, '\0', 1, true) then
   return set_aside('MALFORMED_SCOPES', now_text, tenant)
@@ -147,7 +168,8 @@ end
 if #scopes > MAX_SCOPES then
   return set_aside('TOO_MANY_SCOPES', now_text, tenant)
 end
-local refusal = denied(KEYS[1])
+local refusal = denied('PEXPIRE', KEYS[1]) or denied('HSET', KEYS[1]) or denied('ZADD', KEYS[2])
+  or permitted and denied('XADD', KEYS[3])
 if refusal then
   return refusal
 end
@@ -176,8 +198,8 @@ for i = 1, #scopes do
       budget = false
       missing = missing or {}
       missing[#missing + 1] = scope
-    else
-      refusal = denied(key, true)
+    elseif permitted then -- on 6.2 a hash that can be read can be written
+      refusal = denied('HSET', key)
       if refusal then
         return refusal
       end

@@ -1,7 +1,8 @@
 """Rights: where one is missing nothing is moved at all, and the right is named."""
 
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,22 @@ class Limited:
         settings = Settings()
         kind = reservations(self.shard.keys, settings.sweep)
         self.decided: list[Any] = []
-        self.sweep = KindSweep(settings, self.shard, kind, Metrics(), threading.Event(), self.decided.extend)
+        #: What happens after each batch.
+        self.then: Callable[[], object] = lambda: None
+        self.sweep = KindSweep(settings, self.shard, kind, Metrics(), threading.Event(), self._observe)
+
+    def _observe(self, decisions: Sequence[Any]) -> None:
+        self.decided += decisions
+        self.then()
+
+    def ids(self, outcome: Outcome) -> list[bytes]:
+        """The entries that were decided so."""
+        return [decision.id for decision in self.decided if decision.outcome is outcome]
+
+    def refused(self) -> None:
+        """A run in which a right is missing. A new connection is tried before it is used."""
+        with contextlib.suppress(KindRefused):
+            assert "a right is missing: " in self.sweep.run()
 
     def allow(self, *changes: str) -> None:
         self._client.execute_command("ACL", "SETUSER", "limited", *changes)
@@ -99,8 +115,66 @@ def test_hashes_that_may_only_be_read_fail_the_tick(
     before = limited.dump()
     limited.allow("resetkeys", *(rule for rule in rules() if rule.startswith("~") and rule != f"~{pattern}"))
     limited.allow(f"%R~{pattern}")
-    assert "every entry failed: " in limited.sweep.run()
+    assert "a right is missing: " in limited.sweep.run()
     assert limited.dump() == before
+
+
+COMMANDS = ["zrem", "zadd", "xadd", "hset", "pexpire"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_right_that_is_taken_away_in_the_middle_moves_nothing_more(
+    limited: Limited, client: redis.Redis, command: str
+) -> None:
+    ids = [f"r{number}" for number in range(1000)]
+    reserve(client, ids)
+    limited.then = lambda: limited.allow(f"-{command}")
+    assert "a right is missing: " in limited.sweep.run()
+    first = len(limited.ids(Outcome.EXPIRED))
+    assert 0 < first < 500
+    assert client.xlen("sweeperd:events") == first
+    assert client.zcard("reservation:ttl") == 1002 - first
+    assert client.exists("sweeperd:quarantine") == 0
+    assert client.hget("reservation:res_r999", "state") == b"ACTIVE"
+    before = limited.dump()
+    limited.refused()
+    assert limited.dump() == before
+    limited.then = lambda: None
+    limited.allow(f"+{command}")
+    while client.zcard("reservation:ttl"):
+        assert limited.sweep.run() == ""
+    assert sorted(limited.ids(Outcome.EXPIRED)) == sorted(name.encode() for name in [*ids, "a", "b"])
+    assert client.xlen("sweeperd:events") == 1002
+    budgets = client.keys("budget:*")
+    assert budgets
+    assert {client.hget(budget, "reserved") for budget in budgets} == {b"0"}
+
+
+@pytest.mark.parametrize("command", ["zadd", "hset"])
+def test_without_it_neither_an_extended_nor_a_bad_row_leaves_the_index(
+    limited: Limited, client: redis.Redis, command: str
+) -> None:
+    reserve(client, [f"extended{number}" for number in range(200)])
+    reserve(client, [f"bad{number}" for number in range(200)])
+    for number in range(200):
+        client.hset(f"reservation:res_extended{number}", "expires_at", 9_000_000_000_000)
+        client.hset(f"reservation:res_bad{number}", "state", "LIMBO")
+    limited.then = lambda: limited.allow(f"-{command}")
+    assert "a right is missing: " in limited.sweep.run()
+    limited.then = lambda: None
+    for _ in range(3):
+        limited.refused()
+    indexed = set[Any](client.zrange("reservation:ttl", 0, -1))
+    aside = set[Any](client.zrange("sweeperd:quarantine", 0, -1))
+    assert indexed.isdisjoint(aside)
+    bad = {b"bad%d" % number for number in range(200)}
+    assert bad <= indexed | aside
+    assert {b"extended%d" % number for number in range(200)} <= indexed
+    limited.allow(f"+{command}")
+    while client.zcount("reservation:ttl", "-inf", 8_000_000_000_000):
+        assert limited.sweep.run() == ""
+    assert set[Any](client.zrange("sweeperd:quarantine", 0, -1)) == bad
+    assert client.zcard("reservation:ttl") == 200
 
 
 def test_the_daemon_is_not_ready_and_names_the_right(

@@ -14,6 +14,7 @@ from sweeperd.delivery import handshake
 from sweeperd.delivery.handshake import certificate_expiry
 from tests.support.authority import Authority
 from tests.support.forward_proxy import ForwardProxy
+from tests.support.raw_server import raw_server
 from tests.support.receiver import Receiver
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
@@ -108,3 +109,12 @@ def test_the_connection_is_closed_where_the_receiver_refuses_the_client(authorit
         server.join()
     assert str(refused.value) == "TLS: the receiver demands a client certificate"
     assert left[-1:] == [b"the end"]
+
+
+def test_a_proxy_that_repeats_its_password() -> None:
+    with raw_server(b"HTTP/1.1 407 no, not hush%2Fhush\r\n\r\n") as (url, _):
+        proxy = url.replace("//", "//user:hush%2Fhush@")
+        endpoint = EndpointSettings.model_validate({"name": "a", "url": "https://receiver.example/", "proxy": proxy})
+        with pytest.raises(ConnectionError) as caught:
+            certificate_expiry(endpoint, 5)
+    assert str(caught.value) == "it answers 407 no, not ***"

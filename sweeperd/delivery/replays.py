@@ -113,12 +113,13 @@ class Replays:
 
     def _end_finished(self, notes: Iterable[ReplayNote]) -> None:
         for note in notes:
-            if note.cancelled or not self._store.exhausted(note):
+            if note.cancelled:
                 continue
-            replay = self._running.get(note.endpoint)
+            replay, exhausted = self._running.get(note.endpoint), self._store.exhausted(note)
             if replay is not None:
-                replay.subscription.exhausted = True
-            if self._store.end(note):
+                # A group that was lost and is made again takes events anew.
+                replay.subscription.exhausted = exhausted
+            if exhausted and self._store.end(note):
                 log.warning("a replay has ended: all of its events were delivered", extra=self._log_fields(note))
                 if replay is not None:
                     replay.stop.set()

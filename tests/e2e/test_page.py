@@ -179,6 +179,19 @@ def test_an_endpoint_and_a_reason_open_to_what_may_be_done(browser: Browser, wid
         page.close()
 
 
+def test_an_endpoint_without_a_group_is_not_one_for_which_nothing_waits(browser: Browser) -> None:
+    (eu, samples), *_ = busy()
+    assert eu.status is not None
+    status = replace(eu.status, endpoints=(EndpointStatus("hook"),))
+    with served(settings("hook"), lambda: [(replace(eu, status=status), samples)]) as url:
+        page = browser.open(url)
+        page.shows("no group")
+        page.shows("hook: it has no consumer group")
+        assert answers(page)[1] == "Not quite"
+        assert page.problems == []
+        page.close()
+
+
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
     "<script>document.title='owned'</script>",

@@ -146,7 +146,8 @@ def test_everything_is_flushed_under_it(server: Server, client: redis.Redis, tmp
             reserve(client, ["two"])
             requests = receiver.wait_for(lambda requests: len(requests) == 2)
             assert requests[1].event["data"]["reservation_id"] == "two"
-            assert running.logged("the endpoint's group was not there and is made")
+            assert running.logged("a consumer group was lost and is made again")
+            assert running.metric("sweeperd_groups_remade_total", shard="default") == 1
 
 
 def test_once_with_a_full_redis(own_server: Server) -> None:

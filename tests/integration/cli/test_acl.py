@@ -168,6 +168,8 @@ def test_a_role_works_under_its_rights(own_server: Server, limited_url: str, tmp
                 eventually(lambda: {b"billing"} & {each["name"] for each in client.xinfo_groups("sweeperd:events")})
                 client.xadd("sweeperd:events", {"type": "seat-hold.expired", "kind": "seat-hold", "id": "h"})
                 eventually(lambda: receiver.requests)
+            client.xgroup_destroy("sweeperd:events", "billing")
+            eventually(lambda: running.metric("sweeperd_groups_remade_total", shard="default") == 1)
             eventually(lambda: json.loads(running.get("/status.json")[1])["shards"][0]["status"])
             assert running.terminate() == 0
         assert refusals(client) == []

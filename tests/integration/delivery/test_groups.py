@@ -1,6 +1,7 @@
 """Consumer groups that are lost, on real servers: each is made again at its position, whatever its endpoint does."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from sweeperd.delivery.outbox import Outbox
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import EVENTS, Deliver, Delivery, expire
-from tests.integration.delivery.test_replays import add, begin
+from tests.integration.delivery.test_replays import add, begin, ended, refreshed
 from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time
 from tests.support.receiver import Answer, Behaviour, Receiver
@@ -91,6 +92,19 @@ def test_the_group_of_an_endpoint_that_rests_is_made_again(
         receiver.clear()
         with deliver(receiver.url, 2):
             receiver.wait_for(lambda _: {"one", "two", "three"} <= set(received(receiver)))
+
+
+def test_a_run_that_ends_counts_what_a_lost_group_shall_have(shard: Shard, client: redis.Redis) -> None:
+    """Its exit code says that events wait, though nothing has read from the endpoint that is paused."""
+    delivery = Delivery(shard, NOWHERE, 2, {})
+    EndpointStateStore(shard).pause("hook", "moving house")
+    expire(client, "one", "two")
+    client.xgroup_destroy(EVENTS, "hook")
+    delivery.dispatcher.start(until_idle=True)
+    assert delivery.dispatcher.join(time.monotonic() + 20)
+    delivery.dispatcher.maintain()
+    assert delivery.dispatcher.report().undelivered == 2
+    assert remade(delivery) == 1
 
 
 def test_a_group_without_a_note_gets_one_at_the_first_round(shard: Shard, client: redis.Redis) -> None:
@@ -360,3 +374,24 @@ def test_a_consumer_leaves_a_group_that_has_gone(shard: Shard, client: redis.Red
     groups.ensure("other")
     assert not groups.leave("hook")
     assert groups.remove_silent("hook") == 0
+
+
+def test_a_replay_whose_group_is_lost_after_its_last_event_was_taken_goes_on(
+    shard: Shard, client: redis.Redis, deliver: Deliver
+) -> None:
+    """It takes its events anew, and ends."""
+    now, down = server_time(client), [True]
+    add(client, now - HOUR, 3)
+    with Receiver(lambda *_: Answer(503 if down[0] else 200)) as receiver:
+        with deliver(receiver.url, 2) as delivery, refreshed(delivery):
+            running = begin(shard, now - 2 * HOUR, now)
+            receiver.wait_for(lambda requests: len(requests) > 3)
+            (replay,) = delivery.dispatcher._replays._running.values()
+            eventually(lambda: replay.subscription.exhausted)
+            client.xgroup_destroy(EVENTS, running.group)
+            eventually(lambda: running.group.encode() in group_names(client))
+            down[0] = False
+            receiver.clear()
+            eventually(lambda: ended(client))
+            assert set(received(receiver)) == {"r0", "r1", "r2"}
+            assert remade(delivery) >= 1

@@ -96,13 +96,6 @@ do
         need('PEXPIRE', key, retention)
       end
     end
-    -- Messages go out before anything is written, because Redis may refuse one.
-    for i = 1, messages and #messages or 0 do
-      local reply = attempt(unpack(messages[i]))
-      if type(reply) == 'table' then
-        return reply
-      end
-    end
     local indexed = call('ZREM', index, id)
     -- The stream's last id may be the greatest there is, so this can fail. Until here there is only the ZREM to undo.
     local added = attempt('XADD', events, '*', unpack(event))
@@ -120,6 +113,10 @@ do
     else
       call('HSET', key, 'expired_at', clock.now_text, ...)
       call('PEXPIRE', key, retention)
+    end
+    -- Messages go out last, so that no retry after a failure repeats them. One that Redis refuses is lost.
+    for i = 1, messages and #messages or 0 do
+      attempt(unpack(messages[i]))
     end
     return {'expired', tenant, lag, missing}
   end

@@ -75,6 +75,21 @@ def test_publish_reaches_a_declared_channel(client: redis.Redis) -> None:
         assert listener.get_message(timeout=5)["data"] == b"s1"
 
 
+def test_a_message_is_not_sent_while_the_stream_is_full(client: redis.Redis) -> None:
+    seats = planned(client, lua([write("PUBLISH", "seats:free", "s1")]), channels=["seats:*"])
+    client.xadd("sweeperd:events", {"by": "hand"}, id="18446744073709551615-18446744073709551615")
+    with client.pubsub() as listener:
+        listener.subscribe("seats:free")
+        assert listener.get_message(timeout=5)["type"] == "subscribe"
+        for _ in range(2):
+            with pytest.raises(redis.ResponseError, match="exhausted"):
+                seats.run()
+        client.delete("sweeperd:events")
+        assert seats.run().outcome == "expired"
+        assert listener.get_message(timeout=5)["data"] == b"s1"
+        assert listener.get_message(timeout=0.1) is None
+
+
 # ---- what is refused
 
 INVALID: dict[str, Any] = {

@@ -8,9 +8,10 @@ import click
 from sweeperd.cli.options import Exit, Options, fail, json_option
 from sweeperd.cli.output import Output
 from sweeperd.errors import ConfigError
+from sweeperd.kit.derived import derived_samples
 from sweeperd.kit.failure import Failure
 from sweeperd.kit.prove import Proof, kind_named, prove
-from sweeperd.kit.samples import derived_samples, read_samples
+from sweeperd.kit.samples import read_samples, without_after
 
 
 @click.command("prove", short_help="Prove that a configured kind loses and invents nothing.")
@@ -36,6 +37,8 @@ def command(options: Options, name: str, file: Path | None, as_json: bool) -> No
     try:
         kind = kind_named(settings, name)
         samples = read_samples(file, kind) if file else derived_samples(kind)
+        if warning := without_after(samples):
+            click.echo(f"warning: {warning}", err=True)
         for proof in prove(settings, kind, samples):
             proofs.append(proof)
             if not as_json:
@@ -50,7 +53,7 @@ def command(options: Options, name: str, file: Path | None, as_json: bool) -> No
             {"property": proof.name, "holds": proof.holds} | (_as_dict(proof.failure) if proof.failure else {})
             for proof in proofs
         ]
-        output.json({"kind": name, "holds": holds, "properties": rows})
+        output.json({"kind": name, "holds": holds, "warnings": [warning] if warning else [], "properties": rows})
     sys.exit(Exit.DONE if holds else Exit.FAILED)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from sweeperd.kit import victim
 from sweeperd.kit.failure import Failure
 from sweeperd.kit.lab import TRACE, Lab, NoEnd
-from sweeperd.kit.samples import Sample
+from sweeperd.kit.samples import DEADLINE, Sample
 
 #: How many copies of a sample are drained, beside the sample itself.
 ENTRIES = 40
@@ -40,6 +40,17 @@ def killed(lab: Lab, sample: Sample) -> Failure | None:
     if sample.outcome != "expired":
         return None
     return _drained(lab, sample, lambda: _die(lab, sample))
+
+
+def at_once(lab: Lab, sample: Sample) -> Failure | None:
+    """Entries that are swept within the same millisecond have an event each."""
+    lab.load(sample, more=1)
+    for entry in lab.entries(sample, 1):
+        lab.write(sample.keys)
+        result = lab.run(entry, at=DEADLINE + lab.settings.grace_ms + 1)
+        if isinstance(result, Exception):
+            return Failure(f"2 copies of {sample.id} in one millisecond", f"an error: {result}")
+    return None
 
 
 def _sweep(lab: Lab, sample: Sample) -> None:
@@ -81,11 +92,12 @@ def _drained(lab: Lab, sample: Sample, work: Callable[[], None]) -> Failure | No
     work()
     _sweep(lab, sample)
     after = lab.world(sample)
-    ids = [fields[b"id"] for _, fields in lab.client.xrange(lab.keys.events)]
-    set_aside = lab.client.zcard(lab.kind.quarantine)
+    entries = set(lab.entries(sample, ENTRIES))
+    ids = [fields[b"id"] for _, fields in after.of(lab.keys.events, "stream") if b"id" in fields]
+    set_aside, indexed = (len(entries & after.of(key, "zset").keys()) for key in (lab.kind.quarantine, lab.kind.index))
     if len(set(ids)) != len(ids):
         return Failure(f"{ENTRIES} copies of {sample.id}", "two events for one end")
-    if len(ids) + set_aside + lab.client.zcard(lab.kind.index) < ENTRIES + 1:
+    if len(ids) + set_aside + indexed < len(entries):
         return Failure(f"{ENTRIES} copies of {sample.id}", "an end without its event")
     if after.books != before.books:
         return Failure(f"{ENTRIES} copies of {sample.id}", "the books changed")

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from sweeperd.config.kind_commands import INT64_MAX, INT64_MIN
+from sweeperd.kit.derived import filled
 from sweeperd.kit.failure import Failure
-from sweeperd.kit.judge import attempt, first, judge, short
+from sweeperd.kit.judge import attempt, first, judge, outcome_is, short
 from sweeperd.kit.lab import Lab
-from sweeperd.kit.samples import COUNTER, DEADLINE, Sample
+from sweeperd.kit.samples import DEADLINE, Sample
+from sweeperd.kit.verdicts import problem, stated
 from sweeperd.sweep.kind import Decision, Outcome
 
 #: Values that a field of a hash may come to hold.
@@ -17,48 +19,44 @@ HOSTILE = (
 )
 #: How often an entry may be put off.
 MAX_WAITS = 100
+#: What is added to the deadline, ms: the time and its seconds are even, then odd.
+SHIFTS = (0, 1_234_567)
 
 
 def expires(lab: Lab, sample: Sample) -> Failure | None:
-    """Each sample comes to the outcome that it should."""
+    """Each sample comes to the outcome that it should, and leaves what its `after` says."""
     lab.load(sample)
     before = lab.world(sample)
-    result = lab.run(sample.id.encode())
-    problem = lab.problem(sample, result, before)
-    if not problem and isinstance(result, Decision) and result.outcome != sample.outcome:
-        problem = f"{result.outcome} in place of {sample.outcome}: {result.detail} {result.why}".rstrip()
-    for counter, value in () if problem else sample.after:
-        if lab.counter(counter) != value:
-            problem = f"{counter} is {lab.counter(counter)} in place of {value}"
-    return Failure(sample.id, problem) if problem else None
+    failure = outcome_is(lab, sample, sample.id, Outcome(sample.outcome))
+    found = "" if failure else stated(lab, sample, before)
+    return Failure(sample.id, found) if found else failure
 
 
 def never_early(lab: Lab, sample: Sample) -> Failure | None:
-    """An entry does not expire at the end of its grace or before, with any arguments of a caller."""
+    """
+    An entry does not expire at the end of its grace or before, with any arguments of a caller; and one millisecond
+    later it does. Both with an even and with an odd deadline.
+    """
+    return first(_on_time(lab, sample, DEADLINE + shift) for shift in SHIFTS)
 
-    def at(moment: int, bogus: tuple[str, ...] = ()) -> Failure | None:
+
+def _on_time(lab: Lab, sample: Sample, deadline: int) -> Failure | None:
+    sample = sample.changed(lab.settings.deadline, str(deadline))
+    end = deadline + lab.settings.grace_ms
+
+    def at(moment: int, *outcomes: Outcome, bogus: tuple[str, ...] = ()) -> Failure | None:
         lab.load(sample)
-        result = lab.run(sample.id.encode(), at=moment, bogus=bogus)
-        early = isinstance(result, Decision) and result.outcome is Outcome.EXPIRED
-        return (
-            Failure(f"{sample.id} {moment - end:+d} ms from the end of its grace", "expired early") if early else None
-        )
+        about = f"{sample.id} {moment - end:+d} ms from the end of its grace, which is {end}"
+        return outcome_is(lab, sample, about, *outcomes, at=moment, bogus=bogus)
 
-    end = DEADLINE + lab.settings.grace_ms
-    moments = (end - 1, end, DEADLINE - 1, DEADLINE, 0)
-    bogus = ("9999999999999", "x")
-    return first(check for moment in moments for check in (at(moment), at(moment, bogus))) or _late(
-        lab, sample, end + 1
-    )
+    def cases() -> Iterator[Failure | None]:
+        any_but_expired = [outcome for outcome in Outcome if outcome is not Outcome.EXPIRED]
+        for moment in (end - 1, end, deadline - 1, deadline, 0):
+            yield at(moment, *any_but_expired)
+            yield at(moment, *any_but_expired, bogus=("9999999999999", "x"))
+        yield at(end + 1, *([Outcome.EXPIRED] if sample.outcome == "expired" else Outcome))
 
-
-def _late(lab: Lab, sample: Sample, moment: int) -> Failure | None:
-    """One millisecond after the grace it is treated as it is later."""
-    lab.load(sample)
-    result = lab.run(sample.id.encode(), at=moment)
-    if sample.outcome == "expired" and isinstance(result, Decision) and result.outcome is not Outcome.EXPIRED:
-        return Failure(f"{sample.id} +1 ms from the end of its grace", f"{result.outcome} in place of expired")
-    return None
+    return first(cases())
 
 
 def again(lab: Lab, sample: Sample) -> Failure | None:
@@ -66,16 +64,20 @@ def again(lab: Lab, sample: Sample) -> Failure | None:
     return attempt(lab, sample, sample.id)
 
 
+def put_off(lab: Lab, sample: Sample) -> Failure | None:
+    """A later deadline in the hash moves the index, and nothing else happens."""
+    lab.load(sample.changed(lab.settings.deadline, str(DEADLINE + SHIFTS[1])))
+    before = lab.world(sample)
+    result = lab.run(sample.id.encode(), at=DEADLINE + 1)
+    found = problem(lab, sample, result, before)
+    return Failure(f"{sample.id} with a deadline to come", found) if found else None
+
+
 def orphan(lab: Lab, sample: Sample) -> Failure | None:
     """An index entry without a hash goes, and nothing else happens."""
     lab.load(sample)
     lab.client.delete(lab.hash_key(sample.id.encode()))
-    before = lab.world(sample)
-    result = lab.run(sample.id.encode())
-    changed = lab.world(sample).changed_since(before)
-    if isinstance(result, Decision) and result.outcome is Outcome.NOT_FOUND and changed == {lab.kind.index}:
-        return None
-    return Failure(f"{sample.id} without its hash", f"{result if isinstance(result, Exception) else result.outcome}")
+    return outcome_is(lab, sample, f"{sample.id} without its hash", Outcome.NOT_FOUND)
 
 
 def alive(lab: Lab, sample: Sample) -> Failure | None:
@@ -83,25 +85,19 @@ def alive(lab: Lab, sample: Sample) -> Failure | None:
 
     def case(field: str) -> Failure | None:
         lab.load(sample.changed(field, "another"))
-        result = lab.run(sample.id.encode())
-        if isinstance(result, Decision) and result.outcome is Outcome.SKIPPED:
-            return None
-        problem = f"{result if isinstance(result, Exception) else result.outcome} in place of skipped"
-        return Failure(f"{sample.id} with {field} = 'another'", problem)
+        return outcome_is(lab, sample, f"{sample.id} with {field} = 'another'", Outcome.SKIPPED)
 
     return first(case(field) for field in lab.settings.active)
 
 
 def amounts(lab: Lab, sample: Sample) -> Failure | None:
     """An amount that is no plain number, or takes more than is there, is set aside."""
+    if sample.outcome != "expired":
+        return None
 
     def refused(case: Sample, about: str) -> Failure | None:
         lab.load(case)
-        result = lab.run(case.id.encode())
-        if isinstance(result, Decision) and result.outcome is Outcome.QUARANTINED:
-            return None
-        problem = f"{result if isinstance(result, Exception) else result.outcome} in place of a quarantine"
-        return Failure(about, problem)
+        return outcome_is(lab, case, about, Outcome.QUARANTINED)
 
     def cases() -> Iterator[Failure | None]:
         commands = lab.settings.commands if lab.settings.script is None else []
@@ -112,7 +108,9 @@ def amounts(lab: Lab, sample: Sample) -> Failure | None:
                     yield refused(sample.changed(field, value), f"{sample.id} with {field} = {short(value)}")
         for command in commands:
             if command.minimum is not None and command.amount and command.amount.field and command.amount.negative:
-                much = str(int(COUNTER) - int(command.minimum) + 1)
+                counter = " ".join(filled(word, sample.hash, sample.id) for word in (command.key, *command.words))
+                lab.load(sample)
+                much = str(int(lab.counter(counter) or 0) - int(command.minimum) + 1)
                 yield refused(sample.changed(command.amount.field, much), f"{sample.id} with an amount of {much}")
 
     return first(cases())
@@ -126,7 +124,10 @@ def waits(lab: Lab, sample: Sample) -> Failure | None:
     seconds, _ = lab.client.time()
     moment = seconds * 1000
     for _ in range(MAX_WAITS):
+        before = lab.world(sample)
         result = lab.run(sample.id.encode(), at=moment)
+        if found := problem(lab, sample, result, before):
+            return Failure(sample.id, found)
         if not isinstance(result, Decision) or result.outcome is not Outcome.NOT_DUE:
             return None
         moment = int(lab.client.zscore(lab.kind.index, sample.id)) + lab.settings.grace_ms + 1
@@ -147,10 +148,7 @@ def ended(lab: Lab, sample: Sample) -> Failure | None:
         return None
     over = replace(sample, hash=sample.hash | lab.settings.ended)
     lab.load(over)
-    result = lab.run(over.id.encode())
-    if isinstance(result, Decision) and result.outcome is Outcome.SKIPPED:
-        return None
-    return Failure(f"{sample.id} that has ended", f"{result if isinstance(result, Exception) else result.outcome}")
+    return outcome_is(lab, over, f"{sample.id} that has ended", Outcome.SKIPPED)
 
 
 def fields(lab: Lab, sample: Sample) -> Failure | None:
@@ -165,10 +163,8 @@ def fields(lab: Lab, sample: Sample) -> Failure | None:
 def seconds(lab: Lab, sample: Sample) -> Failure | None:
     """A deadline in seconds is set aside, and does not expire at once."""
     lab.load(sample.changed(lab.settings.deadline, str(DEADLINE // 1000)))
-    result = lab.run(sample.id.encode())
-    if isinstance(result, Decision) and result.outcome is Outcome.EXPIRED:
-        return Failure(f"{sample.id} with a deadline in seconds", "expired at once")
-    return None
+    left_alone = (Outcome.QUARANTINED, Outcome.SKIPPED)
+    return outcome_is(lab, sample, f"{sample.id} with a deadline in seconds", *left_alone)
 
 
 def reused(lab: Lab, sample: Sample) -> Failure | None:
@@ -179,10 +175,5 @@ def reused(lab: Lab, sample: Sample) -> Failure | None:
     lab.run(sample.id.encode())
     lab.client.hset(lab.hash_key(sample.id.encode()), mapping=sample.hash)
     lab.client.zadd(lab.kind.index, {sample.id: DEADLINE})
-    for name, content in sample.keys.items():
-        lab.client.delete(name)
-        if "hash" in content:
-            lab.client.hset(name, mapping=content["hash"])
-        elif "string" in content:
-            lab.client.set(name, content["string"])
+    lab.write(sample.keys)
     return judge(lab, sample, f"{sample.id} used again")

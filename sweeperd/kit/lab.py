@@ -10,12 +10,12 @@ from typing import Any
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.config.kinds import OWN_FIELDS, KindSettings
-from sweeperd.kit.samples import DEADLINE, Sample
+from sweeperd.config.kinds import KindSettings
+from sweeperd.kit.samples import DEADLINE, Content, Sample
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Script
 from sweeperd.sweep.configured_kinds import configured
-from sweeperd.sweep.kind import Decision, Outcome
+from sweeperd.sweep.kind import Decision
 
 #: What no expiry may change, read by a function of the user.
 Books = Callable[["redis.Redis"], object]
@@ -24,9 +24,12 @@ TRACE = "0" * 32
 RUN_LIMIT = 6.0
 #: The longest that Redis may take to stop a script, seconds.
 STOP_LIMIT = 5.0
-#: A key under a name of no kind, and the outcomes that leave everything but the index as it is.
+#: How far a TTL may have run down between two looks, ms.
+SLACK_MS = 10_000
+#: A key under a name of no kind; and members of index and quarantine that no run may touch.
 BYSTANDER = b"prove:bystander"
-_LEAVING = (Outcome.SKIPPED, Outcome.NOT_FOUND, Outcome.IN_GRACE)
+NEIGHBOURS = (b"!prove", b"~prove")
+_EMPTY: dict[str, Any] = {"hash": {}, "zset": {}, "stream": [], "set": frozenset(), "list": [], "string": b""}
 
 
 class NoEnd(Exception):
@@ -37,15 +40,32 @@ class NoEnd(Exception):
 class World:
     """The content of every key, to compare."""
 
-    dumps: Mapping[bytes, Any]
-    fields: Mapping[bytes, bytes]
+    #: Name to type and content, and to its TTL in ms, negative where it has none.
+    contents: Mapping[bytes, tuple[str, Any]]
+    ttls: Mapping[bytes, int]
     books: tuple[object, ...]
-    events: int
+    #: The messages since the sample was loaded: channel and text.
+    messages: tuple[tuple[bytes, bytes], ...]
 
     def changed_since(self, before: "World") -> set[bytes]:
-        """The keys that were made, changed or removed."""
-        names = self.dumps.keys() | before.dumps.keys()
-        return {name for name in names if self.dumps.get(name) != before.dumps.get(name)}
+        """The keys that were made, changed or removed, or whose TTL was set or taken away."""
+        names = self.contents.keys() | before.contents.keys()
+        return {
+            name
+            for name in names
+            if self.contents.get(name) != before.contents.get(name)
+            or _is_set(before.ttls.get(name, -1), self.ttls.get(name, -1))
+        }
+
+    def of(self, name: bytes, type_: str) -> Any:
+        """The content of a key, an empty one where it is absent or of another type."""
+        held, content = self.contents.get(name, (type_, None))
+        return _EMPTY[type_] if held != type_ or content is None else content
+
+
+def _is_set(before: int, now: int) -> bool:
+    """Whether a TTL is not what is left of the TTL before."""
+    return (before < 0) != (now < 0) or not before - SLACK_MS <= now <= before
 
 
 class Lab:
@@ -61,27 +81,53 @@ class Lab:
         kind: KindSettings,
         script: str | None = None,
         books: Books | None = None,
+        prefix: str = "",
     ) -> None:
         self.client: Any = client
         self.settings = kind
+        self._all_settings = settings
         self._books = books
-        self.keys = Keys()
+        self._messages: list[tuple[bytes, bytes]] = []
+        self._listener: Any = None
+        #: The last run: the moments between which it read the clock, ms; and how long an ended hash has to stay, ms.
+        self.moment = (0, 0)
+        self.retention = 0
+        self.keys = Keys(prefix)
         self.kind = configured(kind, settings, self.keys)
         self.text = self.kind.script.source if script is None else script
         self._script = Script("prove", self.text)
+
+    def with_prefix(self, prefix: str) -> "Lab":
+        """The same kind and script, with a prefix before each key."""
+        return Lab(self.client, self._all_settings, self.settings, self.text, prefix=prefix)
 
     def load(self, sample: Sample, *, more: int = 0) -> None:
         """An empty Redis with this sample; with `more` of them under ids of their own."""
         self.client.flushall()
         pipeline = self.client.pipeline(transaction=False)
         pipeline.set(BYSTANDER, "untouched")
-        for name, content in sample.keys.items():
-            ((type_, value),) = content.items()
-            _WRITERS[type_](pipeline, name, value)
+        self.write(sample.keys, pipeline)
+        pipeline.zadd(self.kind.index, dict.fromkeys(NEIGHBOURS, DEADLINE))
+        pipeline.zadd(self.kind.quarantine, dict.fromkeys(NEIGHBOURS, DEADLINE))
+        pipeline.xadd(self.keys.events, {"type": "prove"}, id="1-1")
         for entry in self.entries(sample, more):
             pipeline.hset(self.hash_key(entry), mapping=sample.hash)
             pipeline.zadd(self.kind.index, {entry: DEADLINE})
         pipeline.execute()
+        self._heard()
+        self._messages.clear()
+
+    def write(self, keys: dict[str, Content], client: Any = None) -> None:
+        """Writes these keys anew."""
+        client = client or self.client
+        for name, content in keys.items():
+            ((type_, value),) = content.items()
+            client.delete(self.named(name))
+            _WRITERS[type_](client, self.named(name), value)
+
+    def named(self, key: str) -> bytes:
+        """The key in Redis."""
+        return self.keys.prefix + key.encode("utf-8", "surrogateescape")
 
     @staticmethod
     def entries(sample: Sample, more: int = 0) -> list[bytes]:
@@ -98,6 +144,8 @@ class Lab:
         """Run the script once, on a clock that stands still at `at` where that is given. Raises NoEnd."""
         call = self.kind.call(entry, TRACE)
         script = self._script if at is None else _at_moment(self.text, at)
+        self.retention = int(call.args[2])
+        since = self.now() if at is None else at
         try:
             reply = (client or self.client).eval(script.source, len(call.keys), *call.keys, *call.args, *bogus)
         except redis.TimeoutError as error:
@@ -105,7 +153,17 @@ class Lab:
             raise NoEnd(f"no end after {RUN_LIMIT:g} s") from error
         except redis.RedisError as error:
             return error
-        return self.kind.decision(entry, reply)
+        finally:
+            self.moment = (since, self.now() if at is None else at)
+        try:
+            return self.kind.decision(entry, reply)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return redis.InvalidResponse(f"the script replied {reply!r}")
+
+    def now(self) -> int:
+        """The server's clock, ms."""
+        seconds, micros = self.client.time()
+        return int(seconds) * 1000 + int(micros) // 1000
 
     def _stop(self) -> None:
         """
@@ -124,19 +182,34 @@ class Lab:
     def world(self, sample: Sample) -> World:
         """Everything as it is now."""
         names = sorted(self.client.keys("*"))
-        types = [self.client.type(name) for name in names]
         pipeline = self.client.pipeline(transaction=False)
+        for name in names:
+            pipeline.type(name)
+            pipeline.pttl(name)
+        types, ttls = (found := pipeline.execute())[::2], found[1::2]
         for name, type_ in zip(names, types, strict=True):
-            # The dump of a hash is another one after a read may have moved its fields.
-            (pipeline.hgetall if type_ == b"hash" else pipeline.dump)(name)
-        dumps = dict(zip(names, pipeline.execute(), strict=True))
-        entry = self.hash_key(sample.id.encode())
-        fields = self.client.hgetall(entry) if self.client.type(entry) == b"hash" else {}
-        events = self.client.xlen(self.keys.events) if self.client.type(self.keys.events) == b"stream" else 0
+            _READERS[type_.decode()](pipeline, name)
+        read = zip(names, types, pipeline.execute(), strict=True)
+        contents = {name: normal(type_.decode(), value) for name, type_, value in read}
         books: list[object] = [self._sum(group) for group in sample.books]
         if self._books is not None:
             books.append(self._books(self.client))
-        return World(dumps, fields, tuple(books), events)
+        self._heard()
+        return World(contents, dict(zip(names, ttls, strict=True)), tuple(books), tuple(self._messages))
+
+    def _heard(self) -> None:
+        """Takes the messages that have been sent until now. Nothing listens where the kind has no channel."""
+        if not self.settings.channels:
+            return
+        if self._listener is None:
+            self._listener = self.client.pubsub()
+            self._listener.psubscribe("*")
+        self._listener.ping("until here")
+        while (message := self._listener.get_message(timeout=RUN_LIMIT)) is not None:
+            if message["type"] == "pong":
+                return
+            if message["type"] == "pmessage":
+                self._messages.append((message["channel"], message["data"]))
 
     def _sum(self, group: tuple[str, ...]) -> int | None:
         """None where a counter is absent or no number."""
@@ -148,58 +221,13 @@ class Lab:
     def counter(self, name: str) -> str:
         """What a counter holds, "KEY FIELD" or "KEY"; empty where it is absent. Raises redis.ResponseError."""
         key, _, field = name.partition(" ")
-        value = self.client.hget(key, field) if field else self.client.get(key)
+        value = self.client.hget(self.named(key), field) if field else self.client.get(self.named(key))
         return "" if value is None else value.decode(errors="backslashreplace")
 
-    # ---- judgement
-
-    def problem(self, sample: Sample, result: Decision | redis.RedisError, before: World) -> str:
-        """What is wrong with the result of one run; empty where nothing is."""
-        after = self.world(sample)
-        changed = after.changed_since(before)
-        if isinstance(result, redis.RedisError):
-            return f"an error, and {_names(changed)} changed: {result}" if changed else f"an error: {result}"
-        index, entry = self.kind.index, self.hash_key(sample.id.encode())
-        if result.outcome is Outcome.EXPIRED:
-            return self._problem_of_expiry(sample, before, after, changed)
-        allowed = {index}
-        if result.outcome is Outcome.QUARANTINED:
-            allowed |= {entry, self.kind.quarantine}
-            own = {name.encode() for name in OWN_FIELDS}
-            if {n: v for n, v in after.fields.items() if n not in own} != dict(before.fields):
-                return "a quarantine changed the hash itself"
-            if before.fields and b"quarantine_reason" not in after.fields:
-                return "a quarantine without its reason in the hash"
-            if self.client.zscore(self.kind.quarantine, sample.id) is None:
-                return "a quarantine that holds no entry"
-        elif result.outcome not in _LEAVING:
-            allowed |= {entry}
-        if changed - allowed:
-            return f"{result.outcome} ({result.detail} {result.why}), and {_names(changed - allowed)} changed"
-        return ""
-
-    def _problem_of_expiry(self, sample: Sample, before: World, after: World, changed: set[bytes]) -> str:
-        entry = self.hash_key(sample.id.encode())
-        if after.events != before.events + 1:
-            return f"{after.events - before.events} events for one expiry"
-        if self.client.zscore(self.kind.index, sample.id) is not None:
-            return "expired, and still in the index"
-        ended = {name.encode(): value.encode() for name, value in self.settings.ended.items()}
-        if self.settings.retention_ms and not (ended.items() <= after.fields.items() and b"expired_at" in after.fields):
-            return "expired, and the hash does not say so"
-        if self.settings.retention_ms and self.client.pttl(entry) < self.settings.retention_ms - 10_000:
-            return "expired, and the hash has no TTL, or a shorter one than its retention"
-        if not self.settings.retention_ms and self.client.exists(entry):
-            return "expired without retention, and the hash is still there"
-        if BYSTANDER in changed:
-            return "a key outside the declared patterns changed"
-        if self._books is not None and before.books[-1] != after.books[-1]:
-            return f"the books changed from {before.books[-1]!r} to {after.books[-1]!r}"
-        pairs = zip(sample.books, before.books, after.books, strict=False)
-        differing = [group for group, then, now in pairs if then != now]
-        if differing:
-            return f"the sum of {' + '.join(differing[0])} changed"
-        return ""
+    @property
+    def has_books(self) -> bool:
+        """Whether the last of a world's books are those of a function of the user."""
+        return self._books is not None
 
 
 @functools.cache
@@ -209,10 +237,34 @@ def _at_moment(text: str, now: int) -> Script:
     return Script("prove", re.sub(r"\b[\w.]*call\('TIME'\)", reading, text))
 
 
-def _names(keys: set[bytes]) -> str:
-    return ", ".join(sorted(key.decode(errors="backslashreplace") for key in keys))
+def normal(type_: str, value: Any) -> tuple[str, Any]:
+    """A type and a content of it, from Redis or from a sample, in the form in which a world holds them."""
+    match type_:
+        case "hash":
+            return type_, {_bytes(name): _bytes(held) for name, held in value.items()}
+        case "zset":
+            return type_, {_bytes(member): float(score) for member, score in dict(value).items()}
+        case "set":
+            return type_, frozenset(map(_bytes, value))
+        case "list":
+            return type_, list(map(_bytes, value))
+        case "string":
+            return type_, _bytes(value)
+    return type_, value
 
 
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+_READERS: dict[str, Any] = {
+    "hash": lambda pipeline, name: pipeline.hgetall(name),
+    "string": lambda pipeline, name: pipeline.get(name),
+    "set": lambda pipeline, name: pipeline.smembers(name),
+    "zset": lambda pipeline, name: pipeline.zrange(name, 0, -1, withscores=True),
+    "list": lambda pipeline, name: pipeline.lrange(name, 0, -1),
+    "stream": lambda pipeline, name: pipeline.xrange(name),
+}
 _WRITERS: dict[str, Any] = {
     "hash": lambda pipeline, name, value: pipeline.hset(name, mapping=value),
     "string": lambda pipeline, name, value: pipeline.set(name, value),

@@ -2,6 +2,7 @@
 
 import contextlib
 import types
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import redis
 from sweeperd.config import Settings, load
 from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import ConfigError, KindRefused
+from sweeperd.kit.derived import derived_samples
+from sweeperd.kit.entries import expires
 from sweeperd.kit.failure import Failure, Property
 from sweeperd.kit.lab import Lab, NoEnd
 from sweeperd.kit.properties import PROPERTIES
 from sweeperd.kit.prove import COMPILES, embedded
 from sweeperd.kit.pytest_plugin import settings_file
-from sweeperd.kit.samples import Sample, derived_samples, read_samples, sample_of
+from sweeperd.kit.samples import Sample, read_samples, sample_of, without_after
 from sweeperd.kit.shrink import explained
 
 #: How many entries a Hypothesis strategy makes for one property.
@@ -67,7 +70,9 @@ def _proves(
         if hasattr(entries, "example"):  # a strategy
             _holds_for_all(lab, holds, entries)
         else:
-            for sample in _samples(request, kind, entries):
+            samples = _samples(request, kind, entries)
+            _warn(samples, holds)
+            for sample in samples:
                 _assert_holds(lab, holds, sample)
     except NoEnd as error:
         pytest.fail(f"a run of the script has {error}", pytrace=False)
@@ -88,21 +93,32 @@ def _samples(request: pytest.FixtureRequest, kind: KindSettings, entries: Any) -
         pytest.fail(f"{error}{advice}".replace("--samples FILE", "--sweeperd-samples KIND=FILE"), pytrace=False)
 
 
+def _warn(samples: Sequence[Sample], holds: Property) -> None:
+    """Once for each kind: with the property that judges `after`."""
+    if holds is expires and (warning := without_after(samples)):
+        warnings.warn(pytest.PytestWarning(warning), stacklevel=1)
+
+
 def _holds_for_all(lab: Lab, holds: Property, strategy: Any) -> None:
     """Hypothesis draws entries, and prints the smallest one that breaks the property."""
     from hypothesis import HealthCheck, given, settings  # noqa: PLC0415 - only where the user has it
 
     last: list[tuple[dict[str, Any], Failure]] = []
+    unstated: list[Sample] = []
 
     @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(strategy)
     def drawn(row: dict[str, Any]) -> None:
-        if failure := holds(lab, sample_of(row, lab.settings)):
+        sample = sample_of(row, lab.settings)
+        if sample.after is None:
+            unstated[:] = [sample]
+        if failure := holds(lab, sample):
             last[:] = [(row, failure)]
             raise AssertionError
 
     try:
         drawn()
+        _warn(unstated, holds)
     except AssertionError:
         ((row, failure),) = last  # Hypothesis ends with the smallest one
         pytest.fail(f"input: {failure.sample}\n{failure.problem}\nentry: {row!r}", pytrace=False)

@@ -1,23 +1,34 @@
-"""Entries to prove a kind with: from a file, or derived from the templates of a declared kind."""
+"""Entries to prove a kind with, and what must stand in Redis after their expiry."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sweeperd.config.kind_commands import ID, Command, Field, Word
 from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import ConfigError
 
 #: The deadline of every sample, ms: long ago, so that a sample is overdue on any server's clock.
 DEADLINE = 1_700_000_000_000
-#: What an amount of a derived sample is, and what its counters hold before.
-AMOUNT, COUNTER = "3", "1000"
 _TYPES = ("hash", "string", "set", "zset", "list")
 
 #: A key's type and content: {"hash": {..}}, {"string": ".."}, {"set": [..]}, {"zset": {..}} or {"list": [..]}.
 Content = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class After:
+    """What must stand in Redis when the sample has come to its outcome. A key that is not named has not changed."""
+
+    #: Fields of the entry's hash, None for one that is absent; None in place of all where there is no hash.
+    hash: dict[str, str | None] | None = field(default_factory=dict)
+    #: The whole content of each key, None for one that is absent.
+    keys: dict[str, Content | None] = field(default_factory=dict)
+    #: All `data` fields of the event; None where they are not stated.
+    event: dict[str, str] | None = None
+    #: Each message and its channel, in order; None where they are not stated.
+    messages: tuple[tuple[str, str], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -31,8 +42,8 @@ class Sample:
     books: tuple[tuple[str, ...], ...] = ()
     #: What a sweep makes of it.
     outcome: str = "expired"
-    #: What counters, named as in `books`, hold after it.
-    after: tuple[tuple[str, str], ...] = ()
+    #: None where it is not stated.
+    after: After | None = None
     #: Whether it waits for as long as its keys are as they are.
     endless: bool = False
 
@@ -62,57 +73,37 @@ def sample_of(row: dict[str, Any], kind: KindSettings, books: tuple[tuple[str, .
     A sample from its JSON form: `id`, `hash`, and where needed `keys`, `outcome`, `after`, `endless`. The deadline is
     filled in. Raises ValueError, KeyError, TypeError.
     """
-    for key, content in row.get("keys", {}).items():
+    keys: dict[str, Content] = row.get("keys", {})
+    _check(keys)
+    fields = {str(name): str(value) for name, value in row["hash"].items()} | {kind.deadline: str(DEADLINE)}
+    after = None if row.get("after") is None else _after(row["after"])
+    outcome, endless = row.get("outcome", "expired"), bool(row.get("endless", False))
+    return Sample(str(row["id"]), fields, keys, books, outcome, after, endless)
+
+
+def _after(row: dict[str, Any]) -> After:
+    """Raises ValueError, KeyError, TypeError, AttributeError."""
+    if unknown := row.keys() - {"hash", "keys", "event", "messages"}:
+        raise ValueError(f"after: {min(unknown)} is none of hash, keys, event, messages")
+    keys: dict[str, Content | None] = row.get("keys", {})
+    _check({key: content for key, content in keys.items() if content is not None})
+    fields, event, messages = row.get("hash", {}), row.get("event"), row.get("messages")
+    return After(
+        None if fields is None else {name: None if value is None else str(value) for name, value in fields.items()},
+        keys,
+        None if event is None else {name: str(value) for name, value in event.items()},
+        None if messages is None else tuple((str(channel), str(message)) for channel, message in messages),
+    )
+
+
+def _check(keys: dict[str, Content]) -> None:
+    """Raises ValueError, TypeError."""
+    for key, content in keys.items():
         if len(content) != 1 or next(iter(content)) not in _TYPES:
             raise ValueError(f"{key}: a key is one of {', '.join(_TYPES)}")
-    fields = {str(name): str(value) for name, value in row["hash"].items()} | {kind.deadline: str(DEADLINE)}
-    after = tuple((str(counter), str(value)) for counter, value in row.get("after", {}).items())
-    outcome, endless = row.get("outcome", "expired"), bool(row.get("endless", False))
-    return Sample(str(row["id"]), fields, row.get("keys", {}), books, outcome, after, endless)
 
 
-def derived_samples(kind: KindSettings) -> list[Sample]:
-    """A sample of a declared kind, with counters that are large enough. Raises ConfigError for a kind with a script."""
-    if kind.script is not None:
-        raise ConfigError(f"kinds: {kind.name} has a script: name entries with --samples FILE")
-    commands = kind.commands
-    fields: dict[str, str] = {name: f"{name}-1" for name in [*kind.event, *([kind.tenant] if kind.tenant else [])]}
-    fields |= {name: f"{name}-1" for command in commands for name in command.fields}
-    fields |= {command.amount.field: AMOUNT for command in commands if command.amount and command.amount.field}
-    fields |= kind.active | {kind.deadline: str(DEADLINE)}
-    keys: dict[str, Content] = {}
-    for command in commands:
-        name = _filled(command.key, fields)
-        if command.name == "HINCRBY":
-            keys.setdefault(name, {"hash": {}})["hash"][_filled(command.words[0], fields)] = COUNTER
-        elif command.name == "INCRBY":
-            keys[name] = {"string": COUNTER}
-    return [Sample("id-1", fields, keys, _books(commands, fields), after=_after(commands, fields))]
-
-
-def _after(commands: Sequence[Command], fields: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    """What each counter holds when all of its sums are made."""
-    values: dict[str, int] = {}
-    for command in commands:
-        if command.name in ("HINCRBY", "INCRBY") and command.amount:
-            counter = " ".join(_filled(word, fields) for word in (command.key, *command.words))
-            amount = int(fields[command.amount.field] if command.amount.field else command.amount.literal)
-            values[counter] = values.get(counter, int(COUNTER)) + (-amount if command.amount.negative else amount)
-    return tuple((counter, str(value)) for counter, value in values.items())
-
-
-def _books(commands: Sequence[Command], fields: dict[str, str]) -> tuple[tuple[str, ...], ...]:
-    """The counters of one key between which an amount is moved."""
-    groups: dict[tuple[str, str], dict[str, int]] = {}
-    for command in commands:
-        if command.name == "HINCRBY" and command.amount and command.amount.field:
-            key = _filled(command.key, fields)
-            moves = groups.setdefault((key, command.amount.field), {})
-            counter = f"{key} {_filled(command.words[0], fields)}"
-            moves[counter] = moves.get(counter, 0) + (-1 if command.amount.negative else 1)
-    return tuple(tuple(moves) for moves in groups.values() if len(moves) > 1 and sum(moves.values()) == 0)
-
-
-def _filled(word: Word, fields: dict[str, str]) -> str:
-    values = fields | {ID: "id-1"}
-    return "".join(values[part.name] if isinstance(part, Field) else part for part in word)
+def without_after(samples: Sequence[Sample]) -> str:
+    """A warning that names the expired samples without `after`; empty for none."""
+    names = [sample.id for sample in samples if sample.outcome == "expired" and sample.after is None]
+    return f"no `after` says what these have to leave in Redis: {', '.join(names)}" if names else ""

@@ -45,7 +45,8 @@ def _kind(failure: Failure) -> str:
 
 
 def _candidates(lab: Lab, sample: Sample) -> Iterator[Sample]:
-    """The sample with one thing less, or with a smaller number."""
+    """The sample with one thing less, or with a smaller number. What it has to leave is not known then."""
+    sample = replace(sample, after=None)
     for key in sample.keys:
         yield replace(sample, keys={name: content for name, content in sample.keys.items() if name != key})
     for field in sample.hash:

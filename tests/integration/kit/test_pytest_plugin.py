@@ -95,6 +95,18 @@ def test_a_strategy_of_hypothesis_finds_the_smallest_entry(pytester: pytest.Pyte
     result.stdout.fnmatch_lines(["*quarantined in place of expired*below MIN 0*", "*'qty': '6'*"])
 
 
+def test_an_entry_without_after_is_a_warning(pytester: pytest.Pytester) -> None:
+    example(pytester, "locks")
+    samples = ("--sweeperd-samples", "lock=samples.json")
+    warning = "*PytestWarning: no `after` says what these have to leave in Redis: disk-1:7"
+    run(pytester, "-k", "due or early", *samples).stdout.no_fnmatch_line(warning)
+    file = pytester.path / "samples.json"
+    file.write_text(file.read_text().replace('"after"', '"after": null, "ignored"'))
+    result = run(pytester, "-k", "due or early", *samples)
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines([warning])
+
+
 def test_a_kind_that_is_wrong_fails(pytester: pytest.Pytester) -> None:
     example(pytester, "sessions")
     script = pytester.path / "session.lua"

@@ -12,12 +12,13 @@ from click.testing import CliRunner
 from sweeperd.cli import main
 from sweeperd.config import Settings, load
 from sweeperd.kit import drains
+from sweeperd.kit.derived import derived_samples
 from sweeperd.kit.drains import killed
 from sweeperd.kit.entries import orphan, waits
 from sweeperd.kit.failure import Failure
 from sweeperd.kit.lab import RUN_LIMIT, Lab, NoEnd
 from sweeperd.kit.prove import prove
-from sweeperd.kit.samples import Sample, derived_samples, read_samples, sample_of
+from sweeperd.kit.samples import Sample, read_samples, sample_of
 from tests.integration.kit.test_faults import EXAMPLES
 from tests.lua.kinds.world import SEATS, scripted, settings_of
 
@@ -92,6 +93,95 @@ def test_the_command_tells_both(tmp_path: Path) -> None:
     assert lines[2:] == [f"entry: {first['entry']}", f"line: {first['line']}"]
 
 
+# ---- what a sample says of the end
+
+#: It gives the seats to another key than it should; and to none.
+ASTRAY = "function decide() return 'expire' end\nfunction plan(hash) return {%s} end\n"
+GIVES = "{'HINCRBY', 'seats:' .. hash.show, 'free', hash.qty}"
+FREE = {"seats:hamlet": {"hash": {"free": 740, "held": 300, "rows": 12}}}
+
+
+@pytest.mark.parametrize(
+    ("plan", "after", "problem"),
+    [
+        (GIVES, {"keys": {"seats:hamlet": {"hash": {"free": 741}}}}, "seats:hamlet is"),
+        (GIVES, {"keys": FREE | {"seats:list": None}}, "seats:list is"),
+        (GIVES, {"hash": {"state": "HELD"}}, 'state is "EXPIRED" in place of "HELD"'),
+        (GIVES, {"hash": {"colour": None}}, 'colour is "red" in place of nothing'),
+        (GIVES, {"hash": None}, "the hash is there, and should not be"),
+        (GIVES, {"keys": {}}, "seats:hamlet changed, and `after` does not name it"),
+        (GIVES, {"keys": FREE, "event": {"show": "hamlet"}}, 'the event has {} in place of {"show": "hamlet"}'),
+        (GIVES, {"keys": FREE, "messages": [["c", "m"]]}, 'the messages are [] in place of [["c", "m"]]'),
+        ("", None, "it expired and gave nothing back; if this is right, say so with `after`"),
+    ],
+)
+def test_after_is_compared(plan: str, after: dict[str, Any] | None, problem: str) -> None:
+    failure = proved(settings_of(scripted(ASTRAY % plan), reservations=False), HOLD | {"after": after})
+    assert failure.problem.startswith(problem)
+
+
+def test_what_is_as_after_says_passes() -> None:
+    settings = settings_of(scripted(ASTRAY % GIVES), reservations=False)
+    (kind,) = settings.kinds
+    after = {"hash": {"colour": "red", "owner": None}, "keys": FREE, "event": {}, "messages": []}
+    first, *_ = prove(settings, kind, [sample_of(HOLD | {"after": after}, kind)])
+    assert first.failure is None
+
+
+@pytest.mark.parametrize("after", [{"fields": {}}, {"keys": {"a": {"text": "b"}}}, {"messages": [["c"]]}, []])
+def test_an_after_that_is_none_is_refused(after: Any) -> None:
+    (kind,) = settings_of(scripted(ASTRAY % GIVES), reservations=False).kinds
+    with pytest.raises((ValueError, AttributeError)):
+        sample_of(HOLD | {"after": after}, kind)
+
+
+def test_an_expired_sample_without_after_is_a_warning(tmp_path: Path) -> None:
+    samples = json.loads((EXAMPLES / "locks" / "samples.json").read_text(encoding="utf-8"))
+    for sample in samples["samples"]:
+        sample.pop("after", None)
+    (tmp_path / "samples.json").write_text(json.dumps(samples), encoding="utf-8")
+    line = ["--config", str(EXAMPLES / "locks" / "config.toml"), "prove", "--kind", "lock", "--samples"]
+    result = CliRunner().invoke(main, [*line, str(tmp_path / "samples.json"), "--json"])
+    assert result.exit_code == 0
+    assert result.stderr == "warning: no `after` says what these have to leave in Redis: disk-1:7\n"
+    assert json.loads(result.stdout)["warnings"] == ["no `after` says what these have to leave in Redis: disk-1:7"]
+
+
+#: One command of each kind that a template may have.
+EVERY_COMMAND = [
+    *(
+        "HSET seats:a s {qty}",
+        "HDEL seats:b x {show}",
+        "HINCRBY seats:c free {qty}",
+        "INCRBY seats:d -{qty}",
+        "DEL seats:e",
+    ),
+    *("SET seats:f {show}", "SET seats:g {show} PX 60000", "ZADD seats:h -{qty} {id}", "ZREM seats:i {id} x"),
+    *("SADD seats:j {id} y", "SREM seats:k {id}", "LPUSH seats:l 1 2", "RPUSH seats:m 1 2", "PEXPIRE seats:n 60000"),
+    "PUBLISH seats.{show} {id}",
+]
+
+
+def test_a_derived_sample_knows_what_each_command_leaves() -> None:
+    kind = SEATS | {"give_back": EVERY_COMMAND, "channels": ["seats.*"]}
+    settings = settings_of(kind, reservations=False)
+    (sample,) = derived_samples(settings.kinds[0])
+    assert [proof.failure for proof in prove(settings, settings.kinds[0], [sample]) if proof.failure] == []
+    assert sample.after is not None
+    assert sample.after.messages == (("seats.show-1", "id-1"),)
+    assert len(sample.after.keys) == 13, "of PEXPIRE nothing is left where its key does not exist"
+
+
+def test_a_kind_with_a_grace_and_a_wait_is_proved() -> None:
+    text = "function decide(hash, now) if hash.wait then return 'wait', now + 60000 end return 'expire' end\n"
+    plan = f"function plan(hash) return {{{GIVES}}} end\n"
+    settings = settings_of(scripted(text + plan, grace="1s"), reservations=False)
+    (kind,) = settings.kinds
+    waiting = HOLD | {"hash": HOLD["hash"] | {"wait": "1"}, "outcome": "not_due", "endless": True}
+    samples = [sample_of(row, kind) for row in (HOLD | {"after": {"keys": FREE}}, waiting)]
+    assert [proof.failure for proof in prove(settings, kind, samples) if proof.failure] == []
+
+
 # ---- a script without an end
 
 #: It is decided once the entry's hash is read.
@@ -134,14 +224,14 @@ def test_a_process_is_killed_in_the_middle_of_a_drain(client: redis.Redis, monke
         def kill(self) -> None:
             super().kill()
             codes.append(self.wait())
-            expired.append(client.xlen("sweeperd:events"))
+            expired.append(client.xlen("sweeperd:events") - 1)  # one is from before the drain
 
     monkeypatch.setattr(subprocess, "Popen", Watched)
     lab, sample = laboratory(client)
     assert killed(lab, sample) is None
     assert codes == [-9]
     assert expired[0] >= drains.ENTRIES // 2, "half of them were answered"
-    assert client.xlen("sweeperd:events") == drains.ENTRIES + 1
+    assert client.xlen("sweeperd:events") - 1 == drains.ENTRIES + 1
 
 
 def test_what_a_killed_process_does_twice_is_caught(client: redis.Redis) -> None:

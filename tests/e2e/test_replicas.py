@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -13,12 +14,13 @@ from typing import Any
 import pytest
 import redis
 
+from sweeperd.delivery.consumer import HEARTBEAT_EVERY
 from sweeperd.delivery.payload import message
 from sweeperd.store.embedded import Server
 from tests.conftest import BINARIES
 from tests.support.books import Property, check, read
 from tests.support.harness import IN_HAND, Daemon, budget, daemon, environment, eventually, once, reserve, server_time
-from tests.support.receiver import Receiver
+from tests.support.receiver import Answer, Receiver
 
 LEASE = "sweeperd:lease:sweep"
 #: The backlog of the longest test. Set it to 50000 for the full size: a few minutes on two cores.
@@ -258,3 +260,59 @@ def test_replicas_are_killed_and_join_while_they_drain(tmp_path: Path) -> None:
         print(f"{BACKLOG} swept in {drain:.1f} s, oldest {watch.oldest:.1f} s, gaps {gaps}, {duplicates} duplicates")
         assert budget(client) == (0, 5 * BACKLOG)
         check(read(client), set(Property))
+
+
+# ---- whose event it is
+
+
+def replica(url: str, receiver: Receiver, directory: Path) -> contextlib.AbstractContextManager[Daemon]:
+    """A daemon that delivers to a receiver of its own."""
+    waits = {"webhooks__redelivery_initial": "200ms", "webhooks__redelivery_max": "200ms", "webhooks__timeout": "100s"}
+    endpoints = [{"name": "hook", "url": receiver.url}]
+    env = environment(url, endpoints=endpoints, webhooks__attempts=1, sweep__interval="100ms", **waits)
+    return daemon(env, directory)
+
+
+def owner(client: redis.Redis) -> bytes:
+    """Who has the only event in hand."""
+    rows: Any = client.xpending_range("sweeperd:events", "hook", "-", "+", 1)
+    return bytes(rows[0]["consumer"]) if rows else b""
+
+
+def has(running: Daemon, client: redis.Redis) -> bool:
+    """Whether the event is in the hands of this daemon."""
+    return f"-{running.process.pid}-".encode() in owner(client)
+
+
+def test_an_open_circuit_delivers_what_a_killed_replica_had_in_hand(
+    server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    with Receiver(lambda *_: Answer(503)) as failing, Receiver(lambda *_: Answer(delay=100)) as hanging:
+        with replica(server.url, failing, tmp_path) as one:
+            reserve(client, ["only"])
+            eventually(lambda: one.logged("the endpoint fails; its events wait"), limit=60)
+            with replica(server.url, hanging, tmp_path) as two:
+                eventually(lambda: hanging.requests and has(two, client), limit=60)
+                failing.behaviour = lambda *_: Answer()
+                two.kill()
+            eventually(lambda: one.metric("sweeperd_webhook_events_total", endpoint="hook", result="delivered"), 60)
+            eventually(lambda: client.xpending("sweeperd:events", "hook")["pending"] == 0)
+            assert one.logged("events that no process has in hand are taken back")
+            assert one.metric("sweeperd_webhook_dead_letters_total", endpoint="hook") == 0
+
+
+def test_a_replica_that_was_stopped_takes_nothing_out_of_the_hands_of_another(
+    server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    with Receiver(lambda *_: Answer(delay=100)) as one, Receiver(lambda *_: Answer(delay=100)) as two:
+        with replica(server.url, one, tmp_path) as first, replica(server.url, two, tmp_path) as second:
+            reserve(client, ["only"])
+            stopped = eventually(lambda: next((each for each in (first, second) if has(each, client)), None))
+            other = second if stopped is first else first
+            stopped.process.send_signal(signal.SIGSTOP)
+            eventually(lambda: has(other, client), limit=60)
+            stopped.process.send_signal(signal.SIGCONT)
+            until = time.monotonic() + 2 * HEARTBEAT_EVERY
+            while time.monotonic() < until:
+                assert has(other, client)
+                time.sleep(0.05)

@@ -154,11 +154,16 @@ class Outbox:
         call reads a page of each process.
         """
         found: list[Pending] = []
-        for row in self._client.xpending(self._key, group)["consumers"]:
-            if row["name"] not in WAITING and len(found) < count:
-                page = self.pending(group, owner=row["name"], idle_ms=int(TAKE_OVER_AFTER * 1000))
+        for owner in self._processes(group):
+            if len(found) < count:
+                page = self.pending(group, owner=owner, idle_ms=int(TAKE_OVER_AFTER * 1000))
                 found += [pending for pending in page if pending.id not in in_hand]
         return found[:count]
+
+    def in_hand(self, group: str) -> bool:
+        """Whether a process that lives has events in hand."""
+        pages = (self.pending(group, owner=owner) for owner in self._processes(group))
+        return any(pending.idle_ms < TAKE_OVER_AFTER * 1000 for page in pages for pending in page)
 
     def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> list[OutboxEntry]:
         """
@@ -242,6 +247,12 @@ class Outbox:
         letter: list[bytes | str | int] = [group, entry.id, reason, entry.deliveries, endpoint]
         call = Call([self._key, self._dead_letters], [*letter, *event])
         return bool(self._dead_letter.run(self._client, call))
+
+    def _processes(self, group: str) -> list[bytes]:
+        """The processes that have events of the group in hand, or had when they died."""
+        return [
+            row["name"] for row in self._client.xpending(self._key, group)["consumers"] if row["name"] not in WAITING
+        ]
 
     def _own(
         self,

@@ -4,7 +4,7 @@ from typing import cast
 
 import redis
 
-from sweeperd.delivery.groups import TAKE_OVER_AFTER, WAITING
+from sweeperd.delivery.groups import WAITING
 from sweeperd.delivery.outbox import Outbox
 from sweeperd.delivery.replay import GROUP_PREFIX, ReplayNote, ReplayProgress, replay_group
 from sweeperd.store import streams
@@ -94,12 +94,12 @@ def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:
     redis.RedisError.
     """
     try:
-        page = outbox.pending(note.group)
+        in_hand = outbox.in_hand(note.group)
     except redis.ResponseError as error:
         if not is_missing_group(error):
             raise
-        page = []
-    if any(pending.owner not in WAITING and pending.idle_ms < TAKE_OVER_AFTER * 1000 for pending in page):
+        in_hand = False
+    if in_hand:
         return False
     store.end(note, by_force=True)
     return True

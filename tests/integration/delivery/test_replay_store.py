@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from sweeperd.delivery.groups import PARKED, TAKE_OVER_AFTER
-from sweeperd.delivery.outbox import Outbox
+from sweeperd.delivery.outbox import PAGE, Outbox
 from sweeperd.delivery.replay import ReplayNote, replay_group
 from sweeperd.delivery.replay_store import ReplayStore, end_cancelled
 from sweeperd.store import streams
@@ -163,6 +163,18 @@ def test_a_cancelled_one_ends_once_no_process_has_an_event_in_hand(
     assert end_cancelled(store, outbox, meant) == ends
     assert (group(client) is None) == ends
     assert (store.read("hook") is None) == ends
+
+
+def test_a_cancelled_one_does_not_end_while_an_event_is_in_hand_behind_many_that_wait(
+    store: ReplayStore, shard: Shard, client: redis.Redis
+) -> None:
+    meant, outbox = note(add(client, PAGE + 1)), Outbox(shard, "us")
+    store.begin(meant)
+    outbox.nack(GROUP, outbox.read(GROUP, PAGE))
+    outbox.read(GROUP, 1)
+    assert store.cancel(meant)
+    assert not end_cancelled(store, outbox, meant)
+    assert store.read("hook") is not None
 
 
 def test_a_cancelled_one_whose_group_is_gone_ends(store: ReplayStore, shard: Shard, client: redis.Redis) -> None:

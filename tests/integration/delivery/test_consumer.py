@@ -169,6 +169,25 @@ def test_retry_after_is_capped_by_max_age(client: redis.Redis, shard: Shard, del
         assert state.read("hook").muted_until <= shard.read_clock() + 5000
 
 
+def test_a_shorter_retry_after_does_not_end_a_longer_one(client: redis.Redis, shard: Shard, deliver: Deliver) -> None:
+    """Two requests are in flight; the one that is answered later asks for a second only."""
+    both, state = threading.Barrier(2), EndpointStateStore(shard)
+
+    def later(request: Request, _: int) -> Answer:
+        both.wait(20)
+        if request.event["data"]["reservation_id"] == "long":
+            return Answer(503, {"Retry-After": "600"})
+        eventually(lambda: state.read("hook").muted_until)
+        return Answer(503, {"Retry-After": "1"})
+
+    with Receiver(later) as receiver, deliver(receiver.url, 2) as delivery:
+        expire(client, "long", "short")
+        eventually(lambda: delivery.attempts("failed") == 2)
+        eventually(lambda: [owner for owner, _, _ in delivery.pending().values()] == [PARKED] * 2)
+        assert state.read("hook").muted_until > shard.read_clock() + 500_000
+        assert delivery.dispatcher.endpoints[0].resting
+
+
 def test_a_pause_is_noticed_within_seconds_however_long_the_waits(
     client: redis.Redis, shard: Shard, deliver: Deliver, caplog: pytest.LogCaptureFixture
 ) -> None:

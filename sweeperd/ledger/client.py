@@ -10,9 +10,9 @@ import redis
 from sweeperd.config import RedisSettings, check_prefix
 from sweeperd.ledger import arguments
 from sweeperd.ledger.answers import LedgerAnswer
-from sweeperd.ledger.errors import BudgetExists, RedisFull, refusal
+from sweeperd.ledger.errors import BudgetExists, MissingRight, RedisFull, refusal
 from sweeperd.ledger.models import Balance, Committed, Debited, Extended, Name, OveragePolicy, Released, Reserved
-from sweeperd.store.errors import is_full
+from sweeperd.store.errors import describe, is_full, is_refused
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.tracing import ledger_call
@@ -35,9 +35,10 @@ class Ledger:
     first one's answer, even when the reservation has ended since. The answer is kept for 24 hours, or for the TTL and
     the grace of the reservation where these are longer. A refusal is not kept: the same request may succeed later.
 
-    Methods raise a LedgerError where the ledger refuses (nothing has changed then), ValueError or TypeError for an
-    argument that cannot be used, RedisUnavailable where Redis cannot be reached (the change may or may not have
-    happened: call again with the same idempotency key), and redis.RedisError for any other error of Redis.
+    Methods raise a LedgerError if the ledger refuses (nothing has changed then), MissingRight among them if the user of
+    Redis lacks a right; ValueError or TypeError for an argument that cannot be used; RedisUnavailable if Redis cannot
+    be reached (the change may or may not have happened: call again with the same idempotency key); and redis.RedisError
+    for any other error of Redis.
 
     A Ledger may be shared by threads. It has as many connections as threads have called it at the same time.
     """
@@ -309,10 +310,12 @@ class Ledger:
         return LedgerAnswer(rest[0])
 
     def _run(self, script: str, keys: list[bytes], args: list[bytes]) -> Any:
-        try:
-            with ledger_call(script), self._shard.reaching():
+        with ledger_call(script), self._shard.reaching():
+            try:
                 return self.scripts[script].run(self._shard.client, Call(keys, args))
-        except redis.RedisError as error:
-            if is_full(error):
-                raise RedisFull from error
-            raise
+            except redis.RedisError as error:
+                if is_full(error):
+                    raise RedisFull from error
+                if is_refused(error):
+                    raise MissingRight(describe(error).encode()) from error
+                raise

@@ -167,6 +167,12 @@ class RedisFull(LedgerError):
     code, message = "REDIS_FULL", "Redis is at maxmemory"
 
 
+class MissingRight(LedgerError):
+    """The user of Redis may not run a command of the ledger on a key. `detail` is the refusal of Redis."""
+
+    code, message = "MISSING_RIGHT", "the user of Redis lacks a right"
+
+
 _BY_CODE: dict[str, type[LedgerError]] = {
     refusal.code: refusal
     for base in (LedgerError, InsufficientBudget, InvalidBudget, NoBudget)

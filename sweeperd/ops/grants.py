@@ -33,6 +33,8 @@ class Duty(enum.StrEnum):
     WALK = "walk"
     #: What only the commands of operators do.
     OPERATE = "operate"
+    #: What `sweeperd.ledger` does, in whatever service uses it.
+    LEDGER = "ledger"
 
 
 class Grant(NamedTuple):
@@ -56,6 +58,7 @@ def grants(settings: Settings, keys: Keys) -> list[Grant]:
         *_events(settings, keys),
         *_walk(keys),
         *_actions(keys),
+        *ledger_grants(keys),
         *(cycles_grants(keys) if settings.cycles.enabled else []),
     ]
 
@@ -185,6 +188,18 @@ def _actions(keys: Keys) -> Iterable[Grant]:
     yield granted(Duty.STATUS, keys.action_counts, "HMGET")
     yield granted(Duty.OPERATE, keys.action_counts, "HGET HSET")
     yield granted(Duty.OPERATE, keys.lease("repair-budget"), "SET GET PEXPIRE DEL")
+
+
+def ledger_grants(keys: Keys) -> list[Grant]:
+    """What the ledger needs. The tenants' records are keys of its scripts, to which Redis asks for the whole right."""
+    return [
+        granted(Duty.LEDGER, keys.reservation_index, "EVAL EVALSHA ZCARD ZADD ZREM"),
+        granted(Duty.LEDGER, keys.reservation(ANY), "EXISTS HMGET HGET HSET PEXPIRE"),
+        granted(Duty.LEDGER, keys.budget_stem + ANY, "EVAL EVALSHA EXISTS HMGET HSET"),
+        granted(Duty.LEDGER, keys.idempotency_stem + ANY, "EVAL EVALSHA GET SET PTTL PEXPIRE"),
+        granted(Duty.LEDGER, keys.tenant(ANY), "EVAL EVALSHA GET"),
+        granted(Duty.LEDGER, b"", "TIME"),
+    ]
 
 
 def cycles_grants(keys: Keys) -> Iterator[Grant]:

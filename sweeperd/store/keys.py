@@ -32,7 +32,12 @@ class Keys:
     def idempotency(self, tenant: bytes, operation: str, key: bytes) -> bytes:
         """STRING: what the ledger answered to this operation under this idempotency key."""
         # Tenants and keys may hold colons. With the tenant's length in the name, no two of them make the same name.
-        return self.prefix + b"idem:%b:%d:%b:%b" % (operation.encode(), len(tenant), tenant, key)
+        return self.idempotency_stem + b"%b:%d:%b:%b" % (operation.encode(), len(tenant), tenant, key)
+
+    @property
+    def idempotency_stem(self) -> bytes:
+        """What the name of each of the ledger's records begins with."""
+        return self.prefix + b"idem:"
 
     @property
     def events(self) -> bytes:

@@ -4,6 +4,7 @@
 -- was charged beyond it is debt, and may bring remaining below 0.
 
 -- @include amounts
+-- @include rights
 
 local budgets = {}
 do
@@ -118,6 +119,16 @@ do
     end
   end
 
+  -- The error of a user who may not write one of these budgets. Nothing is written.
+  function budgets.no_right(each)
+    for i = 1, #each do
+      local refusal = no_right('HSET', each[i].key)
+      if refusal then
+        return refusal
+      end
+    end
+  end
+
   -- HSET comes first in every script that writes: a full Redis refuses it, and so the whole script, while nothing is
   -- written yet. After the first write nothing is refused.
   function budgets.write(each)
@@ -131,7 +142,7 @@ do
     end
   end
 
-  -- What an answer tells of each budget. (cjson writes an empty table as {}.)
+  -- What an answer tells of each budget. (An empty table becomes {}.)
   function budgets.balances(each)
     local balances = {}
     for i = 1, #each do

@@ -3,6 +3,9 @@
 -- The record is a STRING: the hash of the request, a newline, the answer. Only what was done is recorded. A refusal
 -- changed nothing, so the same request may be tried again, and may succeed.
 
+-- @include json
+-- @include rights
+
 local idempotency = {}
 do
   local DAY = 86400000
@@ -20,10 +23,15 @@ do
     return {'ok', string.sub(record, #head + 1)}
   end
 
-  -- Keeps the answer for a day, or for lifetime in ms where that is longer. Returns the reply.
-  function idempotency.record(key, request_hash, answer, lifetime)
-    local text = cjson.encode(answer)
-    redis.call('SET', key, request_hash .. '\n' .. text, 'PX', string.format('%d', math.max(DAY, lifetime)))
-    return {'ok', text}
+  -- The reply to a new request, and the words of the SET that keeps the answer for a day, or for lifetime in ms if
+  -- that is longer. Or nil and the error, if the user has no right to SET. Nothing is written.
+  function idempotency.prepare(key, request_hash, answer, lifetime)
+    local refusal = no_right('SET', key)
+    if refusal then
+      return nil, refusal
+    end
+    local text = json.encode(answer)
+    return {'ok', text},
+      {'SET', key, request_hash .. '\n' .. text, 'PX', string.format('%d', math.max(DAY, lifetime))}
   end
 end

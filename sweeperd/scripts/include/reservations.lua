@@ -17,6 +17,7 @@
 -- @include amounts
 -- @include budgets
 -- @include idempotency
+-- @include rights
 -- @include scopes
 -- @include tenants
 
@@ -117,19 +118,35 @@ do
     return reservation
   end
 
-  -- Ends the reservation: these fields are set, the index entry goes, and the hash stays for an audit.
-  function reservations.finish(request, ...)
-    redis.call('HSET', request.key, ...)
-    redis.call('ZREM', request.index, request.id)
-    redis.call('PEXPIRE', request.key, request.retention)
-  end
-
-  -- Records the answer for as long as the reservation was to live. Returns the reply.
-  function reservations.answer(request, reservation, answer)
+  -- The reply, and the words of the SET that records the answer for as long as the reservation was to live. Or nil and
+  -- the error of a user who has no right to that.
+  function reservations.prepare(request, reservation, answer)
     answer.unit = reservation.unit
     answer.balances = budgets.balances(reservation.each)
     answer.missing = reservation.missing
     local lifetime = reservation.expires_at + reservation.grace - reservation.created_at
-    return idempotency.record(request.record, request.hash, answer, lifetime)
+    return idempotency.prepare(request.record, request.hash, answer, lifetime)
+  end
+
+  -- Ends the reservation: its budgets are written, these fields are set, the index entry goes, the hash stays for an
+  -- audit, and the answer is recorded. All or nothing. Returns the reply.
+  function reservations.finish(request, reservation, answer, ...)
+    -- HSET first, as in the writes: a full Redis refuses it.
+    local refusal = no_right('HSET', request.key) or budgets.no_right(reservation.each)
+      or no_right('ZREM', request.index) or no_right('PEXPIRE', request.key)
+    if refusal then
+      return refusal
+    end
+    local reply, record = reservations.prepare(request, reservation, answer)
+    if not reply then
+      return record
+    end
+
+    budgets.write(reservation.each)
+    redis.call('HSET', request.key, ...)
+    redis.call('ZREM', request.index, request.id)
+    redis.call('PEXPIRE', request.key, request.retention)
+    redis.call(unpack(record))
+    return reply
   end
 end

@@ -1,9 +1,11 @@
 -- The scopes of a reservation, as its hash has them.
 
+-- @include json
+
 -- The strings of a JSON array; nil where it is not a non-empty one of non-empty strings.
 local function scopes_parse(text)
-  -- cjson stops at a NUL byte without a word; an object has no length.
-  local decoded, scopes = pcall(cjson.decode, text)
+  -- The decoder stops at a NUL byte without a word; an object has no length.
+  local decoded, scopes = pcall(json.decode, text)
   if not decoded or type(scopes) ~= 'table' or #scopes == 0 or string.find(text, '\0', 1, true) then
     return nil
   end

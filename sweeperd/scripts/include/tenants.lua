@@ -1,6 +1,8 @@
 -- The record of a tenant: JSON in a STRING, written by the service that administers tenants. Without one the tenant is
 -- open. One that cannot be read refuses everything: it may be that of a closed tenant.
 
+-- @include json
+
 local tenants = {}
 do
   local OPEN = {ACTIVE = true, SUSPENDED = true}
@@ -14,7 +16,7 @@ do
     if type(text) == 'table' and not string.find(text.err, 'WRONGTYPE', 1, true) then
       return text
     end
-    local decoded, record = pcall(cjson.decode, text)
+    local decoded, record = pcall(json.decode, text)
     local status = decoded and type(record) == 'table' and record.status
     if status == 'CLOSED' then
       return {'refused', 'TENANT_CLOSED', ''}

@@ -8,6 +8,7 @@
 -- Returns {'ok', answer} or {'refused', code, scope}. The answer is JSON.
 
 -- @include budgets
+-- @include json
 
 local mentions, each = budgets.read(KEYS, {ARGV[1]})
 if not mentions then
@@ -16,4 +17,4 @@ end
 if #each == 0 then
   return {'refused', 'NO_BUDGET', ARGV[1]}
 end
-return {'ok', cjson.encode({unit = ARGV[2], balances = budgets.balances(each)})}
+return {'ok', json.encode({unit = ARGV[2], balances = budgets.balances(each)})}

@@ -71,7 +71,6 @@ if extra ~= '0' then
   end
 end
 
-budgets.write(reservation.each)
-reservations.finish(request, 'state', 'COMMITTED', 'charged_amount', charged, 'debt_incurred', debt,
-  'committed_at', clock.now_text, 'committed_idempotency_key', ARGV[4], 'committed_payload_hash', ARGV[1])
-return reservations.answer(request, reservation, {charged = charged, debt = debt, at = clock.now_text})
+return reservations.finish(request, reservation, {charged = charged, debt = debt, at = clock.now_text},
+  'state', 'COMMITTED', 'charged_amount', charged, 'debt_incurred', debt, 'committed_at', clock.now_text,
+  'committed_idempotency_key', ARGV[4], 'committed_payload_hash', ARGV[1])

@@ -53,6 +53,17 @@ for i = 1, #deficits do
   end
 end
 
+-- HSET first, as in the writes: a full Redis refuses it.
+refusal = budgets.no_right(each)
+if refusal then
+  return refusal
+end
+local reply, record = idempotency.prepare(KEYS[1], ARGV[1], {unit = unit, charged = charged, debt = debt,
+  at = clock.now_text, balances = budgets.balances(each), missing = missing}, 0)
+if not reply then
+  return record
+end
+
 budgets.write(each)
-return idempotency.record(KEYS[1], ARGV[1], {unit = unit, charged = charged, debt = debt, at = clock.now_text,
-  balances = budgets.balances(each), missing = missing}, 0)
+redis.call(unpack(record))
+return reply

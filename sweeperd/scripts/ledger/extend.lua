@@ -22,6 +22,7 @@
 
 -- @include clock
 -- @include reservations
+-- @include rights
 
 local request = reservations.request(KEYS, ARGV)
 local reservation, reply = reservations.open(request, false)
@@ -46,14 +47,31 @@ end
 
 reservation.expires_at = reservation.expires_at + by
 local expires_text, count_text = string.format('%d', reservation.expires_at), string.format('%d', count + 1)
-redis.call('HSET', KEYS[1], 'expires_at', expires_text, 'extension_count', count_text)
-redis.call('ZADD', KEYS[2], expires_text, ARGV[2])
+-- HSET first, as in the writes: a full Redis refuses it.
+local refusal = no_right('HSET', KEYS[1]) or no_right('ZADD', KEYS[2])
 -- The record of its reserve lasts as long as it does: a late retry must not make a second reservation.
-if reservation.idempotency_key then
-  local record = ARGV[9] .. reservation.idempotency_key
-  local rest = reservation.expires_at + reservation.grace - clock.now
-  if redis.call('PTTL', record) < rest then
-    redis.call('PEXPIRE', record, string.format('%d', rest))
+local reserve_record, rest
+if not refusal and reservation.idempotency_key then
+  reserve_record = ARGV[9] .. reservation.idempotency_key
+  local lifetime = reservation.expires_at + reservation.grace - clock.now
+  if redis.call('PTTL', reserve_record) < lifetime then
+    rest = string.format('%d', lifetime)
+    refusal = no_right('PEXPIRE', reserve_record)
   end
 end
-return reservations.answer(request, reservation, {expires_at = expires_text, extension_count = count_text})
+if refusal then
+  return refusal
+end
+local record
+reply, record = reservations.prepare(request, reservation, {expires_at = expires_text, extension_count = count_text})
+if not reply then
+  return record
+end
+
+redis.call('HSET', KEYS[1], 'expires_at', expires_text, 'extension_count', count_text)
+redis.call('ZADD', KEYS[2], expires_text, ARGV[2])
+if rest then
+  redis.call('PEXPIRE', reserve_record, rest)
+end
+redis.call(unpack(record))
+return reply

@@ -32,7 +32,6 @@ if refusal then
   return refusal
 end
 
-budgets.write(reservation.each)
-reservations.finish(request, 'state', 'RELEASED', 'released_at', clock.now_text, 'released_idempotency_key', ARGV[4],
+return reservations.finish(request, reservation, {amount = reservation.amount, at = clock.now_text},
+  'state', 'RELEASED', 'released_at', clock.now_text, 'released_idempotency_key', ARGV[4],
   'released_payload_hash', ARGV[1])
-return reservations.answer(request, reservation, {amount = reservation.amount, at = clock.now_text})

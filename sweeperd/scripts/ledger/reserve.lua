@@ -27,6 +27,8 @@
 -- @include amounts
 -- @include budgets
 -- @include idempotency
+-- @include json
+-- @include rights
 -- @include tenants
 
 local replayed = idempotency.replay(KEYS[3], ARGV[1])
@@ -84,8 +86,8 @@ end
 
 local expires_text = string.format('%d', clock.now + ttl)
 local row = {'reservation_id', ARGV[2], 'tenant', ARGV[3], 'state', 'ACTIVE', 'estimate_amount', amount,
-  'estimate_unit', unit, 'scope_path', scopes[#scopes], 'affected_scopes', cjson.encode(scopes),
-  'budgeted_scopes', cjson.encode(budgeted), 'created_at', clock.now_text, 'expires_at', expires_text,
+  'estimate_unit', unit, 'scope_path', scopes[#scopes], 'affected_scopes', json.encode(scopes),
+  'budgeted_scopes', json.encode(budgeted), 'created_at', clock.now_text, 'expires_at', expires_text,
   'extension_count', '0', 'max_extensions', ARGV[12], 'overage_policy', ARGV[11], 'idempotency_key', ARGV[4]}
 local optional = {grace_ms = ARGV[10], subject_json = ARGV[13], action_json = ARGV[14], metadata_json = ARGV[15]}
 for field, value in pairs(optional) do
@@ -95,8 +97,20 @@ for field, value in pairs(optional) do
   end
 end
 
+-- HSET first, as in the writes: a full Redis refuses it.
+refusal = budgets.no_right(each) or no_right('HSET', KEYS[1]) or no_right('ZADD', KEYS[2])
+if refusal then
+  return refusal
+end
+local reply, record = idempotency.prepare(KEYS[3], ARGV[1], {reservation_id = ARGV[2], unit = unit,
+  created_at = clock.now_text, expires_at = expires_text, balances = budgets.balances(each), missing = missing},
+  ttl + grace)
+if not reply then
+  return record
+end
+
 budgets.write(each)
 redis.call('HSET', KEYS[1], unpack(row))
 redis.call('ZADD', KEYS[2], expires_text, ARGV[2])
-return idempotency.record(KEYS[3], ARGV[1], {reservation_id = ARGV[2], unit = unit, created_at = clock.now_text,
-  expires_at = expires_text, balances = budgets.balances(each), missing = missing}, ttl + grace)
+redis.call(unpack(record))
+return reply

@@ -17,9 +17,8 @@ KIND = {
     "ended": {"state": "OVER"},
 }
 ALL = Settings.model_validate({"cycles": {"enabled": True}, "kinds": [KIND], "webhooks": {"endpoints": [ENDPOINT]}})
-#: Keys of the ledger, which has a user of its own; and names that are part of others.
-LEDGERS = {"tenant", "idempotency"}
-PARTS = {"budget_stem", "cycles"}
+#: Names that are part of others.
+PARTS = {"budget_stem", "idempotency_stem", "cycles"}
 ARGUMENTS = {"job": "sweep", "kind": "seat", "name": "seats:ttl", "template": ("seats:hold:", ""), "endpoint": "a"}
 
 
@@ -48,7 +47,7 @@ def test_every_key_is_granted() -> None:
             for pattern in patterns
         )
 
-    wanted = {name: key for name, key in named(Keys("p:")).items() if name not in LEDGERS | PARTS}
+    wanted = {name: key for name, key in named(Keys("p:")).items() if name not in PARTS}
     wanted |= {f"cycles {name}": key for name, key in named(CyclesKeys(b"p:")).items()}
     assert {name for name, key in wanted.items() if not is_granted(key)} == set()
 

@@ -17,15 +17,20 @@ _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAIL
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
 @click.option("--connect", is_flag=True, help="Open a connection to each endpoint, with TLS; nothing is sent.")
 @click.option("--cycles", is_flag=True, help="Also check whether Redis is a Cycles installation to take over.")
+@click.option("--ledger", is_flag=True, help="Check what sweeperd.ledger needs, as the user that it works as.")
 @shard_option
 @json_option
 @click.pass_obj
-def command(options: Options, strict: bool, connect: bool, cycles: bool, shard: str | None, as_json: bool) -> None:
+def command(
+    options: Options, strict: bool, connect: bool, cycles: bool, ledger: bool, shard: str | None, as_json: bool
+) -> None:
     """
     Check the configuration, the Redis of each shard and the endpoints; one line for each check. Changes nothing.
 
     Exit codes: 0 no failure; 1 a failure, and with --strict a warning; 2 bad option or configuration.
     """
+    if ledger and (connect or cycles):
+        raise click.UsageError("--ledger checks nothing else: leave out --connect and --cycles")
     output = Output(as_json=as_json)
     findings: list[CheckFinding] = []
 
@@ -39,14 +44,14 @@ def command(options: Options, strict: bool, connect: bool, cycles: bool, shard: 
             )
 
     with options.shards(shard) as (settings, shards):
-        complete, problems = _with_secrets(options)
-        endpoints = (complete or settings).webhooks.endpoints
+        complete, problems = (None, []) if ledger else _with_secrets(options)
+        endpoints = [] if ledger else (complete or settings).webhooks.endpoints
         loaded = f"{len(settings.all_shards)} shard(s), {len(endpoints)} endpoint(s)"
         note(CheckFinding(CheckLevel.OK, "configuration", "loads", loaded))
         for finding in problems:
             note(finding)
         for each in shards:
-            for finding in check_shard(each, settings, cycles=cycles):
+            for finding in check_shard(each, settings, cycles=cycles, ledger=ledger):
                 note(finding)
         limit = settings.webhooks.connect_timeout.total_seconds() if connect else None
         for endpoint in endpoints:

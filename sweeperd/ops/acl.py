@@ -28,11 +28,15 @@ class AclUser:
     rules: list[str]
 
 
-def acl_users(settings: Settings, shards: Sequence[ShardSettings], role: Role, *, commands: bool) -> list[AclUser]:
+def acl_users(
+    settings: Settings, shards: Sequence[ShardSettings], role: Role, *, commands: bool, ledger: bool = False
+) -> list[AclUser]:
     """
     One for each Redis of these shards, for a daemon in this role; with `commands` also for the commands of operators.
+    With `ledger` for `sweeperd.ledger` instead.
     """
-    wanted, found = _duties(settings, role, commands=commands), dict[str, list[ShardSettings]]()
+    wanted = {Duty.LEDGER} if ledger else _duties(settings, role, commands=commands)
+    found = dict[str, list[ShardSettings]]()
     for shard in shards:
         place = urlsplit(parse(shard.url.get_secret_value()).shown)
         # Users belong to the whole server and not to one of its databases.
@@ -55,9 +59,9 @@ def _duties(settings: Settings, role: Role, *, commands: bool) -> set[Duty]:
 def _rules(settings: Settings, shards: Iterable[ShardSettings], wanted: Collection[Duty]) -> list[str]:
     keys, commands = dict[str, None](), set[str]()
     for shard in shards:
-        connection = connection_grants(shard.url.get_secret_value())
+        connection = list(connection_grants(shard.url.get_secret_value()))
         for grant in (*connection, *grants(settings, Keys(shard.prefix))):
-            if grant.duty in wanted:
+            if grant in connection or grant.duty in wanted:
                 commands.update(command.lower() for command in grant.commands)
                 if grant.key:
                     keys[f"~{_pattern(grant.key)}"] = None

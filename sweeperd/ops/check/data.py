@@ -1,11 +1,11 @@
 """The keys of a shard, and what its user may do with them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import redis
 
 from sweeperd.ops.check.findings import CheckResult, failure, ok, warning
-from sweeperd.ops.check.rights import for_walks, needed, refused
+from sweeperd.ops.check.rights import for_ledger, for_walks, needed, refused
 from sweeperd.ops.check.subject import Subject
 from sweeperd.ops.grants import ANY, channels
 from sweeperd.ops.last_walk import WalkStore
@@ -76,7 +76,15 @@ def full_streams(subject: Subject) -> CheckResult:
 
 def scripts(subject: Subject) -> CheckResult:
     """Whether the user may load and run every script."""
-    names = script_names()
+    return _load(subject, script_names())
+
+
+def ledger_scripts(subject: Subject) -> CheckResult:
+    """The same of the scripts of the ledger."""
+    return _load(subject, [name for name in script_names() if name.startswith("ledger/")])
+
+
+def _load(subject: Subject, names: Sequence[str]) -> CheckResult:
     index = subject.shard.keys.reservation_index
     problems = []
     for name in names:
@@ -121,3 +129,11 @@ def rights(subject: Subject) -> CheckResult:
     if missing:
         return warning(f"this user may not {', '.join(missing)}: reconcile does not work", _GRANT)
     return ok("all commands on all keys of the shard")
+
+
+def ledger_rights(subject: Subject) -> CheckResult:
+    """Whether the user may run every command of the ledger."""
+    missing = refused(subject.shard, for_ledger(subject))
+    if missing:
+        return failure(f"this user may not {', '.join(missing)}", "`sweeperd acl --ledger` prints the rights to grant")
+    return ok("all commands of the ledger on its keys")

@@ -72,6 +72,11 @@ def for_walks(subject: Subject) -> list[Grant]:
     return _of(subject, {Duty.WALK})
 
 
+def for_ledger(subject: Subject) -> list[Grant]:
+    """What `sweeperd.ledger` runs."""
+    return _of(subject, {Duty.LEDGER})
+
+
 def _of(subject: Subject, duties: Collection[Duty]) -> list[Grant]:
     return [grant for grant in grants(subject.settings, subject.shard.keys) if grant.duty in duties]
 

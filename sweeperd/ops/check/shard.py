@@ -33,16 +33,30 @@ CHECKS: dict[str, Callable[[Subject], CheckResult]] = {
     "other sweepers": data.foreign_expiries,
     "clock": server.clock,
 }
+#: What the ledger needs of a server, and of its own user.
+LEDGER_CHECKS = {
+    name: CHECKS[name] for name in ("reachable", "version", "role", "writable", "maxmemory-policy", "memory")
+} | {
+    "persistence": server.persistence,
+    "replication": server.replication,
+    "rights": data.ledger_rights,
+    "scripts": data.ledger_scripts,
+    "clock": server.clock,
+}
 
 
-def check_shard(shard: Shard, settings: Settings, *, cycles: bool = False) -> Iterator[CheckFinding]:
+def check_shard(
+    shard: Shard, settings: Settings, *, cycles: bool = False, ledger: bool = False
+) -> Iterator[CheckFinding]:
     """
-    All checks of one shard, with `cycles` also those of a Cycles installation; each finding comes as soon as it is
-    known. Raises nothing.
+    All checks of one shard, with `cycles` also those of a Cycles installation; with `ledger` those that a user of the
+    ledger alone can make. Each finding comes as soon as it is known. Raises nothing.
     """
     where = f"shard {shard.name}"
     subject = Subject(shard, settings)
     checks = CHECKS | {f"kind {kind.name}": functools.partial(kinds.swept, kind) for kind in settings.kinds}
+    if ledger:
+        checks = LEDGER_CHECKS
     if cycles:
         checks |= CYCLES_CHECKS
     for name, check in checks.items():

@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,17 @@ import pytest
 import redis
 
 from sweeperd.config import load
+from sweeperd.ledger import Ledger, MissingRight, NoBudget
 from sweeperd.ops.acl import acl_users
 from sweeperd.store.embedded import Server
+from sweeperd.store.scripts import script_names, source
 from tests.integration.conftest import Cli
 from tests.support.acl import ACL, PASSWORD, refusals, rules
 from tests.support.harness import Daemon, daemon, environment, eventually, once, reserve
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 from tests.support.receiver import Receiver
 
+MINUTE = timedelta(minutes=1)
 ROOT = Path(__file__).parents[3]
 #: A kind with templates, one with a script, a channel, an endpoint that asks for spikes, and Cycles.
 SETTINGS = (
@@ -186,6 +190,74 @@ def test_a_lease_that_never_ends_does_not_need_more(own_server: Server, limited_
             assert running.logged(
                 "the lease is held, but its holder does not sweep: sweeping without the lease; delete its key"
             )
+
+
+def test_the_ledger_works_under_its_rights(own_server: Server, cli: Cli) -> None:
+    url = own_server.url.replace("redis://", f"redis://ledger:{PASSWORD}@")
+    printed = cli("acl", environment(own_server.url), "--ledger").stdout.split()
+    assert printed[:3] == ["ACL", "SETUSER", "ledger"]
+    with redis.Redis.from_url(own_server.url, protocol=2) as client, Ledger.from_url(url) as ledger:
+        client.execute_command(*printed, f">{PASSWORD}")
+        client.acl_log_reset()
+        client.set("tenant:acme", '{"status":"ACTIVE"}')
+        ledger.open_budget("acme", "TOKENS", 1000)
+        held = [
+            ledger.reserve("acme", ["acme"], "TOKENS", 10, ttl=MINUTE, idempotency_key=str(number)).reservation_id
+            for number in range(2)
+        ]
+        for _ in range(2):
+            ledger.extend("acme", held[0], 2000 * MINUTE, idempotency_key="a")
+        ledger.commit("acme", held[0], 7, idempotency_key="b")
+        ledger.release("acme", held[1], idempotency_key="c")
+        ledger.event("acme", ["acme"], "TOKENS", 1, idempotency_key="d")
+        with pytest.raises(NoBudget):
+            ledger.event("acme", ["nobody"], "TOKENS", 1, idempotency_key="e")
+        assert ledger.budget("acme", "TOKENS").remaining == 992
+        assert refusals(client) == []
+        # None of it is too much for it: each is used by a script of the ledger, or to run one.
+        texts = "".join(source(name) for name in script_names() if name.startswith("ledger/")).lower()
+        more = {"client|setname", "eval", "evalsha"}
+        used = {rule[1:] for rule in printed[3:] if rule.startswith("+")} - more
+        assert {name for name in used if f"'{name}'" not in texts} == set()
+
+        checks = {
+            each["check"]: each
+            for each in json.loads(cli("check", environment(url), "--ledger", "--json").stdout)["checks"]
+        }
+        assert [checks[name]["level"] for name in ("reachable", "writable", "rights", "scripts")] == ["ok"] * 4
+        client.execute_command("ACL", "SETUSER", "ledger", "-set", "-zadd")
+        failed = cli("check", environment(url), "--ledger", "--json")
+        checks = {each["check"]: each for each in json.loads(failed.stdout)["checks"]}
+        assert failed.exit_code == 1
+        assert checks["rights"]["level"] == "failure"
+        assert checks["rights"]["says"] == "this user may not ZADD reservation:ttl, SET idem:*"
+        assert checks["rights"]["advice"] == "`sweeperd acl --ledger` prints the rights to grant"
+
+
+@pytest.mark.newest_redis
+def test_tenants_that_the_ledger_may_only_read(own_server: Server, cli: Cli) -> None:
+    """Redis asks for the whole right to each key that a script is given, whether the script writes it or not."""
+    url = own_server.url.replace("redis://", f"redis://ledger:{PASSWORD}@")
+    printed = cli("acl", environment(own_server.url), "--ledger").stdout.split()
+    with redis.Redis.from_url(own_server.url, protocol=2) as client, Ledger.from_url(url) as ledger:
+        client.execute_command(*printed, f">{PASSWORD}")
+        ledger.open_budget("acme", "TOKENS", 1000)
+        rules = [f"%R{rule}" if rule == "~tenant:*" else rule for rule in printed]
+        client.execute_command(*rules)
+        with pytest.raises(MissingRight):
+            ledger.event("acme", ["acme"], "TOKENS", 1, idempotency_key="a")
+        assert "EVAL tenant:*" in cli("check", environment(url), "--ledger").stdout
+
+
+def test_the_ledger_has_a_user_of_its_own(cli: Cli) -> None:
+    env = environment("redis://localhost")
+    for arguments in (["acl", "--ledger", "--commands"], ["acl", "--ledger", "--role", "sweep"]):
+        assert cli(arguments[0], env, *arguments[1:]).exit_code == 2
+    for more in ("--cycles", "--connect"):
+        assert cli("check", env, "--ledger", more).exit_code == 2
+    own = set(cli("acl", env, "--ledger", "--user", "books").stdout.split())
+    assert "books" in own
+    assert not [rule for rule in own if "sweeperd" in rule or rule in ("+del", "+scan", "+xadd")]
 
 
 def test_shards_on_one_redis_share_a_user(cli: Cli) -> None:

@@ -14,12 +14,16 @@ INT64_MAX = 2**63 - 1
 MAX_EXTENSIONS = 2**53
 #: The shortest `audit_retention`, ms.
 LEAST_RETENTION = 3_600_000
+#: What a name can be. (bytes() of an int is that many NUL bytes.)
+_NAMES = (str, bytes, bytearray, memoryview)
 #: How many scopes one operation takes at most: a script stays bounded.
 MAX_SCOPES = 256
 
 
 def name(what: str, value: Name) -> bytes:
-    """The bytes of a name. Raises ValueError where it is empty; `what` names it in the message."""
+    """The bytes of a name. Raises TypeError for what is neither text nor bytes, ValueError for an empty name."""
+    if not isinstance(value, _NAMES):
+        raise TypeError(f"{what} is a {type(value).__name__}, neither str nor bytes")
     raw = value.encode() if isinstance(value, str) else bytes(value)
     if not raw:
         raise ValueError(f"{what} is empty")
@@ -28,7 +32,7 @@ def name(what: str, value: Name) -> bytes:
 
 def scope_list(scopes: Sequence[Name]) -> list[bytes]:
     """The bytes of each scope. Raises TypeError for a single name, ValueError for none or more than MAX_SCOPES."""
-    if isinstance(scopes, str | bytes):
+    if isinstance(scopes, _NAMES):
         raise TypeError("scopes is one name, not a sequence of names")
     if not 0 < len(scopes) <= MAX_SCOPES:
         raise ValueError(f"scopes are from 1 to {MAX_SCOPES}, not {len(scopes)}")

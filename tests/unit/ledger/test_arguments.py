@@ -1,7 +1,9 @@
 """What the ledger's methods accept, and what they refuse before anything is sent."""
 
+import uuid
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,21 @@ def test_from_1_to_256_scopes() -> None:
     for count in (0, 257):
         with pytest.raises(ValueError, match=f"from 1 to 256, not {count}"):
             arguments.scope_list(["a"] * count)
+
+
+@pytest.mark.parametrize("name", ["42", b"42", bytearray(b"42"), memoryview(b"42")])
+def test_a_name_is_text_or_bytes(name: Any) -> None:
+    assert arguments.name("tenant", name) == b"42"
+    with pytest.raises(TypeError, match="one name"):
+        arguments.scope_list(name)
+
+
+@pytest.mark.parametrize("name", [42, 0, True, 300_000_000, None, 1.5, ["a"], [97], uuid.uuid4()])
+def test_nothing_else_is_a_name(name: Any) -> None:
+    with pytest.raises(TypeError, match=f"tenant is a {type(name).__name__}, neither str nor bytes"):
+        arguments.name("tenant", name)
+    with pytest.raises(TypeError, match="scope is a "):
+        arguments.scope_list([name])
 
 
 def test_the_hash_of_a_request_keeps_its_parts_apart() -> None:

@@ -1,5 +1,5 @@
 """
-Spans by OpenTelemetry: the one module that imports it, and only where the extra `otel` is installed.
+Spans of ticks and deliveries by OpenTelemetry: the one module that imports its SDK, which the extra `otel` installs.
 
 Sampling, batching, headers, certificates and the collector's address are OpenTelemetry's own variables (OTEL_*). Only
 the default of the sampling is not its own: one tick in ten, with all its deliveries. A span costs 0.1 ms and more of
@@ -12,8 +12,7 @@ import os
 import random
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -124,17 +123,6 @@ class UnsampledSpan:
 
     def fail(self, reason: str) -> None:
         pass
-
-
-def ledger_spans() -> Callable[[str], AbstractContextManager[object]]:
-    """What starts the span of a call of the ledger, in the tracing that the program has set up."""
-    tracer = trace.get_tracer("sweeperd.ledger", __version__)
-
-    def start(operation: str) -> AbstractContextManager[object]:
-        attributes = {"db.system.name": "redis", "db.operation.name": operation}
-        return tracer.start_as_current_span(f"ledger {operation}", kind=SpanKind.CLIENT, attributes=attributes)
-
-    return start
 
 
 class _Ids(IdGenerator):

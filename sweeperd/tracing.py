@@ -8,7 +8,6 @@ there is none of that, nothing of OpenTelemetry is imported, and a span does not
 
 import contextlib
 import functools
-import importlib.util
 import logging
 import os
 import secrets
@@ -130,11 +129,18 @@ def ledger_call(operation: str) -> AbstractContextManager[object]:
 
 @functools.cache
 def _ledger_spans() -> Callable[[str], AbstractContextManager[object]] | None:
-    if importlib.util.find_spec("opentelemetry") is None:
+    try:
+        # The API alone: the program may have no SDK, or another one than that of the extra.
+        from opentelemetry import trace  # noqa: PLC0415  only if it is installed
+    except ImportError:
         return None
-    from sweeperd.otel import ledger_spans  # noqa: PLC0415  only where it is installed
+    tracer = trace.get_tracer("sweeperd.ledger", __version__)
 
-    return ledger_spans()
+    def start(operation: str) -> AbstractContextManager[object]:
+        attributes = {"db.system.name": "redis", "db.operation.name": operation}
+        return tracer.start_as_current_span(f"ledger {operation}", kind=trace.SpanKind.CLIENT, attributes=attributes)
+
+    return start
 
 
 def _of_environment(environ: Mapping[str, str]) -> Tracer:

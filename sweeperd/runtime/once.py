@@ -2,6 +2,7 @@
 
 import contextlib
 import enum
+import functools
 import logging
 import math
 import threading
@@ -12,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+import redis
+
 from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher, shares
 from sweeperd.errors import KindRefused, RedisUnavailable
@@ -19,6 +22,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.runtime.cycles_lease import CyclesLease
 from sweeperd.runtime.kind_sweep import KindSweep, kind_sweeps
 from sweeperd.store.context import ShardContext
+from sweeperd.store.errors import describe
 from sweeperd.store.interpreter import Interpreter
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import open_shards
@@ -52,9 +56,9 @@ class OnceReport:
     complete: bool
     delivery: DeliveryReport
     duration_seconds: float
-    #: What went wrong, a line for each shard that could not be brought to the end.
+    #: What went wrong, a line for each shard or kind that could not be brought to the end.
     failures: tuple[str, ...] = ()
-    #: False where that was every shard.
+    #: False if no kind was swept, and nothing was delivered.
     any_done: bool = True
 
     @property
@@ -108,8 +112,10 @@ def run_once(
             sum(run.delivery.dead_lettered for run in runs),
         ),
         time.monotonic() - started,
-        tuple(f"shard {run.name}: {run.failure}" if settings.shards else run.failure for run in runs if run.failure),
-        any_done=not all(run.failure for run in runs),
+        tuple(
+            f"shard {run.name}: {failure}" if settings.shards else failure for run in runs for failure in run.failures
+        ),
+        any_done=any(run.any_done for run in runs),
     )
     if report.any_done:
         log.info("run ended", extra={**report.as_dict(), "shards": {shard.name: shard.address for shard in shards}})
@@ -128,10 +134,14 @@ class _Run:
         settings, shard = context.settings, context.shard
         self.name = shard.name
         self.counts: Counter[Outcome] = Counter()
-        self.complete = False
+        #: False once a signal has ended a sweep before its end.
+        self.complete = True
         self.delivery = DeliveryReport(0, 0, 0)
-        #: Why it was not brought to the end; empty where it was.
-        self.failure = ""
+        #: Why it, or a part of it, was not brought to the end.
+        self.failures: list[str] = []
+        #: Whether a part of it was.
+        self.any_done = False
+        self._metrics = context.metrics
         self._settings = settings
         self._shard = shard
         self._stop = context.stop
@@ -142,55 +152,78 @@ class _Run:
         self._sweeps = kind_sweeps(
             settings, shard, context.metrics, context.stop, self._decided, interpreter=context.interpreter
         )
-        #: How many entries were due when the sweeps began.
+        #: How many entries were due when the sweeps so far began.
         self._due = 0
         self._delivery = Dispatcher(replace(context, stop=self._delivery_stop))
 
     def __call__(self) -> None:
         try:
-            self._delivery.prepare()
-            self._due = sum(sweep.backlog().due for sweep in self._sweeps)
+            if not self._does("", self._delivery.prepare, self._sweeps):
+                return
             with self._cycles_lease():
-                self.complete = all([self._sweep(sweep) for sweep in self._sweeps])
-            self._deliver()
-            self._delivery.maintain()
-            self.delivery = self._delivery.report()
-        except RedisUnavailable as error:
-            self._failed(error, redis_down=True)
-            self.failure = f"redis is not available: {error}"
-        except KindRefused as error:
-            self._failed(error, redis_down=False)
-            self.failure = str(error)
+                swept = [
+                    self._does(sweep.name, functools.partial(self._sweep, sweep), [sweep]) for sweep in self._sweeps
+                ]
+            # Whatever became of the sweeps, what stands in the stream is delivered.
+            delivered = self._does("", self._deliver)
+            self._does("", self._delivery.maintain)
+            counted = self._does("", self._count_delivered)
+            self.any_done = any(swept) or (delivered and counted)
         except Exception as error:
-            self._failed(error, redis_down=False)
-            log.exception("the run failed", extra={"shard": self.name})
-            self.failure = f"the run failed: {type(error).__name__}"
+            self._failed("", error)
         finally:
             self._progress.left(self.name)
             self._shard.close()
+
+    def _does(self, kind: str, work: Callable[[], None], sweeps: Sequence[KindSweep] = ()) -> bool:
+        """One part of the run, which keeps no other part from its end. Returns whether it reached its own."""
+        try:
+            work()
+        except Exception as error:
+            self._failed(kind, error, sweeps)
+            return False
+        return True
+
+    def _failed(self, kind: str, error: Exception, sweeps: Sequence[KindSweep] = ()) -> None:
+        """`kind`: whose sweep failed, if it was a sweep. `sweeps`: those that count as failed."""
+        redis_down = isinstance(error, RedisUnavailable)
+        if redis_down:
+            failure = f"redis is not available: {error}"
+            self._metrics.sweep.redis_up.labels(self.name).set(0)
+        elif isinstance(error, KindRefused):
+            failure = str(error)
+        else:
+            told = isinstance(error, redis.ResponseError)  # a key of another type, say: no fault of the program
+            why = describe(error) if told else type(error).__name__
+            failure = f"{kind}: the sweep failed: {why}" if kind else f"the run failed: {why}"
+            log.error("the run failed", extra={"shard": self.name, "error": failure}, exc_info=None if told else error)
+        if failure not in self.failures:
+            self.failures.append(failure)
+        for sweep in sweeps:
+            sweep.telemetry.failed(error, redis_down=redis_down, logged=True)
+
+    def _count_delivered(self) -> None:
+        self.delivery = self._delivery.report()
 
     def _cycles_lease(self) -> contextlib.AbstractContextManager[None]:
         if not self._settings.cycles.enabled:
             return contextlib.nullcontext()
         return CyclesLease(self._shard).kept(self._stop)
 
-    def _failed(self, error: Exception, *, redis_down: bool) -> None:
-        for sweep in self._sweeps:
-            sweep.telemetry.failed(error, redis_down=redis_down, logged=True)
-
     def _decided(self, decisions: Sequence[Decision]) -> None:
         self.counts.update(decision.outcome for decision in decisions)
         self._progress(self.name, OnceStage.SWEEPING, self.counts.total(), self._due)
 
-    def _sweep(self, sweep: KindSweep) -> bool:
+    def _sweep(self, sweep: KindSweep) -> None:
         """
-        Under the lease where it can be had in time, else without: correctness never rests on it. Returns whether the
-        sweep reached its end.
+        Under the lease where it can be had in time, else without: correctness never rests on it.
         """
+        self._due += sweep.backlog().due
         if not self._await(sweep.lease):
-            return self._drain(sweep)
+            self._drain(sweep)
+            return
         with sweep.lease.kept():
-            return self._drain(sweep)
+            self._drain(sweep)
 
     def _await(self, lease: Lease) -> bool:
         """
@@ -216,19 +249,25 @@ class _Run:
             log.warning("another process still holds the lease, sweeping without it", extra={"shard": self.name})
         return False
 
-    def _drain(self, sweep: KindSweep) -> bool:
+    def _drain(self, sweep: KindSweep) -> None:
         complete = False
         while not complete and not self._stop.is_set():
             report = sweep.tick()
             self.counts[Outcome.IN_GRACE] += report.passed
             complete = report.complete
+        self.complete = self.complete and complete
         sweep.measure()
-        return complete
 
     def _deliver(self) -> None:
         waiting = self._delivery.report().undelivered
         until = time.monotonic() + self._delivery_limit
-        self._delivery.start(until_idle=True)
+        try:
+            self._delivery.start(until_idle=True)
+        except BaseException:
+            # A thread could not be started: those that were end.
+            self._delivery_stop.set()
+            self._delivery.join(time.monotonic() + self._settings.shutdown_grace.total_seconds())
+            raise
         while not self._delivery.join(time.monotonic() + PROGRESS_EVERY):
             if self._stop.is_set():
                 self._delivery_stop.set()

@@ -1,11 +1,15 @@
 """All kinds of the settings are swept, each under its own names, by the daemon and by `--once`."""
 
+import re
 import threading
+from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 
 from sweeperd.config import Settings
+from sweeperd.metrics import Metrics
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.once import run_once
 from sweeperd.store.embedded import Server
@@ -15,6 +19,7 @@ from sweeperd.sweep.last_sweep import read_last_sweep
 from tests.lua.builders import World, seed
 from tests.lua.kinds.world import SEATS, Seats
 from tests.support.harness import eventually
+from tests.support.receiver import Receiver
 
 LOCK: dict[str, Any] = {
     "name": "lock",
@@ -108,3 +113,45 @@ def test_reservations_can_be_turned_off(server: Server, client: redis.Redis) -> 
     assert seats.seats() == (13, 2)
     assert client.hget("reservation:res_r1", "state") == b"ACTIVE"
     assert not client.exists("sweeperd:ticks")
+
+
+def outcome(metrics: Metrics, kind: str, result: str) -> float:
+    labels = {"shard": "default", "kind": kind, "result": result}
+    return metrics.registry.get_sample_value("sweeperd_sweeps_total", labels) or 0
+
+
+@pytest.mark.parametrize("fault", ["script", "index"])
+@pytest.mark.parametrize("first", [True, False], ids=["bad kind first", "bad kind last"])
+def test_once_does_all_the_rest_if_one_kind_cannot_be_swept(
+    server: Server, client: redis.Redis, tmp_path: Path, fault: str, first: bool
+) -> None:
+    seats = arrange(client)
+    bad: dict[str, Any] = {
+        "name": "bad", "index": "bad:ttl", "key": "bad:{id}", "deadline": "until", "retention": "0s",
+    }  # fmt: skip
+    if fault == "script":
+        (tmp_path / "bad.lua").write_text("function decide(")
+        bad |= {"script": f"file:{tmp_path / 'bad.lua'}", "writes": ["bad:*"]}
+    else:
+        bad["active"] = {"state": "HELD"}
+        client.set("bad:ttl", "text")
+    with Receiver() as receiver:
+        settings = settings_for(
+            server,
+            kinds=[bad, SEATS, LOCK] if first else [SEATS, LOCK, bad],
+            webhooks={"endpoints": [{"name": "hook", "url": receiver.url, "start": "beginning"}]},
+        )
+        metrics = Metrics()
+        report = run_once(settings, threading.Event(), metrics=metrics)
+        check(client, seats)
+        events = client.xlen("sweeperd:events")
+        assert events == len(receiver.requests) == report.delivery.delivered >= 3
+    assert (report.exit_code, report.any_done, report.delivery.undelivered) == (1, True, 0)
+    (failure,) = report.failures
+    problem = "bad: the script does not compile" if fault == "script" else r"bad: the sweep failed: .*WRONGTYPE"
+    assert re.match(problem, failure)
+    assert [outcome(metrics, kind, "ok") for kind in ("reservations", "seat-hold", "lock", "bad")] == [1, 1, 1, 0]
+    assert [outcome(metrics, kind, "error") for kind in ("reservations", "seat-hold", "lock", "bad")] == [0, 0, 0, 1]
+    labels = {"endpoint": "hook", "result": "delivered"}
+    assert metrics.registry.get_sample_value("sweeperd_webhook_attempts_total", labels) == events
+    assert list(client.scan_iter("sweeperd:lease:*")) == []

@@ -1,6 +1,15 @@
-"""`python -m sweeperd`."""
+"""`sweeperd`, and `python -m sweeperd`."""
 
-from sweeperd.cli import main
+from sweeperd import hang_ups
+
+
+def run() -> None:
+    """The command."""
+    hang_ups.hold()
+    from sweeperd.cli import main  # noqa: PLC0415 - it takes a moment, in which a signal may come
+
+    main()
+
 
 if __name__ == "__main__":
-    main()
+    run()

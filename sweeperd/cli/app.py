@@ -11,9 +11,10 @@ from typing import Any, Literal
 import click
 from click.core import ParameterSource
 
-from sweeperd import __version__
+from sweeperd import __version__, hang_ups
 from sweeperd.cli.moment import duration
 from sweeperd.cli.options import Exit, OnceOptions, Options, fail
+from sweeperd.cli.signals import end_at_once
 from sweeperd.config import CONFIG_VARIABLE
 from sweeperd.errors import ConfigError, RedisUnavailable
 
@@ -131,6 +132,8 @@ def main(
     context.obj = options = Options(config_file, log_level, log_format, as_json)
     if as_json and not once and context.invoked_subcommand in (None, "demo"):
         raise click.UsageError("--json goes with --once")
+    if once or context.invoked_subcommand:
+        hang_ups.release()
     once_options = OnceOptions(metrics_file, metrics_push, exit_zero_on_pending, delivery_limit)
     if not once:
         _refuse_without_once(once_options)
@@ -161,6 +164,7 @@ def _once(options: Options, once_options: OnceOptions) -> int:
 
 
 def _daemon(options: Options, role: str) -> int:
+    end_at_once()
     from sweeperd.runtime.role import Role  # noqa: PLC0415
     from sweeperd.runtime.service import Service  # noqa: PLC0415
     from sweeperd.runtime.systemd import SystemdNotifier  # noqa: PLC0415
@@ -172,5 +176,4 @@ def _daemon(options: Options, role: str) -> int:
     except ConfigError as error:
         fail(str(error), Exit.FAILED)
     with tracing():
-        service.run()
-    return Exit.DONE
+        return Exit.DONE if service.run(hang_ups.came) else Exit.FAILED

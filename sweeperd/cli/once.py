@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from http.client import HTTPException, InvalidURL
 from pathlib import Path
@@ -14,6 +15,7 @@ from prometheus_client import push_to_gateway, write_to_textfile
 from sweeperd import redis_url
 from sweeperd.cli.options import Exit, OnceOptions, Options, fail
 from sweeperd.cli.signals import stop_on_signals
+from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.once import OnceProgress, OnceReport, OnceStage, run_once
 from sweeperd.sweep.kind import Outcome
@@ -31,9 +33,14 @@ def run(options: Options, once: OnceOptions) -> int:
     if show:
         addresses = (redis_url.parse(shard.url.get_secret_value()).shown for shard in settings.all_shards)
         click.echo(f"sweeperd: on {', '.join(addresses)}", err=True)
+    with stop_on_signals(last=True) as stop:
+        return _run(options, once, settings, show=show, stop=stop)
+
+
+def _run(options: Options, once: OnceOptions, settings: Settings, *, show: bool, stop: threading.Event) -> int:
     metrics = Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled, lasting=False)
     try:
-        with tracing(), _metrics_left(metrics, once), stop_on_signals() as stop, _progress(show) as progress:
+        with tracing(), _metrics_left(metrics, once), _progress(show) as progress:
             report = run_once(settings, stop, progress, metrics, once.delivery_limit)
     except Exception as error:
         logging.getLogger(__name__).exception("the run failed")

@@ -145,14 +145,24 @@ class EndpointDelivery:
         self._redelivery.counts_from_ms = made_at
 
     def start(self, *, until_idle: bool = False) -> None:
-        """Start the threads. `until_idle`: they end by themselves when nothing is left that can be delivered now."""
-        self._threads = [
+        """
+        Start the threads. `until_idle`: they end by themselves when nothing is left that can be delivered now. Raises
+        RuntimeError if the system gives no more threads; those that were started end then.
+        """
+        threads = [
             threading.Thread(target=self._acknowledge, name=f"acknowledge-{self._thread_name}", daemon=True),
             threading.Thread(target=self._read, args=(until_idle,), name=f"deliver-{self._thread_name}", daemon=True),
         ]
-        self._senders.start()
-        for thread in self._threads:
-            thread.start()
+        try:
+            self._senders.start()
+            for thread in threads:
+                thread.start()
+                self._threads.append(thread)
+        except RuntimeError:
+            # The system gives no more threads. The reader, which would end the others, does not run.
+            self._senders.end()
+            self._acknowledger.end()
+            raise
 
     def join(self, deadline: float | None = None) -> bool:
         """Wait for the threads until `deadline` (monotonic). Returns whether they have all ended."""
@@ -171,7 +181,7 @@ class EndpointDelivery:
     @property
     def complete(self) -> bool:
         """Whether all its threads run."""
-        return bool(self._threads) and self._senders.complete and all(thread.is_alive() for thread in self._threads)
+        return len(self._threads) == 2 and self._senders.complete and all(thread.is_alive() for thread in self._threads)
 
     @property
     def state(self) -> str:

@@ -1,8 +1,8 @@
 """The daemon: a shard runner for each shard and the scheduler, started and stopped in order."""
 
+import contextlib
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC
 from typing import Any
 
@@ -38,7 +38,7 @@ class Daemon:
         self._scheduler = BackgroundScheduler(timezone=UTC, executors={"default": SchedulerPool(len(self._tasks))})
 
     def start(self) -> None:
-        """Start all threads."""
+        """Start all threads. Raises RuntimeError if the system gives no more of them; `stop` ends those there are."""
         self._scheduler.start()
         for runner in self._runners:
             runner.start(self._scheduler)
@@ -70,12 +70,26 @@ class Daemon:
         delivered by another replica or later.
         """
         self._stop.set()
+        ended = set[ShardRunner]()
+
+        def end(runner: ShardRunner) -> None:
+            if runner.end(deadline):
+                ended.add(runner)
+
         # All at once: a shard that does not answer takes none of the others' time.
-        with ThreadPoolExecutor(len(self._runners), thread_name_prefix="end") as pool:
-            ended = all(list(pool.map(lambda runner: runner.end(deadline), self._runners)))
+        threads = [threading.Thread(target=end, args=(runner,), name="end", daemon=True) for runner in self._runners]
+        for thread, runner in zip(threads, self._runners, strict=True):
+            try:
+                thread.start()
+            except RuntimeError:
+                end(runner)  # the system gives no more threads
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
         if self._scheduler.running:
-            self._scheduler.shutdown(wait=False)
-        return ended
+            with contextlib.suppress(RuntimeError):  # its own thread could not be started
+                self._scheduler.shutdown(wait=False)
+        return len(ended) == len(self._runners)
 
     def stop(self, deadline: float | None = None) -> bool:
         """`finish`, by default within `shutdown_grace`."""

@@ -54,6 +54,8 @@ class Service:
         self._daemon = Daemon(settings, self._metrics, self._role)
         self._web = self._listen(settings)
         self._one_core = OneCore()
+        #: The daemon of a reload, until it has taken the place of the one before it.
+        self._successor: Daemon | None = None
         #: Finishes what the daemon before this one had in flight.
         self._last_work: threading.Thread | None = None
         # The handlers of signals run in the middle of anything in this thread, and may touch only what can bear that:
@@ -62,11 +64,30 @@ class Service:
         self._reload_wanted = False
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def run(self) -> None:
-        """Start, serve until SIGTERM or SIGINT, stop. A second one of these ends the process at once."""
+    def run(self, reload_wanted: Callable[[], bool] = lambda: False) -> bool:
+        """
+        Start, serve until SIGTERM or SIGINT, stop. A second one of these ends the process at once. `reload_wanted`:
+        whether a SIGHUP came before this call. Returns False if the process could not go on: its parts are stopped too.
+        """
         signal.signal(signal.SIGHUP, self._on_reload)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_end)
+        self._reload_wanted = self._reload_wanted or reload_wanted()
+        try:
+            self._serve()
+        except Exception:
+            log.exception("sweeperd cannot go on and ends")
+            failed = True
+        else:
+            failed = False
+        self._notifier.stopping()
+        if not self._stop():
+            # Threads that hang in a request would keep the interpreter from ending.
+            logging.shutdown()
+            os._exit(int(failed))
+        return not failed
+
+    def _serve(self) -> None:
         collect_rarely()
         share_arenas()
         if self._web:
@@ -84,11 +105,6 @@ class Service:
             if self._reload_wanted and not self._ending and not self._finishing:
                 self._reload()
         log.info("stopping", extra={"signal": self._ending.name})
-        self._notifier.stopping()
-        if not self._stop():
-            # Threads that hang in a request would keep the interpreter from ending.
-            logging.shutdown()
-            os._exit(0)
 
     def health(self) -> tuple[bool, str]:
         """Whether the process is well, and what is wrong with it."""
@@ -154,18 +170,23 @@ class Service:
     # ---- new settings
 
     def _reload(self) -> None:
-        """Take the settings as they are now, or refuse them and go on with those there are."""
+        """
+        Take the settings as they are now, or refuse them and go on with those there are. What fails once the daemon has
+        retired is raised: nothing works then any more.
+        """
         self._clear_up()
         self._reload_wanted = False  # before the file is read: a signal from here on may be about a newer one
         self._notifier.reloading()
         try:
-            self._take(self._load())
+            prepared = self._prepare(self._load())
         except ConfigError as error:
             self._refuse(str(error))
         except Exception as error:
             log.exception("the reload failed")
             self._refuse(f"{type(error).__name__}: {error}")
         else:
+            if prepared:
+                self._replace(*prepared)
             self._metrics.reloads.labels("ok").inc()
         self._notifier.ready(self._status())
 
@@ -173,19 +194,37 @@ class Service:
         self._metrics.reloads.labels("refused").inc()
         log.error("the new settings are refused, the old ones stay", extra={"error": problem})
 
-    def _take(self, settings: Settings) -> None:
-        """Raises ConfigError, and then nothing has changed."""
+    def _prepare(self, settings: Settings) -> tuple[Settings, Daemon, WebServer | None] | None:
+        """
+        A daemon with these settings and its HTTP server, neither of them started. None if nothing has changed. Raises
+        ConfigError.
+        """
         if settings.metrics != self._settings.metrics:
             log.warning("the settings of [metrics] take effect with the next start")
             settings = settings.model_copy(update={"metrics": self._settings.metrics})
         if settings == self._settings:
             log.info("reloaded; nothing has changed", extra=self._daemon.about())
-            return
-        web = self._web
-        if settings.http.address != self._settings.http.address:
-            web = self._listen(settings)
+            return None
         daemon = Daemon(settings, self._metrics, self._role)
-        self._replace(daemon, settings)
+        # The last step that may be refused: an address that was taken stays so.
+        same_place = settings.http.address == self._settings.http.address
+        return settings, daemon, self._web if same_place else self._listen(settings)
+
+    def _replace(self, settings: Settings, daemon: Daemon, web: WebServer | None) -> None:
+        """
+        Only the sweep is waited for, which ends after its current batch. Requests in flight go on while the new daemon
+        runs, as the requests of another replica would, so that no tick waits for a receiver.
+        """
+        before, grace = self._daemon, self._settings.shutdown_grace.total_seconds()
+        deadline = time.monotonic() + grace
+        while not before.retire(0.1) and not self._ending and time.monotonic() < deadline:
+            self._feed()
+        self._successor = daemon
+        daemon.adopt(before)
+        daemon.start()
+        self._last_work = threading.Thread(target=before.finish, args=(deadline,), name="finish", daemon=True)
+        self._last_work.start()
+        self._daemon, self._settings, self._successor = daemon, settings, None
         if web is not self._web:
             if web:
                 web.start()
@@ -196,21 +235,6 @@ class Service:
             web.allow(settings.http.hosts)
         self._apply_log(settings)
         log.info("reloaded", extra={**daemon.about(), "http_port": web.port if web else None})
-
-    def _replace(self, daemon: Daemon, settings: Settings) -> None:
-        """
-        Only the sweep is waited for, which ends after its current batch. Requests in flight go on while the new daemon
-        runs, as the requests of another replica would, so that no tick waits for a receiver.
-        """
-        before, grace = self._daemon, self._settings.shutdown_grace.total_seconds()
-        deadline = time.monotonic() + grace
-        while not before.retire(0.1) and not self._ending and time.monotonic() < deadline:
-            self._feed()
-        daemon.adopt(before)
-        daemon.start()
-        self._daemon, self._settings = daemon, settings
-        self._last_work = threading.Thread(target=before.finish, args=(deadline,), name="finish", daemon=True)
-        self._last_work.start()
 
     def _clear_up(self) -> None:
         """
@@ -245,8 +269,12 @@ class Service:
     def _stop(self) -> bool:
         """Stop everything within `shutdown_grace`. Returns whether all threads have ended."""
         deadline = time.monotonic() + self._settings.shutdown_grace.total_seconds()
+        if self._successor is not None:  # it could not be started, or not in whole
+            self._successor.retire(0)
         ended = self._daemon.stop(deadline)
-        if self._last_work is not None:
+        if self._successor is not None:
+            ended = self._successor.stop(deadline) and ended
+        if self._last_work is not None and self._last_work.ident is not None:
             self._last_work.join(max(0.0, deadline - time.monotonic()))
             ended = ended and not self._finishing
         if self._web:

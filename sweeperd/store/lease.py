@@ -104,7 +104,13 @@ class Lease:
             yield lost  # Redis is full: there is nothing to keep, and nothing to lose
             return
         renewals = threading.Thread(target=self._keep, args=(lost, ended), name=self._name, daemon=True)
-        renewals.start()
+        try:
+            renewals.start()
+        except RuntimeError:
+            # The system gives no more threads. Another replica may have some.
+            with contextlib.suppress(redis.RedisError):
+                self.release()
+            raise
         try:
             yield lost
         finally:

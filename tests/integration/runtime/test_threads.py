@@ -1,0 +1,63 @@
+"""How many threads a daemon has: what the limits in `deploy/` and the documents say."""
+
+import threading
+from pathlib import Path
+
+import annotated_types
+import pytest
+
+from sweeperd.config import Settings
+from sweeperd.config.webhooks import WebhooksSettings
+from sweeperd.runtime.daemon import Daemon
+from sweeperd.store.embedded import Server
+from sweeperd.web.connections import THREADS
+from tests.support.harness import eventually
+
+UNITS = Path(__file__).parents[3] / "deploy" / "systemd"
+
+
+def at_most(concurrency: int, endpoints: int, shards: int = 1) -> int:
+    """A thread for each request in flight, a reader and an acknowledger for each endpoint, and the tasks of a shard."""
+    return concurrency + shards * (2 * endpoints + 6) + 1
+
+
+@pytest.mark.parametrize(("endpoints", "shards"), [(1, 1), (12, 1), (5, 2)])
+def test_the_threads_of_a_daemon(server: Server, endpoints: int, shards: int) -> None:
+    settings = Settings.model_validate(
+        {
+            "shards": [{"name": f"s{n}", "url": server.url, "prefix": f"{n}:"} for n in range(shards)],
+            "http": {"listen": ""},
+            "sweep": {"interval": "100ms"},
+            "webhooks": {
+                "endpoints": [{"name": f"e{n}", "url": "http://127.0.0.1:1/"} for n in range(endpoints)],
+                "concurrency": 20,
+            },
+        }
+    )
+    daemon, before = Daemon(settings), threading.active_count()
+    daemon.start()
+    try:
+        most = 0
+
+        def ready() -> bool:
+            nonlocal most
+            most = max(most, threading.active_count() - before)
+            return daemon.readiness()[0] and daemon.health()[0]
+
+        eventually(ready)
+        assert 20 + shards * 2 * endpoints < most <= at_most(20, endpoints, shards)
+    finally:
+        assert daemon.stop()
+
+
+@pytest.mark.parametrize(("unit", "daemons"), [("sweeperd.service", 2), ("sweeperd-once.service", 1)])
+def test_the_limit_of_a_unit_has_room_for_a_reload(unit: str, daemons: int) -> None:
+    (limit,) = (
+        int(line.removeprefix("TasksMax="))
+        for line in (UNITS / unit).read_text().splitlines()
+        if line.startswith("TasksMax=")
+    )
+    metadata = WebhooksSettings.model_fields["concurrency"].metadata
+    (greatest,) = (each.le for each in metadata if isinstance(each, annotated_types.Le))
+    assert isinstance(greatest, int)
+    assert daemons * at_most(greatest, endpoints=greatest) + THREADS + 10 <= limit

@@ -141,8 +141,11 @@ class EndpointDelivery:
         self._consumer.ensure_group()
 
     def count_ages_from(self, made_at: int) -> None:
-        """Its group was made then, ms, and began in the past: older events count as if they had been added then."""
-        self._redelivery.counts_from_ms = made_at
+        """
+        Its group was made then, ms, and began in the past: older events count as if they had been added then. 0, so
+        that its note was lost, changes nothing.
+        """
+        self._redelivery.counts_from_ms = max(self._redelivery.counts_from_ms, made_at)
 
     def start(self, *, until_idle: bool = False) -> None:
         """

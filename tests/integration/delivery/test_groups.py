@@ -155,6 +155,18 @@ def test_a_note_is_written_only_when_its_group_has_moved(shard: Shard, client: r
     assert note(client) == {"made_at": made_at, "position": event.decode()}
 
 
+def test_the_age_of_a_backfill_survives_its_note(shard: Shard, client: redis.Redis) -> None:
+    """In the process that knows of it: else its events would become dead letters at once."""
+    expire(client, "one")
+    delivery = Delivery(shard, NOWHERE, 2, {"start": "beginning"})
+    made_at = note(client)["made_at"]
+    client.delete(GROUPS)
+    delivery.dispatcher.maintain()
+    (endpoint,) = delivery.dispatcher.endpoints
+    assert endpoint._redelivery.counts_from_ms == made_at > 0
+    assert note(client)["position"], "it has a note again"
+
+
 def test_many_groups_in_one_round(shard: Shard, client: redis.Redis) -> None:
     """More than one call of the script takes."""
     wanted = dict.fromkeys((f"hook{number}" for number in range(250)), "now")

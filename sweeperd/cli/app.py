@@ -158,13 +158,14 @@ def _refuse_without_once(given: OnceOptions) -> None:
 
 
 def _once(options: Options, once_options: OnceOptions) -> int:
+    end_at_once(Exit.FAILED)
     from sweeperd.cli.once import run  # noqa: PLC0415
 
     return run(options, once_options)
 
 
 def _daemon(options: Options, role: str) -> int:
-    end_at_once()
+    end_at_once(Exit.DONE)
     from sweeperd.runtime.role import Role  # noqa: PLC0415
     from sweeperd.runtime.service import Service  # noqa: PLC0415
     from sweeperd.runtime.systemd import SystemdNotifier  # noqa: PLC0415

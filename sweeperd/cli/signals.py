@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from sweeperd import hang_ups
 
 
-def end_at_once() -> None:
+def end_at_once(code: int) -> None:
     """
-    SIGTERM and SIGINT end the process with 0: nothing has begun that would have to be finished. A process that is the
-    first of its container has to say so itself, since the kernel ignores such a signal for it.
+    SIGTERM and SIGINT end the process with this code: nothing has begun that would have to be finished. A process that
+    is the first of its container has to do so itself, since the kernel ignores such a signal for it.
     """
+
+    def end(_number: int, _frame: object) -> None:
+        sys.exit(code)
+
     if hang_ups.in_own_process():
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _end)
-
-
-def _end(_number: int, _frame: object) -> None:
-    sys.exit(0)
+            signal.signal(number, end)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 
+import redis
+
 from sweeperd.config.types import milliseconds
 from sweeperd.errors import RedisUnavailable
 from sweeperd.store.lease import CYCLES_TOKEN
@@ -94,7 +96,7 @@ class CyclesLease:
         while True:
             try:
                 self.hold()
-            except RedisUnavailable as error:
+            except (RedisUnavailable, redis.RedisError) as error:
                 log.warning(
                     "the lease of Cycles waits for redis", extra={"shard": self._shard.name, "error": str(error)}
                 )

@@ -68,7 +68,10 @@ class OneCore:
         """
         if len(self._allowed) < 2 or time.monotonic() < self._choose_at:
             return
-        used_by_others = self._used_by_others()
+        try:
+            used_by_others = self._used_by_others()
+        except OSError:  # no file can be opened, for example; the core can wait
+            used_by_others = {}
         self._choose_at = time.monotonic() + (CHOOSE_EVERY if used_by_others else FIRST_AFTER)
         if not used_by_others:
             return

@@ -205,10 +205,13 @@ class Service:
         if settings == self._settings:
             log.info("reloaded; nothing has changed", extra=self._daemon.about())
             return None
-        daemon = Daemon(settings, self._metrics, self._role)
-        # The last step that may be refused: an address that was taken stays so.
-        same_place = settings.http.address == self._settings.http.address
-        return settings, daemon, self._web if same_place else self._listen(settings)
+        web = self._web if settings.http.address == self._settings.http.address else self._listen(settings)
+        try:
+            return settings, Daemon(settings, self._metrics, self._role), web
+        except BaseException:
+            if web and web is not self._web:
+                web.close()
+            raise
 
     def _replace(self, settings: Settings, daemon: Daemon, web: WebServer | None) -> None:
         """

@@ -90,6 +90,14 @@ def test_a_daemon_that_is_ended_while_it_starts_has_nothing_to_finish(tmp_path: 
         starting.go_on()
 
 
+def test_a_run_that_is_ended_while_it_starts_has_done_nothing(tmp_path: Path) -> None:
+    starting = Starting(environment(), tmp_path, "--once")
+    with starting.process as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 1
+        starting.go_on()
+
+
 def test_a_hang_up_ends_a_command_that_is_no_daemon(tmp_path: Path) -> None:
     starting = Starting(environment(), tmp_path, "status")
     with starting.process as process:

@@ -105,3 +105,14 @@ def test_a_run_for_cron_holds_it_and_counts_under_the_names_of_cycles(server: Se
     quarantined = {"tenant": "acme", "reason": "INVALID_ESTIMATE"}
     assert sample("cycles_reservations_quarantined_total", quarantined) == 1
     assert runs(metrics, "success") == 1
+
+
+def test_a_run_for_cron_sweeps_without_one_that_redis_refuses(quick: None, server: Server, client: redis.Redis) -> None:
+    client.rpush(KEY, "of another type")
+    settings = Settings.model_validate({"redis": {"url": server.url}, **CYCLES})
+    metrics = Metrics(cycles=True)
+    reserve(client, ["one"], tenant="acme")
+    report = run_once(settings, threading.Event(), metrics=metrics)
+    assert client.hget("reservation:res_one", "state") == b"EXPIRED"
+    assert runs(metrics, "success") == 1
+    assert report.complete

@@ -89,6 +89,20 @@ def test_a_system_that_refuses_is_asked_once(monkeypatch: pytest.MonkeyPatch, ca
     assert caplog.messages == ["the system does not let the process choose its core"]
 
 
+def test_a_process_that_can_open_no_file_chooses_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon calls this in its main loop, which must not end by it."""
+
+    def refuse() -> None:
+        raise OSError(24, "Too many open files")
+
+    machine = Machine(monkeypatch)
+    with monkeypatch.context() as full:
+        full.setattr("sweeperd.runtime.one_core._busy_times", refuse)
+        machine.go_on(FIRST_AFTER, 0.9, 0.0)
+    machine.go_on(FIRST_AFTER, 0.9, 0.0)
+    assert machine.bound == [{1}]
+
+
 @pytest.mark.parametrize(
     ("current", "used", "chosen"),
     [

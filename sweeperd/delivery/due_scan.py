@@ -70,7 +70,7 @@ class DueScan:
             self.hurry()  # there may be more
         else:
             self._next_at = time.monotonic() + (pause if self.at_start else SCAN_EVERY)
-        # A claim of an event that another replica has taken since finds it idle for less than any wait.
+        # An event that another replica has taken and parked again since then is idle for less than any wait.
         return self._outbox.claim(self._endpoint, due, self._least_idle_ms)
 
     def take_orphaned(self, room: int, pause: float) -> list[OutboxEntry]:

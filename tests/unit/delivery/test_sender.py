@@ -558,8 +558,6 @@ def test_reasons_tell_no_url() -> None:
             f"https://127.0.0.1:{port}/",
             "http://nosuchhost.invalid/",
             "http://exa mple/",
-            "http://.../",
-            f"http://{'x' * 70}.example/",
             "http://[::1:80/".replace(":80", "]:1"),
         ):
             verdict = Sender(url.replace("//", f"//user:{HUSH}@") + f"?token={HUSH}").once()

@@ -25,6 +25,11 @@ def strings(value: bytes) -> tuple[bytes, ...]:
     return tuple(item.encode("utf-8", "surrogateescape") for item in items)
 
 
+def moment_ms(score: bytes | float) -> float:
+    """The score of a sorted set as ms since the epoch: from 0 to 2^53, also where it is less, more, or infinite."""
+    return min(max(float(score), 0.0), 2.0**53)
+
+
 def decode_list(value: bytes) -> tuple[str, ...]:
     """A JSON array of strings, each as `shown` shows it. Raises ValueError where it is none."""
     return tuple(decode(item) for item in strings(value))

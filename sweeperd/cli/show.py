@@ -19,7 +19,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured_kinds import all_kinds
 from sweeperd.sweep.kind import RESERVATIONS, Outcome
 from sweeperd.sweep.reasons import REASONS
-from sweeperd.text import decode, rfc3339, span
+from sweeperd.text import decode, moment_ms, rfc3339, span
 
 DetailRow = tuple[str, object, object]
 
@@ -190,7 +190,7 @@ def _as_dict(shard: Shard, inspection: Inspection) -> dict[str, Any]:
         "type": inspection.type,
         "fields": _texts(inspection.fields),
         "ttl_ms": inspection.ttl_ms,
-        "score": inspection.score,
+        "score": None if inspection.score is None else moment_ms(inspection.score),
         "quarantined_at": timestamp(inspection.quarantined_at),
         "budgets": {
             decode(scope): _texts(budget) if isinstance(budget, dict) else budget

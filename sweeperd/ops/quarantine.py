@@ -15,6 +15,7 @@ from sweeperd.sweep.configured_kinds import configured
 from sweeperd.sweep.index_reader import IndexPager
 from sweeperd.sweep.kind import Decision, Outcome
 from sweeperd.sweep.position import IndexEntry, Position
+from sweeperd.text import moment_ms
 
 #: The problem of an entry that is no longer on the list.
 NOT_THERE = "not_quarantined"
@@ -188,7 +189,7 @@ def _reason(decision: Decision) -> str:
 
 
 def _set_aside(id_: bytes, score: bytes, row: list[bytes | None] | Exception) -> SetAside:
-    at_ms = int(float(score))
+    at_ms = int(moment_ms(score))
     if isinstance(row, Exception):
         if isinstance(row, redis.ResponseError) and "WRONGTYPE" in str(row):
             return SetAside(id_, at_ms, "WRONG_TYPE")

@@ -29,6 +29,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured_kinds import all_kinds
 from sweeperd.sweep.kind import RESERVATIONS, Kind, Outcome
 from sweeperd.sweep.last_sweep import LastSweep, read_last_sweep
+from sweeperd.text import moment_ms
 
 #: How many due entries are explained; where there are more, so many of them, evenly spread.
 SAMPLE = 200
@@ -187,7 +188,7 @@ def _kind(shard: Shard, kind: Kind, now: int) -> KindStatus:
     pipeline.zrange(kind.index, 0, 0, withscores=True)
     pipeline.zcard(kind.quarantine)
     due, first, quarantined = pipeline.execute()
-    oldest = (now - first[0][1]) / 1000 if due and first else 0.0
+    oldest = (now - moment_ms(first[0][1])) / 1000 if due and first else 0.0
     tick, sweeping = read_last_sweep(shard, kind.name), holder(shard, kind.lease_job)
     last_walk = KindWalkStore(shard, kind.name).last()
     return KindStatus(kind.name, due, oldest, quarantined, tick, sweeping, last_walk)
@@ -208,12 +209,12 @@ def _due(shard: Shard, settings: SweepSettings, now: int, due: int, sample: int)
         elif decision.outcome is Outcome.EXPIRED:
             oldest_overdue = max(oldest_overdue, decision.lag_ms / 1000)
         else:
-            oldest_overdue = max(oldest_overdue, (now - score) / 1000)
+            oldest_overdue = max(oldest_overdue, (now - moment_ms(score)) / 1000)
     exact = due <= sample
     if exact:
         due = len(entries)
     in_grace = round(in_grace * due / len(entries))
-    return Due(due, in_grace, due - in_grace, exact, max(0.0, (now - entries[0][1]) / 1000), oldest_overdue)
+    return Due(due, in_grace, due - in_grace, exact, max(0.0, (now - moment_ms(entries[0][1])) / 1000), oldest_overdue)
 
 
 def _spread(shard: Shard, due: int, sample: int) -> list[tuple[bytes, float]]:

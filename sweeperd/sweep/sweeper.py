@@ -17,6 +17,7 @@ from sweeperd.sweep.batch_size import AdaptiveBatchSize
 from sweeperd.sweep.index_reader import IndexReader
 from sweeperd.sweep.kind import Backlog, Decision, Kind, Outcome, SweepReport
 from sweeperd.sweep.position import IndexEntry
+from sweeperd.text import moment_ms
 
 #: If no more entries fail than this, the tick has not: a few bad hashes must not make a rollout wait.
 FEW = 10
@@ -142,7 +143,7 @@ class Sweeper:
             pipeline.zrange(self._kind.index, 0, 0, withscores=True)
             pipeline.zcard(self._kind.quarantine)
             due, oldest, quarantined = pipeline.execute()
-        age = (now - oldest[0][1]) / 1000 if due else 0.0
+        age = (now - moment_ms(oldest[0][1])) / 1000 if due else 0.0
         return Backlog(due, age, quarantined)
 
     def _drain(self, tick: _Tick) -> bool:

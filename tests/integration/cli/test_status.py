@@ -8,14 +8,20 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 import redis
 
+from sweeperd.config import SweepSettings
 from sweeperd.store.embedded import Server, free_port
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.reservations import reservations
+from sweeperd.sweep.sweeper import Sweeper
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
-from tests.support.harness import command, environment, eventually, reserve
+from tests.support.harness import command, environment, eventually, reserve, server_time
+from tests.support.kind_settings import SEAT_HOLD
 
 BILLING = json.dumps([{"name": "billing", "url": "http://127.0.0.1:9/"}])
 
@@ -180,3 +186,37 @@ def test_watching_on_a_terminal(server: Server, client: redis.Redis, tmp_path: P
     os.close(leader)
     assert b"\x1b[31mevil" not in seen
     assert b"\\x1b[31mevil" in seen
+
+
+def test_scores_that_are_no_moment_make_no_number_that_json_lacks(
+    sweeperd: Sweeperd, client: redis.Redis, shard: Shard, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(SEAT_HOLD)
+    for index in ("reservation:ttl", "seats:ttl", "sweeperd:quarantine", "sweeperd:quarantine:seat-hold"):
+        client.zadd(index, {"first": "-inf", "last": "inf", "far": 1e300})
+
+    def strict(*arguments: str, code: int = 0) -> Any:
+        ran = sweeperd(*arguments, "--json", SWEEPERD_CONFIG=str(config))
+        assert ran.code == code, ran.err
+        return json.loads(ran.out, parse_constant=lambda name: pytest.fail(f"{name}: {ran.out}"))
+
+    (status,) = strict("status")["shards"]
+    assert status["due"]["oldest_seconds"] == pytest.approx(server_time(client) / 1000, abs=60)
+    assert status["due"]["oldest_overdue_seconds"] == pytest.approx(server_time(client) / 1000, abs=60)
+    assert status["kinds"][0]["oldest_due_seconds"] == pytest.approx(server_time(client) / 1000, abs=60)
+    assert "first" in sweeperd("show", "first").out
+    assert sweeperd("status").code == 0
+    assert [
+        each["score"] for name in ("first", "last") for each in strict("show", name, "--kind", "seat-hold")["shards"]
+    ] == [0, 2**53]
+    for kind in ([], ["--kind", "seat-hold"]):
+        listed = strict("quarantine", "list", *kind)["shards"][0]["entries"]
+        assert [each["id"] for each in listed] == ["first"], "the others are yet to be set aside"
+        assert sweeperd("quarantine", "list", *kind, SWEEPERD_CONFIG=str(config)).code == 0
+        strict("reconcile", *kind, code=1)
+    sweeper = Sweeper(shard, reservations(shard.keys, SweepSettings()), SweepSettings(), lambda *_: None, Event())
+    assert sweeper.backlog().oldest_due_seconds == pytest.approx(server_time(client) / 1000, abs=60)
+    assert strict("quarantine", "dismiss", "first", "--yes")["dismissed"] == 1
+    assert strict("quarantine", "requeue", "last", "--yes")["requeued"] == 1
+    assert strict("--once")["not_found"] >= 2

@@ -1,9 +1,12 @@
 """The command itself: the daemon, `--once`, and which subcommands there are."""
 
+import contextlib
 import dataclasses
 import difflib
+import errno
 import importlib
 import os
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +41,10 @@ _COMMANDS = {
 }
 
 
+#: A full disk, a full quota, a file of the greatest size, a device that fails.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
 class _Commands(click.Group):
     """The subcommands. Redis being away is one line on each of them."""
 
@@ -58,11 +65,41 @@ class _Commands(click.Group):
             context.fail(f"No such command {arguments[0]!r}; did you mean {close[0]}?")
         return super().resolve_command(context, arguments)
 
+    def main(self, *arguments: Any, **extra: Any) -> Any:
+        """As click's, and an output that takes nothing more (a full disk) is one line, with exit code 1."""
+        _open_closed_streams()
+        try:
+            return super().main(*arguments, **extra)
+        except OSError as error:
+            if error.errno not in _UNWRITABLE or error.filename is not None:
+                raise
+            with contextlib.suppress(OSError):
+                click.echo(f"sweeperd: the output cannot be written: {error.strerror}", err=True)
+            _drop_broken_streams()
+            sys.exit(Exit.FAILED)
+
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
         except RedisUnavailable as error:
             fail(f"redis is not available: {error}", Exit.FAILED)
+
+
+def _open_closed_streams() -> None:
+    """Who starts a process without its standard streams (`>&-`) wants none of their text."""
+    # In this order: each takes the lowest free descriptor, which is its own.
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123 - for as long as the process
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+
+
+def _drop_broken_streams() -> None:
+    """Without what a stream still holds, which Python would try to write again at its end, and fail."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

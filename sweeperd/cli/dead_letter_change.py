@@ -112,15 +112,17 @@ def change_letters(
             if troubles.is_down(here.shard):
                 continue
             names = Counter[str]()
-            with troubles.noted(here.shard):
-                for page in _pages(here.letters()):
-                    for letter, problem in change.act(here.shard, settings, page):
-                        log.note(letter, problem)
-                        if not problem:
-                            names[letter.endpoint] += 1
-                change.after(here.shard, names)
-            for name, count in sorted(names.items()):
-                leave_record(here.shard, change.action, name, count)
+            try:
+                with troubles.noted(here.shard):
+                    for page in _pages(here.letters()):
+                        changes = list(change.act(here.shard, settings, page))
+                        names.update(letter.endpoint for letter, problem in changes if not problem)
+                        for letter, problem in changes:
+                            log.note(letter, problem)
+                    change.after(here.shard, names)
+            finally:  # also if the output takes no more lines
+                for name, count in sorted(names.items()):
+                    leave_record(here.shard, change.action, name, count)
         log.end(troubles)
     troubles.end()
 

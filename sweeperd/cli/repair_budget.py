@@ -37,13 +37,13 @@ def repair_budget(
     for _, done in for_each_shard(
         shards, lambda shard: _repair(output, settings, shard, key, name, rate, yes), troubles
     ):
-        _report(output, name, done)
         if done.result == "repaired" and done.difference:
             leave_record(shard, Action.REPAIR_BUDGET, f"{name} {done.difference.least:+d}")
-        elif done.result != "no drift":
-            troubles.fail(f"{name} was not changed: {done.result}")
-            return True
-        return False
+        _report(output, name, done)
+        if done.result in ("repaired", "no drift"):
+            return False
+        judged = not done.result.startswith("not judged")
+        troubles.fail(f"{name} was {'not changed: ' if judged else ''}{done.result}")
     return True
 
 

@@ -1,0 +1,74 @@
+"""Outputs that take nothing more, or that there are none of."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import redis
+
+from sweeperd.ops.actions import read_actions
+from sweeperd.store.embedded import Server
+from sweeperd.store.shard import Shard
+from tests.integration.cli.conftest import give_up
+from tests.support.harness import SCOPES, command, environment, reserve
+
+COMMANDS = [
+    "--version",
+    "--once --json",
+    "acl",
+    "actions --json",
+    "check",
+    "dead-letters list",
+    "endpoints keygen",
+    "expired",
+    "expired --format csv",
+    "quarantine list",
+    "reconcile",
+    "show late",
+    "status",
+    "prove --help",
+]
+
+
+def run(server: Server, arguments: str, *, buffered: bool = True) -> tuple[int, str]:
+    """With a standard output that is a full disk. Returns the exit code and what stands on standard error."""
+    env = environment(server.url) | {"PYTHONUNBUFFERED": "" if buffered else "1"}
+    with Path("/dev/full").open("w") as disk:
+        done = subprocess.run(
+            command(*arguments.split()),
+            env=env,
+            stdout=disk,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.newest_redis
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_a_full_disk_is_one_line(server: Server, client: redis.Redis, arguments: str) -> None:
+    reserve(client, ["late"])
+    code, told = run(server, arguments, buffered=len(arguments) % 2 == 0)
+    assert (code, told.splitlines()[-1]) == (1, "sweeperd: the output cannot be written: No space left on device")
+    assert "Traceback" not in told
+    assert "Exception ignored" not in told
+
+
+@pytest.mark.newest_redis
+def test_what_was_done_is_recorded_nevertheless(server: Server, client: redis.Redis, shard: Shard) -> None:
+    give_up(shard, ["l1", "l2"])
+    reserve(client, ["late"], overdue_by=-50_000)
+    client.hincrby(f"budget:{SCOPES[0]}:TOKENS", "reserved", 7)
+    assert run(server, "dead-letters drop --all --yes")[0] == 1
+    assert run(server, f"reconcile --repair-budget {SCOPES[0]}:TOKENS --yes --json")[0] == 1
+    assert client.xlen("sweeperd:dead-letters") == 0
+    assert client.hgetall("sweeperd:action-counts") == {b"drop": b"1", b"repair-budget": b"1"}
+    assert [action.count for action in read_actions(shard)] == [2, 1]
+
+
+@pytest.mark.newest_redis
+def test_without_standard_streams_it_works(server: Server) -> None:
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command("status")]
+    assert subprocess.run(closed, env=environment(server.url), timeout=60, check=False).returncode == 0

@@ -26,6 +26,7 @@ METRICS = {
     "sweeperd_webhook_pending_events",
     "sweeperd_webhook_oldest_pending_seconds",
     "sweeperd_webhook_dead_letters",
+    "sweeperd_groups_remade",
     "sweeperd_endpoint_state",
     "sweeperd_redis_up",
     "sweeperd_reconcile_findings",

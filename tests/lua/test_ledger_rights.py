@@ -14,7 +14,7 @@ from sweeperd import ledger
 from sweeperd.config import RedisSettings
 from sweeperd.ledger import Ledger, LedgerError, MissingRight
 from sweeperd.ops.grants import ledger_grants
-from sweeperd.store.embedded import Server
+from sweeperd.store.embedded import Binary, Server
 from sweeperd.store.shard import Shard
 from tests.lua.builders import SCOPES
 from tests.lua.ledger_book import BOTTOM, MINUTE, TOP, Book
@@ -225,3 +225,29 @@ def test_settings_of_cjson_are_no_matter(clerk: Clerk, operation: str, setting: 
         moved_once(clerk, operation, call)
     finally:
         clerk.book.client.eval(f"{defaults} cjson.encode_number_precision(14)", 0)
+
+
+@pytest.mark.parametrize("command", ["HSET", "SET", "ZADD", "ZREM", "PEXPIRE"])
+def test_a_command_that_was_renamed(redis_binary: Binary, command: str) -> None:
+    """It is a right that is missing: nothing has changed."""
+    with (
+        Server(redis_binary, ["--rename-command", command, f"X{command}"]) as server,
+        redis.Redis.from_url(server.url, protocol=2) as client,
+    ):
+        book = Book(server)
+        set_hash = "XHSET" if command == "HSET" else "HSET"
+        for scope in SCOPES:
+            fields = {"allocated": 1000, "remaining": 1000, "reserved": 0, "spent": 0, "debt": 0, "overdraft_limit": 0}
+            pairs = [word for pair in (fields | {"status": "ACTIVE"}).items() for word in pair]
+            client.execute_command(set_hash, book.keys.budget(scope.encode(), b"TOKENS"), *pairs)
+        if command in ("ZREM", "PEXPIRE"):
+            rid = book.reserve(100).reservation_id
+            calls: list[Callable[[], Any]] = [lambda: book.commit(rid, 70), lambda: book.release(rid)]
+        else:
+            calls = [book.reserve]
+        before = book.world.snapshot()
+        for call in calls:
+            with pytest.raises(MissingRight):
+                call()
+        assert book.world.snapshot() == before
+        book.shard.close()

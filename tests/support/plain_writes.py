@@ -1,0 +1,140 @@
+"""
+The rule for every script that writes: after its first write there are only plain writes, whose words are known by then.
+What else runs there may fail, or wait for an answer, and leave a write in part. The tests run each script of the
+package under a guard that ends the script where it breaks the rule.
+"""
+
+import functools
+import hashlib
+import re
+
+from sweeperd.store.scripts import Script, script_names
+
+#: Broken in these, up to now. A script leaves this list when it keeps the rule, and none comes in.
+NOT_YET = frozenset(
+    {
+        "kind",  # the scripts of all configured kinds
+        "delivery/set_state",
+        "delivery/take_tokens",
+        "ops/adopt",
+        "ops/record_action",
+        "ops/replay",
+        "sweep/expiry_rates",
+        "sweep/last_sweep",
+    }
+)
+
+#: What the guard takes for a write.
+_WRITES = (
+    "DEL HDEL HINCRBY HSET INCRBY LPUSH PEXPIRE RPUSH SADD SET SREM XACK XADD XCLAIM XDEL XGROUP XREADGROUP XTRIM ZADD "
+    "ZREM PUBLISH"
+)
+WRITES = frozenset(_WRITES.split())
+#: The scripts of the package.
+SCRIPTS = frozenset({"kind", *script_names()})
+MARK = "the rule of plain writes is broken: "
+
+_GUARD = r"""
+local redis, cjson, string, math, table = (function(server, cjson, string, math, table)
+  local WRITES = {}
+  for name in string.gmatch('WRITES', '%a+') do
+    WRITES[name] = true
+  end
+  local written
+  local function check(what)
+    if written then
+      error('MARK' .. what .. ' after ' .. written, 0)
+    end
+  end
+  local function guarded(library, name)
+    return setmetatable({}, {__index = function(_, key)
+      local value = library[key]
+      if type(value) ~= 'function' then
+        return value
+      end
+      return function(...)
+        check(name .. '.' .. key)
+        return value(...)
+      end
+    end})
+  end
+  local json = guarded(cjson, 'cjson')
+  if cjson.new then
+    rawset(json, 'new', function()
+      check('cjson.new')
+      return guarded(cjson.new(), 'cjson')
+    end)
+  end
+  local function call(command, ...)
+    if not WRITES[command] then
+      check('the read ' .. command)
+      return server.call(command, ...)
+    end
+    if not written then
+      local reply = server.call(command, ...)
+      written = command ~= 'PUBLISH' and command
+      return reply
+    end
+    local reply = server.pcall(command, ...)
+    if type(reply) == 'table' and reply.err then
+      error('MARK' .. command .. ' failed after ' .. written .. ': ' .. tostring(reply.err), 0)
+    end
+    return reply
+  end
+  local function attempt(command, ...)
+    local attempted = WRITES[command] and (select(2, ...)) ~= '\0sweeperd check'
+    -- Whether a stream takes an entry is known only when it is added. Until then there is nothing but a ZREM. And a
+    -- message that is refused changes nothing.
+    if command ~= 'PUBLISH' and not (command == 'XADD' and written == 'ZREM') then
+      check('an attempt of ' .. command)
+    end
+    local reply = server.pcall(command, ...)
+    if attempted and command ~= 'PUBLISH' and not (type(reply) == 'table' and reply.err) then
+      written = command
+    end
+    return reply
+  end
+  local ask = server.acl_check_cmd
+  local may = ask and function(...)
+    check('a question for rights')
+    return ask(...)
+  end
+  local imitation = setmetatable({call = call, pcall = attempt, acl_check_cmd = may}, {__index = server})
+  return imitation, json, guarded(string, 'string'), guarded(math, 'math'), guarded(table, 'table')
+end)(redis, cjson, string, math, table)
+"""
+#: In one line, so that the numbers of the script's lines stay.
+_GUARD = re.sub(r"\s*\n\s*", " ", re.sub(r"--.*", "", _GUARD)).strip() + " "
+
+
+def guarded(name: str, text: str) -> str:
+    """The text of a script under the guard."""
+    name = name.partition(" ")[0]  # `kind seat-hold`
+    if name not in SCRIPTS - NOT_YET or text.startswith(_GUARD[:40]):
+        return text
+    return _GUARD.replace("'WRITES'", f"'{_WRITES}'").replace("MARK", f"{MARK}{name}: ") + text
+
+
+@functools.cache
+def _sha(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+class GuardedScript(Script):
+    """Stands in for `Script`: the same text, under the guard."""
+
+    @property
+    def source(self) -> str:
+        return guarded(self.name, self.__dict__["source"])
+
+    @source.setter
+    def source(self, text: str) -> None:
+        self.__dict__["source"] = text
+
+    @property
+    def sha(self) -> str:
+        return _sha(self.source)
+
+    @sha.setter
+    def sha(self, sha: str) -> None:
+        self.__dict__["sha"] = sha  # for a thread that is still running when the test is over

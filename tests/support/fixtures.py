@@ -10,7 +10,9 @@ import pytest
 
 from sweeperd.config import RedisSettings, Settings, load
 from sweeperd.store.embedded import Server
+from sweeperd.store.scripts import Script
 from sweeperd.store.shard import Shard
+from tests.support.plain_writes import GuardedScript
 
 Load = Callable[..., Settings]
 
@@ -77,3 +79,10 @@ def log_restored() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _plain_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every script of the package that this process runs is ended where it breaks the rule of plain writes."""
+    monkeypatch.setattr(Script, "source", GuardedScript.source, raising=False)
+    monkeypatch.setattr(Script, "sha", GuardedScript.sha, raising=False)

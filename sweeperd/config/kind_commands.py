@@ -94,6 +94,13 @@ def parse_command(template: str | Sequence[str]) -> Command:
         raise ValueError(f"{shown!r}: {error}") from None
 
 
+def check_name(name: str) -> None:
+    """Raises ValueError where this is no command of a plan, with what was probably meant."""
+    if name not in FORMS:
+        close = f"; did you mean {name.upper()}?" if name.upper() in FORMS else f", only {' '.join(FORMS)}"
+        raise ValueError(f"{name} is no command that a kind may use{close}")
+
+
 def _joined(parts: Iterable[str | Field]) -> Word:
     """Neighbouring texts made one, empty ones left out."""
     word: list[str | Field] = []
@@ -111,9 +118,7 @@ def _command(words: Sequence[str]) -> Command:
     if not words:
         raise ValueError("there is no command")
     name, rest = words[0], words[1:]
-    if name not in FORMS:
-        close = f"; did you mean {name.upper()}?" if name.upper() in FORMS else f", only {' '.join(FORMS)}"
-        raise ValueError(f"{name} is no command that a kind may use{close}")
+    check_name(name)
     if len(words) > MAX_WORDS:
         raise ValueError(f"more than {MAX_WORDS} words")
     if not rest or not rest[0]:

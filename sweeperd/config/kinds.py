@@ -10,7 +10,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, ValidationInfo, field_validator, model_validator
 from pydantic import Field as Checked
 
-from sweeperd.config.kind_commands import ID, Command, Field, Word, parse_command, parse_word
+from sweeperd.config.kind_commands import ID, Command, Field, Word, check_name, parse_command, parse_word
 from sweeperd.config.types import Duration, PositiveDuration, Section, milliseconds
 
 #: Names that would be mistaken for something of sweeperd's own.
@@ -73,6 +73,7 @@ class KindSettings(Section):
     event: list[Text] = []
     script: ScriptText = None
     fields: list[Text] | None = None
+    commands: list[Text] | None = None
     writes: list[Text] | None = None
     reads: list[Text] | None = None
     channels: list[Text] = []
@@ -105,6 +106,13 @@ class KindSettings(Section):
             parse_command(template)
         return give_back
 
+    @field_validator("commands")
+    @classmethod
+    def _commands_have_names(cls, commands: list[str] | None) -> list[str] | None:
+        for name in commands or []:
+            check_name(name)
+        return commands
+
     @field_validator("event")
     @classmethod
     def _event_fields_are_free(cls, event: list[str]) -> list[str]:
@@ -135,7 +143,7 @@ class KindSettings(Section):
         return "*".join(self.entry)
 
     @property
-    def commands(self) -> list[Command]:
+    def given_back(self) -> list[Command]:
         """The writes of `give_back`."""
         return [parse_command(template) for template in self.give_back]
 
@@ -144,7 +152,7 @@ class KindSettings(Section):
         """The keys that may be written."""
         if self.writes is not None:
             return self.writes
-        return list(dict.fromkeys(command.pattern for command in self.commands if command.name != "PUBLISH"))
+        return list(dict.fromkeys(command.pattern for command in self.given_back if command.name != "PUBLISH"))
 
     @property
     def read_patterns(self) -> list[str]:
@@ -192,6 +200,8 @@ def _script_problems(kind: KindSettings) -> list[str]:
         for key, value in (("active", kind.active), ("give_back", kind.give_back), ("event", kind.event))
         if value
     ]
+    if "PUBLISH" in (kind.commands or []) and not kind.channels:
+        found.append("commands: PUBLISH: name its channel in channels")
     if kind.writes is None:
         found.append("writes: a kind with a script names the keys that it may write")
     if not kind.ended and kind.retention:
@@ -204,7 +214,7 @@ def _script_problems(kind: KindSettings) -> list[str]:
 def _declared_problems(kind: KindSettings) -> list[str]:
     found = [
         f"{key}: belongs to a kind with a script"
-        for key, given in (("fields", kind.fields), ("reads", kind.reads))
+        for key, given in (("fields", kind.fields), ("reads", kind.reads), ("commands", kind.commands))
         if given is not None
     ]
     differing = [field for field, value in kind.active.items() if kind.ended.get(field, value) != value]
@@ -215,7 +225,7 @@ def _declared_problems(kind: KindSettings) -> list[str]:
         )
     if len(kind.give_back) > kind.max_writes:
         found.append(f"give_back: more than max_writes = {kind.max_writes} commands")
-    for command in kind.commands:
+    for command in kind.given_back:
         problem = _refused_key(kind, command)
         if problem:
             found.append(f"give_back: {problem}")

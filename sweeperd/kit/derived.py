@@ -18,7 +18,7 @@ def derived_samples(kind: KindSettings) -> list[Sample]:
     """A sample of a declared kind, with counters that are large enough. Raises ConfigError for a kind with a script."""
     if kind.script is not None:
         raise ConfigError(f"kinds: {kind.name} has a script: name entries with --samples FILE")
-    commands = kind.commands
+    commands = kind.given_back
     fields: dict[str, str] = {name: f"{name}-1" for name in [*kind.event, *([kind.tenant] if kind.tenant else [])]}
     fields |= {name: f"{name}-1" for command in commands for name in command.fields}
     fields |= {command.amount.field: AMOUNT for command in commands if command.amount and command.amount.field}
@@ -117,6 +117,6 @@ def filled(word: Word, fields: dict[str, str], entry: str = "id-1") -> str:
 def counter_keys(kind: KindSettings, fields: dict[str, str], entry: str) -> list[str]:
     """The keys that a declared kind adds to, without the prefix. Where one does not exist it is not made."""
     counters = (
-        [command for command in kind.commands if command.name in ("HINCRBY", "INCRBY")] if not kind.script else []
+        [command for command in kind.given_back if command.name in ("HINCRBY", "INCRBY")] if not kind.script else []
     )
     return list(dict.fromkeys(filled(command.key, fields, entry) for command in counters))

@@ -100,7 +100,7 @@ def amounts(lab: Lab, sample: Sample) -> Failure | None:
         return outcome_is(lab, case, about, Outcome.QUARANTINED)
 
     def cases() -> Iterator[Failure | None]:
-        commands = lab.settings.commands if lab.settings.script is None else []
+        commands = lab.settings.given_back
         fields = {command.amount.field for command in commands if command.amount and command.amount.field}
         for field in fields:
             for value in HOSTILE:

@@ -57,7 +57,7 @@ def ttls(lab: Lab, sample: Sample) -> Failure | None:
         lab.client.pexpire(lab.named(key), TTL_MS)
     lab.run(sample.id.encode())
     after = lab.world(sample)
-    declared = lab.settings.script is None and all(command.name != "SET" for command in lab.settings.commands)
+    declared = lab.settings.script is None and all(command.name != "SET" for command in lab.settings.given_back)
     kept = [key for key, content in sample.keys.items() if declared or "string" not in content]
     lost = {lab.named(key) for key in kept if after.ttls.get(lab.named(key), TTL_MS) < 0}
     return Failure(f"{sample.id} with a TTL on each of its keys", f"{names(lost)} has lost its TTL") if lost else None

@@ -118,14 +118,15 @@ def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
     # Redis 6.2 is asked for the rights of a plan before the sweep starts: each command is queued and then discarded.
     yield granted(Duty.SWEEP, b"", "INFO MULTI DISCARD")
     if kind.script is None:
-        for command in kind.commands:
+        for command in kind.given_back:
             if command.name != "PUBLISH":
                 name = "HSET" if command.name == "HINCRBY" else command.name
                 yield granted(Duty.SWEEP, _like(keys, command.pattern), f"{_PLANNED} {name}")
     else:
         yield granted(Duty.STATUS, entry, "HLEN HGETALL")
+        names = {"HSET" if name == "HINCRBY" else name for name in kind.commands or FORMS} - {"PUBLISH"}
         for pattern in kind.write_patterns:
-            yield granted(Duty.SWEEP, _like(keys, pattern), " ".join([_PLANNED, *(set(FORMS) - {"PUBLISH"})]))
+            yield granted(Duty.SWEEP, _like(keys, pattern), " ".join([_PLANNED, *sorted(names)]))
         for pattern in kind.read_patterns:
             yield granted(Duty.STATUS, _like(keys, pattern), _READS)
     for declared in kind.sums:

@@ -1,7 +1,7 @@
 """What is checked of a configured kind before its first sweep on a server."""
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import redis
 
@@ -44,18 +44,24 @@ def check_kind(kind: KindSettings, script: Script, index: bytes, client: "redis.
 def _check_script(kind: KindSettings, script: Script, index: bytes, client: "redis.Redis") -> None:
     known = [*HIDDEN_GLOBALS, *BASIC_GLOBALS, *LIBRARIES]
     for text in (kind.script or "", script.source):
-        problem, *unknown = cast(list[bytes], _COMPILES.run(client, Call([index], [text, *known])))
+        reply: Any = _COMPILES.run(client, Call([index], [text, *known]))
+        problem, asked, *unknown = reply
         if problem:
             where = problem.decode(errors="replace").removeprefix(index.decode(errors="replace") + ":")
             raise KindRefused(f"{kind.name}: the script does not compile, line {where}")
         if unknown:
             names = ", ".join(sorted(name.decode(errors="replace") for name in unknown))
             raise KindRefused(f"{kind.name}: this server has globals that a script would see: {names}")
+        if not asked and kind.commands is None:
+            raise KindRefused(
+                f"{kind.name}: Redis 6.2 cannot be asked for rights, so a kind with a script has to name the commands"
+                ' of its plans there, such as commands = ["HINCRBY"]'
+            )
 
 
 def own_commands(kind: KindSettings) -> list[str]:
     """The commands of the writes that every entry of the kind may need, and those of its plan."""
-    planned = [command.name for command in kind.commands] if kind.script is None else []
+    planned = [command.name for command in kind.given_back] + (kind.commands or [])
     # A sum is written with HSET.
     planned = ["HSET" if name == "HINCRBY" else name for name in planned]
     end = ["PEXPIRE"] if kind.retention_ms else ["DEL"]

@@ -48,7 +48,7 @@ def kind_script(kind: KindSettings, kinds: Sequence[KindSettings], reservations:
     lines = [
         "-- @include kind_entry",
         *_writable(kind, kinds, reservations),
-        "entry.open(KEYS, ARGV[1])",
+        f"entry.open(KEYS, ARGV[1])\nabsent = ARGV[2] .. {' .. NOT_THERE .. '.join(map(quoted, kind.entry))}",
         *body,
     ]
     prelude_and_body = expand("\n".join(line for line in lines if line) + "\n")
@@ -154,18 +154,23 @@ def _plan(kind: KindSettings, commands: str, before: Iterable[str]) -> Iterable[
     The full check where there is no `checked` yet. `commands`: the list; `before`: statements that come before it.
     """
     yield "local _\nif not checked then\n  checked, _, problem, failure = run_checks(function()"
-    yield f"    -- @include kind_plan\n    full_plan.open(ARGV[2], writable, audible, {kind.max_writes})"
+    yield f"    -- @include kind_plan\n    full_plan.open(ARGV[2], writable, audible, {kind.max_writes}{_usable(kind)})"
     yield from (f"    {line}" for line in before)
     yield f"    full_plan.weigh(event_bytes)\n    full_plan.commands({commands})"
     yield "    return full_plan.checked()\n  end)\nend"
     yield _STOP
 
 
+def _usable(kind: KindSettings) -> str:
+    """The last argument of full_plan.open."""
+    return "" if kind.commands is None else f", {{{', '.join(f'{name} = true' for name in kind.commands)}}}"
+
+
 # ---- the declared form
 
 
 def _declared_body(kind: KindSettings) -> Iterable[str]:
-    commands = kind.commands
+    commands = kind.given_back
     row = _Row(kind, [*needed_fields(commands), *kind.event])
     yield from _begin(kind, row)
     for field in kind.active:
@@ -228,7 +233,10 @@ def _script_body(kind: KindSettings) -> Iterable[str]:
     else:
         yield f"local hash = {{{', '.join(f'[{quoted(field)}] = {row[field]} or nil' for field in row.fields)}}}"
     yield "-- @include kind_sandbox"
-    json = "{decode = cjson.decode, encode = cjson.encode}" if _names(kind.script or "", "json") else "nil"
+    json = "nil"
+    if _names(kind.script or "", "json"):
+        yield "-- @include json"
+        json = "{decode = json.decode, encode = json.encode}"
     given = ["sandbox.reader(ARGV[2], readable)", json, *_libraries(kind.script or "")]
     yield f"local decide, plan_of, broken = sandbox.load(user, {quoted(FILE_FAILED)}, {', '.join(given)})"
     yield "if broken then\n  return broken\nend"
@@ -244,7 +252,10 @@ def _script_body(kind: KindSettings) -> Iterable[str]:
     yield "list, event_bytes, problem, failure = run_checks(sandbox.planned, plan_of, event, hash, clock.now, ARGV[1])"
     yield _STOP
     yield "-- @include kind_quick_list"
-    yield f"local checked = kind_quick_list(list, ARGV[2], writable, {kind.max_writes}, event_bytes)"
+    if kind.commands is None or "HINCRBY" in kind.commands:
+        yield f"local checked = kind_quick_list(list, ARGV[2], writable, {kind.max_writes}, event_bytes)"
+    else:
+        yield "local checked"
     copied = ["-- @include kind_lists", f"list = kind_lists.commands(list, {kind.max_writes})"]
     yield from _plan(kind, "list", copied)
     yield from _end(kind, row)

@@ -1,6 +1,12 @@
 -- Checks that come before the first write. One that fails raises {reason = .., why = ..}, which is a quarantine. Trouble of
 -- the server is raised as it is, {err = ..}, and fails the call.
 
+-- What a value from a user's script is, in words. `tostring` would run the __tostring of a table.
+local function shown(value)
+  local kind = type(value)
+  return (kind == 'table' or kind == 'function') and 'a ' .. kind or tostring(value)
+end
+
 local function fail_check(reason, why)
   error({reason = reason, why = why}, 0)
 end
@@ -19,7 +25,7 @@ local function run_checks(body, ...)
   if type(first) ~= 'table' then
     error(first, 0)
   end
-  if first.reason then
+  if rawget(first, 'reason') then
     return nil, nil, first
   end
   return nil, nil, nil, first

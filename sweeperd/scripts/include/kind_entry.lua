@@ -7,7 +7,7 @@
 local entry
 do
   local call, attempt, find = redis.call, redis.pcall, string.find
-  local need = need_right
+  local lacks = lacks_right
   -- 3 March 1973 in ms. A deadline below is one in seconds, and would expire at once.
   local EARLIEST = 100000000000
   local key, index, events, quarantine, id, tenant
@@ -26,18 +26,20 @@ do
   -- Takes the entry out of the index and into the quarantine, and marks its hash. Returns the reply.
   local function set_aside(reason, why)
     call('ZCARD', quarantine) -- where the key is of another type, fail here, before the first write
-    why = why and string.sub(why, 1, 256)
-    need('ZREM', index, id)
-    need('ZADD', quarantine, clock.now_text, id)
-    if reason ~= 'WRONG_TYPE' then
-      need('HSET', key, 'f', 'v')
+    if type(reason) ~= 'string' or not find(reason, '^[A-Z][A-Z0-9_]*$') then
+      reason = 'SCRIPT_ERROR'
+    end
+    why = type(why) == 'string' and string.sub(why, 1, 256) or ''
+    local refusal = lacks('ZADD', quarantine) or reason ~= 'WRONG_TYPE' and lacks('HSET', key)
+    if refusal then
+      return refusal
     end
     call('ZREM', index, id)
     call('ZADD', quarantine, clock.now_text, id)
     if reason ~= 'WRONG_TYPE' then
-      call('HSET', key, 'quarantined_at', clock.now_text, 'quarantine_reason', reason, 'quarantine_detail', why or '')
+      call('HSET', key, 'quarantined_at', clock.now_text, 'quarantine_reason', reason, 'quarantine_detail', why)
     end
-    return {'quarantined', reason, tenant, why or ''}
+    return {'quarantined', reason, tenant, why}
   end
 
   -- The values of these fields. Or nil and the reply, where the key is no hash.
@@ -54,17 +56,15 @@ do
 
   -- The index entry goes, and nothing else happens.
   local function drop(outcome, detail)
-    need('ZREM', index, id)
     call('ZREM', index, id)
     return {outcome, detail and string.sub(detail, 1, 64)}
   end
 
   -- The index gets this score; and the hash this deadline, where its field is named.
   local function move(score, field)
-    need('ZREM', index, id)
-    need('ZADD', index, score, id)
-    if field then
-      need('HSET', key, field, score)
+    local refusal = lacks('ZADD', index) or field and lacks('HSET', key)
+    if refusal then
+      return refusal
     end
     call('ZREM', index, id)
     call('ZADD', index, score, id)
@@ -85,16 +85,13 @@ do
   local function expire(event, checked, expires_text, lag, retention, ...)
     local missing, messages, writes = checked.missing or '[]', checked.messages, checked.writes
     event[#event + 1], event[#event + 2] = 'missing', missing
-    if has_right then
-      need('ZREM', index, id)
-      need('ZADD', index, expires_text, id)
-      need('XADD', events, '*', 'f', 'v')
-      if retention == '0' then
-        need('DEL', key)
-      else
-        need('HSET', key, 'f', 'v')
-        need('PEXPIRE', key, retention)
-      end
+    local refusal = lacks('ZADD', index) or lacks('XADD', events)
+      or (retention == '0' and lacks('DEL', key) or retention ~= '0' and (lacks('HSET', key) or lacks('PEXPIRE', key)))
+    for i = 1, has_right and 0 or #writes do
+      refusal = refusal or lacks(writes[i][1], writes[i][2])
+    end
+    if refusal then
+      return refusal
     end
     local indexed = call('ZREM', index, id)
     -- The stream's last id may be the greatest there is, so this can fail. Until here there is only the ZREM to undo.
@@ -114,7 +111,8 @@ do
       call('HSET', key, 'expired_at', clock.now_text, ...)
       call('PEXPIRE', key, retention)
     end
-    -- Messages go out last, so that no retry after a failure repeats them. One that Redis refuses is lost.
+    -- Messages go out last, so that no retry after a failure repeats them. One that Redis refuses is lost:
+    -- on 6.2 the right to a channel cannot be asked for.
     for i = 1, messages and #messages or 0 do
       attempt(unpack(messages[i]))
     end

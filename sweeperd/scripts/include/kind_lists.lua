@@ -37,7 +37,7 @@ do
       end
       for j = 1, #words do
         if type(words[j]) ~= 'string' then
-          refuse_plan('a word that is no string: ' .. tostring(words[j]))
+          refuse_plan('a word that is no string: ' .. shown(words[j]))
         end
       end
       commands[i] = words

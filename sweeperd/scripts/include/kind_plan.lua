@@ -13,8 +13,9 @@ do
   local need, refuse = need_right, refuse_plan
   local MAX_KEY, MAX_BYTES, MAX_AMOUNT = 1024, 65536, '9223372036854775807'
 
-  -- The prefix; functions that say whether a key may be written and a channel published to; the most writes.
-  local prefix, writable, audible, most
+  -- The prefix; functions that say whether a key may be written and a channel published to; the most writes; the names
+  -- of the commands that may be used, nil: all.
+  local prefix, writable, audible, most, usable
   -- Name of a key -> its use; and the uses in order. A use has the key with its prefix; its type, where that is known;
   -- the values of its fields, with the sums so far; how each field is used: 'once', or the place of its sum in the HSET.
   local uses, order = {}, {}
@@ -23,8 +24,8 @@ do
   local messages, missing
   local bytes = 0
 
-  function full_plan.open(key_prefix, is_writable, is_audible, max_writes)
-    prefix, writable, audible, most = key_prefix, is_writable, is_audible, max_writes
+  function full_plan.open(key_prefix, is_writable, is_audible, max_writes, usable_commands)
+    prefix, writable, audible, most, usable = key_prefix, is_writable, is_audible, max_writes, usable_commands
   end
 
   -- Counts so many more bytes that the plan or the event carries.
@@ -196,7 +197,9 @@ do
         more = more + #words[j]
       end
       full_plan.weigh(more)
-      if words[1] == 'HINCRBY' then
+      if usable and not usable[words[1]] then
+        refuse('not one of commands: ' .. sub(words[1], 1, 32))
+      elseif words[1] == 'HINCRBY' then
         add(words)
       else
         others = others or other_commands()

@@ -1,12 +1,55 @@
--- Rights that are known only once an entry has been read. Redis 7.0 and newer can be asked before a write; on 6.2 the rights
--- are tried before the sweep starts.
+-- Rights are asked for before the first write, since they may be taken away on an open connection. Redis 7.0 and newer
+-- can be asked. On 6.2 a command is tried in a form that changes nothing, as in rights.lua; there a user may run each
+-- permitted command on each permitted key, and every key of a plan has been read before.
+
+-- @include trial
 
 local has_right = redis.acl_check_cmd
+-- The name of a hash of this kind that does not exist.
+local absent
 
--- Fails the call, with nothing written, where the user has no right to the command.
+-- lacks_right(command, key, ...) returns the error that the script returns at once, or nil. On 6.2 the entry must have
+-- been found to be a hash, unless the command is ZADD or XADD.
+local lacks_right
+do
+  local tried = {}
+
+  local function is_refused(command, key)
+    if tried[command] then
+      return false
+    end
+    tried[command] = true
+    local reply
+    if command == 'SADD' or command == 'LPUSH' or command == 'RPUSH' then
+      reply = redis.pcall(command, KEYS[1], NOT_THERE) -- a hash takes none of them
+    elseif command == 'DEL' then
+      reply = redis.pcall(command, absent)
+    else
+      reply = trial(command, key)
+    end
+    local problem = type(reply) == 'table' and reply.err
+    return problem and (string.find(problem, 'user executing the script', 1, true)
+      or string.find(problem, 'Unknown Redis command', 1, true))
+  end
+
+  function lacks_right(...)
+    local command, key = ...
+    if has_right then
+      if has_right(...) then
+        return nil
+      end
+    elseif not is_refused(command, key) then
+      return nil
+    end
+    return {err = 'NOPERM this user has no permission to run ' .. command .. ' on ' .. (key or '')}
+  end
+end
+
+-- Fails the check of a plan if the user has no right to a command of it. On 6.2 its commands are tried when the plan has
+-- been checked.
 local function need_right(...)
-  if has_right and not has_right(...) then
-    local name, key = ...
-    error({err = 'NOPERM this user has no permission to run ' .. name .. ' on ' .. (key or '')})
+  local refusal = has_right and lacks_right(...)
+  if refusal then
+    error(refusal)
   end
 end

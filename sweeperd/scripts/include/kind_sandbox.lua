@@ -39,7 +39,7 @@ do
           .. 'ZSCORE', 2)
       end
       if type(key) ~= 'string' or not readable(key) then
-        error('may not read ' .. tostring(key), 2)
+        error('may not read ' .. shown(key), 2)
       end
       if (name == 'EXISTS' or name == 'TYPE') and select('#', ...) > 0 then
         error('get reads one key', 2)
@@ -69,7 +69,7 @@ do
     if ok and not trouble then
       return decide, plan
     end
-    return nil, nil, trouble or {err = word .. ' the script file fails: ' .. tostring(decide)}
+    return nil, nil, trouble or {err = word .. ' the script file fails: ' .. shown(decide)}
   end
 
   local function garbage(why)
@@ -94,14 +94,14 @@ do
 
   local function moment(ms, now, latest)
     if type(ms) ~= 'number' or ms ~= math.floor(ms) or ms <= now or ms > MAX_TIME or (latest and ms > latest) then
-      garbage('no whole time in ms between now and its limit: ' .. tostring(ms))
+      garbage('no whole time in ms between now and its limit: ' .. shown(ms))
     end
     return format('%.0f', ms)
   end
 
   local function reason_of(reason)
     if type(reason) ~= 'string' or #reason > 64 or not find(reason, '^[A-Z][A-Z0-9_]*$') then
-      garbage('no reason of a quarantine: ' .. tostring(reason))
+      garbage('no reason of a quarantine: ' .. shown(reason))
     end
     return reason
   end
@@ -123,7 +123,7 @@ do
     elseif verdict == 'quarantine' then
       return verdict, reason_of(detail)
     end
-    garbage('decide returned ' .. tostring(verdict))
+    garbage('decide returned ' .. shown(verdict))
   end
 
   -- Runs `plan`, and adds the fields that it returned to the event. Returns its list, and the bytes of the fields.
@@ -140,7 +140,7 @@ do
       count = count + 1
       if type(name) ~= 'string' or name == '' or type(value) ~= 'string' or count > MAX_EVENT
         or name == 'id' or name == 'expires_at' or name == 'expired_at' or name == 'missing' then
-        garbage('no field of an event: ' .. tostring(name))
+        garbage('no field of an event: ' .. shown(name))
       end
       bytes = bytes + #name + #value
       event[length + 1], event[length + 2] = 'data.' .. name, value

@@ -5,7 +5,8 @@
 -- ARGV[1] -> the text of the file
 -- ARGV[2..] -> the names of all globals that are known
 --
--- Returns {error of the compiler or '', name of a global that is not known, ...}.
+-- Returns {error of the compiler or '', 1 if a script can ask this server for rights (from 7.0 on) else 0, name of a
+-- global that is not known, ...}.
 --
 -- A file that compiles alone is a closed block. One that does not could close the function around it, or a comment, and
 -- run as a part of the script that may write. A global that is not known would not be hidden from the file.
@@ -15,7 +16,7 @@ for i = 2, #ARGV do
   known[ARGV[i]] = true
 end
 local body, problem = loadstring(ARGV[1], '@' .. KEYS[1])
-local reply = {body and '' or problem}
+local reply = {body and '' or problem, redis.acl_check_cmd and 1 or 0}
 for name in pairs(_G) do
   if not known[name] then
     reply[#reply + 1] = tostring(name)

@@ -43,6 +43,7 @@ key = "sessions:{id}"
 deadline = "expires_at"
 ended = { state = "EXPIRED" }
 script = "file:%s/examples/sessions/session.lua"
+commands = ["SREM"]
 writes = ["users:*"]
 
 [[webhooks.endpoints]]

@@ -56,6 +56,16 @@ def test_a_kind_that_can_be_swept_passes(client: redis.Redis, kind: dict[str, An
     assert seats.snapshot() == before
 
 
+def test_a_script_without_commands_is_refused_if_the_server_cannot_be_asked(client: redis.Redis) -> None:
+    kind = scripted("function decide() end function plan() end", commands=None)
+    seats = Seats(client, kind)
+    if str(client.info("server")["redis_version"]).startswith("6."):
+        with pytest.raises(KindRefused, match=r"seat-hold: Redis 6\.2 .* commands = \["):
+            seats.kind.check(client)
+    else:
+        seats.kind.check(client)
+
+
 def test_globals_that_are_not_known_here_are_refused(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """A later server may have more of them, and a script would see them."""
     hidden = [name for name in HIDDEN_GLOBALS if name not in ("redis", "loadstring")]

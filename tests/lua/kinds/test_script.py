@@ -114,6 +114,47 @@ def test_a_quarantine_carries_the_reason(client: redis.Redis, function: str) -> 
     made(client, f"{other}function {function}() return 'quarantine', 'MY_REASON' end").check_quarantined("MY_REASON")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "function decide() return hostile end\n" + PLAN,
+        "function decide() return 'wait', hostile end\n" + PLAN,
+        "function decide() return 'quarantine', hostile end\n" + PLAN,
+        "function decide() error(hostile) end\n" + PLAN,
+        EXPIRE + "function plan() return 'quarantine', hostile end",
+        EXPIRE + "function plan() return {{'DEL', hostile}} end",
+        EXPIRE + "function plan() return {}, {[hostile] = 'x'} end",
+        EXPIRE + "function plan() return {{get('GET', hostile)}} end",
+    ],
+)
+def test_no_function_of_the_script_runs_while_its_answer_is_checked(client: redis.Redis, text: str) -> None:
+    hostile = "local hostile = setmetatable({}, {__tostring = function() error({reason = {}}) end})\n"
+    made(client, hostile + text)
+    seats = made(client, hostile + text)
+    before = seats.snapshot()
+    decision = seats.run()
+    assert (decision.outcome, decision.detail in ("SCRIPT_ERROR", "INVALID_PLAN")) == ("quarantined", True)
+    key = b"seats:hold:h1"
+    marks = {name for name in seats.snapshot()[key] if name.startswith(b"quarantine")}
+    assert marks == {b"quarantined_at", b"quarantine_reason", b"quarantine_detail"}
+    assert seats.snapshot()[key].keys() - marks == before[key].keys()
+
+
+def test_a_file_that_fails_with_a_table_is_an_error(client: redis.Redis) -> None:
+    text = "error(setmetatable({}, {__tostring = function() error({reason = {}}) end}))"
+    seats = made(client, text)
+    before = seats.snapshot()
+    with pytest.raises(redis.ResponseError, match="the script file fails: a table"):
+        seats.run()
+    assert seats.snapshot() == before
+
+
+@pytest.mark.parametrize("command", ["'HINCRBY', 'seats:s1', 'free', '1'", "'DEL', 'seats:x'"])
+def test_a_plan_uses_the_commands_of_the_settings_only(client: redis.Redis, command: str) -> None:
+    text = EXPIRE + f"function plan() return {{{{{command}}}}} end"
+    made(client, text, commands=["SREM"]).check_quarantined("INVALID_PLAN", why="not one of commands")
+
+
 @pytest.mark.parametrize("reason", ["nil", "''", "'lower'", "'A B'", "('A'):rep(65)", "5"])
 def test_a_reason_has_a_form(client: redis.Redis, reason: str) -> None:
     text = f"function decide() return 'quarantine', {reason} end\n{PLAN}"

@@ -11,6 +11,7 @@ from typing import Any
 import redis
 
 from sweeperd.config import Settings
+from sweeperd.config.kind_commands import FORMS
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Script
 from sweeperd.sweep.configured_kinds import configured
@@ -47,7 +48,8 @@ end
 def scripted(text: str, **changes: Any) -> dict[str, Any]:
     """The seats as a kind with this script."""
     kind = {key: value for key, value in SEATS.items() if key not in ("active", "give_back", "event")}
-    return kind | {"writes": ["seats:*"], "script": text} | changes
+    commands = sorted(set(FORMS) - (set() if "channels" in changes else {"PUBLISH"}))
+    return kind | {"writes": ["seats:*"], "script": text, "commands": commands} | changes
 
 
 @functools.cache

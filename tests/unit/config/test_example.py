@@ -23,7 +23,7 @@ LISTS: dict[object, type[BaseModel]] = {
     list[KindSettings]: KindSettings,
 }
 #: The keys of a kind with a script, which the example of a kind without one cannot have.
-SCRIPT_KEYS = re.compile(r"(?m)^(script|fields|reads) = .*$")
+SCRIPT_KEYS = re.compile(r"(?m)^(script|commands|fields|reads) = .*$")
 TABLE = re.compile(r"#?\[+([\w.]+)\]+")
 
 
@@ -112,7 +112,7 @@ def test_the_example_of_a_kind_loads(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(SCRIPT_KEYS.sub("", turned_on("kinds")), encoding="utf-8")
     (kind,) = load(path, {}).kinds
-    assert kind.model_fields_set == set(KindSettings.model_fields) - {"script", "fields", "reads"}
+    assert kind.model_fields_set == set(KindSettings.model_fields) - {"script", "commands", "fields", "reads"}
 
 
 def test_the_example_of_a_script_kind_loads(tmp_path: Path) -> None:

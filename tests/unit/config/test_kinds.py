@@ -34,11 +34,11 @@ def test_a_kind_comes_to_commands_and_patterns(config: Load) -> None:
     assert kind.entry == ("seats:hold:", "")
     assert kind.entry_pattern == "seats:hold:*"
     assert kind.write_patterns == ["seats:*"]
-    assert kind.commands == [
+    assert kind.given_back == [
         Command("HINCRBY", ("seats:", Field("show")), (("free",),), Amount(field="qty")),
         Command("HINCRBY", ("seats:", Field("show")), (("held",),), Amount(field="qty", negative=True), "0"),
     ]
-    assert kind.commands[0].fields == ("show", "qty")
+    assert kind.given_back[0].fields == ("show", "qty")
     assert (kind.grace_ms, kind.retention_ms) == (0, 7 * 86_400_000)
 
 
@@ -103,6 +103,7 @@ REFUSED: dict[str, list[tuple[str, str | None]]] = {
     "writes": [('["other:*"]', None)],
     "fields": [('["a"]', "script")],
     "reads": [('["a"]', "script")],
+    "commands": [('["HSET"]', "script"), ('["hset"]', "did you mean HSET?"), ('["XADD"]', "only HSET")],
     "script": [('"x.lua"', "file:PATH"), ('"file:missing.lua"', "cannot be read")],
 }
 
@@ -156,6 +157,7 @@ def test_without_reservations_their_keys_are_free(config: Load) -> None:
         ({"active": '{ state = "HELD" }'}, "active"),
         ({"give_back": '["DEL seats:{x}"]'}, "give_back"),
         ({"event": '["show"]'}, "event"),
+        ({"commands": '["PUBLISH"]'}, "channels"),
         ({}, None),
     ],
 )

@@ -63,6 +63,7 @@ local function denied(command, key)
     else
       problem = attempt(command, key, '\0sweeperd check', '', '').err
     end
+    problem = tostring(problem) -- an imitation of Redis may give the error as another type
     if find(problem, '^ERR ')
       or not (find(problem, 'user executing', 1, true) or find(problem, 'Unknown Redis command', 1, true)) then
       return nil

@@ -42,3 +42,10 @@ def test_every_key_in_redis_is_documented() -> None:
     names = KEY_NAME.findall((ROOT / "sweeperd" / "store" / "keys.py").read_text(encoding="utf-8"))
     assert len(names) > 10
     assert not [name for name in names if name not in text]
+
+
+def test_every_target_of_the_makefile_is_documented() -> None:
+    targets = re.findall(r"(?m)^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    documented = re.findall(r"(?m)^\| `make (\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert len(documented) == 8
+    assert sorted(targets) == sorted(documented)

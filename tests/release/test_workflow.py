@@ -1,4 +1,4 @@
-"""The release workflow: it parses, proves before it publishes, and its commands exist."""
+"""The workflows: they parse, a release proves before it publishes, a pull request runs .ci/run, and commands exist."""
 
 import shlex
 from pathlib import Path
@@ -61,3 +61,10 @@ def test_what_is_published_is_what_was_built(workflow: dict[Any, Any]) -> None:
     lines = kept["with"]["path"].splitlines()
     assert lines == [f"${{{{ runner.temp }}}}/release/build/*.{suffix}" for suffix in ("whl", "tar.gz")]
     assert "build" in {step.name for step in steps(Options(), Path("/work"))}
+
+
+def test_a_pull_request_runs_what_a_developer_runs() -> None:
+    parsed = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    assert "pull_request" in parsed[True]
+    assert "bash .ci/run" in [step.get("run") for job in parsed["jobs"].values() for step in job["steps"]]
+    assert (ROOT / ".ci" / "run").is_file()

@@ -23,7 +23,8 @@ def render(
     lines = [
         f"# Evidence for {version}",
         "",
-        f"What `python -m tools.release {version}` found. [Contributing](../../CONTRIBUTING.md#releasing) says how to repeat it.",
+        f"What `python -m tools.release {version}` found. [Contributing](../../CONTRIBUTING.md#releasing) says how to "
+        "repeat it.",
         f"The data of each step is in [`{version}/results`]({version}/results).",
         "",
         _commits([result for result in results if result is not None], differing),

@@ -46,8 +46,8 @@ MUTATIONS = {
     ),
     "an answer is not kept": (
         Property.ONE_TO_ONE,
-        "redis.call('SET', key, request_hash",
-        "redis.call('SET', key .. 'x', request_hash",
+        "{'SET', key, request_hash",
+        "{'SET', key .. 'x', request_hash",
     ),
     "an answer is kept and not given again": (
         Property.ONE_TO_ONE,

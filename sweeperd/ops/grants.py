@@ -103,7 +103,7 @@ def _swept(index: bytes, entry: bytes, quarantine: bytes, ticks: bytes, lease: b
         granted(Duty.WALK, quarantine, "ZSCORE"),
         granted(Duty.OPERATE, quarantine, "ZREM"),
         granted(Duty.STATUS, ticks, "HMGET"),
-        granted(Duty.SWEEP, ticks, "HSET"),
+        granted(Duty.SWEEP, ticks, "HDEL HSET"),
         granted(Duty.STATUS, lease, "GET"),
         granted(Duty.SWEEP, lease, "SET PEXPIRE PTTL DEL"),
     ]

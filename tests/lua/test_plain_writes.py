@@ -13,9 +13,6 @@ from tests.support.plain_writes import MARK, NOT_YET, SCRIPTS, WRITES, guarded
 OWN_CJSON = "include/json"
 #: Use the shared `cjson`, up to now.
 SHARED_CJSON = {
-    "delivery/cancel_replay",
-    "delivery/end_replay",
-    "delivery/set_state",
     "include/fingerprint",
     "include/kind_plan",
     "sweep/expire",

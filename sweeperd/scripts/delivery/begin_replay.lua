@@ -9,13 +9,18 @@
 -- XACK comes first and acknowledges nothing. It needs no memory, so it is allowed at maxmemory, and after it XGROUP and
 -- HSET are. A group without a note is what is left of a hash that an operator deleted.
 
--- @include effects
+-- @include rights
 
 if redis.call('HGET', KEYS[2], ARGV[1]) then
   return 'running'
 end
 if #redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3]) == 0 then
   return 'gone'
+end
+local refused = no_right('XACK', KEYS[1]) or no_right('XGROUP', KEYS[1], 'DESTROY')
+  or no_right('XGROUP', KEYS[1], 'CREATE') or no_right('HSET', KEYS[2])
+if refused then
+  return refused
 end
 redis.call('XACK', KEYS[1], ARGV[1], '0-0')
 redis.call('XGROUP', 'DESTROY', KEYS[1], ARGV[1])

@@ -8,9 +8,16 @@
 --
 -- HDEL comes first. It needs no memory, so it is allowed at maxmemory, and after it HSET is.
 
+-- @include json
+-- @include rights
+
 local note = redis.call('HGET', KEYS[1], ARGV[1])
-if not note or cjson.decode(note).made_at ~= tonumber(ARGV[2]) then
+if not note or json.decode(note).made_at ~= tonumber(ARGV[2]) then
   return 0
+end
+local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1])
+if refused then
+  return refused
 end
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])

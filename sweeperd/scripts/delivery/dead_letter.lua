@@ -12,22 +12,45 @@
 --
 -- Returns 1, or 0 where it is not pending any more: delivered, or given up on by another replica.
 --
--- XACK comes first. It needs no memory, so it is taken at maxmemory too, and after it XADD is.
+-- A trial of XACK comes first. It needs no memory, so it is taken at maxmemory too, and after it XADD is. The letter is
+-- added before the event is acknowledged, since a stream whose last id is the greatest takes none.
 
--- @include effects
+-- @include rights
+
+local GREATEST = '18446744073709551615-18446744073709551615' -- of the ids of a stream
+local MOST = 7000 -- Lua passes no more than 8,000 arguments; an event of another writer may have more
 
 redis.call('XLEN', KEYS[2]) -- where the key is of another type, fail here, before the first write
 local found = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])
-if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then
+local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1)
+if pending.err and not string.find(tostring(pending.err), 'NOGROUP', 1, true) then
+  return pending
+end
+if pending.err or #pending == 0 then
   return 0
+end
+local announced = ARGV[6] ~= nil
+local stream = announced and redis.call('XINFO', 'STREAM', KEYS[1]) or {}
+for i = 1, #stream, 2 do
+  -- It takes no entry more.
+  announced = announced and not (stream[i] == 'last-generated-id' and stream[i + 1] == GREATEST)
+end
+local refused = no_right('XACK', KEYS[1]) or no_right('XADD', KEYS[2]) or announced and no_right('XADD', KEYS[1])
+if refused then
+  return refused
 end
 local letter = {'event', ARGV[2], 'endpoint', ARGV[5], 'reason', ARGV[3], 'attempts', ARGV[4]}
 local fields = found[1] and found[1][2] or {}
-for i = 1, #fields do
+for i = 1, #fields <= MOST and #fields or 0 do
   letter[#letter + 1] = fields[i]
 end
-redis.call('XADD', KEYS[2], '*', unpack(letter))
-if ARGV[6] then
+trial('XACK', KEYS[1])
+local added = redis.pcall('XADD', KEYS[2], '*', unpack(letter))
+if type(added) == 'table' then -- an error; the id of the entry is text
+  return added
+end
+redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
+if announced then
   redis.call('XADD', KEYS[1], '*', unpack(ARGV, 6))
 end
 return 1

@@ -9,10 +9,11 @@
 --
 -- HDEL comes first. It needs no memory, so it is allowed at maxmemory, and after it XGROUP is.
 
--- @include effects
+-- @include json
+-- @include rights
 
 local note = redis.call('HGET', KEYS[2], ARGV[1])
-if not note or cjson.decode(note).made_at ~= tonumber(ARGV[2]) then
+if not note or json.decode(note).made_at ~= tonumber(ARGV[2]) then
   return 0
 end
 local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1])
@@ -21,6 +22,10 @@ if pending.err and not string.find(tostring(pending.err), 'NOGROUP', 1, true) th
 end
 if not pending.err and pending[1] > 0 and ARGV[3] ~= '1' then
   return 0
+end
+local refused = no_right('HDEL', KEYS[2]) or no_right('XGROUP', KEYS[1], 'DESTROY')
+if refused then
+  return refused
 end
 redis.call('HDEL', KEYS[2], ARGV[1])
 if not pending.err then

@@ -15,8 +15,11 @@
 --
 -- Returns how many deliveries were made.
 --
--- SET, the first write, needs memory: a full Redis refuses it, and nothing has changed. After it nothing can fail,
--- since the types of all other keys have been checked.
+-- The first write, LPUSH or else SET, needs memory: a full Redis refuses it, and nothing has changed. After it nothing
+-- can fail, since the rights and the types of all other keys have been checked. LPUSH asks for itself: no form of it
+-- changes nothing.
+
+-- @include rights
 
 redis.call('ZCARD', KEYS[2])
 redis.call('ZCARD', KEYS[3])
@@ -28,7 +31,21 @@ for i = 5, #KEYS, 2 do
     missing[#missing + 1] = i
   end
 end
-if redis.call('EXISTS', KEYS[1]) == 0 then
+local is_new = redis.call('EXISTS', KEYS[1]) == 0
+local refused
+if is_new then
+  refused = no_right('SET', KEYS[1]) or no_right('ZADD', KEYS[2]) or no_right('ZADD', KEYS[3])
+end
+for i = 1, #missing do
+  refused = refused or no_right('SET', KEYS[missing[i]]) or no_right('ZADD', KEYS[missing[i] + 1])
+end
+if refused then
+  return refused
+end
+for i = 1, #missing do
+  redis.call('LPUSH', KEYS[4], ARGV[missing[i] + 2])
+end
+if is_new then
   redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[4])
   redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
   redis.call('ZADD', KEYS[3], ARGV[3], ARGV[1])
@@ -36,6 +53,5 @@ end
 for _, i in ipairs(missing) do
   redis.call('SET', KEYS[i], ARGV[i + 3], 'EX', ARGV[6])
   redis.call('ZADD', KEYS[i + 1], ARGV[5], ARGV[i + 2])
-  redis.call('LPUSH', KEYS[4], ARGV[i + 2])
 end
 return #missing

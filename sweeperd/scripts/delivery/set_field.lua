@@ -6,6 +6,12 @@
 --
 -- HDEL comes first and removes nothing. It needs no memory, so it is allowed at maxmemory, and after it HSET is.
 
+-- @include rights
+
+local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1])
+if refused then
+  return refused
+end
 redis.call('HDEL', KEYS[1], '')
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 return 1

@@ -10,35 +10,45 @@
 --              yet; none: no such event
 -- Returns the state that the hash holds now.
 --
--- HDEL comes first and removes nothing. It needs no memory, so it is allowed at maxmemory, and after it HSET is.
+-- A trial of HDEL comes first. It needs no memory, so it is allowed at maxmemory, and after it HSET is.
 
--- @include effects
+-- @include json
+-- @include rights
 
 local function unreadable(state)
   return type(state) ~= 'table' or state[1] ~= nil
     or (state.muted_until ~= nil and type(state.muted_until) ~= 'number')
-    or (state.paused_at ~= nil and state.paused_at ~= cjson.null and type(state.paused_at) ~= 'number')
+    or (state.paused_at ~= nil and state.paused_at ~= json.null and type(state.paused_at) ~= 'number')
 end
 
 local function is_pause(state)
   return type(state.paused_at) == 'number'
 end
 
-local wanted = cjson.decode(ARGV[2])
+local wanted = json.decode(ARGV[2])
 local paused = is_pause(wanted)
 local found = redis.call('HGET', KEYS[1], ARGV[1])
 local was_paused = false
 if found then
-  local is_json, state = pcall(cjson.decode, found)
+  local is_json, state = pcall(json.decode, found)
   was_paused = not is_json or unreadable(state) or is_pause(state)
   if not paused and (was_paused or (state.muted_until or 0) >= wanted.muted_until) then
     return found
   end
 end
 redis.call('XLEN', KEYS[2]) -- where the key is of another type, fail here, before the first write
-redis.call('HDEL', KEYS[1], '')
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-if ARGV[3] and paused and not was_paused then
-  redis.call('XADD', KEYS[2], '*', unpack(ARGV, 3))
+local announced = ARGV[3] and paused and not was_paused
+local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1]) or announced and no_right('XADD', KEYS[2])
+if refused then
+  return refused
 end
+trial('HDEL', KEYS[1])
+if announced then
+  -- Before the state: a stream whose last id is the greatest takes no entry.
+  local added = redis.pcall('XADD', KEYS[2], '*', unpack(ARGV, 3))
+  if type(added) == 'table' then
+    return added
+  end
+end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 return ARGV[2]

@@ -8,7 +8,7 @@
 --
 -- HDEL comes first. It needs no memory, so it is allowed at maxmemory, and after it HSET is.
 
--- @include effects
+-- @include rights
 
 local time = redis.call('TIME')
 local now, interval, burst = time[1] * 1000000 + time[2], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -20,6 +20,11 @@ if there < 1 then
   return {0, math.ceil(full_at - now - (burst - 1) * interval)}
 end
 local taken = math.min(there, tonumber(ARGV[4]))
+local full_text = string.format('%.0f', full_at + taken * interval)
+local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1])
+if refused then
+  return refused
+end
 redis.call('HDEL', KEYS[1], ARGV[1])
-redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', full_at + taken * interval))
+redis.call('HSET', KEYS[1], ARGV[1], full_text)
 return {taken, 0}

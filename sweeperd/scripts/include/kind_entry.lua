@@ -56,8 +56,9 @@ do
 
   -- The index entry goes, and nothing else happens.
   local function drop(outcome, detail)
+    local reply = {outcome, detail and string.sub(detail, 1, 64)}
     call('ZREM', index, id)
-    return {outcome, detail and string.sub(detail, 1, 64)}
+    return reply
   end
 
   -- The index gets this score; and the hash this deadline, where its field is named.

@@ -1,7 +1,7 @@
 -- The rights to what a script writes later. A script that is refused after its first write has done half of its work,
 -- so it asks for every right before: no_right('HSET', a) or no_right('ZADD', b) or ...
 --
--- no_right(command, key) returns nil, or the error that the script returns at once. It changes nothing.
+-- no_right(command, key, subcommand) returns nil, or the error that the script returns at once. It changes nothing.
 --
 -- From Redis 7.0 on, the server is asked. 6.2 cannot be, so there the command is tried in a form that changes nothing.
 -- A user of 6.2 may run each permitted command on each permitted key, so a command is tried once, on the first key;
@@ -17,9 +17,14 @@ local no_right
 do
   local may = redis.acl_check_cmd
   if may then
-    function no_right(command, key)
+    function no_right(command, key, subcommand)
       -- An error of the question: the server has no such command, because it was renamed.
-      local known, permitted = pcall(may, command, key)
+      local known, permitted
+      if subcommand then
+        known, permitted = pcall(may, command, subcommand, key, NOT_THERE)
+      else
+        known, permitted = pcall(may, command, key)
+      end
       if not (known and permitted) then
         return {err = 'NOPERM the user has no right to run ' .. command .. ' on ' .. key}
       end
@@ -27,12 +32,13 @@ do
     end
   else
     local tried = {}
-    function no_right(command, key)
-      if tried[command] then
+    function no_right(command, key, subcommand)
+      local name = subcommand or command
+      if tried[name] then
         return nil
       end
-      local reply = trial(command, key)
-      tried[command] = true
+      local reply = trial(command, key, subcommand)
+      tried[name] = true
       -- An imitation of Redis may give the error as another type than a string.
       local problem = type(reply) == 'table' and tostring(reply.err)
       if problem and not string.find(problem, '^ERR ') then

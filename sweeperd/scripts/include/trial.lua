@@ -7,8 +7,14 @@
 local NOT_THERE = '\0sweeperd check'
 
 -- The reply of the server to the command in such a form: an error that begins with ERR or WRONGTYPE is one of the
--- command itself. For HSET, HDEL, ZADD, ZREM, SET, XADD, XACK, XDEL, SREM; PEXPIRE, INCRBY.
-local function trial(command, key)
+-- command itself. For HSET, HDEL, ZADD, ZREM, SET, XADD, XACK, XDEL, XTRIM, SREM; PEXPIRE, INCRBY; XGROUP with its
+-- subcommand CREATE or DESTROY.
+local function trial(command, key, subcommand)
+  if subcommand == 'CREATE' then
+    return redis.pcall(command, subcommand, key, NOT_THERE, NOT_THERE)
+  elseif subcommand then
+    return redis.pcall(command, subcommand, key, NOT_THERE)
+  end
   if command == 'PEXPIRE' or command == 'INCRBY' then
     return redis.pcall(command, key, NOT_THERE)
   end

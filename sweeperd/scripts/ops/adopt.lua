@@ -12,11 +12,17 @@
 
 -- @include clock
 -- @include reservation_look
+-- @include rights
 
 local row = look.row(KEYS[1])
 if look.fault(KEYS[2], KEYS[3], ARGV[1], row) ~= 'foreign_quarantine' then
   return 'not_foreign'
 end
+local refused = no_right('ZREM', KEYS[2]) or no_right('ZADD', KEYS[3])
+if refused then
+  return refused
+end
+local since = clock.whole(row[3]) and row[3] or clock.now_text
 redis.call('ZREM', KEYS[2], ARGV[1])
-redis.call('ZADD', KEYS[3], clock.whole(row[3]) and row[3] or clock.now_text, ARGV[1])
+redis.call('ZADD', KEYS[3], since, ARGV[1])
 return 'adopted'

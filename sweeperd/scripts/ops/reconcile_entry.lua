@@ -16,6 +16,7 @@
 -- first write is a ZREM: it needs no memory, so Redis at maxmemory accepts it, and the ZADD after it too.
 
 -- @include reservation_look
+-- @include rights
 
 local row, wrong_type = look.row(KEYS[3])
 local fault, wanted, score = look.fault(KEYS[1], KEYS[2], ARGV[1], row, wrong_type)
@@ -23,6 +24,10 @@ if not fault or fault == 'dismissed' then
   return {}
 end
 if ARGV[2] == '1' and fault ~= 'foreign_quarantine' then
+  local refused = no_right('ZREM', KEYS[1]) or fault ~= 'orphan' and no_right('ZADD', KEYS[1])
+  if refused then
+    return refused
+  end
   redis.call('ZREM', KEYS[1], ARGV[1])
   if fault ~= 'orphan' then
     redis.call('ZADD', KEYS[1], wanted, ARGV[1])

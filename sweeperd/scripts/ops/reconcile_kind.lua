@@ -16,6 +16,7 @@
 -- accepts.
 
 -- @include clock
+-- @include rights
 
 local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
 local fault, wanted
@@ -38,6 +39,10 @@ if not fault then
   return {}
 end
 if ARGV[3] == '1' then
+  local refused = no_right('ZREM', KEYS[1]) or fault ~= 'orphan' and no_right('ZADD', KEYS[1])
+  if refused then
+    return refused
+  end
   redis.call('ZREM', KEYS[1], ARGV[1])
   if fault ~= 'orphan' then
     redis.call('ZADD', KEYS[1], wanted, ARGV[1])

@@ -8,12 +8,21 @@
 --
 -- Returns the id of the entry, whose time is that of this server.
 --
--- The first write is an XTRIM: it needs no memory, so a full Redis accepts it, and the writes after it too.
+-- A trial of XTRIM comes first: it needs no memory, so a full Redis accepts it, and the writes after it too.
 
--- @include effects
+-- @include rights
 
 local counted = redis.call('HGET', KEYS[2], ARGV[3])
+local count_text = string.format('%.0f', (tonumber(counted) or 0) + 1)
+local refused = no_right('XTRIM', KEYS[1]) or no_right('XADD', KEYS[1]) or no_right('HSET', KEYS[2])
+if refused then
+  return refused
+end
+trial('XTRIM', KEYS[1])
+local id = redis.pcall('XADD', KEYS[1], '*', 'who', ARGV[2], 'action', ARGV[3], 'target', ARGV[4], 'count', ARGV[5])
+if type(id) == 'table' then -- an error: the stream takes no entry
+  return id
+end
 redis.call('XTRIM', KEYS[1], 'MAXLEN', '~', ARGV[1])
-local id = redis.call('XADD', KEYS[1], '*', 'who', ARGV[2], 'action', ARGV[3], 'target', ARGV[4], 'count', ARGV[5])
-redis.call('HSET', KEYS[2], ARGV[3], string.format('%.0f', (tonumber(counted) or 0) + 1))
+redis.call('HSET', KEYS[2], ARGV[3], count_text)
 return id

@@ -43,7 +43,7 @@ event[#event + 1] = endpoint
 
 -- Deletes nothing. At maxmemory, Redis takes writes that need memory only after one that needs none, and the letter
 -- must not go before its event is there.
-redis.call('XDEL', KEYS[2], '0-0')
+redis.pcall('XDEL', KEYS[2], '\0sweeperd check')
 local added = redis.pcall('XADD', KEYS[1], '*', unpack(event))
 if type(added) == 'table' then -- an error; the id of the entry is text
   return added

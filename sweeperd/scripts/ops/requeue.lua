@@ -17,6 +17,7 @@
 -- All checks come before the first write. That is a ZREM: it needs no memory, so a full Redis takes it and the rest.
 
 -- @include clock
+-- @include rights
 
 if not redis.call('ZSCORE', KEYS[3], ARGV[1]) then
   return 'not_quarantined'
@@ -35,6 +36,10 @@ if redis.call('EXISTS', KEYS[1]) == 1 then
     return 'INVALID_EXPIRY'
   end
   score = row[1]
+end
+local refused = no_right('ZREM', KEYS[3]) or no_right('HDEL', KEYS[1]) or no_right('ZADD', KEYS[2])
+if refused then
+  return refused
 end
 redis.call('ZREM', KEYS[3], ARGV[1])
 redis.call('HDEL', KEYS[1], 'quarantined_at', 'quarantine_reason', 'quarantine_detail', 'dismissed_at')

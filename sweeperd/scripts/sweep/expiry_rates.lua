@@ -17,10 +17,10 @@
 --
 -- Returns how many events were added.
 --
--- HDEL comes first, also where no tenant is stale. It needs no memory, so it is allowed at maxmemory, and after it the
+-- A trial of HDEL comes first. It needs no memory, so it is allowed at maxmemory, and after it the
 -- writes are.
 
--- @include effects
+-- @include rights
 
 local WEIGHT, PAGE = 0.2, 50
 local KEPT, CROWDED = 300, 12 -- of 5 min: more than a day, so that a daily rhythm is remembered; 1 h
@@ -41,11 +41,14 @@ local function threshold(usual)
   return factor * math.max(usual, 1)
 end
 
-known = known - redis.call('HDEL', KEYS[1], unpack(stale))
-local added = 0
+known = known - #stale + 1
+local forgotten, events, rows = {}, {}, {}
+for i = 1, #stale do
+  forgotten[stale[i]] = true
+end
 for i = 7, #ARGV, 2 do
   local tenant, count = ARGV[i], tonumber(ARGV[i + 1])
-  local row = redis.call('HGET', KEYS[1], tenant)
+  local row = not forgotten[tenant] and redis.call('HGET', KEYS[1], tenant)
   local start, counted, usual, episode = string.match(row or '', '^(%d+) (%d+) (%S+) (%d)$')
   start, counted, usual, episode = tonumber(start), tonumber(counted) or 0, tonumber(usual), episode == '1'
   usual = usual and usual >= 0 and usual or nil
@@ -67,15 +70,30 @@ for i = 7, #ARGV, 2 do
     end
     counted = counted + count
     if usual and not episode and counted > threshold(usual) then
-      episode, added = true, added + 1
+      episode = true
       local seconds = window / 1000
-      redis.call('XADD', KEYS[2], '*', 'type', ARGV[5], 'tenant', tenant, 'id', tenant, 'at', ARGV[1],
+      events[#events + 1] = {'type', ARGV[5], 'tenant', tenant, 'id', tenant, 'at', ARGV[1],
         'trace_id', ARGV[6], 'data', string.format(
           '{"metric":"expiry_rate","current_rate":%.6g,"threshold_rate":%.6g,"window_seconds":%d,"sample_count":%d}',
-          counted / seconds, threshold(usual) / seconds, seconds, counted))
+          counted / seconds, threshold(usual) / seconds, seconds, counted)}
     end
-    redis.call('HSET', KEYS[1], tenant, string.format('%.0f %.0f %.17g %d', start, counted, usual or -1,
-      episode and 1 or 0))
+    rows[#rows + 1] = {tenant, string.format('%.0f %.0f %.17g %d', start, counted, usual or -1, episode and 1 or 0)}
   end
 end
-return added
+
+local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1]) or no_right('XADD', KEYS[2])
+if refused then
+  return refused
+end
+trial('HDEL', KEYS[1])
+for i = 1, #events do
+  local added = (i == 1 and redis.pcall or redis.call)('XADD', KEYS[2], '*', unpack(events[i]))
+  if type(added) == 'table' then -- an error: the stream takes no entry, and the rates stay as they were
+    return added
+  end
+end
+redis.call('HDEL', KEYS[1], unpack(stale))
+for i = 1, #rows do
+  redis.call('HSET', KEYS[1], unpack(rows[i]))
+end
+return #events

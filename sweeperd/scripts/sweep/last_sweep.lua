@@ -10,7 +10,9 @@
 --
 -- Returns the total.
 --
--- DEL is the first write: it needs no memory, so a full Redis takes it, and after it the HSET. The hash never grows.
+-- HDEL is the first write and removes nothing: it needs no memory, so a full Redis takes it, and after it the HSET.
+
+-- @include rights
 
 local MINUTE = 60000
 local row = redis.call('HMGET', KEYS[1], 'expired', 'mark_at', 'mark_expired', 'earlier_at', 'earlier_expired')
@@ -27,8 +29,14 @@ end
 local function text(number)
   return string.format('%.0f', number)
 end
-redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'at', ARGV[1], 'by', ARGV[2], 'seconds', ARGV[3], 'complete', ARGV[4],
-  'expired', text(total), 'mark_at', text(mark_at), 'mark_expired', text(mark_expired),
-  'earlier_at', text(earlier_at), 'earlier_expired', text(earlier_expired))
-return text(total)
+local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1])
+if refused then
+  return refused
+end
+local total_text = text(total)
+local words = {'at', ARGV[1], 'by', ARGV[2], 'seconds', ARGV[3], 'complete', ARGV[4], 'expired', total_text,
+  'mark_at', text(mark_at), 'mark_expired', text(mark_expired),
+  'earlier_at', text(earlier_at), 'earlier_expired', text(earlier_expired)}
+redis.call('HDEL', KEYS[1], '')
+redis.call('HSET', KEYS[1], unpack(words))
+return total_text

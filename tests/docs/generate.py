@@ -1,7 +1,4 @@
-"""
-`python -m tests.docs.generate` writes the pages that are made from the code: docs/metrics.md, docs/cli.md, and the
-table of settings in docs/configuration.md.
-"""
+"""`python -m tests.docs.generate` writes the pages that are made from the code: docs/metrics.md and docs/cli.md."""
 
 import re
 from collections.abc import Iterator
@@ -21,20 +18,13 @@ EXAMPLE = ROOT / "config.example.toml"
 #: The width of the help texts.
 WIDTH = 100
 
-_SETTINGS = re.compile(r"(<!-- settings: [^\n]*-->\n).*?(<!-- end of settings -->)", re.DOTALL)
 _TABLE = re.compile(r"#?(\[+)([\w.]+)\]+")
-_KEY = re.compile(r"#?(\w+) = (.*)")
+_KEY = re.compile(r"#?(\w+) = .*")
 
 
 def pages() -> dict[Path, str]:
     """Each page that is made, and its text."""
-    configuration = DOCS / "configuration.md"
-    text = configuration.read_text(encoding="utf-8")
-    return {
-        DOCS / "metrics.md": metrics_page(),
-        DOCS / "cli.md": cli_page(),
-        configuration: _SETTINGS.sub(lambda found: found[1] + settings_table() + found[2], text),
-    }
+    return {DOCS / "metrics.md": metrics_page(), DOCS / "cli.md": cli_page()}
 
 
 # ---- metrics
@@ -104,16 +94,8 @@ def _section(context: click.Context) -> str:
 # ---- settings
 
 
-def settings_table() -> str:
-    rows = "".join(f"| `{key}` | `{value}` | {text} |\n" for key, value, text in settings())
-    return "\n| key | default | what it is, and when to change it |\n|---|---|---|\n" + rows + "\n"
-
-
-def settings() -> Iterator[tuple[str, str, str]]:
-    """
-    Key, default and comment of each setting in config.example.toml. Of a list's items the example's value stands in
-    place of the default.
-    """
+def settings() -> Iterator[tuple[str, str]]:
+    """Key and comment of each setting in config.example.toml."""
     table, comment = "", list[str]()
     for line in EXAMPLE.read_text(encoding="utf-8").splitlines():
         if found := _TABLE.fullmatch(line):
@@ -121,7 +103,7 @@ def settings() -> Iterator[tuple[str, str, str]]:
         elif line.startswith("# "):
             comment.append(line.removeprefix("# "))
         elif found := _KEY.match(line):
-            yield table + found[1], found[2].replace("|", "\\|"), " ".join(comment).replace("|", "\\|")
+            yield table + found[1], " ".join(comment)
             comment = []
         elif not line:
             comment = []

@@ -21,12 +21,12 @@ def test_the_page_is_as_the_code_is(page: Path) -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    documented = {key.replace("[]", "") for key, _, _ in generate.settings()}
+    documented = {key.replace("[]", "") for key, _ in generate.settings()}
     assert set(keys_in_the_code(Settings)) <= documented
 
 
 def test_every_setting_has_a_text_of_its_own() -> None:
-    without = [key for key, _, text in generate.settings() if not text.endswith(".")]
+    without = [key for key, text in generate.settings() if not text.endswith(".")]
     assert not without
 
 

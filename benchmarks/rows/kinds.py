@@ -20,7 +20,7 @@ from benchmarks.row import Goal, Row, Sample
 from benchmarks.rows.expire import server_microseconds
 from sweeperd.config import Settings, SweepSettings
 from sweeperd.store.keys import Keys
-from sweeperd.sweep.configured_kinds import configured
+from sweeperd.sweep.configured import configured
 from sweeperd.sweep.kind import Kind
 from sweeperd.sweep.reservations import reservations
 from tests.support.kind_settings import BUDGET_HOLD

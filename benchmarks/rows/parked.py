@@ -17,7 +17,7 @@ from benchmarks.lab import Lab
 from benchmarks.receiver import Receiver
 from benchmarks.row import Goal, Row, Sample
 from sweeperd.config import RedisSettings
-from sweeperd.delivery.outbox import Outbox
+from sweeperd.outbox.stream import Outbox
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from tests.support.harness import daemon, environment, eventually

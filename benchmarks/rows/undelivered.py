@@ -10,7 +10,7 @@ from benchmarks.lab import Lab
 from benchmarks.receiver import Receiver
 from benchmarks.row import Goal, Row, Sample
 from sweeperd.config import RedisSettings
-from sweeperd.delivery.outbox import Outbox
+from sweeperd.outbox.stream import Outbox
 from sweeperd.store.shard import Shard
 
 BATCH, LARGE_EVENT, GROUP = 100, 8_000, "hook"

@@ -9,7 +9,7 @@ import redis
 
 from sweeperd.cli.options import Options, json_option, shard_option
 from sweeperd.cli.output import Output, timestamp
-from sweeperd.cli.troubles import Troubles, warn
+from sweeperd.cli.shards import Troubles, warn
 from sweeperd.ops.actions import Action, RecordedAction, read_actions, record
 from sweeperd.store.errors import describe
 from sweeperd.store.shard import Shard

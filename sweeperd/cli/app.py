@@ -15,9 +15,7 @@ import click
 from click.core import ParameterSource
 
 from sweeperd import __version__, hang_ups
-from sweeperd.cli.moment import duration
-from sweeperd.cli.options import Exit, OnceOptions, Options, fail
-from sweeperd.cli.signals import end_at_once
+from sweeperd.cli.options import Exit, OnceOptions, Options, duration, end_at_once, fail
 from sweeperd.config import CONFIG_VARIABLE
 from sweeperd.errors import ConfigError, RedisUnavailable
 
@@ -30,7 +28,7 @@ _COMMANDS = {
     "status": "status",
     "show": "show",
     "expired": "expired",
-    "verify-archive": "verify_archive",
+    "verify-archive": "expired",
     "quarantine": "quarantine",
     "dead-letters": "dead_letters",
     "endpoints": "endpoints",
@@ -54,7 +52,10 @@ class _Commands(click.Group):
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"sweeperd.cli.{_COMMANDS[name]}").command
+        command: click.Command = getattr(
+            importlib.import_module(f"sweeperd.cli.{_COMMANDS[name]}"),
+            "verify_archive" if name == "verify-archive" else "command",
+        )
         return command
 
     def resolve_command(
@@ -203,7 +204,7 @@ def _once(options: Options, once_options: OnceOptions) -> int:
 
 def _daemon(options: Options, role: str) -> int:
     end_at_once(Exit.DONE)
-    from sweeperd.runtime.role import Role  # noqa: PLC0415
+    from sweeperd.runtime.process import Role  # noqa: PLC0415
     from sweeperd.runtime.service import Service  # noqa: PLC0415
     from sweeperd.runtime.systemd import SystemdNotifier  # noqa: PLC0415
     from sweeperd.tracing import tracing  # noqa: PLC0415

@@ -1,26 +1,197 @@
-"""`sweeperd expired`."""
+"""How `sweeperd expired` prints its events: as a table, CSV, JSON lines, or a chain of JSON lines."""
 
+import csv
 import heapq
+import io
 import itertools
+import json
+import re
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO
 
 import click
+from rich.cells import cell_len
 
-from sweeperd.cli.expired_output import Writer, writer
-from sweeperd.cli.moment import Moment, moment
-from sweeperd.cli.names import check_name
-from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
-from sweeperd.cli.output import Output
-from sweeperd.cli.signals import stop_on_signals
-from sweeperd.cli.troubles import Troubles, warn
-from sweeperd.cli.verify_archive import sha256
+from sweeperd.cli.options import Exit, Moment, Options, fail, json_option, moment, shard_option, stop_on_signals
+from sweeperd.cli.output import Output, printable
+from sweeperd.cli.shards import Troubles, check_name, warn
 from sweeperd.config import DEFAULT_SHARD
-from sweeperd.ops.archive import START, Chain
-from sweeperd.ops.expired import Expiry, ExpiryReader, retention_gap
-from sweeperd.ops.shard_trouble import ShardTrouble, working_on
+from sweeperd.ops.expired import START, Chain, Expiry, ExpiryReader, retention_gap, verify
+from sweeperd.ops.health import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
 from sweeperd.text import rfc3339
+
+#: Prints events, and can be called again for further ones.
+Writer = Callable[[Iterable[Expiry]], None]
+
+#: The columns of an expiry, and how wide each is on a terminal.
+_COLUMNS = {
+    "expired_at": 24,
+    "tenant": 16,
+    "reservation": 36,
+    "amount": 12,
+    "unit": 8,
+    "lag": 10,
+    "scope": 32,
+    "missing_budgets": 24,
+    "event_id": 36,
+    "trace_id": 32,
+    "shard": 16,
+}
+#: So many of them are shown however narrow the terminal is.
+_LEAST = 6
+# What a spreadsheet takes for a formula, the full-width signs as well. Tab and line ends are escaped before.
+_FORMULA = re.compile("[=+@\uff1d\uff0b\uff20\uff0d-]")
+
+
+def writer(output: Output, form: str, chain: Chain | None) -> Writer:
+    """`form`: table, csv or jsonl. `chain`: each JSON line carries the hash of the line before it."""
+    if form == "table":
+        click.secho(output.first_line(), dim=True)
+        return _write_lines(output.console.width) if output.terminal else _write_tabs()
+    output.name_address()
+    return _write_csv() if form == "csv" else _write_json(chain)
+
+
+def _write_csv() -> Writer:
+    def line(cells: Iterable[object]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow([_safe(cell) for cell in cells])
+        click.echo(text.getvalue(), nl=False)
+
+    def write(events: Iterable[Expiry]) -> None:
+        for event in events:
+            line(_row(event))
+
+    line(_COLUMNS)
+    return write
+
+
+def _write_json(chain: Chain | None) -> Writer:
+    def write(events: Iterable[Expiry]) -> None:
+        for event in events:
+            document = event.body | {"shard": event.shard}
+            click.echo(chain.link(document) if chain else json.dumps(document))
+
+    return write
+
+
+def _write_tabs() -> Writer:
+    click.echo("\t".join(_COLUMNS))
+
+    def write(events: Iterable[Expiry]) -> None:
+        for event in events:
+            click.echo("\t".join(map(printable, _row(event))))
+
+    return write
+
+
+def _write_lines(left: int) -> Writer:
+    """
+    Columns of a fixed width, as many as fit into `left` characters, because rows are printed as they come. A longer
+    value is not cut: it moves the values after it.
+    """
+    widths = list[int]()
+    for width in _COLUMNS.values():
+        left -= width + 2
+        if left < 0 and len(widths) >= _LEAST:
+            break
+        widths.append(width)
+
+    def line(cells: Iterable[object]) -> str:
+        texts = [printable(cell) for cell, _ in zip(cells, widths, strict=False)]
+        padded = (text + " " * (width - cell_len(text)) for text, width in zip(texts, widths, strict=True))
+        return "  ".join(padded).rstrip()
+
+    click.secho(line(_COLUMNS), bold=True)
+
+    def write(events: Iterable[Expiry]) -> None:
+        for event in events:
+            click.echo(line(_row(event)))
+
+    return write
+
+
+def _row(event: Expiry) -> list[object]:
+    body = event.body
+    data: dict[str, Any] = body["data"]
+    return [
+        body.get("timestamp", event.stream_id.decode()),
+        body.get("tenant_id", ""),
+        data.get("reservation_id", data.get("id", "")),
+        data.get("estimated_amount", ""),
+        data.get("unit", ""),
+        "" if event.lag_ms is None else f"{event.lag_ms / 1000:.3f}s",
+        data.get("scope", ""),
+        ", ".join(data.get("missing_budgets", ())),
+        body["event_id"],
+        body.get("trace_id", ""),
+        event.shard,
+    ]
+
+
+def _safe(cell: object) -> str:
+    text = printable(cell)
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+# ---- `sweeperd verify-archive`
+
+
+def sha256(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The callback of an option: a SHA-256 in hex. Raises click.BadParameter."""
+    if value is None or re.fullmatch("[0-9a-f]{64}", value.lower()):
+        return value and value.lower()
+    raise click.BadParameter(f"{value[:80]!r} is no SHA-256: 64 hexadecimal digits", context, parameter)
+
+
+@click.command("verify-archive", short_help="Verify an archive that `expired --json --chain` wrote.")
+@click.argument("file", type=click.File("rb"))
+@click.option("--head", metavar="SHA256", callback=sha256, help="What the last line must hash to; finds a cut-off end.")
+@click.option(
+    "--chain-from",
+    metavar="SHA256",
+    callback=sha256,
+    help="The head of the archive that this one continues.  [default: it continues none]",
+)
+@json_option
+def verify_archive(file: BinaryIO, head: str | None, chain_from: str | None, as_json: bool) -> None:
+    """
+    Verify that no line of an archive was changed, removed, added or moved, and name the first broken line.
+
+    FILE is what `sweeperd expired --json --chain` wrote; - is standard input. Several archives, each of which continues
+    the one before, may stand in one FILE. Without --head, a changed last line or a missing end cannot be noticed.
+
+    Exit codes: 0 the chain is whole; 1 it is broken; 2 bad option, or FILE cannot be read.
+    """
+    output = Output(as_json=as_json)
+    try:
+        verdict = verify(file, chain_from or START, head)
+    except OSError as error:
+        fail(f"{printable(file.name)}: cannot be read: {error.strerror}", Exit.USAGE)
+    whole = verdict.broken_line is None
+    if as_json:
+        output.json(
+            {
+                "file": file.name,
+                "whole": whole,
+                "lines": verdict.lines,
+                "head": verdict.head,
+                "broken_line": verdict.broken_line,
+                "problem": verdict.problem,
+            }
+        )
+    elif whole:
+        output.say(f"{file.name}: the chain is whole: {verdict.lines} lines, head {verdict.head}", "green")
+    if not whole:
+        fail(f"{printable(file.name)}: line {verdict.broken_line}: {printable(verdict.problem)}", Exit.FAILED)
+    sys.exit(Exit.DONE)
+
+
+# ---- `sweeperd expired`
+
 
 #: Between two reads of new events, and between two tries of a shard that is down; seconds.
 READ_EVERY, RETRY_EVERY = 0.5, 2.0

@@ -6,7 +6,7 @@ import click
 
 from sweeperd.cli.options import Options, json_option, shard_option
 from sweeperd.cli.output import Output, shortened
-from sweeperd.cli.troubles import Troubles, for_each_shard, warn
+from sweeperd.cli.shards import Troubles, for_each_shard, warn
 from sweeperd.config import SweepSettings
 from sweeperd.ops.holders import Holder, find_holders, read_budget
 from sweeperd.store.shard import Shard

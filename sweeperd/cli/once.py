@@ -13,8 +13,7 @@ import click
 from prometheus_client import push_to_gateway, write_to_textfile
 
 from sweeperd import redis_url
-from sweeperd.cli.options import Exit, OnceOptions, Options, fail
-from sweeperd.cli.signals import stop_on_signals
+from sweeperd.cli.options import Exit, OnceOptions, Options, fail, stop_on_signals
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.once import OnceProgress, OnceReport, OnceStage, run_once

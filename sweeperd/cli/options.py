@@ -1,22 +1,172 @@
-"""What all commands share: the global options, the exit codes, the shards that a command is about."""
+"""
+The Redis that a command works on. Each command names its address once, because a wrong one looks like an empty one.
+
+`Options.shards` remembers the shards for the rest of the command; `Output` prints their address: as the first line of a
+table, as `address` in a JSON document, and on standard error in all other cases.
+"""
 
 import contextlib
+import math
+import re
+import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Literal, Never
 
 import click
+from pydantic import TypeAdapter, ValidationError
 
-from sweeperd import logs
-from sweeperd.cli import address
+from sweeperd import hang_ups, logs
 from sweeperd.config import Settings, load
 from sweeperd.config.kinds import KindSettings
+from sweeperd.config.types import Duration, PositiveDuration, milliseconds
 from sweeperd.errors import ConfigError
 from sweeperd.store.shard import Shard, open_shards
+
+_KEY = "sweeperd.cli.options"
+
+
+def remember(shards: Sequence[Shard]) -> None:
+    """These are the shards of the running command."""
+    click.get_current_context().meta[_KEY] = list(shards)
+
+
+def json_address() -> str | None:
+    """The addresses of the shards, joined by a comma and a space. None: the command uses no Redis of the settings."""
+    return ", ".join(shard.address for shard in _remembered()) or None
+
+
+def text_address() -> str:
+    """The same for people: with the names of several shards, and with the prefix of the keys where there is one."""
+    shards = _remembered()
+    return ", ".join((f"{shard.name} " if len(shards) > 1 else "") + _place(shard) for shard in shards)
+
+
+def _place(shard: Shard) -> str:
+    prefix = shard.keys.prefix.decode("utf-8", "backslashreplace")
+    return f"{shard.address} prefix {prefix}" if prefix else shard.address
+
+
+def _remembered() -> list[Shard]:
+    context = click.get_current_context(silent=True)
+    return context.meta.get(_KEY, []) if context else []
+
+
+# ---- moments as an operator types them
+
+
+_RFC3339 = re.compile(
+    r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)?)?", re.ASCII | re.IGNORECASE
+)
+_TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
+#: Several durations in one, such as 1h30m.
+_PARTS = re.compile(r"(?:\d{1,9}(?:ms|s|m|h|d))+", re.ASCII)
+_PART = re.compile(r"\d+[a-z]+", re.ASCII)
+_DAY_MS = 86_400_000
+_DURATION: TypeAdapter[timedelta] = TypeAdapter(Duration)
+_POSITIVE_DURATION: TypeAdapter[timedelta] = TypeAdapter(PositiveDuration)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A fixed moment, so long before now, or the latest time of day: `now` is Redis's. ms."""
+
+    at_ms: int = 0
+    ago_ms: int | None = None
+    #: Since midnight, UTC.
+    of_day_ms: int | None = None
+
+    def on(self, now_ms: int) -> int:
+        """In ms since the epoch, where it is `now_ms`."""
+        if self.of_day_ms is not None:
+            today = now_ms - now_ms % _DAY_MS + self.of_day_ms
+            return today if today <= now_ms else today - _DAY_MS
+        return self.at_ms if self.ago_ms is None else max(0, now_ms - self.ago_ms)
+
+
+def moment(context: click.Context, parameter: click.Parameter, value: str | None) -> Moment | None:
+    """
+    The callback of an option: a time as in RFC 3339, a duration (that long ago), or a time of day (the latest one). A
+    time without an offset is UTC. Raises click.BadParameter.
+    """
+    if value is None:
+        return None
+    if _PARTS.fullmatch(value):
+        with contextlib.suppress(ValidationError, OverflowError):
+            parts = [milliseconds(_DURATION.validate_python(part)) for part in _PART.findall(value)]
+            return Moment(ago_ms=sum(parts))
+    if found_time := _TIME_OF_DAY.fullmatch(value):
+        hours, minutes, seconds = (int(part or 0) for part in found_time.groups())
+        return Moment(of_day_ms=((hours * 60 + minutes) * 60 + seconds) * 1000)
+    if _RFC3339.fullmatch(value):
+        with contextlib.suppress(ValueError, OverflowError):
+            found = datetime.fromisoformat(value.upper())
+            # Everything is whole milliseconds, so what is at or after a fraction of one is at or after the next.
+            since = (found if found.tzinfo else found.replace(tzinfo=UTC)) - datetime.fromtimestamp(0, UTC)
+            return Moment(at_ms=max(0, math.ceil(since / timedelta(milliseconds=1))))
+    raise click.BadParameter(
+        f"{value[:60]!r} is neither a time such as 2026-11-21T12:00:05Z or 2026-11-21T13:00:05.250+01:00 "
+        "nor a time of day such as 12:00 nor a duration such as 15m or 1h30m",
+        context,
+        parameter,
+    )
+
+
+def duration(context: click.Context, parameter: click.Parameter, value: str | None) -> timedelta | None:
+    """The callback of an option: a duration as in the settings, longer than nothing. Raises click.BadParameter."""
+    try:
+        return None if value is None else _POSITIVE_DURATION.validate_python(value)
+    except ValidationError:
+        raise click.BadParameter(f"{str(value)[:60]!r} is no duration such as 30s or 10m", context, parameter) from None
+
+
+# ---- signals that end a command
+
+
+def end_at_once(code: int) -> None:
+    """
+    SIGTERM and SIGINT end the process with this code: nothing has begun that would have to be finished. A process that
+    is the first of its container has to do so itself, since the kernel ignores such a signal for it.
+    """
+
+    def end(_number: int, _frame: object) -> None:
+        sys.exit(code)
+
+    if hang_ups.in_own_process():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, end)
+
+
+@contextlib.contextmanager
+def stop_on_signals(*, last: bool = False) -> Iterator[threading.Event]:
+    """
+    The first SIGTERM, SIGINT or SIGHUP sets the event, the second ends the process at once. `last`: the process ends
+    after the block, and no such signal changes its exit code any more, if the process is that of the command.
+    """
+    stop = threading.Event()
+
+    def on_signal(_number: int, _frame: object) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_DFL)
+        stop.set()
+
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if last and hang_ups.in_own_process() else handler)
+
+
+# ---- what all commands share: the global options, the exit codes, the shards that a command is about
 
 
 class Exit(IntEnum):
@@ -85,7 +235,7 @@ class Options:
             if only is not None and only not in known:
                 fail(f"there is no shard {only!r} in the configuration, only {', '.join(known)}", Exit.USAGE)
             chosen = [shard for shard in shards if only in (None, shard.name)]
-            address.remember(chosen)
+            remember(chosen)
             yield settings, chosen
         finally:
             for shard in shards:

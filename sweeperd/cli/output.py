@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sweeperd.cli.address import json_address, text_address
+from sweeperd.cli.options import json_address, text_address
 from sweeperd.config import DEFAULT_SHARD
 from sweeperd.text import rfc3339
 

@@ -8,10 +8,9 @@ import click
 from sweeperd.cli.options import Exit, Options, fail, json_option
 from sweeperd.cli.output import Output
 from sweeperd.errors import ConfigError
-from sweeperd.kit.derived import derived_samples
-from sweeperd.kit.failure import Failure
+from sweeperd.kit.judge import Failure
 from sweeperd.kit.prove import Proof, kind_named, prove
-from sweeperd.kit.samples import read_samples, without_after
+from sweeperd.kit.samples import derived_samples, read_samples, without_after
 
 
 @click.command("prove", short_help="Prove that a configured kind loses and invents nothing.")

@@ -13,7 +13,7 @@ from sweeperd.cli.reconcile_last import show_last, show_last_of_kind
 from sweeperd.cli.reconcile_output import document, show, summary
 from sweeperd.cli.reconcile_progress import shown_progress
 from sweeperd.cli.repair_budget import repair_budget
-from sweeperd.cli.troubles import Troubles, for_each_shard
+from sweeperd.cli.shards import Troubles, for_each_shard
 from sweeperd.config import Settings
 from sweeperd.ops.actions import Action
 from sweeperd.ops.reconcile import FINDINGS, ReconcileReport, mend, reconcile

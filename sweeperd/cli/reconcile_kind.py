@@ -8,7 +8,7 @@ from sweeperd.cli.output import Output
 from sweeperd.cli.reconcile_kind_output import KindDocument, show_kinds
 from sweeperd.cli.reconcile_output import with_times
 from sweeperd.cli.reconcile_progress import shown_progress
-from sweeperd.cli.troubles import Troubles, for_each_shard
+from sweeperd.cli.shards import Troubles, for_each_shard
 from sweeperd.config import Settings
 from sweeperd.config.kinds import KindSettings
 from sweeperd.ops.actions import Action

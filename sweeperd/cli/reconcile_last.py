@@ -7,8 +7,8 @@ from sweeperd.cli.output import Output
 from sweeperd.cli.reconcile_kind import show_reports
 from sweeperd.cli.reconcile_kind_output import show_kinds
 from sweeperd.cli.reconcile_output import Document, show, totals, with_times
-from sweeperd.cli.troubles import Troubles, for_each_shard
-from sweeperd.ops.last_walk import read_last_report
+from sweeperd.cli.shards import Troubles, for_each_shard
+from sweeperd.ops.status import read_last_report
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import RESERVATIONS
 

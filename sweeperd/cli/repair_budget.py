@@ -6,13 +6,13 @@ import click
 
 from sweeperd.cli.actions import leave_record
 from sweeperd.cli.output import Output
-from sweeperd.cli.troubles import Troubles, for_each_shard
+from sweeperd.cli.shards import Troubles, for_each_shard
 from sweeperd.config import Settings
 from sweeperd.ops import reconcile
 from sweeperd.ops.actions import Action
 from sweeperd.ops.budget_drift import Difference
 from sweeperd.ops.reconcile import BudgetRepair
-from sweeperd.ops.throttle import Throttle
+from sweeperd.ops.reconcile.keyspace import Throttle
 from sweeperd.store.shard import Shard
 
 

@@ -8,18 +8,24 @@ from typing import Any
 import click
 
 from sweeperd.cli.actions import leave_record
-from sweeperd.cli.moment import Moment, moment
-from sweeperd.cli.names import endpoint_of
-from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, yes_option
+from sweeperd.cli.options import (
+    Exit,
+    Moment,
+    Options,
+    fail,
+    json_option,
+    moment,
+    shard_option,
+    stop_on_signals,
+    yes_option,
+)
 from sweeperd.cli.output import Output, printable, timestamp
-from sweeperd.cli.signals import stop_on_signals
-from sweeperd.cli.troubles import Troubles, for_each_shard, warn
+from sweeperd.cli.shards import Troubles, endpoint_of, for_each_shard, warn
 from sweeperd.config import EndpointSettings
-from sweeperd.delivery.replay import ReplayNote, ReplayProgress, ReplaySpan
-from sweeperd.ops import replay
 from sweeperd.ops.actions import Action
 from sweeperd.ops.expired import retention_gap
-from sweeperd.ops.replay import described
+from sweeperd.outbox import replays as replay
+from sweeperd.outbox.replays import ReplayNote, ReplayProgress, ReplaySpan, described
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode
 

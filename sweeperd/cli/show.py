@@ -7,19 +7,16 @@ from typing import Any
 
 import click
 
-from sweeperd.cli.endpoint_attempts import attempt_document, attempt_text
-from sweeperd.cli.names import check_name
+from sweeperd.cli.endpoints import attempt_document, attempt_text
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, swept_names
 from sweeperd.cli.output import Cell, Output, printable, shortened, timestamp
-from sweeperd.cli.troubles import Troubles, for_each_shard
+from sweeperd.cli.shards import Troubles, check_name, for_each_shard
 from sweeperd.config import Settings
-from sweeperd.ops.ids import candidates
 from sweeperd.ops.show import EventDelivery, Fate, Inspection, inspect
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.configured_kinds import all_kinds
-from sweeperd.sweep.kind import RESERVATIONS, Outcome
-from sweeperd.sweep.reasons import REASONS
-from sweeperd.text import decode, moment_ms, rfc3339, span
+from sweeperd.sweep.configured import all_kinds
+from sweeperd.sweep.kind import REASONS, RESERVATIONS, Outcome
+from sweeperd.text import candidates, decode, moment_ms, rfc3339, span
 
 DetailRow = tuple[str, object, object]
 

@@ -15,18 +15,11 @@ from rich.text import Text
 
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
 from sweeperd.cli.output import Cell, Output, fitted, printable, timestamp
-from sweeperd.cli.troubles import warn
+from sweeperd.cli.shards import warn
 from sweeperd.config import Settings
-from sweeperd.ops.advice import shard_advice
-from sweeperd.ops.endpoint_status import EndpointStatus
-from sweeperd.ops.status import KindStatus, ShardStatus, read_all
-from sweeperd.ops.status_report import (
-    last_walk_as_dict,
-    processes_as_list,
-    rate_as_dict,
-    replay_as_dict,
-    replica_as_dict,
-)
+from sweeperd.ops.health import shard_advice
+from sweeperd.ops.history import last_walk_as_dict, processes_as_list, rate_as_dict, replay_as_dict, replica_as_dict
+from sweeperd.ops.status import EndpointStatus, KindStatus, ShardStatus, read_all
 from sweeperd.store.shard import Shard
 from sweeperd.text import per_second, span
 

@@ -1,6 +1,5 @@
 """Settings: a TOML file and the environment, to typed and validated values."""
 
-from sweeperd.config.addresses import check_prefix
 from sweeperd.config.loading import CONFIG_PLACES, CONFIG_VARIABLE, load
 from sweeperd.config.settings import (
     DEFAULT_SHARD,
@@ -11,6 +10,7 @@ from sweeperd.config.settings import (
     ShardSettings,
     SweepSettings,
 )
+from sweeperd.config.types import check_prefix
 from sweeperd.config.webhooks import (
     DELIVERY_FAILED,
     EXPIRY_SPIKE,

@@ -1,17 +1,234 @@
-"""`[[kinds]]`: what is swept in addition to reservations."""
+"""
+The commands of `give_back`: text such as "HINCRBY seats:{show} free {qty}", to values that a script is generated from.
+
+A template is split into words before a placeholder is filled, so the value of a field never becomes a second word, a
+command or an option.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, NamedTuple, Self
 
 from pydantic import BeforeValidator, ValidationInfo, field_validator, model_validator
 from pydantic import Field as Checked
 
-from sweeperd.config.kind_commands import ID, Command, Field, Word, check_name, parse_command, parse_word
 from sweeperd.config.types import Duration, PositiveDuration, Section, milliseconds
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+#: The most words of one command, the bytes of one key, and the fields of a script's hash.
+MAX_WORDS, MAX_KEY = 128, 1024
+#: 100 years, ms: the longest time of PEXPIRE and PX.
+MAX_TTL_MS = 3_155_760_000_000
+#: The placeholder of the entry's id; every other placeholder is a field of the hash.
+ID = "id"
+
+_PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+_WHOLE = re.compile(r"0|-?[1-9]\d{0,18}")
+
+
+class Field(NamedTuple):
+    """A placeholder: the value of this field of the hash, or the entry's id."""
+
+    name: str
+
+
+#: One word of a template: literal text and placeholders in order.
+Word = tuple[str | Field, ...]
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A number: `literal`, or the value of `field`, with its sign turned where `negative`."""
+
+    literal: str = "0"
+    field: str | None = None
+    negative: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """One write. The key is without the prefix; of PUBLISH it is the channel."""
+
+    name: str
+    key: Word
+    words: tuple[Word, ...] = ()
+    #: What HINCRBY and INCRBY add, the score of ZADD, the time of PEXPIRE and PX.
+    amount: Amount | None = None
+    #: The least that HINCRBY and INCRBY may leave.
+    minimum: str | None = None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of the hash that it needs, each once."""
+        parts = [part for word in (self.key, *self.words) for part in word]
+        names = [part.name for part in parts if isinstance(part, Field)]
+        names += [self.amount.field] if self.amount and self.amount.field else []
+        return tuple(dict.fromkeys(name for name in names if name != ID))
+
+    @property
+    def pattern(self) -> str:
+        """The key with `*` in place of each placeholder."""
+        return "".join("*" if isinstance(part, Field) else part for part in self.key)
+
+
+def parse_word(text: str) -> Word:
+    """Raises ValueError where a brace is left alone."""
+    parts: list[str | Field] = []
+    place = 0
+    for found in _PART.finditer(text):
+        parts.append(text[place : found.start()])
+        place = found.end()
+        if found[0] in ("{{", "}}"):
+            parts.append(found[0][0])
+        elif found[1]:
+            parts.append(Field(found[1]))
+        else:
+            raise ValueError(f"{text!r}: a brace is written {{{{ or }}}}, and a placeholder has a name: {{field}}")
+    parts.append(text[place:])
+    return _joined(parts)
+
+
+def parse_command(template: str | Sequence[str]) -> Command:
+    """Raises ValueError with what is wrong and, where one is close, what was probably meant."""
+    words = template.split() if isinstance(template, str) else list(template)
+    shown = template if isinstance(template, str) else " ".join(template)
+    try:
+        return _command(words)
+    except ValueError as error:
+        raise ValueError(f"{shown!r}: {error}") from None
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError where this is no command of a plan, with what was probably meant."""
+    if name not in FORMS:
+        close = f"; did you mean {name.upper()}?" if name.upper() in FORMS else f", only {' '.join(FORMS)}"
+        raise ValueError(f"{name} is no command that a kind may use{close}")
+
+
+def _joined(parts: Iterable[str | Field]) -> Word:
+    """Neighbouring texts made one, empty ones left out."""
+    word: list[str | Field] = []
+    for part in parts:
+        if part == "":
+            continue
+        if word and isinstance(part, str) and isinstance(word[-1], str):
+            word[-1] += part
+        else:
+            word.append(part)
+    return tuple(word)
+
+
+def _command(words: Sequence[str]) -> Command:
+    if not words:
+        raise ValueError("there is no command")
+    name, rest = words[0], words[1:]
+    check_name(name)
+    if len(words) > MAX_WORDS:
+        raise ValueError(f"more than {MAX_WORDS} words")
+    if not rest or not rest[0]:
+        raise ValueError(f"the form is: {name} {FORMS[name]}")
+    key, rest = parse_word(rest[0]), rest[1:]
+    if len("".join(part for part in key if isinstance(part, str)).encode()) > MAX_KEY:
+        raise ValueError(f"the key has more than {MAX_KEY} bytes")
+    command = _arguments(name, key, rest)
+    if command is None:
+        raise ValueError(f"the form is: {name} {FORMS[name]}")
+    return command
+
+
+#: Each command and the words that follow it.
+FORMS = {
+    "HSET": "key field value [field value ...]",
+    "HDEL": "key field [field ...]",
+    "HINCRBY": "key field amount [MIN n]",
+    "INCRBY": "key amount [MIN n]",
+    "SET": "key value [PX ms]",
+    "DEL": "key",
+    "ZADD": "key score member",
+    "ZREM": "key member [member ...]",
+    "SADD": "key member [member ...]",
+    "SREM": "key member [member ...]",
+    "LPUSH": "key value [value ...]",
+    "RPUSH": "key value [value ...]",
+    "PEXPIRE": "key ms",
+    "PUBLISH": "channel message",
+}
+
+
+def _arguments(name: str, key: Word, rest: Sequence[str]) -> Command | None:
+    """The command, or None where its words do not have its form. Raises ValueError."""
+    match name, rest:
+        case "DEL", []:
+            return Command(name, key)
+        case "HSET", [_, _, *_] if len(rest) % 2 == 0:
+            return Command(name, key, tuple(map(parse_word, rest)))
+        case (("HDEL" | "ZREM" | "SADD" | "SREM" | "LPUSH" | "RPUSH"), [_, *_]):
+            return Command(name, key, tuple(map(parse_word, rest)))
+        case "PUBLISH", [message]:
+            return Command(name, key, (parse_word(message),))
+        case "HINCRBY", [field, amount, *least]:
+            return Command(name, key, (parse_word(field),), _amount(amount), _least(least))
+        case "INCRBY", [amount, *least]:
+            return Command(name, key, (), _amount(amount), _least(least))
+        case "SET", [value]:
+            return Command(name, key, (parse_word(value),))
+        case "SET", [value, "PX", ttl]:
+            return Command(name, key, (parse_word(value),), _time(ttl))
+        case "ZADD", [score, member]:
+            return Command(name, key, (parse_word(member),), _score(score))
+        case "PEXPIRE", [ttl]:
+            return Command(name, key, (), _time(ttl))
+        case _:
+            return None
+
+
+def _amount(text: str) -> Amount:
+    word = parse_word(text)
+    match word:
+        case (Field(name),) if name != ID:
+            return Amount(field=name)
+        case ("-", Field(name)) if name != ID:
+            return Amount(field=name, negative=True)
+        case (str(literal),) if _is_int64(literal):
+            return Amount("0" if literal == "-0" else literal)
+        case _:
+            raise ValueError(f"{text} is no amount: a whole number, {{field}} or -{{field}}")
+
+
+def _is_int64(text: str) -> bool:
+    return bool(_WHOLE.fullmatch(text)) and INT64_MIN <= int(text) <= INT64_MAX
+
+
+def _score(text: str) -> Amount:
+    amount = _amount(text)
+    if abs(int(amount.literal)) > 2**53:
+        raise ValueError(f"{text} is no score: a whole number up to 2^53, {{field}} or -{{field}}")
+    return amount
+
+
+def _time(text: str) -> Amount:
+    amount = _amount(text)
+    if amount.negative or (amount.field is None and not 1 <= int(amount.literal) <= MAX_TTL_MS):
+        raise ValueError(f"{text} is no time: milliseconds from 1 to {MAX_TTL_MS} (100 years)")
+    return amount
+
+
+def _least(words: Sequence[str]) -> str | None:
+    match words:
+        case []:
+            return None
+        case ["MIN", least] if _is_int64(least):
+            return least
+        case _:
+            raise ValueError("after the amount comes nothing, or MIN and a whole number")
+
+
+# ---- `[[kinds]]`: what is swept in addition to reservations
+
 
 #: Names that would be mistaken for something of sweeperd's own.
 RESERVED_NAMES = {"reservation", "reservations", "system", "webhook", "sweeperd"}

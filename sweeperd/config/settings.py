@@ -5,9 +5,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from sweeperd.config.addresses import HostName, RedisUrl, host_and_port
 from sweeperd.config.kinds import KindSettings, check_kinds
-from sweeperd.config.types import Duration, Identifier, OptionalDuration, PositiveDuration, Section
+from sweeperd.config.types import (
+    Duration,
+    HostName,
+    Identifier,
+    OptionalDuration,
+    PositiveDuration,
+    RedisUrl,
+    Section,
+    host_and_port,
+)
 from sweeperd.config.webhooks import ANNOUNCED, EndpointSettings, WebhooksSettings
 
 #: What makes sense for `sweep.lease_ttl`.

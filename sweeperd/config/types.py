@@ -1,10 +1,21 @@
 """The types that settings are made of: durations, names, and the section that refuses unknown keys."""
 
+import base64
+import binascii
+import hashlib
+import os
 import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationInfo
+
+from sweeperd import redis_url
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
@@ -50,3 +61,238 @@ class Section(BaseModel):
     """A table of the settings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True)
+
+
+# ---- references in settings: what is secret may stand in a file (`file:PATH`) or in the environment (`env:NAME`)
+
+
+def fetched(value: object, info: ValidationInfo) -> object:
+    """What the text refers to, or the text itself. Raises ValueError where that cannot be read."""
+    if not isinstance(value, str):
+        return value
+    if value.startswith("file:"):
+        try:
+            return Path(value.removeprefix("file:")).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ValueError(f"the file cannot be read: {reason}") from None
+    if value.startswith("env:"):
+        variable = value.removeprefix("env:")
+        environment: Mapping[str, str] = (info.context or {}).get("environment", os.environ)
+        if variable not in environment:
+            raise ValueError(f"the environment has no variable {variable}")
+        return environment[variable]
+    return value
+
+
+def unread(value: object, info: ValidationInfo) -> bool:
+    """Whether it stands elsewhere, and the command that loads the settings needs no secrets."""
+    elsewhere = isinstance(value, str) and value.startswith(("file:", "env:"))
+    return elsewhere and not (info.context or {}).get("secrets", True)
+
+
+# ---- the forms of a webhook's secret: a Standard Webhooks key in base64, shared or private, or any other text
+
+
+#: A key for HMAC, shared with the receiver.
+SHARED = "whsec_"
+#: An ed25519 key: the private one signs, and the receiver has the public one.
+PRIVATE, PUBLIC = "whsk_", "whpk_"
+#: Bytes of an ed25519 seed, and of the public key that may follow it.
+SEED = 32
+
+
+def check_secret(secret: str) -> None:
+    """Raises ValueError where nothing can be signed with it."""
+    if not secret.startswith(PRIVATE):
+        hmac_key(secret)
+        return
+    seed, public = ed25519_pair(secret)
+    try:
+        # An extra, so it may be missing, and it is loaded only where such a key is used.
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
+    except ImportError:
+        raise ValueError(f"{PRIVATE} needs the cryptography package: pip install 'sweeperd[ed25519]'") from None
+    if public not in (b"", Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()):
+        raise ValueError(f"the public key in {PRIVATE} belongs to another private key")
+
+
+def hmac_key(secret: str) -> bytes:
+    """
+    The key for `webhook-signature`: the decoded base64 after `whsec_`, or the UTF-8 bytes of any other text. The base64
+    may use either alphabet, with padding or without: Cycles generates the URL-safe one, unpadded.
+
+    Raises ValueError where it is empty or no base64.
+    """
+    key = _decode(secret, SHARED) if secret.startswith(SHARED) else secret.encode()
+    if not key:
+        raise ValueError("a secret cannot be empty")
+    return key
+
+
+def ed25519_pair(secret: str) -> tuple[bytes, bytes]:
+    """
+    The seed of a private key: 32 bytes, in base64 after `whsk_`; and the 32 bytes of the public key that may follow, as
+    in the keys of libsodium, or nothing. Raises ValueError.
+    """
+    key = _decode(secret, PRIVATE)
+    if len(key) not in (SEED, 2 * SEED):
+        raise ValueError(f"what follows {PRIVATE} is not 32 or 64 bytes in base64")
+    return key[:SEED], key[SEED:]
+
+
+def _decode(secret: str, prefix: str) -> bytes:
+    text = secret.removeprefix(prefix).rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except binascii.Error:
+        raise ValueError(f"what follows {prefix} is not base64") from None
+
+
+# ---- the addresses in settings: Redis's and a receiver's URL, a proxy's, and the host and port to listen on
+
+
+def _redis_url(value: SecretStr) -> SecretStr:
+    redis_url.parse(value.get_secret_value())
+    return value
+
+
+def _http_url(value: SecretStr) -> SecretStr:
+    authority = re.split("[/?#]", value.get_secret_value().partition("://")[2])[0]
+    redis_url.check_port(authority.rpartition("@")[2])
+    try:
+        parts = urlsplit(value.get_secret_value())
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("not a URL with http:// or https:// and a host")
+    if "@" in parts.path or "@" in parts.fragment or parts.netloc.endswith(":"):
+        # It may be a piece of a password, which would be shown with the path and sent to another host.
+        raise ValueError(
+            "an @ after the host: user and password are written with %2F, %3F, %23 and %40 for `/`, `?`, `#` and `@`, "
+            "and a path with %40"
+        )
+    redis_url.check_host(parts.hostname or "")
+    return value
+
+
+def _proxy(value: object, info: ValidationInfo) -> object:
+    return None if unread(value, info) else fetched(value, info)
+
+
+def _proxy_url(value: SecretStr | None) -> SecretStr | None:
+    if value is None:
+        return None
+    if not _http_url(value).get_secret_value().lower().startswith("http:"):
+        raise ValueError("must begin with http://: TLS goes through the proxy to the receiver, not to the proxy itself")
+    return value
+
+
+#: The name of a host, without port.
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})$")]
+RedisUrl = Annotated[SecretStr, BeforeValidator(fetched), AfterValidator(_redis_url)]
+HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
+#: It may hold a password, so it may stand in a file or in the environment.
+OptionalProxyUrl = Annotated[SecretStr | None, BeforeValidator(_proxy), AfterValidator(_proxy_url)]
+
+
+def check_prefix(url: RedisUrl, prefix: str) -> None:
+    """Raises ValueError where the scripts could not run, because their keys would be spread over a Cluster."""
+    topology = redis_url.parse(url.get_secret_value()).topology
+    if topology is redis_url.Topology.CLUSTER and not redis_url.hash_tag(prefix):
+        raise ValueError(
+            'needs a hash tag, such as "{tenant-a}:", so that all keys lie in one slot of the cluster behind the url'
+        )
+
+
+def host_and_port(listen: str) -> tuple[str, int]:
+    """Raises ValueError where it is not `host:port`."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit():
+        raise ValueError('must be "host:port", or "" to turn HTTP off')
+    if int(port) > redis_url.MAX_PORT:
+        raise ValueError(f"a port is a number from 0 (any free one) to {redis_url.MAX_PORT}")
+    if host:
+        redis_url.check_host(host)
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+# ----
+# The PEM files of an endpoint: its client certificate with the key, and the CAs that the receiver may be signed by.
+
+
+_NO_CERTIFICATE = "holds no certificate in PEM form"
+
+
+@dataclass(frozen=True, slots=True)
+class PemFile:
+    """A file, and its content as it was when the settings were read."""
+
+    path: Path
+    #: SHA-256 of the content. A reload compares it, and so finds that a file has changed. Empty: it was not read.
+    digest: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+def _pem_file(value: object, info: ValidationInfo) -> object:
+    """`value`: a path, relative to the directory of the configuration file."""
+    if value is None or isinstance(value, PemFile):
+        return value
+    if not isinstance(value, str) or not value:
+        raise ValueError("the path of a PEM file")
+    context = info.context or {}
+    path = Path(context.get("directory", "."), value)
+    if not context.get("secrets", True):
+        return PemFile(path, "")
+    try:
+        return PemFile(path, hashlib.sha256(path.read_bytes()).hexdigest())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+OptionalPemFile = Annotated[PemFile | None, BeforeValidator(_pem_file)]
+
+
+class _Encrypted(Exception):
+    """OpenSSL asks for the password of a key. Without a callback that raises, it would ask on the terminal."""
+
+
+def check_certificates(file: PemFile) -> None:
+    """Raises ValueError where it was read and holds no certificate."""
+    if not file.digest:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file.path)
+    except (ssl.SSLError, OSError):
+        raise ValueError(f"{file}: {_NO_CERTIFICATE}") from None
+
+
+def check_key(certificate: PemFile, key: PemFile | None) -> None:
+    """`key` None: the key is in the file of the certificate. Raises ValueError where both do not fit together."""
+    if not certificate.digest:
+        return
+    place = key or certificate
+    try:
+        load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate, key)
+    except _Encrypted:
+        raise ValueError(
+            f"{place}: the key has a password; write it without one (openssl pkey -in FILE -out NEW) in a file that "
+            "only sweeperd may read"
+        ) from None
+    except (ssl.SSLError, OSError) as error:
+        if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+            raise ValueError(f"{place}: the key belongs to another certificate than {certificate}") from None
+        missing = "" if key else "; name the file of the key in client_key"
+        raise ValueError(f"{place}: holds no private key in PEM form{missing}") from None
+
+
+def load_pair(context: ssl.SSLContext, certificate: PemFile, key: PemFile | None) -> None:
+    """Have the context answer with this client certificate. Raises ssl.SSLError, OSError."""
+
+    def refuse() -> str:
+        raise _Encrypted
+
+    context.load_cert_chain(certificate.path, key.path if key else None, refuse)

@@ -15,11 +15,20 @@ from pydantic import (
     model_validator,
 )
 
-from sweeperd.config.addresses import HttpUrl, OptionalProxyUrl
-from sweeperd.config.references import fetched, unread
-from sweeperd.config.secrets import check_secret
-from sweeperd.config.tls import OptionalPemFile, PemFile, check_certificates, check_key
-from sweeperd.config.types import Identifier, PositiveDuration, Section
+from sweeperd.config.types import (
+    HttpUrl,
+    Identifier,
+    OptionalPemFile,
+    OptionalProxyUrl,
+    PemFile,
+    PositiveDuration,
+    Section,
+    check_certificates,
+    check_key,
+    check_secret,
+    fetched,
+    unread,
+)
 
 #: The types of events that are no expiries. One is made only where an endpoint names it.
 EXPIRY_SPIKE, WEBHOOK_DISABLED = "reservation.expiry_rate_spike", "webhook.disabled"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sweeperd.config import EndpointSettings
-from sweeperd.delivery.outbox import OutboxEntry
+from sweeperd.outbox.event import OutboxEntry
 from sweeperd.store.streams import StreamId
 
 

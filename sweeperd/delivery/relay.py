@@ -16,12 +16,11 @@ from typing import Any, cast
 
 import redis
 
-from sweeperd.delivery import cycles_subscription
-from sweeperd.delivery.cycles_subscription import SYSTEM, CyclesSubscription
-from sweeperd.delivery.payload import EVENT_TYPE
-from sweeperd.delivery.request import WebhookRequest
-from sweeperd.delivery.result import DeliveryResult, Result
+from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.errors import RedisUnavailable
+from sweeperd.outbox import subscription as cycles_subscription
+from sweeperd.outbox.event import EVENT_TYPE, WebhookRequest
+from sweeperd.outbox.subscription import SYSTEM, CyclesSubscription
 from sweeperd.store.errors import describe
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard

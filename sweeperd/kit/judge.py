@@ -1,13 +1,373 @@
-"""Runs a kind's script once and judges the run, for the properties."""
+"""What a property of the kit is, and what is told where it does not hold."""
 
-from collections.abc import Iterable
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sweeperd.kit.failure import Failure
-from sweeperd.kit.lab import Lab
-from sweeperd.kit.samples import DEADLINE, Sample
-from sweeperd.kit.verdicts import is_error, names, problem
+import redis
+
+from sweeperd.config.kinds import any_match
+from sweeperd.kit.lab import SLACK_MS, TRACE, Lab, World, normal
+from sweeperd.kit.samples import DEADLINE, Content, Sample, counter_keys
 from sweeperd.sweep.kind import Decision, Outcome
+from sweeperd.text import decode, strings, whole
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An input that breaks a property, and how."""
+
+    sample: str
+    problem: str
+    #: The smallest entry that was found to break it in the same way, JSON; and the line of the script that is to blame,
+    #: where the server names one.
+    entry: str = ""
+    line: str = ""
+
+    @property
+    def report(self) -> list[str]:
+        """For people, in lines."""
+        more = ((name, text) for name, text in (("entry", self.entry), ("line", self.line)) if text)
+        return [f"input: {self.sample}", self.problem, *(f"{name}: {text}" for name, text in more)]
+
+
+#: A property: None where it holds.
+Property = Callable[[Lab, Sample], Failure | None]
+
+
+# ----
+# What is wrong with one run of a kind's script: everything in Redis before the run is compared with everything after
+# it. What may differ follows from the outcome and the settings alone, not from the script.
+
+
+#: The outcomes after which the entry is still in the index.
+_STAYING = (Outcome.IN_GRACE, Outcome.NOT_DUE)
+_MARKS = (b"quarantined_at", b"quarantine_reason", b"quarantine_detail")
+
+
+def problem(lab: Lab, sample: Sample, result: Decision | redis.RedisError, before: World) -> str:
+    """What is wrong with the run that came last; empty where nothing is. `before`: the world before it."""
+    after = lab.world(sample)
+    if isinstance(result, redis.RedisError):
+        changed = after.changed_since(before)
+        if changed:
+            return f"an error, and {names(changed)} changed: {result}"
+        return (
+            f"an error, and a message was sent: {result}"
+            if after.messages != before.messages
+            else f"an error: {result}"
+        )
+    return next(_Judged(lab, sample, result, before, after).problems(), "")
+
+
+def is_error(found: str) -> bool:
+    """Whether the problem is an error that has changed nothing."""
+    return found.startswith("an error: ")
+
+
+def names(keys: set[bytes]) -> str:
+    """Keys as a report names them."""
+    return ", ".join(sorted(decode(key) for key in keys))
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A run of the script that has replied."""
+
+    lab: Lab
+    sample: Sample
+    result: Decision
+    before: World
+    after: World
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong, the gravest first."""
+        yield from self._event()
+        yield from self._index()
+        yield from self._quarantine()
+        yield from self._hash()
+        yield from self._other_keys()
+        yield from self._books()
+
+    # ---- what the judgements share
+
+    @property
+    def _entry(self) -> bytes:
+        return self.sample.id.encode()
+
+    @property
+    def _key(self) -> bytes:
+        return self.lab.hash_key(self._entry)
+
+    @property
+    def _expired(self) -> bool:
+        return self.result.outcome is Outcome.EXPIRED
+
+    @property
+    def _fields(self) -> dict[bytes, bytes]:
+        """The hash before."""
+        fields: dict[bytes, bytes] = self.before.of(self._key, "hash")
+        return fields
+
+    def _in_time(self, value: Any) -> bool:
+        """Whether this is the time of the run, ms."""
+        number = whole(value) if isinstance(value, bytes) else value
+        return number is not None and self.lab.moment[0] <= number <= self.lab.moment[1]
+
+    def _deadline(self, fields: dict[bytes, bytes]) -> int | None:
+        return whole(fields.get(self.lab.settings.deadline.encode(), b""))
+
+    def _members(self, key: bytes) -> tuple[Any, Any, bool]:
+        """The entry's score before and after, and whether all other members are as they were."""
+        then, now = (dict(world.of(key, "zset")) for world in (self.before, self.after))
+        scores = then.pop(self._entry, None), now.pop(self._entry, None)
+        return *scores, then == now
+
+    # ---- the judgements
+
+    def _index(self) -> Iterator[str]:
+        then, now, same = self._members(self.lab.kind.index)
+        outcome = self.result.outcome
+        if not same:
+            yield f"{outcome}, and another entry of the index changed"
+        if outcome not in _STAYING and now is not None:
+            yield f"{outcome}, and still in the index"
+        if outcome in _STAYING and now is None:
+            yield f"{outcome}, and no longer in the index"
+        if outcome is Outcome.IN_GRACE and now != then:
+            yield f"{outcome}, and its index entry moved"
+        if outcome is Outcome.NOT_DUE:
+            yield from self._put_off(now)
+
+    def _put_off(self, score: float) -> Iterator[str]:
+        """The hash is right where it has a deadline to come. Else the entry waits, or hash and index are extended."""
+        since, until = self.lab.moment
+        fields = self.after.of(self._key, "hash")
+        then, now = self._deadline(self._fields), self._deadline(fields)
+        if (then != now or (then is not None and then > until)) and score != now:
+            yield f"not due, and the index says {score:.0f} in place of {now}"
+        if score < since:
+            yield f"not due, and the index says {score:.0f}, which is over"
+        if then == now and then is not None and then < since and score > until + self.lab.settings.max_wait_ms:
+            yield f"it waits until {score:.0f}, which is longer than max_wait; or the hash was not extended"
+
+    def _quarantine(self) -> Iterator[str]:
+        then, now, same = self._members(self.lab.kind.quarantine)
+        outcome = self.result.outcome
+        if not same:
+            yield f"{outcome}, and another entry of the quarantine changed"
+        if outcome is not Outcome.QUARANTINED:
+            if now != then:
+                yield f"{outcome}, and its entry in the quarantine changed"
+        elif now is None:
+            yield "a quarantine that holds no entry"
+        elif not self._in_time(now):
+            yield f"quarantined now, and the quarantine says {now:.0f}"
+
+    def _hash(self) -> Iterator[str]:
+        key, outcome, settings = self._key, self.result.outcome, self.lab.settings
+        fields = dict(self.after.of(key, "hash"))
+        if self._expired:
+            yield from self._ended(fields)
+            return
+        expected = dict(self._fields)
+        if outcome is Outcome.QUARANTINED and expected:
+            at, reason, detail = (fields.pop(name, None) for name in _MARKS)
+            if not self._in_time(at):
+                yield "a quarantine without its time in the hash"
+            if reason is None or decode(reason) != self.result.detail:
+                yield "a quarantine without its reason in the hash"
+            if detail is None or decode(detail) != self.result.why:
+                yield "a quarantine without its exact cause in the hash"
+            expected = {name: value for name, value in expected.items() if name not in _MARKS}
+        elif outcome is Outcome.NOT_DUE:
+            deadline = settings.deadline.encode()
+            expected = {
+                name: fields.get(name, value) if name == deadline else value for name, value in expected.items()
+            }
+        if expected != fields:
+            yield f"{outcome} ({self.result.detail}), and the hash changed"
+        if not self._fields and self.before.contents.get(key) != self.after.contents.get(key):
+            yield f"{outcome} ({self.result.detail}), and {decode(key)} changed"
+        if self.before.ttls.get(key, -1) < 0 <= self.after.ttls.get(key, -1):
+            yield f"{outcome} ({self.result.detail}), and the hash has a TTL"
+
+    def _ended(self, fields: dict[bytes, bytes]) -> Iterator[str]:
+        """The hash of an expired entry."""
+        retention = self.lab.retention
+        if not retention:
+            if self._key in self.after.contents:
+                yield "expired without retention, and the hash is still there"
+            return
+        marks = {name.encode(): value.encode() for name, value in self.lab.settings.ended.items()}
+        expired_at = fields.pop(b"expired_at", None)
+        if not (marks.items() <= fields.items() and expired_at is not None):
+            yield "expired, and the hash does not say so"
+        if not self._in_time(expired_at):
+            yield "expired, and the hash has another time for it"
+        if fields != {name: value for name, value in (self._fields | marks).items() if name != b"expired_at"}:
+            yield "expired, and other fields of the hash changed"
+        if not retention - SLACK_MS <= self.after.ttls[self._key] <= retention:
+            yield "expired, and the hash has no TTL, or another one than its retention"
+
+    def _event(self) -> Iterator[str]:
+        then, now = (world.of(self.lab.keys.events, "stream") for world in (self.before, self.after))
+        count = len(now) - len(then)
+        if now[: len(then)] != then:
+            yield f"{self.result.outcome}, and an earlier event is gone"
+        if count != int(self._expired):
+            yield f"{count} events for one {'expiry' if self._expired else self.result.outcome}"
+        if self._expired:
+            yield from self._fields_of_event(dict(now[-1][1]))
+
+    def _fields_of_event(self, event: dict[bytes, bytes]) -> Iterator[str]:
+        settings, fields = self.lab.settings, self._fields
+        tenant = fields.get(settings.tenant.encode(), b"") if settings.tenant else b""
+        deadline = fields.get(settings.deadline.encode(), b"")
+        expected = {
+            b"type": f"{settings.name}.expired".encode(),
+            b"kind": settings.name.encode(),
+            b"id": self._entry,
+            b"tenant": tenant,
+            b"expires_at": deadline,
+            b"trace_id": TRACE.encode(),
+        }
+        data = {name.removeprefix(b"data."): event.pop(name) for name in list(event) if name.startswith(b"data.")}
+        expired_at, missing = event.pop(b"expired_at", b""), event.pop(b"missing", b"")
+        if not self._in_time(expired_at):
+            yield f"an event with another time: expired_at is {decode(expired_at)}"
+        for name in sorted(expected.keys() | event.keys()):
+            if (found := event.get(name)) != (due := expected.get(name)):
+                yield f"an event with {decode(name)} = {_shown(found)} in place of {_shown(due)}"
+        if self.result.tenant != tenant:
+            yield f"a reply with the tenant {_shown(self.result.tenant)} in place of {_shown(tenant)}"
+        end = int(deadline) + settings.grace_ms if deadline.isdigit() else 0
+        if not self._in_time(self.result.lag_ms + end):
+            yield f"a reply with a lag of {self.result.lag_ms} ms"
+        yield from self._missing(missing)
+        if settings.script is None:
+            names_ = [name.encode() for name in settings.event]
+            if data != {name: fields[name] for name in names_ if name in fields}:
+                yield f"an event with other fields than those of the hash: {_shown(data)}"
+
+    def _missing(self, text: bytes) -> Iterator[str]:
+        """The keys that the event and the reply name as missing."""
+        try:
+            missing = strings(text)
+        except ValueError:
+            yield f"an event with missing = {_shown(text)}, which is no list of keys"
+            return
+        if tuple(map(decode, missing)) != self.result.missing:
+            yield "an event and a reply that name other keys as missing"
+        prefix, settings = self.lab.keys.prefix, self.lab.settings
+        if there := {name for name in missing if prefix + name in self.before.contents}:
+            yield f"{names(there)} is there, and named as missing"
+        if settings.script is None:
+            fields = {_text(name): _text(value) for name, value in self._fields.items()}
+            keys = set(map(self.lab.named, counter_keys(settings, fields, self.sample.id)))
+            gone = {key.removeprefix(prefix) for key in keys if key not in self.before.contents}
+            if gone != set(missing):
+                yield f"{names(gone ^ set(missing))} is missing, and the event does not say so"
+
+    def _other_keys(self) -> Iterator[str]:
+        own = {self._key, self.lab.kind.index, self.lab.kind.quarantine, self.lab.keys.events}
+        others = self.after.changed_since(self.before) - own
+        sent = self.after.messages[len(self.before.messages) :]
+        if not self._expired:
+            if others:
+                yield f"{self.result.outcome} ({self.result.detail} {self.result.why}), and {names(others)} changed"
+            if sent:
+                yield f"{self.result.outcome}, and a message was sent"
+            return
+        prefix, settings = self.lab.keys.prefix, self.lab.settings
+        foreign = {
+            key
+            for key in others
+            if not key.startswith(prefix) or not any_match(settings.write_patterns, _text(key.removeprefix(prefix)))
+        }
+        if foreign:
+            yield f"{names(foreign)} changed, and matches no pattern of writes"
+        if any(not any_match(settings.channels, _text(channel)) for channel, _ in sent):
+            yield "a message to a channel that matches no pattern of channels"
+
+    def _books(self) -> Iterator[str]:
+        then, now = self.before.books, self.after.books
+        if self.lab.has_books and then[-1] != now[-1]:
+            yield f"the books changed from {then[-1]!r} to {now[-1]!r}"
+        for group, was, is_ in zip(self.sample.books, then, now, strict=False):
+            if was != is_:
+                yield f"the sum of {' + '.join(group)} changed"
+
+
+# ---- what the sample says of the end
+
+
+def stated(lab: Lab, sample: Sample, before: World) -> str:
+    """What is not as the sample's `after` says; empty where all is."""
+    return next(_differing(lab, sample, before), "")
+
+
+def _differing(lab: Lab, sample: Sample, before: World) -> Iterator[str]:
+    now, said = lab.world(sample), sample.after
+    own = {lab.hash_key(sample.id.encode()), lab.kind.index, lab.kind.quarantine, lab.keys.events}
+    others = now.changed_since(before) - own
+    if said is None:
+        silent = not others and now.messages == before.messages
+        if sample.outcome == "expired" and silent and lab.settings.script is not None and lab.settings.write_patterns:
+            yield "it expired and gave nothing back; if this is right, say so with `after`"
+        return
+    fields: dict[bytes, bytes] = now.of(lab.hash_key(sample.id.encode()), "hash")
+    if said.hash is None and fields:
+        yield "the hash is there, and should not be"
+    for name, value in (said.hash or {}).items():
+        if (found := fields.get(name.encode())) != (None if value is None else value.encode()):
+            yield f"{name} is {_shown(found)} in place of {_shown(value)}"
+    for key, content in said.keys.items():
+        expected = None if content is None else normal(*next(iter(content.items())))
+        if (there := now.contents.get(lab.named(key))) != expected:
+            yield f"{key} is {_shown(there)} in place of {_shown(expected)}"
+    if unnamed := others - {lab.named(key) for key in said.keys}:
+        yield f"{names(unnamed)} changed, and `after` does not name it"
+    if said.event is not None:
+        events = now.of(lab.keys.events, "stream")[len(before.of(lab.keys.events, "stream")) :]
+        data = [{k[5:]: v for k, v in event.items() if k.startswith(b"data.")} for _, event in events]
+        if data != [{name.encode(): value.encode() for name, value in said.event.items()}]:
+            yield f"the event has {_shown(data[0] if data else None)} in place of {_shown(said.event)}"
+    if said.messages is not None:
+        sent = now.messages[len(before.messages) :]
+        if sent != tuple((channel.encode(), text.encode()) for channel, text in said.messages):
+            yield f"the messages are {_shown(sent)} in place of {_shown(said.messages)}"
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "surrogateescape")
+
+
+def _shown(value: Any) -> str:
+    """A value as a report shows it: bytes as text."""
+    if value is None:
+        return "nothing"
+    text = json.dumps(_readable(value), ensure_ascii=False, default=str)
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _readable(value: Any) -> Any:
+    match value:
+        case bytes():
+            return decode(value)
+        case dict():
+            return {_readable(name): _readable(held) for name, held in value.items()}
+        case frozenset():
+            return sorted(map(_readable, value))
+        case tuple() | list():
+            return list(map(_readable, value))
+    return value
+
+
+# ---- runs a kind's script once and judges the run, for the properties
 
 
 def attempt(lab: Lab, sample: Sample, about: str, *, errors: bool = False, **run: Any) -> Failure | None:
@@ -60,3 +420,85 @@ def first(failures: Iterable[Failure | None]) -> Failure | None:
 def short(value: str | None) -> str:
     """A value as it is shown in a report."""
     return "nothing" if value is None else repr(value if len(value) <= 40 else value[:37] + "...")
+
+
+# ----
+# Makes a failure easy to read: the smallest entry that fails in the same way, and the line of Lua that is to blame.
+
+
+#: How long to look for a smaller entry, seconds.
+LIMIT = 2.0
+#: Where an error of Redis names a line of the script.
+_LINE = re.compile(r"user_script:\s*(\d+)")
+
+
+def explained(lab: Lab, holds: Property, sample: Sample, failure: Failure) -> Failure:
+    """The failure of the smallest entry, with that entry and the line of the script."""
+    until = time.monotonic() + LIMIT
+    smaller: tuple[Sample, Failure] | None = (sample, failure)
+    while smaller is not None:
+        sample, failure = smaller
+        smaller = next(_smaller(lab, holds, sample, failure, until), None)
+    entry = {"id": sample.id, "hash": sample.hash, "keys": sample.keys}
+    return replace(failure, entry=json.dumps(entry, ensure_ascii=False), line=_line(lab.text, failure.problem))
+
+
+def _smaller(
+    lab: Lab, holds: Property, sample: Sample, failure: Failure, until: float
+) -> Iterator[tuple[Sample, Failure]]:
+    """Smaller samples that fail in the same way."""
+    for candidate in _candidates(lab, sample):
+        if time.monotonic() > until:
+            return
+        found = holds(lab, candidate)
+        if found is not None and _kind(found) == _kind(failure):
+            yield candidate, found
+
+
+def _kind(failure: Failure) -> str:
+    """The problem without its numbers."""
+    return re.sub(r"\d+", "", failure.problem)
+
+
+def _candidates(lab: Lab, sample: Sample) -> Iterator[Sample]:
+    """The sample with one thing less, or with a smaller number. What it has to leave is not known then."""
+    sample = replace(sample, after=None)
+    for key in sample.keys:
+        yield replace(sample, keys={name: content for name, content in sample.keys.items() if name != key})
+    for field in sample.hash:
+        if field != lab.settings.deadline:
+            yield sample.changed(field, None)
+    for key, content in sample.keys.items():
+        for less in _less(content):
+            yield replace(sample, keys=sample.keys | {key: less})
+    for field, value in sample.hash.items():
+        if field != lab.settings.deadline:
+            yield from (sample.changed(field, number) for number in _smaller_numbers(value))
+
+
+def _less(content: Content) -> Iterator[Content]:
+    """A key with one field or member less, or with a smaller number."""
+    ((type_, value),) = content.items()
+    if type_ == "string":
+        yield from ({type_: number} for number in _smaller_numbers(str(value)))
+    elif type_ in ("hash", "zset"):
+        for name in value if len(value) > 1 else ():
+            yield {type_: {other: held for other, held in value.items() if other != name}}
+        for name, held in value.items() if type_ == "hash" else ():
+            yield from ({type_: value | {name: number}} for number in _smaller_numbers(str(held)))
+    else:
+        for place in range(len(value)) if len(value) > 1 else ():
+            yield {type_: [*value[:place], *value[place + 1 :]]}
+
+
+def _smaller_numbers(text: str) -> Iterator[str]:
+    if text.isascii() and text.isdigit() and len(text) < 20:
+        number = int(text)
+        yield from (str(less) for less in dict.fromkeys((0, 1, number // 2, number - 1)) if 0 <= less < number)
+
+
+def _line(text: str, problem: str) -> str:
+    """The line that an error of Redis names, with its number; empty where it names none."""
+    named = _LINE.search(problem)
+    lines = text.splitlines()
+    return f"{named[1]}: {lines[int(named[1]) - 1].strip()}" if named and int(named[1]) <= len(lines) else ""

@@ -1,31 +1,458 @@
-"""The properties that every kind must have: each is a function that returns the first input that breaks it."""
+"""Properties of a kind that are about the entry: its deadline, its index entry and its hash."""
 
-from sweeperd.kit import drains, entries, surroundings
-from sweeperd.kit.failure import Property
+import contextlib
+import marshal
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from sweeperd.config.kinds import FORMS, INT64_MAX, INT64_MIN
+from sweeperd.kit import lab as victim
+from sweeperd.kit.judge import Failure, Property, attempt, first, judge, names, outcome_is, problem, short, stated
+from sweeperd.kit.lab import BYSTANDER, TRACE, Lab, NoEnd
+from sweeperd.kit.samples import DEADLINE, Sample, counter_keys, filled
+from sweeperd.sweep.kind import Decision, Outcome
+
+#: Values that a field of a hash may come to hold.
+HOSTILE = (
+    *("", "0", "-7", "+5", "007", "1e3", "1.5", " 3", "nan", "x", "*", "{id}", "a b", "]] .. x", "\n", "\x00"),
+    *(str(INT64_MAX), str(INT64_MAX + 1), str(INT64_MIN), "9" * 40, "v" * 70_000),
+)
+#: How often an entry may be put off.
+MAX_WAITS = 100
+#: What is added to the deadline, ms: the time and its seconds are even, then odd.
+SHIFTS = (0, 1_234_567)
+
+
+def expires(lab: Lab, sample: Sample) -> Failure | None:
+    """Each sample comes to the outcome that it should, and leaves what its `after` says."""
+    lab.load(sample)
+    before = lab.world(sample)
+    failure = outcome_is(lab, sample, sample.id, Outcome(sample.outcome))
+    found = "" if failure else stated(lab, sample, before)
+    return Failure(sample.id, found) if found else failure
+
+
+def never_early(lab: Lab, sample: Sample) -> Failure | None:
+    """
+    An entry does not expire at the end of its grace or before, with any arguments of a caller; and one millisecond
+    later it does. Both with an even and with an odd deadline.
+    """
+    return first(_on_time(lab, sample, DEADLINE + shift) for shift in SHIFTS)
+
+
+def _on_time(lab: Lab, sample: Sample, deadline: int) -> Failure | None:
+    sample = sample.changed(lab.settings.deadline, str(deadline))
+    end = deadline + lab.settings.grace_ms
+
+    def at(moment: int, *outcomes: Outcome, bogus: tuple[str, ...] = ()) -> Failure | None:
+        lab.load(sample)
+        about = f"{sample.id} {moment - end:+d} ms from the end of its grace, which is {end}"
+        return outcome_is(lab, sample, about, *outcomes, at=moment, bogus=bogus)
+
+    def cases() -> Iterator[Failure | None]:
+        any_but_expired = [outcome for outcome in Outcome if outcome is not Outcome.EXPIRED]
+        for moment in (end - 1, end, deadline - 1, deadline, 0):
+            yield at(moment, *any_but_expired)
+            yield at(moment, *any_but_expired, bogus=("9999999999999", "x"))
+        yield at(end + 1, *([Outcome.EXPIRED] if sample.outcome == "expired" else Outcome))
+
+    return first(cases())
+
+
+def again(lab: Lab, sample: Sample) -> Failure | None:
+    """A second run, or a retry after a lost reply, changes nothing."""
+    return attempt(lab, sample, sample.id)
+
+
+def put_off(lab: Lab, sample: Sample) -> Failure | None:
+    """A later deadline in the hash moves the index, and nothing else happens."""
+    lab.load(sample.changed(lab.settings.deadline, str(DEADLINE + SHIFTS[1])))
+    before = lab.world(sample)
+    result = lab.run(sample.id.encode(), at=DEADLINE + 1)
+    found = problem(lab, sample, result, before)
+    return Failure(f"{sample.id} with a deadline to come", found) if found else None
+
+
+def orphan(lab: Lab, sample: Sample) -> Failure | None:
+    """An index entry without a hash goes, and nothing else happens."""
+    lab.load(sample)
+    lab.client.delete(lab.hash_key(sample.id.encode()))
+    return outcome_is(lab, sample, f"{sample.id} without its hash", Outcome.NOT_FOUND)
+
+
+def alive(lab: Lab, sample: Sample) -> Failure | None:
+    """An entry with another value in a field of `active` has ended, and is not touched."""
+
+    def case(field: str) -> Failure | None:
+        lab.load(sample.changed(field, "another"))
+        return outcome_is(lab, sample, f"{sample.id} with {field} = 'another'", Outcome.SKIPPED)
+
+    return first(case(field) for field in lab.settings.active)
+
+
+def amounts(lab: Lab, sample: Sample) -> Failure | None:
+    """An amount that is no plain number, or takes more than is there, is set aside."""
+    if sample.outcome != "expired":
+        return None
+
+    def refused(case: Sample, about: str) -> Failure | None:
+        lab.load(case)
+        return outcome_is(lab, case, about, Outcome.QUARANTINED)
+
+    def cases() -> Iterator[Failure | None]:
+        commands = lab.settings.given_back
+        fields = {command.amount.field for command in commands if command.amount and command.amount.field}
+        for field in fields:
+            for value in HOSTILE:
+                if not (value.isascii() and value.isdigit() and str(int(value)) == value and int(value) <= INT64_MAX):
+                    yield refused(sample.changed(field, value), f"{sample.id} with {field} = {short(value)}")
+        for command in commands:
+            if command.minimum is not None and command.amount and command.amount.field and command.amount.negative:
+                counter = " ".join(filled(word, sample.hash, sample.id) for word in (command.key, *command.words))
+                lab.load(sample)
+                much = str(int(lab.counter(counter) or 0) - int(command.minimum) + 1)
+                yield refused(sample.changed(command.amount.field, much), f"{sample.id} with an amount of {much}")
+
+    return first(cases())
+
+
+def waits(lab: Lab, sample: Sample) -> Failure | None:
+    """An entry that waits or is extended comes to an end, where each time is the one that it was put off to."""
+    if sample.endless:
+        return None
+    lab.load(sample)
+    seconds, _ = lab.client.time()
+    moment = seconds * 1000
+    for _ in range(MAX_WAITS):
+        before = lab.world(sample)
+        result = lab.run(sample.id.encode(), at=moment)
+        if found := problem(lab, sample, result, before):
+            return Failure(sample.id, found)
+        if not isinstance(result, Decision) or result.outcome is not Outcome.NOT_DUE:
+            return None
+        moment = int(lab.client.zscore(lab.kind.index, sample.id)) + lab.settings.grace_ms + 1
+    return Failure(sample.id, f"it was put off {MAX_WAITS} times, and has no end")
+
+
+def wrong_type(lab: Lab, sample: Sample) -> Failure | None:
+    """A key of another type in place of the hash is set aside."""
+    lab.load(sample)
+    lab.client.delete(lab.hash_key(sample.id.encode()))
+    lab.client.set(lab.hash_key(sample.id.encode()), "text")
+    return judge(lab, sample, f"{sample.id} with a string in place of its hash")
+
+
+def ended(lab: Lab, sample: Sample) -> Failure | None:
+    """An entry that carries all of `ended` is not touched."""
+    if not lab.settings.ended:
+        return None
+    over = replace(sample, hash=sample.hash | lab.settings.ended)
+    lab.load(over)
+    return outcome_is(lab, over, f"{sample.id} that has ended", Outcome.SKIPPED)
+
+
+def fields(lab: Lab, sample: Sample) -> Failure | None:
+    """Whatever a field holds, nothing is moved in part and the books hold."""
+    changes = [(field, value) for field in sample.hash for value in (None, *HOSTILE)]
+    return first(
+        attempt(lab, sample.changed(field, value), f"{sample.id} with {field} = {short(value)}")
+        for field, value in changes
+    )
+
+
+def seconds(lab: Lab, sample: Sample) -> Failure | None:
+    """A deadline in seconds is set aside, and does not expire at once."""
+    lab.load(sample.changed(lab.settings.deadline, str(DEADLINE // 1000)))
+    left_alone = (Outcome.QUARANTINED, Outcome.SKIPPED)
+    return outcome_is(lab, sample, f"{sample.id} with a deadline in seconds", *left_alone)
+
+
+def reused(lab: Lab, sample: Sample) -> Failure | None:
+    """An id that is used again under the TTL of the ended hash expires again, with an event of its own."""
+    if sample.outcome != "expired":
+        return None
+    lab.load(sample)
+    lab.run(sample.id.encode())
+    lab.client.hset(lab.hash_key(sample.id.encode()), mapping=sample.hash)
+    lab.client.zadd(lab.kind.index, {sample.id: DEADLINE})
+    lab.write(sample.keys)
+    return judge(lab, sample, f"{sample.id} used again")
+
+
+# ---- properties of a kind that are about what surrounds the entry: the keys that it writes, rights, memory, time
+
+
+#: Values that a counter may come to hold.
+COUNTERS = ("", "x", "1.5", "007", "0", "1", str(INT64_MAX), str(INT64_MAX - 1), str(INT64_MIN), "9" * 40)
+#: The TTL of a key, ms: beyond the end of any proof.
+TTL_MS = 86_400_000
+#: After it a stream takes no other entry.
+LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
+#: The most that one run may take, seconds and commands.
+MAX_SECONDS, MAX_COMMANDS = 0.25, 400
+
+
+def counters(lab: Lab, sample: Sample) -> Failure | None:
+    """A key that the plan writes may be of another type, hold no number or be absent: all is moved, or nothing."""
+    counted = counter_keys(lab.settings, sample.hash, sample.id) if sample.outcome == "expired" else []
+
+    def cases() -> Iterator[Failure | None]:
+        for key, content in sample.keys.items():
+            rest = {name: other for name, other in sample.keys.items() if name != key}
+            yield attempt(lab, replace(sample, keys=rest), f"{sample.id} without {key}")
+            if key in counted:  # the writes to it are left out, and it is named in `missing`
+                lab.load(replace(sample, keys=rest))
+                yield outcome_is(lab, sample, f"{sample.id} without {key}", Outcome.EXPIRED)
+            for other in ({"string": "text"}, {"list": ["a"]}, {"hash": {"a": "b"}}):
+                if other.keys() != content.keys():
+                    yield attempt(lab, replace(sample, keys=rest | {key: other}), f"{sample.id} with {key} = {other}")
+            for field in content.get("hash", {}):
+                without = {name: value for name, value in content["hash"].items() if name != field}
+                changed = [without] if without else []
+                for hash_ in [*changed, *(content["hash"] | {field: value} for value in COUNTERS)]:
+                    case = replace(sample, keys=rest | {key: {"hash": hash_}})
+                    yield attempt(lab, case, f"{sample.id} with {key} {field} = {short(hash_.get(field))}")
+
+    return first(cases())
+
+
+def ttls(lab: Lab, sample: Sample) -> Failure | None:
+    """A key that stays keeps its TTL. Of the commands only SET takes one away."""
+    lab.load(sample)
+    for key in sample.keys:
+        lab.client.pexpire(lab.named(key), TTL_MS)
+    lab.run(sample.id.encode())
+    after = lab.world(sample)
+    declared = lab.settings.script is None and all(command.name != "SET" for command in lab.settings.given_back)
+    kept = [key for key, content in sample.keys.items() if declared or "string" not in content]
+    lost = {lab.named(key) for key in kept if after.ttls.get(lab.named(key), TTL_MS) < 0}
+    return Failure(f"{sample.id} with a TTL on each of its keys", f"{names(lost)} has lost its TTL") if lost else None
+
+
+def rights(lab: Lab, sample: Sample) -> Failure | None:
+    """A user that lacks a right to a command or a key moves nothing."""
+    lab.load(sample)
+    before = lab.world(sample)
+    lab.run(sample.id.encode())
+    touched = lab.world(sample).contents.keys() | before.contents.keys()
+    commands = [f"-{name.lower()}" for name in (*FORMS, "XADD", "HMGET", "TYPE", "GET", "EXISTS")]
+    rules = [f"~* &* +@all {command}" for command in commands]
+    rules += [f"&* +@all {' '.join(f'~{_glob(name)}' for name in touched - {key})}" for key in touched]
+    if _major(lab) >= 7:
+        rules += [f"{rule} %R~{_glob(key)}" for rule, key in zip(rules[len(commands) :], touched, strict=True)]
+    return first(_limited(lab, sample, rule) for rule in rules)
+
+
+def _limited(lab: Lab, sample: Sample, rule: str) -> Failure | None:
+    lab.load(sample)
+    lab.client.execute_command("ACL", "SETUSER", "prove", "reset", "on", ">prove", *rule.split())
+    options = lab.client.connection_pool.connection_kwargs | {"username": "prove", "password": "prove"}
+    with redis.Redis(connection_pool=redis.ConnectionPool(**options)) as limited:
+        try:
+            lab.kind.check(limited)
+        except Exception:
+            return None  # it would not be swept at all
+        return judge(lab, sample, f"{sample.id} by a user with {rule}", errors=True, client=limited)
+
+
+def full(lab: Lab, sample: Sample) -> Failure | None:
+    """A Redis at maxmemory takes the expiry too."""
+    lab.load(sample)
+    before = lab.world(sample)
+    lab.client.config_set("maxmemory-policy", "noeviction")
+    lab.client.config_set("maxmemory", 1)
+    try:
+        result = lab.run(sample.id.encode())
+    finally:
+        lab.client.config_set("maxmemory", 0)
+    found = problem(lab, sample, result, before)
+    if not found and isinstance(result, Decision) and result.outcome != sample.outcome:
+        found = f"{result.outcome} in place of {sample.outcome}: {result.why}"
+    found = found or stated(lab, sample, before)
+    return Failure(f"{sample.id} at maxmemory", found) if found else None
+
+
+def full_stream(lab: Lab, sample: Sample) -> Failure | None:
+    """While the stream takes no event nothing changes, and afterwards the entry comes to its outcome."""
+    lab.load(sample)
+    lab.client.xadd(lab.keys.events, {"type": "prove"}, id=LAST_ID)
+    failure = judge(lab, sample, f"{sample.id} while the stream is full", errors=True)
+    if failure is None and sample.outcome == "expired":
+        lab.client.delete(lab.keys.events)
+        failure = outcome_is(lab, sample, f"{sample.id} after the stream was full", Outcome.EXPIRED)
+    return failure
+
+
+def prefixed(lab: Lab, sample: Sample) -> Failure | None:
+    """A prefix stands before each key, and makes no other difference."""
+    prefix, moment = "prove{1}:", DEADLINE + lab.settings.grace_ms + 1
+    worlds = []
+    for each in (lab, lab.with_prefix(prefix)):
+        each.load(sample)
+        each.run(sample.id.encode(), at=moment)
+        worlds.append(each.world(sample))
+    plain, other = ({name: _comparable(held) for name, held in world.contents.items()} for world in worlds)
+    expected = {name if name == BYSTANDER else prefix.encode() + name: held for name, held in plain.items()}
+    differing = {name for name in expected.keys() | other.keys() if expected.get(name) != other.get(name)}
+    about = f"{sample.id} with the prefix {prefix}"
+    return Failure(about, f"{names(differing)} is another one than without it") if differing else None
+
+
+def _comparable(held: tuple[str, Any]) -> tuple[str, Any]:
+    """The content without what no two runs have in common: the ids of a stream."""
+    type_, content = held
+    return type_, [fields for _, fields in content] if type_ == "stream" else content
+
+
+def bounded(lab: Lab, sample: Sample) -> Failure | None:
+    """One run takes little time and few commands."""
+    lab.load(sample)
+    lab.client.config_resetstat()
+    lab.run(sample.id.encode())
+    stats: dict[str, Any] = lab.client.info("commandstats")
+    took = sum(stat["usec"] for name, stat in stats.items() if name == "cmdstat_eval") / 1e6
+    calls = sum(stat["calls"] for stat in stats.values())
+    if took > MAX_SECONDS or calls > MAX_COMMANDS:
+        return Failure(sample.id, f"{took:.3f} s and {calls} commands for one entry")
+    return None
+
+
+def _major(lab: Lab) -> int:
+    return int(str(lab.client.info("server")["redis_version"]).partition(".")[0])
+
+
+def _glob(key: bytes) -> str:
+    return re.sub(r"([*?\[\]\\])", r"\\\1", key.decode("utf-8", "surrogateescape"))
+
+
+# ---- the properties of a whole drain: rivals on the same entries, and a sweeper that is killed in the middle
+
+
+#: How many copies of a sample are drained, beside the sample itself.
+ENTRIES = 40
+
+
+def rivals(lab: Lab, sample: Sample) -> Failure | None:
+    """Two replicas on the same entries make one event for each end."""
+    if sample.outcome != "expired":
+        return None
+
+    def against() -> None:
+        with contextlib.suppress(NoEnd):  # the other one tells
+            _sweep(lab, sample)
+
+    def both() -> None:
+        rival = threading.Thread(target=against, name="prove", daemon=True)
+        rival.start()
+        _sweep(lab, sample)
+        rival.join()
+
+    return _drained(lab, sample, both)
+
+
+def killed(lab: Lab, sample: Sample) -> Failure | None:
+    """A process that is killed in the middle of a drain leaves nothing half done, and the next one ends its work."""
+    if sample.outcome != "expired":
+        return None
+    return _drained(lab, sample, lambda: _die(lab, sample))
+
+
+def at_once(lab: Lab, sample: Sample) -> Failure | None:
+    """Entries that are swept within the same millisecond have an event each."""
+    lab.load(sample, more=1)
+    for entry in lab.entries(sample, 1):
+        lab.write(sample.keys)
+        result = lab.run(entry, at=DEADLINE + lab.settings.grace_ms + 1)
+        if isinstance(result, Exception):
+            return Failure(f"2 copies of {sample.id} in one millisecond", f"an error: {result}")
+    return None
+
+
+def _sweep(lab: Lab, sample: Sample) -> None:
+    for entry in lab.entries(sample, ENTRIES):
+        lab.run(entry)
+
+
+def _die(lab: Lab, sample: Sample) -> None:
+    """Sweep in a process of its own (victim.py) and kill it with `kill -9` while its requests are on the way."""
+    sha = lab.client.script_load(lab.text)
+    calls = [lab.kind.call(entry, TRACE) for entry in lab.entries(sample, ENTRIES)]
+    connection = lab.client.connection_pool.get_connection()
+    requests = [
+        b"".join(connection.pack_command("EVALSHA", sha, len(call.keys), *call.keys, *call.args)) for call in calls
+    ]
+    lab.client.connection_pool.release(connection)
+    port = str(lab.client.connection_pool.connection_kwargs["port"])
+    line = [sys.executable, "-I", "-S", str(Path(victim.__file__)), port]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: S603
+        assert process.stdin is not None  # noqa: S101 - for the type checker
+        assert process.stdout is not None  # noqa: S101
+        try:
+            marshal.dump(requests, process.stdin)
+            process.stdin.flush()
+            in_the_middle = process.stdout.readline()
+        finally:
+            process.kill()
+    if not in_the_middle:
+        raise RuntimeError("the process that was to be killed has ended by itself")
+
+
+def _drained(lab: Lab, sample: Sample, work: Callable[[], None]) -> Failure | None:
+    """
+    Many copies of the sample, `work` on them, and a sweep of what is left. What they hold in counters is enough for all
+    of them or refused alike.
+    """
+    lab.load(sample, more=ENTRIES)
+    before = lab.world(sample)
+    work()
+    _sweep(lab, sample)
+    after = lab.world(sample)
+    entries = set(lab.entries(sample, ENTRIES))
+    ids = [fields[b"id"] for _, fields in after.of(lab.keys.events, "stream") if b"id" in fields]
+    set_aside, indexed = (len(entries & after.of(key, "zset").keys()) for key in (lab.kind.quarantine, lab.kind.index))
+    if len(set(ids)) != len(ids):
+        return Failure(f"{ENTRIES} copies of {sample.id}", "two events for one end")
+    if len(ids) + set_aside + indexed < len(entries):
+        return Failure(f"{ENTRIES} copies of {sample.id}", "an end without its event")
+    if after.books != before.books:
+        return Failure(f"{ENTRIES} copies of {sample.id}", "the books changed")
+    return None
+
+
+# ---- the properties that every kind must have: each is a function that returns the first input that breaks it
+
 
 #: All properties, in the order of the report.
 PROPERTIES: tuple[tuple[str, Property], ...] = (
-    ("expires when it is due", entries.expires),
-    ("bounded time and commands", surroundings.bounded),
-    ("never early", entries.never_early),
-    ("a later deadline moves the index", entries.put_off),
-    ("what waits comes to an end", entries.waits),
-    ("a second run changes nothing", entries.again),
-    ("two rivals make one event", drains.rivals),
-    ("each end has its event", drains.at_once),
-    ("a killed sweeper loses nothing", drains.killed),
-    ("an orphan leaves the index", entries.orphan),
-    ("another type is set aside", entries.wrong_type),
-    ("what has ended is left alone", entries.ended),
-    ("another state has ended", entries.alive),
-    ("amounts that are none are refused", entries.amounts),
-    ("hostile fields move nothing in part", entries.fields),
-    ("a deadline in seconds is refused", entries.seconds),
-    ("an id that is used again", entries.reused),
-    ("hostile counters move nothing in part", surroundings.counters),
-    ("a key keeps its TTL", surroundings.ttls),
-    ("missing rights move nothing", surroundings.rights),
-    ("a full redis", surroundings.full),
-    ("a full stream", surroundings.full_stream),
-    ("the prefix stands before each key", surroundings.prefixed),
+    ("expires when it is due", expires),
+    ("bounded time and commands", bounded),
+    ("never early", never_early),
+    ("a later deadline moves the index", put_off),
+    ("what waits comes to an end", waits),
+    ("a second run changes nothing", again),
+    ("two rivals make one event", rivals),
+    ("each end has its event", at_once),
+    ("a killed sweeper loses nothing", killed),
+    ("an orphan leaves the index", orphan),
+    ("another type is set aside", wrong_type),
+    ("what has ended is left alone", ended),
+    ("another state has ended", alive),
+    ("amounts that are none are refused", amounts),
+    ("hostile fields move nothing in part", fields),
+    ("a deadline in seconds is refused", seconds),
+    ("an id that is used again", reused),
+    ("hostile counters move nothing in part", counters),
+    ("a key keeps its TTL", ttls),
+    ("missing rights move nothing", rights),
+    ("a full redis", full),
+    ("a full stream", full_stream),
+    ("the prefix stands before each key", prefixed),
 )

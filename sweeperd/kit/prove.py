@@ -9,11 +9,10 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import ConfigError, KindRefused
-from sweeperd.kit.failure import Failure, Property
+from sweeperd.kit.judge import Failure, Property, explained
 from sweeperd.kit.lab import RUN_LIMIT, Lab, NoEnd
 from sweeperd.kit.properties import PROPERTIES
 from sweeperd.kit.samples import Sample
-from sweeperd.kit.shrink import explained
 from sweeperd.store.embedded import OLDEST, Server, binaries
 
 #: The name of what is tried before the properties.

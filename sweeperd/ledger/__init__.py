@@ -25,7 +25,6 @@ key.
 """
 
 from sweeperd.errors import RedisUnavailable
-from sweeperd.ledger.arguments import INT64_MAX, MAX_EXTENSIONS, MAX_SCOPES
 from sweeperd.ledger.client import Ledger
 from sweeperd.ledger.errors import (
     AmountOverflow,
@@ -56,6 +55,9 @@ from sweeperd.ledger.errors import (
     UnitMismatch,
 )
 from sweeperd.ledger.models import (
+    INT64_MAX,
+    MAX_EXTENSIONS,
+    MAX_SCOPES,
     Balance,
     Committed,
     Debited,

@@ -8,10 +8,19 @@ from typing import Any, Self
 import redis
 
 from sweeperd.config import RedisSettings, check_prefix
-from sweeperd.ledger import arguments
-from sweeperd.ledger.answers import LedgerAnswer
+from sweeperd.ledger import models
 from sweeperd.ledger.errors import BudgetExists, MissingRight, RedisFull, refusal
-from sweeperd.ledger.models import Balance, Committed, Debited, Extended, Name, OveragePolicy, Released, Reserved
+from sweeperd.ledger.models import (
+    Balance,
+    Committed,
+    Debited,
+    Extended,
+    LedgerAnswer,
+    Name,
+    OveragePolicy,
+    Released,
+    Reserved,
+)
 from sweeperd.store.errors import describe, is_full, is_refused
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -60,8 +69,8 @@ class Ledger:
         self.scripts = {name: Script(f"ledger/{name}") for name in _SCRIPTS}
         self._shard = shard
         self._keys = shard.keys
-        self._default_grace_ms = arguments.milliseconds("default_grace", default_grace, least=0)
-        self._retention_ms = arguments.milliseconds("audit_retention", audit_retention, least=arguments.LEAST_RETENTION)
+        self._default_grace_ms = models.milliseconds("default_grace", default_grace, least=0)
+        self._retention_ms = models.milliseconds("audit_retention", audit_retention, least=models.LEAST_RETENTION)
         self._new_id = new_id
 
     @classmethod
@@ -96,8 +105,8 @@ class Ledger:
 
     def open_budget(self, scope: Name, unit: Name, allocated: int, overdraft_limit: int = 0) -> Balance:
         """Open a budget of which nothing is spent. Raises BudgetExists where there is one, RedisFull."""
-        budget = arguments.name("scope", scope), arguments.name("unit", unit)
-        amounts = arguments.amount("allocated", allocated), arguments.amount("overdraft_limit", overdraft_limit)
+        budget = models.name("scope", scope), models.name("unit", unit)
+        amounts = models.amount("allocated", allocated), models.amount("overdraft_limit", overdraft_limit)
         if not self._run("open_budget", [self._keys.budget(*budget)], [*budget, *amounts]):
             raise BudgetExists(budget[0])
         whole, limit = map(int, amounts)
@@ -105,7 +114,7 @@ class Ledger:
 
     def budget(self, scope: Name, unit: Name) -> Balance:
         """Read a budget. Raises NoBudget, InvalidBudget."""
-        scope, unit = arguments.name("scope", scope), arguments.name("unit", unit)
+        scope, unit = models.name("scope", scope), models.name("unit", unit)
         return self._ask("budget", [self._keys.budget(scope, unit)], [scope, unit]).balances[0]
 
     def reserve(
@@ -135,17 +144,17 @@ class Ledger:
         BudgetClosed, OverLimit, DebtOutstanding, InsufficientBudget, InvalidBudget, AmountOverflow, TenantClosed,
         InvalidTenant, DeadlineTooFar, ReservationExists, IdempotencyMismatch, RedisFull.
         """
-        tenant, unit = arguments.name("tenant", tenant), arguments.name("unit", unit)
-        key, levels = arguments.name("idempotency_key", idempotency_key), arguments.scope_list(scopes)
-        reservation_id = arguments.name("reservation id", self._new_id())
+        tenant, unit = models.name("tenant", tenant), models.name("unit", unit)
+        key, levels = models.name("idempotency_key", idempotency_key), models.scope_list(scopes)
+        reservation_id = models.name("reservation id", self._new_id())
         request: list[bytes] = [
             unit,
-            arguments.amount("amount", amount),
-            b"%d" % arguments.milliseconds("ttl", ttl, least=1),
-            b"" if grace is None else b"%d" % arguments.milliseconds("grace", grace, least=0),
+            models.amount("amount", amount),
+            b"%d" % models.milliseconds("ttl", ttl, least=1),
+            b"" if grace is None else b"%d" % models.milliseconds("grace", grace, least=0),
             OveragePolicy(overage_policy).encode(),
-            arguments.whole("max_extensions", max_extensions, most=arguments.MAX_EXTENSIONS),
-            *(arguments.json_text(mapping) for mapping in (subject, action, metadata)),
+            models.whole("max_extensions", max_extensions, most=models.MAX_EXTENSIONS),
+            *(models.json_text(mapping) for mapping in (subject, action, metadata)),
             *levels,
         ]
         answer = self._ask(
@@ -158,7 +167,7 @@ class Ledger:
                 *(self._keys.budget(scope, unit) for scope in levels),
             ],
             [
-                arguments.request_hash("reserve", tenant, key, *request),
+                models.request_hash("reserve", tenant, key, *request),
                 reservation_id,
                 tenant,
                 key,
@@ -194,8 +203,8 @@ class Ledger:
         EstimateExceeded, OverdraftLimitExceeded, InvalidBudget, AmountOverflow, TenantClosed, InvalidTenant,
         IdempotencyMismatch, RedisFull.
         """
-        reservation_id = arguments.name("reservation id", reservation_id)
-        request = [arguments.amount("amount", amount), b"" if unit is None else arguments.name("unit", unit)]
+        reservation_id = models.name("reservation id", reservation_id)
+        request = [models.amount("amount", amount), b"" if unit is None else models.name("unit", unit)]
         answer = self._change("commit", tenant, reservation_id, idempotency_key, request)
         return Committed(
             reservation_id,
@@ -213,7 +222,7 @@ class Ledger:
         Raises ReservationNotFound, ReservationFinalized, ReservationExpired, InvalidReservation, InvalidBudget,
         AmountOverflow, TenantClosed, InvalidTenant, IdempotencyMismatch, RedisFull.
         """
-        reservation_id = arguments.name("reservation id", reservation_id)
+        reservation_id = models.name("reservation id", reservation_id)
         answer = self._change("release", tenant, reservation_id, idempotency_key, [])
         return Released(reservation_id, answer.number("amount"), answer.number("at"), answer.balances, answer.missing)
 
@@ -224,8 +233,8 @@ class Ledger:
         Raises ReservationNotFound, ReservationFinalized, ReservationExpired, InvalidReservation, TooManyExtensions,
         DeadlineTooFar, InvalidBudget, TenantClosed, InvalidTenant, IdempotencyMismatch, RedisFull.
         """
-        tenant, reservation_id = arguments.name("tenant", tenant), arguments.name("reservation id", reservation_id)
-        by_ms = b"%d" % arguments.milliseconds("by", by, least=1)
+        tenant, reservation_id = models.name("tenant", tenant), models.name("reservation id", reservation_id)
+        by_ms = b"%d" % models.milliseconds("by", by, least=1)
         records = self._keys.idempotency(tenant, "reserve", b"")
         answer = self._change("extend", tenant, reservation_id, idempotency_key, [by_ms], [records])
         return Extended(
@@ -254,9 +263,9 @@ class Ledger:
         BudgetClosed, InsufficientBudget, OverdraftLimitExceeded, InvalidBudget, AmountOverflow, TenantClosed,
         InvalidTenant, IdempotencyMismatch, RedisFull.
         """
-        tenant, unit = arguments.name("tenant", tenant), arguments.name("unit", unit)
-        key, levels = arguments.name("idempotency_key", idempotency_key), arguments.scope_list(scopes)
-        request = [unit, arguments.amount("amount", amount), OveragePolicy(overage_policy).encode(), *levels]
+        tenant, unit = models.name("tenant", tenant), models.name("unit", unit)
+        key, levels = models.name("idempotency_key", idempotency_key), models.scope_list(scopes)
+        request = [unit, models.amount("amount", amount), OveragePolicy(overage_policy).encode(), *levels]
         answer = self._ask(
             "event",
             [
@@ -264,7 +273,7 @@ class Ledger:
                 self._keys.tenant(tenant),
                 *(self._keys.budget(scope, unit) for scope in levels),
             ],
-            [arguments.request_hash("event", tenant, key, *request), self._keys.budget_stem, *request],
+            [models.request_hash("event", tenant, key, *request), self._keys.budget_stem, *request],
         )
         return Debited(
             answer.number("charged"), answer.number("debt"), answer.number("at"), answer.balances, answer.missing
@@ -280,7 +289,7 @@ class Ledger:
         more: Sequence[bytes] = (),
     ) -> LedgerAnswer:
         """Run a script that changes a reservation: commit, release or extend."""
-        tenant, key = arguments.name("tenant", tenant), arguments.name("idempotency_key", idempotency_key)
+        tenant, key = models.name("tenant", tenant), models.name("idempotency_key", idempotency_key)
         return self._ask(
             script,
             [
@@ -290,7 +299,7 @@ class Ledger:
                 self._keys.tenant(tenant),
             ],
             [
-                arguments.request_hash(script, tenant, key, reservation_id, *request),
+                models.request_hash(script, tenant, key, reservation_id, *request),
                 reservation_id,
                 tenant,
                 key,

@@ -1,15 +1,226 @@
-"""The rules of the Redis user of sweeperd, made from the settings."""
+"""
+Which commands sweeperd runs on which keys: one table. `sweeperd acl` makes the rules of a Redis user from it, and
+`sweeperd check` tries each command of it. A feature that needs another key or command adds a `Grant` here.
+"""
 
+import enum
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from sweeperd.config import Settings, ShardSettings
-from sweeperd.ops.grants import ANY, Duty, channels, connection_grants, grants
+from sweeperd import redis_url
+from sweeperd.config import EXPIRY_SPIKE, Settings, ShardSettings
+from sweeperd.config.kinds import FORMS, KindSettings, parse_word
 from sweeperd.redis_url import parse
 from sweeperd.store.keys import Keys
+
+#: In the name of a key: any text. No entry, group or member has this name, so that commands can be tried on it.
+ANY = b"\0sweeperd check"
+_ANY = ANY.decode()
+#: The commands of `get` in the script of a kind.
+_READS = "EXISTS GET HEXISTS HGET HLEN HMGET LLEN PTTL SCARD SISMEMBER STRLEN TYPE ZCARD ZSCORE"
+#: What the check of a plan reads of each key.
+_PLANNED = "TYPE EXISTS HMGET GET"
+
+
+class Duty(enum.StrEnum):
+    """What a grant is for."""
+
+    #: What every process does: it connects, and reads what `status` and the page show.
+    STATUS = "status"
+    SWEEP = "sweep"
+    DELIVER = "deliver"
+    #: `sweeperd reconcile`, and the daemon's own walk.
+    WALK = "walk"
+    #: What only the commands of operators do.
+    OPERATE = "operate"
+    #: What `sweeperd.ledger` does, in whatever service uses it.
+    LEDGER = "ledger"
+
+
+class Grant(NamedTuple):
+    """Some commands on a key, or without a key where that is empty. A subcommand is written `XINFO|GROUPS`."""
+
+    duty: Duty
+    key: bytes
+    commands: tuple[str, ...]
+
+
+def granted(duty: Duty, key: bytes, commands: str) -> Grant:
+    """The grant of these commands, which are separated by spaces."""
+    return Grant(duty, key, tuple(commands.split()))
+
+
+def grants(settings: Settings, keys: Keys) -> list[Grant]:
+    """All that sweeperd may need on one shard with these settings."""
+    return [
+        *(_reservations(keys) if settings.reservations.enabled else []),
+        *(grant for kind in settings.kinds for grant in kind_grants(kind, keys)),
+        *_events(settings, keys),
+        *_walk(keys),
+        *_actions(keys),
+        *ledger_grants(keys),
+        *(cycles_grants(keys) if settings.cycles.enabled else []),
+    ]
+
+
+def channels(settings: Settings) -> list[str]:
+    """The patterns of the channels that plans publish to."""
+    return list(dict.fromkeys(channel for kind in settings.kinds for channel in kind.channel_patterns))
+
+
+def connection_grants(url: str) -> Iterator[Grant]:
+    """What connecting to this Redis needs."""
+    yield granted(Duty.STATUS, b"", "TIME CLIENT|SETNAME")
+    address = redis_url.parse(url)
+    if address.options.get("db"):
+        yield granted(Duty.STATUS, b"", "SELECT")
+    if address.topology is redis_url.Topology.CLUSTER:
+        yield granted(Duty.STATUS, b"", "CLUSTER|SLOTS ASKING")
+
+
+def _reservations(keys: Keys) -> Iterable[Grant]:
+    reservation, budget = keys.reservation(ANY), keys.budget_stem + ANY
+    yield from _swept(keys.reservation_index, reservation, keys.quarantine, keys.ticks, keys.lease("sweep"))
+    yield granted(Duty.STATUS, reservation, "HGET")
+    yield granted(Duty.WALK, reservation, "PTTL")
+    yield granted(Duty.SWEEP, reservation, "PEXPIRE")
+    yield granted(Duty.STATUS, budget, "EXISTS HMGET")
+    yield granted(Duty.SWEEP, budget, "HSET")
+    yield granted(Duty.OPERATE, budget, "HGETALL")
+
+
+def _swept(index: bytes, entry: bytes, quarantine: bytes, ticks: bytes, lease: bytes) -> Iterable[Grant]:
+    """What the sweep of any kind needs."""
+    return [
+        granted(Duty.STATUS, index, "EVAL EVALSHA EXISTS ZCARD ZCOUNT ZRANGE"),
+        granted(Duty.SWEEP, index, "ZADD ZREM"),
+        granted(Duty.WALK, index, "ZSCAN ZSCORE"),
+        granted(Duty.STATUS, entry, "EXISTS HMGET"),
+        granted(Duty.SWEEP, entry, "HSET"),
+        granted(Duty.OPERATE, entry, "HGETALL HDEL PTTL TYPE"),
+        granted(Duty.STATUS, quarantine, "ZCARD ZRANGE"),
+        granted(Duty.SWEEP, quarantine, "ZADD"),
+        granted(Duty.WALK, quarantine, "ZSCORE"),
+        granted(Duty.OPERATE, quarantine, "ZREM"),
+        granted(Duty.STATUS, ticks, "HMGET"),
+        granted(Duty.SWEEP, ticks, "HDEL HSET"),
+        granted(Duty.STATUS, lease, "GET"),
+        granted(Duty.SWEEP, lease, "SET PEXPIRE PTTL DEL"),
+    ]
+
+
+def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
+    """What a configured kind needs."""
+    entry = keys.kind_entry(kind.entry, ANY)
+    quarantine, ticks = keys.kind_quarantine(kind.name), keys.kind_ticks(kind.name)
+    yield from _swept(keys.kind_index(kind.index), entry, quarantine, ticks, keys.lease(f"sweep:{kind.name}"))
+    yield granted(Duty.SWEEP, entry, "PEXPIRE" if kind.retention_ms else "DEL")
+    # Redis 6.2 is asked for the rights of a plan before the sweep starts: each command is queued and then discarded.
+    yield granted(Duty.SWEEP, b"", "INFO MULTI DISCARD")
+    if kind.script is None:
+        for command in kind.given_back:
+            if command.name != "PUBLISH":
+                name = "HSET" if command.name == "HINCRBY" else command.name
+                yield granted(Duty.SWEEP, _like(keys, command.pattern), f"{_PLANNED} {name}")
+    else:
+        yield granted(Duty.STATUS, entry, "HLEN HGETALL")
+        names = {"HSET" if name == "HINCRBY" else name for name in kind.commands or FORMS} - {"PUBLISH"}
+        for pattern in kind.write_patterns:
+            yield granted(Duty.SWEEP, _like(keys, pattern), " ".join([_PLANNED, *sorted(names)]))
+        for pattern in kind.read_patterns:
+            yield granted(Duty.STATUS, _like(keys, pattern), _READS)
+    for declared in kind.sums:
+        pattern = "".join(part if isinstance(part, str) else "*" for part in parse_word(declared.key))
+        yield granted(Duty.WALK, _like(keys, pattern), "HGET")
+    if kind.channel_patterns:
+        yield granted(Duty.SWEEP, b"", "PUBLISH")
+
+
+def _like(keys: Keys, pattern: str) -> bytes:
+    """The pattern of a kind, in which only `*` is special, as the key of a grant."""
+    return keys.prefix + pattern.replace("*", _ANY).encode()
+
+
+def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
+    events, letters, endpoints, circuits = keys.events, keys.dead_letters, keys.endpoints, keys.circuits
+    yield granted(Duty.STATUS, events, "EXISTS XLEN XRANGE XREVRANGE XPENDING XINFO|STREAM XINFO|GROUPS")
+    yield granted(Duty.SWEEP, events, "XADD XACK XGROUP|CREATE XGROUP|DELCONSUMER")
+    yield granted(Duty.DELIVER, events, "XADD XACK XCLAIM XTRIM XREADGROUP")
+    yield granted(Duty.DELIVER, events, "XGROUP|CREATE XGROUP|DESTROY XGROUP|DELCONSUMER XINFO|CONSUMERS")
+    yield granted(Duty.OPERATE, events, "XADD XACK XGROUP|CREATE XGROUP|DESTROY")
+    yield granted(Duty.STATUS, letters, "XLEN XRANGE XINFO|STREAM")
+    yield granted(Duty.DELIVER, letters, "XADD")
+    yield granted(Duty.OPERATE, letters, "XREVRANGE XDEL")
+    yield granted(Duty.STATUS, endpoints, "HGET")
+    yield granted(Duty.DELIVER, endpoints, "HSET HDEL")
+    yield granted(Duty.OPERATE, endpoints, "HSET HDEL")
+    yield granted(Duty.STATUS, keys.groups, "HGET HGETALL")
+    yield granted(Duty.SWEEP, keys.groups, "HSET HDEL")
+    yield granted(Duty.DELIVER, keys.groups, "HSET HDEL")
+    yield granted(Duty.OPERATE, keys.groups, "HSET HDEL")
+    yield granted(Duty.STATUS, circuits, "HGETALL")
+    yield granted(Duty.DELIVER, circuits, "HSET HDEL")
+    yield granted(Duty.OPERATE, circuits, "HSET")
+    yield granted(Duty.STATUS, keys.attempts(_ANY), "XREVRANGE")
+    if settings.events.attempts_kept:
+        yield granted(Duty.DELIVER, keys.attempts(_ANY), "XADD")
+    if any(endpoint.max_rate for endpoint in settings.webhooks.endpoints):
+        yield granted(Duty.DELIVER, keys.pace, "HGET HSET HDEL")
+    yield granted(Duty.STATUS, keys.processes, "HGETALL")
+    yield granted(Duty.SWEEP, keys.processes, "HSET HDEL")
+    yield granted(Duty.DELIVER, keys.processes, "HSET HDEL")
+    if settings.events.wait_replicas:
+        yield granted(Duty.DELIVER, b"", "WAIT")
+    if EXPIRY_SPIKE in settings.announced:
+        yield granted(Duty.SWEEP, keys.expiry_rates, "HLEN HGET HRANDFIELD HSET HDEL")
+        yield granted(Duty.SWEEP, events, "XLEN")
+
+
+def _walk(keys: Keys) -> Iterable[Grant]:
+    yield granted(Duty.WALK, b"", "SCAN DBSIZE INFO")
+    yield granted(Duty.STATUS, keys.reconcile, "HMGET")
+    yield granted(Duty.WALK, keys.reconcile, "HSET HGET HDEL")
+    yield granted(Duty.WALK, keys.lease("reconcile"), "SET GET PEXPIRE DEL")
+
+
+def _actions(keys: Keys) -> Iterable[Grant]:
+    yield granted(Duty.STATUS, keys.actions, "XRANGE XREVRANGE XINFO|STREAM")
+    yield granted(Duty.OPERATE, keys.actions, "XADD XTRIM")
+    yield granted(Duty.STATUS, keys.action_counts, "HMGET")
+    yield granted(Duty.OPERATE, keys.action_counts, "HGET HSET")
+    yield granted(Duty.OPERATE, keys.lease("repair-budget"), "SET GET PEXPIRE DEL")
+
+
+def ledger_grants(keys: Keys) -> list[Grant]:
+    """What the ledger needs. The tenants' records are keys of its scripts, to which Redis asks for the whole right."""
+    return [
+        granted(Duty.LEDGER, keys.reservation_index, "EVAL EVALSHA ZCARD ZADD ZREM"),
+        granted(Duty.LEDGER, keys.reservation(ANY), "EXISTS HMGET HGET HSET PEXPIRE"),
+        granted(Duty.LEDGER, keys.budget_stem + ANY, "EVAL EVALSHA EXISTS HMGET HSET"),
+        granted(Duty.LEDGER, keys.idempotency_stem + ANY, "EVAL EVALSHA GET SET PTTL PEXPIRE"),
+        granted(Duty.LEDGER, keys.tenant(ANY), "EVAL EVALSHA GET"),
+        granted(Duty.LEDGER, b"", "TIME"),
+    ]
+
+
+def cycles_grants(keys: Keys) -> Iterator[Grant]:
+    """What the lease and the relay of a Cycles installation need."""
+    cycles, name = keys.cycles, _ANY
+    yield granted(Duty.SWEEP, cycles.lease, "SET GET PEXPIRE")
+    yield granted(Duty.DELIVER, cycles.subscriptions(ANY), "SMEMBERS")
+    yield granted(Duty.DELIVER, cycles.subscription(ANY), "GET")
+    yield granted(Duty.DELIVER, cycles.event(name), "EXISTS SET")
+    yield granted(Duty.DELIVER, cycles.events(ANY), "ZADD")
+    yield granted(Duty.DELIVER, cycles.delivery(name), "EXISTS SET")
+    yield granted(Duty.DELIVER, cycles.deliveries(name), "ZADD")
+    yield granted(Duty.DELIVER, cycles.dispatch, "LPUSH LLEN")
+
+
+# ---- the rules of the Redis user of sweeperd, made from the settings
+
 
 #: What Redis takes in a pattern for more than itself.
 _SPECIAL = re.compile(r"[*?\[\]\\]")

@@ -1,24 +1,51 @@
-"""The endpoints: how each stands, pausing and resuming one, trying one out."""
+"""Asymmetric keys: a new pair, and the public keys of the endpoints for receivers that verify signatures."""
 
 import json
 import secrets
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from sweeperd.config import EndpointSettings, WebhooksSettings
-from sweeperd.delivery.announcements import NO_TENANT, Announcements
-from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointState, EndpointStateStore
-from sweeperd.delivery.groups import ConsumerGroups
-from sweeperd.delivery.masking import Masker
-from sweeperd.delivery.outbox import Outbox, OutboxEntry, Pending
-from sweeperd.delivery.payload import Message, as_json, message
-from sweeperd.delivery.replay import replay_group
-from sweeperd.delivery.request import webhook_request
-from sweeperd.delivery.sender import KEPT, WebhookClient
+from sweeperd.config.types import PRIVATE
+from sweeperd.outbox.attempts import Masker
+from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointState, EndpointStateStore
+from sweeperd.outbox.event import Message, OutboxEntry, as_json, message, webhook_request
+from sweeperd.outbox.replays import replay_group
+from sweeperd.outbox.stream import NO_TENANT, Announcements, ConsumerGroups, Outbox, Pending
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
+
+
+class NoCryptography(Exception):
+    """The cryptography package, which is an extra, is missing."""
+
+
+def generate() -> tuple[str, str]:
+    """A new private key `whsk_…` and its public key `whpk_…`. Raises NoCryptography."""
+    try:
+        from sweeperd.delivery import webhook  # noqa: PLC0415
+    except ImportError as error:
+        raise NoCryptography from error
+    return webhook.generate()
+
+
+def jwks(endpoints: Iterable[EndpointSettings]) -> dict[str, Any]:
+    """The public keys of all their secrets `whsk_…`, as a JSON Web Key Set. Nothing in it is secret."""
+    texts = [secret.get_secret_value() for endpoint in endpoints for secret in endpoint.secrets]
+    private = [text for text in texts if text.startswith(PRIVATE)]
+    if not private:
+        return {"keys": []}
+    # Without such a key the cryptography package, which is an extra, may be missing.
+    from sweeperd.delivery import webhook  # noqa: PLC0415
+
+    return webhook.jwks(private)
+
+
+# ---- the endpoints: how each stands, pausing and resuming one, trying one out
+
 
 #: The type of a test event, by the Cycles protocol: no receiver takes it for an expiry.
 TEST_TYPE = "system.webhook_test"
@@ -139,6 +166,8 @@ def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings
     until one request fails. Nothing in Redis changes; its clock is read, because that is what the signature's time is.
     Raises redis.RedisError.
     """
+    from sweeperd.delivery.webhook import KEPT, WebhookClient  # noqa: PLC0415  only a test sends: requests is large
+
     webhook = WebhookClient(endpoint, webhooks, shard.clock, 1, lambda _result: None, threading.Event())
     requests = accepted = 0
     try:

@@ -7,9 +7,8 @@ from typing import cast
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.ops.reconcile.keyspace import Keyspace
+from sweeperd.ops.reconcile.keyspace import Keyspace, Throttle
 from sweeperd.ops.reconcile.reader import ReservationReader
-from sweeperd.ops.throttle import Throttle
 from sweeperd.store.shard import Shard
 
 _FIELDS = (b"tenant", b"state", b"created_at", b"expires_at", b"quarantined_at")

@@ -12,7 +12,7 @@ import redis
 
 from sweeperd.errors import RedisUnavailable
 from sweeperd.store.errors import is_refused
-from sweeperd.store.process import process_name
+from sweeperd.store.lease import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 

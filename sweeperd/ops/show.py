@@ -1,24 +1,138 @@
-"""Everything about one entry of a kind, and what a sweep would do with it."""
+"""What a sweep would decide now, and what it would write, asked of the kind's own script and without doing it."""
 
 import contextlib
 import enum
-from collections.abc import Iterator
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, cast
 
-from sweeperd.config import Settings
-from sweeperd.delivery.groups import WAITING
-from sweeperd.delivery.payload import message
-from sweeperd.delivery.replay import GROUP_PREFIX
-from sweeperd.delivery.subscription import EventFilter
-from sweeperd.ops.attempts import RecordedAttempt, attempts_with
-from sweeperd.ops.explain import Explanation, explain
+from sweeperd.config import Settings, SweepSettings
+from sweeperd.outbox.attempts import Attempt, RecordedAttempt, attempts_with, read_attempts
+from sweeperd.outbox.event import message
+from sweeperd.outbox.replays import GROUP_PREFIX
+from sweeperd.outbox.stream import WAITING
+from sweeperd.outbox.subscription import EventFilter
 from sweeperd.store import streams
+from sweeperd.store.errors import describe, is_server_trouble
+from sweeperd.store.scripts import Script, own_text
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, StreamRow
-from sweeperd.sweep.kind import RESERVATIONS, Kind
+from sweeperd.sweep.configured import all_kinds
+from sweeperd.sweep.kind import RESERVATIONS, Decision, Kind, Outcome
+from sweeperd.sweep.reservations import reservations
 from sweeperd.text import decode, strings, whole
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a sweep would do with one entry. `writes`: the commands, in order, each with its arguments."""
+
+    decision: Decision
+    writes: tuple[tuple[bytes, ...], ...]
+
+
+def explain(shard: Shard, settings: SweepSettings, ids: Sequence[bytes], kind: Kind | None = None) -> list[Explanation]:
+    """
+    Ask for each of these ids of a kind (None: reservations), in batches of `pipeline_depth`. Nothing is written. An
+    entry whose sweep would fail has the outcome `error`. Raises redis.RedisError where the server as a whole cannot
+    answer.
+    """
+    kind = kind or reservations(shard.keys, settings)
+    script = _script(kind.name, kind.script.source)
+
+    def explanation(entry: bytes, reply: Any) -> Explanation:
+        if isinstance(reply, Exception):
+            if is_server_trouble(reply):
+                raise reply
+            return Explanation(Decision(entry, Outcome.ERROR, describe(reply)), ())
+        answer, writes = reply
+        return Explanation(kind.decision(entry, answer), tuple(tuple(write) for write in writes))
+
+    found = []
+    for start in range(0, len(ids), settings.pipeline_depth):
+        part = ids[start : start + settings.pipeline_depth]
+        # The trace id is of the event that is not written.
+        replies = script.run_many(shard.client, [kind.call(entry, "") for entry in part])
+        found += [explanation(entry, reply) for entry, reply in zip(part, replies, strict=True)]
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _script(kind: str, source: str) -> Script:
+    """The script of the kind with a `redis` that records the writes and sends none."""
+    if kind == RESERVATIONS:
+        return Script("ops/explain")
+    # The code before the user's script stands on one line, so that its errors name the lines of the user's file.
+    lines = (line.strip() for line in own_text("include/recorder").splitlines())
+    recorder = " ".join(line for line in lines if line and not line.startswith("--"))
+    return Script(
+        f"explain {kind}",
+        f"{recorder} local redis, writes = recorder(redis) local reply = (function() {source}\nend)()\n"
+        "if reply.err then\n  return reply\nend\nreturn {reply, writes}\n",
+    )
+
+
+# ---- what the status page shows of one shard beyond `status`: the quarantine by reason, and the last attempts
+
+
+#: How many entries of each quarantine are counted by reason, the newest first, and how many of a reason are named.
+COUNTED, NEWEST = 1000, 3
+#: How many of them are read in one round trip.
+SLICE = 250
+#: How many attempts of each endpoint are shown.
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonCount:
+    """The quarantined entries of one kind with one reason."""
+
+    kind: str
+    #: Empty: the hash is gone, or has no mark any more.
+    reason: str
+    count: int
+    newest: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """Of one shard, for people who look closer."""
+
+    reasons: tuple[ReasonCount, ...] = ()
+    #: Endpoint -> its last attempts, the newest first.
+    attempts: Mapping[str, Sequence[Attempt]] = field(default_factory=dict)
+
+
+def read_details(settings: Settings, shard: Shard) -> Details:
+    """Raises redis.RedisError."""
+    reasons = [count for kind in all_kinds(settings, shard.keys) for count in _reasons(shard, kind)]
+    names = [endpoint.name for endpoint in settings.webhooks.endpoints] if settings.events.attempts_kept else []
+    attempts = {name: [each.attempt for each in read_attempts(shard, name, ATTEMPTS)] for name in names}
+    return Details(tuple(sorted(reasons, key=lambda each: -each.count)), attempts)
+
+
+def _reasons(shard: Shard, kind: Kind) -> list[ReasonCount]:
+    entries: Any = shard.client.zrange(kind.quarantine, -COUNTED, -1)
+    found: dict[str, list[str]] = {}
+    for start in range(0, len(entries), SLICE):
+        pipeline = shard.client.pipeline(transaction=False)
+        part = entries[start : start + SLICE]
+        for entry in part:
+            pipeline.hmget(kind.hash_key(entry), ["quarantine_reason"])
+        # A key that is no hash is the fault of WRONG_TYPE.
+        for entry, row in zip(part, pipeline.execute(raise_on_error=False), strict=True):
+            named = "WRONG_TYPE" if isinstance(row, Exception) else decode(row[0] or b"")
+            found.setdefault(named, []).append(decode(entry))
+    return [
+        ReasonCount(kind.name, reason, len(entries), tuple(reversed(entries[-NEWEST:])))
+        for reason, entries in found.items()
+    ]
+
+
+# ---- everything about one entry of a kind, and what a sweep would do with it
+
 
 #: The script that wrote `expired_at` added the event too, so its id is in this range around that time, ms.
 EVENT_BEFORE, EVENT_AFTER = 10, 5_000

@@ -1,35 +1,398 @@
-"""
-Are we keeping up, is anyone not getting their events, is something set aside?
+"""Whether a shard holds any key that sweeperd works on: a wrong database or prefix looks healthy otherwise."""
 
-Everything is read from Redis, so the answer is about all replicas. Reading changes nothing, needs no right that the
-daemon does not have, and its cost does not grow with the backlog.
-"""
-
+import json
+import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar, cast
 
+import pydantic
 import redis
 
-from sweeperd.config import Settings, SweepSettings
-from sweeperd.delivery.backlog import BacklogMemory
+from sweeperd.config import EndpointSettings, Settings, SweepSettings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.ops import endpoint_status
-from sweeperd.ops.details import Details, read_details
-from sweeperd.ops.endpoint_status import EndpointStatus, count_dead_letters, read_endpoints
-from sweeperd.ops.explain import explain
-from sweeperd.ops.last_walk import KindWalkStore, LastKindWalk, LastWalk, WalkStore
-from sweeperd.ops.presence import is_empty
 from sweeperd.ops.processes import Processes, read_processes
-from sweeperd.ops.rate import Rate, read_rate
-from sweeperd.store.errors import describe
+from sweeperd.ops.reconcile import Fault, KindCursor, KindFault, WalkCursor
+from sweeperd.ops.show import Details, explain, read_details
+from sweeperd.outbox import replays as replay
+from sweeperd.outbox.backlog import BacklogMemory, GroupBacklog, read_backlog
+from sweeperd.outbox.endpoint_state import CircuitNote, CircuitStateStore, EndpointStateStore
+from sweeperd.outbox.replays import GROUP_PREFIX
+from sweeperd.outbox.subscription import Subscription
+from sweeperd.store import streams
+from sweeperd.store.errors import describe, is_full, is_refused
 from sweeperd.store.lease import holder
+from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.configured_kinds import all_kinds
+from sweeperd.sweep.configured import all_kinds
 from sweeperd.sweep.kind import RESERVATIONS, Kind, Outcome
-from sweeperd.sweep.last_sweep import LastSweep, read_last_sweep
-from sweeperd.text import moment_ms
+from sweeperd.sweep.telemetry import LastSweep, read_last_sweep
+from sweeperd.text import decode, moment_ms
+
+log = logging.getLogger(__name__)
+
+
+#: How many keys are visited in search of one, and how many in one call.
+VISITED, PAGE = 10_000, 1_000
+WARNING = "no reservation, budget or index entry here: right database and prefix?"
+
+
+def is_empty(shard: Shard, settings: Settings) -> bool:
+    """
+    Whether there is neither an index entry nor an event, and no reservation or budget among the first VISITED keys.
+    False where the user may not run SCAN. Raises redis.RedisError.
+    """
+    keys, client = shard.keys, shard.client
+    indexes = [keys.kind_index(kind.index) for kind in settings.kinds]
+    if settings.reservations.enabled:
+        indexes.append(keys.reservation_index)
+    if client.exists(*indexes, keys.events):
+        return False
+    stems, cursor = (keys.reservation(b""), keys.budget_stem), 0
+    try:
+        for _ in range(0, VISITED, PAGE):
+            cursor, page = cast(Any, client.scan(cursor, count=PAGE))
+            if any(key.startswith(stems) for key in page):
+                return False
+            if not cursor:
+                return True
+    except redis.RedisError as error:
+        if not is_refused(error):
+            raise
+        return False
+    return True
+
+
+# ---- a rate over a stated window; that of expiries is read from the event stream
+
+
+#: The window, seconds, and the most events that are counted. Where more happened, the window is shorter.
+WINDOW, COUNTED = 60.0, 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Events per second, over the last `window_seconds`; 0.0 seconds where nothing is known."""
+
+    per_second: float = 0.0
+    window_seconds: float = WINDOW
+
+    def seconds_for(self, waiting: int) -> float | None:
+        """How long `waiting` of them take at this rate; None where it is 0 and some wait."""
+        if not waiting:
+            return 0.0
+        return round(waiting / self.per_second, 1) if self.per_second else None
+
+
+#: Of what was not measured.
+UNKNOWN = Rate(0.0, 0.0)
+
+
+def read_rate(shard: Shard, now: int) -> Rate:
+    """
+    The rate of expiries up to `now` (ms). Each event has the time of its expiry on Redis's clock, so the rate is right
+    during a long tick and after one, and the same for every process that reads it. Raises redis.RedisError.
+    """
+    start = now - int(WINDOW * 1000)
+    call = Call([shard.keys.events], [max(0, start), COUNTED])
+    read, expiries, oldest = Script("ops/rate").run(shard.client, call)
+    window = WINDOW if read < COUNTED else max(0.001, (now - oldest) / 1000)
+    return Rate(round(expiries / window, 2), round(window, 3))
+
+
+# ----
+# What `sweeperd:reconcile` keeps of the walks over the reservations, and of those over each configured kind: the last
+# complete one, its report, and the place of an unfinished one.
+
+
+class WalkEnd(pydantic.BaseModel):
+    """When a complete walk ended and what it found, by fault: JSON."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
+
+    #: ms on Redis's clock.
+    finished_at: int
+    found: Mapping[Any, int]
+
+    @property
+    def total(self) -> int:
+        """How many findings there were."""
+        return sum(self.found.values())
+
+
+class LastWalk(WalkEnd):
+    """The last complete walk over the reservations: the field `last`."""
+
+    found: dict[Fault, int]
+    #: EXPIRED reservations that another sweeper expired.
+    foreign_expiries: int = 0
+
+
+class LastKindWalk(WalkEnd):
+    """The last complete walk over a configured kind: the field `last:<kind>`."""
+
+    found: dict[KindFault, int]
+
+
+def read_last_report(shard: Shard, kind: str = "") -> dict[str, Any] | None:
+    """
+    The report of the last walk over this configured kind (empty: reservations), as `as_dict` of the report made it.
+    None without one. Raises redis.RedisError.
+    """
+    end = f":{kind}" if kind else ""
+    last, report = shard.client.hmget(shard.keys.reconcile, f"last{end}", f"report{end}")
+    try:
+        parsed = json.loads(report or b"")
+        finished_at = WalkEnd.model_validate_json(last or b"").finished_at
+    except ValueError:
+        return None
+    remaining = sum(parsed["found"].values()) - sum(parsed["mended"].values())
+    return {**parsed, "finished_at": finished_at, "remaining": remaining}
+
+
+WalkT = TypeVar("WalkT", bound=WalkEnd)
+CursorT = TypeVar("CursorT", bound=pydantic.BaseModel)
+
+
+class _Walks(Generic[WalkT, CursorT]):
+    """The fields of the hash about the walks over one thing. Methods raise redis.RedisError."""
+
+    def __init__(self, shard: Shard, walk: type[WalkT], cursor: type[CursorT], end: str = "") -> None:
+        """`end`: the end of the names of the fields."""
+        self._shard = shard
+        self._client = shard.client
+        self._key = shard.keys.reconcile
+        self._walk = walk
+        self._cursor = cursor
+        self._end = end
+
+    def last(self) -> WalkT | None:
+        """The last complete walk; None without one, or where the field cannot be read."""
+        return cast(WalkT | None, self._read("last", self._walk))
+
+    def cursor(self) -> CursorT | None:
+        """The place of an unfinished walk."""
+        return cast(CursorT | None, self._read("cursor", self._cursor))
+
+    def write_cursor(self, cursor: CursorT) -> None:
+        """Keep the place of a walk. A full Redis refuses it, and a later walk begins anew."""
+        self._write({"cursor": cursor.model_dump_json()})
+
+    def finish(self, walk: WalkT, report: str) -> bool:
+        """A walk is complete; `report`: JSON. False where Redis is full and refuses to keep it."""
+        self._client.hdel(self._key, f"cursor{self._end}")
+        return self._write({"last": walk.model_dump_json(), "report": report})
+
+    def _read(self, name: str, model: type[pydantic.BaseModel]) -> pydantic.BaseModel | None:
+        field = name + self._end
+        text = self._client.hget(self._key, field)
+        if not isinstance(text, bytes):
+            return None
+        try:
+            return model.model_validate_json(text)
+        except ValueError:
+            log.warning("what is kept of a reconcile cannot be read", extra={"shard": self._shard.name, "field": field})
+            return None
+
+    def _write(self, fields: dict[str, str]) -> bool:
+        try:
+            self._client.hset(self._key, mapping={name + self._end: value for name, value in fields.items()})
+        except redis.ResponseError as error:
+            if not is_full(error):
+                raise
+            return False
+        return True
+
+
+class WalkStore(_Walks[LastWalk, WalkCursor]):
+    """Of the walks over the reservations, for the daemon and for `status`. Methods raise redis.RedisError."""
+
+    def __init__(self, shard: Shard) -> None:
+        super().__init__(shard, LastWalk, WalkCursor)
+
+
+class KindWalkStore(_Walks[LastKindWalk, KindCursor]):
+    """Of the walks over one configured kind. Methods raise redis.RedisError."""
+
+    def __init__(self, shard: Shard, kind: str) -> None:
+        super().__init__(shard, LastKindWalk, KindCursor, f":{kind}")
+
+
+# ---- the state and the backlog of each endpoint of a shard, for `status` and `endpoints list`
+
+
+#: How many dead letters are counted, and how many of them in one call.
+LETTERS, LETTERS_PAGE = 10_000, 500
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStatus:
+    """A replay that has begun and not ended. Times are ms on Redis's clock."""
+
+    since_ms: int
+    until_ms: int
+    tenant: str | None
+    event_type: str | None
+    began_at_ms: int
+    events: int
+    #: How many of them are not done yet, about: not delivered, and no dead letter.
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStatus:
+    """One endpoint on one shard. Times are ms on Redis's clock."""
+
+    name: str
+    #: False for one that is not in the configuration, and has a group or dead letters.
+    configured: bool = True
+    #: The last event that its group has taken; None where there is no group.
+    position: str | None = None
+    #: Events that are to be sent to it. Events that it does not want are left out. Not exact: an estimate. None: there
+    #: is no group, because it was not made yet or is lost, so nobody knows.
+    pending: int | None = None
+    pending_exact: bool = True
+    #: Age of the oldest event that it has not acknowledged, seconds.
+    oldest_pending_seconds: float = 0.0
+    #: Since when it is paused, and why.
+    paused_at_ms: int | None = None
+    paused_reason: str = ""
+    #: How long nothing is sent because the receiver asked for it, seconds from now, and until when.
+    quiet_seconds: float = 0.0
+    muted_until_ms: int | None = None
+    #: Whether a circuit is open, how many deliveries failed in a row, and why the last one did.
+    circuit_open: bool = False
+    #: How many of the processes that deliver to it have an open circuit.
+    open_on: int = 0
+    processes: int = 0
+    failures: int = 0
+    failure: str = ""
+    dead_letters: int = 0
+    #: The replay to it that is running.
+    replay: ReplayStatus | None = None
+    #: Events delivered per second by all processes.
+    rate: Rate = UNKNOWN
+    #: The processes that deliver to it, those with an open circuit first.
+    replicas: tuple[CircuitNote, ...] = ()
+
+    @property
+    def state(self) -> str:
+        """`paused`, `failing` (its circuit is open), `quiet`, `open`; `unknown` to the configuration."""
+        if not self.configured:
+            return "unknown"
+        if self.paused_at_ms is not None:
+            return "paused"
+        if self.circuit_open:
+            return "failing"
+        return "quiet" if self.quiet_seconds else "open"
+
+    @property
+    def empty_in_seconds(self) -> float | None:
+        """How long it takes at this rate to deliver the events that wait now. None where nothing is delivered."""
+        if self.pending is None or (self.pending and self.paused_at_ms is not None):
+            return None
+        return self.rate.seconds_for(self.pending)
+
+
+def read_endpoints(
+    shard: Shard,
+    endpoints: Sequence[EndpointSettings],
+    now: int,
+    dead_letters: Counter[str],
+    memory: BacklogMemory | None = None,
+) -> tuple[EndpointStatus, ...]:
+    """
+    The configured endpoints in their order, then unknown ones that have a group or dead letters. `now` is the shard's
+    clock, ms. `memory`: of the backlogs of earlier calls. Raises redis.RedisError.
+    """
+    groups = {decode(name): info for name, info in streams.groups(shard.client, shard.keys.events).items()}
+    known = {endpoint.name: endpoint for endpoint in endpoints}
+    named = {name for name in groups if not name.startswith(GROUP_PREFIX)}
+    unknown = sorted((named | dead_letters.keys()) - known.keys())
+    return (
+        *(_configured(shard, each, groups.get(name), now, dead_letters[name], memory) for name, each in known.items()),
+        *(_unknown(shard, name, groups.get(name), now, dead_letters[name], memory) for name in unknown),
+    )
+
+
+def count_dead_letters(shard: Shard) -> Counter[str]:
+    """How many each endpoint has, among the oldest LETTERS. Raises redis.RedisError."""
+    script, counts, first = Script("ops/letters"), Counter[str](), streams.FIRST
+    for _ in range(0, LETTERS, LETTERS_PAGE):
+        reply = script.run(shard.client, Call([shard.keys.dead_letters], [first, LETTERS_PAGE]))
+        if not reply:
+            break
+        first = streams.after(reply[0])
+        for endpoint, count in zip(reply[1::2], reply[2::2], strict=True):
+            counts[decode(endpoint)] += count
+        if sum(reply[2::2]) < LETTERS_PAGE:
+            break
+    return counts
+
+
+def _configured(
+    shard: Shard,
+    endpoint: EndpointSettings,
+    group: dict[str, Any] | None,
+    now: int,
+    dead_letters: int,
+    memory: BacklogMemory | None,
+) -> EndpointStatus:
+    name = endpoint.name
+    state, circuit = EndpointStateStore(shard).read(name), CircuitStateStore(shard).read(name)
+    return EndpointStatus(
+        name,
+        **_backlog(group, read_backlog(shard, group, Subscription(endpoint), now, memory=memory)),
+        paused_at_ms=state.paused_at,
+        paused_reason=state.reason,
+        quiet_seconds=max(0.0, (state.muted_until - now) / 1000),
+        muted_until_ms=state.muted_until or None,
+        circuit_open=circuit.open,
+        open_on=circuit.open_on,
+        processes=circuit.processes,
+        failures=circuit.failures,
+        failure=circuit.reason,
+        dead_letters=dead_letters,
+        replay=_replay(shard, name),
+        rate=Rate(circuit.rate, circuit.rate_window),
+        replicas=circuit.notes,
+    )
+
+
+def _replay(shard: Shard, endpoint: str) -> ReplayStatus | None:
+    note = replay.running(shard, endpoint)
+    if note is None or note.cancelled:
+        return None
+    times = note.since_ms, note.until_ms
+    left = replay.progress(shard, note).left
+    return ReplayStatus(*times, note.tenant, note.event_type, note.made_at, note.events, left)
+
+
+def _unknown(
+    shard: Shard, name: str, group: dict[str, Any] | None, now: int, dead_letters: int, memory: BacklogMemory | None
+) -> EndpointStatus:
+    found = _backlog(group, read_backlog(shard, group, None, now, memory=memory))
+    return EndpointStatus(name, False, dead_letters=dead_letters, **found)
+
+
+def _backlog(group: dict[str, Any] | None, backlog: GroupBacklog | None) -> dict[str, Any]:
+    """The fields of an EndpointStatus that are about its group."""
+    if group is None or backlog is None:
+        return {}
+    return {
+        "position": group["last-delivered-id"].decode(),
+        "pending": backlog.events,
+        "pending_exact": backlog.exact,
+        "oldest_pending_seconds": backlog.oldest_seconds,
+    }
+
+
+# ---- are we keeping up, is anyone not getting their events, is something set aside?
+# Everything is read from Redis, so the answer is about all replicas. Reading changes nothing, needs no right that the
+# daemon does not have, and its cost does not grow with the backlog.
+
 
 #: How many due entries are explained; where there are more, so many of them, evenly spread.
 SAMPLE = 200
@@ -174,7 +537,7 @@ def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory |
         kinds=tuple(_kind(shard, kind, now) for kind in all_kinds(settings, shard.keys) if kind.name != RESERVATIONS),
         endpoints=read_endpoints(shard, settings.consumers, now, by_endpoint, memory),
         dead_letters=dead_letters,
-        dead_letters_counted=dead_letters <= endpoint_status.LETTERS,
+        dead_letters_counted=dead_letters <= LETTERS,
         rate=read_rate(shard, now),
         last_walk=WalkStore(shard).last() if swept else None,
         processes=read_processes(shard, now),

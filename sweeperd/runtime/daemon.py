@@ -1,8 +1,12 @@
-"""The daemon: a shard runner for each shard and the scheduler, started and stopped in order."""
+"""All that a daemon does for one shard: sweep, delivery, maintenance. It shares nothing with the other runners."""
 
 import contextlib
+import functools
+import logging
+import math
 import threading
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC
 from typing import Any
 
@@ -10,14 +14,234 @@ from apscheduler.executors.pool import ThreadPoolExecutor as SchedulerPool
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from sweeperd.config import Settings
-from sweeperd.delivery.dispatcher import shares
+from sweeperd.context import Interpreter, ShardContext
+from sweeperd.delivery.dispatcher import Dispatcher, shares
+from sweeperd.errors import KindRefused, RedisUnavailable
+from sweeperd.logs import Outage
 from sweeperd.metrics import Metrics
-from sweeperd.ops.status_report import status_report
-from sweeperd.runtime.role import Role
-from sweeperd.runtime.shard_runner import ShardRunner
-from sweeperd.store.context import ShardContext
-from sweeperd.store.interpreter import Interpreter
+from sweeperd.ops.actions import ActionExporter
+from sweeperd.ops.history import StatusHistory, status_report
+from sweeperd.ops.processes import ProcessAnnouncer
+from sweeperd.ops.status import read_status
+from sweeperd.outbox.backlog import BacklogMemory
+from sweeperd.runtime.periodic import PeriodicTask
+from sweeperd.runtime.process import Role
+from sweeperd.runtime.reconciler import PeriodicReconciler
+from sweeperd.runtime.sweeps import RETRY_EVERY, CyclesLease, KindSweep, kind_sweeps
 from sweeperd.store.shard import open_shards
+from sweeperd.sweep.kind import RESERVATIONS
+
+log = logging.getLogger(__name__)
+
+
+#: Between two rounds of trimming and measuring, seconds.
+MAINTENANCE_INTERVAL = 15.0
+#: How soon a replay begins after an operator has asked for it, seconds.
+REPLAY_INTERVAL = 2.0
+#: Between two readings for the status page while it is open, seconds.
+STATUS_INTERVAL = 3.0
+#: The name of the work that a daemon without a sweep reports to `/readyz`.
+_MAINTENANCE = "maintenance"
+
+
+class ShardRunner:
+    """Runs one shard."""
+
+    def __init__(self, context: ShardContext, role: Role = Role.ALL) -> None:
+        settings, shard, metrics, stop = context.settings, context.shard, context.metrics, context.stop
+        self.name = shard.name
+        self._shard = shard
+        self._metrics = metrics
+        self._stop = stop
+        self._role = role
+        #: The sweep waits for no connection of a delivery.
+        self._sweep_shard = shard.twin()
+        self._cycles_lease = CyclesLease(self._sweep_shard) if settings.cycles.enabled and role.sweeps else None
+        self._sweeps: list[KindSweep] = []
+        if role.sweeps:
+            self._sweeps = kind_sweeps(
+                settings,
+                self._sweep_shard,
+                metrics,
+                stop,
+                cycles_lease=self._cycles_lease,
+                interpreter=context.interpreter,
+            )
+        self._delivery = Dispatcher(context)
+        self._actions = ActionExporter(shard, metrics)
+        self._announcer = ProcessAnnouncer(shard, sweeps=role.sweeps, delivers=role.delivers)
+        self._reconciler: PeriodicReconciler | None = None
+        if settings.reconcile.interval and role.sweeps and (settings.reservations.enabled or settings.kinds):
+            self._reconciler = PeriodicReconciler(settings, shard, metrics, stop)
+        metrics.reconcile.retain(shard.name, self._reconciler.swept if self._reconciler else ())
+        read = functools.partial(read_status, settings, shard, detailed=True, memory=BacklogMemory())
+        self.status_history = StatusHistory(shard.name, shard.address, read)
+        #: The tasks without which the process is not well.
+        self._essential = list(self._essential_tasks(settings))
+        interval = min(STATUS_INTERVAL, 3 * settings.sweep.interval.total_seconds())
+        #: The reading for the status page has a thread of its own, so that no other task waits for it.
+        self.tasks = [
+            *self._essential,
+            PeriodicTask(f"status of {self.name}", self._read_status, interval, _patience(settings)),
+        ]
+        works = [sweep.name for sweep in self._sweeps] if role.sweeps else [_MAINTENANCE]
+        #: Kind, or the maintenance -> why it fails now; empty where it does not.
+        self._troubles = dict.fromkeys(works, "no sweep yet" if role.sweeps else "not maintained yet")
+        #: Those of them that were tried.
+        self._tried: set[str] = set()
+
+    @property
+    def tried(self) -> bool:
+        """Whether the first sweep of each kind was tried."""
+        return self._tried >= set(self._troubles)
+
+    @property
+    def trouble(self) -> str:
+        """Why this shard cannot be worked with now; empty where it can."""
+        return ", ".join(dict.fromkeys(trouble for trouble in self._troubles.values() if trouble))
+
+    @property
+    def missing(self) -> list[str]:
+        """What no daemon does on this shard, as a sentence each."""
+        return [f"no process {duty}" for duty in self._announcer.missing]
+
+    @property
+    def address(self) -> str:
+        """Where the shard is, without credentials."""
+        return self._shard.address
+
+    @property
+    def place(self) -> tuple[str, str, bytes]:
+        """What makes it the same shard after a reload: its name, where it is, its prefix."""
+        return self.name, self.address, self._shard.keys.prefix
+
+    def adopt(self, before: "ShardRunner") -> None:
+        """Take over the state of a runner of the same shard that has retired."""
+        known = self._troubles.keys() & before._troubles.keys()
+        self._troubles |= {work: before._troubles[work] for work in known}
+        self._tried |= before._tried & known
+        self._delivery.adopt(before._delivery)
+        self.status_history.adopt(before.status_history)
+        if self._cycles_lease and before._cycles_lease:
+            self._cycles_lease.adopt(before._cycles_lease)
+
+    @property
+    def health(self) -> list[str]:
+        """What is wrong with its threads."""
+        problems = [f"the {task.name} is stuck" for task in self._essential if task.stuck]
+        if self._role.delivers and not self._stop.is_set() and not self._delivery.complete:
+            problems.append(f"a delivery thread of {self.name} has died")
+        return problems
+
+    def start(self, scheduler: BackgroundScheduler) -> None:
+        """Start all threads."""
+        for task in self.tasks:
+            task.schedule(scheduler)
+        if self._role.delivers:
+            self._delivery.start()
+
+    def end(self, deadline: float) -> bool:
+        """After a stop: wait until `deadline` (monotonic) for the current work. Returns whether every thread ended."""
+        ended = all([task.join(deadline) for task in self.tasks])
+        ended = self._delivery.join(deadline) and ended
+        if ended:
+            self._announcer.leave()
+        self._shard.close()
+        self._sweep_shard.close()
+        return ended
+
+    def _essential_tasks(self, settings: Settings) -> Iterator[PeriodicTask]:
+        interval, patience = settings.sweep.interval.total_seconds(), _patience(settings)
+        if self._role.sweeps:
+            longest = settings.sweep.time_budget.total_seconds() + patience
+            for sweep in self._sweeps:
+                yield PeriodicTask(self._task_name(sweep), functools.partial(self._sweep, sweep), interval, longest)
+        if self._cycles_lease:
+            work = self._waiting("the lease of Cycles", self._cycles_lease.hold)
+            yield PeriodicTask(f"cycles lease of {self.name}", work, RETRY_EVERY, patience)
+        if self._role.delivers:
+            every = min(MAINTENANCE_INTERVAL, 3 * interval)
+            yield PeriodicTask(
+                f"maintenance of {self.name}", self._waiting("maintenance", self._maintain), every, patience
+            )
+            every = min(REPLAY_INTERVAL, 3 * interval)
+            work = self._waiting("replays", self._delivery.refresh_replays)
+            yield PeriodicTask(f"replays of {self.name}", work, every, patience)
+        else:
+            every = min(MAINTENANCE_INTERVAL, 3 * interval)
+            work = self._waiting("groups", self._delivery.keep_groups)
+            yield PeriodicTask(f"groups of {self.name}", work, every, patience)
+        if self._reconciler:
+            # A walk may take a day and is ended by a stop within a moment, so it is never stuck.
+            work = self._waiting("reconcile", self._reconciler.run_if_due)
+            yield PeriodicTask(f"reconcile of {self.name}", work, self._reconciler.check_every, math.inf)
+
+    def _task_name(self, sweep: KindSweep) -> str:
+        return f"sweep of {self.name}" if sweep.name == RESERVATIONS else f"sweep of {sweep.name} on {self.name}"
+
+    def _waiting(self, name: str, work: Callable[[], object]) -> Callable[[], None]:
+        """The work as a task that waits where Redis cannot be reached."""
+        outage = Outage(log, name, {"shard": self.name})
+
+        def run() -> None:
+            if self._stop.is_set():
+                return
+            try:
+                work()
+            except RedisUnavailable as error:
+                outage.begin(error)
+            else:
+                outage.end()
+
+        return run
+
+    def _sweep(self, sweep: KindSweep) -> None:
+        if self._stop.is_set():
+            return
+        try:
+            self._delivery.prepare()
+            trouble = sweep.run()
+        except RedisUnavailable as error:
+            trouble = str(error)
+            sweep.telemetry.failed(error, redis_down=True)
+        except KindRefused as error:
+            trouble = str(error)
+            sweep.telemetry.failed(error, redis_down=False, logged=True)
+            log.warning("kind refused, it is not swept", extra={"shard": self.name, "error": trouble})
+        except Exception as error:
+            trouble = f"the sweep fails: {type(error).__name__}"
+            sweep.telemetry.failed(error, redis_down=False)
+        self._note(sweep.name, trouble)
+
+    def _maintain(self) -> None:
+        try:
+            self._delivery.prepare()
+            self._delivery.maintain()
+        except RedisUnavailable as error:
+            self._note(_MAINTENANCE, str(error))
+            raise
+        self._note(_MAINTENANCE, "")
+
+    def _note(self, work: str, trouble: str) -> None:
+        if work in self._troubles:
+            if work is _MAINTENANCE:  # a sweep says so itself
+                self._metrics.sweep.redis_up.labels(self.name).set(not trouble)
+            self._troubles[work] = trouble
+            self._tried.add(work)
+
+    def _read_status(self) -> None:
+        if not self._stop.is_set():
+            self._announcer.update()
+            self.status_history.update()
+            self._actions.update()
+
+
+def _patience(settings: Settings) -> float:
+    """How long a task may take beyond its own work before it counts as stuck, seconds."""
+    return 60 + 4 * settings.redis.socket_timeout.total_seconds()
+
+
+# ---- the daemon: a shard runner for each shard and the scheduler, started and stopped in order
 
 
 class Daemon:

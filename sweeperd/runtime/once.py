@@ -16,14 +16,12 @@ from datetime import timedelta
 import redis
 
 from sweeperd.config import Settings
+from sweeperd.context import Interpreter, ShardContext
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher, shares
 from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.metrics import Metrics
-from sweeperd.runtime.cycles_lease import CyclesLease
-from sweeperd.runtime.kind_sweep import KindSweep, kind_sweeps
-from sweeperd.store.context import ShardContext
+from sweeperd.runtime.sweeps import CyclesLease, KindSweep, kind_sweeps
 from sweeperd.store.errors import describe
-from sweeperd.store.interpreter import Interpreter
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import open_shards
 from sweeperd.sweep.kind import Decision, Outcome

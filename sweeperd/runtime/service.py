@@ -16,11 +16,9 @@ from sweeperd import __version__
 from sweeperd.config import Settings
 from sweeperd.errors import ConfigError
 from sweeperd.metrics import Metrics
-from sweeperd.ops.signing_keys import jwks
+from sweeperd.ops.endpoints import jwks
 from sweeperd.runtime.daemon import Daemon
-from sweeperd.runtime.memory import collect_rarely, give_back, share_arenas
-from sweeperd.runtime.one_core import OneCore, is_wanted
-from sweeperd.runtime.role import Role
+from sweeperd.runtime.process import OneCore, Role, collect_rarely, give_back, is_wanted, share_arenas
 from sweeperd.runtime.systemd import SystemdNotifier
 from sweeperd.web.server import WebServer
 

@@ -1,11 +1,11 @@
-"""
-A lease: which of several processes does a job now. It saves work. Correctness rests on it only where the script that
-writes compares the lease's token.
-"""
+"""Which process this is, as other replicas and operators see it."""
 
 import contextlib
+import functools
+import os
 import re
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -14,10 +14,24 @@ import redis
 
 from sweeperd.config.types import milliseconds
 from sweeperd.store.errors import is_full, is_wrong_type
-from sweeperd.store.process import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode
+
+
+@functools.cache
+def process_name() -> str:
+    """
+    Host, process id and a random part: `sweeper-1-4711-9f3a61`. Containers on the network of their host have its name,
+    and each of them may have the process id 1.
+    """
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+# ----
+# A lease: which of several processes does a job now. It saves work. Correctness rests on it only where the script that
+# writes compares the lease's token.
+
 
 #: What follows the process's name in a token: 16 hex digits.
 _UNIQUE = re.compile("-[0-9a-f]{16}$")

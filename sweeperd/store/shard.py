@@ -1,8 +1,9 @@
-"""One Redis with its key prefix: the connection, the names of the keys, the server's clock."""
+"""Redis's clock, which is the only one that decides anything."""
 
 import contextlib
 import copy
 import functools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,10 +13,33 @@ from redis.exceptions import ReadOnlyError
 from sweeperd import redis_url
 from sweeperd.config import DEFAULT_SHARD, RedisSettings, Settings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.store.client import connect
-from sweeperd.store.clock import Clock
+from sweeperd.store.connect import connect
 from sweeperd.store.errors import REFUSED, describe, is_server_trouble
 from sweeperd.store.keys import Keys
+
+
+class Clock:
+    """
+    Redis's clock, read between readings: the last TIME plus what the monotonic clock has counted since. The host's
+    idea of the time takes no part in it.
+    """
+
+    def __init__(self) -> None:
+        self._offset_ms: float | None = None
+
+    def set(self, now_ms: int) -> None:
+        """Take a reading of the server's TIME, in ms."""
+        self._offset_ms = now_ms - time.monotonic() * 1000
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch. Raises RedisUnavailable before the first reading."""
+        if self._offset_ms is None:
+            raise RedisUnavailable("the server's clock has not been read yet")
+        return int(self._offset_ms + time.monotonic() * 1000)
+
+
+# ---- one Redis with its key prefix: the connection, the names of the keys, the server's clock
+
 
 #: Connections for all but deliveries: sweeps, leases, maintenance, walks, the status page.
 SPARE_CONNECTIONS = 20

@@ -1,4 +1,4 @@
-"""The values of a sweep: a kind (what is swept), a decision about one entry, and the report of a tick."""
+"""The reasons of a quarantine, as expire.lua names them, and what each means for the operator who repairs."""
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,51 @@ from typing import Any, NamedTuple
 
 import redis
 
+from sweeperd.errors import KindRefused
+from sweeperd.store.errors import REFUSED, describe
 from sweeperd.store.scripts import Call, Script
+from sweeperd.text import decode
+
+REASONS: Mapping[str, str] = {
+    "WRONG_TYPE": "the reservation's key is no hash",
+    "INVALID_STATE": "state is missing or none of ACTIVE, COMMITTED, RELEASED, EXPIRED",
+    "INVALID_EXPIRY": "expires_at, or grace_ms where there is one, is no plain whole number of milliseconds",
+    "INVALID_ESTIMATE": "estimate_amount is no plain whole number from 0 to 2^63-1, or estimate_unit is missing",
+    "MISSING_SCOPES": "there is neither budgeted_scopes nor affected_scopes",
+    "MALFORMED_SCOPES": "the scopes are not a JSON array of strings, or it is empty, or one of them is",
+    "TOO_MANY_SCOPES": "there are more than 256 scopes",
+    "INVALID_BUDGET": "the budget of a scope is no hash, or its reserved or remaining is no whole number",
+    "RESERVED_UNDERFLOW": "the budget of a scope has less reserved than is to be given back",
+    "BUDGET_OVERFLOW": "remaining of a scope's budget would leave the range of 64 bits",
+}
+
+
+# ---- the rights that a sweep needs, checked before it begins: without one of them nothing may be moved at all
+
+
+_RIGHTS = Script("sweep/rights")
+
+
+def check_rights(kind: str, needed: Mapping[bytes, Sequence[str]], client: "redis.Redis") -> None:
+    """
+    Check that the user may run these commands on these keys, which are known beforehand. Raises KindRefused, which
+    names what is missing, or redis.RedisError.
+    """
+    replies = _RIGHTS.run_many(client, [Call([key], commands) for key, commands in needed.items()])
+    missing = [problem for key, reply in zip(needed, replies, strict=True) if (problem := _missing(key, reply))]
+    if missing:
+        raise KindRefused(f"{kind}: this user of Redis has no right to {', '.join(missing)}")
+
+
+def _missing(key: bytes, reply: Any) -> str:
+    if isinstance(reply, REFUSED):
+        return f"use {decode(key)} in a script ({describe(reply)})"
+    if isinstance(reply, Exception):
+        raise reply
+    return f"run {', '.join(map(decode, reply))} on {decode(key)}" if reply else ""
+
+
+# ---- the values of a sweep: a kind (what is swept), a decision about one entry, and the report of a tick
 
 
 class Outcome(enum.StrEnum):

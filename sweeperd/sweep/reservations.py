@@ -8,8 +8,7 @@ from sweeperd.config import SweepSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
-from sweeperd.sweep.kind import RESERVATIONS, Decision, GraceScan, Kind, Outcome
-from sweeperd.sweep.rights import check_rights
+from sweeperd.sweep.kind import RESERVATIONS, Decision, GraceScan, Kind, Outcome, check_rights
 from sweeperd.text import decode_list
 
 

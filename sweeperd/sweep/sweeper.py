@@ -11,12 +11,11 @@ from typing import Any
 from sweeperd.config import SweepSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.store.errors import describe, is_refused, is_script_fault, is_server_trouble
-from sweeperd.store.pipeline import ScriptPipeline
+from sweeperd.store.scripts import ScriptPipeline
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.batch_size import AdaptiveBatchSize
-from sweeperd.sweep.index_reader import IndexReader
+from sweeperd.sweep.index import IndexEntry, IndexReader
 from sweeperd.sweep.kind import Backlog, Decision, Kind, Outcome, SweepReport
-from sweeperd.sweep.position import IndexEntry
 from sweeperd.text import moment_ms
 
 #: If no more entries fail than this, the tick has not: a few bad hashes must not make a rollout wait.

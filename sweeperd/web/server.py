@@ -1,21 +1,129 @@
-"""The HTTP port: the status page, metrics and health, read-only."""
+"""
+Which `Host` headers are served. A web page that an operator has open can point its own name at this port (DNS
+rebinding) and read the answers as if they were its own; the browser still sends that page's name as `Host`, so requests
+by a name that is not configured are refused. A request by IP address cannot come from such a page.
+"""
 
+import contextlib
+import io
+import ipaddress
 import json
 import logging
+import socket
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from wsgiref.simple_server import make_server
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import make_wsgi_app
 
 from sweeperd.metrics import Metrics
-from sweeperd.web.connections import BoundedServer, BoundedServer6, QuietHandler
-from sweeperd.web.hosts import AllowedHosts
 from sweeperd.web.status_page import StatusPage
 
 log = logging.getLogger(__name__)
+
+
+class AllowedHosts:
+    """`localhost`, every IP address, and the configured `names` (compared without case and without a final dot)."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = {_canonical(name) for name in names} | {"localhost"}
+
+    def serves(self, header: str | None) -> bool:
+        """Whether a request with this `Host` header is answered. None: it has no such header, so it is no browser's."""
+        if header is None:
+            return True
+        host = _canonical(_without_port(header.strip()))
+        return host in self._names or _is_address(host)
+
+
+def _canonical(host: str) -> str:
+    return host.lower().removesuffix(".")
+
+
+def _without_port(header: str) -> str:
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0]
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+# ---- an HTTP server whose number of connections, and of threads, is bounded
+
+
+#: How many connections are open at a time. One more, and the oldest is cut off: a client that is slow on purpose keeps
+#: no probe and no scrape out.
+CONNECTIONS = 32
+#: How many threads may serve at a time: more than CONNECTIONS, since one that was cut off takes a moment to end.
+THREADS = 2 * CONNECTIONS
+#: How long a client may be silent, seconds.
+SILENCE = 10.0
+
+
+class BoundedServer(socketserver.ThreadingMixIn, WSGIServer):
+    """Serves each connection in a thread of its own, at most THREADS of them; a connection above that is closed."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = CONNECTIONS
+
+    def __init__(self, *arguments: Any) -> None:
+        #: The open connections, the oldest first.
+        self._open: dict[socket.socket, None] = {}
+        self._lock = threading.RLock()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._open) >= THREADS:
+                self.shutdown_request(request)
+                return
+            for connection in list(self._open)[: max(0, len(self._open) - CONNECTIONS + 1)]:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+            super().shutdown_request(request)
+
+    def handle_error(self, _request: Any, _client_address: Any) -> None:
+        """A client that went away, or was cut off, is no error."""
+        log.debug("a connection ended early", exc_info=True)
+
+
+class BoundedServer6(BoundedServer):
+    """The same on an IPv6 address."""
+
+    address_family = socket.AF_INET6
+
+
+class QuietHandler(WSGIRequestHandler):
+    """Serves one connection and writes no log line: a probe every few seconds is not worth one."""
+
+    timeout = SILENCE
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+    def get_stderr(self) -> Any:
+        """A fault in an answer is logged by the application; all else is a client that went away."""
+        return io.StringIO()
+
+
+# ---- the HTTP port: the status page, metrics and health, read-only
+
 
 #: Whether all is well, and the text of the answer.
 Check = Callable[[], tuple[bool, str]]

@@ -9,8 +9,7 @@ import click
 from prometheus_client.metrics import MetricWrapperBase
 
 from sweeperd.cli.app import main
-from sweeperd.metrics import Metrics
-from sweeperd.metrics.kept import KeptCounter
+from sweeperd.metrics import KeptCounter, Metrics
 from tests.docs.documents import ROOT
 
 DOCS = ROOT / "docs"

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from sweeperd.config import load
-from sweeperd.config.kind_commands import FORMS
+from sweeperd.config.kinds import FORMS
 from sweeperd.kit.samples import read_samples
 from sweeperd.store.embedded import Server
 from tests.docs.documents import ROOT

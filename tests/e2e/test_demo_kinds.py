@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from sweeperd.cli import main
 from sweeperd.cli.demo import command
-from sweeperd.demo.examples import EXAMPLES
+from sweeperd.demo.kind import EXAMPLES
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +38,7 @@ def test_the_files_come_with_the_package(tmp_path: Path) -> None:
     # What a wheel holds, and nothing of the checkout.
     shutil.copytree(ROOT / "sweeperd", tmp_path / "sweeperd", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / source, tmp_path / target)
-    code = "from sweeperd.demo.examples import EXAMPLES; print(EXAMPLES['seat-hold'].directory)"
+    code = "from sweeperd.demo.kind import EXAMPLES; print(EXAMPLES['seat-hold'].directory)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

@@ -18,7 +18,7 @@ from typing import Any
 
 import redis
 
-from sweeperd.delivery.outbox import ONLY_FOR
+from sweeperd.outbox.event import ONLY_FOR
 from sweeperd.store.embedded import Binary, Server
 from tests.integration.cli.conftest import HOSTILE, expire, give_up
 from tests.support.books import Property, check, read

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.ops.details import Details, ReasonCount
-from sweeperd.ops.endpoint_status import EndpointStatus
-from sweeperd.ops.health_summary import ShardView
+from sweeperd.ops.health import ShardView
+from sweeperd.ops.show import Details, ReasonCount
+from sweeperd.ops.status import EndpointStatus
 from sweeperd.store.embedded import Server, free_port
 from tests.conftest import BINARIES
 from tests.support.eyes.browser import Browser, Page, needs_browser

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.delivery.consumer import HEARTBEAT_EVERY
-from sweeperd.delivery.payload import message
+from sweeperd.delivery.reader import HEARTBEAT_EVERY
+from sweeperd.outbox.event import message
 from sweeperd.store.embedded import Server
 from tests.conftest import BINARIES
 from tests.support.books import Property, check, read

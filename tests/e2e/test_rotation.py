@@ -12,7 +12,7 @@ import pytest
 import redis
 import standardwebhooks
 
-from sweeperd.delivery.ed25519 import generate
+from sweeperd.delivery.webhook import generate
 from sweeperd.store.embedded import Server
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.receiver import Answer, Receiver, Request

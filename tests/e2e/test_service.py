@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from sweeperd.delivery.groups import PARKED
+from sweeperd.outbox.stream import PARKED
 from sweeperd.store.embedded import Server, free_port
 from tests.support.authority import Authority
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve

@@ -13,7 +13,7 @@ import redis
 from sweeperd import ledger
 from sweeperd.config import RedisSettings
 from sweeperd.ledger import Ledger, LedgerError, MissingRight
-from sweeperd.ops.grants import ledger_grants
+from sweeperd.ops.acl import ledger_grants
 from sweeperd.store.embedded import Binary, Server
 from sweeperd.store.shard import Shard
 from tests.lua.builders import SCOPES

@@ -84,7 +84,7 @@ def mutant_of(file: str, piece: str) -> Mutant:
 
 
 def test_a_module_s_mutant_is_tried_with_the_tests_that_run_its_line() -> None:
-    mutant = mutant_of("delivery/signing.py", "sha256=")
+    mutant = mutant_of("delivery/webhook.py", "sha256=")
     slow, quick, own, other = "tests/a.py::slow", "tests/b.py::quick", "tests/test_signing.py::own", "tests/c.py::other"
     lines = {mutant.line: frozenset({slow, quick, own}), 1: frozenset({other, reach.IMPORT})}
     constant = "tests/test_signing.py::constant"
@@ -96,11 +96,11 @@ def test_a_module_s_mutant_is_tried_with_the_tests_that_run_its_line() -> None:
     assert found.plan(45.0, replace(mutant, line=1)).limits.keys() == {own, other, quick, slow, constant}, (
         "it runs at import"
     )
-    assert found.plan(45.0, mutant_of("delivery/tls.py", "def ")).paths == (), "no test runs it"
+    assert found.plan(45.0, mutant_of("delivery/http.py", "def ")).paths == (), "no test runs it"
 
 
 def test_a_module_s_mutant_is_tried_on_an_older_server_where_only_that_runs_its_line() -> None:
-    mutant = mutant_of("delivery/signing.py", "sha256=")
+    mutant = mutant_of("delivery/webhook.py", "sha256=")
     one, two = "tests/a.py::new", "tests/a.py::old"
     for tests, tried in (({one, two}, [one]), ({two}, [two])):
         found = reach.Reach({mutant.file: {mutant.line: frozenset(tests)}}, {one: 2.0, two: 1.0}, frozenset({two}))
@@ -112,17 +112,17 @@ def test_what_was_measured_is_read_without_tests_that_are_no_more(tmp_path: Path
     data = CoverageData(str(tmp_path / "coverage"))
     for context, line in (("", 1), (f"{here}|run", 2), (f"{gone}|setup", 2), (f"{gone}|run", 3)):
         data.set_context(context)
-        data.add_lines({"sweeperd/delivery/signing.py": [line]})
+        data.add_lines({"sweeperd/delivery/webhook.py": [line]})
     data.write()
     record = {"seconds": {here: 1.0, gone: 2.0}, "older": [here]}
     (tmp_path / "record.json").write_text(json.dumps(record), encoding="utf-8")
     found = {1: {reach.IMPORT}, 2: {here}, 3: set[str]()}
-    lines = {"delivery/signing.py": {line: frozenset(tests) for line, tests in found.items()}}
+    lines = {"delivery/webhook.py": {line: frozenset(tests) for line, tests in found.items()}}
     assert reach.reached(tmp_path, jobs=1) == reach.Reach(lines, {here: 1.0}, frozenset({here}))
 
 
 def test_tests_are_left_out_that_would_take_too_long() -> None:
-    mutant = mutant_of("delivery/signing.py", "sha256=")
+    mutant = mutant_of("delivery/webhook.py", "sha256=")
     seconds = {f"tests/a.py::{number}": 20.0 + number for number in range(4)}
     found = reach.Reach({mutant.file: {mutant.line: frozenset(seconds)}}, seconds)
     assert list(found.plan(45.0, mutant).limits) == ["tests/a.py::0", "tests/a.py::1"]
@@ -160,7 +160,7 @@ assert trials.idle
 @pytest.mark.parametrize(
     ("file", "old", "new", "test"),
     [
-        ("delivery/signing.py", "sha256=", "sha512=", "tests/unit/delivery/test_signing.py"),
+        ("delivery/webhook.py", "sha256=", "sha512=", "tests/unit/delivery/test_signing.py"),
         ("scripts/include/int64.lua", "LIMB", "1", "tests/lua/test_int64.py"),
     ],
 )

@@ -6,7 +6,7 @@ from itertools import accumulate
 import pytest
 import redis
 
-from sweeperd.delivery.outbox import Outbox
+from sweeperd.outbox.stream import Outbox
 from sweeperd.store.shard import Shard
 from tests.soak.chaos import rest
 from tests.soak.chaos.missing import Place, places

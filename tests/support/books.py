@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import redis
 
-from sweeperd.delivery.outbox import ONLY_FOR
+from sweeperd.outbox.event import ONLY_FOR
 from sweeperd.store.keys import Keys
 from tests.support.streams import entries
 

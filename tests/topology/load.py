@@ -10,9 +10,9 @@ from typing import Any
 import redis
 
 from sweeperd.config import RedisSettings
-from sweeperd.delivery.payload import message
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
+from sweeperd.outbox.event import message
 from sweeperd.store.shard import Shard
 from tests.support.books import Books
 from tests.support.receiver import EventCounter, Receiver

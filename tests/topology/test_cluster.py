@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sweeperd.config import RedisSettings
-from sweeperd.delivery.outbox import Outbox, Replication
 from sweeperd.errors import RedisUnavailable
+from sweeperd.outbox.stream import Outbox, Replication
 from sweeperd.store.embedded import Binary
 from sweeperd.store.lease import Lease
 from sweeperd.store.scripts import Call, Script

@@ -3,15 +3,15 @@
 import threading
 
 from sweeperd.config import Settings
-from sweeperd.delivery.outbox import Outbox
 from sweeperd.ops.quarantine import Quarantine, QuarantineFilter
 from sweeperd.ops.show import Fate, inspect
 from sweeperd.ops.status import read_status
+from sweeperd.outbox.stream import Outbox
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Outcome
-from sweeperd.sweep.last_sweep import LastSweepStore
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper
+from sweeperd.sweep.telemetry import LastSweepStore
 from tests.support.harness import reserve
 from tests.topology.servers import Cluster
 

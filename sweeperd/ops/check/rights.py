@@ -1,12 +1,16 @@
 """Which commands the user of a shard may run on its keys, each tried in a form that changes nothing."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import cast
 
-from sweeperd.ops.check.subject import Subject
-from sweeperd.ops.grants import ANY, Duty, Grant, grants
+from sweeperd.config.kinds import KindSettings
+from sweeperd.errors import KindRefused
+from sweeperd.ops.acl import ANY, Duty, Grant, grants
+from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok
 from sweeperd.store.errors import is_refused, is_unknown_command
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.configured import configured
 
 #: A command in a form that changes nothing.
 TrialCommand = tuple[bytes | str | int, ...]
@@ -128,3 +132,20 @@ def _description(trial: TrialCommand, reply: object) -> str:
     two = trial[0] in ("XGROUP", "XINFO")
     why = "(the server has no command of this name)" if is_unknown_command(reply) else ""
     return " ".join(filter(None, [*words[: 2 if two else 1], key and f"{key!r}".strip("'"), why]))
+
+
+# ---- whether a configured kind can be swept on the server of a shard
+
+
+def swept(kind: KindSettings, subject: Subject) -> CheckResult:
+    """The script compiles, the index is a sorted set, and on Redis 6.2 the rights suffice."""
+    shard = subject.shard
+    made = configured(kind, subject.settings, shard.keys)
+    try:
+        made.check(shard.client)
+    except KindRefused as error:
+        return failure(str(error), "repair the script, or give the user the right; until then the kind is not swept")
+    type_ = cast(bytes, shard.client.type(made.index)).decode()
+    if type_ not in ("zset", "none"):
+        return failure(f"{kind.index} is a {type_}", "the index of a kind is a sorted set: name it in kinds.index")
+    return ok(f"{kind.index}: {shard.client.zcard(made.index)} entries")

@@ -1,10 +1,19 @@
 """The server of a shard: version, role, memory, persistence, replication, clock."""
 
+import functools
 import time
+from collections.abc import Callable, Iterator
 
-from sweeperd.ops.check.findings import CheckResult, failure, ok, unknown, warning
-from sweeperd.ops.check.subject import Subject
+import redis
+
+from sweeperd.config import Settings
+from sweeperd.errors import RedisUnavailable
+from sweeperd.ops.check import data, rights
+from sweeperd.ops.check.data import CYCLES_CHECKS
+from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, Subject, failure, ok, unknown, warning
 from sweeperd.store.embedded import OLDEST
+from sweeperd.store.errors import describe
+from sweeperd.store.shard import Shard
 
 #: From this part of maxmemory on, Redis counts as close to full.
 CLOSE_TO_FULL = 0.85
@@ -146,3 +155,63 @@ def clock(subject: Subject) -> CheckResult:
     after = time.time()
     offset = (before + after) / 2 - server
     return ok(f"this host is {abs(offset):.3f} s {'fast' if offset > 0 else 'slow'}; nothing depends on it")
+
+
+# ---- all checks of one shard, one after the other
+
+
+#: Every check of a shard, in the order in which they run.
+CHECKS: dict[str, Callable[[Subject], CheckResult]] = {
+    "reachable": reachable,
+    "version": version,
+    "role": role,
+    "writable": data.writable,
+    "maxmemory-policy": eviction_policy,
+    "memory": memory,
+    "persistence": persistence,
+    "lazyfree-lazy-expire": lazy_expire,
+    "replication": replication,
+    "rights": data.rights,
+    "scripts": data.scripts,
+    "key types": data.key_types,
+    "streams": data.full_streams,
+    "keys": data.presence,
+    "other sweepers": data.foreign_expiries,
+    "clock": clock,
+}
+#: What the ledger needs of a server, and of its own user.
+LEDGER_CHECKS = {
+    name: CHECKS[name] for name in ("reachable", "version", "role", "writable", "maxmemory-policy", "memory")
+} | {
+    "persistence": persistence,
+    "replication": replication,
+    "rights": data.ledger_rights,
+    "scripts": data.ledger_scripts,
+    "clock": clock,
+}
+
+
+def check_shard(
+    shard: Shard, settings: Settings, *, cycles: bool = False, ledger: bool = False
+) -> Iterator[CheckFinding]:
+    """
+    All checks of one shard, with `cycles` also those of a Cycles installation; with `ledger` those that a user of the
+    ledger alone can make. Each finding comes as soon as it is known. Raises nothing.
+    """
+    where = f"shard {shard.name}"
+    subject = Subject(shard, settings)
+    checks = CHECKS | {f"kind {kind.name}": functools.partial(rights.swept, kind) for kind in settings.kinds}
+    if ledger:
+        checks = LEDGER_CHECKS
+    if cycles:
+        checks |= CYCLES_CHECKS
+    for name, check in checks.items():
+        try:
+            with shard.reaching():
+                result = check(subject)
+        except (RedisUnavailable, redis.RedisError) as error:
+            result = failure(describe(error), "see that Redis runs and that the URL, user and password are right")
+        level, says, advice = result
+        yield CheckFinding(level, where, name, says, advice)
+        if name == "reachable" and level is CheckLevel.FAILURE:
+            return

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from sweeperd.config import SweepSettings
 from sweeperd.ops.budget_drift import MOMENTS, BudgetDrift, Difference
-from sweeperd.ops.reconcile.keyspace import Keyspace, batches
+from sweeperd.ops.reconcile.keyspace import Keyspace, Throttle, batches
 from sweeperd.ops.reconcile.reader import SCRIPT_BATCH, ReservationReader
-from sweeperd.ops.throttle import Throttle
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 

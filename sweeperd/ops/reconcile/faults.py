@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sweeperd.ops.budget_drift import Seen
-from sweeperd.ops.reconcile.keyspace import batches
+from sweeperd.ops.reconcile.keyspace import Throttle, batches
 from sweeperd.ops.reconcile.report import Fault, Finding, WalkStage
-from sweeperd.ops.throttle import Throttle
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard

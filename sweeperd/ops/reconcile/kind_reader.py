@@ -7,13 +7,12 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import KindRefused
-from sweeperd.ops.explain import Explanation, explain
-from sweeperd.ops.reconcile.keyspace import PAGE, Keyspace
+from sweeperd.ops.reconcile.keyspace import PAGE, Keyspace, Throttle
 from sweeperd.ops.reconcile.kind_report import KindFault, KindFinding, KindStage
-from sweeperd.ops.throttle import Throttle
+from sweeperd.ops.show import Explanation, explain
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.configured_kinds import configured
+from sweeperd.sweep.configured import configured
 from sweeperd.sweep.kind import Outcome
 
 #: (stage, keys done so far, keys expected in all)

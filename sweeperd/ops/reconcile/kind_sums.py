@@ -12,8 +12,7 @@ from typing import NamedTuple, cast
 
 import redis
 
-from sweeperd.config.kind_commands import ID, Field, Word, parse_word
-from sweeperd.config.kinds import SumSettings
+from sweeperd.config.kinds import ID, Field, SumSettings, Word, parse_word
 from sweeperd.ops.reconcile.faults import CONFIRM
 from sweeperd.ops.reconcile.keyspace import batches
 from sweeperd.ops.reconcile.kind_reader import KindReader

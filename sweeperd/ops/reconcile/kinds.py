@@ -15,7 +15,7 @@ from dataclasses import replace
 from sweeperd.config import Settings
 from sweeperd.config.kinds import KindSettings
 from sweeperd.ops.reconcile.faults import CONFIRM
-from sweeperd.ops.reconcile.keyspace import batches
+from sweeperd.ops.reconcile.keyspace import Interrupted, Throttle, batches
 from sweeperd.ops.reconcile.kind_cursor import KindCursor
 from sweeperd.ops.reconcile.kind_index import KindIndexWalk, KindPlace, KindTally
 from sweeperd.ops.reconcile.kind_reader import KindProgress, KindReader, checked
@@ -23,7 +23,6 @@ from sweeperd.ops.reconcile.kind_report import KindFinding, KindReport, KindStag
 from sweeperd.ops.reconcile.kind_sums import AGREEING, SumComparison
 from sweeperd.ops.reconcile.report import FINDINGS
 from sweeperd.ops.reconcile.walk import CHECKPOINT
-from sweeperd.ops.throttle import Interrupted, Throttle
 from sweeperd.store.shard import Shard
 
 

@@ -7,8 +7,8 @@ from sweeperd.config import SweepSettings
 from sweeperd.ops.budget_drift import Difference
 from sweeperd.ops.reconcile.budgets import judge_budget
 from sweeperd.ops.reconcile.faults import CONFIRM, entry_call
+from sweeperd.ops.reconcile.keyspace import Interrupted, Throttle
 from sweeperd.ops.reconcile.report import Fault, ReconcileReport
-from sweeperd.ops.throttle import Interrupted, Throttle
 from sweeperd.store.lease import Lease, holder
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard

@@ -5,10 +5,8 @@ from typing import Any, NamedTuple, Self
 
 from sweeperd.config import SweepSettings
 from sweeperd.config.types import milliseconds
-from sweeperd.ops.reconcile.keyspace import batches
-from sweeperd.ops.throttle import Throttle
-from sweeperd.store.pipeline import ScriptPipeline
-from sweeperd.store.scripts import Call, Script
+from sweeperd.ops.reconcile.keyspace import Throttle, batches
+from sweeperd.store.scripts import Call, Script, ScriptPipeline
 from sweeperd.store.shard import Shard
 
 #: How many reservations one script reads (0.1 to 0.2 ms of Redis's time), and how many one round trip.

@@ -10,10 +10,9 @@ from sweeperd.ops.budget_drift import BudgetDrift, Difference
 from sweeperd.ops.reconcile.budgets import BudgetJudge
 from sweeperd.ops.reconcile.cursor import WalkCursor
 from sweeperd.ops.reconcile.faults import FaultFinder, OrphanFinder, Page, Place, Tally
-from sweeperd.ops.reconcile.keyspace import PAGE, Keyspace
+from sweeperd.ops.reconcile.keyspace import PAGE, Interrupted, Keyspace, Throttle
 from sweeperd.ops.reconcile.reader import ReservationReader, Sight
 from sweeperd.ops.reconcile.report import FINDINGS, Fault, Finding, ReconcileReport, WalkStage
-from sweeperd.ops.throttle import Interrupted, Throttle
 from sweeperd.store.shard import Shard
 
 #: How often the place of a walk is handed out, seconds.

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from sweeperd.cli import main
 from sweeperd.config import SweepSettings
-from sweeperd.delivery.outbox import Outbox
+from sweeperd.outbox.stream import Outbox
 from sweeperd.store.embedded import Server
 from sweeperd.store.keys import Keys
 from sweeperd.store.shard import Shard

@@ -7,10 +7,10 @@ import socket
 import pytest
 import redis
 
-from sweeperd.delivery.outbox import Outbox
 from sweeperd.metrics import Metrics
 from sweeperd.ops import actions
 from sweeperd.ops.actions import Action, ActionExporter, read_actions, record
+from sweeperd.outbox.stream import Outbox
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from tests.integration.cli.conftest import expire, give_up

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.ops.archive import PREVIOUS, START
+from sweeperd.ops.expired import PREVIOUS, START
 from tests.integration.cli.conftest import HOSTILE, Run
 from tests.integration.cli.test_expired import AT, T, add, ids
 

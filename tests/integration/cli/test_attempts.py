@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.delivery.attempt import Attempt
+from sweeperd.outbox.attempts import Attempt
 from sweeperd.store.shard import Shard
 from tests.integration.cli.conftest import Run
 from tests.support.harness import reserve

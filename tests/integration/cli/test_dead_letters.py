@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.cli import dead_letter_change as cli
+from sweeperd.cli import dead_letters as cli
 from sweeperd.cli.output import Output
-from sweeperd.delivery.endpoint_state import EndpointStateStore
-from sweeperd.delivery.outbox import ONLY_FOR
-from sweeperd.delivery.payload import message
-from sweeperd.ops import dead_letters
+from sweeperd.outbox import dead_letters
+from sweeperd.outbox.endpoint_state import EndpointStateStore
+from sweeperd.outbox.event import ONLY_FOR, message
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.shard import Shard
 from tests.integration.cli.conftest import HOSTILE, Run, give_up

@@ -15,13 +15,13 @@ from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 
 from sweeperd.config import EndpointSettings
-from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker
-from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateStore
-from sweeperd.delivery.outbox import Outbox
-from sweeperd.delivery.payload import message
-from sweeperd.ops import dead_letters
-from sweeperd.ops.dead_letters import DeadLetterFilter
+from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker
 from sweeperd.ops.endpoints import BODY_SHOWN, shown_url
+from sweeperd.outbox import dead_letters
+from sweeperd.outbox.dead_letters import DeadLetterFilter
+from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointStateStore
+from sweeperd.outbox.event import message
+from sweeperd.outbox.stream import Outbox
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.shard import Shard
 from tests.integration.cli.conftest import HOSTILE, Run, expire, give_up
@@ -106,7 +106,7 @@ def test_list_tells_what_waits_and_why(
     assert table["old"]["state"] == "not in the configuration"
     assert table["audit"]["tenants"] == "acme, globex"
     assert "hush" not in result.output + json.dumps(rows)
-    monkeypatch.setattr("sweeperd.cli.endpoint_list.LETTERS", 1)
+    monkeypatch.setattr("sweeperd.cli.endpoints.LETTERS", 1)
     assert not listed(invoke)["billing"]["dead_letters_all_counted"]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.delivery.payload import message
-from sweeperd.delivery.replay import AHEAD_MS
+from sweeperd.outbox.event import message
+from sweeperd.outbox.replays import AHEAD_MS
 from sweeperd.store import streams
 from sweeperd.store.embedded import Server, free_port
 from tests.integration.cli.conftest import HOSTILE, Run, expire

@@ -19,7 +19,7 @@ from sweeperd.ops.quarantine import NOT_THERE, Quarantine, QuarantineChange, Qua
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.scripts import Call, Script, source
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.reasons import REASONS
+from sweeperd.sweep.kind import REASONS
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper
 from sweeperd.text import rfc3339

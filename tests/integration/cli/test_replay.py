@@ -6,11 +6,11 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.delivery.outbox import ONLY_FOR, Outbox, OutboxEntry
-from sweeperd.delivery.payload import message
 from sweeperd.metrics import Metrics
-from sweeperd.ops import dead_letters
-from sweeperd.ops.dead_letters import PAGE, DeadLetterFilter, Replayed
+from sweeperd.outbox import dead_letters
+from sweeperd.outbox.dead_letters import PAGE, DeadLetterFilter, Replayed
+from sweeperd.outbox.event import ONLY_FOR, OutboxEntry, message
+from sweeperd.outbox.stream import Outbox
 from sweeperd.runtime.once import run_once
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard

@@ -7,9 +7,8 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.delivery.replay import ReplayNote, replay_group
-from sweeperd.delivery.replay_store import ReplayStore
-from sweeperd.ops import replay
+from sweeperd.outbox import replays
+from sweeperd.outbox.replays import ReplayNote, ReplayStore, replay_group
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
@@ -85,15 +84,15 @@ def test_one_that_ends_while_it_is_read_has_ended(
     invoke: Run, shard: Shard, now: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start(invoke, "--detach", "--yes")
-    note = replay.running(shard, "billing")
+    note = replays.running(shard, "billing")
     assert note is not None
-    assert not replay.progress(shard, note).ended
+    assert not replays.progress(shard, note).ended
 
     def ends(store: ReplayStore, of: ReplayNote) -> bool:
         return not store.end(of, by_force=True)
 
     monkeypatch.setattr(ReplayStore, "exhausted", ends)
-    assert replay.progress(shard, note).ended
+    assert replays.progress(shard, note).ended
 
 
 def test_it_is_cancelled(invoke: Run, client: redis.Redis, now: int) -> None:
@@ -174,6 +173,6 @@ def test_an_event_of_a_replay_is_skipped(invoke: Run, shard: Shard, client: redi
     assert skipped.exit_code == 0, skipped.output
     ((_, letter),) = entries(client, "sweeperd:dead-letters")
     assert letter[b"endpoint"] == b"billing"
-    note = replay.running(shard, "billing")
+    note = replays.running(shard, "billing")
     assert note is not None
-    assert replay.progress(shard, note).left == 4
+    assert replays.progress(shard, note).left == 4

@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
+from sweeperd.context import ShardContext
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.metrics import Metrics
-from sweeperd.store.context import ShardContext
 from sweeperd.store.shard import Shard
 from tests.support.harness import eventually
 

@@ -9,12 +9,11 @@ import pytest
 import redis
 
 from sweeperd.delivery import acknowledger
-from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
-from sweeperd.delivery.attempt_log import AttemptLog
+from sweeperd.delivery.acknowledger import Acknowledger, AttemptLog, Disposition, Settlement
 from sweeperd.delivery.batches import InFlight
-from sweeperd.delivery.groups import PARKED
-from sweeperd.delivery.outbox import Outbox, OutboxEntry
 from sweeperd.metrics import Metrics
+from sweeperd.outbox.event import OutboxEntry
+from sweeperd.outbox.stream import PARKED, Outbox
 from sweeperd.store.shard import Shard
 from tests.support.harness import eventually
 from tests.support.streams import entries

@@ -7,13 +7,12 @@ from collections import Counter
 import pytest
 import redis
 
-from sweeperd.delivery.attempt import ANSWER, Attempt
-from sweeperd.delivery.attempt_log import SUCCESS_EVERY_MS, AttemptLog
-from sweeperd.delivery.outbox import OutboxEntry
-from sweeperd.delivery.result import DeliveryResult, Result
+from sweeperd.delivery.acknowledger import SUCCESS_EVERY_MS, AttemptLog
+from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.metrics import Metrics
-from sweeperd.ops.attempts import attempts_with, read_attempts
-from sweeperd.store.process import process_name
+from sweeperd.outbox.attempts import ANSWER, Attempt, attempts_with, read_attempts
+from sweeperd.outbox.event import OutboxEntry
+from sweeperd.store.lease import process_name
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import Deliver, Delivery, expire, settled
 from tests.support.fixtures import full

@@ -8,11 +8,11 @@ import pytest
 import redis
 
 from sweeperd.config import EndpointSettings, RedisSettings, Settings
-from sweeperd.delivery import backlog as module
-from sweeperd.delivery.backlog import BacklogMemory, GroupBacklog, read_backlog
-from sweeperd.delivery.outbox import Outbox
-from sweeperd.delivery.subscription import Subscription
 from sweeperd.ops.status import read_status
+from sweeperd.outbox import backlog as module
+from sweeperd.outbox.backlog import BacklogMemory, GroupBacklog, read_backlog
+from sweeperd.outbox.stream import Outbox
+from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
@@ -116,7 +116,7 @@ def test_a_long_backlog_is_remembered_for_a_minute(
 ) -> None:
     clock: Any = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(module, "EXACT", 20)
-    monkeypatch.setattr("sweeperd.delivery.backlog.time", clock)
+    monkeypatch.setattr("sweeperd.outbox.backlog.time", clock)
     stream.groups.ensure(GROUP)
     add(client, 20)  # exactly as many as are counted one by one
     memory = BacklogMemory()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.delivery import circuit_breaker, consumer, endpoint
-from sweeperd.delivery.groups import PARKED, PARKED_ALONE
-from sweeperd.delivery.outbox import Outbox, OutboxEntry
+from sweeperd.delivery import circuit, lane, reader
+from sweeperd.outbox.event import OutboxEntry
+from sweeperd.outbox.stream import PARKED, PARKED_ALONE, Outbox
 from tests.integration.delivery.conftest import Deliver, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
@@ -138,7 +138,7 @@ def test_an_outage_does_not_turn_batches_into_single_requests(client: redis.Redi
             expire(client, *many(1000))
             eventually(lambda: delivery.dispatcher.endpoints[0].circuit.open)
             eventually(lambda: all(owner == PARKED for owner, _, _ in delivery.pending().values()))
-            assert len(receiver.requests) <= circuit_breaker.FAILURES_TO_OPEN + 2
+            assert len(receiver.requests) <= circuit.FAILURES_TO_OPEN + 2
             assert min(len(names(request)) for request in receiver.requests) > 1
             receiver.behaviour = lambda *_: Answer()
             delivery.dispatcher.endpoints[0].circuit.close()
@@ -156,7 +156,7 @@ def test_a_410_to_a_batch_pauses_the_endpoint_and_loses_nothing(client: redis.Re
 def test_what_is_in_hand_is_bounded_in_bytes(
     client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "IN_FLIGHT_BYTES", 200_000)
+    monkeypatch.setattr(lane, "IN_FLIGHT_BYTES", 200_000)
     with Receiver(lambda *_: Answer(delay=0.5)) as receiver, deliver(receiver.url, 2, {"batch_size": 100}) as delivery:
         expire(client, *many(10))
         eventually(lambda: delivery.events("delivered") == 10)
@@ -171,7 +171,7 @@ def test_what_is_in_hand_is_bounded_in_bytes(
 def test_one_read_takes_no_more_than_so_many_bytes(
     client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer, "READ_BYTES", 100_000)
+    monkeypatch.setattr(reader, "READ_BYTES", 100_000)
     reads: list[int] = []
 
     def read(self: Outbox, *args: Any) -> list[OutboxEntry]:

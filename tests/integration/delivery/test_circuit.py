@@ -5,8 +5,10 @@ import itertools
 import pytest
 import redis
 
-from sweeperd.delivery import circuit_breaker, consumer, due_scan, outbox
-from sweeperd.delivery.groups import PARKED
+from sweeperd.delivery import circuit as circuit_breaker
+from sweeperd.delivery import reader
+from sweeperd.outbox import stream
+from sweeperd.outbox.stream import PARKED
 from tests.integration.delivery.conftest import EVENTS, Deliver, Delivery, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
@@ -129,9 +131,9 @@ def test_what_is_queued_when_it_opens_is_not_sent(client: redis.Redis, deliver: 
 @pytest.fixture
 def soon_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without a heartbeat counts as dead soon."""
-    for module in (consumer, due_scan, outbox):
+    for module in (reader, reader, stream):
         monkeypatch.setattr(module, "TAKE_OVER_AFTER", 1.0)
-    monkeypatch.setattr(consumer, "HEARTBEAT_EVERY", 0.1)
+    monkeypatch.setattr(reader, "HEARTBEAT_EVERY", 0.1)
 
 
 def taken_by_another(client: redis.Redis) -> bytes:

@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sweeperd.delivery import circuit_publisher
-from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker
-from sweeperd.delivery.circuit_publisher import CircuitPublisher
-from sweeperd.delivery.endpoint_state import NOTE_EVERY, CircuitState, CircuitStateStore
+from sweeperd.delivery import circuit
+from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, CircuitPublisher
+from sweeperd.outbox.endpoint_state import NOTE_EVERY, CircuitState, CircuitStateStore
 from sweeperd.store.shard import Shard
 
 pytestmark = pytest.mark.newest_redis
@@ -19,7 +18,7 @@ class World:
     now = 1000.0
 
     def __init__(self, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(circuit_publisher, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(circuit, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.store = CircuitStateStore(shard)
         self.circuit = CircuitBreaker(30.0, 3600.0)
         self.publisher = CircuitPublisher(shard, "billing", "us", self.circuit)

@@ -5,11 +5,10 @@ import time
 import pytest
 import redis
 
-from sweeperd.delivery import endpoint_state
-from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker
-from sweeperd.delivery.delivery_rate import DeliveryRate
-from sweeperd.delivery.endpoint_state import CircuitNote, CircuitState, CircuitStateStore
+from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker
 from sweeperd.ops import endpoints
+from sweeperd.outbox import endpoint_state
+from sweeperd.outbox.endpoint_state import CircuitNote, CircuitState, CircuitStateStore, DeliveryRate
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import Deliver, expire
 from tests.support.fixtures import full

@@ -10,17 +10,16 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.delivery import circuit_breaker, consumer, due_scan
+from sweeperd.context import ShardContext
+from sweeperd.delivery import circuit, reader
 from sweeperd.delivery.batches import InFlight
+from sweeperd.delivery.circuit import Redelivery
 from sweeperd.delivery.dispatcher import Dispatcher
-from sweeperd.delivery.due_scan import PAGES_PER_STEP, DueScan
-from sweeperd.delivery.endpoint_state import EndpointStateStore
-from sweeperd.delivery.groups import PARKED, PARKED_ALONE, TAKE_OVER_AFTER
-from sweeperd.delivery.outbox import PAGE, Outbox
-from sweeperd.delivery.redelivery import Redelivery
-from sweeperd.delivery.request import EventEncoder
+from sweeperd.delivery.reader import PAGES_PER_STEP, DueScan
 from sweeperd.metrics import Metrics
-from sweeperd.store.context import ShardContext
+from sweeperd.outbox.endpoint_state import EndpointStateStore
+from sweeperd.outbox.event import EventEncoder
+from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, TAKE_OVER_AFTER, Outbox
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import EVENTS, Deliver, expire, settled
 from tests.support.harness import eventually
@@ -33,8 +32,8 @@ def test_events_in_hand_have_a_heartbeat(
     client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without one, another replica would take them after a while and send them again."""
-    monkeypatch.setattr(consumer, "HEARTBEAT_EVERY", 0.1)
-    monkeypatch.setattr(consumer, "BLOCK", 0.1)
+    monkeypatch.setattr(reader, "HEARTBEAT_EVERY", 0.1)
+    monkeypatch.setattr(reader, "BLOCK", 0.1)
     with Receiver(lambda *_: Answer(delay=2.5)) as receiver, deliver(receiver.url, timeout="10s") as delivery:
         expire(client, "slow")
         receiver.wait_for(lambda requests: len(requests) == 1)
@@ -52,7 +51,7 @@ def test_events_in_hand_have_a_heartbeat(
 def test_the_heartbeat_goes_on_while_the_last_requests_end(
     client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer, "HEARTBEAT_EVERY", 0.1)
+    monkeypatch.setattr(reader, "HEARTBEAT_EVERY", 0.1)
     idle = [0]
 
     def refreshed() -> bool:
@@ -81,8 +80,8 @@ def test_events_in_hand_are_not_taken_again(
     client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even where the heartbeat is late: the process knows what it has in hand."""
-    monkeypatch.setattr(due_scan, "TAKE_OVER_AFTER", 0.2)
-    monkeypatch.setattr(consumer, "HEARTBEAT_EVERY", 60)
+    monkeypatch.setattr(reader, "TAKE_OVER_AFTER", 0.2)
+    monkeypatch.setattr(reader, "HEARTBEAT_EVERY", 60)
     with Receiver(lambda *_: Answer(delay=1.5)) as receiver, deliver(receiver.url, 2, timeout="10s") as delivery:
         expire(client, "slow")
         receiver.wait_for(lambda requests: len(requests) == 1)
@@ -99,10 +98,10 @@ def test_what_is_parked_while_a_heartbeat_is_under_way_waits_for_its_next_delive
     A fifth of the events is refused. Were one of them taken back by a heartbeat, it would be in the hands of a process
     that knows nothing of it, and would be sent again as that of a dead process, long before its wait is over.
     """
-    monkeypatch.setattr(consumer, "HEARTBEAT_EVERY", 0.0)
-    monkeypatch.setattr(consumer, "BLOCK", 0.02)
-    monkeypatch.setattr(due_scan, "TAKE_OVER_AFTER", 0.5)
-    monkeypatch.setattr(circuit_breaker, "REFUSED_TO_FAIL", 10**6)  # the circuit stays closed
+    monkeypatch.setattr(reader, "HEARTBEAT_EVERY", 0.0)
+    monkeypatch.setattr(reader, "BLOCK", 0.02)
+    monkeypatch.setattr(reader, "TAKE_OVER_AFTER", 0.5)
+    monkeypatch.setattr(circuit, "REFUSED_TO_FAIL", 10**6)  # the circuit stays closed
     listed = InFlight.ids
 
     def slowly(in_flight: InFlight) -> list[bytes]:

@@ -13,19 +13,17 @@ import pytest
 import redis
 
 from sweeperd.config import EndpointSettings, RedisSettings
-from sweeperd.delivery import consumer, due_scan
-from sweeperd.delivery.acknowledger import RECOVERY_PAUSE, Acknowledger
-from sweeperd.delivery.attempt_log import AttemptLog
+from sweeperd.delivery import reader as consumer
+from sweeperd.delivery import reader as due_scan
+from sweeperd.delivery.acknowledger import RECOVERY_PAUSE, Acknowledger, AttemptLog
 from sweeperd.delivery.batches import Batch, BatchLimits, BatchQueue, InFlight
-from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker
-from sweeperd.delivery.circuit_publisher import CircuitPublisher
-from sweeperd.delivery.consumer import BLOCK, GATHER, HEARTBEAT_EVERY, REFRESH_EVERY, Consumer
-from sweeperd.delivery.endpoint_state import CircuitStateStore, EndpointStateCache, EndpointStateStore
-from sweeperd.delivery.groups import PARKED, PARKED_ALONE, TAKE_OVER_AFTER
-from sweeperd.delivery.outbox import PAGE, Outbox, OutboxEntry, Replication
-from sweeperd.delivery.redelivery import Redelivery
-from sweeperd.delivery.subscription import Subscription
+from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, CircuitPublisher, Redelivery
+from sweeperd.delivery.reader import BLOCK, GATHER, HEARTBEAT_EVERY, REFRESH_EVERY, Consumer
 from sweeperd.metrics import Metrics
+from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointStateCache, EndpointStateStore
+from sweeperd.outbox.event import OutboxEntry
+from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, TAKE_OVER_AFTER, Outbox, Replication
+from sweeperd.outbox.subscription import Subscription
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId

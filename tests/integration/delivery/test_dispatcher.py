@@ -11,12 +11,13 @@ import pytest
 import redis
 
 from sweeperd.config import RELAY, Settings
-from sweeperd.delivery import acknowledger, consumer, groups
+from sweeperd.context import ShardContext
+from sweeperd.delivery import acknowledger, reader
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher
-from sweeperd.delivery.endpoint_state import EndpointStateStore
-from sweeperd.delivery.outbox import Outbox
 from sweeperd.metrics import Metrics
-from sweeperd.store.context import ShardContext
+from sweeperd.outbox import stream
+from sweeperd.outbox.endpoint_state import EndpointStateStore
+from sweeperd.outbox.stream import Outbox
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import EVENTS, Deliver, Delivery, expire, settled
 from tests.integration.delivery.test_relay import subscribe
@@ -116,7 +117,7 @@ def test_beside_cycles_events_are_passed_on_to_its_webhooks(shard: Shard, client
 def test_a_stop_ends_the_waits_of_endpoints_and_replays(
     shard: Shard, client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer, "REFRESH_EVERY", 60)
+    monkeypatch.setattr(reader, "REFRESH_EVERY", 60)
     now = server_time(client)
     add(client, now - HOUR, 3)
     EndpointStateStore(shard).pause("hook", "moving house")
@@ -132,7 +133,7 @@ def test_a_stop_ends_the_waits_of_endpoints_and_replays(
 def test_a_join_ends_at_its_deadline_and_what_is_in_flight_stays_its_own(
     client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer, "BLOCK", 0.05)
+    monkeypatch.setattr(reader, "BLOCK", 0.05)
     answered = threading.Event()
     with (
         Receiver(answering_after(answered)) as receiver,
@@ -153,7 +154,7 @@ def test_a_join_ends_at_its_deadline_and_what_is_in_flight_stays_its_own(
 def test_a_request_that_hangs_does_not_hold_up_the_events_after_it(
     client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer, "BLOCK", 60)
+    monkeypatch.setattr(reader, "BLOCK", 60)
     answered = threading.Event()
 
     def answer(request: Request, _: int) -> Answer:
@@ -222,7 +223,7 @@ def test_what_half_of_the_connections_have_sent_is_acknowledged_in_one_go(
 ) -> None:
     """And an event waits no longer for others than until so many have come."""
     monkeypatch.setattr(acknowledger, "GATHER", 60)
-    monkeypatch.setattr(consumer, "BLOCK", 0.05)
+    monkeypatch.setattr(reader, "BLOCK", 0.05)
     with Receiver() as receiver, deliver(receiver.url, 4) as delivery:
         client.config_resetstat()
         expire(client, "one", "two")
@@ -231,7 +232,7 @@ def test_what_half_of_the_connections_have_sent_is_acknowledged_in_one_go(
 
 
 def test_the_end_closes_the_connections(client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer, "BLOCK", 0.05)
+    monkeypatch.setattr(reader, "BLOCK", 0.05)
     with raw_server(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") as (url, connections):
         with deliver(url) as delivery:
             expire(client, "one")
@@ -262,7 +263,7 @@ def test_each_look_for_replays_reads_the_clock_of_redis(shard: Shard, client: re
 
 def test_maintenance(shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old events, silent consumers and notes of dead processes go; what waits is measured, by Redis's clock."""
-    monkeypatch.setattr(groups, "TAKE_OVER_AFTER", -1)
+    monkeypatch.setattr(stream, "TAKE_OVER_AFTER", -1)
     delivery = Delivery(shard, NOWHERE, 2, {})
     add(client, server_time(client) - 1000 * 24 * HOUR, 300)
     outbox = Outbox(shard, "dead")

@@ -7,8 +7,8 @@ import pytest
 import redis
 
 from sweeperd.config import WEBHOOK_DISABLED
-from sweeperd.delivery.announcements import Announcements
-from sweeperd.delivery.endpoint_state import EndpointState, EndpointStateCache, EndpointStateStore
+from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateCache, EndpointStateStore
+from sweeperd.outbox.stream import Announcements
 from sweeperd.store.shard import Shard
 from tests.support.fixtures import full
 from tests.support.harness import server_time

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.delivery.endpoint_state import EndpointStateStore
-from sweeperd.delivery.groups import ConsumerGroups
-from sweeperd.delivery.outbox import Outbox
+from sweeperd.outbox.endpoint_state import EndpointStateStore
+from sweeperd.outbox.stream import ConsumerGroups, Outbox
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import EVENTS, Deliver, Delivery, expire
@@ -365,7 +364,7 @@ def test_a_replay_that_ends_during_maintenance_does_not_fail_it(
     running = begin(shard, now - 2 * HOUR, now)
     Outbox(shard, "them").read(running.group, 3)
     expire(client, "waiting")
-    monkeypatch.setattr("sweeperd.delivery.replays.Replays.groups", [running.group])
+    monkeypatch.setattr("sweeperd.delivery.dispatcher.Replays.groups", [running.group])
     looks = [0]
     vanish = Vanishing(client, running.group)
 

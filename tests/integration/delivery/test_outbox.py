@@ -10,10 +10,19 @@ import pytest
 import redis
 
 from sweeperd.config import DELIVERY_FAILED
-from sweeperd.delivery import groups as groups_module
-from sweeperd.delivery.announcements import Announcements
-from sweeperd.delivery.groups import CLAIM_COUNT, PARKED, PARKED_ALONE, TAKE_OVER_AFTER
-from sweeperd.delivery.outbox import PAGE, Outbox, OutboxEntry, Pending, Replication
+from sweeperd.outbox import stream as groups_module
+from sweeperd.outbox.event import OutboxEntry
+from sweeperd.outbox.stream import (
+    CLAIM_COUNT,
+    PAGE,
+    PARKED,
+    PARKED_ALONE,
+    TAKE_OVER_AFTER,
+    Announcements,
+    Outbox,
+    Pending,
+    Replication,
+)
 from sweeperd.store.embedded import Binary, Server
 from sweeperd.store.shard import Shard
 from tests.support.fixtures import full

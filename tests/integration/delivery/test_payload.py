@@ -6,8 +6,7 @@ import pytest
 import redis
 
 from sweeperd.config import Format
-from sweeperd.delivery.outbox import OutboxEntry
-from sweeperd.delivery.request import EventEncoder
+from sweeperd.outbox.event import EventEncoder, OutboxEntry
 from tests.integration.cli.conftest import expire
 from tests.support.harness import reserve
 

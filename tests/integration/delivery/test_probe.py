@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 import redis
 
-from sweeperd.delivery.groups import PARKED
-from sweeperd.delivery.outbox import PAGE, Outbox, OutboxEntry
-from sweeperd.delivery.probe import ProbeChooser
+from sweeperd.delivery.reader import ProbeChooser
+from sweeperd.outbox.event import OutboxEntry
+from sweeperd.outbox.stream import PAGE, PARKED, Outbox
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import EVENTS, expire
 

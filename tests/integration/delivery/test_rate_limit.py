@@ -12,12 +12,12 @@ import redis
 from prometheus_client import CollectorRegistry, Counter
 
 from sweeperd.config import Settings
+from sweeperd.context import ShardContext
 from sweeperd.delivery import rate_limit
 from sweeperd.delivery.acknowledger import RECOVERY_PAUSE
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.rate_limit import AHEAD, BURST, LAPSE, RateLimit
 from sweeperd.metrics import Metrics
-from sweeperd.store.context import ShardContext
 from sweeperd.store.embedded import Server
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard

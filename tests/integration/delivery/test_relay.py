@@ -10,10 +10,9 @@ import pytest
 import redis
 
 from sweeperd.delivery import relay as relay_module
-from sweeperd.delivery.payload import Message, message
+from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.relay import Relay, _delivery_id
-from sweeperd.delivery.request import single_request
-from sweeperd.delivery.result import DeliveryResult, Result
+from sweeperd.outbox.event import Message, message, single_request
 from sweeperd.store.shard import Shard
 from tests.support.fixtures import full
 

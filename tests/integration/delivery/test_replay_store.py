@@ -5,10 +5,8 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.delivery.groups import PARKED, TAKE_OVER_AFTER
-from sweeperd.delivery.outbox import PAGE, Outbox
-from sweeperd.delivery.replay import ReplayNote, replay_group
-from sweeperd.delivery.replay_store import ReplayStore, end_cancelled
+from sweeperd.outbox.replays import ReplayNote, ReplayStore, end_cancelled, replay_group
+from sweeperd.outbox.stream import PAGE, PARKED, TAKE_OVER_AFTER, Outbox
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import EVENTS

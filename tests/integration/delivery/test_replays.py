@@ -11,14 +11,20 @@ import pytest
 import redis
 
 from sweeperd.config import EndpointSettings
-from sweeperd.delivery.endpoint_state import EndpointStateStore
-from sweeperd.delivery.groups import WAITING
-from sweeperd.delivery.outbox import Outbox
-from sweeperd.delivery.replay import GROUP_PREFIX, MARKS, ReplayNote, ReplayProgress, ReplaySpan, replay_group
-from sweeperd.delivery.replay_store import ReplayStore
-from sweeperd.ops import replay
-from sweeperd.ops.endpoint_status import read_endpoints
 from sweeperd.ops.endpoints import resume
+from sweeperd.ops.status import read_endpoints
+from sweeperd.outbox import replays as replay
+from sweeperd.outbox.endpoint_state import EndpointStateStore
+from sweeperd.outbox.replays import (
+    GROUP_PREFIX,
+    MARKS,
+    ReplayNote,
+    ReplayProgress,
+    ReplaySpan,
+    ReplayStore,
+    replay_group,
+)
+from sweeperd.outbox.stream import WAITING, Outbox
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import EVENTS, Deliver, Delivery, expire

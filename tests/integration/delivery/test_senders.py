@@ -8,18 +8,15 @@ from typing import Any
 
 import pytest
 
-from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
-from sweeperd.delivery.attempt_log import AttemptLog
+from sweeperd.delivery.acknowledger import Acknowledger, AttemptLog, Disposition, Settlement
 from sweeperd.delivery.batches import Batch, BatchLimits, BatchQueue, InFlight
-from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker
-from sweeperd.delivery.circuit_publisher import CircuitPublisher
-from sweeperd.delivery.endpoint_state import CircuitState, CircuitStateStore, EndpointStateCache, EndpointStateStore
-from sweeperd.delivery.outbox import Outbox, OutboxEntry
-from sweeperd.delivery.redelivery import Redelivery
-from sweeperd.delivery.request import EventEncoder, WebhookRequest
-from sweeperd.delivery.result import DeliveryResult, Result
+from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, CircuitPublisher, Redelivery
+from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.senders import BatchSender, SenderThreads
 from sweeperd.metrics import Metrics
+from sweeperd.outbox.endpoint_state import CircuitState, CircuitStateStore, EndpointStateCache, EndpointStateStore
+from sweeperd.outbox.event import EventEncoder, OutboxEntry, WebhookRequest
+from sweeperd.outbox.stream import Outbox
 from sweeperd.store.shard import Shard
 from tests.support.harness import eventually
 from tests.support.limits import batch_limits

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 import redis
 
-from sweeperd.delivery.outbox import Outbox
+from sweeperd.outbox.stream import Outbox
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import EVENTS, Deliver, expire
 from tests.support.harness import eventually, server_time

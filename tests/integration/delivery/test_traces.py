@@ -3,7 +3,7 @@
 import pytest
 
 from sweeperd import tracing
-from sweeperd.delivery.payload import Message
+from sweeperd.outbox.event import Message
 from tests.support.collector import Collector
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Receiver

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from sweeperd.config import load
-from sweeperd.kit.derived import derived_samples
 from sweeperd.kit.prove import prove
-from sweeperd.kit.samples import read_samples
+from sweeperd.kit.samples import derived_samples, read_samples
 from sweeperd.store import embedded
 from sweeperd.store.keys import Keys
-from sweeperd.sweep.configured_kinds import configured
+from sweeperd.sweep.configured import configured
 from tests.integration.kit.faults import FAULTS, MORE, UNSEEN_BEFORE, Fault
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -11,14 +11,12 @@ from click.testing import CliRunner
 
 from sweeperd.cli import main
 from sweeperd.config import Settings, load
-from sweeperd.kit import drains
-from sweeperd.kit.derived import derived_samples
-from sweeperd.kit.drains import killed
-from sweeperd.kit.entries import orphan, waits
-from sweeperd.kit.failure import Failure
+from sweeperd.kit import properties
+from sweeperd.kit.judge import Failure
 from sweeperd.kit.lab import RUN_LIMIT, Lab, NoEnd
+from sweeperd.kit.properties import killed, orphan, waits
 from sweeperd.kit.prove import prove
-from sweeperd.kit.samples import Sample, read_samples, sample_of
+from sweeperd.kit.samples import Sample, derived_samples, read_samples, sample_of
 from tests.integration.kit.test_faults import EXAMPLES
 from tests.lua.kinds.world import SEATS, scripted, settings_of
 
@@ -230,8 +228,8 @@ def test_a_process_is_killed_in_the_middle_of_a_drain(client: redis.Redis, monke
     lab, sample = laboratory(client)
     assert killed(lab, sample) is None
     assert codes == [-9]
-    assert expired[0] >= drains.ENTRIES // 2, "half of them were answered"
-    assert client.xlen("sweeperd:events") - 1 == drains.ENTRIES + 1
+    assert expired[0] >= properties.ENTRIES // 2, "half of them were answered"
+    assert client.xlen("sweeperd:events") - 1 == properties.ENTRIES + 1
 
 
 def test_what_a_killed_process_does_twice_is_caught(client: redis.Redis) -> None:

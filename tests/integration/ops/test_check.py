@@ -14,12 +14,12 @@ import redis
 
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.metrics import Metrics
+from sweeperd.ops.acl import grants
 from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_shard, worst
+from sweeperd.ops.check import server as module
 from sweeperd.ops.check import server as server_checks
-from sweeperd.ops.check import shard as module
 from sweeperd.ops.check.rights import trials
-from sweeperd.ops.grants import grants
-from sweeperd.runtime.kind_sweep import kind_sweeps
+from sweeperd.runtime.sweeps import kind_sweeps
 from sweeperd.store.embedded import Binary, Server, free_port
 from sweeperd.store.shard import Shard, open_shards
 from tests.integration.conftest import Cli

@@ -4,8 +4,8 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.ops import details
-from sweeperd.ops.details import ReasonCount, read_details
+from sweeperd.ops import show
+from sweeperd.ops.show import ReasonCount, read_details
 from sweeperd.store.shard import Shard
 
 
@@ -28,6 +28,6 @@ def test_the_quarantine_by_reason_the_newest_first(shard: Shard, client: redis.R
 
 
 def test_only_the_newest_are_counted(shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(details, "COUNTED", 2)
+    monkeypatch.setattr(show, "COUNTED", 2)
     set_aside(client, a="INVALID_STATE", b="INVALID_STATE", c="INVALID_STATE")
     assert read_details(Settings(), shard).reasons == (ReasonCount("reservations", "INVALID_STATE", 2, ("c", "b")),)

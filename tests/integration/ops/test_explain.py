@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.ops.explain import Explanation, explain
+from sweeperd.ops.show import Explanation, explain
 from sweeperd.store.scripts import Script, source
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Outcome

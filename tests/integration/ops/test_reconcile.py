@@ -27,7 +27,7 @@ from sweeperd.ops.reconcile import (
     reconcile,
 )
 from sweeperd.ops.reconcile.faults import entry_call
-from sweeperd.ops.throttle import Interrupted, Throttle
+from sweeperd.ops.reconcile.keyspace import Interrupted, Throttle
 from sweeperd.store.embedded import Server
 from sweeperd.store.scripts import Script
 from sweeperd.store.shard import Shard

@@ -8,11 +8,9 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.delivery.endpoint_state import CircuitNote
-from sweeperd.ops import rate
-from sweeperd.ops.endpoint_status import EndpointStatus
-from sweeperd.ops.rate import Rate, read_rate
-from sweeperd.ops.status import Due, ShardStatus, read_all, read_status
+from sweeperd.ops import status as rate
+from sweeperd.ops.status import Due, EndpointStatus, Rate, ShardStatus, read_all, read_rate, read_status
+from sweeperd.outbox.endpoint_state import CircuitNote
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.shard import Shard, open_shards
 from tests.support.acl import limited
@@ -96,7 +94,7 @@ def test_quarantine_and_dead_letters_are_counted(shard: Shard, client: redis.Red
 def test_dead_letters_are_counted_up_to_a_limit(
     shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sweeperd.ops.endpoint_status.LETTERS", 1000)
+    monkeypatch.setattr("sweeperd.ops.status.LETTERS", 1000)
     for _ in range(1100):
         client.xadd("sweeperd:dead-letters", {"endpoint": "billing"})
     status = read_status(settings("billing"), shard)
@@ -273,7 +271,7 @@ def test_pending_counts_only_what_will_be_sent(shard: Shard, client: redis.Redis
 def test_pending_beyond_the_limit_is_an_estimate(
     shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sweeperd.delivery.backlog.EXACT", 100)
+    monkeypatch.setattr("sweeperd.outbox.backlog.EXACT", 100)
     for number in range(400):
         client.xadd("sweeperd:events", {"id": str(number), "tenant": "acme" if number % 2 else "globex"})
     client.xgroup_create("sweeperd:events", "some", id="0")

@@ -12,7 +12,7 @@ from sweeperd.config import Settings
 from sweeperd.errors import KindRefused
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.daemon import Daemon
-from sweeperd.runtime.kind_sweep import KindSweep
+from sweeperd.runtime.sweeps import KindSweep
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from tests.lua.kinds.world import SCRIPT, Seats, scripted, settings_of

@@ -13,10 +13,8 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
-from sweeperd.runtime.kind_sweep import KindSweep
-from sweeperd.runtime.stand_by import StandBy
-from sweeperd.store.lease import holder
-from sweeperd.store.process import process_name
+from sweeperd.runtime.sweeps import KindSweep, StandBy
+from sweeperd.store.lease import holder, process_name
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.reservations import reservations
 from tests.support.harness import eventually, reserve

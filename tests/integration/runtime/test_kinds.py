@@ -15,7 +15,7 @@ from sweeperd.runtime.once import run_once
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Outcome
-from sweeperd.sweep.last_sweep import read_last_sweep
+from sweeperd.sweep.telemetry import read_last_sweep
 from tests.lua.builders import World, seed
 from tests.lua.kinds.world import SEATS, Seats
 from tests.support.harness import eventually

@@ -8,13 +8,13 @@ from contextlib import ExitStack, closing
 import pytest
 
 from sweeperd.config import Settings
+from sweeperd.context import ShardContext
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.ops.reconcile import faults
-from sweeperd.runtime import daily_walk as module
+from sweeperd.runtime import reconciler as module
+from sweeperd.runtime.daemon import ShardRunner
 from sweeperd.runtime.reconciler import PeriodicReconciler
-from sweeperd.runtime.shard_runner import ShardRunner
-from sweeperd.store.context import ShardContext
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard, open_shards
 from tests.support.fixtures import a_shard, full

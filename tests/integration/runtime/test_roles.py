@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from sweeperd.config import RedisSettings, Settings
-from sweeperd.delivery.endpoint_state import EndpointStateStore
+from sweeperd.outbox.endpoint_state import EndpointStateStore
 from sweeperd.runtime.daemon import Daemon
-from sweeperd.runtime.role import Role
+from sweeperd.runtime.process import Role
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from tests.integration.delivery.conftest import expire

@@ -7,9 +7,8 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import Dispatcher
-from sweeperd.runtime.daemon import Daemon
+from sweeperd.runtime.daemon import Daemon, ShardRunner
 from sweeperd.runtime.service import Service
-from sweeperd.runtime.shard_runner import ShardRunner
 from sweeperd.runtime.systemd import SystemdNotifier
 from sweeperd.store.embedded import Server
 from tests.support.harness import reserve

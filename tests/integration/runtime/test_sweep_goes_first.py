@@ -7,11 +7,10 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
+from sweeperd.context import Interpreter, ShardContext
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.metrics import Metrics
-from sweeperd.runtime.kind_sweep import kind_sweeps
-from sweeperd.store.context import ShardContext
-from sweeperd.store.interpreter import Interpreter
+from sweeperd.runtime.sweeps import kind_sweeps
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Decision
 from tests.integration.delivery.conftest import expire

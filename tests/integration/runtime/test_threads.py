@@ -10,7 +10,7 @@ from sweeperd.config import Settings
 from sweeperd.config.webhooks import WebhooksSettings
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.store.embedded import Server
-from sweeperd.web.connections import THREADS
+from sweeperd.web.server import THREADS
 from tests.support.harness import eventually
 
 UNITS = Path(__file__).parents[3] / "deploy" / "systemd"

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.store.lease import Lease, holder
-from sweeperd.store.process import process_name
+from sweeperd.store.lease import Lease, holder, process_name
 from sweeperd.store.shard import Shard
 from tests.support.fixtures import full
 from tests.support.harness import eventually

@@ -4,8 +4,7 @@ import pytest
 import redis
 
 from sweeperd.store.embedded import Server
-from sweeperd.store.pipeline import ScriptPipeline
-from sweeperd.store.scripts import Call, Script
+from sweeperd.store.scripts import Call, Script, ScriptPipeline
 from sweeperd.store.shard import Shard
 from tests.support.busy import BUSY
 from tests.support.harness import eventually

@@ -10,7 +10,7 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
-from sweeperd.runtime.kind_sweep import KindSweep
+from sweeperd.runtime.sweeps import KindSweep
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.reservations import reservations
 from tests.support.harness import SCOPES, eventually, reserve

@@ -10,8 +10,8 @@ import redis
 from sweeperd.config import CyclesSettings
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.expiry_rates import ExpiryRates
 from sweeperd.sweep.kind import Decision, Outcome
+from sweeperd.sweep.telemetry import ExpiryRates
 from tests.support.fixtures import full
 
 WINDOW_MS = 60_000

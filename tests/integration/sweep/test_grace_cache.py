@@ -11,7 +11,7 @@ import redis
 
 from sweeperd.config import SweepSettings
 from sweeperd.store.shard import Shard
-from sweeperd.sweep import grace_cache as grace
+from sweeperd.sweep import index as grace
 from sweeperd.sweep.kind import Decision, Outcome, SweepReport
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper

@@ -8,8 +8,8 @@ import pytest
 
 from sweeperd.config import SweepSettings
 from sweeperd.store.shard import Shard
-from sweeperd.sweep import grace_cache
-from sweeperd.sweep.index_reader import SCANS, SKIPS, IndexPage, IndexReader
+from sweeperd.sweep import index as grace_cache
+from sweeperd.sweep.index import SCANS, SKIPS, IndexPage, IndexReader
 from sweeperd.sweep.kind import Decision, Outcome
 from sweeperd.sweep.reservations import reservations
 from tests.support.harness import server_time

@@ -13,7 +13,7 @@ from sweeperd.errors import KindRefused
 from sweeperd.runtime.once import run_once
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
-from sweeperd.sweep import kind_check
+from sweeperd.sweep import configured
 from sweeperd.sweep.kind_script import HIDDEN_GLOBALS
 from tests.lua.kinds.world import SEATS, Seats, scripted, settings_of
 from tests.support.fixtures import full
@@ -69,7 +69,7 @@ def test_a_script_without_commands_is_refused_if_the_server_cannot_be_asked(clie
 def test_globals_that_are_not_known_here_are_refused(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """A later server may have more of them, and a script would see them."""
     hidden = [name for name in HIDDEN_GLOBALS if name not in ("redis", "loadstring")]
-    monkeypatch.setattr(kind_check, "HIDDEN_GLOBALS", hidden)
+    monkeypatch.setattr(configured, "HIDDEN_GLOBALS", hidden)
     seats = Seats(client, scripted("function decide() end function plan() end"))
     with pytest.raises(KindRefused, match=r"globals that a script would see: loadstring, redis$"):
         seats.kind.check(client)

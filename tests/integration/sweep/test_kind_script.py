@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.sweep.configured_kinds import configured
+from sweeperd.sweep.configured import configured
 from sweeperd.sweep.kind_script import BASIC_GLOBALS, LIBRARIES
 from tests.lua.kinds.world import Seats, scripted, settings_of
 

@@ -9,13 +9,13 @@ import redis
 
 from sweeperd.config import SweepSettings
 from sweeperd.store.embedded import Server
-from sweeperd.store.process import process_name
+from sweeperd.store.lease import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Decision, Outcome, SweepReport
-from sweeperd.sweep.last_sweep import LastSweep, LastSweepStore, read_last_sweep
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper
+from sweeperd.sweep.telemetry import LastSweep, LastSweepStore, read_last_sweep
 from tests.support.fixtures import full
 from tests.support.harness import daemon, environment, eventually, once, reserve, server_time
 

@@ -12,7 +12,7 @@ import redis
 from sweeperd.config import RedisSettings, Settings
 from sweeperd.errors import KindRefused
 from sweeperd.metrics import Metrics
-from sweeperd.runtime.kind_sweep import KindSweep
+from sweeperd.runtime.sweeps import KindSweep
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Outcome

@@ -16,10 +16,9 @@ import redis
 
 from sweeperd.config import SweepSettings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.store.pipeline import ScriptPipeline
-from sweeperd.store.scripts import Call, Script, source
+from sweeperd.store.scripts import Call, Script, ScriptPipeline, source
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.grace_cache import GraceCache
+from sweeperd.sweep.index import GraceCache
 from sweeperd.sweep.kind import Decision, GraceScan, Kind, Outcome
 from sweeperd.sweep.sweeper import Sweeper
 from tests.support.busy import BUSY

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from sweeperd.store.keys import Keys
-from sweeperd.sweep.configured_kinds import configured
+from sweeperd.sweep.configured import configured
 from sweeperd.sweep.kind import Kind
 from tests.fixture.load import load
 from tests.fixture.verify import differences

@@ -11,10 +11,10 @@ from typing import Any
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.config.kind_commands import FORMS
+from sweeperd.config.kinds import FORMS
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Script
-from sweeperd.sweep.configured_kinds import configured
+from sweeperd.sweep.configured import configured
 from sweeperd.sweep.kind import Decision
 from tests.lua.builders import Snapshot, World
 

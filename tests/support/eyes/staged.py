@@ -7,20 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sweeperd.config import Settings
-from sweeperd.delivery.attempt import Attempt
-from sweeperd.delivery.endpoint_state import CircuitNote
 from sweeperd.metrics import Metrics
-from sweeperd.ops.details import Details, ReasonCount
-from sweeperd.ops.endpoint_status import EndpointStatus, ReplayStatus
-from sweeperd.ops.health_summary import ShardView
-from sweeperd.ops.last_walk import LastWalk
+from sweeperd.ops.health import ShardView
+from sweeperd.ops.history import StatusSample, status_report
 from sweeperd.ops.processes import Processes, ProcessNote
-from sweeperd.ops.rate import Rate
 from sweeperd.ops.reconcile import Fault
-from sweeperd.ops.status import Due, ShardStatus
-from sweeperd.ops.status_history import StatusSample
-from sweeperd.ops.status_report import status_report
-from sweeperd.sweep.last_sweep import LastSweep
+from sweeperd.ops.show import Details, ReasonCount
+from sweeperd.ops.status import Due, EndpointStatus, LastWalk, Rate, ReplayStatus, ShardStatus
+from sweeperd.outbox.attempts import Attempt
+from sweeperd.outbox.endpoint_state import CircuitNote
+from sweeperd.sweep.telemetry import LastSweep
 from sweeperd.web.server import WebServer
 
 NOW_MS = 1_795_000_000_000

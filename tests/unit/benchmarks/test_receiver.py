@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from benchmarks.receiver import ANSWER, Receiver
-from sweeperd.delivery.payload import Message
+from sweeperd.outbox.event import Message
 from tests.unit.delivery.test_sender import Sender
 
 pytestmark = pytest.mark.usefixtures("bare_environment")

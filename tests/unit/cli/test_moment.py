@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from sweeperd.cli.moment import Moment, moment
+from sweeperd.cli.options import Moment, moment
 
 NOON = 1_795_262_400_000  # 2026-11-21T12:00:00Z
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import text
 
-from sweeperd.config.kind_commands import Amount, Command, Field, parse_command, parse_word
-from sweeperd.config.kinds import any_match, may_meet
+from sweeperd.config.kinds import Amount, Command, Field, any_match, may_meet, parse_command, parse_word
 from sweeperd.errors import ConfigError
 from tests.support.fixtures import Load
 

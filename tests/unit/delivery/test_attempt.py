@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from sweeperd.delivery.attempt import Attempt
-from sweeperd.delivery.result import Result
+from sweeperd.delivery.http import Result
+from sweeperd.outbox.attempts import Attempt
 
 FAILURE = Attempt(
     1763712065000, "evt_1", b"r\xff1", b"5-0", b"9-3", 7, 2, 3, Result.FAILED, "HTTP 500", 120, "bu\xfcsy", "host-1"

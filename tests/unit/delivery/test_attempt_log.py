@@ -3,10 +3,10 @@
 import pytest
 
 from sweeperd.config import RedisSettings
-from sweeperd.delivery.attempt_log import AttemptLog
-from sweeperd.delivery.outbox import OutboxEntry
-from sweeperd.delivery.result import DeliveryResult, Result
+from sweeperd.delivery.acknowledger import AttemptLog
+from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.metrics import Metrics
+from sweeperd.outbox.event import OutboxEntry
 from sweeperd.store.embedded import free_port
 from sweeperd.store.shard import Shard
 

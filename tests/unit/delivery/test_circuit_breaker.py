@@ -2,8 +2,7 @@
 
 import pytest
 
-from sweeperd.delivery.circuit_breaker import FAILURES_TO_OPEN, CircuitBreaker
-from sweeperd.delivery.redelivery import growing_wait
+from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, growing_wait
 
 EVENT = b"1-1"
 

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import urllib3.connection
 
-from sweeperd.delivery import connection as connection_module
-from sweeperd.delivery.connection import begin_exchange, bounded, works_in_one_piece
-from sweeperd.delivery.response import HEAD_LIMIT
-from sweeperd.delivery.result import Result
+from sweeperd.delivery import http as connection_module
+from sweeperd.delivery.http import HEAD_LIMIT, Result, begin_exchange, bounded, works_in_one_piece
 from tests.support.raw_server import listening, raw_server
 from tests.support.receiver import Answer, Receiver
 from tests.unit.delivery.test_sender import BATCH, MESSAGE, OK, Sender

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sweeperd.delivery.cycles_subscription import parse
+from sweeperd.outbox.subscription import parse
 
 BASE = {"subscription_id": "whsub_1", "status": "ACTIVE", "event_types": [], "url": "https://hooks.example.com/"}
 

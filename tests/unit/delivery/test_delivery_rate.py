@@ -1,6 +1,6 @@
 """The rate of deliveries of one process, from samples with times."""
 
-from sweeperd.delivery.delivery_rate import COUNTED, SHORTEST, WINDOW, DeliveryRate
+from sweeperd.outbox.endpoint_state import COUNTED, SHORTEST, WINDOW, DeliveryRate
 
 
 def after(*samples: tuple[float, int]) -> tuple[float, float]:

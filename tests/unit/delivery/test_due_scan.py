@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from sweeperd.delivery import due_scan
+from sweeperd.delivery import reader
 from sweeperd.delivery.batches import InFlight
-from sweeperd.delivery.due_scan import SCAN_EVERY, DueScan
-from sweeperd.delivery.groups import PARKED, PARKED_ALONE, TAKE_OVER_AFTER
-from sweeperd.delivery.outbox import PAGE, Outbox, OutboxEntry, Pending
-from sweeperd.delivery.redelivery import Redelivery
+from sweeperd.delivery.circuit import Redelivery
+from sweeperd.delivery.reader import SCAN_EVERY, DueScan
+from sweeperd.outbox.event import OutboxEntry
+from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, TAKE_OVER_AFTER, Outbox, Pending
 
 #: The first wait of an event that was sent in vain, seconds; and that of an event after five deliveries.
 INITIAL, AFTER_FIVE = 30, 480
@@ -46,7 +46,7 @@ class ManualClock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     made = ManualClock()
-    monkeypatch.setattr(due_scan, "time", made)
+    monkeypatch.setattr(reader, "time", made)
     return made
 
 
@@ -124,7 +124,7 @@ def test_the_next_step_is_at_once_after_one_that_found_something(clock: ManualCl
 
 
 @pytest.mark.parametrize(
-    ("events", "pause"), [(0, 5), (PAGE * due_scan.PAGES_PER_STEP + 1, SCAN_EVERY)], ids=["at the end", "on the way"]
+    ("events", "pause"), [(0, 5), (PAGE * reader.PAGES_PER_STEP + 1, SCAN_EVERY)], ids=["at the end", "on the way"]
 )
 def test_the_next_step_after_one_that_found_nothing(events: int, pause: float, clock: ManualClock) -> None:
     """After a whole scan there is a pause; a scan over many events goes on soon."""

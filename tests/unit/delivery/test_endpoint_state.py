@@ -2,7 +2,7 @@
 
 import pytest
 
-from sweeperd.delivery.endpoint_state import EndpointState
+from sweeperd.outbox.endpoint_state import EndpointState
 
 
 @pytest.mark.parametrize(

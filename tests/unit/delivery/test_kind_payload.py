@@ -3,9 +3,7 @@
 import json
 from typing import Any
 
-from sweeperd.delivery.outbox import OutboxEntry
-from sweeperd.delivery.payload import message
-from sweeperd.delivery.request import EventEncoder
+from sweeperd.outbox.event import EventEncoder, OutboxEntry, message
 
 FIELDS = {
     b"type": b"seat-hold.expired",

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sweeperd.config import EndpointSettings
-from sweeperd.delivery.masking import HIDDEN, SHORTEST_HIDDEN, Masker
+from sweeperd.outbox.attempts import HIDDEN, SHORTEST_HIDDEN, Masker
 
 SIGNATURE = "v1," + "c2lnbmF0dXJlIG9mIHRoZSB0ZXN0cw=="
 

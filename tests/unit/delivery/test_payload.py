@@ -11,9 +11,7 @@ from cloudevents.core.v1.event import CloudEvent
 from hypothesis import example, given, strategies
 
 from sweeperd.config import Format
-from sweeperd.delivery.outbox import OutboxEntry
-from sweeperd.delivery.payload import EXPIRY_FIELDS, Message, message
-from sweeperd.delivery.request import EventEncoder, batch_request
+from sweeperd.outbox.event import EXPIRY_FIELDS, EventEncoder, Message, OutboxEntry, batch_request, message
 
 TRACE = "0123456789abcdef0123456789abcdef"
 EVENT = {

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from sweeperd.config import WebhooksSettings
-from sweeperd.delivery.redelivery import Redelivery, growing_wait
+from sweeperd.delivery.circuit import Redelivery, growing_wait
 
 
 @pytest.mark.parametrize(("times", "seconds"), [(-1, 0), (0, 0), (1, 2), (2, 4), (3, 8), (4, 10), (5000, 10)])

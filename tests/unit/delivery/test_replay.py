@@ -3,8 +3,8 @@
 import pytest
 
 from sweeperd.config import EndpointSettings
-from sweeperd.delivery.outbox import OutboxEntry
-from sweeperd.delivery.replay import (
+from sweeperd.outbox.event import OutboxEntry
+from sweeperd.outbox.replays import (
     AHEAD_MS,
     BEHIND_MS,
     MARKS,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sweeperd.delivery import response as response_module
-from sweeperd.delivery.response import HEAD_LIMIT, TOLERANCE, BoundedReader, BoundedResponse, limit_wait, seconds_left
+from sweeperd.delivery import http as response_module
+from sweeperd.delivery.http import HEAD_LIMIT, TOLERANCE, BoundedReader, BoundedResponse, limit_wait, seconds_left
 
 HEADERS = [
     b"Content-Length: 4\r\n",

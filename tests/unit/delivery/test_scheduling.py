@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from sweeperd.delivery.scheduling import never_preempt
+from sweeperd.delivery.senders import never_preempt
 
 needs_policies = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has one rule for all threads")
 

@@ -15,13 +15,12 @@ import standardwebhooks
 
 from sweeperd import __version__
 from sweeperd.config import EndpointSettings, WebhooksSettings
-from sweeperd.delivery.payload import Message
+from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.rate_limit import RateLimit
-from sweeperd.delivery.request import WebhookRequest, webhook_request
-from sweeperd.delivery.result import DeliveryResult, Result
-from sweeperd.delivery.sender import KEPT, RESPONSE_LIMIT, WebhookClient
-from sweeperd.store.clock import Clock
+from sweeperd.delivery.webhook import KEPT, RESPONSE_LIMIT, WebhookClient
+from sweeperd.outbox.event import Message, WebhookRequest, webhook_request
 from sweeperd.store.embedded import free_port
+from sweeperd.store.shard import Clock
 from tests.support.harness import eventually
 from tests.support.raw_server import raw_server
 from tests.support.receiver import Answer, Receiver, Request

@@ -15,8 +15,8 @@ import pytest
 import standardwebhooks
 
 from sweeperd.config import EndpointSettings
-from sweeperd.delivery import ed25519
-from sweeperd.delivery.signing import Signer
+from sweeperd.delivery import webhook as ed25519
+from sweeperd.delivery.webhook import Signer
 
 BODY = json.dumps({"event_id": "evt_1", "tenant_id": "täglich"}, ensure_ascii=False).encode()
 #: Its base64 has characters of both alphabets, and padding.

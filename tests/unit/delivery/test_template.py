@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from sweeperd.config import Format
-from sweeperd.delivery.payload import EXPIRY_FIELDS
-from sweeperd.delivery.template import Filled, Template
+from sweeperd.outbox.event import EXPIRY_FIELDS, Filled, Template
 from tests.unit.delivery.test_payload import EVENT, TRACE
 
 ODD: list[dict[str, bytes]] = [{"id": b'"'}, {"amount": b"007"}, {"expired_at": b"1"}, {"missing": b'["tenant:acme"]'}]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sweeperd.delivery.result import DeliveryResult, Result
+from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.store.embedded import free_port
 from tests.support.authority import LONG_AGO, Authority
 from tests.support.forward_proxy import ForwardProxy

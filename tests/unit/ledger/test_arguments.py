@@ -9,41 +9,41 @@ import pytest
 
 import sweeperd
 from sweeperd import ledger
-from sweeperd.ledger import MAX_SCOPES, Ledger, LedgerError, arguments
+from sweeperd.ledger import MAX_SCOPES, Ledger, LedgerError, models
 
 
 def test_from_1_to_256_scopes() -> None:
-    assert arguments.scope_list(["a", b"b"]) == [b"a", b"b"]
-    assert len(arguments.scope_list(["a"] * MAX_SCOPES)) == 256
+    assert models.scope_list(["a", b"b"]) == [b"a", b"b"]
+    assert len(models.scope_list(["a"] * MAX_SCOPES)) == 256
     for count in (0, 257):
         with pytest.raises(ValueError, match=f"from 1 to 256, not {count}"):
-            arguments.scope_list(["a"] * count)
+            models.scope_list(["a"] * count)
 
 
 @pytest.mark.parametrize("name", ["42", b"42", bytearray(b"42"), memoryview(b"42")])
 def test_a_name_is_text_or_bytes(name: Any) -> None:
-    assert arguments.name("tenant", name) == b"42"
+    assert models.name("tenant", name) == b"42"
     with pytest.raises(TypeError, match="one name"):
-        arguments.scope_list(name)
+        models.scope_list(name)
 
 
 @pytest.mark.parametrize("name", [42, 0, True, 300_000_000, None, 1.5, ["a"], [97], uuid.uuid4()])
 def test_nothing_else_is_a_name(name: Any) -> None:
     with pytest.raises(TypeError, match=f"tenant is a {type(name).__name__}, neither str nor bytes"):
-        arguments.name("tenant", name)
+        models.name("tenant", name)
     with pytest.raises(TypeError, match="scope is a "):
-        arguments.scope_list([name])
+        models.scope_list([name])
 
 
 def test_the_hash_of_a_request_keeps_its_parts_apart() -> None:
-    assert arguments.request_hash("ab", b"c") == arguments.request_hash(b"ab", "c")
-    assert arguments.request_hash("ab", "c") != arguments.request_hash("a", "bc")
+    assert models.request_hash("ab", b"c") == models.request_hash(b"ab", "c")
+    assert models.request_hash("ab", "c") != models.request_hash("a", "bc")
 
 
 def test_durations_are_whole_milliseconds() -> None:
-    assert arguments.milliseconds("ttl", timedelta(microseconds=1999), least=1) == 1
+    assert models.milliseconds("ttl", timedelta(microseconds=1999), least=1) == 1
     with pytest.raises(ValueError, match="ttl is shorter than 1 ms"):
-        arguments.milliseconds("ttl", timedelta(microseconds=999), least=1)
+        models.milliseconds("ttl", timedelta(microseconds=999), least=1)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1", "", "redis://:secret@[::1"])

@@ -4,13 +4,11 @@ import shlex
 
 import pytest
 
-from sweeperd.ops.advice import Advice, endpoint_advice, reason_advice, shard_advice
-from sweeperd.ops.details import ReasonCount
-from sweeperd.ops.endpoint_status import EndpointStatus
-from sweeperd.ops.last_walk import LastKindWalk
+from sweeperd.ops.health import Advice, endpoint_advice, reason_advice, shard_advice
 from sweeperd.ops.processes import Processes, ProcessNote
 from sweeperd.ops.reconcile import KindFault
-from sweeperd.ops.status import KindStatus, ShardStatus
+from sweeperd.ops.show import ReasonCount
+from sweeperd.ops.status import EndpointStatus, KindStatus, LastKindWalk, ShardStatus
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from sweeperd.ops.archive import PREVIOUS, START, ArchiveVerdict, Chain, canonical, verify
+from sweeperd.ops.expired import PREVIOUS, START, ArchiveVerdict, Chain, canonical, verify
 
 DOCUMENTS: list[dict[str, Any]] = [
     {

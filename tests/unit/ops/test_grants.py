@@ -3,8 +3,7 @@
 import inspect
 
 from sweeperd.config import Settings
-from sweeperd.ops.acl import acl_users
-from sweeperd.ops.grants import ANY, Duty, grants
+from sweeperd.ops.acl import ANY, Duty, acl_users, grants
 from sweeperd.store.keys import CyclesKeys, Keys
 
 ENDPOINT = {"name": "a", "url": "http://a", "events": ["reservation.expiry_rate_spike"], "max_rate": 10}

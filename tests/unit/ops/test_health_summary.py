@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from sweeperd.config import Settings
-from sweeperd.ops.endpoint_status import EndpointStatus
-from sweeperd.ops.health_summary import DETAILS, HealthLevel, ShardView, summarize_health
+from sweeperd.ops.health import DETAILS, HealthLevel, ShardView, summarize_health
 from sweeperd.ops.processes import Processes, ProcessNote
-from sweeperd.ops.status import Due, ShardStatus
-from sweeperd.sweep.last_sweep import LastSweep
+from sweeperd.ops.status import Due, EndpointStatus, ShardStatus
+from sweeperd.sweep.telemetry import LastSweep
 
 NOW = 1_795_000_000_000
 HOOK = EndpointStatus("hook", pending=0)

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeperd.cli.output import printable
-from sweeperd.ops.ids import candidates
-from sweeperd.text import decode
+from sweeperd.text import candidates, decode
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,10 @@ import threading
 
 import pytest
 
-from sweeperd.ops import status_history as lookout
-from sweeperd.ops.endpoint_status import EndpointStatus
-from sweeperd.ops.status import Due, ShardStatus
-from sweeperd.ops.status_history import REMEMBERED, SAMPLE_EVERY, WATCHED_FOR, StatusHistory
-from sweeperd.sweep.last_sweep import LastSweep
+from sweeperd.ops import history as lookout
+from sweeperd.ops.history import REMEMBERED, SAMPLE_EVERY, WATCHED_FOR, StatusHistory
+from sweeperd.ops.status import Due, EndpointStatus, ShardStatus
+from sweeperd.sweep.telemetry import LastSweep
 
 
 class World:

@@ -10,11 +10,9 @@ from importlib import resources
 import pytest
 
 from sweeperd.config import Settings
-from sweeperd.ops.endpoint_status import EndpointStatus
-from sweeperd.ops.health_summary import ShardView
-from sweeperd.ops.status import ShardStatus
-from sweeperd.ops.status_history import StatusSample
-from sweeperd.ops.status_report import TEXT, UNKNOWN, status_report
+from sweeperd.ops.health import ShardView
+from sweeperd.ops.history import TEXT, UNKNOWN, StatusSample, status_report
+from sweeperd.ops.status import EndpointStatus, ShardStatus
 from sweeperd.web.status_page import StatusPage
 from tests.support.eyes.staged import busy, settings
 

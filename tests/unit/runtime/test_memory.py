@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from sweeperd.runtime.memory import ARENAS, CONTAINERS, collect_rarely, give_back
+from sweeperd.runtime.process import ARENAS, CONTAINERS, collect_rarely, give_back
 
 #: Small pieces, every second of them freed: without a call the C library keeps all pages. Prints the resident memory
 #: of the process in its fullest moment, then, and after the call, KiB.
 HOLES = """
 import ctypes
 from pathlib import Path
-from sweeperd.runtime.memory import give_back
+from sweeperd.runtime.process import give_back
 
 def resident():
     return int(next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in line).split()[1])
@@ -38,7 +38,7 @@ print(resident())
 #: Threads take memory at the same time. Prints how many arenas the C library has made for them.
 ARENAS_USED = """
 import ctypes, sys, threading
-from sweeperd.runtime.memory import share_arenas
+from sweeperd.runtime.process import share_arenas
 
 if sys.argv[1] == "shared":
     share_arenas()

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from sweeperd.config import Settings
-from sweeperd.runtime.one_core import CHOOSE_EVERY, FIRST_AFTER, OneCore, choose, is_wanted
-from sweeperd.runtime.role import Role
+from sweeperd.runtime.process import CHOOSE_EVERY, FIRST_AFTER, OneCore, Role, choose, is_wanted
 
 SINGLE, BATCH = {"name": "a", "url": "http://a/"}, {"name": "b", "url": "http://b/", "batch_size": 100}
 
@@ -36,8 +35,8 @@ class Machine:
         self.busy, self._now, self._own = {0: 500.0, 1: 9_000.0}, 1_000.0, 70.0
         self.bound: list[set[int]] = []
         clocks = SimpleNamespace(monotonic=lambda: self._now, process_time=lambda: self._own)
-        monkeypatch.setattr("sweeperd.runtime.one_core._busy_times", lambda: dict(self.busy))
-        monkeypatch.setattr("sweeperd.runtime.one_core.time", clocks)
+        monkeypatch.setattr("sweeperd.runtime.process._busy_times", lambda: dict(self.busy))
+        monkeypatch.setattr("sweeperd.runtime.process.time", clocks)
         self._one = OneCore()
         monkeypatch.setattr(self._one, "_allowed", {0, 1})
         if binds:
@@ -97,7 +96,7 @@ def test_a_process_that_can_open_no_file_chooses_later(monkeypatch: pytest.Monke
 
     machine = Machine(monkeypatch)
     with monkeypatch.context() as full:
-        full.setattr("sweeperd.runtime.one_core._busy_times", refuse)
+        full.setattr("sweeperd.runtime.process._busy_times", refuse)
         machine.go_on(FIRST_AFTER, 0.9, 0.0)
     machine.go_on(FIRST_AFTER, 0.9, 0.0)
     assert machine.bound == [{1}]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from sweeperd.store.interpreter import DELIVERY_SHARE, FIRST_ESTIMATE, Interpreter
+from sweeperd.context import DELIVERY_SHARE, FIRST_ESTIMATE, Interpreter
 
 
 @dataclass

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 
-from sweeperd.store.process import process_name
+from sweeperd.store.lease import process_name
 
 
 def test_a_process_has_one_name() -> None:
@@ -15,7 +15,7 @@ def test_a_process_has_one_name() -> None:
 
 def test_two_processes_of_one_host_name_and_process_id_have_two_names() -> None:
     """As pid 1 of two containers on the network of their host."""
-    text = "import os, sweeperd.store.process as p; os.getpid = lambda: 1; print(p.process_name())"
+    text = "import os, sweeperd.store.lease as p; os.getpid = lambda: 1; print(p.process_name())"
     names = [subprocess.check_output([sys.executable, "-c", text], text=True) for _ in range(2)]
     assert names[0].rpartition("-")[0] == names[1].rpartition("-")[0]
     assert names[0] != names[1]

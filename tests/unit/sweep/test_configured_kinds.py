@@ -6,7 +6,7 @@ import pytest
 
 from sweeperd.config import Settings
 from sweeperd.store.keys import Keys
-from sweeperd.sweep.configured_kinds import configured
+from sweeperd.sweep.configured import configured
 from sweeperd.sweep.kind import Kind
 from tests.support.kind_settings import SEAT_HOLD
 

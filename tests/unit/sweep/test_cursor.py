@@ -3,8 +3,7 @@
 import math
 import random
 
-from sweeperd.sweep.cursor import Cursor
-from sweeperd.sweep.position import START, Position
+from sweeperd.sweep.index import START, Cursor, Position
 
 
 def at(score: int, passed: int = 0) -> Position:

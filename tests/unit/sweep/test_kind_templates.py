@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from sweeperd.config.kind_commands import parse_command
-from sweeperd.sweep.kind_templates import has_quick_plan
+from sweeperd.config.kinds import parse_command
+from sweeperd.sweep.kind_script import has_quick_plan
 
 SMALL = 10**15 - 1
 

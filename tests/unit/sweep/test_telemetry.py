@@ -9,8 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sweeperd.metrics import Metrics
-from sweeperd.sweep.kind import Backlog, Decision, Outcome, SweepReport
-from sweeperd.sweep.reasons import REASONS
+from sweeperd.sweep.kind import REASONS, Backlog, Decision, Outcome, SweepReport
 from sweeperd.sweep.telemetry import SweepTelemetry
 
 TRACE = "0123456789abcdef0123456789abcdef"

@@ -13,8 +13,7 @@ import pytest
 
 from sweeperd.metrics import Metrics
 from sweeperd.web import server as web
-from sweeperd.web.connections import CONNECTIONS, THREADS, QuietHandler
-from sweeperd.web.server import WebServer
+from sweeperd.web.server import CONNECTIONS, THREADS, QuietHandler, WebServer
 from tests.support.harness import eventually
 
 HEADERS = {

@@ -1,0 +1,693 @@
+"""TLS to a receiver: what both sides show each other, and why a connection failed in plain words."""
+
+import base64
+import contextlib
+import email.utils
+import errno
+import functools
+import http.client
+import io
+import math
+import os
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import requests
+import requests.adapters
+import requests.utils
+import urllib3
+import urllib3.connection
+import urllib3.exceptions
+import urllib3.util.ssl_
+
+from sweeperd.config import EndpointSettings
+from sweeperd.config.types import load_pair
+from sweeperd.outbox.attempts import Masker
+
+#: By OpenSSL's number for the result of a verification.
+_VERIFY_REASONS = {
+    9: "the receiver's certificate is not valid yet",
+    10: "the receiver's certificate has expired",
+    **dict.fromkeys((18, 19, 20, 21), "the receiver's certificate is not signed by a CA that is trusted here"),
+    **dict.fromkeys((62, 64), "the receiver's certificate is for another host name"),
+}
+#: By a piece of OpenSSL's name for the error.
+_REASONS = {
+    "ALERT_CERTIFICATE_REQUIRED": "the receiver demands a client certificate",
+    "ALERT_UNKNOWN_CA": "the receiver does not trust the CA of the client certificate",
+    "ALERT_CERTIFICATE_EXPIRED": "the receiver says that the client certificate has expired",
+    "ALERT_BAD_CERTIFICATE": "the receiver refuses the client certificate",
+    "ALERT_CERTIFICATE_REVOKED": "the receiver says that the client certificate is revoked",
+    "ALERT_CERTIFICATE_UNKNOWN": "the receiver refuses the client certificate",
+    "ALERT_UNSUPPORTED_CERTIFICATE": "the receiver refuses the client certificate",
+    "ALERT_HANDSHAKE_FAILURE": "the receiver ends the handshake; it may demand a client certificate",
+    "WRONG_VERSION_NUMBER": "the receiver speaks no TLS on this port",
+    "HTTP_REQUEST": "the receiver speaks no TLS on this port",
+}
+
+
+def tls_context(endpoint: EndpointSettings, bundle: str) -> ssl.SSLContext:
+    """
+    For all connections to this endpoint. `bundle`: the file, or the directory, with the CAs that are trusted where the
+    endpoint names no `ca` of its own. Raises OSError, ssl.SSLError where a file cannot be loaded any more.
+    """
+    context = urllib3.util.ssl_.create_urllib3_context()
+    trusted = endpoint.ca.path if endpoint.ca else Path(bundle)
+    if trusted.is_dir():
+        context.load_verify_locations(capath=trusted)
+    else:
+        context.load_verify_locations(cafile=trusted)
+    if endpoint.client_cert is not None:
+        load_pair(context, endpoint.client_cert, endpoint.client_key)
+    return context
+
+
+def tls_reason(error: ssl.SSLError) -> str:
+    """Why a handshake failed, or why the receiver ended the connection. It names no file."""
+    if isinstance(error, ssl.SSLEOFError):
+        reason = "the receiver closed the connection"
+    elif isinstance(error, ssl.SSLCertVerificationError):
+        reason = _VERIFY_REASONS.get(error.verify_code, error.verify_message)
+    else:
+        name = error.reason or type(error).__name__
+        reason = next((words for piece, words in _REASONS.items() if piece in name), name)
+    return f"TLS: {reason}"
+
+
+# ---- the result of a request to an endpoint: the status, `Retry-After`, or the reason why there was no response
+
+
+#: The statuses from 400 to 499 that are about the endpoint: rights, a wrong route, rights at a proxy, a time-out, gone,
+#: too many requests.
+_OF_THE_ENDPOINT = frozenset({401, 403, 404, 405, 407, 408, 410, 429})
+
+
+#: How http.client begins its words about a proxy that refuses to connect; its status follows.
+_NO_TUNNEL = "Tunnel connection failed:"
+
+
+class Result(StrEnum):
+    """How a request is counted."""
+
+    DELIVERED = "delivered"
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryResult:
+    """The result of one request, or of the last one of several attempts."""
+
+    result: Result
+    #: The status, or why there was no response. Never a URL, because a URL may hold a password.
+    reason: str
+    status: int | None = None
+    #: The wait that `Retry-After` asks for, seconds.
+    retry_after: float | None = None
+    #: From the start of the request to the end of the response.
+    seconds: float = 0.0
+    #: When it ended, ms on Redis's clock.
+    at_ms: int = field(default=0, compare=False)
+    #: The response's body, as far as it is kept; what is secret is hidden.
+    answer: str = field(default="", compare=False, repr=False)
+    #: The results of the attempts before the last one.
+    earlier: tuple["DeliveryResult", ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def delivered(self) -> bool:
+        """The receiver has accepted the request."""
+        return self.result is Result.DELIVERED
+
+    @property
+    def gone(self) -> bool:
+        """The receiver is gone for good and wants no more requests."""
+        return self.status == 410
+
+    @property
+    def content_refused(self) -> bool:
+        """The receiver refuses what is in the request. Of a batch, a smaller one may be accepted."""
+        return self.status in (400, 413, 422)
+
+    @property
+    def refused(self) -> bool:
+        """The response is about the events, not about the endpoint. A 4xx that says neither counts for the events."""
+        return self.status is not None and 400 <= self.status < 500 and self.status not in _OF_THE_ENDPOINT
+
+
+def judge(status: int, headers: Mapping[str, str], now_ms: int, seconds: float, answer: str = "") -> DeliveryResult:
+    """The result of a response. `now_ms`: Redis's clock, for a `Retry-After` date in a response that has no `Date`."""
+    if 200 <= status < 300:
+        return DeliveryResult(Result.DELIVERED, f"HTTP {status}", status, None, seconds, now_ms, answer)
+    result = Result.REJECTED if 300 <= status < 500 else Result.FAILED
+    return DeliveryResult(result, f"HTTP {status}", status, _retry_after(headers, now_ms), seconds, now_ms, answer)
+
+
+def failed(error: BaseException, seconds: float, now_ms: int, mask: Callable[[str], str]) -> DeliveryResult:
+    """The result of a request without a response. `mask` hides what is secret in the words of a proxy."""
+    return DeliveryResult(Result.FAILED, _reason(error, mask), seconds=seconds, at_ms=now_ms)
+
+
+def _retry_after(headers: Mapping[str, str], now_ms: int) -> float | None:
+    """`Retry-After` in seconds: a number, or a date minus the response's own `Date` (RFC 9110, 10.2.3)."""
+    text = headers.get("Retry-After", "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    until = _http_date(text)
+    if until is None:
+        return None
+    sent = _http_date(headers.get("Date", ""))
+    return max(0.0, until - (now_ms / 1000 if sent is None else sent))
+
+
+def _http_date(text: str) -> float | None:
+    """Seconds since the epoch; None where the text is no date."""
+    parsed = email.utils.parsedate_tz(text)
+    try:
+        return None if parsed is None else email.utils.mktime_tz(parsed)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _reason(error: BaseException, mask: Callable[[str], str]) -> str:
+    """Why there was no response, in words that hold neither URL nor credentials."""
+    if isinstance(error, requests.exceptions.InvalidSchema | requests.exceptions.InvalidURL):
+        return "the URL cannot be used"
+    if isinstance(error, requests.exceptions.ProxyError):
+        return f"the proxy: {_innermost_reason(error, mask)}"
+    return _innermost_reason(error, mask)
+
+
+def _innermost_reason(error: BaseException, mask: Callable[[str], str]) -> str:
+    for inner in _chain(error):
+        match inner:
+            case ssl.SSLError():
+                return tls_reason(inner)
+            case socket.gaierror() | urllib3.exceptions.NameResolutionError():
+                return "the host's name cannot be resolved"
+            case urllib3.exceptions.NewConnectionError():
+                continue  # urllib3 counts it as a time-out; the error inside it has the reason
+            case urllib3.exceptions.ConnectTimeoutError() | requests.ConnectTimeout():
+                return "no connection in time"
+            case urllib3.exceptions.ReadTimeoutError() | requests.ReadTimeout() | TimeoutError():
+                return "no answer in time"
+            case OSError(strerror=str(words)) if words:
+                return words
+            case OSError(args=(str(words),)) if words.startswith(_NO_TUNNEL):
+                return f"it answers{mask(words.removeprefix(_NO_TUNNEL))[:80]}"
+    return "the connection broke" if isinstance(error, requests.ConnectionError) else type(error).__name__
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and the errors inside it: requests and urllib3 keep them as reason, as first argument, or as cause."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        inner = getattr(current, "reason", None) or (current.args[0] if current.args else None)
+        current = inner if isinstance(inner, BaseException) else current.__cause__ or current.__context__
+
+
+# ---- a TLS handshake with a receiver as its deliveries make it, without a request
+
+
+#: A receiver that refuses the client's certificate says so after the handshake, within this time, seconds.
+REFUSAL_WAIT = 0.5
+
+
+def certificate_expiry(endpoint: EndpointSettings, timeout: float) -> int:
+    """
+    When the receiver's certificate expires, seconds since the epoch. `timeout`: for each step, seconds. Raises
+    ConnectionError with the reason where its deliveries would fail.
+    """
+    try:
+        return _certificate_expiry(endpoint, timeout)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        mask = functools.partial(Masker(endpoint).text, sent={})
+        raise ConnectionError(failed(error, 0, 0, mask).reason) from error
+
+
+def _certificate_expiry(endpoint: EndpointSettings, timeout: float) -> int:
+    url = urlsplit(endpoint.url.get_secret_value())
+    host, port = url.hostname or "", url.port or 443
+    named = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
+    context = tls_context(endpoint, named or requests.utils.DEFAULT_CA_BUNDLE_PATH)
+    if endpoint.proxy is None:
+        connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
+    else:
+        proxy = urlsplit(endpoint.proxy.get_secret_value())
+        place = proxy.hostname or "", proxy.port or 80
+        connection = http.client.HTTPSConnection(*place, timeout=timeout, context=context)
+        headers = {}
+        if proxy.username is not None:
+            credentials = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+            headers = {"Proxy-Authorization": "Basic " + base64.b64encode(credentials.encode()).decode()}
+        connection.set_tunnel(host, port, headers)
+    try:
+        connection.connect()
+        sock: ssl.SSLSocket = connection.sock
+        expiry = str((sock.getpeercert() or {})["notAfter"])
+        sock.settimeout(REFUSAL_WAIT)
+        with contextlib.suppress(TimeoutError):  # it has nothing against the client
+            sock.recv(1)
+        return int(ssl.cert_time_to_seconds(expiry))
+    finally:
+        connection.close()
+
+
+# ---- responses that end in time, whose headers are split here
+# http.client has the headers read by the parser of e-mails, which takes as long as the rest of a short response.
+
+
+#: How much a response may send before its headers are complete, bytes; interim responses count too.
+HEAD_LIMIT = 64 * 1024
+#: The most digits of a Content-Length. Python reads no number of more.
+LONGEST_LENGTH = 4300
+#: How much longer than its limit a wait may take, as a share of the limit, so that a time-out is seldom set anew: that
+#: is a system call, during which another thread takes the interpreter.
+TOLERANCE = 0.05
+
+
+def limit_wait(sock: Any, seconds: float) -> None:
+    """The next wait on this socket may take so long, but for TOLERANCE, and at least half of it."""
+    limit = sock.gettimeout()
+    if limit is None or not seconds / 2 <= limit <= seconds * (1 + TOLERANCE):
+        sock.settimeout(seconds)
+
+
+class BoundedReader(io.RawIOBase):
+    """
+    Reads from a socket until this deadline (monotonic), and not longer than the time-out that the socket has at the
+    start. While `head_left` is a number, so many bytes may still come.
+    """
+
+    def __init__(self, sock: Any, deadline: float) -> None:
+        self._sock = sock
+        self._raw = sock.makefile("rb", buffering=0)
+        self._deadline = min(deadline, time.monotonic() + (sock.gettimeout() or math.inf))
+        self.head_left: int | None = HEAD_LIMIT
+        #: The error's text if more comes.
+        self.too_long = f"the response's headers are above {HEAD_LIMIT // 1024} KB"
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """What http.client asks a socket for."""
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        limit_wait(self._sock, seconds_left(self._deadline))
+        count: int | None = self._raw.readinto(buffer)
+        if self.head_left is not None:
+            self.head_left -= count or 0
+            if self.head_left < 0:
+                raise OSError(errno.EMSGSIZE, self.too_long)
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def seconds_left(deadline: float) -> float:
+    """Until this deadline (monotonic). Raises TimeoutError where nothing is left."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+class BoundedResponse(http.client.HTTPResponse):
+    """A response that ends in time, without the interim responses (1xx) before it. `deadline`: monotonic."""
+
+    deadline: Callable[[], float] = staticmethod(lambda: math.inf)
+    _method: str
+
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        self._reader = BoundedReader(sock, self.deadline())
+        super().__init__(self._reader, *args, **kwargs)  # type: ignore[arg-type]
+
+    def begin(self) -> None:
+        """Read up to the end of the headers. Raises http.client.HTTPException, OSError."""
+        version, status, reason = self._read_status()  # type: ignore[attr-defined]
+        headers = read_headers(self.fp)
+        while 100 <= status < 200 and status != 101:
+            self._reader.too_long = (
+                f"more than {HEAD_LIMIT // 1024} KB of interim responses (1xx) came before the response"
+            )
+            version, status, reason = self._read_status()  # type: ignore[attr-defined]
+            headers = read_headers(self.fp)
+        self._reader.head_left = None
+        if not version.startswith(("HTTP/1.", "HTTP/0.9")):
+            raise http.client.UnknownProtocol(version)
+        self.version = 10 if version in ("HTTP/1.0", "HTTP/0.9") else 11
+        self.code = self.status = status
+        self.reason = reason.strip()
+        self.headers = self.msg = headers
+        self.chunked = headers.get("transfer-encoding", "").lower() == "chunked"
+        if self.chunked:
+            self.chunk_left = None
+        self.length = self._body_length(headers)
+        if self.length == 0 and not self.chunked:
+            self._close_conn()  # type: ignore[attr-defined]  # nothing is left to be read
+        self.will_close = self._check_close() or not (self.chunked or self.length is not None)  # type: ignore[attr-defined]
+
+    def _body_length(self, headers: http.client.HTTPMessage) -> int | None:
+        """In bytes; None: the chunks say it, or the end of the connection. Raises OSError."""
+        if self.status in (204, 304) or self._method == "HEAD":
+            return 0
+        length = headers.get("content-length", "")
+        if self.chunked or not length.isascii() or not length.isdigit():
+            return None
+        if len(length) > LONGEST_LENGTH:
+            raise OSError(errno.EMSGSIZE, f"the response's Content-Length has {len(length)} digits")
+        return int(length)
+
+
+def read_headers(lines: Any) -> http.client.HTTPMessage:
+    """Read header lines up to the empty one. A line that is no header is passed over. Raises OSError."""
+    found: list[tuple[str, str]] = []
+    while (line := lines.readline()) not in (b"\r\n", b"\n", b""):
+        text = line.decode("latin-1").rstrip("\r\n")
+        name, colon, value = text.partition(":")
+        if text[:1] in (" ", "\t") and found:  # the last header goes on
+            name, before = found.pop()
+            found.append((name, f"{before} {text.strip()}"))
+        elif colon and name == name.strip():
+            found.append((name, value.lstrip()))
+    message = http.client.HTTPMessage()
+    for name, value in found:
+        message.set_raw(name, value)
+    return message
+
+
+# ---- connections that end in time, and send headers and body in one piece
+# urllib3 limits each single wait on a socket, so a receiver that sends a byte now and then holds a request for ever.
+# Here one deadline ends the whole exchange: to connect, to send, and to read the response.
+
+
+#: How long to wait for the alert of a receiver that has closed the connection, seconds. It has been sent before.
+ALERT_WAIT = 0.1
+
+
+class _Exchange(threading.local):
+    """
+    The exchange that the current thread is busy with. urllib3 chooses the connection by itself, so the deadline cannot
+    be an argument.
+    """
+
+    #: On the monotonic clock, seconds.
+    deadline = math.inf
+
+
+_exchange = _Exchange()
+
+
+def begin_exchange(seconds: float) -> None:
+    """The exchange that this thread starts now must end within so many seconds."""
+    _exchange.deadline = time.monotonic() + seconds
+
+
+class _Response(BoundedResponse):
+    """The response to the exchange that the current thread is busy with."""
+
+    deadline = staticmethod(lambda: _exchange.deadline)
+
+
+class _Bounded:
+    """A connection whose exchange ends in time."""
+
+    response_class = _Response
+    sock: Any
+    timeout: Any
+
+    def connect(self) -> None:
+        self.timeout = min(self.timeout, seconds_left(_exchange.deadline))
+        super().connect()  # type: ignore[misc]
+        kind: Any = type(self.sock)
+        self.sock.__class__ = _quiet(kind)
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        if self.sock is not None:
+            self.timeout = self.sock.gettimeout()  # urllib3 would set it; `send` does where it has to
+        super().request(*args, **kwargs)  # type: ignore[misc]
+
+    def send(self, data: Any) -> None:
+        if self.sock is None:
+            self.connect()
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[_send_some(self.sock, left, seconds_left(_exchange.deadline)) :]
+        except (ssl.SSLEOFError, ConnectionError):
+            _raise_alert(self.sock)
+            raise
+
+
+def _send_some(sock: Any, data: memoryview, seconds: float) -> int:
+    """Send some of the data within so many seconds. Returns how many bytes. Raises OSError."""
+    if isinstance(sock, socket.socket) and not isinstance(sock, ssl.SSLSocket):
+        # A socket with a time-out asks the kernel first whether there is room, and nearly always there is.
+        with contextlib.suppress(BlockingIOError):
+            return os.write(sock.fileno(), data)
+    limit_wait(sock, seconds)
+    sent: int = sock.send(data)
+    return sent
+
+
+class _Quiet:
+    """
+    A socket that sets its time-out only where that changes: urllib3 sets it twice in an exchange, and each time is a
+    system call, during which another thread takes the interpreter.
+    """
+
+    __slots__ = ()
+
+    def settimeout(self, seconds: float | None) -> None:
+        if seconds != self.gettimeout():  # type: ignore[attr-defined]
+            super().settimeout(seconds)  # type: ignore[misc]
+
+
+@functools.cache
+def _quiet(kind: type) -> type:
+    """This kind of socket (plain, TLS, to a SOCKS proxy) as a quiet one."""
+    return type(f"Quiet{kind.__name__}", (_Quiet, kind), {"__slots__": ()})
+
+
+def _raise_alert(sock: Any) -> None:
+    """
+    Raise what a TLS receiver said before it closed the connection: ssl.SSLError. A client certificate is verified after
+    the client's handshake has ended, so the first request finds a connection that is closed already.
+    """
+    if isinstance(sock, ssl.SSLSocket):
+        with contextlib.suppress(ssl.SSLEOFError, ConnectionError, TimeoutError):
+            sock.settimeout(ALERT_WAIT)
+            sock.recv(1)
+
+
+class _OnePiece:
+    """
+    A connection that sends headers and body together: one system call, one packet, one wake-up of the receiver.
+    requests has checked the headers, so http.client's second check is left out: it costs as much as sending them.
+    """
+
+    #: While a request is being built: its headers, and the other pieces that http.client sends.
+    _head: list[str] | None = None
+    _pieces: list[bytes]
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        self._head, self._pieces = [], []
+        try:
+            super().request(*args, **kwargs)  # type: ignore[misc]
+            head = "".join(self._head).encode("latin-1")
+        finally:
+            self._head = None
+        # The first piece is the request line and the empty line that ends the headers: see works_in_one_piece.
+        first, *body = self._pieces
+        self.send(b"".join([first[:-2], head, first[-2:], *body]))
+
+    def putheader(self, header: str, *values: Any) -> None:
+        if self._head is None:
+            super().putheader(header, *values)  # type: ignore[misc]
+        else:
+            for value in values:
+                self._head.append(f"{header}: {value.decode() if isinstance(value, bytes) else value}\r\n")
+
+    def send(self, data: Any) -> None:
+        if self._head is None:
+            super().send(data)  # type: ignore[misc]
+        else:
+            self._pieces.append(data)
+
+
+@functools.cache
+def bounded(kind: type) -> type:
+    """This kind of connection (plain, TLS, through a SOCKS proxy), bounded in time, and in one piece where it works."""
+    if issubclass(kind, _Bounded):
+        return kind
+    bases = (_OnePiece, _Bounded, kind) if works_in_one_piece(urllib3.connection.HTTPConnection) else (_Bounded, kind)
+    return type(f"Bounded{kind.__name__}", bases, {})
+
+
+@functools.cache
+def works_in_one_piece(kind: type) -> bool:
+    """Whether _OnePiece sends the same bytes as this kind. That rests on how http.client builds a request."""
+    pieces = type(f"OnePiece{kind.__name__}", (_OnePiece, kind), {})
+    return _sent_by(pieces) == _sent_by(kind)
+
+
+def _sent_by(kind: type) -> bytes:
+    connection, recorder = kind("localhost"), _Recorder()
+    connection.sock = recorder
+    connection.request("POST", "/path?query", body=b"body", headers={"Content-Length": "4", "X-Header": "value"})
+    return bytes(recorder.sent)
+
+
+class _Recorder:
+    """In place of a socket."""
+
+    def __init__(self) -> None:
+        self.sent = bytearray()
+
+    def settimeout(self, _seconds: float | None) -> None:
+        """Nothing ever waits."""
+
+    def sendall(self, data: bytes) -> None:
+        self.sent += data
+
+
+# ---- pOSTs to one URL through requests' own adapter. What is the same for each request is computed once
+
+
+#: Whether a text is visible ASCII only. Nearly every value of a header is, and then requests refuses none: to ask it
+#: about each takes 6 % of the time that a request takes.
+_visible = re.compile("[!-~]*").fullmatch
+
+
+class Transport:
+    """
+    POSTs to one endpoint over connections that stay open. `fixed`: the headers of each request. Threads may share it.
+
+    It follows no redirect, keeps no cookie and reads no netrc. Proxy and CAs are those of the endpoint; where it has
+    none, the ones that the environment named when the transport was made.
+
+    `connect_timeout` limits the connecting, `read_timeout` the response with its body, and both together the whole
+    exchange, seconds.
+    """
+
+    def __init__(
+        self,
+        endpoint: EndpointSettings,
+        fixed: Mapping[str, str],
+        connections: int,
+        connect_timeout: float,
+        read_timeout: float,
+    ) -> None:
+        self._url = url = endpoint.url.get_secret_value()
+        self._fixed = dict(fixed)
+        self._timeout = urllib3.Timeout(connect=connect_timeout, read=read_timeout)
+        self._time_limit = connect_timeout + read_timeout
+        self._session = requests.Session()
+        proxy = endpoint.proxy and endpoint.proxy.get_secret_value()
+        self._environment = self._session.merge_environment_settings(
+            url, {"http": proxy, "https": proxy} if proxy else {}, stream=True, verify=None, cert=None
+        )
+        named = self._environment["verify"]
+        bundle = named if isinstance(named, str) else requests.utils.DEFAULT_CA_BUNDLE_PATH
+        self._adapter: Any = _Adapter(connections, lambda: tls_context(endpoint, bundle))
+        self._pattern: requests.PreparedRequest | None = None
+        self._headers: dict[str, str] = {}
+
+    def request(self, headers: dict[str, str], body: bytes) -> requests.PreparedRequest:
+        """
+        A request with these headers and the fixed ones. Raises requests.RequestException where URL or headers cannot be
+        sent, ValueError.
+        """
+        if self._pattern is None:
+            pattern = self._session.prepare_request(
+                requests.Request("POST", self._url, headers=self._fixed, data=b"", auth=_url_auth(self._url))
+            )
+            # A plain dict is faster than requests' dict that ignores case. The names that a request adds are new ones.
+            self._headers = dict(pattern.headers)
+            self._pattern = pattern
+        if not _visible("".join(headers.values())):
+            for header in headers.items():
+                requests.utils.check_header_validity(header)
+        request = requests.PreparedRequest()
+        vars(request).update(vars(self._pattern))
+        request.headers = self._headers | headers | {"Content-Length": str(len(body))}  # type: ignore[assignment]
+        request.body = body
+        return request
+
+    def send(self, request: requests.PreparedRequest) -> urllib3.BaseHTTPResponse:
+        """
+        Send it and wait for the headers of the response. The caller reads the body, closes the response and releases
+        its connection. Raises requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError.
+        """
+        begin_exchange(self._time_limit)
+        answer: urllib3.BaseHTTPResponse = self._adapter.send(request, timeout=self._timeout, **self._environment)
+        return answer
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._adapter.close()
+
+
+class _Adapter(requests.adapters.HTTPAdapter):
+    """
+    requests' adapter for a single URL. It overrides only methods that requests documents for that.
+
+    All connections share one TLS context, so that no certificate file is read for each of them.
+    """
+
+    def __init__(self, connections: int, tls: Callable[[], ssl.SSLContext]) -> None:
+        super().__init__(pool_connections=1, pool_maxsize=connections, max_retries=0)
+        self._tls = tls
+        self._pool: Any = None
+        self._target = ""
+
+    def get_connection_with_tls_context(self, request: Any, verify: Any, proxies: Any = None, cert: Any = None) -> Any:
+        if self._pool is None:
+            pool: Any = super().get_connection_with_tls_context(request, verify, proxies=proxies, cert=cert)
+            pool.ConnectionCls = bounded(pool.ConnectionCls)
+            self._target = super().request_url(request, proxies)
+            self._pool = pool
+        return self._pool
+
+    def build_connection_pool_key_attributes(self, request: Any, verify: Any, cert: Any = None) -> Any:
+        host, options = super().build_connection_pool_key_attributes(request, verify, cert)
+        if host["scheme"] == "https":
+            options = {"ssl_context": self._tls(), "cert_reqs": "CERT_REQUIRED"}
+        return host, options
+
+    def close(self) -> None:
+        """Close the connections now: requests only forgets the pool, which closes when it is collected."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def cert_verify(self, *_: Any) -> None:
+        """Nothing: the TLS context does it."""
+
+    def request_url(self, *_: Any) -> str:
+        return self._target
+
+    def build_response(self, _request: Any, response: Any) -> Any:
+        """urllib3's own response. requests' wrapper around it is not needed."""
+        return response
+
+
+def _url_auth(url: str) -> Any:
+    """
+    User and password of the URL; without them, a function that adds nothing. Without any `auth`, requests would read
+    ~/.netrc and overwrite the Authorization header of an endpoint.
+    """
+    user, password = requests.utils.get_auth_from_url(url)
+    return (user, password) if user or password else lambda request: request

@@ -1,0 +1,276 @@
+"""Asymmetric keys: the receiver needs the public key only, so it cannot sign in sweeperd's name."""
+
+import base64
+import functools
+import hashlib
+import hmac
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import requests
+import tenacity
+import urllib3
+import urllib3.exceptions
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tenacity.wait import wait_base
+
+from sweeperd import __version__, tracing
+from sweeperd.config import EndpointSettings, WebhooksSettings
+from sweeperd.config.types import PRIVATE, PUBLIC, ed25519_pair, hmac_key
+from sweeperd.delivery.http import DeliveryResult, Transport, failed, judge
+from sweeperd.delivery.rate_limit import RateLimit
+from sweeperd.outbox.attempts import Masker
+from sweeperd.outbox.event import WebhookRequest
+from sweeperd.store.shard import Clock
+from sweeperd.tracing import Span
+
+
+def private_key(secret: str) -> Ed25519PrivateKey:
+    """The key of a secret `whsk_…`. Raises ValueError."""
+    return Ed25519PrivateKey.from_private_bytes(ed25519_pair(secret)[0])
+
+
+def generate() -> tuple[str, str]:
+    """A new pair as text: the private key `whsk_…`, which includes the public one, and the public key `whpk_…`."""
+    key = Ed25519PrivateKey.generate()
+    public = key.public_key().public_bytes_raw()
+    pair = key.private_bytes_raw() + public
+    return PRIVATE + base64.b64encode(pair).decode(), PUBLIC + base64.b64encode(public).decode()
+
+
+def jwk(secret: str) -> dict[str, str]:
+    """The public key of a secret `whsk_…` as a JSON Web Key (RFC 8037), named by its thumbprint (RFC 7638)."""
+    members = {"crv": "Ed25519", "kty": "OKP", "x": _url_safe(private_key(secret).public_key().public_bytes_raw())}
+    thumbprint = hashlib.sha256(json.dumps(members, separators=(",", ":"), sort_keys=True).encode()).digest()
+    return members | {"kid": _url_safe(thumbprint), "alg": "EdDSA", "use": "sig"}
+
+
+def jwks(secrets: Iterable[str]) -> dict[str, list[dict[str, str]]]:
+    """The set of the public keys of these secrets `whsk_…`, each once."""
+    keys = {key["kid"]: key for key in map(jwk, secrets)}
+    return {"keys": list(keys.values())}
+
+
+def _url_safe(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+# ---- the signatures of a request: Standard Webhooks 1.0, symmetric and asymmetric, and the one of Cycles
+
+
+class Signer:
+    """Signs the requests to one endpoint with each of its secrets, so that a receiver may rotate its own."""
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        self._schemes = [_scheme(secret) for secret in secrets]
+        shared = [secret for secret in secrets if not secret.startswith(PRIVATE)]
+        # Cycles does not decode a secret, so the receivers of Cycles use its text, `whsec_` included.
+        self._cycles_key = shared[0].encode() if shared else None
+
+    def headers(self, webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:
+        """The headers with the signatures; none without a secret. `timestamp`: seconds since the epoch."""
+        headers = {}
+        if self._schemes:
+            signed = f"{webhook_id}.{timestamp}.".encode() + body
+            headers["webhook-signature"] = " ".join(
+                f"{version},{base64.b64encode(sign(signed)).decode()}" for version, sign in self._schemes
+            )
+        if self._cycles_key is not None:
+            headers["X-Cycles-Signature"] = "sha256=" + hmac.digest(self._cycles_key, body, hashlib.sha256).hex()
+        return headers
+
+
+def _scheme(secret: str) -> tuple[str, Callable[[bytes], bytes]]:
+    """The version of the signature, and the function that makes it."""
+    if secret.startswith(PRIVATE):
+        # Only an endpoint with such a key needs the cryptography package, which is an extra.
+
+        return "v1a", private_key(secret).sign
+    key = hmac_key(secret)
+    return "v1", lambda signed: hmac.digest(key, signed, hashlib.sha256)
+
+
+# ---- sends events to one endpoint: the signed request, and its quick retries
+
+
+#: How much of a response is read, bytes. A response that is read to its end leaves its connection usable.
+RESPONSE_LIMIT = 64 * 1024
+#: How much of a response's body is kept for `endpoints test`, bytes.
+KEPT = 4 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request and its response. Headers and body may hold secrets: mask them before they are printed."""
+
+    outcome: DeliveryResult
+    request_headers: dict[str, str]
+    #: Empty without a response.
+    response_headers: Mapping[str, str]
+    #: The first KEPT bytes of the response's body, as they came over the wire.
+    response_body: bytes
+
+    def __repr__(self) -> str:
+        return f"Exchange({self.outcome})"
+
+
+class WebhookClient:
+    """
+    The connections and the keys of one endpoint. Threads may share it.
+
+    `observe` is called with the result of each single request. `stop` ends the waits between retries. `limit` is its
+    `max_rate`; several clients of the same endpoint share it.
+    """
+
+    def __init__(
+        self,
+        endpoint: EndpointSettings,
+        settings: WebhooksSettings,
+        clock: Clock,
+        connections: int,
+        observe: Callable[[DeliveryResult], None],
+        stop: threading.Event,
+        limit: RateLimit | None = None,
+    ) -> None:
+        self._limit = limit
+        self._name = endpoint.name
+        self._signer = Signer([secret.get_secret_value() for secret in endpoint.secrets])
+        connect_timeout, timeout = settings.connect_timeout.total_seconds(), settings.timeout.total_seconds()
+        self._attempts = settings.attempts
+        self._longest_wait = settings.backoff_max.total_seconds()
+        self._wait = _Wait(settings.backoff_initial.total_seconds(), self._longest_wait)
+        self._clock = clock
+        self._observe = observe
+        self._stop = stop
+        headers = {name: value.get_secret_value() for name, value in endpoint.headers.items()} | {
+            "User-Agent": f"sweeperd/{__version__}"
+        }
+        self._masker = Masker(endpoint)
+        self._transport = Transport(endpoint, headers, connections, connect_timeout, timeout)
+
+    def deliver(self, request: WebhookRequest, attempts: int | None = None) -> DeliveryResult:
+        """
+        Send this request, and retry quickly while a retry may help: `attempts` requests at most. Returns the result of
+        the last one. A `Retry-After` that is longer than the longest back-off ends the retries, and so does a batch of
+        several events that is refused: only a smaller one can help.
+        """
+        with tracing.delivery(self._name, request.trace_ids) as span:
+            result = self._send(request, span).outcome
+            # Most requests need no retry, and to set up tenacity costs a tenth of a request.
+            if self._retryable(result) and not (request.events > 1 and result.content_refused):
+                result = self._retry(request, result, attempts or self._attempts, span)
+            if not result.delivered:
+                span.fail(result.reason)
+        return result
+
+    def _retry(self, request: WebhookRequest, result: DeliveryResult, attempts: int, span: Span) -> DeliveryResult:
+        """`result` is the result of the first attempt."""
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(attempts) | tenacity.stop_when_event_set(self._stop),
+            wait=self._wait,
+            retry=tenacity.retry_if_result(self._retryable),
+            retry_error_callback=_last_result,
+            sleep=tenacity.sleep_using_event(self._stop),
+        )
+        earlier: list[DeliveryResult] = []
+        for attempt in retrying:
+            number = attempt.retry_state.attempt_number
+            if number > 1 and not self.await_turn():
+                break  # the stop came during the wait
+            with attempt:
+                if number > 1:
+                    earlier.append(result)
+                    result = self._send(request, span).outcome
+            attempt.retry_state.set_result(result)
+        return replace(result, earlier=tuple(earlier))
+
+    def await_turn(self) -> bool:
+        """Wait until the endpoint may get a request. False: a stop came first."""
+        return not self._stop.is_set() if self._limit is None else self._limit.take(self._stop)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()
+
+    def send_once(self, request: WebhookRequest) -> Exchange:
+        """Send this request, without retries."""
+        with tracing.delivery(self._name, request.trace_ids) as span:
+            return self._send(request, span)
+
+    def _send(self, webhook: WebhookRequest, span: Span) -> Exchange:
+        # The receiver compares the timestamp with its own clock. sweeperd trusts Redis's clock only.
+        timestamp = self._clock.now_ms() // 1000
+        headers, body = self._headers(webhook, timestamp, span.traceparent), b""
+        answered: Mapping[str, str] = {}
+        started = time.monotonic()
+        try:
+            request = self._transport.request(headers, webhook.body)
+            headers = dict(request.headers)
+            response = self._transport.send(request)
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            mask = functools.partial(self._masker.text, sent=headers)
+            result = failed(error, time.monotonic() - started, self._clock.now_ms(), mask)
+        else:
+            answered, body = response.headers, _read_some(response)
+            seconds, answer = (
+                time.monotonic() - started,
+                self._masker.body(body, headers, answered, cut=len(body) == KEPT),
+            )
+            result = judge(response.status, response.headers, self._clock.now_ms(), seconds, answer)
+        self._observe(result)
+        span.event("attempt", {"result": result.reason, "seconds": result.seconds})
+        return Exchange(result, headers, answered, body)
+
+    def _headers(self, webhook: WebhookRequest, timestamp: int, traceparent: str) -> dict[str, str]:
+        """The headers of this attempt. `timestamp`: seconds since the epoch. `traceparent`: empty without tracing."""
+        headers = webhook.headers | {"webhook-id": webhook.webhook_id, "webhook-timestamp": str(timestamp)}
+        if webhook.trace_id:
+            headers["traceparent"] = traceparent or f"00-{webhook.trace_id}-{random.getrandbits(64) or 1:016x}-01"
+        return headers | self._signer.headers(webhook.webhook_id, timestamp, webhook.body)
+
+    def _retryable(self, result: DeliveryResult) -> bool:
+        if result.delivered or result.gone:
+            return False
+        return result.retry_after is None or result.retry_after <= self._longest_wait
+
+
+class _Wait(wait_base):
+    """Exponential back-off with full jitter, or the receiver's `Retry-After` where that is longer."""
+
+    def __init__(self, initial: float, longest: float) -> None:
+        self._backoff = tenacity.wait_random_exponential(multiplier=initial, max=longest)
+
+    def __call__(self, retry_state: tenacity.RetryCallState) -> float:
+        return max(self._backoff(retry_state), _last_result(retry_state).retry_after or 0.0)
+
+
+def _last_result(retry_state: tenacity.RetryCallState) -> DeliveryResult:
+    if retry_state.outcome is None:
+        raise RuntimeError("there was no attempt")
+    result: DeliveryResult = retry_state.outcome.result()
+    return result
+
+
+def _read_some(response: urllib3.BaseHTTPResponse) -> bytes:
+    """
+    Read the response's body up to RESPONSE_LIMIT, and give the connection back. Returns the first KEPT bytes. An error
+    in the body, such as the end of its time, does not change the result.
+    """
+    if response.closed:  # it has no body
+        response.release_conn()
+        return b""
+    left, kept = RESPONSE_LIMIT, b""
+    try:
+        while left and (chunk := response.read1(left, decode_content=False)):
+            left -= len(chunk)
+            kept += chunk[: KEPT - len(kept)]
+    except (urllib3.exceptions.HTTPError, OSError, ValueError):
+        pass
+    finally:
+        response.close()
+        response.release_conn()
+    return kept

@@ -1,0 +1,503 @@
+"""The label of a tenant, bounded in number and in length."""
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Collection, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily
+
+from sweeperd import __version__
+
+#: How many hex digits of a hash end the label of a name that is too long.
+_HASH = 8
+#: Stands for the tenants that have no label of their own.
+OTHER_TENANTS = "_other"
+
+
+class TenantLabels:
+    """
+    The label of a tenant. The first `limit` tenants have one each, and all further ones share `_other`, because each
+    label is a series of its own. A name longer than `length` is cut, and ends with a hash of the whole name.
+    """
+
+    def __init__(self, limit: int, length: int) -> None:
+        self._limit = limit
+        self._length = length
+        self._known: set[str] = set()
+        self._lock = threading.Lock()
+
+    def label(self, tenant: str) -> str:
+        """The label for this tenant."""
+        if len(tenant) > self._length:
+            digest = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH]
+            tenant = f"{tenant[: self._length - _HASH - 1]}~{digest}"
+        with self._lock:
+            if tenant not in self._known:
+                if len(self._known) >= self._limit:
+                    return OTHER_TENANTS
+                self._known.add(tenant)
+        return tenant
+
+
+# ---- a counter whose values are kept in Redis
+
+
+class KeptCounter:
+    """A counter whose values are kept in Redis: a command of an operator ends, and its own counters with it."""
+
+    def __init__(self, name: str, documentation: str, labels: list[str]) -> None:
+        self.labels = labels
+        self._family = name, documentation
+        self._lock = threading.Lock()
+        #: Shard -> value by the second label.
+        self._values: dict[str, dict[str, int]] = {}
+
+    def set(self, shard: str, values: dict[str, int]) -> None:
+        """The values of one shard, as Redis has them."""
+        with self._lock:
+            self._values[shard] = dict(values)
+
+    def forget(self, shard: str) -> None:
+        """A shard that is configured no more."""
+        with self._lock:
+            self._values.pop(shard, None)
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """For the registry."""
+        family = CounterMetricFamily(*self._family, labels=self.labels)
+        with self._lock:
+            for shard, values in self._values.items():
+                for label, value in values.items():
+                    family.add_metric([shard, label], value)
+        yield family
+
+
+# ---- the metrics of the daily walks over all reservations, and over each configured kind
+
+
+#: The built-in kind.
+_RESERVATIONS = "reservations"
+
+
+class ReconcileMetrics:
+    """Of all shards. Not `lasting`: of a run that ends, which makes no walks."""
+
+    def __init__(self, registry: CollectorRegistry, *, lasting: bool) -> None:
+        #: Shard -> what is walked on it, and the kinds of findings that it shows.
+        self._kinds: dict[str, dict[str, list[str]]] = {}
+        self.findings = Gauge(
+            "sweeperd_reconcile_findings",
+            "What the last walk found wrong, by the kind of entries that it walked and by the kind of finding",
+            ["shard", "swept", "kind"],
+            registry=registry if lasting else None,
+        )
+        self.last = Gauge(
+            "sweeperd_reconcile_last_timestamp_seconds",
+            "When the last walk ended, by the kind of entries that it walked",
+            ["shard", "swept"],
+            registry=registry if lasting else None,
+        )
+        self.foreign_expiries = Gauge(
+            "sweeperd_foreign_expiries",
+            "Reservations that another sweeper expired, by the last walk over all reservations",
+            ["shard"],
+            registry=registry if lasting else None,
+        )
+        self.runs = Counter(
+            "sweeperd_reconcile_runs_total",
+            "Walks of this process, by the kind of entries and by result",
+            ["shard", "swept", "result"],
+            registry=registry if lasting else None,
+        )
+
+    def announce(self, shard: str, swept: str, kinds: list[str]) -> None:
+        """Show the series of the walks at 0 from the start; what they found is shown once there was one."""
+        self._kinds.setdefault(shard, {})[swept] = kinds
+        for result in ("ok", "error"):
+            self.runs.labels(shard, swept, result)
+
+    def reconciled(self, shard: str, swept: str, counts: dict[str, int], finished_at: float) -> None:
+        """What the last walk over these entries found, by this process or another; when it ended, Unix time."""
+        for kind, count in counts.items():
+            self.findings.labels(shard, swept, kind).set(count)
+        self.last.labels(shard, swept).set(finished_at)
+
+    def retain(self, shard: str, swept: Collection[str]) -> None:
+        """
+        Nothing but this is walked on the shard from now on. What is walked no more shows no findings, because they
+        would never change again, and no count of walks, because an alert waits for the first walk where there is one.
+        """
+        known = self._kinds.get(shard, {})
+        for name in known.keys() - set(swept):
+            for kind in known.pop(name):
+                _remove(self.findings, shard, name, kind)
+            _remove(self.last, shard, name)
+            for result in ("ok", "error"):
+                _remove(self.runs, shard, name, result)
+            if name == _RESERVATIONS:
+                _remove(self.foreign_expiries, shard)
+
+    def forget_shard(self, shard: str) -> None:
+        """A shard that is configured no more is walked no more."""
+        self.retain(shard, ())
+        self._kinds.pop(shard, None)
+
+
+def _remove(metric: Gauge | Counter, *labels: str) -> None:
+    with contextlib.suppress(KeyError):
+        metric.remove(*labels)
+
+
+# ---- the metrics of the delivery
+
+
+#: Seconds. One request.
+WEBHOOK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+#: The states of an endpoint, the worst last.
+ENDPOINT_STATES = ("delivering", "open", "paused")
+
+
+class WebhookMetrics:
+    """Of all endpoints. Not `lasting`: of a run that ends."""
+
+    def __init__(self, registry: CollectorRegistry, *, lasting: bool) -> None:
+        self._lock = threading.Lock()
+        #: Endpoint -> shard -> events not acknowledged yet, age of the oldest.
+        self._waiting: dict[str, dict[str, tuple[int, float]]] = {}
+        #: Endpoint -> shard -> its state there.
+        self._states: dict[str, dict[str, str]] = {}
+        self.attempts = Counter(
+            "sweeperd_webhook_attempts_total", "Webhook requests by result", ["endpoint", "result"], registry=registry
+        )
+        self.events = Counter(
+            "sweeperd_webhook_events_total",
+            "Events sent, by the result of their request after its quick retries",
+            ["endpoint", "result"],
+            registry=registry,
+        )
+        self.duration = Histogram(
+            "sweeperd_webhook_duration_seconds",
+            "How long a webhook request took",
+            ["endpoint"],
+            buckets=WEBHOOK_BUCKETS,
+            registry=registry,
+        )
+        self.pending = Gauge(
+            "sweeperd_webhook_pending_events",
+            "Events that are to be sent",
+            ["endpoint"],
+            registry=registry,
+        )
+        self.oldest_pending = Gauge(
+            "sweeperd_webhook_oldest_pending_seconds",
+            "Age of the oldest event that is to be sent",
+            ["endpoint"],
+            registry=registry,
+        )
+        self._endpoint_state = Gauge(
+            "sweeperd_endpoint_state",
+            "1 for the state that an endpoint is in, for this process, else 0; of several shards the worst",
+            ["endpoint", "state"],
+            registry=registry if lasting else None,
+        )
+        self.dead_letters = Counter(
+            "sweeperd_webhook_dead_letters_total", "Deliveries given up on", ["endpoint"], registry=registry
+        )
+        self.groups_remade = Counter(
+            "sweeperd_groups_remade_total",
+            "Consumer groups that were lost and made again at their position",
+            ["shard"],
+            registry=registry,
+        )
+        self.dropped_attempts = Counter(
+            "sweeperd_webhook_dropped_attempts_total",
+            "Attempts that are missing in the log of attempts, because Redis refused them or they were too many",
+            ["endpoint"],
+            registry=registry,
+        )
+
+        self.rate_waits = Counter(
+            "sweeperd_webhook_rate_waits_total", "Requests that waited for max_rate", ["endpoint"], registry=registry
+        )
+        self.sweep_waits = Counter(
+            "sweeperd_webhook_sweep_waits_total",
+            "Events that waited for their turn beside a sweep of the same process",
+            ["endpoint"],
+            registry=registry,
+        )
+
+    def announce(self, endpoint: str) -> None:
+        """Show an endpoint's series at 0 from the start."""
+        for result in ("delivered", "rejected", "failed"):
+            self.attempts.labels(endpoint, result)
+            self.events.labels(endpoint, result)
+        self.duration.labels(endpoint)
+        self.dead_letters.labels(endpoint)
+        self.rate_waits.labels(endpoint)
+        self.sweep_waits.labels(endpoint)
+        self.dropped_attempts.labels(endpoint)
+
+    def waiting(self, shard: str, endpoint: str, events: int, oldest_seconds: float) -> None:
+        """
+        What waits for an endpoint on one shard. Its gauges show the sum and the oldest of all shards; one that cannot
+        be measured now counts as it was last seen.
+        """
+        with self._lock:
+            on_shards = self._waiting.setdefault(endpoint, {})
+            on_shards[shard] = events, oldest_seconds
+            self._show_waiting(endpoint, on_shards)
+
+    def endpoint_state(self, shard: str, endpoint: str, state: str) -> None:
+        """The state of an endpoint on one shard, one of ENDPOINT_STATES."""
+        with self._lock:
+            on_shards = self._states.setdefault(endpoint, {})
+            on_shards[shard] = state
+            self._show_state(endpoint, on_shards)
+
+    def forget(self, endpoint: str) -> None:
+        """An endpoint that is configured no more has nothing that waits; its counters stay where they are."""
+        with self._lock:
+            if self._waiting.pop(endpoint, None) is not None:
+                self.pending.remove(endpoint)
+                self.oldest_pending.remove(endpoint)
+            if self._states.pop(endpoint, None) is not None:
+                for state in ENDPOINT_STATES:
+                    self._endpoint_state.remove(endpoint, state)
+
+    def forget_shard(self, shard: str) -> None:
+        """The same for a shard: what waits there counts no more."""
+        with self._lock:
+            for endpoint, on_shards in self._waiting.items():
+                if on_shards.pop(shard, None) is not None:
+                    self._show_waiting(endpoint, on_shards)
+            for endpoint, states in self._states.items():
+                if states.pop(shard, None) is not None:
+                    self._show_state(endpoint, states)
+
+    def _show_state(self, endpoint: str, on_shards: dict[str, str]) -> None:
+        worst = max(on_shards.values(), key=ENDPOINT_STATES.index, default="")
+        for state in ENDPOINT_STATES:
+            self._endpoint_state.labels(endpoint, state).set(state == worst)
+
+    def _show_waiting(self, endpoint: str, on_shards: dict[str, tuple[int, float]]) -> None:
+        self.pending.labels(endpoint).set(sum(count for count, _ in on_shards.values()))
+        self.oldest_pending.labels(endpoint).set(max((oldest for _, oldest in on_shards.values()), default=0))
+
+
+# ---- the metrics of the sweep
+
+
+#: The labels of what is measured of the sweep of one kind on one shard.
+SWEEP = ["shard", "kind"]
+#: Seconds. A sweep of an idle shard takes a millisecond, a drain as long as its time budget.
+SWEEP_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
+#: Seconds. Up to the interval when all is well, hours after an outage.
+LAG_BUCKETS = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600, 14400, 86400)
+
+#: All outcomes that the Cycles services count. Ours are the first three.
+CYCLES_OUTCOMES = ("success", "failed", "skipped_locked", "skipped_disabled", "lease_error", "lease_lost")
+#: The tenant of a reservation that has none, in the metrics of the Cycles services.
+CYCLES_NO_TENANT = "UNKNOWN"
+
+
+class CyclesMetrics:
+    """The counters of the Cycles services' own expiry sweep, so that their alerts go on working."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.runs = Counter("cycles_maintenance_runs_total", "Sweeps by outcome", ["job", "outcome"], registry=registry)
+        self.expired = Counter(
+            "cycles_reservations_expired_total", "Reservations expired", ["tenant"], registry=registry
+        )
+        self.quarantined = Counter(
+            "cycles_reservations_quarantined_total", "Reservations set aside", ["tenant", "reason"], registry=registry
+        )
+        for outcome in CYCLES_OUTCOMES:
+            self.runs.labels("reservation_expiry", outcome)
+
+
+class SweepMetrics:
+    """Of all kinds on all shards."""
+
+    def __init__(self, registry: CollectorRegistry, tenants: TenantLabels, *, tenant_label: bool, cycles: bool) -> None:
+        self._tenant_label = tenant_label
+        self._tenants = tenants
+        self._cycles = CyclesMetrics(registry) if cycles else None
+        #: Shard -> the kinds that are swept there.
+        self._swept: dict[str, set[str]] = {}
+        self.sweeps = Counter("sweeperd_sweeps_total", "Sweeps by result", [*SWEEP, "result"], registry=registry)
+        self.sweep_duration = Histogram(
+            "sweeperd_sweep_duration_seconds",
+            "How long a sweep took",
+            SWEEP,
+            buckets=SWEEP_BUCKETS,
+            registry=registry,
+        )
+        self.pipeline_depth = Gauge(
+            "sweeperd_pipeline_depth",
+            "Script calls on their way to Redis at once, in the last sweep",
+            SWEEP,
+            registry=registry,
+        )
+        self.candidates = Counter(
+            "sweeperd_candidates_total",
+            "Index entries decided, by outcome",
+            [*SWEEP, "outcome"],
+            registry=registry,
+        )
+        self._expired = Counter(
+            "sweeperd_expired_total",
+            "Entries expired",
+            ["kind", "tenant"] if tenant_label else ["kind"],
+            registry=registry,
+        )
+        self.expiry_lag = Histogram(
+            "sweeperd_expiry_lag_seconds",
+            "From deadline and grace to the expiry",
+            SWEEP,
+            buckets=LAG_BUCKETS,
+            registry=registry,
+        )
+        self.due_entries = Gauge(
+            "sweeperd_due_entries", "Index entries whose deadline has passed", SWEEP, registry=registry
+        )
+        self.oldest_due = Gauge(
+            "sweeperd_oldest_due_seconds",
+            "How long ago the oldest deadline passed",
+            SWEEP,
+            registry=registry,
+        )
+        self.quarantined_entries = Gauge(
+            "sweeperd_quarantined_entries", "Entries set aside for an operator", SWEEP, registry=registry
+        )
+        self.missing_budgets = Counter(
+            "sweeperd_missing_budgets_total",
+            "Budgets and counters that did not exist at expiry",
+            SWEEP,
+            registry=registry,
+        )
+        self.expiry_spikes = Counter(
+            "sweeperd_expiry_spikes_total",
+            "Times that a tenant's rate of expiries rose above its usual one",
+            ["shard"],
+            registry=registry,
+        )
+        self.closed_budgets = Counter(
+            "sweeperd_closed_budgets_total",
+            "Scopes whose budget was closed before the expiry",
+            ["shard"],
+            registry=registry,
+        )
+        self.quarantined = Counter(
+            "sweeperd_quarantined_total", "Entries put into quarantine", ["shard", "kind", "reason"], registry=registry
+        )
+        self.leases_lost = Counter(
+            "sweeperd_leases_lost_total",
+            "Leases that were gone before their sweep ended",
+            SWEEP,
+            registry=registry,
+        )
+        self.redis_up = Gauge(
+            "sweeperd_redis_up", "Whether Redis answers and can be written", ["shard"], registry=registry
+        )
+
+    def announce(self, shard: str, kind: str, outcomes: list[str], reasons: list[str]) -> None:
+        """Show the series of a kind on a shard at 0 from the start, so that a rate over them sees the first event."""
+        self._swept.setdefault(shard, set()).add(kind)
+        for result in ("ok", "error", "standby"):
+            self.sweeps.labels(shard, kind, result)
+        for outcome in outcomes:
+            self.candidates.labels(shard, kind, outcome)
+        for reason in reasons:
+            self.quarantined.labels(shard, kind, reason)
+        for metric in (self.sweep_duration, self.expiry_lag, self.missing_budgets, self.leases_lost):
+            metric.labels(shard, kind)
+        self.closed_budgets.labels(shard)
+        self.expiry_spikes.labels(shard)
+        self.redis_up.labels(shard)
+
+    def expired(self, kind: str, tenant: str, count: int = 1) -> None:
+        """Count expiries, for their tenant where tenants are told apart."""
+        if self._tenant_label:
+            self._expired.labels(kind, self._tenants.label(tenant)).inc(count)
+        else:
+            self._expired.labels(kind).inc(count)
+
+    def cycles_expired(self, tenant: str, count: int = 1) -> None:
+        """Count expired reservations under the name that the Cycles services use."""
+        if self._cycles:
+            self._cycles.expired.labels(self._cycles_tenant(tenant)).inc(count)
+
+    def cycles_quarantined(self, tenant: str, reason: str) -> None:
+        """The same for one reservation in quarantine."""
+        if self._cycles:
+            self._cycles.quarantined.labels(self._cycles_tenant(tenant), reason).inc()
+
+    def cycles_run(self, outcome: str) -> None:
+        """The same for a sweep: `success`, `failed`, or `skipped_locked` where another process holds a lease."""
+        if self._cycles:
+            self._cycles.runs.labels("reservation_expiry", outcome).inc()
+
+    def _cycles_tenant(self, tenant: str) -> str:
+        return self._tenants.label(tenant) if tenant.strip() else CYCLES_NO_TENANT
+
+    def forget_shard(self, shard: str) -> None:
+        """A shard that is configured no more has no gauges; its counters stay where they are."""
+        swept = self._swept.pop(shard, set())
+        for gauge in (self.pipeline_depth, self.due_entries, self.oldest_due, self.quarantined_entries, self.redis_up):
+            for labels in [(shard,)] if gauge is self.redis_up else [(shard, kind) for kind in swept]:
+                with contextlib.suppress(KeyError):  # not measured yet
+                    gauge.remove(*labels)
+
+
+# ---- every metric, declared once. A counter goes up where its effect is known to have happened
+
+
+# A `_created` series for each counter would double the size of a scrape, and nothing here uses it.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Metrics:
+    """
+    The metrics of one process, in a registry of their own. Not `lasting`: of a run that ends, without the metrics that
+    only a process that stays can fill.
+    """
+
+    def __init__(
+        self,
+        *,
+        tenant_label: bool = True,
+        tenant_limit: int = 1000,
+        tenant_length: int = 64,
+        cycles: bool = False,
+        lasting: bool = True,
+    ) -> None:
+        """`cycles`: count under the names of the Cycles services too. The others are the settings of `[metrics]`."""
+        self.registry = registry = CollectorRegistry()
+        tenants = TenantLabels(tenant_limit, tenant_length)
+        self.sweep = SweepMetrics(registry, tenants, tenant_label=tenant_label, cycles=cycles)
+        self.webhooks = WebhookMetrics(registry, lasting=lasting)
+        self.reconcile = ReconcileMetrics(registry, lasting=lasting)
+        #: By result; SIGHUP asks for one.
+        self.reloads = Counter(
+            "sweeperd_reloads_total", "Reloads of the settings", ["result"], registry=registry if lasting else None
+        )
+        for result in ("ok", "refused"):
+            self.reloads.labels(result)
+        self.operator_actions = KeptCounter(
+            "sweeperd_operator_actions_total", "Actions of operators, counted in Redis", ["shard", "action"]
+        )
+        if lasting:
+            registry.register(self.operator_actions)
+            # node_exporter has series of these names itself, and refuses a file that has them too.
+            ProcessCollector(registry=registry)
+        build_info = Gauge("sweeperd_build_info", "The running version", ["version"], registry=registry)
+        build_info.labels(__version__).set(1)
+
+    def forget_shard(self, shard: str) -> None:
+        """A shard that is configured no more has no gauges; its counters stay where they are, but those of walks."""
+        self.sweep.forget_shard(shard)
+        self.webhooks.forget_shard(shard)
+        self.reconcile.forget_shard(shard)
+        self.operator_actions.forget(shard)

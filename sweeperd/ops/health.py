@@ -1,0 +1,310 @@
+"""A shard that cannot be worked with. With several shards, one that is down must not hide the others."""
+
+import contextlib
+import enum
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import redis
+
+from sweeperd.config import DEFAULT_SHARD, Settings
+from sweeperd.errors import KindRefused, RedisUnavailable
+from sweeperd.ops.show import ReasonCount
+from sweeperd.ops.status import WARNING, EndpointStatus, ShardStatus, WalkEnd
+from sweeperd.store.errors import describe, is_refused
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import RESERVATIONS
+from sweeperd.text import span
+
+
+class ShardTrouble(Exception):
+    """A command could not do its work on one shard. The text is one line, without credentials."""
+
+    def __init__(self, shard: Shard, problem: str) -> None:
+        """`problem` is one line that names the shard's address."""
+        super().__init__(problem if shard.name == DEFAULT_SHARD else f"shard {shard.name}: {problem}")
+        self.shard = shard.name
+        self.address = shard.address
+        self.problem = problem
+
+    def as_dict(self) -> dict[str, str]:
+        """An entry of `down`, the list of such shards in every JSON document."""
+        return {"shard": self.shard, "address": self.address, "error": self.problem}
+
+
+@contextlib.contextmanager
+def working_on(shard: Shard) -> Iterator[None]:
+    """Raise ShardTrouble for each error of Redis, or of the script of a kind, inside the block."""
+    try:
+        with shard.reaching():
+            yield
+    except RedisUnavailable as error:
+        if is_refused(error.__cause__):
+            raise ShardTrouble(shard, f"this user of redis lacks a right: {error}") from error
+        raise ShardTrouble(shard, f"redis is not available: {error}") from error
+    except KindRefused as error:
+        raise ShardTrouble(shard, f"{shard.address}: {error}") from error
+    except redis.RedisError as error:  # a key of another type, say
+        raise ShardTrouble(shard, f"{shard.address}: {describe(error)}") from error
+
+
+# ---- what an operator may do about a finding: a sentence, the commands to copy, and the section of the runbook
+
+
+#: An event that waits for longer is late, seconds: the alert SweeperdDeliveriesStuck has the same limit.
+LATE = 900.0
+#: The longest command that is offered, characters.
+LONGEST = 200
+#: What a process does -> its role, and the section of the runbook where no process does it.
+_DUTIES = {"sweeps": ("sweep", "sweeperdnobodysweeps"), "delivers": ("deliver", "sweeperdnobodydelivers")}
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """`runbook`: the anchor of a section in docs/runbook.md; empty where none is about it."""
+
+    text: str = ""
+    commands: tuple[str, ...] = ()
+    runbook: str = ""
+
+
+def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[Advice]:
+    """What is worth a line about a shard that answers. `options` are added to each command."""
+    if status.empty:
+        yield Advice(f"{status.address}: {WARNING}", (_command("check", *options),))
+    for duty in status.processes.missing:
+        role, section = _DUTIES[duty]
+        yield Advice(f"no process {duty}: start a daemon with the role {role} or all", (), section)
+    walk = status.last_walk
+    if walk and (walk.total or walk.foreign_expiries):
+        foreign = {"expired by another sweeper": walk.foreign_expiries} if walk.foreign_expiries else {}
+        yield _walk_advice(status, walk, "the last walk", foreign, options)
+    for kind in status.kinds:
+        if kind.last_walk and kind.last_walk.total:
+            over = f"the last walk over {kind.name}"
+            yield _walk_advice(status, kind.last_walk, over, {}, ("--kind", kind.name, *options))
+
+
+def _walk_advice(
+    status: ShardStatus, walk: WalkEnd, name: str, more: Mapping[str, int], options: Sequence[str]
+) -> Advice:
+    """What a walk has found, and `more`."""
+    found = {**{fault.value: count for fault, count in walk.found.items() if count}, **more}
+    counts = ", ".join(f"{count} {kind}" for kind, count in found.items())
+    age = span(max(0, status.now_ms - walk.finished_at) / 1000)
+    commands = (_command("reconcile", "--last", *options), _command("reconcile", "--repair", *options))
+    return Advice(f"{name}, {age} ago, found {counts}", commands, "sweeperdreconcilefindings")
+
+
+def endpoint_advice(endpoint: EndpointStatus, options: Sequence[str] = ()) -> Advice:
+    """What may be done about an endpoint, by its state."""
+    name = endpoint.name
+    letters = _command("dead-letters", "list", "--endpoint", name, *options)
+    replay = _command("dead-letters", "replay", "--endpoint", name, *options)
+    if not endpoint.configured:
+        return Advice(commands=(letters,), runbook="sweeperddeadletters")
+    ending = (letters, replay) if endpoint.dead_letters else ()
+    test, resume = _command("endpoints", "test", name, *options), _command("endpoints", "resume", name, *options)
+    attempts = _command("endpoints", "attempts", name, *options)
+    if endpoint.state == "paused":
+        return Advice(commands=(test, resume, *ending), runbook="sweeperdendpointpaused")
+    if endpoint.state == "failing":
+        return Advice(commands=(attempts, test, resume, *ending), runbook="sweeperdcircuitopen")
+    if endpoint.oldest_pending_seconds > LATE:
+        return Advice(commands=(attempts, test, *ending), runbook="sweeperddeliveriesstuck")
+    if endpoint.pending is None:
+        return Advice(commands=ending, runbook="sweeperdgrouplost")
+    return Advice(commands=(attempts, *ending), runbook="sweeperddeadletters" if ending else "")
+
+
+def reason_advice(reason: ReasonCount, options: Sequence[str] = ()) -> Advice:
+    """What may be done about quarantined entries with one reason."""
+    kind = () if reason.kind == RESERVATIONS else ("--kind", reason.kind)
+    newest = reason.newest[0]
+    by_reason = ("--reason", reason.reason) if reason.reason else ()
+    commands = (
+        _command("quarantine", "list", *kind, *by_reason, *options),
+        _command("show", *kind, *options, *(["--"] if newest.startswith("-") else []), newest),
+        *([_command("quarantine", "requeue", *kind, *by_reason, *options)] if by_reason else []),
+    )
+    return Advice(commands=commands, runbook="sweeperdquarantinegrowing")
+
+
+def _command(*words: str) -> str:
+    """The command for a shell. It is empty where a word cannot be shown as it is, and so cannot be copied."""
+    line = shlex.join(["sweeperd", *words])
+    return line if line.isprintable() and len(line) <= LONGEST else ""
+
+
+# ----
+# Three answers from the status of all shards: do we keep up, does everyone get their events, is anything set aside?
+
+
+#: A shard whose last answer is older than this does not answer, seconds. Without a viewer it is read every 15 s or so.
+STALE = 30.0
+#: How long an entry may be overdue, or an event may wait, before the level is `watch`, and before it is `bad`, seconds.
+#: The alert rules have the same limits for `bad`.
+OVERDUE_WATCH, OVERDUE_BAD = 20.0, 60.0
+PENDING_WATCH, PENDING_BAD = 60.0, 900.0
+#: The finding about a shard whose Redis cannot be read.
+UNKNOWN = "not known"
+#: How many details an answer has.
+DETAILS = 5
+
+
+class HealthLevel(enum.StrEnum):
+    """How it is; the last is the worst."""
+
+    GOOD = "good"
+    WATCH = "watch"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardView:
+    """What is known of a shard: the last status that could be read, how old it is, and why there is no newer one."""
+
+    name: str
+    address: str
+    status: ShardStatus | None = None
+    age_seconds: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To one question."""
+
+    question: str
+    answer: str
+    level: HealthLevel
+    details: tuple[str, ...]
+
+
+_Finding = tuple[HealthLevel, str]
+
+
+def summarize_health(settings: Settings, views: Sequence[ShardView]) -> tuple[Answer, Answer, Answer]:
+    """The three answers. Where there is only one shard it is not named."""
+
+    def collected(findings_of: Callable[[ShardView], Iterator[_Finding]]) -> list[_Finding]:
+        prefix = "{}: " if len(views) > 1 else ""
+        return [(level, prefix.format(view.name) + text) for view in views for level, text in findings_of(view)]
+
+    no_endpoints = not settings.consumers
+    return (
+        _answer(
+            "Are we keeping up?",
+            {HealthLevel.GOOD: "Yes", HealthLevel.WATCH: "Not quite", HealthLevel.BAD: "No"},
+            collected(lambda view: _sweep(settings, view)),
+            "nothing is overdue for long",
+        ),
+        _answer(
+            "Does everyone get their events?",
+            {HealthLevel.GOOD: "Yes", HealthLevel.WATCH: "Not quite", HealthLevel.BAD: "No"},
+            collected(_deliveries),
+            "there are no endpoints" if no_endpoints else "no event waits for long",
+        ),
+        _answer(
+            "Is anything set aside?",
+            {HealthLevel.GOOD: "No", HealthLevel.WATCH: "Yes"},
+            collected(_set_aside),
+            "nothing waits for a person",
+        ),
+    )
+
+
+def _answer(question: str, answers: dict[HealthLevel, str], findings: Sequence[_Finding], all_well: str) -> Answer:
+    ranks = list(HealthLevel)
+    worst_first = sorted(findings, key=lambda finding: -ranks.index(finding[0]))
+    level = worst_first[0][0] if worst_first else HealthLevel.GOOD
+    only_unknown = bool(worst_first) and all(text.endswith(UNKNOWN) for _, text in worst_first)
+    details = [text for _, text in worst_first[:DETAILS]]
+    if len(worst_first) > DETAILS:
+        details.append(f"and {len(worst_first) - DETAILS} more")
+    return Answer(question, "Not known" if only_unknown else answers[level], level, tuple(details) or (all_well,))
+
+
+def _sweep(settings: Settings, view: ShardView) -> Iterator[_Finding]:
+    status = view.status
+    if view.error:
+        yield HealthLevel.BAD, f"Redis cannot be read: {view.error}"
+        return
+    if status is None:
+        yield HealthLevel.WATCH, "not read yet"
+        return
+    if view.age_seconds > STALE:
+        yield HealthLevel.BAD, f"Redis has not answered for {span(view.age_seconds)}"
+        return
+    if "sweeps" in status.processes.missing:
+        yield HealthLevel.BAD, "no process sweeps"
+    yield from _ticks(settings, view, status)
+    due = status.due
+    if due.oldest_overdue_seconds > OVERDUE_WATCH:
+        level = HealthLevel.BAD if due.oldest_overdue_seconds > OVERDUE_BAD else HealthLevel.WATCH
+        about = "" if due.exact else "about "
+        yield level, f"{about}{due.overdue:,} overdue, the oldest for {span(due.oldest_overdue_seconds)}"
+
+
+def _ticks(settings: Settings, view: ShardView, status: ShardStatus) -> Iterator[_Finding]:
+    """Reservations, where they are swept, and each kind: whether a sweep has ended lately."""
+    # A replica that dies is replaced after the lease's TTL and an interval; a drain may take its whole time budget.
+    sweep = settings.sweep
+    late = (3 * sweep.interval + sweep.lease_ttl).total_seconds() + 10
+    ticks = [("", status.tick, status.sweeping)] if settings.reservations.enabled else []
+    for name, tick, sweeping in [*ticks, *((f"{kind.name}: ", kind.tick, kind.sweeping) for kind in status.kinds)]:
+        limit = late + (sweep.time_budget.total_seconds() if sweeping else 0)
+        if tick is None:
+            yield HealthLevel.WATCH, f"{name}no sweep has ended yet"
+        elif (age := max(0.0, (status.now_ms - tick.at_ms) / 1000) + view.age_seconds) > limit:
+            yield HealthLevel.BAD, f"{name}not swept for {span(age)}"
+
+
+def _deliveries(view: ShardView) -> Iterator[_Finding]:
+    if view.status is None or view.error or view.age_seconds > STALE:
+        # What cannot be read is not delivered either: events are taken from the same Redis.
+        if view.status is None or view.status.endpoints:
+            yield HealthLevel.WATCH, UNKNOWN
+        return
+    if "delivers" in view.status.processes.missing:
+        waits = any(endpoint.configured for endpoint in view.status.endpoints)
+        yield HealthLevel.BAD if waits else HealthLevel.WATCH, "no process delivers"
+    for endpoint in view.status.endpoints:
+        finding = _delivery(endpoint)
+        if finding is not None:
+            yield finding
+
+
+def _delivery(endpoint: EndpointStatus) -> _Finding | None:
+    if endpoint.pending is None:
+        waiting = "it has no consumer group"
+    elif endpoint.pending:
+        waiting = f"{endpoint.pending:,} wait, the oldest for {span(endpoint.oldest_pending_seconds)}"
+    else:
+        waiting = "nothing waits"
+    if endpoint.state == "unknown":
+        return None
+    if endpoint.state == "paused":
+        return HealthLevel.BAD, f"{endpoint.name} is paused; {waiting}"
+    if endpoint.state == "failing":
+        return HealthLevel.BAD, f"{endpoint.name} fails; {waiting}"
+    if endpoint.oldest_pending_seconds > PENDING_BAD:
+        return HealthLevel.BAD, f"{endpoint.name}: {waiting}"
+    if endpoint.oldest_pending_seconds > PENDING_WATCH or endpoint.pending is None:
+        return HealthLevel.WATCH, f"{endpoint.name}: {waiting}"
+    return None
+
+
+def _set_aside(view: ShardView) -> Iterator[_Finding]:
+    if view.status is None:
+        yield HealthLevel.WATCH, UNKNOWN
+        return
+    if view.status.quarantined:
+        yield HealthLevel.WATCH, f"{view.status.quarantined:,} in quarantine"
+    for kind in view.status.kinds:
+        if kind.quarantined:
+            yield HealthLevel.WATCH, f"{kind.quarantined:,} of {kind.name} in quarantine"
+    if view.status.dead_letters:
+        letters = "dead letter" if view.status.dead_letters == 1 else "dead letters"
+        yield HealthLevel.WATCH, f"{view.status.dead_letters:,} {letters}"

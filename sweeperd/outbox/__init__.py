@@ -1,0 +1,1 @@
+"""What is in Redis about events and deliveries: without threads, without HTTP."""

@@ -1,0 +1,169 @@
+"""Deliveries that were given up on: which there are, having them delivered again, dropping them."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, cast
+
+from sweeperd.config import EndpointSettings
+from sweeperd.outbox.event import message
+from sweeperd.store import streams
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Shard
+from sweeperd.store.streams import StreamId
+from sweeperd.text import decode, whole
+
+#: How many are replayed or dropped in one go.
+PAGE = 100
+#: The most dead letters of one shard that are counted for a list of endpoints.
+COUNT_LIMIT = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One event that one endpoint did not get."""
+
+    shard: str
+    id: str
+    endpoint: str
+    reason: str
+    #: How many times it was handed over.
+    attempts: int
+    #: The tenant's name, as in Redis.
+    tenant: bytes
+    #: The webhook's body; None where the event was out of the stream before it was given up on.
+    body: dict[str, Any] | None
+
+    @property
+    def at_ms(self) -> int:
+        """When it was given up on, ms on Redis's clock."""
+        return streams.milliseconds(self.id)
+
+    @property
+    def order(self) -> StreamId:
+        """By time."""
+        return StreamId.parse(self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFilter:
+    """Selects dead letters by endpoint and by tenant; without either it selects all."""
+
+    endpoint: str | None = None
+    tenant: str | None = None
+
+    def fits(self, letter: DeadLetter) -> bool:
+        """Whether it is one of them."""
+        if self.endpoint is not None and letter.endpoint != self.endpoint:
+            return False
+        # What is not UTF-8 is asked for as it is shown, or as it is.
+        return (
+            self.tenant is None
+            or decode(letter.tenant) == self.tenant
+            or letter.tenant == self.tenant.encode("utf-8", "surrogateescape")
+        )
+
+
+class Replayed(StrEnum):
+    """What came of a replay."""
+
+    REPLAYED = "replayed"
+    GONE = "gone"
+    NO_EVENT = "no_event"
+    NO_GROUP = "no_group"
+
+    @property
+    def why_not(self) -> str:
+        """For people; empty where it was replayed."""
+        return _WHY_NOT[self]
+
+
+_WHY_NOT = {
+    Replayed.REPLAYED: "",
+    Replayed.GONE: "another command has replayed or dropped it",
+    Replayed.NO_EVENT: "the event is lost: it was no longer in the stream when it was given up on",
+    Replayed.NO_GROUP: "the endpoint has no consumer group: first start a sweeperd that has it in its configuration",
+}
+
+
+def last_id(shard: Shard) -> str | None:
+    """The id of the newest dead letter; None where there is none. Raises redis.RedisError."""
+    newest = cast(list[streams.StreamRow], shard.client.xrevrange(shard.keys.dead_letters, count=1))
+    return newest[0][0].decode() if newest else None
+
+
+def read(
+    shard: Shard, wanted: DeadLetterFilter, last: str | None = None, *, newest_first: bool = False
+) -> Iterator[DeadLetter]:
+    """The dead letters that are meant, up to the id `last`, page by page. Raises redis.RedisError."""
+    end = b"+" if last is None else last.encode()
+    for entry, fields in streams.read(shard, shard.keys.dead_letters, b"-", end, backwards=newest_first):
+        letter = _letter(shard, entry, fields)
+        if wanted.fits(letter):
+            yield letter
+
+
+def find(shard: Shard, ids: Sequence[str]) -> list[DeadLetter]:
+    """The dead letters with these ids, as far as they exist. Raises redis.RedisError."""
+    found = []
+    for start in range(0, len(ids), PAGE):
+        pipeline = shard.client.pipeline(transaction=False)
+        for letter_id in ids[start : start + PAGE]:
+            pipeline.xrange(shard.keys.dead_letters, letter_id, letter_id)
+        found += [_letter(shard, entry, fields) for rows in pipeline.execute() for entry, fields in rows]
+    return found
+
+
+def count(shard: Shard) -> tuple[Counter[str], bool]:
+    """How many each endpoint has among the first COUNT_LIMIT, and whether these are all. Raises redis.RedisError."""
+    counts: Counter[str] = Counter()
+    for number, (_, fields) in enumerate(streams.read(shard, shard.keys.dead_letters)):
+        if number == COUNT_LIMIT:
+            return counts, False
+        counts[decode(fields.get(b"endpoint", b""))] += 1
+    return counts, True
+
+
+def objection(letter: DeadLetter, endpoints: Sequence[EndpointSettings]) -> str:
+    """Why a replay would not reach its endpoint, as these settings have it; empty where it would."""
+    for endpoint in endpoints:
+        if endpoint.name == letter.endpoint:
+            wants = endpoint.tenants is None or letter.tenant in [tenant.encode() for tenant in endpoint.tenants]
+            return "" if wants else "the endpoint asks for this tenant's events no more"
+    return "there is no such endpoint in the configuration any more"
+
+
+def replay(shard: Shard, ids: Sequence[str]) -> list[Replayed]:
+    """
+    Have each of these delivered to its endpoint again: event and letter change places in one step each. Raises
+    redis.RedisError: where the connection fails half-way, some are replayed and are letters no more, the rest still is.
+    """
+    script, keys = Script("ops/replay"), [shard.keys.events, shard.keys.dead_letters]
+    outcomes = []
+    for reply in script.run_many(shard.client, [Call(keys, [letter_id]) for letter_id in ids]):
+        if isinstance(reply, Exception):
+            raise reply
+        outcomes.append(Replayed(reply[0].decode()))
+    return outcomes
+
+
+def drop(shard: Shard, ids: Sequence[str]) -> list[bool]:
+    """Remove each of these. False for one that another command has replayed or dropped. Raises redis.RedisError."""
+    pipeline = shard.client.pipeline(transaction=False)
+    for letter_id in ids:
+        pipeline.xdel(shard.keys.dead_letters, letter_id)
+    return [bool(removed) for removed in cast(list[int], pipeline.execute())]
+
+
+def _letter(shard: Shard, entry: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
+    return DeadLetter(
+        shard.name,
+        entry.decode(),
+        decode(fields.get(b"endpoint", b"")),
+        decode(fields.get(b"reason", b"")),
+        whole(fields.get(b"attempts", b"")) or 0,
+        fields.get(b"tenant", b""),
+        json.loads(message(shard.origin, fields).body) if b"id" in fields else None,
+    )

@@ -1,0 +1,349 @@
+"""How fast one process delivers to one endpoint: a rate over a stated window, from samples with times."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import pydantic
+import redis
+
+from sweeperd.outbox.stream import Announcements
+from sweeperd.store.errors import is_server_trouble
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Shard
+
+#: The longest window, seconds, and how many events are enough for a shorter one.
+WINDOW, COUNTED = 60.0, 2000
+#: A window that is shorter says nothing, seconds.
+SHORTEST = 0.5
+
+
+class DeliveryRate:
+    """
+    The samples of one endpoint in one process: a time (monotonic, seconds) and how many events were delivered until
+    then. One thread adds them, others may read the rate.
+    """
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+        #: Events per second, and over how many seconds. 0.0 seconds: it is not known yet.
+        self.per_second, self.window_seconds = 0.0, 0.0
+
+    def add(self, now: float, delivered: int) -> None:
+        """
+        One more sample. From then on the rate is over the last WINDOW seconds, or over the last COUNTED events where
+        these took less time.
+        """
+        samples = self._samples
+        samples.append((now, delivered))
+        while len(samples) > 2 and (now - samples[1][0] >= WINDOW or delivered - samples[1][1] >= COUNTED):
+            samples.popleft()
+        since, before = samples[0]
+        if (window := now - since) >= SHORTEST:
+            self.per_second, self.window_seconds = round((delivered - before) / window, 2), round(window, 3)
+
+
+# ----
+# What all replicas must know of an endpoint: that it is paused, by a 410 or by an operator, or muted by `Retry-After`.
+# Each delivering process reads it every few seconds, so it obeys an operator within as many.
+
+
+#: How often a process publishes its circuits, seconds.
+NOTE_EVERY = 10.0
+#: After so long a note is removed, seconds.
+STALE_AFTER = 3600
+
+
+class EndpointState(pydantic.BaseModel):
+    """Times are ms on Redis's clock. Fields that a later version adds are ignored."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
+
+    #: Since when nothing is sent until an operator resumes it, and why.
+    paused_at: int | None = None
+    reason: str = ""
+    #: Until when nothing is sent, because the receiver asked for it.
+    muted_until: int = 0
+
+    @property
+    def paused(self) -> bool:
+        """Nothing is sent until an operator resumes the endpoint; its events wait."""
+        return self.paused_at is not None
+
+    def resting(self, now_ms: int) -> bool:
+        """Whether nothing is sent now: it is paused or muted."""
+        return self.paused or self.muted_until > now_ms
+
+
+class EndpointStateStore:
+    """`sweeperd:endpoints`: the state of each endpoint for all replicas. No entry: it is neither paused nor muted."""
+
+    def __init__(self, shard: Shard, announcements: Announcements | None = None) -> None:
+        self._set_state = Script("delivery/set_state")
+        self._client = shard.client
+        self._key = shard.keys.endpoints
+        self._events = shard.keys.events
+        self._announcements = announcements or Announcements(shard.clock)
+        self._clock = shard.clock
+
+    def read(self, endpoint: str) -> EndpointState:
+        """Raises redis.RedisError."""
+        entry = self._client.hget(self._key, endpoint)
+        if not isinstance(entry, bytes):
+            return EndpointState()
+        return self._parse(entry)
+
+    def write(self, endpoint: str, state: EndpointState) -> EndpointState:
+        """
+        Write a state for all replicas, at maxmemory too. A mute ends neither a pause nor a longer mute. Returns the
+        state that holds now. Raises redis.RedisError.
+        """
+        event = self._announcements.disabled(endpoint, state.reason) if state.paused else []
+        call = Call([self._key, self._events], [endpoint, state.model_dump_json(), *event])
+        return self._parse(self._set_state.run(self._client, call))
+
+    def pause(self, endpoint: str, reason: str) -> EndpointState:
+        """Stop sending to an endpoint, on all replicas, until it is resumed. Raises redis.RedisError."""
+        return self.write(endpoint, EndpointState(paused_at=self._clock.now_ms(), reason=reason))
+
+    def mute(self, endpoint: str, seconds: float) -> EndpointState:
+        """Send nothing for so many seconds, on all replicas. Raises redis.RedisError."""
+        return self.write(endpoint, EndpointState(muted_until=self._clock.now_ms() + int(seconds * 1000)))
+
+    def resume(self, endpoint: str) -> bool:
+        """Send again, on all replicas. False where it was neither paused nor muted. Raises redis.RedisError."""
+        return bool(self._client.hdel(self._key, endpoint))
+
+    def _parse(self, entry: bytes) -> EndpointState:
+        try:
+            return EndpointState.model_validate_json(entry)
+        except ValueError:
+            # Written by hand, and wrongly. To send to a receiver that must be left alone is worse than to wait.
+            return EndpointState(paused_at=0, reason=f"the entry in {self._key.decode()} cannot be read")
+
+
+class EndpointStateCache:
+    """
+    The state of one endpoint in this process. The reader refreshes it from Redis; a sender pauses or mutes it by the
+    response of the receiver, which holds here at once, and is kept until Redis has taken it.
+    """
+
+    def __init__(self, shard: Shard, endpoint: str, announcements: Announcements | None = None) -> None:
+        self.state = EndpointState()
+        self._store = EndpointStateStore(shard, announcements)
+        self._clock = shard.clock
+        self._endpoint = endpoint
+        self._lock = threading.Lock()
+        #: A state that Redis has not taken yet.
+        self._unsaved: EndpointState | None = None
+        #: How often a sender has changed the state: a read that began before the change is out of date.
+        self._changes = 0
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing may be sent now."""
+        return self.state.resting(self._clock.now_ms())
+
+    def refresh(self) -> None:
+        """Save what is not saved yet, then take the state that Redis has. Raises redis.RedisError."""
+        self.save()
+        changes = self._changes
+        state = self._store.read(self._endpoint)
+        with self._lock:
+            if self._changes == changes and self._unsaved is None:
+                self.state = state
+
+    def pause(self, reason: str) -> None:
+        """Send nothing until an operator resumes the endpoint. `save` has to follow."""
+        self._change(EndpointState(paused_at=self._clock.now_ms(), reason=reason))
+
+    def mute(self, seconds: float) -> None:
+        """Send nothing for so many seconds, or longer where that is so already. `save` has to follow."""
+        self._change(EndpointState(muted_until=self._clock.now_ms() + int(seconds * 1000)))
+
+    def save(self) -> None:
+        """Write the last change to Redis, or keep it for the next time where Redis refuses it. Raises RedisError."""
+        unsaved = self._unsaved
+        if unsaved is None:
+            return
+        try:
+            state = self._store.write(self._endpoint, unsaved)
+        except redis.ResponseError as error:
+            if is_server_trouble(error):
+                raise
+            return
+        with self._lock:
+            if self._unsaved is unsaved:
+                self._unsaved, self.state = None, state
+
+    def _change(self, state: EndpointState) -> None:
+        with self._lock:
+            if not state.paused and (self.state.paused or self.state.muted_until >= state.muted_until):
+                return
+            self._changes += 1
+            self.state = self._unsaved = state
+
+
+class CircuitNote(pydantic.BaseModel):
+    """The circuit of one process, as it has published it. Times are ms on Redis's clock."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
+
+    #: The name of the process in the groups; "": an earlier version wrote it.
+    process: str = ""
+    #: When it was published.
+    at: int = 0
+    #: When the next probe is due; 0: the circuit is closed.
+    probe_at: int = 0
+    #: How many deliveries have failed in a row, and why the last one did.
+    failures: int = 0
+    reason: str = ""
+    #: The last delivery; 0: none yet.
+    delivered_at: int = 0
+    #: Events delivered per second, and over how many seconds; 0.0 seconds: not known yet.
+    rate: float = 0.0
+    rate_window: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitState:
+    """The circuits of one endpoint over all processes that live."""
+
+    #: The notes of the processes, those with an open circuit first.
+    notes: tuple[CircuitNote, ...] = ()
+
+    @property
+    def processes(self) -> int:
+        """How many processes deliver to the endpoint."""
+        return len(self.notes)
+
+    @property
+    def rate(self) -> float:
+        """Events delivered per second by all processes."""
+        return round(sum(note.rate for note in self.notes), 2)
+
+    @property
+    def rate_window(self) -> float:
+        """The longest time, seconds, that the rate of a process is about; 0.0 where no rate is known."""
+        return max((note.rate_window for note in self.notes), default=0.0)
+
+    @property
+    def open_on(self) -> int:
+        """How many of them have an open circuit."""
+        return sum(note.probe_at > 0 for note in self.notes)
+
+    @property
+    def open(self) -> bool:
+        """Whether the circuit is open on a process."""
+        return self.open_on > 0
+
+    @property
+    def failures(self) -> int:
+        """The most failures in a row; 0 where no circuit is open."""
+        return max((note.failures for note in self.notes if note.probe_at), default=0)
+
+    @property
+    def reason(self) -> str:
+        """Why a delivery failed; empty where no circuit is open."""
+        return next((note.reason for note in self.notes if note.probe_at), "")
+
+
+class Circuit(Protocol):
+    """What is published of a circuit: `delivery.circuit.CircuitBreaker` says what each value means."""
+
+    @property
+    def open(self) -> bool: ...
+    @property
+    def idle(self) -> float | None: ...
+    @property
+    def wait(self) -> float: ...
+    @property
+    def failures(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+
+
+class CircuitStateStore:
+    """
+    `sweeperd:circuits`. Each process has circuits of its own and publishes them here for operators, in a field
+    `<endpoint>@<process>`, every NOTE_EVERY seconds. The field `<endpoint>` is the one that processes obey: the time at
+    which an operator has closed the circuit on all of them.
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        self._set_field = Script("delivery/set_field")
+        self._client = shard.client
+        self._key = shard.keys.circuits
+        self._clock = shard.clock
+
+    def read(self, endpoint: str) -> CircuitState:
+        """The circuits of processes that live. Raises redis.RedisError."""
+        prefix = f"{endpoint}@".encode()
+        fields = cast(dict[bytes, bytes], self._client.hgetall(self._key))
+        notes = [_note(value) for field, value in fields.items() if field.startswith(prefix)]
+        # A process that misses a note may be dead: then the success of another process overrules it.
+        now, success = self._clock.now_ms(), max((note.delivered_at for note in notes), default=0)
+        living = [
+            note
+            for note in notes
+            if now - note.at < 1000 * (NOTE_EVERY * (1.5 if success > note.at and note.probe_at else 3))
+        ]
+        return CircuitState(tuple(sorted(living, key=lambda note: (-note.probe_at, note.process))))
+
+    def write(self, endpoint: str, process: str, circuit: Circuit, rate: DeliveryRate | None = None) -> None:
+        """
+        Publish the circuit of a process, and how fast it delivers. Where Redis refuses it, only operators miss it.
+        Raises RedisError.
+        """
+        now, rate = self._clock.now_ms(), rate or DeliveryRate()
+        note = CircuitNote(
+            process=process,
+            at=now,
+            delivered_at=now - int(circuit.idle * 1000) if circuit.idle is not None else 0,
+            rate=rate.per_second,
+            rate_window=rate.window_seconds,
+        )
+        if circuit.open:
+            open_fields = {"probe_at": now + int(circuit.wait * 1000), "failures": circuit.failures}
+            note = note.model_copy(update=open_fields | {"reason": circuit.reason})
+        self._change(lambda: self._set(f"{endpoint}@{process}", note.model_dump_json()))
+
+    def remove(self, endpoint: str, process: str) -> None:
+        """The process has ended. Raises redis.RedisError."""
+        self._change(lambda: self._client.hdel(self._key, f"{endpoint}@{process}"))
+
+    def remove_stale(self) -> None:
+        """Remove the notes of processes that have died. Raises redis.RedisError."""
+        oldest = self._clock.now_ms() - STALE_AFTER * 1000
+        fields = cast(dict[bytes, bytes], self._client.hgetall(self._key))
+        stale = [field for field, value in fields.items() if b"@" in field and _note(value).at < oldest]
+        if stale:
+            self._change(lambda: self._client.hdel(self._key, *stale))
+
+    def close(self, endpoint: str) -> None:
+        """Close the circuit on all processes, within seconds. Raises redis.RedisError."""
+        self._set(endpoint, str(self._clock.now_ms()))
+
+    def closed_at(self, endpoint: str) -> bytes | None:
+        """When an operator last closed it; None: never. Raises redis.RedisError."""
+        return cast(bytes | None, self._client.hget(self._key, endpoint))
+
+    def _set(self, field: str, value: str) -> None:
+        self._set_field.run(self._client, Call([self._key], [field, value]))
+
+    @staticmethod
+    def _change(change: Callable[[], object]) -> None:
+        try:
+            change()
+        except redis.ResponseError as error:
+            if is_server_trouble(error):
+                raise
+
+
+def _note(value: bytes) -> CircuitNote:
+    try:
+        return CircuitNote.model_validate_json(value)
+    except ValueError:
+        return CircuitNote()  # as old as can be, so it counts for nothing

@@ -1,0 +1,217 @@
+"""
+The webhook subscriptions of a Cycles installation: which of them get an event. The rules are those of cycles-server
+(EventEmitterRepository, WebhookSubscription): a record that its runtime cannot read gets nothing, so the lists of
+fields, event types, categories and states below are the runtime's.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from sweeperd.config import EndpointSettings, Start
+from sweeperd.outbox.event import ONLY_FOR, Fields, OutboxEntry, category, event_type, is_expiry
+from sweeperd.store.streams import StreamId
+from sweeperd.text import decode
+
+#: The set of subscriptions that may match the events of every tenant.
+SYSTEM = b"__system__"
+
+EventCategory = Literal["budget", "tenant", "api_key", "policy", "reservation", "system"]
+EventType = Literal[
+    "budget.created",
+    "budget.updated",
+    "budget.funded",
+    "budget.debited",
+    "budget.reset",
+    "budget.reset_spent",
+    "budget.debt_repaid",
+    "budget.frozen",
+    "budget.unfrozen",
+    "budget.closed",
+    "budget.threshold_crossed",
+    "budget.exhausted",
+    "budget.over_limit_entered",
+    "budget.over_limit_exited",
+    "budget.debt_incurred",
+    "budget.burn_rate_anomaly",
+    "reservation.denied",
+    "reservation.denial_rate_spike",
+    "reservation.expired",
+    "reservation.expiry_rate_spike",
+    "reservation.commit_overage",
+    "tenant.created",
+    "tenant.updated",
+    "tenant.suspended",
+    "tenant.reactivated",
+    "tenant.closed",
+    "tenant.settings_changed",
+    "api_key.created",
+    "api_key.revoked",
+    "api_key.expired",
+    "api_key.permissions_changed",
+    "api_key.auth_failed",
+    "api_key.auth_failure_rate_spike",
+    "policy.created",
+    "policy.updated",
+    "policy.deleted",
+    "system.store_connection_lost",
+    "system.store_connection_restored",
+    "system.high_latency",
+    "system.webhook_delivery_failed",
+    "system.webhook_test",
+]
+#: A point in time as the runtime reads it: ISO 8601, or seconds since the epoch.
+Instant = Annotated[datetime | float, pydantic.Field(union_mode="left_to_right")]
+
+
+class SubscriptionStatus(StrEnum):
+    """Only an ACTIVE subscription gets events."""
+
+    ACTIVE = "ACTIVE"
+    PAUSED = "PAUSED"
+    DISABLED = "DISABLED"
+
+
+class _Record(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class _RetryPolicy(_Record):
+    max_retries: int | None = None
+    initial_delay_ms: int | None = None
+    backoff_multiplier: float | None = None
+    max_delay_ms: int | None = None
+
+
+class _Thresholds(_Record):
+    budget_utilization: list[float] | None = None
+    burn_rate_multiplier: float | None = None
+    burn_rate_window_seconds: int | None = None
+    denial_rate_threshold: float | None = None
+    expiry_rate_threshold: float | None = None
+    auth_failure_rate_threshold: float | None = None
+    rate_window_seconds: int | None = None
+
+
+class CyclesSubscription(_Record):
+    """One record, `webhook:<id>`. Only the fields that decide about a match are used."""
+
+    subscription_id: str
+    status: SubscriptionStatus | None = None
+    event_types: list[EventType] | None = None
+    event_categories: list[EventCategory] | None = None
+    scope_filter: str | None = None
+
+    tenant_id: str | None = None
+    name: str | None = None
+    description: str | None = None
+    url: str | None = None
+    thresholds: _Thresholds | None = None
+    headers: dict[str, str | None] | None = None
+    retry_policy: _RetryPolicy | None = None
+    disable_after_failures: int | None = None
+    consecutive_failures: int | None = None
+    created_at: Instant | None = None
+    updated_at: Instant | None = None
+    last_triggered_at: Instant | None = None
+    last_success_at: Instant | None = None
+    last_failure_at: Instant | None = None
+    metadata: dict[str, Any] | None = None
+
+    def matches(self, event_type: str, category: str, scope: str) -> bool:
+        """Whether it gets an event of this type, category and scope (empty: the event has none)."""
+        return (
+            self.status is SubscriptionStatus.ACTIVE
+            and self._wants_type(event_type, category)
+            and self._wants_scope(scope)
+        )
+
+    def _wants_type(self, event_type: str, category: str) -> bool:
+        if not self.event_types and not self.event_categories:
+            return True
+        return event_type in (self.event_types or ()) or category in (self.event_categories or ())
+
+    def _wants_scope(self, scope: str) -> bool:
+        wanted = self.scope_filter
+        if wanted is None or not wanted.strip():
+            return True
+        if not scope.strip():
+            return False
+        if not wanted.endswith("*"):
+            return scope == wanted
+        # Only the last star is a wildcard, for at least one character.
+        prefix = wanted[:-1]
+        return scope.startswith(prefix) and len(scope) > len(prefix)
+
+
+def parse(record: bytes) -> CyclesSubscription:
+    """Raises ValueError for a record that the runtime could not read."""
+    return CyclesSubscription.model_validate_json(record)
+
+
+# ---- which events of the stream an endpoint receives
+
+
+class EventFilter:
+    """
+    The events that the settings of an endpoint ask for: of its tenants, its types or categories, and its scopes.
+
+    A category stands for the expiries of that kind only. An event about the sweep or about deliveries has to be named
+    by its type.
+    """
+
+    def __init__(self, endpoint: EndpointSettings) -> None:
+        self._tenants = None if endpoint.tenants is None else {tenant.encode() for tenant in endpoint.tenants}
+        self._events = None if endpoint.events is None else set(endpoint.events)
+        self._scopes = None if endpoint.scopes is None else [scope.encode() for scope in endpoint.scopes]
+        #: Whether every expiry is one of them.
+        self.open = endpoint.tenants is None and endpoint.events is None and endpoint.scopes is None
+
+    def matches(self, fields: Fields) -> bool:
+        """Whether the event with these fields is one of them."""
+        return (
+            (self._tenants is None or fields.get(b"tenant", b"") in self._tenants)
+            and self._wants_type(fields)
+            and (self._scopes is None or self._wants_scope(fields.get(b"scope", b"")))
+        )
+
+    def _wants_type(self, fields: Fields) -> bool:
+        if self._events is None:
+            return b"type" not in fields or is_expiry(fields)  # a reservation's event, the usual one, names no type
+        expired = is_expiry(fields)
+        return event_type(fields) in self._events or (expired and category(fields) in self._events)
+
+    def _wants_scope(self, scope: bytes) -> bool:
+        return any(
+            len(scope) >= len(wanted) and scope.startswith(wanted[:-1]) if wanted.endswith(b"*") else scope == wanted
+            for wanted in self._scopes or ()
+        )
+
+
+class Subscription:
+    """
+    The consumer group and the filter of one endpoint. An event that it does not want is acknowledged without a request.
+    """
+
+    def __init__(self, endpoint: EndpointSettings) -> None:
+        self.group = endpoint.name
+        #: Where its group begins, if it is new.
+        self.start: Start | StreamId = endpoint.start
+        #: Whether its group reads no more. Only that of a replay ends.
+        self.exhausted = False
+        self._filter = EventFilter(endpoint)
+        #: Whether it gets every ordinary expiry: then nobody has to look into one.
+        self._gets_all = self._filter.open
+
+    def wants(self, entry: OutboxEntry) -> bool:
+        """Whether the endpoint receives this event."""
+        return (self._gets_all and entry.expiry is not None) or self.takes(entry.id, entry.fields)
+
+    def takes(self, _stream_id: bytes, fields: Fields, /) -> bool:
+        """Whether the endpoint receives the event with this id in the stream and these fields."""
+        if ONLY_FOR in fields:
+            # A replayed event was wanted when it became a dead letter. To drop it now would lose it without a trace.
+            return decode(fields[ONLY_FOR]) == self.group
+        return self._filter.matches(fields)

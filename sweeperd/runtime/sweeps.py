@@ -1,0 +1,283 @@
+"""The lease of a Cycles installation's own expiry sweep, held so that its services leave the sweep to sweeperd."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+
+import redis
+
+from sweeperd import tracing
+from sweeperd.config import EXPIRY_SPIKE, Settings, SweepSettings
+from sweeperd.config.types import milliseconds
+from sweeperd.context import Interpreter
+from sweeperd.errors import KindRefused, RedisUnavailable
+from sweeperd.metrics import Metrics
+from sweeperd.store.lease import CYCLES_TOKEN, Lease, process_name
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.configured import all_kinds
+from sweeperd.sweep.kind import RESERVATIONS, Backlog, Decision, Kind, SweepReport
+from sweeperd.sweep.sweeper import Sweeper
+from sweeperd.sweep.telemetry import ExpiryRates, LastSweepStore, SweepTelemetry, read_last_sweep
+
+log = logging.getLogger(__name__)
+
+
+#: As long as the services of Cycles take it for.
+TTL = timedelta(seconds=30)
+#: Between two renewals, and between two attempts to take it, seconds.
+RENEW_EVERY, RETRY_EVERY = 10.0, 1.0
+#: After so long without it the sweep goes on, seconds.
+PATIENCE = 30.0
+
+
+class CyclesLease:
+    """
+    `cycles:maintenance:lease:reservation_expiry`, by the rule of the services that share it: taken with SET NX and a
+    TTL, renewed by each process that has the token. It is never released: it runs out when no replica of sweeperd
+    renews it, and then the services sweep again.
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._renew = Script("lease/renew")
+        #: When it was last taken or renewed, monotonic.
+        self._renewed_at: float | None = None
+        #: Since when it has been missing, monotonic.
+        self._missing_since = time.monotonic()
+        self._warned = False
+
+    def adopt(self, before: "CyclesLease") -> None:
+        """Take over the state of the daemon before a reload."""
+        self._renewed_at, self._missing_since, self._warned = before._renewed_at, before._missing_since, before._warned
+
+    def hold(self) -> None:
+        """Take or renew it, when it is time. Call it about every second. Raises RedisUnavailable."""
+        now = time.monotonic()
+        if self._held and self._renewed_at is not None and now - self._renewed_at < RENEW_EVERY:
+            return
+        key = self._shard.keys.cycles.lease
+        with self._shard.reaching():
+            renewed = self._renew.run(self._shard.client, Call([key], [CYCLES_TOKEN, milliseconds(TTL)]))
+            held = renewed or self._shard.client.set(key, CYCLES_TOKEN, nx=True, px=milliseconds(TTL))
+        if held:
+            self._renewed_at, self._warned = now, False
+        elif self._held:
+            self._renewed_at, self._missing_since = None, now
+
+    def permits(self) -> bool:
+        """Whether to sweep now: under the lease, or after 30 s without it."""
+        now = time.monotonic()
+        if self._held:
+            return True
+        if self._renewed_at is not None:  # it was held, and Redis could not be reached since
+            self._missing_since = self._renewed_at + TTL.total_seconds()
+            self._renewed_at = None
+        missing = now - self._missing_since
+        if missing < PATIENCE:
+            return False
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "the lease of the Cycles services is held by another process, sweeping without it",
+                extra={"shard": self._shard.name, "seconds": round(missing)},
+            )
+        return True
+
+    @contextlib.contextmanager
+    def kept(self, stop: threading.Event) -> Iterator[None]:
+        """For a run that is no daemon: hold it during the block, which begins when `permits` says so, or at `stop`."""
+        end = threading.Event()
+        thread = threading.Thread(target=self._keep, args=(end,), name=f"cycles-lease-{self._shard.name}", daemon=True)
+        thread.start()
+        try:
+            while not self.permits() and not stop.wait(RETRY_EVERY / 10):
+                pass
+            yield
+        finally:
+            end.set()
+            thread.join(self._shard.socket_timeout)
+
+    def _keep(self, end: threading.Event) -> None:
+        while True:
+            try:
+                self.hold()
+            except (RedisUnavailable, redis.RedisError) as error:
+                log.warning(
+                    "the lease of Cycles waits for redis", extra={"shard": self._shard.name, "error": str(error)}
+                )
+            if end.wait(RETRY_EVERY):
+                return
+
+    @property
+    def _held(self) -> bool:
+        return self._renewed_at is not None and time.monotonic() - self._renewed_at < TTL.total_seconds()
+
+
+# ---- how long a replica stands by while another one holds the lease of the sweep
+
+
+#: So many TTLs without a sweep, and the lease is not believed any more.
+LEASE_PATIENCE = 4
+
+
+class StandBy:
+    """
+    A holder renews its lease, sweeps, and notes each sweep. A lease that never runs out, because its key has no TTL or
+    is not a lease at all, would stop every sweep for ever: so a replica that has stood by for 4 TTLs, in which no sweep
+    was noted, sweeps without the lease. Correctness never rests on it.
+    """
+
+    def __init__(self, shard: Shard, kind: str, lease: Lease, settings: SweepSettings) -> None:
+        self._shard = shard
+        self._kind = kind
+        self._lease = lease
+        self._limit = LEASE_PATIENCE * settings.lease_ttl
+        self._time_budget = settings.time_budget
+        #: When it began to stand by, monotonic; None while this process holds the lease itself.
+        self._since: float | None = None
+        self._warned = False
+
+    def end(self) -> None:
+        """This process has the lease."""
+        self._since = None
+        self._warned = False
+
+    def is_pointless(self) -> bool:
+        """Call it each time that the lease was not acquired: whether to sweep without it. Raises redis.RedisError."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        if now - self._since < self._limit.total_seconds():
+            return False
+        # A sweep is noted when it ends, and one whose lease is renewed may take all of its time budget.
+        limit = self._limit + self._time_budget if self._lease.runs_out() else self._limit
+        if now - self._since < limit.total_seconds() or self._another_swept_within(limit):
+            return False
+        if not self._warned:
+            log.warning(
+                "the lease is held, but its holder does not sweep: sweeping without the lease; delete its key",
+                extra={"shard": self._shard.name, "kind": self._kind, "seconds": round(now - self._since)},
+            )
+        self._warned = True
+        return True
+
+    def _another_swept_within(self, limit: timedelta) -> bool:
+        last = read_last_sweep(self._shard, self._kind)
+        if last is None or last.by == process_name():
+            return False
+        return self._shard.read_clock() - last.at_ms < milliseconds(limit)
+
+
+# ---- the sweep of one kind on one shard, with all that belongs to it: its lease, its log and metrics, its last tick
+
+
+class KindSweep:
+    """`observe` gets the decisions of each batch, after they are logged and counted. Methods raise RedisUnavailable."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        shard: Shard,
+        kind: Kind,
+        metrics: Metrics,
+        stop: threading.Event,
+        observe: Callable[[Sequence[Decision]], None] = lambda _: None,
+        cycles_lease: CyclesLease | None = None,
+        interpreter: Interpreter | None = None,
+    ) -> None:
+        self.name = kind.name
+        self.telemetry = SweepTelemetry(metrics, shard.name, kind.name)
+        self.lease = Lease(shard, kind.lease_job, settings.sweep.lease_ttl, self.telemetry.lost_lease)
+        self._stand_by = StandBy(shard, kind.name, self.lease, settings.sweep)
+        self._shard = shard
+        self._kind = kind
+        self._interpreter = interpreter or Interpreter()
+        self._cycles_lease = cycles_lease if kind.name == RESERVATIONS else None
+        #: Why the kind is not swept any more; empty where it is.
+        self._broken = ""
+        #: How many connections the shard had opened when the kind was checked.
+        self._checked = -1
+        self._observe = observe
+        self._last_sweep = LastSweepStore(shard, kind.name)
+        spikes_wanted = kind.name == RESERVATIONS and EXPIRY_SPIKE in settings.announced
+        self._rates = ExpiryRates(shard, settings.cycles) if spikes_wanted else None
+        self._sweeper = Sweeper(shard, kind, settings.sweep, self._decided, stop)
+
+    def run(self) -> str:
+        """
+        One tick under the lease, or none where another replica has it and sweeps. Returns why it failed, or "". Raises
+        KindRefused where the kind cannot be swept on this server, or its script is broken.
+        """
+        if self._broken:
+            raise KindRefused(self._broken)
+        if self._cycles_lease and not self._cycles_lease.permits():
+            self.telemetry.stood_by()
+            return ""
+        with self._shard.reaching():
+            acquired = self.lease.acquire()
+            alone = not acquired and self._stand_by.is_pointless()
+        if acquired:
+            self._stand_by.end()
+            with self.lease.kept() as lost:
+                failure = self.tick(lost.is_set).failure
+        elif alone:
+            failure = self.tick().failure
+        else:
+            failure = ""
+            self.telemetry.stood_by()
+        self.measure()
+        return failure
+
+    def tick(self, give_way: Callable[[], bool] = lambda: False) -> SweepReport:
+        """One tick. Raises KindRefused where the kind cannot be swept on this server, or has broken in this tick."""
+        if self._checked != self._shard.opened:
+            # A new connection may lead to another server, or to other rights.
+            with self._shard.reaching():
+                self._kind.check(self._shard.client)
+            self._checked = self._shard.opened
+        with self._interpreter.sweep(), tracing.tick(self._shard.name, self.name) as span:
+            report = self._sweeper.tick(give_way, span.trace_id)
+            span.mark({f"sweeperd.{outcome.value}": count for outcome, count in report.counts.items()})
+            if report.failure:
+                span.fail(report.failure)
+        self.telemetry.ticked(report)
+        self._last_sweep.note(report)
+        if self._rates and (spikes := self._rates.record(report.trace_id)):
+            self.telemetry.spiked(spikes)
+        if report.broken:
+            self._broken = f"{self.name}: not swept until sweeperd is restarted: {report.broken}"
+            raise KindRefused(self._broken)
+        return report
+
+    def backlog(self) -> Backlog:
+        """How much is due now."""
+        return self._sweeper.backlog()
+
+    def measure(self) -> None:
+        """Set the gauges."""
+        self.telemetry.measured(self.backlog())
+
+    def _decided(self, decisions: Sequence[Decision], trace_id: str) -> None:
+        self.telemetry.decided(decisions, trace_id)
+        self._last_sweep.decided(decisions)
+        if self._rates:
+            self._rates.decided(decisions)
+        self._observe(decisions)
+
+
+def kind_sweeps(
+    settings: Settings,
+    shard: Shard,
+    metrics: Metrics,
+    stop: threading.Event,
+    observe: Callable[[Sequence[Decision]], None] = lambda _: None,
+    cycles_lease: CyclesLease | None = None,
+    interpreter: Interpreter | None = None,
+) -> list[KindSweep]:
+    """The sweep of each kind of these settings on the shard."""
+    kinds = all_kinds(settings, shard.keys)
+    return [KindSweep(settings, shard, kind, metrics, stop, observe, cycles_lease, interpreter) for kind in kinds]

@@ -1,0 +1,311 @@
+"""
+A shard's client: to one server, to the primary that Sentinel names, or to the owner of the prefix's slot in a Cluster.
+
+None of them retries a command or waits: the next tick is the retry, and a command that was sent twice in silence would
+make the counts lie. redis-py retries by default, its questions to the sentinels too, so each is told not to.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.client import Pipeline
+from redis.connection import Connection, SSLConnection
+from redis.crc import key_slot
+from redis.exceptions import AskError, ClusterDownError, MovedError, TryAgainError
+from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError, Sentinel
+
+from sweeperd.redis_url import Address, Node, Topology
+
+
+def connect(
+    address: Address,
+    url: str,
+    key: bytes,
+    *,
+    connect_timeout: float,
+    socket_timeout: float,
+    connections: int = 100,
+    on_connect: Callable[[Any], None] | None = None,
+) -> redis.Redis:
+    """
+    The client of a shard, of which `key` is any key: it says which slot of a Cluster. It opens a connection when one is
+    needed, and has at most `connections` of them; one more is an error. `max_connections` in the URL overrides that.
+    `on_connect` gets each connection that is opened, in place of its own `on_connect`, which it must call.
+    """
+    ours: dict[str, Any] = {
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": socket_timeout,
+        "socket_connect_timeout": connect_timeout,
+        "client_name": "sweeperd",
+        "max_connections": connections,
+        "redis_connect_func": on_connect,
+    }
+    if address.topology is Topology.SENTINEL:
+        ours["ssl"] = address.tls
+        sentinels: Any = _Sentinels(address.nodes, sentinel_kwargs=ours | dict(address.sentinel_options))  # type: ignore[no-untyped-call]
+        client: redis.Redis = sentinels.master_for(address.service, **ours | dict(address.options))
+        return client
+    if address.topology is Topology.CLUSTER:
+        kind = SSLConnection if address.tls else Connection
+        return ClusterClient.at(SlotOwner(address.nodes, key, kind, ours | dict(address.options)))
+    return redis.Redis.from_url(url, **ours)
+
+
+class _Sentinels(Sentinel):
+    """The sentinels. One that refuses to answer is passed over, and the errors are fit to be read."""
+
+    def discover_master(self, service_name: str) -> tuple[str, int]:
+        """Ask them in turn for the primary, the one that knew it last first. Raises redis.ConnectionError."""
+        problems = []
+        for sentinel in list(self.sentinels):
+            place = sentinel.connection_pool.connection_kwargs
+            try:
+                masters: Any = sentinel.sentinel_masters()
+            except redis.RedisError as error:
+                problems.append(f"{place['host']}:{place['port']}: {error}")
+                continue
+            state = masters.get(service_name)
+            if state is None:
+                problems.append(f"{place['host']}:{place['port']} does not know it")
+            elif not self.check_master_state(state, service_name):  # type: ignore[no-untyped-call]
+                problems.append(f"{place['host']}:{place['port']} takes it for down")
+            else:
+                self.sentinels = [sentinel, *(other for other in self.sentinels if other is not sentinel)]
+                return state["ip"], state["port"]
+        raise MasterNotFoundError(f"no sentinel names a primary of {service_name}: {'; '.join(problems)}")
+
+
+# ---- one slot of a Redis Cluster as if it were one Redis
+# All keys of a shard lie in one slot, so this is simpler than a client of a whole Cluster, and more exact: it connects
+# to the node that owns the slot, asks again who that is when a connection fails or a node says that it is another, and
+# sends again nothing but what a node has refused to run (MOVED, ASK): so everything runs once. redis-py's own
+# RedisCluster sends commands again after a connection failed, when they may have been run.
+#
+# While a slot moves from one node to another, key by key, its keys are in two places. A command on one key is run
+# where that key is. A script on several may meet some here and some there; Redis refuses it with TRYAGAIN, or with
+# ASK, which says that the other node has to be asked. We ask there for scripts on a single key only. With ASKING, a
+# key that has not come over yet looks like one that does not exist, and expire.lua finds its budgets by itself: it
+# would take them for closed, and never give back what was reserved. So it waits until the slot has moved.
+
+
+#: How often one command may be redirected before the next tick has to try.
+REDIRECTS = 5
+_SCRIPTS = ("EVAL", "EVALSHA")
+#: A node that does not own the slot any more answers TIME too. This script it refuses.
+TIME_SCRIPT = "return redis.call('TIME')"
+
+
+class SlotOwner:
+    """Who owns the prefix's slot: asked when it is not known, and believed until somebody says otherwise."""
+
+    def __init__(
+        self, seeds: Sequence[Node], key: bytes, connection_class: type[Connection], options: Mapping[str, Any]
+    ) -> None:
+        #: A name in the slot. Every key of the shard has the same hash tag in its prefix, so any of them will do.
+        self.key = key
+        self.slot = key_slot(self.key)
+        self.connection_class = connection_class
+        self.options = dict(options)
+        self._seeds = list(seeds)
+        #: Who is asked, in this order.
+        self._nodes = list(seeds)
+        self._owner: Node | None = None
+        self._lock = threading.Lock()
+
+    def find(self) -> Node:
+        """The owner. Raises redis.ConnectionError or redis.TimeoutError where no node names it."""
+        with self._lock:
+            known, nodes = self._owner, list(self._nodes)
+        return known or self._ask(nodes)
+
+    def moved(self, error: MovedError, asked: Node) -> None:
+        """A node said who the owner is."""
+        with self._lock:
+            # Without a host it means the one that was asked.
+            self._owner = (error.host or asked[0], error.port)
+
+    def doubt(self, node: Node) -> None:
+        """This one does not answer, or cannot serve the slot: ask again, and somebody else first."""
+        with self._lock:
+            if self._owner == node:
+                self._owner = None
+            self._nodes = [*self._nodes[1:], *self._nodes[:1]]
+            self._nodes.sort(key=lambda other: other == node)
+
+    def client(self, node: Node) -> redis.Redis:
+        """A client to one node, for a question or two."""
+        host, port = node
+        pool = redis.ConnectionPool(connection_class=self.connection_class, host=host, port=port, **self.options)
+        return redis.Redis.from_pool(pool)
+
+    def _ask(self, nodes: Sequence[Node]) -> Node:
+        problems = []
+        for node in nodes:
+            try:
+                with self.client(node) as client:
+                    # As two words, so that the answer comes as the server gives it.
+                    rows = client.execute_command("CLUSTER", "SLOTS")
+            except redis.RedisError as error:
+                problems.append(f"{node[0]}:{node[1]}: {error}")
+                continue
+            owner = None
+            others: list[Node] = []
+            for first, last, *members in rows:
+                there = [(_host(member[0]) or node[0], int(member[1])) for member in members]
+                others += there
+                if first <= self.slot <= last and there:
+                    owner = there[0]
+            if owner is None:
+                problems.append(f"{node[0]}:{node[1]} knows of no owner of slot {self.slot}")
+                continue
+            with self._lock:
+                # The seeds stay: the nodes of a Cluster may all be exchanged in the course of time.
+                self._nodes = list(dict.fromkeys([node, *others, *self._seeds]))
+                self._owner = owner
+            return owner
+        raise redis.ConnectionError(
+            f"no node of the cluster knows the owner of slot {self.slot}: {'; '.join(problems)}"
+        )
+
+
+class _ToOwner:
+    """A connection to the node that owns the slot at the moment of connecting."""
+
+    def __init__(self, slot: SlotOwner, **options: Any) -> None:
+        self._slot = slot
+        super().__init__(**options)
+
+    def connect(self) -> None:
+        """Connect, where it is not connected yet."""
+        if not getattr(self, "_sock", None):  # redis-py 6 has no other way to know
+            self.host, self.port = self._slot.find()
+        try:
+            super().connect()  # type: ignore[misc]
+        except (redis.ConnectionError, redis.TimeoutError):
+            self._slot.doubt((self.host, self.port))
+            raise
+
+
+class ClusterClient(redis.Redis):
+    """A client of the owner of the slot. Every command, alone or in a pipeline, is sent in a pipeline of its kind."""
+
+    slot: SlotOwner
+
+    @classmethod
+    def at(cls, slot: SlotOwner) -> "ClusterClient":
+        """The client for this slot."""
+        to_owner: Any = type("ConnectionToOwner", (_ToOwner, slot.connection_class), {})
+        client = cls.from_pool(redis.ConnectionPool(connection_class=to_owner, slot=slot, **slot.options))
+        assert isinstance(client, ClusterClient)  # noqa: S101 - for the type checker
+        client.slot = slot
+        return client
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> "ClusterPipeline":
+        """A pipeline whose commands go where the slot is, each by itself: there are no transactions."""
+        if transaction:
+            raise NotImplementedError("a redirected part of a transaction cannot be sent again")
+        return ClusterPipeline(self, shard_hint)
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Run one command where the slot is."""
+        pipeline = self.pipeline(transaction=False)
+        pipeline.pipeline_execute_command(*args, **options)
+        reply = pipeline.execute(raise_on_error=False)[0]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def time(self) -> tuple[int, int]:  # type: ignore[override]
+        """TIME of the node that owns the slot, and of no other."""
+        seconds, micros = self.execute_command("EVAL", TIME_SCRIPT, 1, self.slot.key)
+        return int(seconds), int(micros)
+
+
+class ClusterPipeline(Pipeline):
+    """What a node refused because the slot is elsewhere was not run; it is sent again, to where the slot is."""
+
+    def __init__(self, client: ClusterClient, shard_hint: str | None = None) -> None:
+        super().__init__(client.connection_pool, client.response_callbacks, False, shard_hint)
+        self._slot = client.slot
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        """Run all of it. Raises redis.RedisError where a connection fails: what was done by then is unknown."""
+        commands = list(self.command_stack)
+        replies = self._run(commands)
+        for _ in range(REDIRECTS):
+            wanted = _redirected(commands, replies)
+            if not wanted:
+                break
+            again = [commands[position] for position in wanted]
+            asked = [reply for position in wanted if isinstance(reply := replies[position], AskError)]
+            if any(isinstance(reply, MovedError) for reply in asked):
+                answers = self._run(again)
+            else:
+                answers = self._ask((asked[0].host or self._slot.find()[0], asked[0].port), again)
+            for position, answer in zip(wanted, answers, strict=True):
+                replies[position] = answer
+        replies = [_settled(command, reply) for command, reply in zip(commands, replies, strict=True)]
+        if raise_on_error:
+            self.raise_first_error(commands, replies)  # type: ignore[no-untyped-call]
+        return replies
+
+    def _run(self, commands: Sequence[Any]) -> list[Any]:
+        """Send to the owner, and take in what the replies say of who it is."""
+        self.command_stack = list(commands)
+        asked = self._slot.find()
+        replies = super().execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, MovedError):
+                self._slot.moved(reply, asked)
+            elif isinstance(reply, ClusterDownError):
+                self._slot.doubt(asked)
+            else:
+                continue
+            # The connections that other threads use get the same answer to their own next command.
+            self.connection_pool.disconnect(inuse_connections=False)
+            break
+        return replies
+
+    def _ask(self, node: Node, commands: Sequence[Any]) -> list[Any]:
+        """Send to the node that the slot is moving to. ASKING lets it serve the one command that follows."""
+        with self._slot.client(node) as client:
+            client.response_callbacks.update(self.response_callbacks)
+            pipeline = client.pipeline(transaction=False)
+            for args, options in commands:
+                pipeline.execute_command("ASKING")
+                pipeline.execute_command(*args, **options)
+            return list(pipeline.execute(raise_on_error=False))[1::2]
+
+
+def _redirected(commands: Sequence[Any], replies: Sequence[Any]) -> list[int]:
+    """What is to be sent again, by position. WAIT goes with it: it speaks of the writes on its own connection."""
+    wanted: list[int] = []
+    for position, ((args, _), reply) in enumerate(zip(commands, replies, strict=True)):
+        redirected = isinstance(reply, MovedError) or (isinstance(reply, AskError) and _may_ask(args))
+        if redirected or (wanted and args[0] == "WAIT"):
+            wanted.append(position)
+    return wanted
+
+
+def _may_ask(args: Sequence[Any]) -> bool:
+    return args[0] not in _SCRIPTS or args[2] == 1
+
+
+def _settled(command: Any, reply: Any) -> Any:
+    """A redirection that was not followed is trouble of the server, and passes."""
+    if isinstance(reply, AskError):
+        args, _ = command
+        why = "its slot moves again and again" if _may_ask(args) else "it waits until its slot has moved"
+        return TryAgainError(f"{args[0]}: {why}: slot {reply.slot_id}, {reply.host}:{reply.port}")
+    return reply
+
+
+def _host(told: bytes | str | None) -> str:
+    """A node that does not know its own name says nothing, `?`, or the empty text."""
+    host = told.decode() if isinstance(told, bytes) else told or ""
+    return "" if host == "?" else host

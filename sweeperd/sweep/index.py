@@ -1,0 +1,350 @@
+"""Places in a sorted set whose entries leave, stay or move while it is read."""
+
+import math
+import random
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Decision, GraceScan, Kind, Outcome
+
+
+class IndexEntry(NamedTuple):
+    """One entry of the index."""
+
+    id: bytes
+    score: bytes
+    #: Whether it was in grace when the page was read. False where the page was read without a grace scan.
+    in_grace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where reading goes on: at this score, after this many entries of exactly that score, which stay."""
+
+    score: bytes = b"-inf"
+    passed: int = 0
+
+    def after(self, entries: Iterable[tuple[IndexEntry, bool]]) -> "Position":
+        """The position after these entries, each with whether it stays where it is."""
+        score, passed = self.score, self.passed
+        for entry, stays in entries:
+            if entry.score != score:
+                score, passed = entry.score, 0
+            passed += stays
+        return Position(score, passed)
+
+    def after_all(self, entries: Iterable[IndexEntry]) -> "Position":
+        """The position after these entries, all of which stay."""
+        return self.after((entry, True) for entry in entries)
+
+    def precedes(self, other: "Position") -> bool:
+        """Whether this position comes before the other one."""
+        return (float(self.score), self.passed) < (float(other.score), other.passed)
+
+
+#: Before the first entry.
+START = Position()
+
+
+# ---- where each tick begins to read the index
+# A tick that was cut short is taken up by the next one where it stopped. Entries in grace before that place stay in
+# the index, and their graces may end while the ticks are cut short again and again. So the cursor remembers the
+# earliest of these ends, and once it has passed, a second walk visits the entries from the start of the index up to
+# that place. The two walks take turns, tick by tick: neither can keep the other one waiting for more than a tick.
+
+
+class Cursor:
+    """The places at which the two walks over one index stopped."""
+
+    def __init__(self) -> None:
+        #: Where the walk over the whole index stopped.
+        self._main = START
+        #: Where the second walk stopped; None where there is none.
+        self._second: Position | None = None
+        self._on_second = False
+        #: The earliest end of grace among the entries that were passed by, ms on the server's clock.
+        self._first_end = math.inf
+
+    def start(self, now_ms: int) -> Position:
+        """A tick begins at this time of the server. Returns where."""
+        if self._main == START:
+            self._second, self._first_end = None, math.inf
+        elif self._second is None and now_ms > self._first_end:
+            self._second, self._first_end = START, math.inf
+        self._on_second = self._second is not None and not self._on_second
+        return self._second if self._on_second and self._second else self._main
+
+    def pass_by(self, grace_end_ms: int) -> None:
+        """An entry whose grace ends then was left in the index."""
+        self._first_end = min(self._first_end, grace_end_ms)
+
+    def stop(self, position: Position) -> None:
+        """The tick was cut short at this place."""
+        if not self._on_second:
+            self._main = position
+        elif position.precedes(self._main):
+            self._second = position
+        else:
+            self._main, self._second = position, None
+
+    def finish(self) -> None:
+        """The tick has come to the end of the index: the next one begins at its start."""
+        self._main = START
+
+
+# ---- the grace cache: entries in grace are passed by without a script call for each
+# A backlog in grace lies at the beginning of the index, in front of the entries that are to be expired, and each tick
+# has to get past it. To ask expire.lua about each entry is exact, and slow. Two faster ways are as exact:
+#
+# - A grace scan: one script reads a page, and the hash of each entry of it, and marks the entries that are in grace. -
+# A cached range: consecutive entries which were all in grace when they were scanned. The first of these graces ends at
+#   a known time. Until then nothing is to be done in the range, as long as the same entries stand in it with the same
+#   scores. A script checks that by a fingerprint.
+#
+# The services that commit, release or extend a reservation change its index entry too. A service that changes the hash
+# only would not be noticed by the fingerprint, so each range is scanned again after a while.
+
+
+#: How long a range is used before it is scanned again: at least, at most, seconds. The time is random, so that the
+#: ranges are not all scanned in the same tick.
+RESCAN_AFTER = (30.0, 60.0)
+#: The most ranges in the cache: with 200 entries each, those of a million entries take about a MiB.
+CAPACITY = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRange:
+    """Consecutive entries of the index, every one of them in grace when it was scanned."""
+
+    count: int
+    #: The scores of the first and of the last entry, and how many of the entries have the last score.
+    first: bytes
+    last: bytes
+    tail: int
+    fingerprint: bytes
+    #: When the first grace among them ends, ms on the server's clock.
+    first_end_ms: int
+    #: When it is scanned again (monotonic).
+    rescan_at: float
+
+    def end(self, begin: Position) -> Position:
+        """The position after the range, where the range follows `begin`."""
+        return Position(self.last, self.tail + (begin.passed if begin.score == self.last else 0))
+
+
+class SkippedRanges(NamedTuple):
+    """Cached ranges that were passed by."""
+
+    position: Position
+    #: How many entries they have. 0: none was passed by, and a page is to be scanned.
+    entries: int = 0
+    first_end_ms: int = 0
+
+
+class ScannedPage(NamedTuple):
+    """A page that was read with a grace scan."""
+
+    entries: list[IndexEntry]
+    #: Whether there are no more due entries after it.
+    last: bool
+    #: When the first grace among them ends, ms; None where no entry is in grace.
+    first_end_ms: int | None
+
+
+class GraceCache:
+    """The cached ranges of one index. One tick at a time goes through them, from the lowest score to the highest."""
+
+    def __init__(self, shard: Shard, index: bytes, grace_scan: GraceScan) -> None:
+        self._shard = shard
+        self._index = index
+        self._grace_scan = grace_scan
+        self._unchanged_ranges = Script("sweep/unchanged_ranges")
+        #: The ranges that this tick has still to come to.
+        self._next: deque[CachedRange] = deque()
+        #: The ranges that this tick has found unchanged, or made.
+        self._passed: list[CachedRange] = []
+        #: The last score of a range that is scanned again. Pages end there, so that the next range begins where it did.
+        self._bound: bytes | None = None
+
+    def start(self) -> bool:
+        """A tick begins. Returns whether there are any ranges."""
+        self._next = deque([*self._passed, *self._next])
+        self._passed = []
+        self._bound = None
+        return bool(self._next)
+
+    def skip(self, position: Position, entries: int) -> SkippedRanges:
+        """
+        Pass by the ranges at this position that are unchanged, with about so many entries. Raises redis.RedisError.
+        """
+        ranges = [] if self._bound is not None else self._choose(position, entries)
+        if not ranges:
+            return SkippedRanges(position)
+        args: list[bytes | int] = [position.score, position.passed]
+        for cached in ranges:
+            args += [cached.count, cached.fingerprint, cached.first_end_ms]
+        count: int = self._unchanged_ranges.run(self._shard.client, Call([self._index], args))
+        unchanged = ranges[:count]
+        for cached in unchanged:
+            self._next.popleft()
+            self._passed.append(cached)
+            position = cached.end(position)
+        if count < len(ranges):
+            self._bound = self._next.popleft().last
+        if not unchanged:
+            return SkippedRanges(position)
+        first_end_ms = min(cached.first_end_ms for cached in unchanged)
+        return SkippedRanges(position, sum(cached.count for cached in unchanged), first_end_ms)
+
+    def scan(self, until: int, position: Position, count: int) -> ScannedPage:
+        """
+        The next entries with a score up to `until`, at most `count`, each marked where it is in grace. Where all of
+        them are, they become a range. Raises redis.RedisError.
+        """
+        bounded = self._bound is not None and float(self._bound) < until
+        last: bytes | int = self._bound if bounded and self._bound is not None else until
+        args: list[bytes | int] = [last, position.score, position.passed, count, *self._grace_scan.args]
+        reply: Any = self._grace_scan.script.run(self._shard.client, Call([self._index], args))
+        flat, flags, more, first_end, fingerprint = reply
+        entries = list(map(IndexEntry, flat[::2], flat[1::2], [flag == ord("1") for flag in flags]))
+        if fingerprint:
+            self._remember(entries, fingerprint, int(first_end))
+        if more != b"1":
+            self._bound = None
+        return ScannedPage(entries, more != b"1" and not bounded, int(first_end) if first_end else None)
+
+    def _choose(self, position: Position, entries: int) -> list[CachedRange]:
+        """The next ranges to be checked, with about so many entries."""
+        now = time.monotonic()
+        while self._next and float(self._next[0].first) < float(position.score):
+            # The tick began in the middle of the index, or the entries of this range were read as a page.
+            cached = self._next.popleft()
+            if now < cached.rescan_at:
+                self._passed.append(cached)
+        ranges: list[CachedRange] = []
+        for cached in self._next:
+            if now >= cached.rescan_at or entries <= 0:
+                break
+            ranges.append(cached)
+            entries -= cached.count
+        if self._next and not ranges:
+            self._bound = self._next.popleft().last
+        return ranges
+
+    def _remember(self, entries: Sequence[IndexEntry], fingerprint: bytes, first_end_ms: int) -> None:
+        if len(self._passed) + len(self._next) >= CAPACITY:
+            return
+        first, last = entries[0].score, entries[-1].score
+        tail = sum(entry.score == last for entry in entries)
+        rescan_at = time.monotonic() + random.uniform(*RESCAN_AFTER)  # noqa: S311
+        self._passed.append(CachedRange(len(entries), first, last, tail, fingerprint, first_end_ms, rescan_at))
+
+
+# ---- the pages of an index, for one tick after another
+# A page is read in one of three ways. Plain: the entries only. With a grace scan: one script reads the page and marks
+# the entries that are in grace, so that expire.lua need not be asked about each. Not at all: a range of which it is
+# known that every entry is in grace is passed by. A scan costs more than a plain page, so it is used while at least
+# half of the entries turn out to be in grace.
+
+
+#: In the time that it takes to expire one entry, this many are scanned, or passed by in remembered ranges.
+SCANS, SKIPS = 8, 32
+
+
+class IndexPager:
+    """Reads an index page by page."""
+
+    def __init__(self, shard: Shard, index: bytes) -> None:
+        self._shard = shard
+        self._index = index
+        self._page = Script("sweep/page")
+
+    def read(self, until: int, position: Position, count: int) -> list[IndexEntry]:
+        """The next entries with a score up to `until`, at most `count`. Raises redis.RedisError."""
+        call = Call([self._index], [until, position.score, position.passed, count])
+        flat: list[bytes] = self._page.run(self._shard.client, call)
+        return list(map(IndexEntry, flat[::2], flat[1::2]))
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPage:
+    """Consecutive entries of the index."""
+
+    entries: Sequence[IndexEntry] = ()
+    #: How many entries were passed by as in grace in place of a page.
+    passed: int = 0
+
+
+class IndexReader:
+    """Reads the due entries of one kind on one shard."""
+
+    def __init__(self, shard: Shard, kind: Kind, page_size: int) -> None:
+        self._page_size = page_size
+        self._pager = IndexPager(shard, kind.index)
+        self._cache = None if kind.grace_scan is None else GraceCache(shard, kind.index, kind.grace_scan)
+        self._cursor = Cursor()
+        self._position = START
+        self._until = 0
+        #: Whether the next page is read with a grace scan. Entries in grace stand in front, so the first page is.
+        self._scans = self._cache is not None
+        self._page_scanned = False
+        #: Whether the last page was read.
+        self.ended = False
+
+    def start(self, now_ms: int) -> None:
+        """A tick begins: it reads the entries that are due at this time of the server."""
+        if self.ended:
+            self._cursor.finish()
+        self.ended = False
+        self._until = now_ms
+        self._position = self._cursor.start(now_ms)
+        if self._cache is not None and self._cache.start():
+            self._scans = True
+
+    @property
+    def rereads(self) -> bool:
+        """Whether the rest of the page is not to be used, because it is read again with a grace scan."""
+        return self._scans and not self._page_scanned
+
+    def next(self, batch_size: int) -> IndexPage:
+        """
+        The next page. To scan it, or to pass by ranges in its place, takes Redis about as long as a batch of
+        `batch_size` expiries. Raises redis.RedisError.
+        """
+        self._page_scanned = self._scans
+        if self._cache is None or not self._scans:
+            entries = self._pager.read(self._until, self._position, self._page_size)
+            self.ended = len(entries) < self._page_size
+            return IndexPage(entries)
+        skipped = self._cache.skip(self._position, SKIPS * batch_size)
+        if skipped.entries:
+            self._position = skipped.position
+            self._cursor.pass_by(skipped.first_end_ms)
+            return IndexPage(passed=skipped.entries)
+        page = self._cache.scan(self._until, self._position, min(self._page_size, SCANS * batch_size))
+        self.ended = page.last
+        self._scans = 2 * sum(entry.in_grace for entry in page.entries) >= len(page.entries)
+        if page.first_end_ms is not None:
+            self._cursor.pass_by(page.first_end_ms)
+        return IndexPage(page.entries)
+
+    def advance(self, entries: Sequence[IndexEntry], decisions: Sequence[Decision]) -> None:
+        """These entries, the next ones of the page, were decided."""
+        stays = [decision.outcome.stays for decision in decisions]
+        self._position = self._position.after(zip(entries, stays, strict=True))
+        for decision in decisions:
+            if decision.grace_end_ms:
+                self._cursor.pass_by(decision.grace_end_ms)
+        if self._cache is not None and not self._page_scanned:
+            self._scans = 2 * sum(decision.outcome is Outcome.IN_GRACE for decision in decisions) >= len(decisions)
+            self.ended = self.ended and not self._scans
+
+    def stop(self, failed: Sequence[IndexEntry] = ()) -> None:
+        """The tick was cut short here, or by the failure of these entries, which the next tick passes over."""
+        self.ended = False
+        self._cursor.stop(self._position.after_all(failed))

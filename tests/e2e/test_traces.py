@@ -96,13 +96,13 @@ def test_a_collector_that_is_away_costs_nothing_but_the_traces(server: Server, c
         assert (done.code, done.report["delivered"]) == (0, 1)
 
 
-def test_nothing_of_opentelemetry_is_imported_unless_a_collector_is_named() -> None:
+def test_the_sdk_is_imported_only_if_a_collector_is_named() -> None:
     probe = """
 import sys
 from sweeperd import tracing
 with tracing.tracing({}), tracing.tick("default", "reservations") as span:
     assert len(span.trace_id) == 32
-assert not [name for name in sys.modules if name.startswith("opentelemetry")]
+assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))]
 """
     subprocess.run([sys.executable, "-c", probe], check=True)
 
@@ -111,7 +111,7 @@ def test_without_the_extra_one_line_says_what_is_missing() -> None:
     probe = """
 import logging, sys
 logging.basicConfig(format="%(message)s %(install)s")
-sys.modules["opentelemetry"] = None
+sys.modules["opentelemetry.sdk"] = sys.modules["opentelemetry.exporter"] = None
 from sweeperd import tracing
 with tracing.tracing({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}), tracing.tick("a", "b") as span:
     assert len(span.trace_id) == 32

@@ -1,6 +1,7 @@
-"""The label of a tenant, bounded in number and in length."""
+"""Every metric of sweeperd, a line each. A counter goes up when its effect is known to have happened."""
 
 import contextlib
+import functools
 import hashlib
 import threading
 from collections.abc import Collection, Iterator
@@ -85,31 +86,29 @@ class ReconcileMetrics:
     """Of all shards. Not `lasting`: of a run that ends, which makes no walks."""
 
     def __init__(self, registry: CollectorRegistry, *, lasting: bool) -> None:
+        counter = functools.partial(Counter, registry=registry if lasting else None)
+        gauge = functools.partial(Gauge, registry=registry if lasting else None)
         #: Shard -> what is walked on it, and the kinds of findings that it shows.
         self._kinds: dict[str, dict[str, list[str]]] = {}
-        self.findings = Gauge(
+        self.findings = gauge(
             "sweeperd_reconcile_findings",
             "What the last walk found wrong, by the kind of entries that it walked and by the kind of finding",
             ["shard", "swept", "kind"],
-            registry=registry if lasting else None,
         )
-        self.last = Gauge(
+        self.last = gauge(
             "sweeperd_reconcile_last_timestamp_seconds",
             "When the last walk ended, by the kind of entries that it walked",
             ["shard", "swept"],
-            registry=registry if lasting else None,
         )
-        self.foreign_expiries = Gauge(
+        self.foreign_expiries = gauge(
             "sweeperd_foreign_expiries",
             "Reservations that another sweeper expired, by the last walk over all reservations",
             ["shard"],
-            registry=registry if lasting else None,
         )
-        self.runs = Counter(
+        self.runs = counter(
             "sweeperd_reconcile_runs_total",
             "Walks of this process, by the kind of entries and by result",
             ["shard", "swept", "result"],
-            registry=registry if lasting else None,
         )
 
     def announce(self, shard: str, swept: str, kinds: list[str]) -> None:
@@ -163,69 +162,52 @@ class WebhookMetrics:
     """Of all endpoints. Not `lasting`: of a run that ends."""
 
     def __init__(self, registry: CollectorRegistry, *, lasting: bool) -> None:
+        counter = functools.partial(Counter, registry=registry)
+        gauge = functools.partial(Gauge, registry=registry)
+        histogram = functools.partial(Histogram, registry=registry)
         self._lock = threading.Lock()
         #: Endpoint -> shard -> events not acknowledged yet, age of the oldest.
         self._waiting: dict[str, dict[str, tuple[int, float]]] = {}
         #: Endpoint -> shard -> its state there.
         self._states: dict[str, dict[str, str]] = {}
-        self.attempts = Counter(
-            "sweeperd_webhook_attempts_total", "Webhook requests by result", ["endpoint", "result"], registry=registry
-        )
-        self.events = Counter(
+        self.attempts = counter("sweeperd_webhook_attempts_total", "Webhook requests by result", ["endpoint", "result"])
+        self.events = counter(
             "sweeperd_webhook_events_total",
             "Events sent, by the result of their request after its quick retries",
             ["endpoint", "result"],
-            registry=registry,
         )
-        self.duration = Histogram(
+        self.duration = histogram(
             "sweeperd_webhook_duration_seconds",
             "How long a webhook request took",
             ["endpoint"],
             buckets=WEBHOOK_BUCKETS,
-            registry=registry,
         )
-        self.pending = Gauge(
-            "sweeperd_webhook_pending_events",
-            "Events that are to be sent",
-            ["endpoint"],
-            registry=registry,
+        self.pending = gauge("sweeperd_webhook_pending_events", "Events that are to be sent", ["endpoint"])
+        self.oldest_pending = gauge(
+            "sweeperd_webhook_oldest_pending_seconds", "Age of the oldest event that is to be sent", ["endpoint"]
         )
-        self.oldest_pending = Gauge(
-            "sweeperd_webhook_oldest_pending_seconds",
-            "Age of the oldest event that is to be sent",
-            ["endpoint"],
-            registry=registry,
-        )
-        self._endpoint_state = Gauge(
+        self._endpoint_state = gauge(
             "sweeperd_endpoint_state",
             "1 for the state that an endpoint is in, for this process, else 0; of several shards the worst",
             ["endpoint", "state"],
             registry=registry if lasting else None,
         )
-        self.dead_letters = Counter(
-            "sweeperd_webhook_dead_letters_total", "Deliveries given up on", ["endpoint"], registry=registry
+        self.dead_letters = counter("sweeperd_webhook_dead_letters_total", "Deliveries given up on", ["endpoint"])
+        self.groups_remade = counter(
+            "sweeperd_groups_remade_total", "Consumer groups that were lost and made again at their position", ["shard"]
         )
-        self.groups_remade = Counter(
-            "sweeperd_groups_remade_total",
-            "Consumer groups that were lost and made again at their position",
-            ["shard"],
-            registry=registry,
-        )
-        self.dropped_attempts = Counter(
+        self.dropped_attempts = counter(
             "sweeperd_webhook_dropped_attempts_total",
             "Attempts that are missing in the log of attempts, because Redis refused them or they were too many",
             ["endpoint"],
-            registry=registry,
         )
-
-        self.rate_waits = Counter(
-            "sweeperd_webhook_rate_waits_total", "Requests that waited for max_rate", ["endpoint"], registry=registry
+        self.rate_waits = counter(
+            "sweeperd_webhook_rate_waits_total", "Requests that waited for max_rate", ["endpoint"]
         )
-        self.sweep_waits = Counter(
+        self.sweep_waits = counter(
             "sweeperd_webhook_sweep_waits_total",
             "Events that waited for their turn beside a sweep of the same process",
             ["endpoint"],
-            registry=registry,
         )
 
     def announce(self, endpoint: str) -> None:
@@ -306,12 +288,11 @@ class CyclesMetrics:
     """The counters of the Cycles services' own expiry sweep, so that their alerts go on working."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.runs = Counter("cycles_maintenance_runs_total", "Sweeps by outcome", ["job", "outcome"], registry=registry)
-        self.expired = Counter(
-            "cycles_reservations_expired_total", "Reservations expired", ["tenant"], registry=registry
-        )
-        self.quarantined = Counter(
-            "cycles_reservations_quarantined_total", "Reservations set aside", ["tenant", "reason"], registry=registry
+        counter = functools.partial(Counter, registry=registry)
+        self.runs = counter("cycles_maintenance_runs_total", "Sweeps by outcome", ["job", "outcome"])
+        self.expired = counter("cycles_reservations_expired_total", "Reservations expired", ["tenant"])
+        self.quarantined = counter(
+            "cycles_reservations_quarantined_total", "Reservations set aside", ["tenant", "reason"]
         )
         for outcome in CYCLES_OUTCOMES:
             self.runs.labels("reservation_expiry", outcome)
@@ -321,86 +302,47 @@ class SweepMetrics:
     """Of all kinds on all shards."""
 
     def __init__(self, registry: CollectorRegistry, tenants: TenantLabels, *, tenant_label: bool, cycles: bool) -> None:
+        counter = functools.partial(Counter, registry=registry)
+        gauge = functools.partial(Gauge, registry=registry)
+        histogram = functools.partial(Histogram, registry=registry)
         self._tenant_label = tenant_label
         self._tenants = tenants
         self._cycles = CyclesMetrics(registry) if cycles else None
         #: Shard -> the kinds that are swept there.
         self._swept: dict[str, set[str]] = {}
-        self.sweeps = Counter("sweeperd_sweeps_total", "Sweeps by result", [*SWEEP, "result"], registry=registry)
-        self.sweep_duration = Histogram(
-            "sweeperd_sweep_duration_seconds",
-            "How long a sweep took",
-            SWEEP,
-            buckets=SWEEP_BUCKETS,
-            registry=registry,
+        self.sweeps = counter("sweeperd_sweeps_total", "Sweeps by result", [*SWEEP, "result"])
+        self.sweep_duration = histogram(
+            "sweeperd_sweep_duration_seconds", "How long a sweep took", SWEEP, buckets=SWEEP_BUCKETS
         )
-        self.pipeline_depth = Gauge(
-            "sweeperd_pipeline_depth",
-            "Script calls on their way to Redis at once, in the last sweep",
-            SWEEP,
-            registry=registry,
+        self.pipeline_depth = gauge(
+            "sweeperd_pipeline_depth", "Script calls on their way to Redis at once, in the last sweep", SWEEP
         )
-        self.candidates = Counter(
-            "sweeperd_candidates_total",
-            "Index entries decided, by outcome",
-            [*SWEEP, "outcome"],
-            registry=registry,
+        self.candidates = counter("sweeperd_candidates_total", "Index entries decided, by outcome", [*SWEEP, "outcome"])
+        self._expired = counter(
+            "sweeperd_expired_total", "Entries expired", ["kind", "tenant"] if tenant_label else ["kind"]
         )
-        self._expired = Counter(
-            "sweeperd_expired_total",
-            "Entries expired",
-            ["kind", "tenant"] if tenant_label else ["kind"],
-            registry=registry,
+        self.expiry_lag = histogram(
+            "sweeperd_expiry_lag_seconds", "From deadline and grace to the expiry", SWEEP, buckets=LAG_BUCKETS
         )
-        self.expiry_lag = Histogram(
-            "sweeperd_expiry_lag_seconds",
-            "From deadline and grace to the expiry",
-            SWEEP,
-            buckets=LAG_BUCKETS,
-            registry=registry,
+        self.due_entries = gauge("sweeperd_due_entries", "Index entries whose deadline has passed", SWEEP)
+        self.oldest_due = gauge("sweeperd_oldest_due_seconds", "How long ago the oldest deadline passed", SWEEP)
+        self.quarantined_entries = gauge("sweeperd_quarantined_entries", "Entries set aside for an operator", SWEEP)
+        self.missing_budgets = counter(
+            "sweeperd_missing_budgets_total", "Budgets and counters that did not exist at expiry", SWEEP
         )
-        self.due_entries = Gauge(
-            "sweeperd_due_entries", "Index entries whose deadline has passed", SWEEP, registry=registry
+        self.expiry_spikes = counter(
+            "sweeperd_expiry_spikes_total", "Times that a tenant's rate of expiries rose above its usual one", ["shard"]
         )
-        self.oldest_due = Gauge(
-            "sweeperd_oldest_due_seconds",
-            "How long ago the oldest deadline passed",
-            SWEEP,
-            registry=registry,
+        self.closed_budgets = counter(
+            "sweeperd_closed_budgets_total", "Scopes whose budget was closed before the expiry", ["shard"]
         )
-        self.quarantined_entries = Gauge(
-            "sweeperd_quarantined_entries", "Entries set aside for an operator", SWEEP, registry=registry
+        self.quarantined = counter(
+            "sweeperd_quarantined_total", "Entries put into quarantine", ["shard", "kind", "reason"]
         )
-        self.missing_budgets = Counter(
-            "sweeperd_missing_budgets_total",
-            "Budgets and counters that did not exist at expiry",
-            SWEEP,
-            registry=registry,
+        self.leases_lost = counter(
+            "sweeperd_leases_lost_total", "Leases that were gone before their sweep ended", SWEEP
         )
-        self.expiry_spikes = Counter(
-            "sweeperd_expiry_spikes_total",
-            "Times that a tenant's rate of expiries rose above its usual one",
-            ["shard"],
-            registry=registry,
-        )
-        self.closed_budgets = Counter(
-            "sweeperd_closed_budgets_total",
-            "Scopes whose budget was closed before the expiry",
-            ["shard"],
-            registry=registry,
-        )
-        self.quarantined = Counter(
-            "sweeperd_quarantined_total", "Entries put into quarantine", ["shard", "kind", "reason"], registry=registry
-        )
-        self.leases_lost = Counter(
-            "sweeperd_leases_lost_total",
-            "Leases that were gone before their sweep ended",
-            SWEEP,
-            registry=registry,
-        )
-        self.redis_up = Gauge(
-            "sweeperd_redis_up", "Whether Redis answers and can be written", ["shard"], registry=registry
-        )
+        self.redis_up = gauge("sweeperd_redis_up", "Whether Redis answers and can be written", ["shard"])
 
     def announce(self, shard: str, kind: str, outcomes: list[str], reasons: list[str]) -> None:
         """Show the series of a kind on a shard at 0 from the start, so that a rate over them sees the first event."""
@@ -451,7 +393,7 @@ class SweepMetrics:
                     gauge.remove(*labels)
 
 
-# ---- every metric, declared once. A counter goes up where its effect is known to have happened
+# ---- all of them
 
 
 # A `_created` series for each counter would double the size of a scrape, and nothing here uses it.

@@ -43,7 +43,6 @@ ROWS: tuple[Row, ...] = (
     batched.SPEED,
     batched.HANGING,
     batched.ATTEMPT_LOG,
-    batched.ONE_CORE,
     beside.ROW,
     undelivered.MEMORY,
     undelivered.HEARTBEAT,

@@ -1,4 +1,4 @@
-"""How fast events are delivered in batches: against single events, next to an endpoint that hangs, and on one core."""
+"""How fast events are delivered in batches: against single events, and next to an endpoint that hangs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,29 +8,26 @@ from benchmarks.deliveries import Delivered, deliver
 from benchmarks.lab import Lab
 from benchmarks.receiver import Receiver
 from benchmarks.row import Goal, Row, Sample
-from benchmarks.strangers import strangers
 from sweeperd.store.embedded import Server
 
 #: From request to answer, seconds; and how long an endpoint hangs: longer than any run.
 DELAY, FOREVER = 0.02, 3600.0
-BATCH, CONCURRENCY, MANY = 100, 16, 64
+BATCH, CONCURRENCY = 100, 16
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is delivered: so many events in a request, over so many connections, beside so many busy processes."""
+    """What is delivered: so many events in a request, over so many connections."""
 
     batch_size: int
     concurrency: int = CONCURRENCY
-    neighbours: int = 0
 
     def run(self, lab: Lab, server: Server, receiver: Receiver, **others: Any) -> Delivered:
         """Deliver it; `others` as for `deliver`."""
         few, many = lab.size("single_events_for_each_connection", 80, 25), lab.size("events", 80_000, 4_000)
         events = few * self.concurrency if self.batch_size == 1 else many
         ours = {"batch_size": self.batch_size, "webhooks__concurrency": self.concurrency}
-        with strangers(self.neighbours):
-            return deliver(server, receiver, lab, events, **(ours | others))
+        return deliver(server, receiver, lab, events, **(ours | others))
 
 
 SINGLE, BATCHES = Load(1), Load(BATCH)
@@ -62,12 +59,6 @@ def hanging(lab: Lab) -> Sample:
 def attempt_log(lab: Lab) -> Sample:
     """Single events and batches, without and with the log of attempts, in turn."""
     return _on_to_off(lab, {"single": SINGLE, "batches": BATCHES}, "events__attempts_kept", off=0, on=1000)
-
-
-def one_core(lab: Lab) -> Sample:
-    """Single events and batches with `webhooks.one_core` off and on; single events with a busy neighbour as well."""
-    loads = {"single": Load(1, MANY), "single_with_a_neighbour": Load(1, MANY, neighbours=1), "batches": BATCHES}
-    return _on_to_off(lab, loads, "webhooks__one_core", off="off", on="on")
 
 
 def _on_to_off(lab: Lab, loads: Mapping[str, Load], setting: str, *, off: object, on: object) -> Sample:
@@ -118,15 +109,4 @@ ATTEMPT_LOG = Row(
         "batches": Goal("at_least", 0.95, "batches of 100"),
     },
     attempt_log,
-)
-ONE_CORE = Row(
-    "one_core",
-    "events delivered a second with `webhooks.one_core` on",
-    "the same with it off",
-    {
-        "single": Goal("at_least", 1.1, "single events, 64 connections"),
-        "single_with_a_neighbour": Goal("at_least", 1.0, "the same next to a process that is busy half of the time"),
-        "batches": Goal("at_least", 0.9, "batches of 100, 16 connections"),
-    },
-    one_core,
 )

@@ -153,7 +153,6 @@ class WebhooksSettings(Section):
     """Delivery of the events."""
 
     concurrency: int = Field(default=16, ge=1, le=1024)
-    one_core: Literal["auto", "on", "off"] = "auto"
     timeout: PositiveDuration = timedelta(seconds=10)
     connect_timeout: PositiveDuration = timedelta(seconds=5)
     attempts: int = Field(default=3, ge=1, le=100)

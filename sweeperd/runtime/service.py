@@ -18,7 +18,7 @@ from sweeperd.errors import ConfigError
 from sweeperd.metrics import Metrics
 from sweeperd.ops.endpoints import jwks
 from sweeperd.runtime.daemon import Daemon
-from sweeperd.runtime.process import OneCore, Role, collect_rarely, give_back, is_wanted, share_arenas
+from sweeperd.runtime.process import Role, collect_rarely, give_back, share_arenas
 from sweeperd.runtime.systemd import SystemdNotifier
 from sweeperd.web.server import WebServer
 
@@ -51,7 +51,6 @@ class Service:
         self._metrics = Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
         self._daemon = Daemon(settings, self._metrics, self._role)
         self._web = self._listen(settings)
-        self._one_core = OneCore()
         #: The daemon of a reload, until it has taken the place of the one before it.
         self._successor: Daemon | None = None
         #: Finishes what the daemon before this one had in flight.
@@ -139,8 +138,6 @@ class Service:
     # ---- messages to the service manager
 
     def _check(self) -> None:
-        always = self._settings.webhooks.one_core == "on"
-        self._one_core.keep(wanted=is_wanted(self._settings, self._role), always=always)
         self._daemon.catch_up()
         self._feed()
         self._notifier.status(self._status())

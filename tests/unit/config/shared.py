@@ -36,7 +36,6 @@ DEFAULTS = {
     "events.wait_timeout": timedelta(seconds=1),
     "events.attempts_kept": 1000,
     "webhooks.concurrency": 16,
-    "webhooks.one_core": "auto",
     "webhooks.timeout": timedelta(seconds=10),
     "webhooks.connect_timeout": timedelta(seconds=5),
     "webhooks.attempts": 3,

@@ -98,7 +98,6 @@ def test_every_key_can_be_overridden(config: Load) -> None:
     others = {str: "text", int: "9", float: "0.9", timedelta: "9s", bool: "false"}
     special = {
         "redis.url": "redis://other:1/2",
-        "webhooks.one_core": "on",
         "webhooks.redelivery_max": "2h",
         "cycles.enabled": "true",
         "metrics.tenant_length": "99",

@@ -432,13 +432,6 @@ class _Bounded:
     def connect(self) -> None:
         self.timeout = min(self.timeout, seconds_left(_exchange.deadline))
         super().connect()  # type: ignore[misc]
-        kind: Any = type(self.sock)
-        self.sock.__class__ = _quiet(kind)
-
-    def request(self, *args: Any, **kwargs: Any) -> None:
-        if self.sock is not None:
-            self.timeout = self.sock.gettimeout()  # urllib3 would set it; `send` does where it has to
-        super().request(*args, **kwargs)  # type: ignore[misc]
 
     def send(self, data: Any) -> None:
         if self.sock is None:
@@ -461,25 +454,6 @@ def _send_some(sock: Any, data: memoryview, seconds: float) -> int:
     limit_wait(sock, seconds)
     sent: int = sock.send(data)
     return sent
-
-
-class _Quiet:
-    """
-    A socket that sets its time-out only where that changes: urllib3 sets it twice in an exchange, and each time is a
-    system call, during which another thread takes the interpreter.
-    """
-
-    __slots__ = ()
-
-    def settimeout(self, seconds: float | None) -> None:
-        if seconds != self.gettimeout():  # type: ignore[attr-defined]
-            super().settimeout(seconds)  # type: ignore[misc]
-
-
-@functools.cache
-def _quiet(kind: type) -> type:
-    """This kind of socket (plain, TLS, to a SOCKS proxy) as a quiet one."""
-    return type(f"Quiet{kind.__name__}", (_Quiet, kind), {"__slots__": ()})
 
 
 def _raise_alert(sock: Any) -> None:

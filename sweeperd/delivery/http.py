@@ -439,21 +439,11 @@ class _Bounded:
         left = memoryview(data)
         try:
             while left:
-                left = left[_send_some(self.sock, left, seconds_left(_exchange.deadline)) :]
+                limit_wait(self.sock, seconds_left(_exchange.deadline))
+                left = left[self.sock.send(left) :]
         except (ssl.SSLEOFError, ConnectionError):
             _raise_alert(self.sock)
             raise
-
-
-def _send_some(sock: Any, data: memoryview, seconds: float) -> int:
-    """Send some of the data within so many seconds. Returns how many bytes. Raises OSError."""
-    if isinstance(sock, socket.socket) and not isinstance(sock, ssl.SSLSocket):
-        # A socket with a time-out asks the kernel first whether there is room, and nearly always there is.
-        with contextlib.suppress(BlockingIOError):
-            return os.write(sock.fileno(), data)
-    limit_wait(sock, seconds)
-    sent: int = sock.send(data)
-    return sent
 
 
 def _raise_alert(sock: Any) -> None:

@@ -15,7 +15,7 @@ from sweeperd.delivery.acknowledger import Acknowledger, AttemptLog
 from sweeperd.delivery.batches import BatchLimits, BatchQueue, InFlight
 from sweeperd.delivery.circuit import CircuitBreaker, CircuitPublisher, Redelivery
 from sweeperd.delivery.reader import Consumer
-from sweeperd.delivery.senders import BatchSender, Client, Encode, SenderThreads, never_preempt
+from sweeperd.delivery.senders import BatchSender, Client, Encode, SenderThreads
 from sweeperd.errors import RedisUnavailable
 from sweeperd.outbox.endpoint_state import EndpointStateCache
 from sweeperd.outbox.stream import Announcements, Outbox
@@ -125,10 +125,8 @@ class EndpointDelivery:
         waits = metrics.webhooks.sweep_waits.labels(self.name)
         sparing = functools.partial(context.interpreter.delivery, stop, waits)
         # In batches an event costs so little that it need not wait for the sweep.
-        turn, self._begin = (contextlib.nullcontext, never_preempt) if limits.events > 1 else (sparing, _no_change)
-        self._senders = SenderThreads(
-            self._thread_name, senders, batches, self._sender, self._acknowledger, turn, self._begin
-        )
+        turn = contextlib.nullcontext if limits.events > 1 else sparing
+        self._senders = SenderThreads(self._thread_name, senders, batches, self._sender, self._acknowledger, turn)
         self._threads: list[threading.Thread] = []
 
     def prepare(self) -> None:
@@ -148,7 +146,7 @@ class EndpointDelivery:
         RuntimeError if the system gives no more threads; those that were started end then.
         """
         threads = [
-            threading.Thread(target=self._acknowledge, name=f"acknowledge-{self._thread_name}", daemon=True),
+            threading.Thread(target=self._acknowledger.run, name=f"acknowledge-{self._thread_name}", daemon=True),
             threading.Thread(target=self._read, args=(until_idle,), name=f"deliver-{self._thread_name}", daemon=True),
         ]
         try:
@@ -208,12 +206,7 @@ class EndpointDelivery:
         """End the reader's wait, after a stop."""
         self._in_flight.wake()
 
-    def _acknowledge(self) -> None:
-        self._begin()
-        self._acknowledger.run()
-
     def _read(self, until_idle: bool) -> None:
-        self._begin()
         try:
             self._consumer.run(until_idle=until_idle)
         finally:
@@ -229,7 +222,3 @@ class EndpointDelivery:
                 self._consumer.heartbeat()
         except (RedisUnavailable, redis.RedisError) as error:
             log.info("no heartbeat", extra=self._log_fields | {"error": str(error)})
-
-
-def _no_change() -> None:
-    """The threads of a delivery in single events are scheduled as usual: each event waits for them."""

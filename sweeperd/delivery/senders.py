@@ -1,8 +1,7 @@
-"""How the system shares the cores between the threads of a delivery and other processes."""
+"""The threads that send the batches of one endpoint, and what the result of a batch means for the batch's events."""
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,22 +21,6 @@ from sweeperd.outbox.event import OutboxEntry, WebhookRequest
 from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)
-
-
-def never_preempt() -> None:
-    """
-    From now on the current thread waits for a core when it wakes up, in place of taking one from a running thread
-    (Linux: SCHED_BATCH). It gets as much time as before, in longer pieces.
-
-    The threads of a delivery in batches wake up thousands of times a second. Beside a sweep on two cores each time
-    would interrupt Redis or the sweep, which bring the next events. Where the system has no such rule, or does not let
-    a process choose it, nothing changes.
-    """
-    with contextlib.suppress(AttributeError, OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-# ---- the threads that send the batches of one endpoint, and what the result of a batch means for its events
 
 
 #: From the events of a batch to the request that carries them.
@@ -203,10 +186,7 @@ class BatchSender:
 
 
 class SenderThreads:
-    """
-    The sending threads of one endpoint: each takes a batch, sends it when it is its `turn`, and passes the settlement
-    on. `begin` is what each of them does first.
-    """
+    """The sending threads of one endpoint: each takes a batch, waits for a `turn`, sends it, and passes it on."""
 
     def __init__(
         self,
@@ -216,13 +196,11 @@ class SenderThreads:
         sender: BatchSender,
         acknowledger: Acknowledger,
         turn: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-        begin: Callable[[], None] = lambda: None,
     ) -> None:
         self._batches = batches
         self._sender = sender
         self._acknowledger = acknowledger
         self._turn = turn
-        self._begin = begin
         self._name = name
         self._count = count
         self._threads: list[threading.Thread] = []
@@ -254,7 +232,6 @@ class SenderThreads:
         return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
-        self._begin()
         while batch := self._batches.take():
             with self._turn():
                 settlements = self._sender.send(batch)

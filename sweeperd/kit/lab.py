@@ -1,14 +1,7 @@
-"""
-A process that sweeps and is killed. It sends requests to Redis one after the other; from the middle on it reads no more
-replies and says so with a line, so that whoever started it can kill it while requests are on the way. It never ends by
-itself, unless the process that started it does. It needs nothing but the standard library, so that it starts at once.
-"""
+"""One kind on one embedded Redis: load a sample, run the script, and see all that has changed."""
 
 import functools
-import marshal
 import re
-import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,29 +16,6 @@ from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Script
 from sweeperd.sweep.configured import configured
 from sweeperd.sweep.kind import Decision
-
-
-def main() -> None:
-    """The port of Redis is the argument, the requests come in on standard input."""
-    requests: list[bytes] = marshal.load(sys.stdin.buffer)  # noqa: S302 - from the process that started this one
-    with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection:
-        for number, request in enumerate(requests):
-            connection.sendall(request)
-            if number < len(requests) // 2:
-                connection.recv(65_536)
-                continue
-            if number == len(requests) // 2:
-                print("in the middle", flush=True)  # noqa: T201
-            time.sleep(0.001)
-        sys.stdin.buffer.read()
-
-
-if __name__ == "__main__":
-    main()
-
-
-# ---- one kind on one embedded Redis: load a sample, run the script, and see all that has changed
-
 
 #: What no expiry may change, read by a function of the user.
 Books = Callable[["redis.Redis"], object]

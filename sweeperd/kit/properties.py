@@ -14,7 +14,7 @@ from typing import Any
 import redis
 
 from sweeperd.config.kinds import FORMS, INT64_MAX, INT64_MIN
-from sweeperd.kit import lab as victim
+from sweeperd.kit import victim
 from sweeperd.kit.judge import Failure, Property, attempt, first, judge, names, outcome_is, problem, short, stated
 from sweeperd.kit.lab import BYSTANDER, TRACE, Lab, NoEnd
 from sweeperd.kit.samples import DEADLINE, Sample, counter_keys, filled

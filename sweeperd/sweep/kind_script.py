@@ -218,7 +218,7 @@ def kind_script(kind: KindSettings, kinds: Sequence[KindSettings], reservations:
     lines = [
         "-- @include kind_entry",
         *_writable(kind, kinds, reservations),
-        f"entry.open(KEYS, ARGV[1])\nabsent = ARGV[2] .. {' .. NOT_THERE .. '.join(map(quoted, kind.entry))}",
+        f"entry.open(KEYS, ARGV[1], ARGV[2] .. {' .. NOT_THERE .. '.join(map(quoted, kind.entry))})",
         *body,
     ]
     prelude_and_body = expand("\n".join(line for line in lines if line) + "\n")

@@ -16,6 +16,7 @@
 -- added before the event is acknowledged, since a stream whose last id is the greatest takes none.
 
 -- @include rights
+-- @include trial
 
 local GREATEST = '18446744073709551615-18446744073709551615' -- of the ids of a stream
 local MOST = 7000 -- Lua passes no more than 8,000 arguments; an event of another writer may have more

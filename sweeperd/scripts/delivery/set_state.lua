@@ -14,6 +14,7 @@
 
 -- @include json
 -- @include rights
+-- @include trial
 
 local function unreadable(state)
   return type(state) ~= 'table' or state[1] ~= nil

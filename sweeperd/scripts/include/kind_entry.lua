@@ -12,10 +12,12 @@ do
   local EARLIEST = 100000000000
   local key, index, events, quarantine, id, tenant
 
-  -- keys: the entry's hash, the index, the event stream, the quarantine.
-  local function open(keys, entry_id)
+  -- keys: the entry's hash, the index, the event stream, the quarantine. no_hash: the name of a hash of this kind that
+  -- does not exist.
+  local function open(keys, entry_id, no_hash)
     key, index, events, quarantine = keys[1], keys[2], keys[3], keys[4]
     id, tenant = entry_id, ''
+    entry_key, absent_key = key, no_hash
   end
 
   -- Whose entry it is, for the reply and the event.

@@ -5,8 +5,8 @@
 -- @include trial
 
 local has_right = redis.acl_check_cmd
--- The name of a hash of this kind that does not exist.
-local absent
+-- The entry's hash, and the name of a hash of this kind that does not exist.
+local entry_key, absent_key
 
 -- lacks_right(command, key, ...) returns the error that the script returns at once, or nil. On 6.2 the entry must have
 -- been found to be a hash, unless the command is ZADD or XADD.
@@ -21,9 +21,9 @@ do
     tried[command] = true
     local reply
     if command == 'SADD' or command == 'LPUSH' or command == 'RPUSH' then
-      reply = redis.pcall(command, KEYS[1], NOT_THERE) -- a hash takes none of them
+      reply = redis.pcall(command, entry_key, NOT_THERE) -- a hash takes none of them
     elseif command == 'DEL' then
-      reply = redis.pcall(command, absent)
+      reply = redis.pcall(command, absent_key)
     else
       reply = trial(command, key)
     end

@@ -11,6 +11,7 @@
 -- A trial of XTRIM comes first: it needs no memory, so a full Redis accepts it, and the writes after it too.
 
 -- @include rights
+-- @include trial
 
 local counted = redis.call('HGET', KEYS[2], ARGV[3])
 local count_text = string.format('%.0f', (tonumber(counted) or 0) + 1)

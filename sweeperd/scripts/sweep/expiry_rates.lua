@@ -21,6 +21,7 @@
 -- writes are.
 
 -- @include rights
+-- @include trial
 
 local WEIGHT, PAGE = 0.2, 50
 local KEPT, CROWDED = 300, 12 -- of 5 min: more than a day, so that a daily rhythm is remembered; 1 h

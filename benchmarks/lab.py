@@ -6,15 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import redis
-
 from benchmarks import raw
 from benchmarks.fill import SCOPES, check_books, fill
 from benchmarks.process import run
-from sweeperd.config import SweepSettings
 from sweeperd.store.embedded import Binary, Server
-from sweeperd.store.keys import Keys
-from sweeperd.sweep.reservations import reservations
 from tests.support.harness import command, environment
 
 #: So many entries have expired on a server before anything is measured on it, and where their numbers begin.
@@ -63,8 +58,6 @@ class Lab:
         """A fresh server that is warm: it knows the script, and has expired WARM entries."""
         with Server(self.binary, options) as server:
             fill(server.url, WARM, scopes=scopes, first=WARM_FIRST)
-            with redis.Redis.from_url(server.url) as client:
-                client.script_load(reservations(Keys(), SweepSettings()).script.source)
             raw.sweep(server.url, WARM, length=25, ahead=2, first=WARM_FIRST)
             yield server
 

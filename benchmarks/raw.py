@@ -4,6 +4,8 @@ import itertools
 import time
 from collections import deque
 
+import redis
+
 from benchmarks.fill import entry_id
 from benchmarks.wire import Wire, encode_calls
 from sweeperd.config import SweepSettings
@@ -18,13 +20,15 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 def sweep(url: str, entries: int, *, length: int, ahead: int, marker: bytes = EXPIRED, first: int = 0) -> float:
     """
     Seconds for one `expire` call for each of the entries that `fill` made, in batches of this size, of which at most
-    `ahead` are on their way at once. Encoding is not counted. The server must know the script.
+    `ahead` are on their way at once. Encoding is not counted.
     """
     kind = reservations(Keys(), SweepSettings())
     calls = (kind.call(entry_id(number), TRACE_ID) for number in range(first, first + entries))
     batches = []
     while batch := list(itertools.islice(calls, length)):
         batches.append((encode_calls(kind.script, batch), len(batch)))
+    with redis.Redis.from_url(url) as client:
+        client.script_load(kind.script.source)
     with Wire(url, marker) as wire:
         sent: deque[int] = deque()
         total = 0

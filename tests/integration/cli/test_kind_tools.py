@@ -38,6 +38,7 @@ deadline = "expires_at"
 ended = { state = "EXPIRED" }
 script = "file:lock.lua"
 writes = ["owners:*"]
+commands = ["HINCRBY"]
 """
 )
 LOCK = """

@@ -160,7 +160,7 @@ def test_it_waits_for_the_end(invoke: Run, server: Server, client: redis.Redis, 
             assert ran.exit_code == 0, ran.output
             (document,) = json.loads(ran.stdout)["replays"]
             assert document == document | {"events": 5, "began": False, "ended": True, "left": 0}
-            assert not client.exists("sweeperd:groups")
+            assert client.hkeys("sweeperd:groups") == [b"billing"]
             assert len(receiver.event_ids) == 5
         finally:
             assert daemon.stop()

@@ -49,6 +49,13 @@ def _second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
 
 
+def timestamp(milliseconds: float | None) -> str | None:
+    """A moment in ms since the epoch as RFC 3339. None without a moment, and for a moment beyond the calendar."""
+    with contextlib.suppress(OverflowError, ValueError):
+        return None if milliseconds is None else rfc3339(int(milliseconds))
+    return None
+
+
 def span(seconds: float) -> str:
     """A duration for people: `0.4 s`, `12 s`, `3 m 5 s`, `2 h 10 m`, `4 d 3 h`."""
     if seconds < 10:

@@ -10,21 +10,18 @@ from sweeperd.cli.actions import leave_record
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, yes_option
 from sweeperd.cli.output import Cell, Output, timestamp
 from sweeperd.cli.shards import Troubles, check_name, endpoint_of, for_each_shard
-from sweeperd.cli.status import waiting
+from sweeperd.cli.status import state, waiting
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.ops import endpoints
 from sweeperd.ops import endpoints as signing_keys
 from sweeperd.ops.actions import Action
-from sweeperd.ops.endpoints import BODY_SHOWN, EndpointTest, Resumed
-from sweeperd.ops.history import rate_as_dict
-from sweeperd.ops.status import LETTERS, EndpointStatus, count_dead_letters, read_endpoints
+from sweeperd.ops.endpoints import BODY_SHOWN, EndpointsDocument, EndpointTest, ListedEndpoint, Resumed
+from sweeperd.ops.health import ENDPOINT_STATES
+from sweeperd.ops.status import EndpointStatus, count_dead_letters, read_endpoints
 from sweeperd.outbox.attempts import RecordedAttempt, read_attempts
 from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, rfc3339
-
-#: The colour of each state.
-STATE_STYLES = {"open": "green", "quiet": "yellow", "failing": "red", "paused": "red", "unknown": "yellow"}
 
 
 @click.command("list")
@@ -39,8 +36,8 @@ def list_(options: Options, as_json: bool, shard: str | None) -> None:
         known = {endpoint.name: endpoint for endpoint in settings.consumers}
     statuses = [(one, status) for one, on_shard in found for status in on_shard]
     if as_json:
-        documents = [_as_dict(one, status, known.get(status.name)) for one, status in statuses]
-        output.json({"endpoints": documents, "down": troubles.down})
+        listed = [ListedEndpoint.of(one, status, known.get(status.name)) for one, status in statuses]
+        output.json(EndpointsDocument(endpoints=listed, down=troubles.down))
     else:
         columns = ["endpoint", "shard", "state", "pending", "oldest", "dead_letters", "tenants", "group", "url"]
         output.table(columns, (_cells(one, status, known.get(status.name)) for one, status in statuses))
@@ -51,40 +48,12 @@ def _read(shard: Shard, settings: Settings) -> Sequence[EndpointStatus]:
     return read_endpoints(shard, settings.consumers, shard.read_clock(), count_dead_letters(shard))
 
 
-def _as_dict(shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | None) -> dict[str, Any]:
-    return {
-        "endpoint": status.name,
-        "shard": shard.name,
-        "address": shard.address,
-        "configured": status.configured,
-        "state": status.state,
-        "url": endpoint and endpoints.shown_url(endpoint),
-        "tenants": endpoint and endpoint.tenants,
-        "group_position": status.position,
-        "pending": status.pending,
-        "pending_exact": status.pending_exact,
-        "oldest_pending_seconds": status.oldest_pending_seconds,
-        "paused": status.paused_at_ms is not None,
-        "paused_at": None if status.paused_at_ms is None else rfc3339(status.paused_at_ms),
-        "reason": status.paused_reason,
-        "muted_until": timestamp(status.muted_until_ms),
-        "quiet": status.quiet_seconds > 0,
-        "open_on": status.open_on,
-        "processes": status.processes,
-        "failures": status.failures,
-        "failure": status.failure,
-        "dead_letters": status.dead_letters,
-        "dead_letters_all_counted": status.dead_letters < LETTERS,
-        **rate_as_dict(status),
-    }
-
-
 def _cells(shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | None) -> list[object]:
     tenants = [] if endpoint is None else endpoint.tenants
     return [
         status.name,
         shard.name,
-        Cell(_state_text(status), STATE_STYLES[status.state]),
+        state(status, _state_text(status)),
         waiting(status),
         f"{status.oldest_pending_seconds:.0f}s" if status.pending else "",
         Cell(status.dead_letters, "red" if status.dead_letters else ""),
@@ -96,7 +65,7 @@ def _cells(shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | No
 
 def _state_text(status: EndpointStatus) -> str:
     if status.state == "unknown":
-        return "not in the configuration"
+        return ENDPOINT_STATES["unknown"].label
     if status.paused_at_ms is not None:
         return f"paused {paused_since(status.paused_at_ms, status.paused_reason)}"
     if status.state == "failing":

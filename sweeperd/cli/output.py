@@ -1,6 +1,5 @@
 """What the subcommands print: tables and colours on a terminal, tab-separated lines elsewhere, JSON where asked for."""
 
-import contextlib
 import json
 import re
 import sys
@@ -16,7 +15,10 @@ from rich.text import Text
 
 from sweeperd.cli.options import json_address, text_address
 from sweeperd.config import DEFAULT_SHARD
-from sweeperd.text import rfc3339
+from sweeperd.ops.document import Document
+from sweeperd.text import timestamp
+
+__all__ = ["timestamp"]
 
 #: The longest that one cell of a table on a terminal may be, characters.
 CELL = 60
@@ -34,11 +36,8 @@ def shortened(text: str, limit: int = CELL) -> str:
     return text if len(text) <= limit else f"{text[: limit - 8]}…{text[-7:]}"
 
 
-def timestamp(milliseconds: float | None) -> str | None:
-    """A moment in ms since the epoch as RFC 3339, for JSON. None without one, and for one beyond the calendar."""
-    with contextlib.suppress(OverflowError, ValueError):
-        return None if milliseconds is None else rfc3339(int(milliseconds))
-    return None
+#: The colour of each `HealthLevel`; None: neither good nor bad.
+LEVEL_STYLES = {"good": "green", "watch": "yellow", "bad": "red", None: "dim"}
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,9 @@ class Output:
         self.console = Console(highlight=False, markup=False, emoji=False)
         self._address_named = False
 
-    def json(self, value: dict[str, Any]) -> None:
-        """One JSON document, on one line; `address` is put into it."""
-        click.echo(json.dumps(with_address(value)))
+    def json(self, document: Document | dict[str, Any]) -> None:
+        """Print one JSON document on one line, with `address` in it."""
+        click.echo(json.dumps(with_address(document.as_json() if isinstance(document, Document) else document)))
 
     def name_address(self) -> None:
         """Name the address of the shards on standard error, unless this command has named it."""

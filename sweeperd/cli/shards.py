@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -53,8 +53,8 @@ class Troubles:
         self._failed = False
 
     @property
-    def down(self) -> list[dict[str, str]]:
-        """The shards that could not be worked with, for the JSON document."""
+    def down(self) -> list[Any]:
+        """The shards that could not be worked with, for the JSON document: each as `DownShard` has it."""
         return [trouble.as_dict() for trouble in self._down.values()]
 
     def is_down(self, shard: Shard) -> bool:

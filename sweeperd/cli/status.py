@@ -1,10 +1,8 @@
 """`sweeperd status`."""
 
-import dataclasses
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -14,11 +12,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
-from sweeperd.cli.output import Cell, Output, fitted, printable, timestamp
+from sweeperd.cli.output import LEVEL_STYLES, Cell, Output, fitted, printable, timestamp
 from sweeperd.cli.shards import warn
 from sweeperd.config import Settings
-from sweeperd.ops.health import shard_advice
-from sweeperd.ops.history import last_walk_as_dict, processes_as_list, rate_as_dict, replay_as_dict, replica_as_dict
+from sweeperd.ops.health import ENDPOINT_STATES, shard_advice
+from sweeperd.ops.history import StatusDocument
 from sweeperd.ops.status import EndpointStatus, KindStatus, ShardStatus, read_all
 from sweeperd.store.shard import Shard
 from sweeperd.text import per_second, span
@@ -27,7 +25,6 @@ _SHARDS = ("shard", "due", "in grace", "overdue", "oldest overdue", "quarantined
 _SWEEP = ("shard", "last tick", "by", "took", "expired", "a second", "empty in", "sweeping now")
 _KINDS = ("shard", "kind", "due", "oldest due", "quarantined", "last tick", "by", "took", "expired", "sweeping now")
 _ENDPOINTS = ("shard", "endpoint", "state", "pending", "oldest", "a second", "empty in", "dead letters", "about")
-_STYLES = {"open": "green", "quiet": "yellow", "failing": "red", "paused": "red", "unknown": "dim"}
 
 
 def _finite(_context: click.Context, _parameter: click.Parameter, value: float) -> float:
@@ -118,7 +115,7 @@ def _picture(statuses: Sequence[ShardStatus], width: int) -> RenderableType:
 
 def _show(output: Output, statuses: Sequence[ShardStatus]) -> None:
     if output.as_json:
-        output.json({"shards": [_as_dict(status) for status in statuses]})
+        output.json(StatusDocument.of(statuses))
         return
     for number, (columns, rows) in enumerate(_tables(statuses)):
         if number:
@@ -174,7 +171,7 @@ def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:
         (
             status.name,
             endpoint.name,
-            Cell(endpoint.state, _STYLES[endpoint.state]),
+            state(endpoint),
             waiting(endpoint),
             span(endpoint.oldest_pending_seconds) if endpoint.pending else None,
             per_second(endpoint.rate.per_second) if endpoint.rate.window_seconds else None,
@@ -185,6 +182,11 @@ def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:
         for status in statuses
         for endpoint in status.endpoints
     ]
+
+
+def state(status: EndpointStatus, text: str = "") -> Cell:
+    """For people: the state of an endpoint, or a text about the state, in the colour of the state."""
+    return Cell(text or status.state, LEVEL_STYLES[ENDPOINT_STATES[status.state].level])
 
 
 def waiting(status: EndpointStatus) -> Cell:
@@ -202,21 +204,21 @@ def _empty_in(count: int | None, seconds: float | None) -> Cell | None:
 
 
 def _about(status: ShardStatus, endpoint: EndpointStatus) -> str:
-    return "; ".join(filter(None, [_trouble(status, endpoint), _replay(status, endpoint)]))
+    return "; ".join(filter(None, [_trouble(status, endpoint), _replay(endpoint)]))
 
 
-def _replay(status: ShardStatus, endpoint: EndpointStatus) -> str:
+def _replay(endpoint: EndpointStatus) -> str:
     replay = endpoint.replay
     if replay is None:
         return ""
     of = f"{timestamp(replay.since_ms)} to {timestamp(replay.until_ms)}"
-    began = span(max(0, status.now_ms - replay.began_at_ms) / 1000)
-    return f"replay of {of}, begun {began} ago: about {replay.events - replay.left} of {replay.events} done"
+    done = f"about {replay.events - replay.left} of {replay.events} done"
+    return f"replay of {of}, begun {span(replay.running_seconds)} ago: {done}"
 
 
 def _trouble(status: ShardStatus, endpoint: EndpointStatus) -> str:
     if endpoint.state == "unknown":
-        return "not in the configuration"
+        return ENDPOINT_STATES["unknown"].label
     if endpoint.paused_at_ms is not None:
         return f"{endpoint.paused_reason}, {span((status.now_ms - endpoint.paused_at_ms) / 1000)} ago"
     if endpoint.circuit_open:
@@ -236,42 +238,3 @@ def _notes(statuses: Sequence[ShardStatus]) -> Iterator[str]:
 
 def _troubles(statuses: Sequence[ShardStatus]) -> list[str]:
     return [f"shard {status.name}: {status.address}: {status.error}" for status in statuses if not status.reachable]
-
-
-def _as_dict(status: ShardStatus) -> dict[str, Any]:
-    shard = {"shard": status.name, "address": status.address, "reachable": status.reachable}
-    if not status.reachable:
-        return shard | {"error": status.error}
-    values = _with_times(dataclasses.asdict(status))
-    del values["name"], values["error"], values["details"]
-    values["tick"] = values["tick"] and _with_times(values["tick"])
-    values["kinds"] = [
-        {
-            "kind": values_of.pop("name"),
-            **values_of,
-            "tick": values_of["tick"] and _with_times(values_of["tick"]),
-            "last_walk": kind.last_walk and last_walk_as_dict(kind.last_walk),
-        }
-        for kind, values_of in zip(status.kinds, values["kinds"], strict=True)
-    ]
-    values["endpoints"] = [_endpoint_as_dict(status, endpoint) for endpoint in status.endpoints]
-    values |= rate_as_dict(status)
-    values["processes"] = processes_as_list(status.processes)
-    values["last_walk"] = status.last_walk and last_walk_as_dict(status.last_walk)
-    return shard | values | {"tick_age_seconds": status.tick_age_seconds}
-
-
-def _endpoint_as_dict(status: ShardStatus, endpoint: EndpointStatus) -> dict[str, Any]:
-    values = _with_times(dataclasses.asdict(endpoint) | {"muted_until_ms": endpoint.muted_until_ms or None})
-    values["replay"] = endpoint.replay and replay_as_dict(endpoint.replay, status.now_ms)
-    values |= rate_as_dict(endpoint) | {"replicas": [replica_as_dict(note) for note in endpoint.replicas]}
-    return {"endpoint": values.pop("name"), "state": endpoint.state, **values}
-
-
-def _with_times(values: dict[str, Any]) -> dict[str, Any]:
-    """The same with each moment `..._ms` as RFC 3339, without that ending."""
-    moments = {
-        name: value for name, value in values.items() if name.endswith(("at_ms", "now_ms", "until_ms", "since_ms"))
-    }
-    rest = {name: value for name, value in values.items() if name not in moments}
-    return {name.removesuffix("_ms"): timestamp(at) for name, at in moments.items()} | rest

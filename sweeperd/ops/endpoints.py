@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from pydantic import Field
+
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.config.types import PRIVATE
+from sweeperd.ops.document import CommandDocument, Down
+from sweeperd.ops.history import EndpointFigures
+from sweeperd.ops.status import LETTERS, EndpointStatus
 from sweeperd.outbox.attempts import Masker
 from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointState, EndpointStateStore
 from sweeperd.outbox.event import Message, OutboxEntry, as_json, message, webhook_request
@@ -45,6 +50,41 @@ def jwks(endpoints: Iterable[EndpointSettings]) -> dict[str, Any]:
 
 
 # ---- the endpoints: how each stands, pausing and resuming one, trying one out
+
+
+class ListedEndpoint(EndpointFigures):
+    """An endpoint on a shard."""
+
+    shard: str
+    address: str
+    url: str | None = Field(description="Without credentials and query.")
+    tenants: list[str] | None = Field(description="null: all of them.")
+    group_position: str | None = Field(description="The stream id up to which the endpoint has taken events.")
+    paused: bool
+    reason: str
+    quiet: bool = Field(description="Whether muted_until is in the future.")
+    dead_letters_all_counted: bool
+
+    @classmethod
+    def of(cls, shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | None) -> "ListedEndpoint":
+        """`endpoint`: its settings; None if it is not in the configuration."""
+        return cls(
+            **dict(EndpointFigures.model_validate(status)),
+            shard=shard.name,
+            address=shard.address,
+            url=None if endpoint is None else shown_url(endpoint),
+            tenants=None if endpoint is None else endpoint.tenants,
+            group_position=status.position,
+            paused=status.paused_at_ms is not None,
+            reason=status.paused_reason,
+            quiet=status.quiet_seconds > 0,
+            dead_letters_all_counted=status.dead_letters < LETTERS,
+        )
+
+
+class EndpointsDocument(CommandDocument, title="sweeperd endpoints list --json"):
+    endpoints: list[ListedEndpoint]
+    down: Down
 
 
 #: The type of a test event, by the Cycles protocol: no receiver takes it for an expiry.

@@ -5,6 +5,7 @@ import enum
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import redis
 
@@ -29,7 +30,7 @@ class ShardTrouble(Exception):
         self.problem = problem
 
     def as_dict(self) -> dict[str, str]:
-        """An entry of `down`, the list of such shards in every JSON document."""
+        """The entry of `down`, the list of such shards in every JSON document: a `DownShard`."""
         return {"shard": self.shard, "address": self.address, "error": self.problem}
 
 
@@ -159,6 +160,24 @@ class HealthLevel(enum.StrEnum):
     GOOD = "good"
     WATCH = "watch"
     BAD = "bad"
+
+
+class EndpointLook(NamedTuple):
+    """How a state of an endpoint is shown."""
+
+    label: str
+    #: None: neither good nor bad.
+    level: HealthLevel | None
+
+
+#: `EndpointStatus.state` -> how it is shown, by the commands and by the page.
+ENDPOINT_STATES = {
+    "open": EndpointLook("delivering", HealthLevel.GOOD),
+    "quiet": EndpointLook("asked for quiet", HealthLevel.WATCH),
+    "failing": EndpointLook("failing", HealthLevel.BAD),
+    "paused": EndpointLook("paused", HealthLevel.BAD),
+    "unknown": EndpointLook("not in the configuration", None),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,37 @@
-"""The status of one shard over the last hour, read by one thread: what the status page shows."""
+"""
+The status as a document, for `status --json`, `endpoints list --json` and the status page; and the status of one shard
+over the last hour, read by one thread, for the page.
+"""
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 from urllib.parse import urlsplit
+
+import pydantic
+from pydantic import AliasPath, Field
 
 from sweeperd import __version__
 from sweeperd.config import Settings
-from sweeperd.ops.health import STALE, Advice, ShardView, endpoint_advice, reason_advice, shard_advice, summarize_health
-from sweeperd.ops.processes import Processes
+from sweeperd.ops.document import CommandDocument, Count, Document, Moment, Seconds
+from sweeperd.ops.health import (
+    ENDPOINT_STATES,
+    STALE,
+    Advice,
+    ShardView,
+    endpoint_advice,
+    reason_advice,
+    shard_advice,
+    summarize_health,
+)
 from sweeperd.ops.show import ReasonCount
-from sweeperd.ops.status import EndpointStatus, LastWalk, ReplayStatus, ShardStatus, WalkEnd
+from sweeperd.ops.status import ShardStatus
 from sweeperd.outbox.attempts import Attempt
 from sweeperd.outbox.endpoint_state import CircuitNote
 from sweeperd.store.lease import process_name
-from sweeperd.text import rfc3339
 
 #: Between two samples, seconds, and how far back they go.
 SAMPLE_EVERY, REMEMBERED = 15.0, 3600.0
@@ -111,7 +125,213 @@ def _sample(at: float, status: ShardStatus) -> StatusSample:
     )
 
 
-# ---- what the page shows, as JSON: the three answers, and each shard with its endpoints and its last hour
+# ---- the status as a document: what `status` and `endpoints list` print with --json, and the core of the page's
+
+
+class SweepDocument(Document):
+    """The last sweep."""
+
+    at: Moment = Field(validation_alias="at_ms")
+    by: str = Field(description="Host, process id and a random part.")
+    seconds: Seconds
+    complete: bool
+    expired: Count = Field(description="All expiries so far.")
+    earlier_expired: Count
+    earlier_at: Moment = Field(validation_alias="earlier_at_ms")
+
+
+class WalkDocument(Document):
+    """The last complete walk of reconcile."""
+
+    finished_at: Moment
+    findings: Count = Field(validation_alias="total")
+    found: dict[str, Count]
+
+
+class ReservationsWalkDocument(WalkDocument):
+    """The last complete walk of reconcile over the reservations."""
+
+    foreign_expiries: Count
+
+
+class KindDocument(Document):
+    """A configured kind."""
+
+    kind: str = Field(validation_alias="name")
+    due: Count = Field(description="Entries whose deadline has passed, by the index.")
+    oldest_due_seconds: float
+    quarantined: Count
+    tick: SweepDocument | None = Field(description="null before the first sweep.")
+    sweeping: str = Field(
+        description="Host, process id and a random part of the process that sweeps now; empty if none does."
+    )
+    last_walk: WalkDocument | None = Field(description="The last daily walk over this kind; null before the first.")
+
+
+class ReplayDocument(Document):
+    """A replay that is running."""
+
+    since: Moment = Field(validation_alias="since_ms")
+    until: Moment = Field(validation_alias="until_ms")
+    tenant: str | None
+    event_type: str | None
+    began_at: Moment = Field(validation_alias="began_at_ms")
+    running_seconds: Count
+    events: Count
+    left: Count = Field(description="How many are not done yet, about: not delivered, and no dead letter.")
+
+
+class ReplicaDocument(Document):
+    """A process that delivers to an endpoint."""
+
+    process: str
+    circuit_open: bool
+    failures: Count
+    failure: str
+    rate: Seconds | None = Field(description="Events delivered a second by this process; null if not known.")
+    delivered_at: Moment | None = Field(description="Its last delivery.")
+
+    @classmethod
+    def of(cls, note: CircuitNote) -> "ReplicaDocument":
+        return cls(
+            process=note.process,
+            circuit_open=note.probe_at > 0,
+            failures=note.failures,
+            failure=note.reason,
+            rate=note.rate if note.rate_window else None,
+            delivered_at=note.delivered_at or None,
+        )
+
+
+class EndpointFigures(Document):
+    """What `status` and `endpoints list` both say of an endpoint on a shard."""
+
+    endpoint: str = Field(validation_alias="name")
+    state: str = Field(
+        description="paused, failing (its circuit is open), quiet, open, or unknown to the configuration."
+    )
+    configured: bool
+    pending: Count | None = Field(
+        description="Events that the endpoint has not acknowledged; null: it has no consumer group, so nobody knows."
+    )
+    pending_exact: bool = Field(description="False: pending is an estimate.")
+    oldest_pending_seconds: Seconds
+    paused_at: Moment | None = Field(validation_alias="paused_at_ms")
+    muted_until: Moment | None = Field(
+        validation_alias="muted_until_ms", description="Until when the receiver asked to be left alone (Retry-After)."
+    )
+    open_on: Count = Field(description="How many processes have an open circuit.")
+    processes: Count = Field(description="How many processes deliver to it.")
+    failures: Count = Field(description="How many deliveries failed in a row.")
+    failure: str = Field(description="Why the last delivery failed, while a circuit is open.")
+    dead_letters: Count
+    rate: Seconds | None = Field(
+        validation_alias=AliasPath("rate", "known"),
+        description="Events delivered a second by all processes; null if not known.",
+    )
+    rate_window_seconds: Seconds = Field(
+        validation_alias=AliasPath("rate", "window_seconds"),
+        description="The time over which the rate was measured.",
+    )
+    empty_in_seconds: Seconds | None = Field(
+        description="How long it takes at this rate to deliver what is pending now; null if nothing is delivered."
+    )
+
+
+class EndpointDocument(EndpointFigures):
+    """An endpoint on a shard."""
+
+    position: str | None = Field(description="The stream id up to which the endpoint has taken events.")
+    paused_reason: str
+    quiet_seconds: Seconds = Field(description="How long muted_until is from now.")
+    circuit_open: bool
+    replay: ReplayDocument | None = Field(description="The replay to it that is running.")
+    replicas: list[ReplicaDocument] = Field(
+        description="The processes that deliver to it, those with an open circuit first."
+    )
+
+    @pydantic.field_validator("replicas", mode="before")
+    @classmethod
+    def _replicas(cls, notes: Sequence[CircuitNote]) -> list[ReplicaDocument]:
+        return [ReplicaDocument.of(note) for note in notes]
+
+
+class ProcessDocument(Document):
+    """A daemon."""
+
+    process: str = Field(description="Host, process id and a random part.")
+    sweeps: bool
+    delivers: bool
+
+
+class DueDocument(Document):
+    """Entries whose deadline has passed, by the index."""
+
+    entries: Count
+    in_grace: Count
+    overdue: Count
+    exact: bool = Field(description="Whether in_grace and overdue are counted, not estimated.")
+    oldest_seconds: Seconds
+    oldest_overdue_seconds: Seconds
+
+
+class UnreachableShard(Document):
+    """A shard whose Redis could not be read."""
+
+    shard: str = Field(validation_alias="name")
+    address: str = Field(description="Where Redis is, without credentials.")
+    reachable: Literal[False]
+    error: str
+
+
+class ShardDocument(Document):
+    """A shard. What is said of no kind is about reservations."""
+
+    shard: str = Field(validation_alias="name")
+    address: str = Field(description="Where Redis is, without credentials.")
+    reachable: Literal[True]
+    now: Moment = Field(validation_alias="now_ms", description="When this was read, on Redis's clock.")
+    due: DueDocument
+    quarantined: Count
+    tick: SweepDocument | None = Field(description="null before the first sweep.")
+    tick_age_seconds: Seconds | None
+    rate: float | None = Field(
+        validation_alias=AliasPath("rate", "known"), description="Expiries a second; null if not known."
+    )
+    rate_window_seconds: Seconds = Field(
+        validation_alias=AliasPath("rate", "window_seconds"),
+        description="The time over which the rate was measured.",
+    )
+    empty_in_seconds: Seconds | None = Field(
+        description="How long it takes at this rate to expire what is overdue now; null if nothing expires."
+    )
+    last_walk: ReservationsWalkDocument | None = Field(description="The last daily walk of reconcile.")
+    empty: bool = Field(description="Whether Redis holds none of the keys: a wrong database or prefix?")
+    sweeping: str = Field(
+        description="Host, process id and a random part of the process that sweeps now; empty if none does."
+    )
+    kinds: list[KindDocument] = Field(description="Each configured kind.")
+    endpoints: list[EndpointDocument]
+    dead_letters: Count
+    dead_letters_counted: bool = Field(description="Whether the dead letters of each endpoint are all counted.")
+    processes: list[ProcessDocument] | None = Field(
+        validation_alias=AliasPath("processes", "living"),
+        description="The daemons that run; null if this user may not read them.",
+    )
+
+
+class StatusDocument(CommandDocument, title="sweeperd status --json"):
+    """One reading, read from Redis."""
+
+    shards: list[ShardDocument | UnreachableShard]
+
+    @classmethod
+    def of(cls, statuses: Sequence[ShardStatus]) -> "StatusDocument":
+        models = [ShardDocument if status.reachable else UnreachableShard for status in statuses]
+        return cls(shards=[model.model_validate(status) for model, status in zip(models, statuses, strict=True)])
+
+
+# ---- what the page shows: three answers, and of each shard its document, what an operator may do, and the last hour
 
 
 #: The longest text that is shown, characters.
@@ -170,138 +390,25 @@ def _shard(
 def _status(
     settings: Settings, status: ShardStatus, samples: Sequence[StatusSample], options: Sequence[str]
 ) -> dict[str, Any]:
-    tick, due = status.tick, status.due
+    """The document of the shard, with what only the page shows."""
     places = {endpoint.name: _place(endpoint.url.get_secret_value()) for endpoint in settings.consumers}
     known = [endpoint for endpoint in status.endpoints if endpoint.configured]
     unknown = [endpoint for endpoint in status.endpoints if not endpoint.configured]
-    return {
-        "overdue": due.overdue,
-        "in_grace": due.in_grace,
-        "exact": due.exact,
-        "oldest_overdue_seconds": round(due.oldest_overdue_seconds, 1),
-        "quarantined": status.quarantined,
-        "dead_letters": status.dead_letters,
-        "sweeping": _text(status.sweeping),
-        **rate_as_dict(status),
-        "last_walk": None if status.last_walk is None else last_walk_as_dict(status.last_walk),
-        "empty": status.empty,
+    listed = (*known, *unknown[:UNKNOWN])
+    document: dict[str, Any] = _short(ShardDocument.model_validate(replace(status, endpoints=listed)).as_json())
+    for endpoint, of_endpoint in zip(listed, document["endpoints"], strict=True):
+        of_endpoint |= {
+            **_advice(endpoint_advice(endpoint, options)),
+            "place": places.get(endpoint.name, ""),
+            "label": ENDPOINT_STATES[endpoint.state].label,
+            "level": ENDPOINT_STATES[endpoint.state].level,
+            "attempts": [_attempt(status, attempt) for attempt in status.details.attempts.get(endpoint.name, ())],
+            "history": [(sample.pending or {}).get(endpoint.name) for sample in samples] if endpoint.configured else [],
+        }
+    return document | {
         "warnings": [_advice(advice) for advice in shard_advice(status, options)],
         "reasons": [_reason(reason, options) for reason in status.details.reasons[:REASONS]],
-        "processes": processes_as_list(status.processes),
-        "tick": None
-        if tick is None
-        else {
-            "age_seconds": status.tick_age_seconds,
-            "by": _text(tick.by),
-            "seconds": tick.seconds,
-            "complete": tick.complete,
-            "expired": tick.expired,
-        },
-        "kinds": [
-            {
-                "kind": kind.name,
-                "due": kind.due,
-                "oldest_due_seconds": round(kind.oldest_due_seconds, 1),
-                "quarantined": kind.quarantined,
-                "sweeping": _text(kind.sweeping),
-                "tick_age_seconds": None if kind.tick is None else max(0, status.now_ms - kind.tick.at_ms) / 1000,
-                "last_walk": kind.last_walk and last_walk_as_dict(kind.last_walk),
-            }
-            for kind in status.kinds
-        ],
-        "endpoints": [
-            _endpoint(status, endpoint, places.get(endpoint.name, ""), samples)
-            | _advice(endpoint_advice(endpoint, options))
-            for endpoint in known + unknown[:UNKNOWN]
-        ],
         "more_endpoints": max(0, len(unknown) - UNKNOWN),
-    }
-
-
-def last_walk_as_dict(walk: WalkEnd) -> dict[str, Any]:
-    """The last walk over the reservations or over a kind, for the page and for `status`."""
-    foreign = {"foreign_expiries": walk.foreign_expiries} if isinstance(walk, LastWalk) else {}
-    return {
-        "finished_at": rfc3339(walk.finished_at),
-        "findings": walk.total,
-        "found": {fault.value: count for fault, count in walk.found.items()},
-        **foreign,
-    }
-
-
-def processes_as_list(processes: Processes) -> list[dict[str, Any]] | None:
-    """The daemons that live; None where it is not known."""
-    if processes.living is None:
-        return None
-    return [
-        {"process": _text(note.process), "sweeps": note.sweeps, "delivers": note.delivers} for note in processes.living
-    ]
-
-
-def rate_as_dict(status: ShardStatus | EndpointStatus) -> dict[str, Any]:
-    """How fast entries expire or events are delivered, and how long what waits now takes at this rate."""
-    rate = status.rate
-    return {
-        "rate": rate.per_second if rate.window_seconds else None,
-        "rate_window_seconds": rate.window_seconds,
-        "empty_in_seconds": status.empty_in_seconds,
-    }
-
-
-def replica_as_dict(note: CircuitNote) -> dict[str, Any]:
-    """One process that delivers to an endpoint."""
-    return {
-        "process": _text(note.process),
-        "circuit_open": note.probe_at > 0,
-        "failures": note.failures,
-        "failure": _text(note.reason),
-        "rate": note.rate if note.rate_window else None,
-        "delivered_at": rfc3339(note.delivered_at) if note.delivered_at else None,
-    }
-
-
-def replay_as_dict(replay: ReplayStatus, now_ms: int) -> dict[str, Any]:
-    """A replay that is running, for the page and for `status`."""
-    return {
-        "since": rfc3339(replay.since_ms),
-        "until": rfc3339(replay.until_ms),
-        "tenant": replay.tenant,
-        "event_type": replay.event_type,
-        "began_at": rfc3339(replay.began_at_ms),
-        "running_seconds": max(0, now_ms - replay.began_at_ms) // 1000,
-        "events": replay.events,
-        "left": replay.left,
-    }
-
-
-def _replay(status: ShardStatus, replay: ReplayStatus) -> dict[str, Any]:
-    values = replay_as_dict(replay, status.now_ms)
-    return values | {name: values[name] and _text(values[name]) for name in ("tenant", "event_type")}
-
-
-def _endpoint(
-    status: ShardStatus, endpoint: EndpointStatus, place: str, samples: Sequence[StatusSample]
-) -> dict[str, Any]:
-    paused_at = endpoint.paused_at_ms
-    return {
-        "endpoint": _text(endpoint.name),
-        "place": place,
-        "state": endpoint.state,
-        "pending": endpoint.pending,
-        "pending_exact": endpoint.pending_exact,
-        "oldest_pending_seconds": round(endpoint.oldest_pending_seconds, 1),
-        "paused_seconds": None if paused_at is None else max(0, status.now_ms - paused_at) // 1000,
-        "quiet_seconds": round(endpoint.quiet_seconds),
-        "open_on": endpoint.open_on,
-        "processes": endpoint.processes,
-        "failures": endpoint.failures,
-        "reason": _text(endpoint.paused_reason or endpoint.failure),
-        "dead_letters": endpoint.dead_letters,
-        **rate_as_dict(endpoint),
-        "replay": endpoint.replay and _replay(status, endpoint.replay),
-        "replicas": [replica_as_dict(note) for note in endpoint.replicas],
-        "attempts": [_attempt(status, attempt) for attempt in status.details.attempts.get(endpoint.name, ())],
-        "history": [(sample.pending or {}).get(endpoint.name) for sample in samples] if endpoint.configured else [],
     }
 
 
@@ -344,6 +451,15 @@ def _place(url: str) -> str:
         return parts.scheme  # the relay's
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     return _text(f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else ""))
+
+
+def _short(value: Any) -> Any:
+    """A JSON value with each of its texts as `_text` has it."""
+    if isinstance(value, dict):
+        return {name: _short(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_short(item) for item in value]
+    return _text(value) if isinstance(value, str) else value
 
 
 def _text(value: str) -> str:

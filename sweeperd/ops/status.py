@@ -79,6 +79,11 @@ class Rate:
     per_second: float = 0.0
     window_seconds: float = WINDOW
 
+    @property
+    def known(self) -> float | None:
+        """Events per second; None if nothing is known."""
+        return self.per_second if self.window_seconds else None
+
     def seconds_for(self, waiting: int) -> float | None:
         """How long `waiting` of them take at this rate; None where it is 0 and some wait."""
         if not waiting:
@@ -239,6 +244,8 @@ class ReplayStatus:
     events: int
     #: How many of them are not done yet, about: not delivered, and no dead letter.
     left: int
+    #: Since it began.
+    running_seconds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,19 +362,19 @@ def _configured(
         failures=circuit.failures,
         failure=circuit.reason,
         dead_letters=dead_letters,
-        replay=_replay(shard, name),
+        replay=_replay(shard, name, now),
         rate=Rate(circuit.rate, circuit.rate_window),
         replicas=circuit.notes,
     )
 
 
-def _replay(shard: Shard, endpoint: str) -> ReplayStatus | None:
+def _replay(shard: Shard, endpoint: str, now: int) -> ReplayStatus | None:
     note = replay.running(shard, endpoint)
     if note is None or note.cancelled:
         return None
     times = note.since_ms, note.until_ms
-    left = replay.progress(shard, note).left
-    return ReplayStatus(*times, note.tenant, note.event_type, note.made_at, note.events, left)
+    left, running = replay.progress(shard, note).left, max(0, now - note.made_at) // 1000
+    return ReplayStatus(*times, note.tenant, note.event_type, note.made_at, note.events, left, running)
 
 
 def _unknown(

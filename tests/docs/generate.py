@@ -1,5 +1,9 @@
-"""`python -m tests.docs.generate` writes the pages that are made from the code: docs/metrics.md and docs/cli.md."""
+"""
+`python -m tests.docs.generate` writes what is made from the code: docs/metrics.md, docs/cli.md, and the schemas of the
+JSON documents in docs/schemas.
+"""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,9 +11,13 @@ from typing import Any
 
 import click
 from prometheus_client.metrics import MetricWrapperBase
+from pydantic.json_schema import GenerateJsonSchema
 
 from sweeperd.cli.app import main
 from sweeperd.metrics import KeptCounter, Metrics
+from sweeperd.ops.document import Document
+from sweeperd.ops.endpoints import EndpointsDocument
+from sweeperd.ops.history import StatusDocument
 from tests.docs.documents import ROOT
 
 DOCS = ROOT / "docs"
@@ -23,7 +31,8 @@ _KEY = re.compile(r"#?(\w+) = .*")
 
 def pages() -> dict[Path, str]:
     """Each page that is made, and its text."""
-    return {DOCS / "metrics.md": metrics_page(), DOCS / "cli.md": cli_page()}
+    schemas = {DOCS / "schemas" / f"{name}.schema.json": schema_of(model) for name, model in DOCUMENTS.items()}
+    return {DOCS / "metrics.md": metrics_page(), DOCS / "cli.md": cli_page()} | schemas
 
 
 # ---- metrics
@@ -106,6 +115,45 @@ def settings() -> Iterator[tuple[str, str]]:
             comment = []
         elif not line:
             comment = []
+
+
+# ---- schemas
+
+#: The schemas of reconcile and of the webhook's body are written by hand.
+DOCUMENTS: dict[str, type[Document]] = {
+    "endpoints-list": EndpointsDocument,
+    "status": StatusDocument,
+}
+MORE_FIELDS = "Fields may be added in later versions."
+
+
+class _Schema(GenerateJsonSchema):
+    """Without the titles that pydantic makes of the names of fields."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def schema_of(model: type[Document]) -> str:
+    schema = _cleaned(model.model_json_schema(mode="serialization", schema_generator=_Schema))
+    definitions = schema.pop("$defs", {})
+    for part in definitions.values():
+        del part["title"]
+    about = " ".join(filter(None, [schema.pop("description", ""), MORE_FIELDS]))
+    head = {"$schema": GenerateJsonSchema.schema_dialect, "title": schema.pop("title"), "description": about}
+    tail = {"$defs": definitions} if definitions else {}
+    return json.dumps(head | schema | tail, indent=2, ensure_ascii=False) + "\n"
+
+
+def _cleaned(schema: Any) -> Any:
+    """Without the default of a field, because such a field is left out; `$comment` names the schema of another file."""
+    if isinstance(schema, list):
+        return [_cleaned(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        {"$comment": "$ref"}.get(name, name): _cleaned(value) for name, value in schema.items() if name != "default"
+    }
 
 
 if __name__ == "__main__":

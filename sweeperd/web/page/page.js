@@ -33,9 +33,11 @@
 
   const plural = (count, one, many) => `${counted.format(count)} ${count === 1 ? one : many}`;
 
-  function kindLine(kind) {
-    const age = kind.tick_age_seconds;
-    const swept = age === null ? "not swept yet" : `swept ${span(age)} ago`;
+  // Seconds from one moment to a later one.
+  const between = (moment, now) => Math.max(0, Date.parse(now) - Date.parse(moment)) / 1000;
+
+  function kindLine(kind, now) {
+    const swept = kind.tick === null ? "not swept yet" : `swept ${span(between(kind.tick.at, now))} ago`;
     const aside = kind.quarantined ? `, ${counted.format(kind.quarantined)} in quarantine` : "";
     return `${kind.kind}: ${counted.format(kind.due)} due${aside}, ${swept}`;
   }
@@ -305,16 +307,14 @@
 
   // ---- a shard and its endpoints
 
-  const STATES = { open: "good", quiet: "watch", failing: "bad", paused: "bad", unknown: "" };
-  const STATE_NAMES = { open: "delivering", quiet: "asked for quiet", unknown: "not configured" };
-
-  function explained(endpoint) {
+  function explained(endpoint, now) {
     const parts = [];
-    if (endpoint.paused_seconds !== null) parts.push(`for ${span(endpoint.paused_seconds)}`);
+    if (endpoint.paused_at !== null) parts.push(`for ${span(between(endpoint.paused_at, now))}`);
     if (endpoint.state === "quiet") parts.push(`for ${span(endpoint.quiet_seconds)} more`);
     if (endpoint.processes > 1 && endpoint.open_on) parts.push(`open on ${endpoint.open_on} of ${endpoint.processes}`);
     if (endpoint.state === "failing") parts.push(`${plural(endpoint.failures, "failure", "failures")} in a row`);
-    if (endpoint.reason) parts.push(endpoint.reason);
+    const reason = endpoint.paused_reason || endpoint.failure;
+    if (reason) parts.push(reason);
     return parts.join(" · ");
   }
 
@@ -365,14 +365,14 @@
       return made;
     }
 
-    show({ endpoint, ago, down }) {
-      const level = STATES[endpoint.state] ?? "";
+    show({ endpoint, now, ago, down }) {
+      const level = endpoint.level ?? "";
       const late = endpoint.oldest_pending_seconds > 900 ? "bad" : endpoint.oldest_pending_seconds > 60 ? "watch" : "";
       say(this.name, endpoint.endpoint);
       say(this.place, endpoint.place);
-      say(this.state, STATE_NAMES[endpoint.state] ?? endpoint.state);
+      say(this.state, endpoint.label);
       dress(this.state, `pill ${level}`);
-      say(this.why, explained(endpoint));
+      say(this.why, explained(endpoint, now));
       say(this.replay, endpoint.replay ? replayed(endpoint.replay) : "");
       const known = endpoint.state !== "unknown";
       const waiting = () => (endpoint.pending_exact ? "" : "≈ ") + counted.format(endpoint.pending);
@@ -483,14 +483,15 @@
         say(this.swept, "");
         return;
       }
-      say(this.swept, [this.lastSweep(shard), ...status.kinds.map(kindLine)].join(" · "));
+      say(this.swept, [this.lastSweep(shard), ...status.kinds.map((kind) => kindLine(kind, status.now))].join(" · "));
       const ago = history.seconds_ago;
       const down = history.overdue.map((value) => value === null);
-      const late = status.oldest_overdue_seconds;
-      const grace = status.in_grace ? `${status.exact ? "" : "about "}${counted.format(status.in_grace)} in grace` : "";
-      const oldest = status.overdue ? `the oldest for ${span(late)}` : "";
+      const { due, now } = status;
+      const late = due.oldest_overdue_seconds;
+      const grace = due.in_grace ? `${due.exact ? "" : "about "}${counted.format(due.in_grace)} in grace` : "";
+      const oldest = due.overdue ? `the oldest for ${span(late)}` : "";
       this.overdue.show(
-        (status.exact ? "" : "≈ ") + counted.format(status.overdue), [oldest, emptyIn(status.overdue, status.empty_in_seconds), grace].filter(Boolean).join(" · "),
+        (due.exact ? "" : "≈ ") + counted.format(due.overdue), [oldest, emptyIn(due.overdue, status.empty_in_seconds), grace].filter(Boolean).join(" · "),
         late > 60 ? "bad" : late > 20 ? "watch" : "", ago, history.overdue, down,
       );
       const total = status.tick ? `${counted.format(status.tick.expired)} in all` : "";
@@ -505,7 +506,7 @@
       this.table.hidden = status.endpoints.length === 0;
       this.endpoints.show(
         status.endpoints.flatMap((endpoint, number) =>
-          [false, true].map((details) => ({ endpoint, ago, down, details, number }))),
+          [false, true].map((details) => ({ endpoint, now, ago, down, details, number }))),
         ({ endpoint, details, number }) => `${number} ${details} ${endpoint.endpoint}`,
       );
       this.warnings.show(status.warnings, (_warning, number) => number);
@@ -527,10 +528,10 @@
       this.trouble.hidden = text === "";
     }
 
-    lastSweep({ status: { tick, sweeping }, age_seconds: age, stale }) {
+    lastSweep({ status: { tick, tick_age_seconds: since, sweeping }, age_seconds: age, stale }) {
       if (tick === null) return sweeping ? `${sweeping} sweeps for the first time` : "not swept yet";
       const now = sweeping === tick.by ? ", sweeping now" : sweeping ? `, ${sweeping} sweeps now` : "";
-      const last = `swept ${span(tick.age_seconds + age)} ago by ${tick.by}`;
+      const last = `swept ${span(since + age)} ago by ${tick.by}`;
       return stale ? `${last}, as far as is known` : last + now;
     }
   }

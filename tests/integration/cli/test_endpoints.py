@@ -106,7 +106,7 @@ def test_list_tells_what_waits_and_why(
     assert table["old"]["state"] == "not in the configuration"
     assert table["audit"]["tenants"] == "acme, globex"
     assert "hush" not in result.output + json.dumps(rows)
-    monkeypatch.setattr("sweeperd.cli.endpoints.LETTERS", 1)
+    monkeypatch.setattr("sweeperd.ops.endpoints.LETTERS", 1)
     assert not listed(invoke)["billing"]["dead_letters_all_counted"]
 
 

@@ -164,7 +164,7 @@ def busy() -> Shards:
                 rate=Rate(8.1, 60.0),
                 replicas=(replica("a"),),
                 replay=ReplayStatus(
-                    NOW_MS - 7_200_000, NOW_MS - 3_600_000, "acme", None, NOW_MS - 240_000, events=12_000, left=4_500
+                    NOW_MS - 7_200_000, NOW_MS - 3_600_000, "acme", None, NOW_MS - 240_000, 12_000, 4_500, 240
                 ),
             ),
         ),

@@ -23,7 +23,7 @@ def test_the_busy_hour() -> None:
     assert [answer["answer"] for answer in told["answers"]] == ["Yes", "No", "Yes"]
     eu, us = told["shards"]
     assert (eu["shard"], eu["stale"], eu["error"]) == ("eu", False, "")
-    assert (eu["status"]["overdue"], eu["status"]["in_grace"], eu["status"]["quarantined"]) == (9, 34, 3)
+    assert (eu["status"]["due"]["overdue"], eu["status"]["due"]["in_grace"], eu["status"]["quarantined"]) == (9, 34, 3)
     assert [endpoint["state"] for endpoint in eu["status"]["endpoints"]] == ["open", "failing", "open"]
     assert us["status"]["sweeping"] == "sweeperd-6d9f-2"
     replays = [endpoint["replay"] for endpoint in eu["status"]["endpoints"]]

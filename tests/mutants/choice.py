@@ -34,14 +34,14 @@ _KINDS = (
     "tests/property/test_kind_plans.py",
     "tests/property/test_kind_quick_list.py",
 )
-_OUTBOX = ("tests/integration/delivery/test_outbox.py",)
+_OUTBOX = ("tests/integration/outbox/test_outbox.py",)
 _ENDPOINT_STATE = (
-    "tests/integration/delivery/test_endpoint_state.py",
-    "tests/integration/delivery/test_circuit_state.py",
+    "tests/integration/outbox/test_endpoint_state.py",
+    "tests/integration/outbox/test_circuit_state.py",
     "tests/integration/cli/test_endpoints.py",
 )
 _REPLAYS = (
-    "tests/integration/delivery/test_replay_store.py",
+    "tests/integration/outbox/test_replay_store.py",
     "tests/integration/delivery/test_replays.py",
     "tests/integration/cli/test_replay_span.py",
 )
@@ -66,7 +66,7 @@ _SCRIPT_TESTS = {
     "delivery/cancel_replay": _REPLAYS,
     "delivery/end_replay": _REPLAYS,
     "delivery/make_due": ("tests/integration/cli/test_endpoints.py", *_OUTBOX),
-    "delivery/make_group": (*_OUTBOX, "tests/integration/delivery/test_start.py", *_REPLAYS),
+    "delivery/make_group": (*_OUTBOX, "tests/integration/outbox/test_start.py", *_REPLAYS),
     "delivery/relay": ("tests/integration/delivery/test_relay.py",),
     "delivery/set_": _ENDPOINT_STATE,
     "delivery/take_tokens": ("tests/integration/delivery/test_rate_limit.py",),
@@ -101,10 +101,9 @@ def script_files() -> list[Path]:
 
 
 def module_files() -> list[Path]:
-    """The modules of the sweep and of the delivery."""
-    return sorted(
-        path for folder in ("sweep", "delivery") for path in (PACKAGE / folder).glob("*.py") if path.stem != "__init__"
-    )
+    """The modules of the sweep, of the outbox and of the delivery."""
+    folders = ("sweep", "outbox", "delivery")
+    return sorted(path for folder in folders for path in (PACKAGE / folder).glob("*.py") if path.stem != "__init__")
 
 
 def all_mutants(language: str, only: Sequence[str] = ()) -> list[Mutant]:

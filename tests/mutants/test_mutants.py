@@ -174,7 +174,7 @@ def test_a_trial_tells_a_mutant_from_the_product(file: str, old: str, new: str, 
 @pytest.mark.parametrize(("servers", "verdict"), [("newest", "survived"), ("older", "caught")])
 def test_a_script_is_tried_on_older_servers_too(servers: str, verdict: str, tmp_path: Path) -> None:
     """Without its XACK this script needs memory that a full Redis 6.2 refuses."""
-    file, test = "scripts/delivery/begin_replay.lua", "tests/integration/delivery/test_replay_store.py"
+    file, test = "scripts/delivery/begin_replay.lua", "tests/integration/outbox/test_replay_store.py"
     call = "redis.call('XACK', KEYS[1], ARGV[1], '0-0')"
     command = [sys.executable, "-c", TRIAL, file, call, "", test, str(tmp_path), servers]
     done = subprocess.run(command, cwd=choice.ROOT, capture_output=True, text=True, check=False)

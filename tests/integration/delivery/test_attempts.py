@@ -14,7 +14,7 @@ from sweeperd.outbox.attempts import ANSWER, Attempt, attempts_with, read_attemp
 from sweeperd.outbox.event import OutboxEntry
 from sweeperd.store.lease import process_name
 from sweeperd.store.shard import Shard
-from tests.integration.delivery.conftest import Deliver, Delivery, expire, settled
+from tests.support.deliveries import Deliver, Delivery, expire, settled
 from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time
 from tests.support.receiver import Answer, Receiver, Request

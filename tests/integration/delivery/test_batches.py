@@ -11,7 +11,7 @@ import redis
 from sweeperd.delivery import circuit, lane, reader
 from sweeperd.outbox.event import OutboxEntry
 from sweeperd.outbox.stream import PARKED, PARKED_ALONE, Outbox
-from tests.integration.delivery.conftest import Deliver, expire, settled
+from tests.support.deliveries import Deliver, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
 

@@ -9,7 +9,7 @@ from sweeperd.delivery import circuit as circuit_breaker
 from sweeperd.delivery import reader
 from sweeperd.outbox import stream
 from sweeperd.outbox.stream import PARKED
-from tests.integration.delivery.conftest import EVENTS, Deliver, Delivery, expire, settled
+from tests.support.deliveries import EVENTS, Deliver, Delivery, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
 from tests.support.streams import entries

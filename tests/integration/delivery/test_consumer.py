@@ -21,7 +21,7 @@ from sweeperd.outbox.endpoint_state import EndpointStateStore
 from sweeperd.outbox.event import EventEncoder
 from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, TAKE_OVER_AFTER, Outbox
 from sweeperd.store.shard import Shard
-from tests.integration.delivery.conftest import EVENTS, Deliver, expire, settled
+from tests.support.deliveries import EVENTS, Deliver, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Receiver, Request
 

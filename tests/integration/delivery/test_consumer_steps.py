@@ -27,7 +27,7 @@ from sweeperd.outbox.subscription import Subscription
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
-from tests.integration.delivery.conftest import EVENTS, expire
+from tests.support.deliveries import EVENTS, expire
 from tests.support.harness import server_time
 from tests.support.limits import batch_limits
 from tests.support.streams import entries

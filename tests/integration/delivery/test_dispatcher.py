@@ -19,9 +19,9 @@ from sweeperd.outbox import stream
 from sweeperd.outbox.endpoint_state import EndpointStateStore
 from sweeperd.outbox.stream import Outbox
 from sweeperd.store.shard import Shard
-from tests.integration.delivery.conftest import EVENTS, Deliver, Delivery, expire, settled
 from tests.integration.delivery.test_relay import subscribe
 from tests.integration.delivery.test_replays import add, begin, ended, seen
+from tests.support.deliveries import EVENTS, Deliver, Delivery, expire, settled
 from tests.support.harness import eventually, server_time
 from tests.support.raw_server import raw_server
 from tests.support.receiver import Answer, Behaviour, Receiver, Request

@@ -11,8 +11,8 @@ from sweeperd.outbox.endpoint_state import EndpointStateStore
 from sweeperd.outbox.stream import ConsumerGroups, Outbox
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
-from tests.integration.delivery.conftest import EVENTS, Deliver, Delivery, expire
 from tests.integration.delivery.test_replays import add, begin, ended, refreshed
+from tests.support.deliveries import EVENTS, Deliver, Delivery, expire
 from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time
 from tests.support.receiver import Answer, Behaviour, Receiver

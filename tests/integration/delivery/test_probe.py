@@ -9,7 +9,7 @@ from sweeperd.delivery.reader import ProbeChooser
 from sweeperd.outbox.event import OutboxEntry
 from sweeperd.outbox.stream import PAGE, PARKED, Outbox
 from sweeperd.store.shard import Shard
-from tests.integration.delivery.conftest import EVENTS, expire
+from tests.support.deliveries import EVENTS, expire
 
 pytestmark = pytest.mark.newest_redis
 

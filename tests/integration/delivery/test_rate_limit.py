@@ -21,8 +21,8 @@ from sweeperd.metrics import Metrics
 from sweeperd.store.embedded import Server
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from tests.integration.delivery.conftest import Deliver, expire
 from tests.integration.delivery.test_replays import add, begin, ended, refreshed
+from tests.support.deliveries import Deliver, expire
 from tests.support.fixtures import a_shard, full
 from tests.support.harness import eventually, server_time
 from tests.support.receiver import Answer, Receiver, Request

@@ -27,7 +27,7 @@ from sweeperd.outbox.replays import (
 from sweeperd.outbox.stream import WAITING, Outbox
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
-from tests.integration.delivery.conftest import EVENTS, Deliver, Delivery, expire
+from tests.support.deliveries import EVENTS, Deliver, Delivery, expire
 from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time
 from tests.support.receiver import Answer, Receiver, Request

@@ -14,7 +14,7 @@ from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.process import Role
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
-from tests.integration.delivery.conftest import expire
+from tests.support.deliveries import expire
 from tests.support.harness import eventually, reserve
 from tests.support.receiver import Receiver
 

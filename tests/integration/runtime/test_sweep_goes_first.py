@@ -13,7 +13,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.runtime.sweeps import kind_sweeps
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Decision
-from tests.integration.delivery.conftest import expire
+from tests.support.deliveries import expire
 from tests.support.harness import reserve
 from tests.support.receiver import Receiver
 

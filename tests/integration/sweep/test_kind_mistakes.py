@@ -17,7 +17,7 @@ The known mistakes of a sweeper of any kind, and the test that would catch each:
 | `wait` is taken for `in_grace`, so that paging passes entries by | here: each of many entries |
 | trouble of the server becomes a quarantine | lua/kinds/test_script.py: trouble of the server is no quarantine |
 | a deadline in seconds; an id that is used again | lua/kinds/test_outcomes.py, lua/kinds/test_plan.py |
-| two kinds with one id; a call that is repeated after a lost reply | unit/delivery/test_kind_payload.py; here |
+| two kinds with one id; a call that is repeated after a lost reply | unit/outbox/test_kind_payload.py; here |
 """
 
 import threading

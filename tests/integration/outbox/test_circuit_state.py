@@ -10,7 +10,7 @@ from sweeperd.ops import endpoints
 from sweeperd.outbox import endpoint_state
 from sweeperd.outbox.endpoint_state import CircuitNote, CircuitState, CircuitStateStore, DeliveryRate
 from sweeperd.store.shard import Shard
-from tests.integration.delivery.conftest import Deliver, expire
+from tests.support.deliveries import Deliver, expire
 from tests.support.fixtures import full
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Receiver

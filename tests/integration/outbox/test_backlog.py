@@ -16,7 +16,7 @@ from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
-from tests.integration.delivery.test_outbox import GROUP, KEY, add, ids
+from tests.integration.outbox.test_outbox import GROUP, KEY, add, ids
 from tests.support.harness import daemon, environment, eventually, server_time
 
 ACME = Subscription(EndpointSettings.model_validate({"name": GROUP, "url": "http://x/", "tenants": ["acme"]}))

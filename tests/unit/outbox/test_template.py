@@ -6,7 +6,7 @@ import pytest
 
 from sweeperd.config import Format
 from sweeperd.outbox.event import EXPIRY_FIELDS, Filled, Template
-from tests.unit.delivery.test_payload import EVENT, TRACE
+from tests.unit.outbox.test_payload import EVENT, TRACE
 
 ODD: list[dict[str, bytes]] = [{"id": b'"'}, {"amount": b"007"}, {"expired_at": b"1"}, {"missing": b'["tenant:acme"]'}]
 

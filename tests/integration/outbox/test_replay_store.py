@@ -9,7 +9,7 @@ from sweeperd.outbox.replays import ReplayNote, ReplayStore, end_cancelled, repl
 from sweeperd.outbox.stream import PAGE, PARKED, TAKE_OVER_AFTER, Outbox
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
-from tests.integration.delivery.conftest import EVENTS
+from tests.support.deliveries import EVENTS
 from tests.support.fixtures import full
 
 GROUPS = "sweeperd:groups"

@@ -9,7 +9,7 @@ import redis
 
 from sweeperd.outbox.stream import Outbox
 from sweeperd.store.shard import Shard
-from tests.integration.delivery.conftest import EVENTS, Deliver, expire
+from tests.support.deliveries import EVENTS, Deliver, expire
 from tests.support.harness import eventually, server_time
 from tests.support.receiver import Answer, Receiver
 

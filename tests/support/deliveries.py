@@ -1,0 +1,111 @@
+"""Deliveries in the test's own process, on a real Redis."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import Settings
+from sweeperd.context import ShardContext
+from sweeperd.delivery.dispatcher import Dispatcher
+from sweeperd.metrics import Metrics
+from sweeperd.store.shard import Shard
+from tests.support.harness import eventually
+
+EVENTS = "sweeperd:events"
+
+
+class Delivery:
+    """A running dispatcher with one endpoint, `hook`, and what can be measured of it."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        url: str,
+        concurrency: int,
+        endpoint: dict[str, Any],
+        kept: int = 1000,
+        **webhooks: Any,
+    ) -> None:
+        settings = Settings.model_validate(
+            {
+                "events": {"attempts_kept": kept},
+                "webhooks": webhooks | {"endpoints": [{"name": "hook", "url": url} | endpoint]},
+            }
+        )
+        self.client = shard.client
+        self.metrics = Metrics()
+        self.stop = threading.Event()
+        self.dispatcher = Dispatcher(ShardContext(settings, shard, self.metrics, self.stop, concurrency))
+        self.dispatcher.prepare()
+
+    def attempts(self, result: str) -> float:
+        """The counter of requests."""
+        return self.sample("sweeperd_webhook_attempts_total", result=result)
+
+    def events(self, result: str) -> float:
+        """The counter of events."""
+        return self.sample("sweeperd_webhook_events_total", result=result)
+
+    def dead_letters(self) -> float:
+        """The counter of dead letters."""
+        return self.sample("sweeperd_webhook_dead_letters_total")
+
+    def pending(self) -> dict[bytes, tuple[bytes, int, int]]:
+        """The pending events: id -> owner, deliveries, idle ms."""
+        rows: Any = self.client.xpending_range(EVENTS, "hook", "-", "+", 10_000)
+        return {
+            row["message_id"]: (row["consumer"], row["times_delivered"], row["time_since_delivered"]) for row in rows
+        }
+
+    def sample(self, name: str, **labels: str) -> float:
+        """The value of a series of this endpoint; 0 where it is not there."""
+        return self.metrics.registry.get_sample_value(name, {"endpoint": "hook"} | labels) or 0.0
+
+
+#: URL, and settings of `webhooks` beside it.
+Deliver = Callable[..., contextlib.AbstractContextManager[Delivery]]
+
+
+@pytest.fixture
+def deliver(shard: Shard) -> Deliver:
+    """Run a dispatcher while the block lasts."""
+
+    @contextlib.contextmanager
+    def running(
+        url: str, concurrency: int = 2, endpoint: dict[str, Any] | None = None, **webhooks: Any
+    ) -> Iterator[Delivery]:
+        quick: dict[str, Any] = {
+            "redelivery_initial": "200ms",
+            "redelivery_max": "1s",
+            "attempts": 1,
+            "backoff_initial": "10ms",
+        }
+        delivery = Delivery(shard, url, concurrency, endpoint or {}, **(quick | webhooks))
+        delivery.dispatcher.start()
+        try:
+            yield delivery
+        finally:
+            delivery.stop.set()
+            assert delivery.dispatcher.join(time.monotonic() + 20)
+
+    return running
+
+
+def expire(client: redis.Redis, *names: str, tenant: str = "acme") -> list[bytes]:
+    """Add an event for each name, as an expiry does. Returns the stream ids."""
+    fields = {"tenant": tenant, "scope": "tenant:acme", "unit": "TOKENS", "amount": "5", "trace_id": "a" * 32}
+    times = {"created_at": 1763712000000, "expires_at": 1763712060000, "expired_at": 1763712065000, "grace_ms": 0}
+    with client.pipeline() as pipeline:
+        for name in names:
+            pipeline.xadd(EVENTS, {"id": name, "extensions": 0} | fields | times)  # type: ignore[arg-type]
+        return list(pipeline.execute())
+
+
+def settled(delivery: Delivery) -> None:
+    """Wait until nothing is pending."""
+    eventually(lambda: not delivery.pending())

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import logging
 import math
 import os
@@ -18,7 +19,7 @@ from sweeperd.errors import ConfigError
 from sweeperd.metrics import Metrics
 from sweeperd.ops.endpoints import jwks
 from sweeperd.runtime.daemon import Daemon
-from sweeperd.runtime.process import Role, collect_rarely, give_back, share_arenas
+from sweeperd.runtime.process import Role
 from sweeperd.runtime.systemd import SystemdNotifier
 from sweeperd.web.server import WebServer
 
@@ -85,8 +86,6 @@ class Service:
         return not failed
 
     def _serve(self) -> None:
-        collect_rarely()
-        share_arenas()
         if self._web:
             self._web.start()
         self._daemon.start()
@@ -236,12 +235,12 @@ class Service:
 
     def _clear_up(self) -> None:
         """
-        Free what a daemon that was replaced held, once it has ended. Its parts refer to each other, so only the garbage
-        collector frees them, and that does not know how much memory TLS holds outside Python.
+        Free what a replaced daemon held, once the daemon has ended. The parts of a daemon refer to each other, so only
+        the garbage collector frees them, and Python may wait long with a search: the memory of TLS is not counted.
         """
         if self._last_work is not None and not self._finishing:
             self._last_work = None
-            give_back()
+            gc.collect()
 
     @property
     def _finishing(self) -> bool:

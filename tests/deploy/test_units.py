@@ -46,7 +46,8 @@ def test_a_slow_receiver_does_not_hold_the_unit_of_one_run() -> None:
 @pytest.mark.parametrize("unit", ["sweeperd.service", "sweeperd-once.service"])
 def test_each_credential_is_used_under_its_own_name(unit: str) -> None:
     (credential,) = (value.split(":")[0] for value in values(unit, "LoadCredential"))
-    assert values(unit, "Environment") == [f"SWEEPERD_REDIS__URL=file:/run/credentials/{unit}/{credential}"]
+    url = f"SWEEPERD_REDIS__URL=file:/run/credentials/{unit}/{credential}"
+    assert values(unit, "Environment") == [url, "MALLOC_ARENA_MAX=2"]
     assert values(unit, "DynamicUser") == ["yes"]
 
 
@@ -100,6 +101,11 @@ def test_the_builder_is_sent_what_the_build_copies() -> None:
         for part in value.split()[:-1]
     }
     assert sent == copied
+
+
+def test_threads_share_arenas_of_memory_in_the_image_as_in_the_units() -> None:
+    (environment,) = (value for name, value in instructions() if name == "ENV")
+    assert "MALLOC_ARENA_MAX=2" in environment.split()
 
 
 def test_the_final_stage_has_no_build_tools_and_no_root() -> None:

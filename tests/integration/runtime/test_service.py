@@ -1,5 +1,8 @@
 """The service around the daemon: its reports to the service manager."""
 
+import gc
+import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -105,3 +108,22 @@ def test_after_a_reload_the_page_still_has_its_hour(server: Server) -> None:
     assert shard["history"]["overdue"] == [0]
     for daemon in (before, after):
         runner(daemon)._shard.close()
+
+
+def test_a_replaced_daemon_is_freed_once_it_has_ended(server: Server) -> None:
+    settings = Settings.model_validate({"redis": {"url": server.url}, "http": {"listen": ""}})
+    service = Service(settings, lambda: settings, lambda _: None, SystemdNotifier({}))
+    gc.disable()
+    try:
+        before = Daemon(settings)
+        runner(before)._shard.close()
+        vars(before)["itself"] = before  # the parts of a daemon that has worked refer to each other
+        left = weakref.ref(before)
+        service._last_work = threading.Thread(target=lambda: None)
+        del before
+        assert left() is not None
+        service._clear_up()
+        assert left() is None
+    finally:
+        gc.enable()
+        runner(service._daemon)._shard.close()

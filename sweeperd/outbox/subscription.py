@@ -207,7 +207,7 @@ class Subscription:
 
     def wants(self, entry: OutboxEntry) -> bool:
         """Whether the endpoint receives this event."""
-        return (self._gets_all and entry.expiry is not None) or self.takes(entry.id, entry.fields)
+        return (self._gets_all and entry.is_plain_expiry) or self.takes(entry.id, entry.fields)
 
     def takes(self, _stream_id: bytes, fields: Fields, /) -> bool:
         """Whether the endpoint receives the event with this id in the stream and these fields."""

@@ -258,6 +258,51 @@ def test_what_is_unknown_is_left_out_of_a_cloud_event() -> None:
     assert JSONFormat().read(CloudEvent, encoded.body).get_data() == {"missing_budgets": [], "closed_budgets": []}
 
 
+#: The bytes of an everyday event. A receiver may have kept their hash, so they stay the same from version to version.
+BODIES: dict[Format, bytes] = {
+    "event": (
+        b'{"event_id":"evt_98b9e90f6546011b9cda2942f7d2c665","event_type":"reservation.expired","category"'
+        b':"reservation","timestamp":"2023-11-14T22:14:25.456Z","tenant_id":"acme","scope":"tenant:acme/wo'
+        b'rkspace:prod","actor":{"type":"system"},"source":"sweeperd","data":{"reservation_id":"r1","scope'
+        b'":"tenant:acme/workspace:prod","unit":"TOKENS","estimated_amount":500,"created_at":"2023-11-14T2'
+        b'2:13:20.123Z","expires_at":"2023-11-14T22:14:20.123Z","expired_at":"2023-11-14T22:14:25.456Z","t'
+        b'tl_ms":60000,"grace_ms":5000,"extensions_used":2,"missing_budgets":[],"closed_budgets":[]},"trac'
+        b'e_id":"0123456789abcdef0123456789abcdef"}'
+    ),
+    "cloudevents": (
+        b'{"specversion":"1.0","id":"evt_98b9e90f6546011b9cda2942f7d2c665","source":"/sweeperd/seats","typ'
+        b'e":"reservation.expired","subject":"r1","time":"2023-11-14T22:14:25.456Z","datacontenttype":"app'
+        b'lication/json","sequence":"seats:00000001700000065456-00000000000000000003","data":{"tenant_id":'
+        b'"acme","reservation_id":"r1","scope":"tenant:acme/workspace:prod","unit":"TOKENS","estimated_amo'
+        b'unt":500,"created_at":"2023-11-14T22:13:20.123Z","expires_at":"2023-11-14T22:14:20.123Z","expire'
+        b'd_at":"2023-11-14T22:14:25.456Z","ttl_ms":60000,"grace_ms":5000,"extensions_used":2,"missing_bud'
+        b'gets":[],"closed_budgets":[]}}'
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ["event", "cloudevents"])
+def test_the_bytes_of_an_everyday_event(form: Format) -> None:
+    entry = OutboxEntry.of(STREAM_ID, 1, EVENT)
+    assert EventEncoder("seats", b"origin", form)(entry).body == BODIES[form]
+    batch = EventEncoder("seats", b"origin", form, batches=True).request([entry, entry])
+    bodies = [json.loads(BODIES[form])] * 2
+    assert json.loads(batch.body) == bodies
+
+
+def standard(body: bytes) -> bytes:
+    """What the standard library writes in place of this JSON."""
+    return json.dumps(json.loads(body), separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize("code", range(256))
+def test_each_character_is_written_as_the_standard_library_writes_it(code: int) -> None:
+    for value in (bytes([code]), chr(code).encode()):
+        body = message(b"", EVENT | {b"id": value}).body
+        assert body == standard(body)
+        assert json.loads(body)["data"]["reservation_id"] == value.decode(errors="backslashreplace")
+
+
 odd = strategies.sampled_from(
     [b"", b'"', b"\\", b"\n", b"\xff", b"%s", b"<id>", b"1001", b"[]", b'["a"]', b"007", b"0", "é".encode(), b"-1"]
 )
@@ -274,33 +319,28 @@ entries = strategies.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("form", ["event", "cloudevents"])
-@pytest.mark.parametrize("shard", ["default", "1001", "1000000000000000001"])
 @given(entry=entries, without=strategies.sets(strategies.sampled_from(sorted(EVENT)), max_size=1))
 @example(entry=EVENT, without=set())
 @example(entry=EVENT | {b"created_at": b"1700000060124"}, without=set())
-@example(entry=EVENT | {b"expired_at": b"1000000000000"}, without=set())
-@example(entry=EVENT | {b"expired_at": b"9999999999999"}, without=set())
-def test_the_template_writes_what_the_dict_writes(
-    form: Format, shard: str, entry: dict[bytes, bytes], without: set[bytes]
+@example(entry=EVENT | {b"created_at": b"9" * 19, b"expires_at": b"0"}, without=set())
+@example(entry=EVENT | {b"type": b"webhook.disabled", b"data": b'{"a":1e22,"b":"\\ud800"}'}, without=set())
+def test_an_event_is_written_as_the_standard_library_writes_it(
+    form: Format, entry: dict[bytes, bytes], without: set[bytes]
 ) -> None:
     fields = {name: value for name, value in entry.items() if name not in without}
-    encoder = EventEncoder(shard, b"origin", form)
-    event = OutboxEntry.of(STREAM_ID, 1, fields)
-    filled = encoder.plain(event)
-    assert filled in (None, encoder.general(event))
-    if fields == EVENT:
-        assert filled, "the template takes an everyday event"
+    body = EventEncoder("seats", b"origin", form)(OutboxEntry.of(STREAM_ID, 1, fields)).body
+    assert body == standard(body)
 
 
 @pytest.mark.parametrize("form", ["event", "cloudevents"])
 @given(events=strategies.lists(entries | strategies.just(EVENT), min_size=1, max_size=5))
-@example(events=[EVENT, EVENT | {b"id": b"r%", b"tenant": b"%b", b"scope": b"%%"}, EVENT | {b"trace_id": b"2" * 32}])
 @example(events=[EVENT, EVENT | {b"kind": b"seat"}])
 @example(events=[EVENT, EVENT | {b"missing": b'["tenant:acme"]'}])
-def test_a_batch_holds_what_the_dicts_write(form: Format, events: list[dict[bytes, bytes]]) -> None:
+def test_a_batch_holds_the_events(form: Format, events: list[dict[bytes, bytes]]) -> None:
     encoder = EventEncoder("seats", b"origin", form, batches=True)
     ids = [b"1700000065456-%d" % number for number in range(len(events))]
     taken = [OutboxEntry.of(name, 1, fields) for name, fields in zip(ids, events, strict=True)]
-    sent, messages = encoder.request(taken), list(map(encoder.general, taken))
+    sent, messages = encoder.request(taken), list(map(encoder, taken))
     messages[0] = messages[0]._replace(sequence="seats:00000001700000065456-00000000000000000000")
     assert sent == batch_request(messages, form)
+    assert json.loads(sent.body) == [json.loads(each.body) for each in messages]

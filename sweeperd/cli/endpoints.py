@@ -1,19 +1,19 @@
-"""`sweeperd endpoints list`."""
+"""`sweeperd endpoints`: list them, pause, resume, skip an event, show attempts, make and print keys, try one out."""
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
-from sweeperd.cli.actions import leave_record
-from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, yes_option
+from sweeperd.cli.change import Change, Changed, changing
+from sweeperd.cli.options import Exit, Options, fail, json_option
 from sweeperd.cli.output import Cell, Output, timestamp
-from sweeperd.cli.shards import Troubles, check_name, endpoint_of, for_each_shard
+from sweeperd.cli.shards import Run, endpoint_of, on_shards
 from sweeperd.cli.status import state, waiting
-from sweeperd.config import EndpointSettings, Settings
+from sweeperd.config import EndpointSettings
 from sweeperd.ops import endpoints
-from sweeperd.ops import endpoints as signing_keys
 from sweeperd.ops.actions import Action
 from sweeperd.ops.endpoints import BODY_SHOWN, EndpointsDocument, EndpointTest, ListedEndpoint, Resumed
 from sweeperd.ops.health import ENDPOINT_STATES
@@ -23,29 +23,31 @@ from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, rfc3339
 
+#: The colour of each result of an attempt.
+STYLES = {"delivered": "green", "rejected": "yellow", "failed": "red"}
 
-@click.command("list")
-@json_option
-@shard_option
-@click.pass_obj
-def list_(options: Options, as_json: bool, shard: str | None) -> None:
+
+@click.group("endpoints", short_help="The receivers: list, pause, resume, skip, test, attempts; their keys.")
+def command() -> None:
+    """The receivers of the webhooks."""
+
+
+@command.command("list")
+@on_shards()
+def list_(run: Run) -> None:
     """Each endpoint on each shard: where it is, what waits for it, and whether it is paused."""
-    output, troubles = Output(as_json=as_json), Troubles()
-    with options.shards(shard) as (settings, shards):
-        found = for_each_shard(shards, lambda one: _read(one, settings), troubles)
-        known = {endpoint.name: endpoint for endpoint in settings.consumers}
-    statuses = [(one, status) for one, on_shard in found for status in on_shard]
-    if as_json:
-        listed = [ListedEndpoint.of(one, status, known.get(status.name)) for one, status in statuses]
-        output.json(EndpointsDocument(endpoints=listed, down=troubles.down))
-    else:
-        columns = ["endpoint", "shard", "state", "pending", "oldest", "dead_letters", "tenants", "group", "url"]
-        output.table(columns, (_cells(one, status, known.get(status.name)) for one, status in statuses))
-    troubles.end()
 
+    def read(shard: Shard) -> Sequence[EndpointStatus]:
+        return read_endpoints(shard, run.settings.consumers, shard.read_clock(), count_dead_letters(shard))
 
-def _read(shard: Shard, settings: Settings) -> Sequence[EndpointStatus]:
-    return read_endpoints(shard, settings.consumers, shard.read_clock(), count_dead_letters(shard))
+    known = {endpoint.name: endpoint for endpoint in run.settings.consumers}
+    rows = [(one, status, known.get(status.name)) for one, found in run.each(read) for status in found]
+    columns = ["endpoint", "shard", "state", "pending", "oldest", "dead_letters", "tenants", "group", "url"]
+    run.table(
+        columns,
+        (_cells(*row) for row in rows),
+        lambda: EndpointsDocument(endpoints=[ListedEndpoint.of(*row) for row in rows], down=run.down),
+    )
 
 
 def _cells(shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | None) -> list[object]:
@@ -79,94 +81,82 @@ def paused_since(paused_at: int | None, reason: str) -> str:
     return f"{since}: {reason}"
 
 
-# ---- `sweeperd endpoints pause`, `resume` and `skip`: they change what the processes that deliver do
-
-
-@click.command("pause")
+@command.command("pause")
 @click.argument("name")
 @click.option(
     "--reason", default="an operator paused it", show_default=True, help="Why; `endpoints list` and `status` show it."
 )
-@yes_option
-@json_option
-@shard_option
-@click.pass_obj
-def pause(options: Options, name: str, reason: str, yes: bool, as_json: bool, shard: str | None) -> None:
+@changing
+def pause(change: Change, name: str, reason: str) -> None:
     """Send nothing to it until it is resumed. Its events wait, and none is lost. Every daemon obeys within seconds."""
-    output, troubles, results = Output(as_json=as_json), Troubles(), []
-    with options.shards(shard) as (settings, shards):
-        endpoint = endpoint_of(settings, name)
-        before = _states(shards, endpoint.name, troubles)
-        if any(not state.paused for _, state in before):
-            output.confirm(f"Pause {name}?", yes=yes)
-        for one, state in before:
-            if state.paused:
-                results.append(_result(one, state, changed=False))
-                output.say(f"{name} is paused on {one.name} already, {paused_since(state.paused_at, state.reason)}")
-                continue
-            with troubles.noted(one):
-                results.append(_result(one, endpoints.pause(one, name, reason, settings.announced), changed=True))
-                leave_record(one, Action.PAUSE, name)
-                output.say(f"{name} is paused on {one.name}")
-    _end(output, name, results, troubles)
+    found, results = _states(change, name), list[dict[str, Any]]()
+    if any(not before.paused for _, before in found):
+        change.confirm(f"Pause {name}?")
+
+    def work(shard: Shard, before: EndpointState) -> Iterator[Changed]:
+        if before.paused:
+            results.append(_result(shard, before, changed=False))
+            since = paused_since(before.paused_at, before.reason)
+            change.output.say(f"{name} is paused on {shard.name} already, {since}")
+            return
+        paused = endpoints.pause(shard, name, reason, change.settings.announced)
+        yield name, 1
+        results.append(_result(shard, paused, changed=True))
+        change.output.say(f"{name} is paused on {shard.name}")
+
+    change.act(Action.PAUSE, found, work)
+    change.report({"endpoint": name, "shards": results, "down": change.down})
 
 
-@click.command("resume")
+@command.command("resume")
 @click.argument("name")
-@yes_option
-@json_option
-@shard_option
-@click.pass_obj
-def resume(options: Options, name: str, yes: bool, as_json: bool, shard: str | None) -> None:
+@changing
+def resume(change: Change, name: str) -> None:
     """
     Send to it again, from all processes, within seconds. This ends a pause and the quiet that a receiver asked for,
     closes the circuit, and makes events due that wait for their next attempt.
     """
-    output, troubles, results = Output(as_json=as_json), Troubles(), []
-    with options.shards(shard) as (settings, shards):
-        endpoint = endpoint_of(settings, name)
-        before = _states(shards, endpoint.name, troubles)
-        if any(state != EndpointState() for _, state in before):
-            output.confirm(f"Resume {name}?", yes=yes)
-        for one, state in before:
-            with troubles.noted(one):
-                done = endpoints.resume(one, name)
-                changed = done.was_resting or done.was_open_on > 0
-                leave_record(one, Action.RESUME, name, int(changed))
-                row = _result(one, EndpointState(), changed=changed) | {"was": _state(state)}
-                results.append(row | {"was_open_on": done.was_open_on, "due": done.due})
-                output.say(_resumed(name, one, state, done))
-    _end(output, name, results, troubles)
+    found, results = _states(change, name), list[dict[str, Any]]()
+    if any(before != EndpointState() for _, before in found):
+        change.confirm(f"Resume {name}?")
+
+    def work(shard: Shard, before: EndpointState) -> Iterator[Changed]:
+        done = endpoints.resume(shard, name)
+        changed = done.was_resting or done.was_open_on > 0
+        yield name, int(changed)
+        more = {"was": _state(before), "was_open_on": done.was_open_on, "due": done.due}
+        results.append(_result(shard, EndpointState(), changed=changed) | more)
+        change.output.say(_resumed(name, shard, before, done))
+
+    change.act(Action.RESUME, found, work)
+    change.report({"endpoint": name, "shards": results, "down": change.down})
 
 
-@click.command("skip")
+@command.command("skip")
 @click.argument("name")
 @click.argument("event")
-@yes_option
-@json_option
-@shard_option
-@click.pass_obj
-def skip(options: Options, name: str, event: str, yes: bool, as_json: bool, shard: str | None) -> None:
+@changing
+def skip(change: Change, name: str, event: str) -> None:
     """
     Make one pending event of an endpoint a dead letter, so that it is not sent again. EVENT is its event id (evt_...)
     or its stream id; the log has both. It can be replayed later, like any dead letter.
     """
-    output, troubles = Output(as_json=as_json), Troubles()
-    with options.shards(shard) as (settings, shards):
-        endpoint = endpoint_of(settings, name)
-        output.confirm(f"Make {event} a dead letter of {name}?", yes=yes)
-        found = for_each_shard(shards, lambda one: endpoints.skip(one, endpoint.name, event), troubles)
-        for one, stream_id in found:
-            leave_record(one, Action.SKIP, f"{name} {event}", int(stream_id is not None))
-    skipped = [{"shard": one.name, "stream_id": stream_id} for one, stream_id in found if stream_id]
-    if as_json:
-        output.json({"endpoint": name, "event": event, "skipped": skipped, "down": troubles.down})
+    endpoint_of(change.settings, name)
+    change.confirm(f"Make {event} a dead letter of {name}?")
+    skipped = []
+
+    def work(shard: Shard, _: None) -> Iterator[Changed]:
+        if stream_id := endpoints.skip(shard, name, event):
+            yield f"{name} {event}", 1
+            skipped.append({"shard": shard.name, "stream_id": stream_id})
+
+    change.act(Action.SKIP, ((shard, None) for shard in change.shards), work)
+    change.report({"endpoint": name, "event": event, "skipped": skipped, "down": change.down})
     for row in skipped:
-        output.say(f"{event} is a dead letter of {name} on {row['shard']} now")
+        change.output.say(f"{event} is a dead letter of {name} on {row['shard']} now")
     if not skipped:
-        output.name_address()
-        troubles.fail(f"{event} is not pending for {name}")
-    troubles.end()
+        change.output.name_address()
+        change.fail(f"{event} is not pending for {name}")
 
 
 def _resumed(name: str, shard: Shard, state: EndpointState, done: Resumed) -> str:
@@ -180,8 +170,9 @@ def _resumed(name: str, shard: Shard, state: EndpointState, done: Resumed) -> st
     return "; ".join([f"{name} is {verb} on {shard.name}", *filter(None, notes)])
 
 
-def _states(shards: list[Shard], name: str, troubles: Troubles) -> list[tuple[Shard, EndpointState]]:
-    return for_each_shard(shards, lambda shard: EndpointStateStore(shard).read(name), troubles)
+def _states(change: Change, name: str) -> list[tuple[Shard, EndpointState]]:
+    endpoint_of(change.settings, name)
+    return change.each(lambda shard: EndpointStateStore(shard).read(name))
 
 
 def _result(shard: Shard, state: EndpointState, *, changed: bool) -> dict[str, Any]:
@@ -197,46 +188,27 @@ def _state(state: EndpointState) -> dict[str, Any]:
     }
 
 
-def _end(output: Output, name: str, results: list[dict[str, Any]], troubles: Troubles) -> None:
-    if output.as_json:
-        output.json({"endpoint": name, "shards": results, "down": troubles.down})
-    troubles.end()
-
-
-# ---- `sweeperd endpoints attempts`
-
-
-#: The colour of each result.
-STYLES = {"delivered": "green", "rejected": "yellow", "failed": "red"}
-
-
-@click.command("attempts")
+@command.command("attempts")
 @click.argument("name")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="At most so many.")
-@json_option
-@shard_option
-@click.pass_obj
-def attempts(options: Options, name: str, limit: int, as_json: bool, shard: str | None) -> None:
+@on_shards()
+def attempts(run: Run, name: str, limit: int) -> None:
     """
     The last attempts to deliver to it, the newest first: every failure, and a sample of the successes. Of a batch, the
     ids are those of its first event. What is secret in an answer is hidden. Times are of Redis's clock.
     """
-    output, troubles = Output(as_json=as_json), Troubles()
-    with options.shards(shard) as (settings, shards):
-        check_name("endpoint", name, [endpoint.name for endpoint in settings.webhooks.endpoints])
-        on_shards = for_each_shard(shards, lambda one: read_attempts(one, name, limit), troubles)
-    every = [each for _, found in on_shards for each in found]
+    endpoint_of(run.settings, name)
+    every = [each for _, found in run.each(lambda one: read_attempts(one, name, limit)) for each in found]
     newest = sorted(every, key=lambda each: each.attempt.at_ms, reverse=True)[:limit]
-    if as_json:
-        output.json({"endpoint": name, "attempts": [attempt_document(each) for each in newest], "down": troubles.down})
-    else:
-        columns = ["at", "shard", "result", "ms", "attempt", "events", "event", "id", "replica", "answer"]
-        output.table(columns, map(_attempt_cells, newest))
-    troubles.end()
+    columns = ["at", "shard", "result", "ms", "attempt", "events", "event", "id", "replica", "answer"]
+    run.table(
+        columns,
+        map(_attempt_cells, newest),
+        lambda: {"endpoint": name, "attempts": [attempt_document(each) for each in newest], "down": run.down},
+    )
 
 
 def attempt_document(recorded: RecordedAttempt) -> dict[str, Any]:
-    """For JSON."""
     attempt = recorded.attempt
     return {
         "at": timestamp(attempt.at_ms),
@@ -282,10 +254,7 @@ def _attempt_cells(recorded: RecordedAttempt) -> list[object]:
     ]
 
 
-# ---- `sweeperd endpoints keygen` and `keys`: asymmetric keys
-
-
-@click.command("keygen")
+@command.command("keygen")
 @json_option
 def keygen(as_json: bool) -> None:
     """
@@ -293,8 +262,8 @@ def keygen(as_json: bool) -> None:
     variable; the public key goes to the receiver. Nothing is stored.
     """
     try:
-        private, public = signing_keys.generate()
-    except signing_keys.NoCryptography:
+        private, public = endpoints.generate()
+    except endpoints.NoCryptography:
         fail("the cryptography package is missing: pip install 'sweeperd[ed25519]'", Exit.FAILED)
     if as_json:
         click.echo(json.dumps({"private_key": private, "public_key": public}))
@@ -302,7 +271,7 @@ def keygen(as_json: bool) -> None:
         click.echo(f"{private}\n{public}")
 
 
-@click.command("keys")
+@command.command("keys")
 @click.argument("name", required=False)
 @click.pass_obj
 def keys(options: Options, name: str | None) -> None:
@@ -311,50 +280,39 @@ def keys(options: Options, name: str | None) -> None:
     reach it; the daemon serves it to operators at /.well-known/jwks.json.
     """
     with options.shards(secrets=True) as (settings, _):
-        endpoints = settings.webhooks.endpoints
-    if name is not None:
-        check_name("endpoint", name, [endpoint.name for endpoint in endpoints])
-    found = [endpoint for endpoint in endpoints if name in (None, endpoint.name)]
+        found = settings.webhooks.endpoints if name is None else [endpoint_of(settings, name)]
     Output(as_json=True).name_address()
-    click.echo(json.dumps(signing_keys.jwks(found), indent=2))
+    click.echo(json.dumps(endpoints.jwks(found), indent=2))
 
 
-# ---- `sweeperd endpoints test`
-
-
-@click.command("test")
+@command.command("test")
 @click.argument("name")
 @click.option(
     "--count", type=click.IntRange(1, 10_000), default=1, show_default=True, help="So many events, in batches."
 )
-@json_option
-@shard_option
-@click.pass_obj
-def test(options: Options, name: str, count: int, as_json: bool, shard: str | None) -> None:
+@on_shards(secrets=True)
+def test(run: Run, name: str, count: int) -> None:
     """
     Send it signed events of the type system.webhook_test, each once, and show the last request, its answer and timing.
     They are sent even while the endpoint is paused, until one request fails. A 2xx response closes an open circuit on
     all processes; nothing else is written to Redis.
     """
-    output, troubles, trial = Output(as_json=as_json), Troubles(), None
-    with options.shards(shard, secrets=True) as (settings, shards):
-        endpoint = endpoint_of(settings, name)
-        for one in shards:
-            # Any shard will do: it is asked what time it is.
-            if trial is None:
-                with troubles.noted(one):
-                    trial = endpoints.try_out(one, endpoint, settings.webhooks, count)
-        if trial is not None and trial.delivered:
-            for_each_shard(shards, lambda one: endpoints.close_if_open(one, name), troubles)
+    endpoint, trial = endpoint_of(run.settings, name), None
+    for shard in run.shards:
+        if trial is None:  # any shard will do: it is asked for the time
+            with run.noted(shard):
+                trial = endpoints.try_out(shard, endpoint, run.settings.webhooks, count)
     if trial is None:
-        troubles.end()
         return
-    if as_json:
-        output.json(_trial(trial))
+    if trial.delivered:
+        run.each(lambda shard: endpoints.close_if_open(shard, name))
+    if run.output.as_json:
+        run.output.json(_trial(trial))
     else:
-        _show(output, trial)
+        _show(run.output, trial)
     if not trial.delivered:
         fail(f"{name} did not take it: {trial.result}", Exit.FAILED)
+    sys.exit(Exit.DONE)  # also if a shard is down
 
 
 def _trial(trial: EndpointTest) -> dict[str, Any]:
@@ -384,15 +342,3 @@ def _show(output: Output, trial: EndpointTest) -> None:
         output.say(f"{name}: {value}")
     if trial.response_body:
         output.say(trial.response_body)
-
-
-# ---- `sweeperd endpoints`: the group; each of its commands has a module of its own, or shares one with its likes
-
-
-@click.group("endpoints", short_help="The receivers: list, pause, resume, skip, test, attempts; their keys.")
-def command() -> None:
-    """The receivers of the webhooks."""
-
-
-for _each in (attempts, keygen, keys, list_, pause, resume, skip, test):
-    command.add_command(_each)

@@ -1,46 +1,25 @@
-"""Names that an operator types."""
+"""
+The shards that a command works on, of which some may be down.
+
+Every command works so: what the other shards give is printed; each shard that is down is one line on standard error and
+an entry of `down` in the JSON document (`{"shard", "address", "error"}`); the exit code is 1.
+"""
 
 import contextlib
 import difflib
+import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import click
 
-from sweeperd.cli.options import Exit, fail
-from sweeperd.cli.output import printable, shortened
+from sweeperd.cli.options import Decorator, Exit, Options, fail, json_option, shard_option
+from sweeperd.cli.output import Output, printable, shortened
 from sweeperd.config import EndpointSettings, Settings
+from sweeperd.ops.document import Document
 from sweeperd.ops.health import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
-
-
-def check_name(kind: str, name: str, known: Iterable[str]) -> None:
-    """Ends the process where `name` is unknown; the message holds the most similar known name."""
-    names = sorted(known)
-    if name in names:
-        return
-    close = difflib.get_close_matches(name, names, 1)
-    if close:
-        hint = f"; did you mean {close[0]}?"
-    elif names:
-        hint = f", only {shortened(', '.join(names), 200)}"
-    else:
-        hint = "; there is none"
-    fail(printable(f"there is no {kind} {shortened(name)!r} in the configuration{hint}"), Exit.USAGE)
-
-
-def endpoint_of(settings: Settings, name: str) -> EndpointSettings:
-    """The configured endpoint of this name. Ends the process where there is none."""
-    known = {endpoint.name: endpoint for endpoint in settings.webhooks.endpoints}
-    check_name("endpoint", name, known)
-    return known[name]
-
-
-# ---- the shards of one command, of which some may be down
-# Every command works so: what the other shards give is printed; each shard that is down is one line on standard error
-# and one entry of `down` in the JSON document (`{"shard", "address", "error"}`); the exit code is 1.
-
 
 T = TypeVar("T")
 
@@ -77,15 +56,71 @@ class Troubles:
         warn(problem)
 
     def end(self) -> None:
-        """End the process with exit code 1 where there was a problem."""
+        """End the process with exit code 1 if there was a problem."""
         if self._failed:
             sys.exit(Exit.FAILED)
+
+
+class Run(Troubles):
+    """One run of a command. `yes`: the operator agrees to every question."""
+
+    def __init__(self, settings: Settings, shards: list[Shard], output: Output, *, yes: bool) -> None:
+        super().__init__()
+        self.settings = settings
+        self.shards = shards
+        self.output = output
+        self.yes = yes
+
+    def each(self, work: Callable[[Shard], T]) -> list[tuple[Shard, T]]:
+        """Do the work on each shard that answers, and return each of these shards with its result."""
+        return for_each_shard(self.shards, work, self)
+
+    def report(self, document: Document | dict[str, Any]) -> None:
+        """Print the document if --json is given."""
+        if self.output.as_json:
+            self.output.json(document)
+
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        document: Callable[[], Document | dict[str, Any]],
+    ) -> None:
+        """Print the rows as a table, or the document if --json is given."""
+        if self.output.as_json:
+            self.output.json(document())
+        else:
+            self.output.table(columns, rows)
+
+
+def on_shards(kind: type[Run] = Run, *, secrets: bool = False) -> Decorator:
+    """
+    The options --json and --shard of a command. The command gets a `Run`, of this `kind`; afterwards the process ends
+    with exit code 1 if there was a problem. `secrets`: whether the command needs the secrets of the endpoints.
+    """
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        @json_option
+        @shard_option
+        @click.pass_obj
+        @functools.wraps(command)
+        def opened(options: Options, /, *, as_json: bool, shard: str | None, yes: bool = False, **rest: Any) -> None:
+            with options.shards(shard, secrets=secrets) as (settings, shards):
+                run = kind(settings, shards, Output(as_json=as_json), yes=yes)
+                command(run, **rest)
+            run.end()
+
+        return opened
+
+    return decorated
 
 
 def for_each_shard(shards: Iterable[Shard], work: Callable[[Shard], T], troubles: Troubles) -> list[tuple[Shard, T]]:
     """Do the work on each shard, and return each shard with its result. A shard that is down goes to `troubles`."""
     done = []
     for shard in shards:
+        if troubles.is_down(shard):
+            continue
         with troubles.noted(shard):
             done.append((shard, work(shard)))
     return done
@@ -94,3 +129,25 @@ def for_each_shard(shards: Iterable[Shard], work: Callable[[Shard], T], troubles
 def warn(text: str) -> None:
     """One line on standard error."""
     click.echo(f"sweeperd: {printable(text)}", err=True)
+
+
+def check_name(kind: str, name: str, known: Iterable[str]) -> None:
+    """End the process if `name` is unknown; the message holds the most similar known name."""
+    names = sorted(known)
+    if name in names:
+        return
+    close = difflib.get_close_matches(name, names, 1)
+    if close:
+        hint = f"; did you mean {close[0]}?"
+    elif names:
+        hint = f", only {shortened(', '.join(names), 200)}"
+    else:
+        hint = "; there is none"
+    fail(printable(f"there is no {kind} {shortened(name)!r} in the configuration{hint}"), Exit.USAGE)
+
+
+def endpoint_of(settings: Settings, name: str) -> EndpointSettings:
+    """The configured endpoint of this name. Ends the process if there is none."""
+    known = {endpoint.name: endpoint for endpoint in settings.webhooks.endpoints}
+    check_name("endpoint", name, known)
+    return known[name]

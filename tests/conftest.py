@@ -42,18 +42,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.write_line(f"property tests drew from --hypothesis-seed={seed}")
 
 
-#: Here whole processes run, or their parts together. What differs between servers is tested closer to them, so the
-#: newest at hand is enough.
-WHOLE_PROCESSES = tuple(Path(__file__).parent / name for name in ("e2e", "faults", "integration/runtime", "topology"))
+#: The scripts are tried on each server at hand, and so are the rights to run them (`every_redis`). The rest of sweeperd
+#: is the same on all servers, so the newest at hand is enough.
+SCRIPTS = Path(__file__).parent / "lua"
 
 
 def _needs_each_redis(item: pytest.Item) -> bool:
-    newest = item.get_closest_marker("newest_redis") or item.path.parent in WHOLE_PROCESSES
-    return bool(item.get_closest_marker("every_redis") or not newest)
+    script = SCRIPTS in item.path.parents and not item.get_closest_marker("newest_redis")
+    return bool(item.get_closest_marker("every_redis") or script)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes long runs on the newest Redis at hand; on each of them where SWEEPERD_TEST_ALL_SERVERS is set."""
+    """What needs no other runs on the newest Redis at hand; all runs on each if SWEEPERD_TEST_ALL_SERVERS is set."""
     if os.environ.get("SWEEPERD_TEST_ALL_SERVERS"):
         return
     left = [

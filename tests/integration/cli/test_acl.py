@@ -20,6 +20,8 @@ from tests.support.harness import Daemon, daemon, environment, eventually, once,
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 from tests.support.receiver import Receiver
 
+pytestmark = pytest.mark.every_redis
+
 MINUTE = timedelta(minutes=1)
 ROOT = Path(__file__).parents[3]
 #: A kind with templates, one with a script, a channel, an endpoint that asks for spikes, and Cycles.

@@ -1,5 +1,6 @@
 """The rights that these commands need, as the documents name them: with them everything works, and none is too much."""
 
+import pytest
 import redis
 
 from sweeperd.store.embedded import Server
@@ -8,6 +9,8 @@ from tests.integration.cli.conftest import Run, give_up
 from tests.support.acl import rules
 from tests.support.harness import reserve
 from tests.support.receiver import Receiver
+
+pytestmark = pytest.mark.every_redis
 
 RIGHTS = (
     "~sweeperd:events ~sweeperd:dead-letters ~sweeperd:endpoints ~sweeperd:groups ~sweeperd:circuits ~sweeperd:actions "

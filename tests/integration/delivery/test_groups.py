@@ -17,6 +17,8 @@ from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time
 from tests.support.receiver import Answer, Behaviour, Receiver
 
+pytestmark = pytest.mark.every_redis
+
 GROUPS = "sweeperd:groups"
 NOWHERE = "http://127.0.0.1:9/"
 HOUR = 3_600_000

@@ -16,6 +16,8 @@ from sweeperd import ledger
 from sweeperd.ledger import Committed, Debited, Extended, Ledger, LedgerError, OveragePolicy, Reserved
 from sweeperd.store.embedded import Server
 
+pytestmark = pytest.mark.every_redis
+
 RECORD = Path(__file__).parents[2] / "fixture" / "cycles" / "ledger.jsonl"
 #: What Cycles names each refusal. INVALID_REQUEST is a ValueError of the argument.
 REFUSALS: Mapping[str, tuple[type[Exception], ...]] = {

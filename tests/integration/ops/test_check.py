@@ -27,6 +27,8 @@ from tests.support.acl import PASSWORD, rules
 from tests.support.fixtures import full
 from tests.support.harness import environment, eventually, reserve
 
+pytestmark = pytest.mark.every_redis
+
 OK, WARNING, FAILURE = CheckLevel.OK, CheckLevel.WARNING, CheckLevel.FAILURE
 #: The warnings about an empty Redis with its default settings.
 PLAIN = {"keys": WARNING, "persistence": WARNING, "lazyfree-lazy-expire": WARNING}

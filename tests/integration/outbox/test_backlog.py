@@ -19,6 +19,8 @@ from sweeperd.store.shard import Shard
 from tests.integration.outbox.test_outbox import GROUP, KEY, add, ids
 from tests.support.harness import daemon, environment, eventually, server_time
 
+pytestmark = pytest.mark.every_redis
+
 ACME = Subscription(EndpointSettings.model_validate({"name": GROUP, "url": "http://x/", "tenants": ["acme"]}))
 
 

@@ -18,6 +18,8 @@ from sweeperd.sweep.kind_script import HIDDEN_GLOBALS
 from tests.lua.kinds.world import SEATS, Seats, scripted, settings_of
 from tests.support.fixtures import full
 
+pytestmark = pytest.mark.every_redis
+
 ESCAPES = [
     "--[[ x",
     "--[==[ x",

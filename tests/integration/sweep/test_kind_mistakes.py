@@ -36,6 +36,8 @@ from sweeperd.sweep.sweeper import Sweeper
 from tests.lua.kinds.world import DEADLINE, ID, SCRIPT, TRACE, Seats, scripted
 from tests.support.harness import eventually
 
+pytestmark = pytest.mark.every_redis
+
 WAITING = SCRIPT.replace(
     "function decide(hash, now)",
     "function decide(hash, now)\n  if hash.show == 'late' then return 'wait', now + 60000 end",

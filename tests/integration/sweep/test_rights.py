@@ -20,6 +20,8 @@ from sweeperd.sweep.reservations import reservations
 from tests.support.acl import rules
 from tests.support.harness import daemon, environment, eventually, reserve
 
+pytestmark = pytest.mark.every_redis
+
 PASSWORD = "only-for-tests"
 READ_ONLY = "Redis 6.2 has no rights to read only"
 

@@ -48,8 +48,10 @@ SCRIPTS = Path(__file__).parent / "lua"
 
 
 def _needs_each_redis(item: pytest.Item) -> bool:
-    script = SCRIPTS in item.path.parents and not item.get_closest_marker("newest_redis")
-    return bool(item.get_closest_marker("every_redis") or script)
+    for marker in item.iter_markers():  # the test's own before those of its module
+        if marker.name in ("every_redis", "newest_redis"):
+            return marker.name == "every_redis"
+    return SCRIPTS in item.path.parents
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

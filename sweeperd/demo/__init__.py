@@ -102,7 +102,7 @@ def run_demo(echo: Callable[[str], None]) -> int:
     """Run it to its end, within half a minute. Returns the exit code: 0 where all books balance."""
     screen = Screen(echo)
     try:
-        from sweeperd.demo.screen import Receiver  # noqa: PLC0415 - what it imports comes with the extra
+        from sweeperd.demo.receiver import Receiver  # noqa: PLC0415 - what it imports comes with the extra
     except ModuleNotFoundError as error:
         return _fail(screen, f"the demo needs the package {error.name}: pip install 'sweeperd[demo]'")
     _introduce(screen)

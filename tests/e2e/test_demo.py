@@ -152,7 +152,7 @@ def test_the_receiver_takes_only_what_verifies() -> None:
     pytest.importorskip("standardwebhooks")
     from standardwebhooks import Webhook  # noqa: PLC0415 - it comes with an extra
 
-    from sweeperd.demo.screen import Receiver  # noqa: PLC0415
+    from sweeperd.demo.receiver import Receiver  # noqa: PLC0415
 
     secret = "whsec_" + base64.b64encode(b"k" * 24).decode()
     body, now, heard = json.dumps({"data": {"reservation_id": "one"}}), datetime.now(UTC), list[str]()

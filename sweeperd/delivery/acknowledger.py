@@ -264,7 +264,7 @@ class Acknowledger:
     def _dead_letter(self, settlement: Settlement) -> None:
         for entry in settlement.entries:
             if not self._outbox.dead_letter(self._group, entry, settlement.reason, self._endpoint):
-                continue  # it was not pending any more
+                continue  # another process has settled it, or has it in hand
             self._count("dead_lettered", 1)
             self._dead_letters.inc()
             log.error(

@@ -156,7 +156,7 @@ def skip(shard: Shard, name: str, event: str) -> str | None:
         for pending, fields in _pending(shard, outbox, group):
             if event in (pending.id.decode(), message(shard.origin, fields).event_id if fields else ""):
                 entry = OutboxEntry.of(pending.id, pending.deliveries, fields)
-                return pending.id.decode() if outbox.dead_letter(group, entry, SKIPPED, name) else None
+                return pending.id.decode() if outbox.dead_letter(group, entry, SKIPPED, name, in_hand=False) else None
     return None
 
 

@@ -485,14 +485,18 @@ class Outbox:
         if ids:
             self._client.xack(self._key, group, *ids)
 
-    def dead_letter(self, group: str, entry: OutboxEntry, reason: str, endpoint: str = "") -> bool:
+    def dead_letter(
+        self, group: str, entry: OutboxEntry, reason: str, endpoint: str = "", *, in_hand: bool = True
+    ) -> bool:
         """
-        Replace a pending event by a dead letter. `endpoint`: where the group has another name. False where the event
-        was not pending any more.
+        Replace a pending event by a dead letter. `endpoint`: if the group has another name. `in_hand`: only if this
+        process still has the event, unless the event is in the stream no more, since nobody can take it then. False if
+        it was not pending any more, or another process has taken or parked it.
         """
+        owner = self._consumer if in_hand and entry.pairs else b""
         endpoint = endpoint or group
         event = self._announcements.delivery_failed(endpoint, entry.fields, entry.deliveries, reason)
-        letter: list[bytes | str | int] = [group, entry.id, reason, entry.deliveries, endpoint]
+        letter: list[bytes | str | int] = [group, entry.id, reason, entry.deliveries, endpoint, owner]
         call = Call([self._key, self._dead_letters], [*letter, *event])
         return bool(self._dead_letter.run(self._client, call))
 

@@ -8,9 +8,10 @@
 -- ARGV[3] -> why
 -- ARGV[4] -> how many times it was handed over
 -- ARGV[5] -> the endpoint: its name is that of the group, except in a replay
--- ARGV[6..] -> the fields of an event about this, name and value in turn; none: no such event
+-- ARGV[6] -> the owner that the event must have; empty: any
+-- ARGV[7..] -> the fields of an event about this, name and value in turn; none: no such event
 --
--- Returns 1, or 0 where it is not pending any more: delivered, or given up on by another replica.
+-- Returns 1, or 0 if it is not pending any more, or has another owner: another replica has taken, parked or settled it.
 --
 -- A trial of XACK comes first. It needs no memory, so it is taken at maxmemory too, and after it XADD is. The letter is
 -- added before the event is acknowledged, since a stream whose last id is the greatest takes none.
@@ -27,10 +28,10 @@ local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1)
 if pending.err and not string.find(tostring(pending.err), 'NOGROUP', 1, true) then
   return pending
 end
-if pending.err or #pending == 0 then
+if pending.err or #pending == 0 or (ARGV[6] ~= '' and pending[1][2] ~= ARGV[6]) then
   return 0
 end
-local announced = ARGV[6] ~= nil
+local announced = ARGV[7] ~= nil
 local stream = announced and redis.call('XINFO', 'STREAM', KEYS[1]) or {}
 for i = 1, #stream, 2 do
   -- It takes no entry more.
@@ -52,6 +53,6 @@ if type(added) == 'table' then -- an error; the id of the entry is text
 end
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
 if announced then
-  redis.call('XADD', KEYS[1], '*', unpack(ARGV, 6))
+  redis.call('XADD', KEYS[1], '*', unpack(ARGV, 7))
 end
 return 1

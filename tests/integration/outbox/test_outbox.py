@@ -478,6 +478,23 @@ def test_bury_what_was_delivered_meanwhile(stream: Outbox, other: Outbox, client
     assert letters(client) == []
 
 
+def test_bury_what_another_process_has_taken_meanwhile(
+    shard: Shard, stream: Outbox, other: Outbox, client: redis.Redis
+) -> None:
+    """As a process does that was stopped for long: the other one may be sending the event at this moment."""
+    (entry,) = taken(stream, client)
+    age(client, entry, int(TAKE_OVER_AFTER * 1000))
+    (theirs,) = other.claim(GROUP, other.orphaned(GROUP, (), 1), int(TAKE_OVER_AFTER * 1000))
+    assert not stream.dead_letter(GROUP, entry, "too late")
+    assert (letters(client), held(client)) == ([], {entry.id: (b"them", 2)})
+    other.nack(GROUP, [theirs])
+    assert not stream.dead_letter(GROUP, entry, "too late"), "it waits for its next delivery"
+    assert (letters(client), held(client)) == ([], {entry.id: (PARKED, 2)})
+    operator = Outbox(shard, "operator")
+    assert operator.dead_letter(GROUP, entry, "skipped", in_hand=False), "an operator takes it from whoever has it"
+    assert (len(letters(client)), held(client)) == (1, {})
+
+
 def test_bury_for_each_endpoint(stream: Outbox, client: redis.Redis) -> None:
     stream.groups.ensure("audit")
     (entry,) = taken(stream, client)

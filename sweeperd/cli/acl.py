@@ -6,7 +6,7 @@ import click
 
 from sweeperd.cli.options import Options, json_option, shard_option
 from sweeperd.cli.output import Output
-from sweeperd.ops.acl import Role, acl_users
+from sweeperd.ops.acl import AclDocument, AclUserDocument, Role, acl_users
 
 
 def _name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
@@ -61,11 +61,11 @@ def command(
         users = acl_users(settings, wanted, role, commands=commands, ledger=ledger)
     lines = [" ".join(["user" if as_file else "ACL SETUSER", user, *each.rules]) for each in users]
     if as_json:
-        rows = [
-            {"address": each.address, "shards": each.shards, "user": user, "rules": each.rules, "line": line}
+        documents = [
+            AclUserDocument(address=each.address, shards=each.shards, user=user, rules=each.rules, line=line)
             for each, line in zip(users, lines, strict=True)
         ]
-        output.json({"users": rows})
+        output.json(AclDocument(users=documents))
         return
     for each, line in zip(users, lines, strict=True):
         click.echo(f"{each.address}: {', '.join(each.shards)}", err=True)

@@ -8,9 +8,9 @@ import click
 import redis
 
 from sweeperd.cli.options import Options, json_option, shard_option
-from sweeperd.cli.output import Output, timestamp
+from sweeperd.cli.output import Output
 from sweeperd.cli.shards import Troubles, warn
-from sweeperd.ops.actions import Action, RecordedAction, read_actions, record
+from sweeperd.ops.actions import Action, ActionDocument, ActionsDocument, RecordedAction, read_actions, record
 from sweeperd.store.errors import describe
 from sweeperd.store.shard import Shard
 
@@ -28,12 +28,12 @@ def command(options: Options, limit: int, shard: str | None, as_json: bool) -> N
     output, troubles = Output(as_json=as_json), Troubles()
     with options.shards(shard) as (_, shards):
         newest = heapq.merge(*(_read(one, troubles) for one in shards), key=lambda row: row[1].at_ms, reverse=True)
-        rows = list(itertools.islice(newest, limit))
+        rows = [_document(*row) for row in itertools.islice(newest, limit)]
     if as_json:
-        output.json({"actions": [_as_dict(*row) for row in rows], "down": troubles.down})
+        output.json(ActionsDocument(actions=rows, down=troubles.down))
     else:
         columns = ("at", "shard", "who", "action", "target", "count")
-        output.table(columns, [list(_as_dict(*row).values()) for row in rows])
+        output.table(columns, [list(row.as_json().values()) for row in rows])
     troubles.end()
 
 
@@ -43,15 +43,15 @@ def _read(shard: Shard, troubles: Troubles) -> Iterator[tuple[Shard, RecordedAct
             yield shard, action
 
 
-def _as_dict(shard: Shard, action: RecordedAction) -> dict[str, object]:
-    return {
-        "at": timestamp(action.at_ms),
-        "shard": shard.name,
-        "who": action.who,
-        "action": action.action,
-        "target": action.target,
-        "count": action.count,
-    }
+def _document(shard: Shard, action: RecordedAction) -> ActionDocument:
+    return ActionDocument(
+        at=action.at_ms,
+        shard=shard.name,
+        who=action.who,
+        action=action.action,
+        target=action.target,
+        count=action.count,
+    )
 
 
 def leave_record(shard: Shard, action: Action, target: str, count: int = 1) -> None:

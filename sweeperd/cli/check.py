@@ -8,7 +8,7 @@ from sweeperd.cli.options import Exit, Options, json_option, shard_option
 from sweeperd.cli.output import Output
 from sweeperd.config import Settings
 from sweeperd.errors import ConfigError
-from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_shard, worst
+from sweeperd.ops.check import CheckDocument, CheckFinding, CheckLevel, check_endpoint, check_shard, worst
 
 _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAILURE: "bold red"}
 
@@ -59,7 +59,7 @@ def command(
                 note(finding)
     result = worst(findings)
     if as_json:
-        output.json({"result": result.value, "checks": [finding.as_dict() for finding in findings]})
+        output.json(CheckDocument.model_validate({"result": result, "checks": findings}))
     elif not output.terminal:
         rows = [(each.level.value, each.where, each.check, each.says, each.advice) for each in findings]
         output.table(("level", "where", "check", "says", "advice"), rows)

@@ -15,7 +15,14 @@ from sweeperd.cli.status import state, waiting
 from sweeperd.config import EndpointSettings
 from sweeperd.ops import endpoints
 from sweeperd.ops.actions import Action
-from sweeperd.ops.endpoints import BODY_SHOWN, EndpointsDocument, EndpointTest, ListedEndpoint, Resumed
+from sweeperd.ops.endpoints import (
+    BODY_SHOWN,
+    AttemptsDocument,
+    EndpointsDocument,
+    EndpointTest,
+    ListedEndpoint,
+    Resumed,
+)
 from sweeperd.ops.health import ENDPOINT_STATES
 from sweeperd.ops.status import EndpointStatus, count_dead_letters, read_endpoints
 from sweeperd.outbox.attempts import RecordedAttempt, read_attempts
@@ -204,29 +211,8 @@ def attempts(run: Run, name: str, limit: int) -> None:
     run.table(
         columns,
         map(_attempt_cells, newest),
-        lambda: {"endpoint": name, "attempts": [attempt_document(each) for each in newest], "down": run.down},
+        lambda: AttemptsDocument.model_validate({"endpoint": name, "attempts": newest, "down": run.down}),
     )
-
-
-def attempt_document(recorded: RecordedAttempt) -> dict[str, Any]:
-    attempt = recorded.attempt
-    return {
-        "at": timestamp(attempt.at_ms),
-        "shard": recorded.shard,
-        "endpoint": recorded.endpoint,
-        "result": attempt.result,
-        "reason": attempt.reason,
-        "milliseconds": attempt.milliseconds,
-        "hand_over": attempt.hand_over,
-        "attempt": attempt.attempt,
-        "events": attempt.events,
-        "event_id": attempt.event_id,
-        "reservation_id": decode(attempt.reservation),
-        "first_stream_id": decode(attempt.first),
-        "last_stream_id": decode(attempt.last),
-        "replica": attempt.replica,
-        "answer": attempt.answer,
-    }
 
 
 def attempt_text(recorded: RecordedAttempt) -> Cell:

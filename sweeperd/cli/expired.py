@@ -1,6 +1,7 @@
 """How `sweeperd expired` prints its events: as a table, CSV, JSON lines, or a chain of JSON lines."""
 
 import csv
+import dataclasses
 import heapq
 import io
 import itertools
@@ -18,7 +19,16 @@ from sweeperd.cli.options import Exit, Moment, Options, fail, json_option, momen
 from sweeperd.cli.output import Output, printable
 from sweeperd.cli.shards import Troubles, check_name, warn
 from sweeperd.config import DEFAULT_SHARD
-from sweeperd.ops.expired import START, Chain, Expiry, ExpiryReader, retention_gap, verify
+from sweeperd.ops.expired import (
+    START,
+    ArchiveDocument,
+    Chain,
+    ExpiredCountDocument,
+    Expiry,
+    ExpiryReader,
+    retention_gap,
+    verify,
+)
 from sweeperd.ops.health import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
 from sweeperd.text import rfc3339
@@ -173,16 +183,7 @@ def verify_archive(file: BinaryIO, head: str | None, chain_from: str | None, as_
         fail(f"{printable(file.name)}: cannot be read: {error.strerror}", Exit.USAGE)
     whole = verdict.broken_line is None
     if as_json:
-        output.json(
-            {
-                "file": file.name,
-                "whole": whole,
-                "lines": verdict.lines,
-                "head": verdict.head,
-                "broken_line": verdict.broken_line,
-                "problem": verdict.problem,
-            }
-        )
+        output.json(ArchiveDocument(file=file.name, whole=whole, **dataclasses.asdict(verdict)))
     elif whole:
         output.say(f"{file.name}: the chain is whole: {verdict.lines} lines, head {verdict.head}", "green")
     if not whole:
@@ -293,7 +294,7 @@ def command(
 def _print_count(output: Output, events: Iterable[Expiry], troubles: Troubles) -> None:
     number = sum(1 for _ in events)
     if output.as_json:
-        output.json({"count": number, "down": troubles.down})
+        output.json(ExpiredCountDocument(count=number, down=troubles.down))
     else:
         output.say(str(number))
 

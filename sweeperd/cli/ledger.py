@@ -1,21 +1,52 @@
 """`sweeperd ledger`."""
 
-from typing import Any
+from typing import Annotated
 
 import click
+from pydantic import BeforeValidator, Field
 
 from sweeperd.cli.options import Options, json_option, shard_option
 from sweeperd.cli.output import Output, shortened
 from sweeperd.cli.shards import Troubles, for_each_shard, warn
 from sweeperd.config import SweepSettings
+from sweeperd.ops.document import Argument, CommandDocument, Count, Document, Down, Text
 from sweeperd.ops.holders import Holder, find_holders, read_budget
 from sweeperd.store.shard import Shard
-from sweeperd.text import decode
 
 
 @click.group("ledger", short_help="The budgets: what holds an amount of one.")
 def command() -> None:
     """The budgets of the ledger. Nothing here changes one; see `sweeperd reconcile --repair-budget`."""
+
+
+class HolderDocument(Document):
+    """A reservation that holds an amount of the budget."""
+
+    id: Text
+    amount: int
+    tenant: Text
+    state: Text
+    created_at: Text = Field(description="As it is stored, ms.")
+    expires_at: Text = Field(description="As it is stored, ms.")
+    quarantined: Annotated[bool, BeforeValidator(bool)] = Field(validation_alias="quarantined_at")
+
+
+class BudgetDocument(Document):
+    """The budget on one shard."""
+
+    shard: str
+    address: str
+    key: Text
+    fields: dict[Text, Text] = Field(description="The hash of the budget as it stands.")
+    held: int = Field(description="What its reservations hold together.")
+    reservations: Count
+    holders: list[HolderDocument] = Field(description="Up to --limit.")
+
+
+class LedgerDocument(CommandDocument, title="sweeperd ledger show BUDGET --json"):
+    budget: Argument
+    shards: list[BudgetDocument]
+    down: Down
 
 
 @command.command("show")
@@ -41,14 +72,14 @@ def show(options: Options, budget: str, limit: int, shard: str | None, as_json: 
         output.name_address()
         troubles.fail(f"there is no budget {shortened(budget)}")
     if as_json:
-        output.json({"budget": budget, "shards": documents, "down": troubles.down})
+        output.json(LedgerDocument(budget=budget, shards=documents, down=troubles.down))
     else:
         for each in documents:
             _show(output, each)
     troubles.end()
 
 
-def _read(shard: Shard, settings: SweepSettings, budget: str, limit: int) -> dict[str, Any] | None:
+def _read(shard: Shard, settings: SweepSettings, budget: str, limit: int) -> BudgetDocument | None:
     key = shard.keys.budget_stem + budget.encode("utf-8", "surrogateescape")
     fields = read_budget(shard, key)
     if fields is None:
@@ -58,34 +89,15 @@ def _read(shard: Shard, settings: SweepSettings, budget: str, limit: int) -> dic
         count, held = count + 1, held + holder.amount
         if len(kept) < limit:
             kept.append(holder)
-    return {
-        "shard": shard.name,
-        "address": shard.address,
-        "key": decode(key),
-        "fields": {decode(name): decode(value) for name, value in fields.items()},
-        "held": held,
-        "reservations": count,
-        "holders": [_as_dict(holder) for holder in kept],
-    }
+    values = {"key": key, "fields": fields, "held": held, "reservations": count, "holders": kept}
+    return BudgetDocument.model_validate({"shard": shard.name, "address": shard.address, **values})
 
 
-def _as_dict(holder: Holder) -> dict[str, Any]:
-    return {
-        "id": decode(holder.id),
-        "amount": holder.amount,
-        "tenant": decode(holder.tenant),
-        "state": decode(holder.state),
-        "created_at": decode(holder.created_at),
-        "expires_at": decode(holder.expires_at),
-        "quarantined": bool(holder.quarantined_at),
-    }
-
-
-def _show(output: Output, document: dict[str, Any]) -> None:
-    output.table(("budget", "value"), document["fields"].items())
-    output.say(f"held by {document['reservations']} reservations: {document['held']}")
-    holders = document["holders"]
+def _show(output: Output, document: BudgetDocument) -> None:
+    output.table(("budget", "value"), document.fields.items())
+    output.say(f"held by {document.reservations} reservations: {document.held}")
+    holders = document.holders
     columns = ("id", "amount", "tenant", "state", "expires_at")
-    output.table(columns, [[each[column] for column in columns] for each in holders])
-    if len(holders) < document["reservations"]:
+    output.table(columns, [[getattr(each, column) for column in columns] for each in holders])
+    if len(holders) < document.reservations:
         warn(f"only the first {len(holders)} are shown; see --limit")

@@ -49,7 +49,7 @@ def _run(options: Options, once: OnceOptions, settings: Settings, *, show: bool,
     if not report.any_done:
         return Exit.FAILED
     if options.as_json:
-        click.echo(json.dumps(report.as_dict()))
+        click.echo(json.dumps(report.document.as_json()))
     elif sys.stdout.isatty():
         click.echo(_summary(report))
     if once.exit_zero_on_pending and report.exit_code == Exit.UNDELIVERED:

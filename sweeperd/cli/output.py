@@ -60,7 +60,8 @@ class Output:
 
     def json(self, document: Document | dict[str, Any]) -> None:
         """Print one JSON document on one line, with `address` in it."""
-        click.echo(json.dumps(with_address(document.as_json() if isinstance(document, Document) else document)))
+        values = document.as_json() if isinstance(document, Document) else document
+        click.echo(json.dumps(with_address(values), default=Document.as_json))
 
     def name_address(self) -> None:
         """Name the address of the shards on standard error, unless this command has named it."""

@@ -1,22 +1,20 @@
 """`sweeperd show`."""
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import click
 
-from sweeperd.cli.endpoints import attempt_document, attempt_text
+from sweeperd.cli.endpoints import attempt_text
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, swept_names
 from sweeperd.cli.output import Cell, Output, printable, shortened, timestamp
 from sweeperd.cli.shards import Troubles, check_name, for_each_shard
 from sweeperd.config import Settings
-from sweeperd.ops.show import EventDelivery, Fate, Inspection, inspect
+from sweeperd.ops.show import EventDelivery, Fate, Inspection, InspectionDocument, ShowDocument, inspect
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import all_kinds
 from sweeperd.sweep.kind import REASONS, RESERVATIONS, Outcome
-from sweeperd.text import candidates, decode, moment_ms, rfc3339, span
+from sweeperd.text import candidates, decode, rfc3339, span
 
 DetailRow = tuple[str, object, object]
 
@@ -51,7 +49,8 @@ def command(options: Options, entry: str, kind: str | None, shard: str | None, a
     if len(kinds := {inspection.kind for _, inspection in found}) > 1:
         fail(f"it is an id of {' and '.join(sorted(kinds))}: name one with --kind", Exit.USAGE)
     if as_json and found:
-        output.json({"shards": [_as_dict(each, inspection) for each, inspection in found], "down": troubles.down})
+        documents = [InspectionDocument.of(each, inspection, _why(inspection)) for each, inspection in found]
+        output.json(ShowDocument(shards=documents, down=troubles.down))
     elif found:
         _show(output, found)
     if not found and not troubles.down:
@@ -175,40 +174,3 @@ def _time(milliseconds: float) -> str:
     with contextlib.suppress(OverflowError, ValueError, OSError):
         return rfc3339(int(milliseconds))
     return str(milliseconds)
-
-
-def _as_dict(shard: Shard, inspection: Inspection) -> dict[str, Any]:
-    event, decision = inspection.event, inspection.explanation.decision
-    return {
-        "shard": shard.name,
-        "kind": inspection.kind,
-        "id": decode(inspection.id),
-        "key": decode(inspection.key),
-        "type": inspection.type,
-        "fields": _texts(inspection.fields),
-        "ttl_ms": inspection.ttl_ms,
-        "score": None if inspection.score is None else moment_ms(inspection.score),
-        "quarantined_at": timestamp(inspection.quarantined_at),
-        "budgets": {
-            decode(scope): _texts(budget) if isinstance(budget, dict) else budget
-            for scope, budget in inspection.budgets.items()
-        },
-        "event": event
-        and {
-            "webhook_id": event.webhook_id,
-            "stream_id": decode(event.id),
-            "fields": _texts(event.fields),
-            "deliveries": [dataclasses.asdict(delivery) for delivery in event.deliveries],
-            "attempts": [attempt_document(recorded) for recorded in event.attempts],
-        },
-        "sweep": {
-            "outcome": decision.outcome,
-            "detail": decision.detail,
-            "why": _why(inspection),
-            "writes": [list(map(decode, write)) for write in inspection.explanation.writes],
-        },
-    }
-
-
-def _texts(fields: dict[bytes, bytes]) -> dict[str, str]:
-    return {decode(name): decode(value) for name, value in fields.items()}

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
+from pydantic import Field
+
 from sweeperd import redis_url
 from sweeperd.config import EXPIRY_SPIKE, Settings, ShardSettings
 from sweeperd.config.kinds import FORMS, KindSettings, parse_word
+from sweeperd.ops.document import CommandDocument, Document
 from sweeperd.redis_url import parse
 from sweeperd.store.keys import Keys
 
@@ -291,3 +294,17 @@ def _glob(pattern: str) -> str:
 def _literal(text: str) -> str:
     """As a pattern of Redis that matches this text; what no rule can hold becomes `?`, one character."""
     return _UNWRITABLE.sub("?", _SPECIAL.sub(r"\\\g<0>", text))
+
+
+class AclUserDocument(Document):
+    """The user of one Redis."""
+
+    address: str = Field(description="Where the Redis is, without credentials.")
+    shards: list[str]
+    user: str
+    rules: list[str] = Field(description="As Redis takes them after ACL SETUSER NAME.")
+    line: str = Field(description="What is printed without --json.")
+
+
+class AclDocument(CommandDocument, title="sweeperd acl --json"):
+    users: list[AclUserDocument] = Field(description="One for each Redis.")

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import redis
+from pydantic import Field
 
 from sweeperd.metrics import Metrics
+from sweeperd.ops.document import CommandDocument, Count, Document, Down, Moment
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -52,6 +54,22 @@ class RecordedAction:
     action: str
     target: str
     count: int
+
+
+class ActionDocument(Document):
+    """What an operator did."""
+
+    at: Moment
+    shard: str
+    who: str = Field(description="user@host.")
+    action: str
+    target: str
+    count: Count = Field(description="How many entries it changed.")
+
+
+class ActionsDocument(CommandDocument, title="sweeperd actions --json"):
+    actions: list[ActionDocument] = Field(description="The newest first.")
+    down: Down
 
 
 def record(shard: Shard, action: Action, target: str, count: int = 1) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import Field, PlainSerializer, WithJsonSchema
 
-from sweeperd.text import timestamp
+from sweeperd.text import decode, timestamp
 
 Count = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
 Seconds = Annotated[float, WithJsonSchema({"type": "number", "minimum": 0})]
@@ -23,6 +23,8 @@ Moment = Annotated[
 ]
 #: An argument of the command as it was given. Bytes that are not UTF-8 stay lone surrogates, so it is not validated.
 Argument = Annotated[Any, WithJsonSchema({"type": "string"})]
+#: Bytes of Redis; what is not UTF-8 is escaped.
+Text = Annotated[str, pydantic.BeforeValidator(lambda value: decode(value) if isinstance(value, bytes) else value)]
 Sha256 = Annotated[str, WithJsonSchema({"type": "string", "pattern": "^[0-9a-f]{64}$"})]
 #: The body of a webhook; None: the event is lost. The generator turns the comment into a reference.
 Body = Annotated[

@@ -5,15 +5,16 @@ import secrets
 import threading
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.config.types import PRIVATE
-from sweeperd.ops.document import CommandDocument, Down
+from sweeperd.ops.document import Argument, CommandDocument, Count, Document, Down, Moment, Seconds
 from sweeperd.ops.history import EndpointFigures
+from sweeperd.ops.show import AttemptDocument
 from sweeperd.ops.status import LETTERS, EndpointStatus
 from sweeperd.outbox.attempts import Masker
 from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointState, EndpointStateStore
@@ -265,3 +266,95 @@ def shown_url(endpoint: EndpointSettings) -> str:
     """Its URL without user, password, query and fragment, which may be credentials; a query shows as `?…`."""
     url = urlsplit(endpoint.url.get_secret_value())
     return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}{'?…' if url.query else ''}"
+
+
+# ---- what the commands print with --json
+
+
+class AttemptsDocument(CommandDocument, title="sweeperd endpoints attempts --json"):
+    endpoint: str
+    attempts: list[AttemptDocument] = Field(description="The newest first.")
+    down: Down
+
+
+class StateDocument(Document):
+    """Whether an endpoint is paused or muted."""
+
+    paused: bool
+    paused_at: Moment | None
+    reason: str
+    muted_until: Moment | None = Field(description="Until when the receiver asked to be left alone (Retry-After).")
+
+    @classmethod
+    def of(cls, state: EndpointState) -> "StateDocument":
+        return cls(
+            paused=state.paused,
+            paused_at=state.paused_at,
+            reason=state.reason,
+            muted_until=state.muted_until or None,
+        )
+
+
+class ChangedEndpoint(StateDocument):
+    """An endpoint on one shard, after the command."""
+
+    shard: str
+    changed: bool
+    was: StateDocument | None = Field(default=None, description="The state before; only with resume.")
+    was_open_on: Count = Field(default=0, description="How many processes had an open circuit; only with resume.")
+    due: Count = Field(default=0, description="How many waiting events are due now; only with resume.")
+
+
+class EndpointChangeDocument(
+    CommandDocument, title="sweeperd endpoints pause --json, sweeperd endpoints resume --json"
+):
+    endpoint: str
+    shards: list[ChangedEndpoint]
+    down: Down
+
+
+class SkippedEvent(Document):
+    """The event on one shard."""
+
+    shard: str
+    stream_id: str
+
+
+class SkipDocument(CommandDocument, title="sweeperd endpoints skip --json"):
+    endpoint: str
+    event: Argument
+    skipped: list[SkippedEvent] = Field(description="Empty if the event is not pending.")
+    down: Down
+
+
+class RequestDocument(Document):
+    """A request."""
+
+    method: Literal["POST"]
+    url: str
+    headers: dict[str, str]
+    body: str
+
+
+class ResponseDocument(Document):
+    """The response to a request."""
+
+    status: int | None = Field(description="null without an answer.")
+    headers: dict[str, str]
+    body: str
+
+
+class TrialDocument(CommandDocument, title="sweeperd endpoints test --json"):
+    """Test events; of several requests, the last one. Secrets are hidden in it."""
+
+    endpoint: str
+    delivered: bool
+    result: str
+    seconds: Seconds
+    requests: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1})] = Field(
+        description="How many requests were sent."
+    )
+    accepted: Count = Field(description="How many events were accepted.")
+    event_id: str = Field(description="Of the first event of the request.")
+    request: RequestDocument
+    response: ResponseDocument

@@ -13,8 +13,11 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, WithJsonSchema
+
+from sweeperd.ops.document import Argument, CommandDocument, Count, Document, Down, Sha256
 from sweeperd.outbox.event import ONLY_FOR, Fields, is_expiry, message
 from sweeperd.outbox.replays import AHEAD_MS, BEHIND_MS
 from sweeperd.store import streams
@@ -215,3 +218,22 @@ def retention_gap(shard: Shard, since_ms: int) -> str:
     if oldest_ms <= since_ms:
         return ""
     return f"the oldest event that is still kept is of {rfc3339(oldest_ms)}; what expired before is not shown"
+
+
+# ---- what the commands print with --json
+
+
+class ArchiveDocument(Document, title="sweeperd verify-archive FILE --json"):
+    file: Argument
+    whole: bool = Field(description="Whether the chain is whole.")
+    lines: Count = Field(description="Lines that were read, the broken one included.")
+    head: Sha256 = Field(description="The SHA-256 of the last line that is well.")
+    broken_line: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1})] | None = Field(
+        description="The first broken line, from 1; one after the last line if the end is missing. null: there is none."
+    )
+    problem: str = Field(description="What is wrong with it; empty if the chain is whole.")
+
+
+class ExpiredCountDocument(CommandDocument, title="sweeperd expired --count --json"):
+    count: Count
+    down: Down

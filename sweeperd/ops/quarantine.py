@@ -1,12 +1,14 @@
 """Reservations that another sweeper set aside: finds them, and takes them into the quarantine."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import redis
+from pydantic import Field
 
 from sweeperd.config import Settings, SweepSettings
 from sweeperd.config.kinds import KindSettings
+from sweeperd.ops.document import CommandDocument, Count, Document, Down, Moment, Seconds, Text
 from sweeperd.ops.reconcile.keyspace import Keyspace, Throttle
 from sweeperd.ops.reconcile.reader import ReservationReader
 from sweeperd.ops.reconcile.report import Fault
@@ -223,3 +225,66 @@ def _set_aside(id_: bytes, score: bytes, row: list[bytes | None] | Exception) ->
         raise row
     reason, tenant, state, amount, unit = (value or b"" for value in row)
     return SetAside(id_, at_ms, reason.decode("utf-8", "backslashreplace"), tenant, state, amount, unit)
+
+
+# ---- what the commands print with --json
+
+
+class SetAsideDocument(Document):
+    """One entry of the quarantine."""
+
+    id: Text
+    reason: str
+    quarantined_at: Moment | None
+    age_seconds: Seconds
+    tenant: Text
+    amount: Text
+    unit: Text
+    state: Text
+
+    @classmethod
+    def of(cls, entry: SetAside, now_ms: int) -> "SetAsideDocument":
+        age = max(0.0, (now_ms - entry.at_ms) / 1000)
+        return cls.model_validate({**asdict(entry), "quarantined_at": entry.at_ms, "age_seconds": age})
+
+
+class QuarantinedShard(Document):
+    """The quarantine of one shard."""
+
+    shard: str
+    quarantined: Count = Field(description="All entries, listed here or not.")
+    more: bool = Field(description="Whether there are more than --limit.")
+    entries: list[SetAsideDocument]
+
+
+class QuarantineDocument(CommandDocument, title="sweeperd quarantine list --json"):
+    shards: list[QuarantinedShard]
+    down: Down
+
+
+class StayingEntry(Document):
+    """An entry that stays in quarantine, and why."""
+
+    shard: str
+    id: str
+    reason: str
+
+
+class QuarantineChangeDocument(
+    CommandDocument, title="sweeperd quarantine requeue --json, sweeperd quarantine dismiss --json"
+):
+    """One of requeued and dismissed is there, by the command."""
+
+    requeued: Count = 0
+    dismissed: Count = 0
+    stay: Count = Field(description="How many stay in quarantine.")
+    stays: list[StayingEntry]
+    locked: dict[str, int] = Field(
+        default={}, description="What the dismissed reservations hold, by unit; only with dismiss."
+    )
+    down: Down
+
+
+class AdoptDocument(CommandDocument, title="sweeperd quarantine adopt --json"):
+    adopted: Count
+    down: Down

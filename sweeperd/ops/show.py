@@ -6,9 +6,12 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+from pydantic import AliasPath, Field, WithJsonSchema
 
 from sweeperd.config import Settings, SweepSettings
+from sweeperd.ops.document import CommandDocument, Count, Document, Down, Moment, Seconds, Text
 from sweeperd.outbox.attempts import Attempt, RecordedAttempt, attempts_with, read_attempts
 from sweeperd.outbox.event import message
 from sweeperd.outbox.replays import GROUP_PREFIX
@@ -22,7 +25,7 @@ from sweeperd.store.streams import StreamId, StreamRow
 from sweeperd.sweep.configured import all_kinds
 from sweeperd.sweep.kind import RESERVATIONS, Decision, Kind, Outcome
 from sweeperd.sweep.reservations import reservations
-from sweeperd.text import decode, strings, whole
+from sweeperd.text import decode, moment_ms, strings, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,3 +324,123 @@ def _groups(shard: Shard) -> dict[str, bytes]:
     groups = streams.groups(shard.client, shard.keys.events)
     names = {decode(name): group["last-delivered-id"] for name, group in groups.items()}
     return {name: last for name, last in names.items() if not name.startswith(GROUP_PREFIX)}
+
+
+# ---- what `show` prints with --json
+
+
+class AttemptDocument(Document):
+    """A recorded attempt to deliver."""
+
+    at: Moment = Field(validation_alias=AliasPath("attempt", "at_ms"))
+    shard: str
+    endpoint: str
+    result: Annotated[str, WithJsonSchema({"enum": ["delivered", "rejected", "failed"]})] = Field(
+        validation_alias=AliasPath("attempt", "result")
+    )
+    reason: str = Field(
+        validation_alias=AliasPath("attempt", "reason"), description="The status, or why there was no response."
+    )
+    milliseconds: Count = Field(validation_alias=AliasPath("attempt", "milliseconds"))
+    hand_over: Count = Field(
+        validation_alias=AliasPath("attempt", "hand_over"),
+        description="Which hand-over of the first event it was, from 1.",
+    )
+    attempt: Count = Field(
+        validation_alias=AliasPath("attempt", "attempt"),
+        description="Which attempt within the hand-over, from 1.",
+    )
+    events: Count = Field(
+        validation_alias=AliasPath("attempt", "events"), description="How many events the request had."
+    )
+    event_id: str = Field(validation_alias=AliasPath("attempt", "event_id"), description="Of the first event.")
+    reservation_id: Text = Field(
+        validation_alias=AliasPath("attempt", "reservation"),
+        description="What has expired; of the first event. Bytes that are not UTF-8 are escaped.",
+    )
+    first_stream_id: Text = Field(validation_alias=AliasPath("attempt", "first"))
+    last_stream_id: Text = Field(validation_alias=AliasPath("attempt", "last"))
+    replica: str = Field(
+        validation_alias=AliasPath("attempt", "replica"),
+        description="Host, process id and a random part of the daemon.",
+    )
+    answer: Annotated[str, WithJsonSchema({"type": "string", "maxLength": 256})] = Field(
+        validation_alias=AliasPath("attempt", "answer"),
+        description="The beginning of the response's body; secrets are hidden.",
+    )
+
+
+class DeliveryDocument(Document):
+    """The event at one endpoint."""
+
+    endpoint: str
+    fate: str = Field(description="What has become of it there.")
+    hand_overs: Count
+    owner: str
+    idle_seconds: Seconds
+    reason: str
+
+
+class EventDocument(Document):
+    """The event of an expiry, as it is in the stream."""
+
+    webhook_id: str
+    stream_id: Text = Field(validation_alias="id")
+    fields: dict[Text, Text]
+    deliveries: list[DeliveryDocument]
+    attempts: list[AttemptDocument] = Field(
+        description="The recorded attempts to deliver it, the newest first. A batch is among them if the event lies "
+        "between its first and its last."
+    )
+
+
+class VerdictDocument(Document):
+    """What a sweep would decide now."""
+
+    outcome: str
+    detail: str
+    why: str
+    writes: list[list[Text]] = Field(description="The commands that it would run.")
+
+
+class InspectionDocument(Document):
+    """One entry on one shard."""
+
+    shard: str
+    kind: str = Field(description="`reservations`, or a configured kind.")
+    id: Text
+    key: Text
+    type: str = Field(description="The Redis type of the key; none if it does not exist.")
+    fields: dict[Text, Text] = Field(description="The hash as it stands.")
+    ttl_ms: int | None
+    score: float | None = Field(
+        description="The deadline in the index, ms: 0 to 2^53, also if the score is less, more, or infinite."
+    )
+    quarantined_at: Moment | None
+    budgets: dict[Text, dict[Text, Text] | str | None] = Field(
+        description="Scope to the hash of its budget; a text if it is not readable; null if there is none."
+    )
+    event: EventDocument | None
+    sweep: VerdictDocument
+
+    @classmethod
+    def of(cls, shard: Shard, inspection: Inspection, why: str) -> "InspectionDocument":
+        """`why`: the decision explained to people."""
+        names = ("kind", "id", "key", "type", "fields", "ttl_ms", "quarantined_at", "budgets", "event")
+        decision = inspection.explanation.decision
+        writes = [list(map(decode, write)) for write in inspection.explanation.writes]
+        return cls.model_validate(
+            {
+                "shard": shard.name,
+                **{name: getattr(inspection, name) for name in names},
+                "score": None if inspection.score is None else moment_ms(inspection.score),
+                "sweep": {"outcome": decision.outcome, "detail": decision.detail, "why": why, "writes": writes},
+            }
+        )
+
+
+class ShowDocument(CommandDocument, title="sweeperd show ID --json"):
+    """One entry, on each shard that knows it."""
+
+    shards: list[InspectionDocument]
+    down: Down

@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import redis
+from pydantic import Field
 
 from sweeperd.config import Settings
 from sweeperd.context import Interpreter, ShardContext
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher, shares
 from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.metrics import Metrics
+from sweeperd.ops.document import Count, Document, Seconds
 from sweeperd.runtime.sweeps import CyclesLease, KindSweep, kind_sweeps
 from sweeperd.store.errors import describe
 from sweeperd.store.lease import Lease
@@ -66,17 +68,36 @@ class OnceReport:
             return 1
         return 3 if self.delivery.undelivered else 0
 
-    def as_dict(self) -> dict[str, int | float]:
-        """The object that `--json` prints."""
-        return {
-            "candidates": self.counts.total(),
-            **{outcome.value: self.counts[outcome] for outcome in Outcome if outcome is not Outcome.ERROR},
-            "errors": self.counts[Outcome.ERROR],
-            "delivered": self.delivery.delivered,
-            "undelivered": self.delivery.undelivered,
-            "dead_lettered": self.delivery.dead_lettered,
-            "duration_seconds": round(self.duration_seconds, 6),
-        }
+    @property
+    def document(self) -> "OnceDocument":
+        """What `--json` prints."""
+        counts = {outcome.value: self.counts[outcome] for outcome in Outcome if outcome is not Outcome.ERROR}
+        return OnceDocument(
+            candidates=self.counts.total(),
+            **counts,
+            errors=self.counts[Outcome.ERROR],
+            delivered=self.delivery.delivered,
+            undelivered=self.delivery.undelivered,
+            dead_lettered=self.delivery.dead_lettered,
+            duration_seconds=round(self.duration_seconds, 6),
+        )
+
+
+class OnceDocument(Document, title="sweeperd --once --json"):
+    """One run, all shards together."""
+
+    candidates: Count = Field(description="Index entries decided, each counted once.")
+    expired: Count = Field(description="Reservations expired.")
+    skipped: Count = Field(description="Entries of reservations that had ended already.")
+    in_grace: Count = Field(description="Entries whose grace has not ended.")
+    not_due: Count = Field(description="Entries whose deadline was moved.")
+    not_found: Count = Field(description="Entries without a reservation.")
+    quarantined: Count = Field(description="Entries set aside.")
+    errors: Count = Field(description="Entries whose script call failed.")
+    delivered: Count = Field(description="Deliveries: one event to one endpoint.")
+    undelivered: Count = Field(description="Deliveries that wait.")
+    dead_lettered: Count = Field(description="Deliveries given up in this run.")
+    duration_seconds: Seconds
 
 
 def run_once(
@@ -116,7 +137,9 @@ def run_once(
         any_done=any(run.any_done for run in runs),
     )
     if report.any_done:
-        log.info("run ended", extra={**report.as_dict(), "shards": {shard.name: shard.address for shard in shards}})
+        log.info(
+            "run ended", extra={**report.document.as_json(), "shards": {shard.name: shard.address for shard in shards}}
+        )
     return report
 
 

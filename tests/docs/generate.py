@@ -14,13 +14,28 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic.json_schema import GenerateJsonSchema
 
 from sweeperd.cli.app import main
+from sweeperd.cli.ledger import LedgerDocument
 from sweeperd.metrics import KeptCounter, Metrics
+from sweeperd.ops.acl import AclDocument
+from sweeperd.ops.actions import ActionsDocument
+from sweeperd.ops.check import CheckDocument
 from sweeperd.ops.document import Document
-from sweeperd.ops.endpoints import EndpointsDocument
+from sweeperd.ops.endpoints import (
+    AttemptsDocument,
+    EndpointChangeDocument,
+    EndpointsDocument,
+    SkipDocument,
+    TrialDocument,
+)
+from sweeperd.ops.expired import PREVIOUS, ArchiveDocument, ExpiredCountDocument
 from sweeperd.ops.history import StatusDocument
+from sweeperd.ops.quarantine import AdoptDocument, QuarantineChangeDocument, QuarantineDocument
+from sweeperd.ops.show import ShowDocument
+from sweeperd.runtime.once import OnceDocument
 from tests.docs.documents import ROOT
 
 DOCS = ROOT / "docs"
+SCHEMAS = DOCS / "schemas"
 EXAMPLE = ROOT / "config.example.toml"
 #: The width of the help texts.
 WIDTH = 100
@@ -31,7 +46,8 @@ _KEY = re.compile(r"#?(\w+) = .*")
 
 def pages() -> dict[Path, str]:
     """Each page that is made, and its text."""
-    schemas = {DOCS / "schemas" / f"{name}.schema.json": schema_of(model) for name, model in DOCUMENTS.items()}
+    schemas = {SCHEMAS / f"{name}.schema.json": schema_of(model) for name, model in DOCUMENTS.items()}
+    schemas[SCHEMAS / "expired.schema.json"] = expired_schema()
     return {DOCS / "metrics.md": metrics_page(), DOCS / "cli.md": cli_page()} | schemas
 
 
@@ -121,8 +137,23 @@ def settings() -> Iterator[tuple[str, str]]:
 
 #: The schemas of reconcile and of the webhook's body are written by hand.
 DOCUMENTS: dict[str, type[Document]] = {
+    "acl": AclDocument,
+    "actions": ActionsDocument,
+    "check": CheckDocument,
+    "endpoints-attempts": AttemptsDocument,
+    "endpoints-change": EndpointChangeDocument,
     "endpoints-list": EndpointsDocument,
+    "endpoints-skip": SkipDocument,
+    "endpoints-test": TrialDocument,
+    "expired-count": ExpiredCountDocument,
+    "ledger-show": LedgerDocument,
+    "once": OnceDocument,
+    "quarantine-adopt": AdoptDocument,
+    "quarantine-change": QuarantineChangeDocument,
+    "quarantine-list": QuarantineDocument,
+    "show": ShowDocument,
     "status": StatusDocument,
+    "verify-archive": ArchiveDocument,
 }
 MORE_FIELDS = "Fields may be added in later versions."
 
@@ -145,12 +176,32 @@ def schema_of(model: type[Document]) -> str:
     return json.dumps(head | schema | tail, indent=2, ensure_ascii=False) + "\n"
 
 
+def expired_schema() -> str:
+    """A line of `expired` is the body of a webhook, and more."""
+    body = json.loads((SCHEMAS / "webhook.schema.json").read_text(encoding="utf-8"))
+    body["title"] = "One line of sweeperd expired --json"
+    body["description"] = f"The body of the webhook, and the shard. {MORE_FIELDS}"
+    body["required"].append("shard")
+    hash_before = "the SHA-256 of the line before; of the first line 64 zeros, or the value of --chain-from"
+    body["properties"] |= {
+        "shard": {"type": "string"},
+        PREVIOUS: {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": f"With --chain: {hash_before}."},
+    }
+    return json.dumps(body, indent=2) + "\n"
+
+
 def _cleaned(schema: Any) -> Any:
-    """Without the default of a field, because such a field is left out; `$comment` names the schema of another file."""
+    """
+    Without the default of a field: such a field is left out, and is never null then. `$comment` names the schema of
+    another file.
+    """
     if isinstance(schema, list):
         return [_cleaned(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
+    if schema.get("default", ...) is None:
+        (value,) = (item for item in schema.pop("anyOf") if item != {"type": "null"})
+        schema |= value
     return {
         {"$comment": "$ref"}.get(name, name): _cleaned(value) for name, value in schema.items() if name != "default"
     }

@@ -7,7 +7,7 @@ not exist.
 """
 
 from sweeperd.ops.check.endpoints import check_endpoint
-from sweeperd.ops.check.findings import CheckFinding, CheckLevel, worst
+from sweeperd.ops.check.findings import CheckDocument, CheckFinding, CheckLevel, worst
 from sweeperd.ops.check.server import check_shard
 
-__all__ = ["CheckFinding", "CheckLevel", "check_endpoint", "check_shard", "worst"]
+__all__ = ["CheckDocument", "CheckFinding", "CheckLevel", "check_endpoint", "check_shard", "worst"]

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
+from pydantic import Field
 
 from sweeperd.config import Settings
+from sweeperd.ops.document import CommandDocument, Document
 from sweeperd.store.errors import REFUSED
 from sweeperd.store.shard import Shard
 
@@ -31,15 +33,22 @@ class CheckFinding:
     says: str
     advice: str = ""
 
-    def as_dict(self) -> dict[str, str]:
-        """For JSON."""
-        return {
-            "level": self.level.value,
-            "where": self.where,
-            "check": self.check,
-            "says": self.says,
-            "advice": self.advice,
-        }
+
+class FindingDocument(Document):
+    """One check."""
+
+    level: CheckLevel
+    where: str = Field(description="configuration, a shard or an endpoint.")
+    check: str
+    says: str
+    advice: str = Field(description="What to do; empty if the level is ok.")
+
+
+class CheckDocument(CommandDocument, title="sweeperd check --json"):
+    """All checks of all shards and endpoints."""
+
+    result: CheckLevel = Field(description="The worst level.")
+    checks: list[FindingDocument]
 
 
 #: The result of one check: level, what it says, what to do.

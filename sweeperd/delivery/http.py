@@ -389,7 +389,7 @@ def read_headers(lines: Any) -> http.client.HTTPMessage:
     return message
 
 
-# ---- connections that end in time, and send headers and body in one piece
+# ---- connections that end in time
 # urllib3 limits each single wait on a socket, so a receiver that sends a byte now and then holds a request for ever.
 # Here one deadline ends the whole exchange: to connect, to send, and to read the response.
 
@@ -457,75 +457,10 @@ def _raise_alert(sock: Any) -> None:
             sock.recv(1)
 
 
-class _OnePiece:
-    """
-    A connection that sends headers and body together: one system call, one packet, one wake-up of the receiver.
-    requests has checked the headers, so http.client's second check is left out: it costs as much as sending them.
-    """
-
-    #: While a request is being built: its headers, and the other pieces that http.client sends.
-    _head: list[str] | None = None
-    _pieces: list[bytes]
-
-    def request(self, *args: Any, **kwargs: Any) -> None:
-        self._head, self._pieces = [], []
-        try:
-            super().request(*args, **kwargs)  # type: ignore[misc]
-            head = "".join(self._head).encode("latin-1")
-        finally:
-            self._head = None
-        # The first piece is the request line and the empty line that ends the headers: see works_in_one_piece.
-        first, *body = self._pieces
-        self.send(b"".join([first[:-2], head, first[-2:], *body]))
-
-    def putheader(self, header: str, *values: Any) -> None:
-        if self._head is None:
-            super().putheader(header, *values)  # type: ignore[misc]
-        else:
-            for value in values:
-                self._head.append(f"{header}: {value.decode() if isinstance(value, bytes) else value}\r\n")
-
-    def send(self, data: Any) -> None:
-        if self._head is None:
-            super().send(data)  # type: ignore[misc]
-        else:
-            self._pieces.append(data)
-
-
 @functools.cache
 def bounded(kind: type) -> type:
-    """This kind of connection (plain, TLS, through a SOCKS proxy), bounded in time, and in one piece where it works."""
-    if issubclass(kind, _Bounded):
-        return kind
-    bases = (_OnePiece, _Bounded, kind) if works_in_one_piece(urllib3.connection.HTTPConnection) else (_Bounded, kind)
-    return type(f"Bounded{kind.__name__}", bases, {})
-
-
-@functools.cache
-def works_in_one_piece(kind: type) -> bool:
-    """Whether _OnePiece sends the same bytes as this kind. That rests on how http.client builds a request."""
-    pieces = type(f"OnePiece{kind.__name__}", (_OnePiece, kind), {})
-    return _sent_by(pieces) == _sent_by(kind)
-
-
-def _sent_by(kind: type) -> bytes:
-    connection, recorder = kind("localhost"), _Recorder()
-    connection.sock = recorder
-    connection.request("POST", "/path?query", body=b"body", headers={"Content-Length": "4", "X-Header": "value"})
-    return bytes(recorder.sent)
-
-
-class _Recorder:
-    """In place of a socket."""
-
-    def __init__(self) -> None:
-        self.sent = bytearray()
-
-    def settimeout(self, _seconds: float | None) -> None:
-        """Nothing ever waits."""
-
-    def sendall(self, data: bytes) -> None:
-        self.sent += data
+    """This kind of connection (plain, TLS, through a SOCKS proxy), bounded in time."""
+    return kind if issubclass(kind, _Bounded) else type(f"Bounded{kind.__name__}", (_Bounded, kind), {})
 
 
 # ---- pOSTs to one URL through requests' own adapter. What is the same for each request is computed once

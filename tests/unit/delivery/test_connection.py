@@ -1,4 +1,4 @@
-"""One deadline for the whole exchange, interim responses, and requests in one piece."""
+"""One deadline for the whole exchange, and interim responses."""
 
 import itertools
 import socket
@@ -6,13 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import urllib3.connection
 
-from sweeperd.delivery import http as connection_module
-from sweeperd.delivery.http import HEAD_LIMIT, Result, begin_exchange, bounded, works_in_one_piece
+from sweeperd.delivery.http import HEAD_LIMIT, Result, begin_exchange, bounded
 from tests.support.raw_server import listening, raw_server
 from tests.support.receiver import Answer, Receiver
 from tests.unit.delivery.test_sender import BATCH, MESSAGE, OK, Sender
@@ -191,12 +189,7 @@ def test_large_headers_that_end_are_fine() -> None:
         assert Sender(url).once().delivered
 
 
-# ---- in one piece
-
-
-def test_one_piece_is_what_the_connection_sends() -> None:
-    works_in_one_piece.cache_clear()
-    assert works_in_one_piece(urllib3.connection.HTTPConnection)
+# ---- kinds of connections
 
 
 class OwnKind(urllib3.connection.HTTPConnection):
@@ -224,23 +217,3 @@ def test_a_request_that_is_made_call_by_call_is_sent_too() -> None:
         (request,) = receiver.wait_for(lambda requests: len(requests) == 1)
         connection.close()
     assert (request.event_id, request.body) == ("evt_1", b"body")
-
-
-class LineByLine(urllib3.connection.HTTPConnection):
-    """A later http.client might send the request line first."""
-
-    def putrequest(self, method: str, url: str, *args: Any, **kwargs: Any) -> None:
-        super().putrequest(method, url, *args, **kwargs)
-        line = self._buffer.pop(0)  # type: ignore[attr-defined]
-        self.send(line + b"\r\n")
-
-
-def test_it_falls_back_where_the_head_ends_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not works_in_one_piece(LineByLine)
-    monkeypatch.setattr(connection_module, "works_in_one_piece", lambda _kind: False)
-    bounded.cache_clear()
-    try:
-        with raw_server(OK + NO_BODY) as (url, _):
-            assert all(Sender(url, batch_size=2).deliver(*BATCH).delivered for _ in range(2))
-    finally:
-        bounded.cache_clear()

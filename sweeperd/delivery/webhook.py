@@ -1,4 +1,9 @@
-"""Asymmetric keys: the receiver needs the public key only, so it cannot sign in sweeperd's name."""
+"""
+Webhooks to one endpoint: the keys that sign a request, the signed request itself, and its quick retries.
+
+With an asymmetric key (`whsk_`) the receiver needs the public key only, and cannot sign in sweeperd's name. Such keys
+need the cryptography package, an extra: only the functions about such keys import the package.
+"""
 
 import base64
 import functools
@@ -10,12 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import requests
 import tenacity
 import urllib3
 import urllib3.exceptions
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tenacity.wait import wait_base
 
 from sweeperd import __version__, tracing
@@ -28,14 +33,24 @@ from sweeperd.outbox.event import WebhookRequest
 from sweeperd.store.shard import Clock
 from sweeperd.tracing import Span
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-def private_key(secret: str) -> Ed25519PrivateKey:
-    """The key of a secret `whsk_…`. Raises ValueError."""
+
+def private_key(secret: str) -> "Ed25519PrivateKey":
+    """The key of a secret `whsk_…`. Raises ValueError, ImportError without the extra."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
+
     return Ed25519PrivateKey.from_private_bytes(ed25519_pair(secret)[0])
 
 
 def generate() -> tuple[str, str]:
-    """A new pair as text: the private key `whsk_…`, which includes the public one, and the public key `whpk_…`."""
+    """
+    A new pair as text: the private key `whsk_…`, which includes the public key, and the public key `whpk_…`. Raises
+    ImportError without the extra.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
+
     key = Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes_raw()
     pair = key.private_bytes_raw() + public
@@ -57,9 +72,6 @@ def jwks(secrets: Iterable[str]) -> dict[str, list[dict[str, str]]]:
 
 def _url_safe(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
-
-
-# ---- the signatures of a request: Standard Webhooks 1.0, symmetric and asymmetric, and the one of Cycles
 
 
 class Signer:
@@ -87,14 +99,9 @@ class Signer:
 def _scheme(secret: str) -> tuple[str, Callable[[bytes], bytes]]:
     """The version of the signature, and the function that makes it."""
     if secret.startswith(PRIVATE):
-        # Only an endpoint with such a key needs the cryptography package, which is an extra.
-
         return "v1a", private_key(secret).sign
     key = hmac_key(secret)
     return "v1", lambda signed: hmac.digest(key, signed, hashlib.sha256)
-
-
-# ---- sends events to one endpoint: the signed request, and its quick retries
 
 
 #: How much of a response is read, bytes. A response that is read to its end leaves its connection usable.

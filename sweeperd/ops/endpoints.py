@@ -31,11 +31,12 @@ class NoCryptography(Exception):
 
 def generate() -> tuple[str, str]:
     """A new private key `whsk_…` and its public key `whpk_…`. Raises NoCryptography."""
+    from sweeperd.delivery import webhook  # noqa: PLC0415
+
     try:
-        from sweeperd.delivery import webhook  # noqa: PLC0415
+        return webhook.generate()
     except ImportError as error:
         raise NoCryptography from error
-    return webhook.generate()
 
 
 def jwks(endpoints: Iterable[EndpointSettings]) -> dict[str, Any]:

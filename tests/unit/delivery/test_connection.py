@@ -13,7 +13,7 @@ import urllib3.connection
 from sweeperd.delivery.http import HEAD_LIMIT, Result, begin_exchange, bounded
 from tests.support.raw_server import listening, raw_server
 from tests.support.receiver import Answer, Receiver
-from tests.unit.delivery.test_sender import BATCH, MESSAGE, OK, Sender
+from tests.unit.delivery.test_sender import MESSAGE, OK, Sender
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 

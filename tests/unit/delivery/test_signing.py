@@ -6,6 +6,8 @@ import hmac
 import json
 import re
 import secrets
+import subprocess
+import sys
 import time
 
 import nacl.encoding
@@ -140,3 +142,9 @@ def test_the_name_of_a_key_is_its_thumbprint() -> None:
     key = ed25519.jwk("whsk_" + base64.b64encode(seed).decode())
     assert key["x"] == "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"
     assert key["kid"] == "kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k"
+
+
+def test_webhooks_without_a_private_key_need_no_extra() -> None:
+    """The cryptography package is an extra: a daemon is installed without the package."""
+    code = "import sys; sys.modules['cryptography'] = None; import sweeperd.delivery.webhook, sweeperd.runtime.service"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -144,8 +144,13 @@ def _run(mutant: Mutant | None, plan: Plan, output: Path) -> int:
         sys.meta_path.insert(0, _Finder(mutant))
     elif mutant is not None:
         _read_instead(mutant)
+    if plan.servers == "older":
+        os.environ["SWEEPERD_TEST_ALL_SERVERS"] = "1"
     options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--timeout", str(TEST_SECONDS), "--hypothesis-seed=1"]
     code = int(pytest.main([*options, *plan.paths], plugins=[_Chooser(plan)]))
+    # The child ends without Python's own end, which would write what stands in these buffers.
+    sys.stdout.flush()
+    sys.stderr.flush()
     return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code
 
 

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import click
 
@@ -18,10 +17,16 @@ from sweeperd.ops.actions import Action
 from sweeperd.ops.endpoints import (
     BODY_SHOWN,
     AttemptsDocument,
+    ChangedEndpoint,
+    EndpointChangeDocument,
     EndpointsDocument,
     EndpointTest,
     ListedEndpoint,
     Resumed,
+    SkipDocument,
+    SkippedEvent,
+    StateDocument,
+    TrialDocument,
 )
 from sweeperd.ops.health import ENDPOINT_STATES
 from sweeperd.ops.status import EndpointStatus, count_dead_letters, read_endpoints
@@ -96,23 +101,23 @@ def paused_since(paused_at: int | None, reason: str) -> str:
 @changing
 def pause(change: Change, name: str, reason: str) -> None:
     """Send nothing to it until it is resumed. Its events wait, and none is lost. Every daemon obeys within seconds."""
-    found, results = _states(change, name), list[dict[str, Any]]()
+    found, results = _states(change, name), list[ChangedEndpoint]()
     if any(not before.paused for _, before in found):
         change.confirm(f"Pause {name}?")
 
     def work(shard: Shard, before: EndpointState) -> Iterator[Changed]:
         if before.paused:
-            results.append(_result(shard, before, changed=False))
+            results.append(ChangedEndpoint.of(before, shard=shard.name, changed=False))
             since = paused_since(before.paused_at, before.reason)
             change.output.say(f"{name} is paused on {shard.name} already, {since}")
             return
         paused = endpoints.pause(shard, name, reason, change.settings.announced)
         yield name, 1
-        results.append(_result(shard, paused, changed=True))
+        results.append(ChangedEndpoint.of(paused, shard=shard.name, changed=True))
         change.output.say(f"{name} is paused on {shard.name}")
 
     change.act(Action.PAUSE, found, work)
-    change.report({"endpoint": name, "shards": results, "down": change.down})
+    change.report(EndpointChangeDocument(endpoint=name, shards=results, down=change.down))
 
 
 @command.command("resume")
@@ -123,7 +128,7 @@ def resume(change: Change, name: str) -> None:
     Send to it again, from all processes, within seconds. This ends a pause and the quiet that a receiver asked for,
     closes the circuit, and makes events due that wait for their next attempt.
     """
-    found, results = _states(change, name), list[dict[str, Any]]()
+    found, results = _states(change, name), list[ChangedEndpoint]()
     if any(before != EndpointState() for _, before in found):
         change.confirm(f"Resume {name}?")
 
@@ -131,12 +136,12 @@ def resume(change: Change, name: str) -> None:
         done = endpoints.resume(shard, name)
         changed = done.was_resting or done.was_open_on > 0
         yield name, int(changed)
-        more = {"was": _state(before), "was_open_on": done.was_open_on, "due": done.due}
-        results.append(_result(shard, EndpointState(), changed=changed) | more)
+        more = {"was": StateDocument.of(before), "was_open_on": done.was_open_on, "due": done.due}
+        results.append(ChangedEndpoint.of(EndpointState(), shard=shard.name, changed=changed, **more))
         change.output.say(_resumed(name, shard, before, done))
 
     change.act(Action.RESUME, found, work)
-    change.report({"endpoint": name, "shards": results, "down": change.down})
+    change.report(EndpointChangeDocument(endpoint=name, shards=results, down=change.down))
 
 
 @command.command("skip")
@@ -150,17 +155,17 @@ def skip(change: Change, name: str, event: str) -> None:
     """
     endpoint_of(change.settings, name)
     change.confirm(f"Make {event} a dead letter of {name}?")
-    skipped = []
+    skipped = list[SkippedEvent]()
 
     def work(shard: Shard, _: None) -> Iterator[Changed]:
         if stream_id := endpoints.skip(shard, name, event):
             yield f"{name} {event}", 1
-            skipped.append({"shard": shard.name, "stream_id": stream_id})
+            skipped.append(SkippedEvent(shard=shard.name, stream_id=stream_id))
 
     change.act(Action.SKIP, ((shard, None) for shard in change.shards), work)
-    change.report({"endpoint": name, "event": event, "skipped": skipped, "down": change.down})
+    change.report(SkipDocument(endpoint=name, event=event, skipped=skipped, down=change.down))
     for row in skipped:
-        change.output.say(f"{event} is a dead letter of {name} on {row['shard']} now")
+        change.output.say(f"{event} is a dead letter of {name} on {row.shard} now")
     if not skipped:
         change.output.name_address()
         change.fail(f"{event} is not pending for {name}")
@@ -180,19 +185,6 @@ def _resumed(name: str, shard: Shard, state: EndpointState, done: Resumed) -> st
 def _states(change: Change, name: str) -> list[tuple[Shard, EndpointState]]:
     endpoint_of(change.settings, name)
     return change.each(lambda shard: EndpointStateStore(shard).read(name))
-
-
-def _result(shard: Shard, state: EndpointState, *, changed: bool) -> dict[str, Any]:
-    return {"shard": shard.name, "changed": changed} | _state(state)
-
-
-def _state(state: EndpointState) -> dict[str, Any]:
-    return {
-        "paused": state.paused,
-        "paused_at": None if state.paused_at is None else rfc3339(state.paused_at),
-        "reason": state.reason,
-        "muted_until": rfc3339(state.muted_until) if state.muted_until else None,
-    }
 
 
 @command.command("attempts")
@@ -293,26 +285,12 @@ def test(run: Run, name: str, count: int) -> None:
     if trial.delivered:
         run.each(lambda shard: endpoints.close_if_open(shard, name))
     if run.output.as_json:
-        run.output.json(_trial(trial))
+        run.output.json(TrialDocument.of(trial))
     else:
         _show(run.output, trial)
     if not trial.delivered:
         fail(f"{name} did not take it: {trial.result}", Exit.FAILED)
     sys.exit(Exit.DONE)  # also if a shard is down
-
-
-def _trial(trial: EndpointTest) -> dict[str, Any]:
-    return {
-        "endpoint": trial.endpoint,
-        "delivered": trial.delivered,
-        "result": trial.result,
-        "seconds": trial.seconds,
-        "requests": trial.requests,
-        "accepted": trial.accepted,
-        "event_id": trial.event_id,
-        "request": {"method": "POST", "url": trial.url, "headers": trial.request_headers, "body": trial.request_body},
-        "response": {"status": trial.status, "headers": trial.response_headers, "body": trial.response_body},
-    }
 
 
 def _show(output: Output, trial: EndpointTest) -> None:

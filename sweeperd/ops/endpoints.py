@@ -5,7 +5,7 @@ import secrets
 import threading
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, WithJsonSchema
@@ -287,13 +287,10 @@ class StateDocument(Document):
     muted_until: Moment | None = Field(description="Until when the receiver asked to be left alone (Retry-After).")
 
     @classmethod
-    def of(cls, state: EndpointState) -> "StateDocument":
-        return cls(
-            paused=state.paused,
-            paused_at=state.paused_at,
-            reason=state.reason,
-            muted_until=state.muted_until or None,
-        )
+    def of(cls, state: EndpointState, **more: Any) -> Self:
+        """`more`: the fields that a subclass adds."""
+        muted = state.muted_until or None
+        return cls(paused=state.paused, paused_at=state.paused_at, reason=state.reason, muted_until=muted, **more)
 
 
 class ChangedEndpoint(StateDocument):
@@ -359,3 +356,14 @@ class TrialDocument(CommandDocument, title="sweeperd endpoints test --json"):
     event_id: str = Field(description="Of the first event of the request.")
     request: RequestDocument
     response: ResponseDocument
+
+    @classmethod
+    def of(cls, trial: EndpointTest) -> Self:
+        names = ("endpoint", "delivered", "result", "seconds", "requests", "accepted", "event_id")
+        return cls(
+            **{name: getattr(trial, name) for name in names},
+            request=RequestDocument(
+                method="POST", url=trial.url, headers=trial.request_headers, body=trial.request_body
+            ),
+            response=ResponseDocument(status=trial.status, headers=trial.response_headers, body=trial.response_body),
+        )

@@ -6,9 +6,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal, Self
 
 import click
+from pydantic import Field
 
 from sweeperd.cli.actions import leave_record
 from sweeperd.cli.options import Options, json_option, shard_option, yes_option
@@ -16,11 +17,12 @@ from sweeperd.cli.output import Output, printable, shortened, with_address
 from sweeperd.cli.shards import Troubles, check_name, warn
 from sweeperd.config import Settings
 from sweeperd.ops.actions import Action
+from sweeperd.ops.document import Body, CommandDocument, Count, Document, Down, Moment, Seconds
 from sweeperd.outbox import dead_letters
 from sweeperd.outbox.dead_letters import PAGE, DeadLetter, DeadLetterFilter, Replayed
 from sweeperd.outbox.endpoint_state import EndpointStateStore
 from sweeperd.store.shard import Shard
-from sweeperd.text import decode, rfc3339
+from sweeperd.text import decode
 
 _ID = re.compile(r"\d{1,19}-\d{1,19}", re.ASCII)
 
@@ -180,8 +182,9 @@ class _Log:
 
     def note(self, letter: DeadLetter, problem: str) -> None:
         if self._output.as_json:
-            document = as_dict(letter) | ({"result": "left", "problem": problem} if problem else {"result": self._done})
-            click.echo(("," if self._counts else "") + "\n" + json.dumps(document), nl=False)
+            become = {"result": "left", "problem": problem} if problem else {"result": self._done}
+            document = json.dumps(ChangedLetter.of(letter, **become).as_json())
+            click.echo(("," if self._counts else "") + "\n" + document, nl=False)
         else:
             body = letter.body or {}
             what = f"{letter.id} for {shortened(letter.endpoint)}: {body.get('event_id', 'no event')}"
@@ -219,16 +222,64 @@ def check_endpoint(settings: Settings, shards: Iterable[Shard], endpoint: str | 
         check_name("endpoint", endpoint, known)
 
 
-def as_dict(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "id": letter.id,
-        "shard": letter.shard,
-        "endpoint": letter.endpoint,
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "at": rfc3339(letter.at_ms),
-        "event": letter.body,
-    }
+# ---- what the commands print with --json
+
+
+class LetterDocument(Document):
+    """A dead letter."""
+
+    id: str
+    shard: str
+    endpoint: str
+    reason: str
+    attempts: Count
+    at: Moment
+    event: Body = Field(description="The body of the webhook.")
+
+    @classmethod
+    def of(cls, letter: DeadLetter, **more: Any) -> Self:
+        """`more`: the fields that a subclass adds."""
+        return cls(
+            id=letter.id,
+            shard=letter.shard,
+            endpoint=letter.endpoint,
+            reason=letter.reason,
+            attempts=letter.attempts,
+            at=letter.at_ms,
+            event=letter.body,
+            **more,
+        )
+
+
+class ListedLetter(LetterDocument):
+    """A dead letter of the list."""
+
+    age_seconds: Seconds
+
+
+class ChangedLetter(LetterDocument):
+    """A dead letter that was to be changed."""
+
+    result: Literal["replayed", "dropped", "left"]
+    problem: str = Field(default="", description="Why it was left.")
+
+
+class DeadLettersDocument(CommandDocument, title="sweeperd dead-letters list --json"):
+    dead_letters: list[ListedLetter]
+    more: bool
+    down: Down
+
+
+class DeadLettersChangeDocument(
+    CommandDocument, title="sweeperd dead-letters replay --json, sweeperd dead-letters drop --json"
+):
+    """One of replayed and dropped is there, by the command."""
+
+    dead_letters: list[ChangedLetter]
+    replayed: Count = 0
+    dropped: Count = 0
+    left: Count
+    down: Down
 
 
 # ---- `sweeperd dead-letters`
@@ -268,8 +319,8 @@ def list_(
         letters = list(itertools.islice(newest, limit + 1))
         more, letters = len(letters) > limit, letters[:limit]
         if as_json:
-            found = [as_dict(letter) | {"age_seconds": _age(letter, now)} for letter in letters]
-            output.json({"dead_letters": found, "more": more, "down": troubles.down})
+            found = [ListedLetter.of(letter, age_seconds=_age(letter, now)) for letter in letters]
+            output.json(DeadLettersDocument(dead_letters=found, more=more, down=troubles.down))
         else:
             columns = ["id", "shard", "endpoint", "age", "reason", "attempts", "tenant", "reservation", "event_id"]
             output.table(columns, ([*_cells(letter, _age(letter, now))] for letter in letters))

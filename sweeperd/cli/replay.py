@@ -3,9 +3,9 @@
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import click
+from pydantic import Field
 
 from sweeperd.cli.actions import leave_record
 from sweeperd.cli.options import (
@@ -23,6 +23,8 @@ from sweeperd.cli.output import Output, printable, timestamp
 from sweeperd.cli.shards import Troubles, endpoint_of, for_each_shard, warn
 from sweeperd.config import EndpointSettings
 from sweeperd.ops.actions import Action
+from sweeperd.ops.document import Argument, CommandDocument, Count, Document, Down
+from sweeperd.ops.document import Moment as At
 from sweeperd.ops.expired import retention_gap
 from sweeperd.outbox import replays as replay
 from sweeperd.outbox.replays import ReplayNote, ReplayProgress, ReplaySpan, described
@@ -46,17 +48,38 @@ class _Replay:
     began: bool = False
     progress: ReplayProgress = field(default_factory=ReplayProgress)
 
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "shard": self.shard.name,
-            "address": self.shard.address,
-            "since": timestamp(self.note.since_ms),
-            "until": timestamp(self.note.until_ms),
-            "events": self.note.events,
-            "began": self.began,
-            "ended": self.progress.ended,
-            "left": self.progress.left,
-        }
+    @property
+    def document(self) -> "ShardReplay":
+        return ShardReplay(
+            shard=self.shard.name,
+            address=self.shard.address,
+            since=self.note.since_ms,
+            until=self.note.until_ms,
+            events=self.note.events,
+            began=self.began,
+            ended=self.progress.ended,
+            left=self.progress.left,
+        )
+
+
+class ShardReplay(Document):
+    """The replay on one shard."""
+
+    shard: str
+    address: str = Field(description="Where Redis is, without credentials.")
+    since: At
+    until: At
+    events: Count = Field(description="How many events it is about.")
+    began: bool = Field(description="Whether this command began it.")
+    ended: bool = Field(description="Whether all of its events were delivered, or it was cancelled.")
+    left: Count = Field(description="How many are not delivered, about.")
+
+
+class ReplaysDocument(CommandDocument, title="sweeperd replay --json"):
+    endpoint: Argument
+    cancelled: bool = Field(description="Whether --cancel was given.")
+    replays: list[ShardReplay]
+    down: Down
 
 
 @click.command("replay", short_help="Deliver the events of a span of time to one endpoint again.")
@@ -114,8 +137,8 @@ def command(
             if not detach:
                 _wait(output, troubles, replays, name)
     if as_json:
-        documents = [each.as_dict() for each in replays]
-        output.json({"endpoint": name, "cancelled": cancel, "replays": documents, "down": troubles.down})
+        documents = [each.document for each in replays]
+        output.json(ReplaysDocument(endpoint=name, cancelled=cancel, replays=documents, down=troubles.down))
     troubles.end()
     waiting = sum(each.progress.left for each in replays if each.progress.only_waits)
     if waiting and not detach:

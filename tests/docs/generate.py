@@ -14,7 +14,9 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic.json_schema import GenerateJsonSchema
 
 from sweeperd.cli.app import main
+from sweeperd.cli.dead_letters import DeadLettersChangeDocument, DeadLettersDocument
 from sweeperd.cli.ledger import LedgerDocument
+from sweeperd.cli.replay import ReplaysDocument
 from sweeperd.metrics import KeptCounter, Metrics
 from sweeperd.ops.acl import AclDocument
 from sweeperd.ops.actions import ActionsDocument
@@ -140,6 +142,8 @@ DOCUMENTS: dict[str, type[Document]] = {
     "acl": AclDocument,
     "actions": ActionsDocument,
     "check": CheckDocument,
+    "dead-letters-change": DeadLettersChangeDocument,
+    "dead-letters-list": DeadLettersDocument,
     "endpoints-attempts": AttemptsDocument,
     "endpoints-change": EndpointChangeDocument,
     "endpoints-list": EndpointsDocument,
@@ -151,6 +155,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "quarantine-adopt": AdoptDocument,
     "quarantine-change": QuarantineChangeDocument,
     "quarantine-list": QuarantineDocument,
+    "replay": ReplaysDocument,
     "show": ShowDocument,
     "status": StatusDocument,
     "verify-archive": ArchiveDocument,

@@ -123,6 +123,32 @@ def test_an_event_stream_that_takes_no_more_fails_the_call_and_changes_nothing(w
         assert world.snapshot() == before
 
 
+#: Settings of the `cjson` that all scripts of a server share, and their defaults.
+CJSON = {
+    "encode_max_depth(1)": "encode_max_depth(1000)",
+    "decode_max_depth(1)": "decode_max_depth(1000)",
+    "encode_sparse_array(false, 1, 1)": "encode_sparse_array(false, 2, 10)",
+    "encode_invalid_numbers(true)": "encode_invalid_numbers(false)",
+    "decode_invalid_numbers(false)": "decode_invalid_numbers(true)",
+    "encode_number_precision(1)": "encode_number_precision(14)",
+    "encode_keep_buffer(false)": "encode_keep_buffer(true)",
+    "decode_array_with_array_mt(true)": "decode_array_with_array_mt(false)",
+}
+
+
+@pytest.mark.parametrize("setting", CJSON)
+def test_settings_of_cjson_are_no_matter(world: World, setting: str) -> None:
+    """Any client may change them for all scripts of the server."""
+    known = f"if cjson.{setting.partition('(')[0]} then cjson."
+    world.client.delete(world.budget_key(SCOPES[0]))
+    try:
+        world.client.eval(f"{known}{setting} end", 0)
+        reply = world.expire()
+    finally:
+        world.client.eval(f"{known}{CJSON[setting]} end", 0)
+    assert (reply[0], reply[3]) == (b"expired", json_bytes(SCOPES[0]))
+
+
 # Arbitrary bytes
 
 

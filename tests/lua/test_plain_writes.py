@@ -11,12 +11,6 @@ from tests.support.plain_writes import MARK, NOT_YET, SCRIPTS, WRITES, guarded
 
 #: Only this one may use the `cjson` that all scripts of a server share.
 OWN_CJSON = "include/json"
-#: Use the shared `cjson`, up to now.
-SHARED_CJSON = {
-    "include/fingerprint",
-    "include/kind_plan",
-    "sweep/expire",
-}
 
 
 @pytest.mark.parametrize(
@@ -74,4 +68,4 @@ def test_every_write_is_known(client: redis.Redis) -> None:
 def test_json_has_settings_of_its_own() -> None:
     names = [*script_names(), *script_names(INCLUDE)]
     using = {name for name in names if re.search(r"\bcjson\.", re.sub(r"--.*", "", own_text(name)))}
-    assert using - {OWN_CJSON} == SHARED_CJSON
+    assert using == {OWN_CJSON}

@@ -227,6 +227,11 @@ do
         end
       end
     end
-    return {writes = writes, messages = messages, missing = missing and cjson.encode(missing)}
+    local missing_text
+    if missing then
+      -- @include json
+      missing_text = json.encode(missing)
+    end
+    return {writes = writes, messages = messages, missing = missing_text}
   end
 end

@@ -160,9 +160,10 @@ if not scopes_text then
     return set_aside('MISSING_SCOPES', now_text, tenant)
   end
 end
--- cjson stops at a NUL byte without a word; an object has no length. Its settings are shared by all scripts of the
--- server, and none of them keeps it from reading or writing a flat list of texts.
-local decoded, scopes = pcall(cjson.decode, scopes_text)
+-- @include json
+
+-- It stops at a NUL byte without a word; an object has no length.
+local decoded, scopes = pcall(json.decode, scopes_text)
 if not decoded or type(scopes) ~= 'table' or #scopes == 0 or find(scopes_text, '\0', 1, true) then
   return set_aside('MALFORMED_SCOPES', now_text, tenant)
 end
@@ -234,8 +235,8 @@ for i = 1, #scopes do
     end
   end
 end
-local missing_text = missing and cjson.encode(missing) or '[]'
-local closed_text = closed and cjson.encode(closed) or '[]'
+local missing_text = missing and json.encode(missing) or '[]'
+local closed_text = closed and json.encode(closed) or '[]'
 
 local indexed = call('ZREM', KEYS[2], ARGV[1])
 local added = attempt('XADD', KEYS[3], '*', 'id', ARGV[1], 'tenant', tenant or '', 'scope', row[8] or '',

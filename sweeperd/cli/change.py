@@ -13,12 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-import redis
-
+from sweeperd.cli.actions import leave_record
 from sweeperd.cli.options import yes_option
-from sweeperd.cli.shards import Run, on_shards, warn
-from sweeperd.ops.actions import Action, record
-from sweeperd.store.errors import describe
+from sweeperd.cli.shards import Run, on_shards
+from sweeperd.ops.actions import Action
 from sweeperd.store.shard import Shard
 
 T = TypeVar("T")
@@ -55,13 +53,3 @@ class Change(Run):
 def changing(command: Callable[..., None]) -> Callable[..., None]:
     """The options --yes, --json and --shard of a command; the command gets a `Change`."""
     return yes_option(on_shards(Change)(command))
-
-
-def leave_record(shard: Shard, action: Action, target: str, count: int = 1) -> None:
-    """Record an action that changed something. If Redis refuses the record, the action still counts: warn."""
-    if not count:
-        return
-    try:
-        record(shard, action, target, count)
-    except redis.RedisError as error:
-        warn(f"{shard.address}: the action was done, but not recorded: {describe(error)}")

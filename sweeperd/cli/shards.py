@@ -50,6 +50,11 @@ class Troubles:
             self._down[shard.name] = trouble
             self.fail(str(trouble))
 
+    def until_down(self, shard: Shard, items: Iterable[T]) -> Iterator[T]:
+        """The items; an error of this shard's Redis ends them, and is noted."""
+        with self.noted(shard):
+            yield from items
+
     def fail(self, problem: str) -> None:
         """Print a problem on standard error, and remember it for the exit code."""
         self._failed = True

@@ -2,12 +2,12 @@
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 
-from sweeperd.cli import dead_letters as cli
 from sweeperd.cli.output import Output
 from sweeperd.outbox import dead_letters
 from sweeperd.outbox.endpoint_state import EndpointStateStore
@@ -163,18 +163,22 @@ def test_a_paused_endpoint_gets_it_later(invoke: Run, shard: Shard) -> None:
 def test_somebody_else_was_faster(
     invoke: Run, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page: list[dead_letters.DeadLetter] = []
+    read = dead_letters.read
 
-    def after_somebody_else(_output: Output, _question: str, *, yes: bool) -> None:
-        client.xdel(DEAD, *letters)
+    def before_somebody_else(*arguments: Any) -> Iterator[dead_letters.DeadLetter]:
+        letters = list(read(*arguments))
+        if asked:
+            client.xdel(DEAD, *(letter.id for letter in letters))
+        return iter(letters)
 
-    letters = give_up(shard, ["a"])
-    monkeypatch.setattr(Output, "confirm", after_somebody_else)
-    monkeypatch.setattr(cli, "_pages", lambda found: iter([page]))
-    page += list(dead_letters.read(shard, dead_letters.DeadLetterFilter()))
+    asked: list[str] = []
+    monkeypatch.setattr(Output, "confirm", lambda _output, question, *, yes: asked.append(question))
+    monkeypatch.setattr(dead_letters, "read", before_somebody_else)
     for verb in ("replay", "drop"):
+        asked.clear()
+        give_up(shard, [verb])
         result = invoke("dead-letters", verb, "--all", endpoints=ENDPOINTS)
-        assert result.exit_code == 1
+        assert (result.exit_code, len(asked)) == (1, 1)
         assert "left as it is: another command has replayed or dropped it" in result.stdout
 
 

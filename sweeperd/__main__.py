@@ -1,6 +1,6 @@
 """`sweeperd`, and `python -m sweeperd`."""
 
-from sweeperd import hang_ups
+from sweeperd.runtime import hang_ups
 
 
 def run() -> None:

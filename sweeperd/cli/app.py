@@ -14,31 +14,30 @@ from typing import Any, Literal
 import click
 from click.core import ParameterSource
 
-from sweeperd import __version__, hang_ups
+from sweeperd import __version__
 from sweeperd.cli.options import Exit, OnceOptions, Options, duration, end_at_once, fail
 from sweeperd.config import CONFIG_VARIABLE
 from sweeperd.errors import ConfigError, RedisUnavailable
+from sweeperd.runtime import hang_ups
 
-#: Subcommand -> its module in this folder. It is imported when its subcommand runs: the daemon and cron import none.
+#: Subcommand -> its module in this folder, and the name in there. The module is imported when the subcommand runs.
 _COMMANDS = {
-    "demo": "demo",
-    "prove": "prove",
-    "check": "check",
-    "acl": "acl",
-    "status": "status",
-    "show": "show",
-    "expired": "expired",
-    "verify-archive": "expired",
-    "quarantine": "quarantine",
-    "dead-letters": "dead_letters",
-    "endpoints": "endpoints",
-    "replay": "replay",
-    "reconcile": "reconcile",
-    "ledger": "ledger",
-    "actions": "actions",
+    "demo": "demo:command",
+    "prove": "prove:command",
+    "check": "check:command",
+    "acl": "acl:command",
+    "status": "status:command",
+    "show": "show:command",
+    "expired": "expired:command",
+    "verify-archive": "expired:verify_archive",
+    "quarantine": "quarantine:command",
+    "dead-letters": "dead_letters:command",
+    "endpoints": "endpoints:command",
+    "replay": "replay:command",
+    "reconcile": "reconcile:command",
+    "ledger": "ledger:command",
+    "actions": "actions:command",
 }
-
-
 #: A full disk, a full quota, a file of the greatest size, a device that fails.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -52,10 +51,8 @@ class _Commands(click.Group):
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        command: click.Command = getattr(
-            importlib.import_module(f"sweeperd.cli.{_COMMANDS[name]}"),
-            "verify_archive" if name == "verify-archive" else "command",
-        )
+        module, attribute = _COMMANDS[name].split(":")
+        command: click.Command = getattr(importlib.import_module(f"sweeperd.cli.{module}"), attribute)
         return command
 
     def resolve_command(

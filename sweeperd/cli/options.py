@@ -21,11 +21,12 @@ from typing import Any, Literal, Never
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from sweeperd import hang_ups, logs
+from sweeperd import logs
 from sweeperd.config import Settings, load
 from sweeperd.config.kinds import KindSettings
 from sweeperd.config.types import Duration, PositiveDuration, milliseconds
 from sweeperd.errors import ConfigError
+from sweeperd.runtime import hang_ups
 from sweeperd.store.shard import Shard, open_shards
 
 _KEY = "sweeperd.cli.options"

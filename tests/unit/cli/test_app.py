@@ -152,8 +152,9 @@ def test_the_port_is_taken(run: Run) -> None:
         ),
         ("sweeperd.cli.once", ("sweeperd.runtime.service", "sweeperd.ops", "sweeperd.web", "apscheduler", "rich")),
         ("sweeperd.runtime.service", ("sweeperd.runtime.once", "sweeperd.demo", "rich")),
+        ("sweeperd.runtime.hang_ups", ("sweeperd.cli", "sweeperd.config", "click", "pydantic", "redis", "threading")),
     ],
-    ids=["any command", "once", "daemon"],
+    ids=["any command", "once", "daemon", "before anything else"],
 )
 def test_nobody_waits_for_the_import_of_what_he_does_not_run(module: str, spared: tuple[str, ...]) -> None:
     program = f"import sys, {module}; print(*sys.modules)"

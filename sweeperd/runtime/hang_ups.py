@@ -1,6 +1,7 @@
 """
-The process of the command. A SIGHUP may come before it is known whether the process is a daemon, for which it means to
-read the settings.
+SIGHUPs that come before the process knows whether it is a daemon, which reads its settings again at a SIGHUP.
+
+`__main__` imports this module before all others, so it imports nothing that takes time.
 """
 
 import os

@@ -13,11 +13,23 @@ import click
 
 from sweeperd.cli.actions import leave_record
 from sweeperd.cli.options import Options, json_option, kind_of, kind_option, shard_option, yes_option
-from sweeperd.cli.output import Cell, Output, printable, shortened, timestamp
+from sweeperd.cli.output import Cell, Output, printable, shortened
 from sweeperd.cli.shards import Troubles, for_each_shard
 from sweeperd.config import Settings
 from sweeperd.ops.actions import Action
-from sweeperd.ops.quarantine import Quarantine, QuarantineChange, QuarantineFilter, SetAside, adopt, find_foreign
+from sweeperd.ops.quarantine import (
+    AdoptDocument,
+    Quarantine,
+    QuarantineChange,
+    QuarantineChangeDocument,
+    QuarantineDocument,
+    QuarantinedShard,
+    QuarantineFilter,
+    SetAside,
+    SetAsideDocument,
+    adopt,
+    find_foreign,
+)
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import REASONS
 from sweeperd.text import candidates, decode, span, whole
@@ -111,7 +123,8 @@ class Change:
         if self.output.as_json:
             stays = [{"shard": shard, "id": id_, "reason": reason} for shard, id_, reason in self.stays]
             answer = {self.verb: self.done, "stay": self.stay, "stays": stays, "down": self.troubles.down}
-            self.output.json(answer | ({"locked": held} if locked else {}))
+            answer |= {"locked": held} if locked else {}
+            self.output.json(QuarantineChangeDocument.model_validate(answer))
             return
         self.output.say(f"{self.verb} {_entries(self.done)}")
         if locked and held:
@@ -224,7 +237,7 @@ def adopt_command(
             troubles.fail(f"{shortened(printable(text))} has no mark of another sweeper")
     count = sum(len(entries) for _, entries in done)
     if as_json:
-        output.json({"adopted": count, "down": troubles.down})
+        output.json(AdoptDocument(adopted=count, down=troubles.down))
     else:
         output.say(f"adopted {count} {'entry' if count == 1 else 'entries'}")
     troubles.end()
@@ -295,7 +308,7 @@ def list_(
 
         found = [listed for _, listed in for_each_shard(shards, listing, troubles)]
     if as_json:
-        output.json({"shards": [listed.as_dict() for listed in found], "down": troubles.down})
+        output.json(QuarantineDocument(shards=[listed.document for listed in found], down=troubles.down))
     else:
         output.table(
             ("shard", "id", "reason", "set aside", "tenant", "holds", "state"),
@@ -365,25 +378,10 @@ class _Listed:
                 decode(entry.state),
             )
 
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "shard": self.shard.name,
-            "quarantined": self.size,
-            "more": self.more,
-            "entries": [
-                {
-                    "id": decode(entry.id),
-                    "reason": entry.reason,
-                    "quarantined_at": timestamp(entry.at_ms),
-                    "age_seconds": max(0.0, (self.now_ms - entry.at_ms) / 1000),
-                    "tenant": decode(entry.tenant),
-                    "amount": decode(entry.amount),
-                    "unit": decode(entry.unit),
-                    "state": decode(entry.state),
-                }
-                for entry in self.entries
-            ],
-        }
+    @property
+    def document(self) -> QuarantinedShard:
+        entries = [SetAsideDocument.of(entry, self.now_ms) for entry in self.entries]
+        return QuarantinedShard(shard=self.shard.name, quarantined=self.size, more=self.more, entries=entries)
 
 
 def _held(entry: SetAside) -> str:

@@ -1,26 +1,16 @@
 """`sweeperd replay`."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import click
 from pydantic import Field
 
-from sweeperd.cli.actions import leave_record
-from sweeperd.cli.options import (
-    Exit,
-    Moment,
-    Options,
-    fail,
-    json_option,
-    moment,
-    shard_option,
-    stop_on_signals,
-    yes_option,
-)
-from sweeperd.cli.output import Output, printable, timestamp
-from sweeperd.cli.shards import Troubles, endpoint_of, for_each_shard, warn
+from sweeperd.cli.change import Change, Changed, changing
+from sweeperd.cli.options import Exit, Moment, fail, moment, stop_on_signals
+from sweeperd.cli.output import printable, timestamp
+from sweeperd.cli.shards import endpoint_of, warn
 from sweeperd.config import EndpointSettings
 from sweeperd.ops.actions import Action
 from sweeperd.ops.document import Argument, CommandDocument, Count, Document, Down
@@ -90,12 +80,9 @@ class ReplaysDocument(CommandDocument, title="sweeperd replay --json"):
 @click.option("--event-type", metavar="TYPE", help="Only this type, such as reservation.expired, or category.")
 @click.option("--detach", is_flag=True, help="Begin, and do not wait for the end.")
 @click.option("--cancel", is_flag=True, help="End the replay to this endpoint that is running.")
-@yes_option
-@json_option
-@shard_option
-@click.pass_obj
+@changing
 def command(
-    options: Options,
+    change: Change,
     name: str,
     since: Moment | None,
     until: Moment | None,
@@ -103,9 +90,6 @@ def command(
     event_type: str | None,
     detach: bool,
     cancel: bool,
-    yes: bool,
-    as_json: bool,
-    shard: str | None,
 ) -> None:
     """
     Deliver the events from --since up to --until to one endpoint again, with the same webhook-id.
@@ -116,30 +100,24 @@ def command(
     The processes that deliver do the work, and the command waits for them. It can be ended at any time: the replay
     goes on, and the same command waits for it again. One replay to an endpoint runs at a time.
 
-    Exit code 3 where all events were sent and some of them wait for their next attempt.
+    Exit code 3 if all events were sent and some of them wait for their next attempt.
     """
     if cancel == (since is not None):
         raise click.UsageError("either --since, or --cancel")
-    output, troubles = Output(as_json=as_json), Troubles()
-    with options.shards(shard) as (settings, shards):
-        if since is None:
-            # Also one to an endpoint that is not in the configuration any more.
-            replays = _cancel(output, troubles, shards, name, yes)
-        else:
-            endpoint = endpoint_of(settings, name)
-            shown = None if tenant is None else decode(tenant.encode("utf-8", "surrogateescape"))
-
-            def prepare(one: Shard) -> _Replay:
-                return _prepare(one, endpoint, since, until, shown, event_type)
-
-            replays = [each for _, each in for_each_shard(shards, prepare, troubles)]
-            _begin(output, troubles, replays, name, yes)
-            if not detach:
-                _wait(output, troubles, replays, name)
-    if as_json:
-        documents = [each.document for each in replays]
-        output.json(ReplaysDocument(endpoint=name, cancelled=cancel, replays=documents, down=troubles.down))
-    troubles.end()
+    if since is None:
+        # Also a replay to an endpoint that is not in the configuration any more.
+        replays = _cancel(change, name)
+    else:
+        endpoint = endpoint_of(change.settings, name)
+        shown = None if tenant is None else decode(tenant.encode("utf-8", "surrogateescape"))
+        found = change.each(lambda shard: _prepare(shard, endpoint, since, until, shown, event_type))
+        replays = [each for _, each in found]
+        _begin(change, replays, name)
+        if not detach:
+            _wait(change, replays, name)
+    documents = [each.document for each in replays]
+    change.report(ReplaysDocument(endpoint=name, cancelled=cancel, replays=documents, down=change.down))
+    change.end()
     waiting = sum(each.progress.left for each in replays if each.progress.only_waits)
     if waiting and not detach:
         fail(f"all events were sent; {waiting} wait for their next attempt", Exit.UNDELIVERED)
@@ -153,7 +131,7 @@ def _prepare(
     tenant: str | None,
     event_type: str | None,
 ) -> _Replay:
-    """Take up the replay that is running, or count the events of a new one. Ends the process where neither can be."""
+    """Take up the replay that is running, or count the events of a new one. Ends the process if neither is possible."""
     now = shard.read_clock()
     span = ReplaySpan(since.on(now), now if until is None else until.on(now), tenant, event_type)
     if span.since_ms >= span.until_ms:
@@ -182,45 +160,53 @@ def _other(shard: Shard, note: ReplayNote) -> str:
     )
 
 
-def _begin(output: Output, troubles: Troubles, replays: Sequence[_Replay], name: str, yes: bool) -> None:
+def _begin(change: Change, replays: Sequence[_Replay], name: str) -> None:
     new = [each for each in replays if not each.running and each.note.events]
     for each in replays:
         if each.running:
-            output.say(f"the replay to {name} on {each.shard.name} is running already: {each.note.events} events")
+            change.output.say(
+                f"the replay to {name} on {each.shard.name} is running already: {each.note.events} events"
+            )
     if not new:
         if not any(each.running for each in replays):
-            output.say(f"there is no event for {name} in that span")
+            change.output.say(f"there is no event for {name} in that span")
         return
     total = sum(each.note.events for each in new)
-    output.confirm(f"Deliver {total} event{'s' if total > 1 else ''} to {name} again?", yes=yes)
-    for each in new:
-        with troubles.noted(each.shard):
-            result, note = replay.begin(each.shard, each.note)
-            if result != "begun":
-                why = "another one has begun" if result == "running" else "its first events have been trimmed"
-                troubles.fail(f"shard {each.shard.name}: since the events were counted, {why}: count again")
-                continue
-            each.note, each.running, each.began = note, True, True
-            each.progress = ReplayProgress(False, note.events)
-            leave_record(each.shard, Action.REPLAY, f"{name} {described(note)}", note.events)
-            if why := replay.obstacle(each.shard, name):
-                warn(f"{each.shard.name}: {why}")
+    change.confirm(f"Deliver {total} event{'s' if total > 1 else ''} to {name} again?")
+
+    def begin(shard: Shard, each: _Replay) -> Iterator[Changed]:
+        result, note = replay.begin(shard, each.note)
+        if result != "begun":
+            why = "another one has begun" if result == "running" else "its first events have been trimmed"
+            change.fail(f"shard {shard.name}: since the events were counted, {why}: count again")
+            return
+        yield f"{name} {described(note)}", note.events
+        each.note, each.running, each.began = note, True, True
+        each.progress = ReplayProgress(False, note.events)
+        if why := replay.obstacle(shard, name):
+            warn(f"{shard.name}: {why}")
+
+    change.act(Action.REPLAY, [(each.shard, each) for each in new], begin)
     if any(each.began for each in new):
-        output.say(f"the replay of {total} events to {name} has begun")
+        change.output.say(f"the replay of {total} events to {name} has begun")
 
 
-def _wait(output: Output, troubles: Troubles, replays: Sequence[_Replay], name: str) -> None:
-    """Until all have ended, or only wait for their next attempts, or a signal."""
+def _wait(change: Change, replays: Sequence[_Replay], name: str) -> None:
+    """Wait until all replays have ended or only wait for their next attempts, or until a signal."""
     open_ones, readings = [each for each in replays if each.running], 0
     total = sum(each.note.events for each in open_ones)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(stop_on_signals())
-        bar = stack.enter_context(click.progressbar(length=total, label=name)) if output.terminal and total else None
+        bar = (
+            stack.enter_context(click.progressbar(length=total, label=name))
+            if change.output.terminal and total
+            else None
+        )
         while open_ones and readings < WAITING_READINGS:
             for each in open_ones:
-                with troubles.noted(each.shard):
+                with change.noted(each.shard):
                     each.progress = replay.progress(each.shard, each.note)
-            open_ones = [each for each in open_ones if not each.progress.ended and not troubles.is_down(each.shard)]
+            open_ones = [each for each in open_ones if not each.progress.ended and not change.is_down(each.shard)]
             readings = readings + 1 if all(each.progress.only_waits for each in open_ones) else 0
             if bar is not None:
                 bar.update(total - sum(each.progress.left for each in open_ones) - bar.pos)
@@ -229,20 +215,23 @@ def _wait(output: Output, troubles: Troubles, replays: Sequence[_Replay], name: 
                 return
     done = sum(each.note.events for each in replays if each.running and each.progress.ended)
     if done:
-        output.say(f"{done} event{'s' if done > 1 else ''} delivered to {name} again")
+        change.output.say(f"{done} event{'s' if done > 1 else ''} delivered to {name} again")
 
 
-def _cancel(output: Output, troubles: Troubles, shards: Sequence[Shard], name: str, yes: bool) -> list[_Replay]:
-    found = for_each_shard(shards, lambda one: replay.running(one, name), troubles)
-    replays = [_Replay(one, note, running=True) for one, note in found if note is not None]
+def _cancel(change: Change, name: str) -> list[_Replay]:
+    found = change.each(lambda shard: replay.running(shard, name))
+    replays = [_Replay(shard, note, running=True) for shard, note in found if note is not None]
     if not replays:
-        output.say(f"no replay to {name} is running")
+        change.output.say(f"no replay to {name} is running")
         return []
-    output.confirm(f"End the replay to {name}?", yes=yes)
-    for each in replays:
-        with troubles.noted(each.shard):
-            left = replay.progress(each.shard, each.note).left
-            if replay.cancel(each.shard, each.note):
-                leave_record(each.shard, Action.CANCEL_REPLAY, f"{name} {described(each.note)}", max(1, left))
-                output.say(f"the replay to {name} on {each.shard.name} is cancelled: about {left} events are not sent")
+    change.confirm(f"End the replay to {name}?")
+
+    def cancel(shard: Shard, each: _Replay) -> Iterator[Changed]:
+        left = replay.progress(shard, each.note).left
+        if replay.cancel(shard, each.note):
+            yield f"{name} {described(each.note)}", max(1, left)
+            text = f"the replay to {name} on {shard.name} is cancelled: about {left} events are not sent"
+            change.output.say(text)
+
+    change.act(Action.CANCEL_REPLAY, [(each.shard, each) for each in replays], cancel)
     return replays

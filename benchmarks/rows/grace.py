@@ -33,8 +33,9 @@ def tick(url: str, entries: int) -> float:
     """Seconds of the second tick of a sweeper whose decisions are told as the daemon tells them."""
     shard = Shard(RedisSettings.model_validate({"url": url}))
     settings = SweepSettings()
-    audit = SweepTelemetry(Metrics(), shard.name)
-    sweeper = Sweeper(shard, reservations(shard.keys, settings), settings, audit.decided, threading.Event())
+    kind = reservations(shard.keys, settings)
+    audit = SweepTelemetry(Metrics(), shard.name, kind)
+    sweeper = Sweeper(shard, kind, settings, audit.decided, threading.Event())
     sweeper.tick()
     report = sweeper.tick()
     shard.close()

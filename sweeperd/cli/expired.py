@@ -31,6 +31,8 @@ from sweeperd.ops.expired import (
 )
 from sweeperd.ops.health import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.configured import kind_names
+from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.text import rfc3339
 
 #: Prints events, and can be called again for further ones.
@@ -209,7 +211,7 @@ READ_EVERY, RETRY_EVERY = 0.5, 2.0
 )
 @click.option("--until", callback=moment, metavar="TIME", help="Up to then, that moment not included.  [default: now]")
 @click.option("--tenant", metavar="NAME", help="Only this tenant's.")
-@click.option("--kind", metavar="NAME", help="Only this kind's; `reservations` is the built-in one.")
+@click.option("--kind", metavar="NAME", help="Only expiries of this kind; `reservations` is built in.")
 @click.option("--follow", "-f", is_flag=True, help="Go on as they come, until Ctrl-C.")
 @click.option(
     "--format",
@@ -272,7 +274,7 @@ def command(
     output, troubles = Output(as_json=as_json), Troubles()
     with options.shards(shard) as (settings, shards):
         if kind is not None:
-            check_name("kind", kind, ["reservations", *(each.name for each in settings.kinds)])
+            check_name("kind", kind, {RESERVATIONS, *kind_names(settings)})
         readers = []
         for one in shards:
             with troubles.noted(one):

@@ -263,7 +263,9 @@ json_option: Decorator = click.option(
 #: `--shard NAME`, as `shard`.
 shard_option: Decorator = click.option("--shard", metavar="NAME", help="Only this shard.  [default: all]")
 #: `--kind NAME`, as `kind`.
-kind_option: Decorator = click.option("--kind", metavar="NAME", help="One of [[kinds]].  [default: reservations]")
+kind_option: Decorator = click.option(
+    "--kind", metavar="NAME", help="This kind.  [default: reservations, or the only kind]"
+)
 
 
 def swept_names(settings: Settings) -> list[str]:

@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from sweeperd.cli.actions import leave_record
-from sweeperd.cli.options import Options, json_option, kind_of, kind_option, shard_option, yes_option
+from sweeperd.cli.options import Options, json_option, kind_option, shard_option, yes_option
 from sweeperd.cli.output import Cell, Output, printable, shortened
-from sweeperd.cli.shards import Troubles, for_each_shard
+from sweeperd.cli.shards import Troubles, for_each_shard, one_kind
 from sweeperd.config import Settings
 from sweeperd.ops.actions import Action
 from sweeperd.ops.quarantine import (
@@ -31,7 +31,8 @@ from sweeperd.ops.quarantine import (
     find_foreign,
 )
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import REASONS
+from sweeperd.sweep.configured import kinds_of
+from sweeperd.sweep.reservations import REASONS
 from sweeperd.text import candidates, decode, span, whole
 
 #: How many of the entries that stay are named, and how many units are summed.
@@ -58,7 +59,7 @@ class Selection:
 
     texts: tuple[str, ...]
     reason: str | None
-    #: One of `[[kinds]]`; None: reservations.
+    #: The kind of the entries; None: the kind that `one_kind` takes.
     kind: str | None = None
 
 
@@ -104,7 +105,8 @@ class Change:
     def run(self, options: Options, only: str | None, selection: Selection, *, yes: bool) -> None:
         """Find the entries, ask, act. Ends the process where the operator does not agree."""
         with options.shards(only) as (settings, shards):
-            plan, kind = self._plan(settings, shards, selection), kind_of(settings, selection.kind)
+            kind = one_kind(settings, selection.kind)
+            plan = self._plan(settings, shards, selection, kind)
             total = sum(count for _, _, count in plan)
             if total:
                 self.output.confirm(self.question.format(_entries(total)), yes=yes)
@@ -112,7 +114,7 @@ class Change:
                 for shard, wanted, _ in plan:
                     done = self.done
                     with self.troubles.noted(shard):
-                        for page in self.act(Quarantine(shard, settings, kind), wanted):
+                        for page in self.act(_quarantine(settings, shard, kind), wanted):
                             self._count(shard, page)
                             advance(len(page))
                     leave_record(shard, self.action, _target(wanted), self.done - done)
@@ -140,13 +142,13 @@ class Change:
         self.troubles.end()
 
     def _plan(
-        self, settings: Settings, shards: Sequence[Shard], selection: Selection
+        self, settings: Settings, shards: Sequence[Shard], selection: Selection, kind: str
     ) -> list[tuple[Shard, QuarantineFilter, int]]:
         """For each shard: which entries are named, and how many they are."""
         plan, found = [], set[str]()
         for shard in shards:
             with self.troubles.noted(shard):
-                quarantine = Quarantine(shard, settings, kind_of(settings, selection.kind))
+                quarantine = _quarantine(settings, shard, kind)
                 if not selection.texts:
                     # What is set aside while the operator thinks is not what the question was about.
                     wanted = QuarantineFilter(reason=selection.reason, until_ms=shard.read_clock())
@@ -186,6 +188,10 @@ class Change:
             return
         with click.progressbar(length=total, label=self.verb.capitalize(), show_pos=True, file=sys.stderr) as bar:
             yield bar.update
+
+
+def _quarantine(settings: Settings, shard: Shard, kind: str) -> Quarantine:
+    return Quarantine(shard, kinds_of(settings, shard)[kind], settings.sweep.pipeline_depth)
 
 
 def _target(wanted: QuarantineFilter) -> str:
@@ -300,9 +306,10 @@ def list_(
     output, troubles = Output(as_json=as_json), Troubles()
     wanted = QuarantineFilter(reason=reason, tenants=None if tenant is None else tuple(candidates(tenant)))
     with options.shards(shard) as (settings, shards):
+        name = one_kind(settings, kind)
 
         def listing(each: Shard) -> _Listed:
-            quarantine = Quarantine(each, settings, kind_of(settings, kind))
+            quarantine = _quarantine(settings, each, name)
             entries = list(islice(quarantine.find(wanted), limit + 1))
             return _Listed(each, quarantine.size(), each.read_clock(), entries[:limit], len(entries) > limit)
 

@@ -18,7 +18,7 @@ from sweeperd.config import Settings
 from sweeperd.ops.actions import Action
 from sweeperd.ops.reconcile import FINDINGS, ReconcileReport, mend, reconcile
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import RESERVATIONS
+from sweeperd.sweep.reservations import RESERVATIONS
 
 #: A shard with the report of its walk.
 Walked = tuple[Shard, ReconcileReport]

@@ -10,7 +10,7 @@ from sweeperd.cli.reconcile_output import Document, show, totals, with_times
 from sweeperd.cli.shards import Troubles, for_each_shard
 from sweeperd.ops.status import read_last_report
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import RESERVATIONS
+from sweeperd.sweep.reservations import RESERVATIONS
 
 
 def show_last_of_kind(output: Output, shards: Sequence[Shard], kind: str, troubles: Troubles) -> bool:

@@ -20,6 +20,7 @@ from sweeperd.config import EndpointSettings, Settings
 from sweeperd.ops.document import Document
 from sweeperd.ops.health import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.configured import kind_names
 
 T = TypeVar("T")
 
@@ -156,3 +157,19 @@ def endpoint_of(settings: Settings, name: str) -> EndpointSettings:
     known = {endpoint.name: endpoint for endpoint in settings.webhooks.endpoints}
     check_name("endpoint", name, known)
     return known[name]
+
+
+def one_kind(settings: Settings, name: str | None) -> str:
+    """
+    The kind that `--kind` names: without the option reservations, or the only kind there is. Ends the process if there
+    is no such kind, or nothing says which.
+    """
+    names = kind_names(settings)
+    if name is not None:
+        check_name("kind", name, names)
+        return name
+    if not names:
+        fail("there is no kind in the configuration", Exit.USAGE)
+    if len(names) > 1 and not settings.reservations.enabled:
+        fail(f"say which kind with --kind: {', '.join(names)}", Exit.USAGE)
+    return names[0]

@@ -1,19 +1,20 @@
 """`sweeperd show`."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 
 from sweeperd.cli.endpoints import attempt_text
-from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option, swept_names
+from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
 from sweeperd.cli.output import Cell, Output, printable, shortened, timestamp
 from sweeperd.cli.shards import Troubles, check_name, for_each_shard
 from sweeperd.config import Settings
 from sweeperd.ops.show import EventDelivery, Fate, Inspection, InspectionDocument, ShowDocument, inspect
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.configured import all_kinds
-from sweeperd.sweep.kind import REASONS, RESERVATIONS, Outcome
+from sweeperd.sweep.configured import kind_names, kinds_of
+from sweeperd.sweep.kind import Outcome
+from sweeperd.sweep.reservations import REASONS
 from sweeperd.text import candidates, decode, rfc3339, span
 
 DetailRow = tuple[str, object, object]
@@ -22,13 +23,12 @@ _FATES = {Fate.PENDING: "yellow", Fate.NOT_TAKEN: "yellow", Fate.DEAD_LETTER: "r
 _WHY = {
     Outcome.IN_GRACE: "the deadline has passed, its grace has not: a late commit is still accepted",
     Outcome.NOT_DUE: "its deadline is yet to come; the index would be set to it",
-    Outcome.NOT_FOUND: "there is no such reservation; the index entry would go",
 }
 
 
 @click.command("show", short_help="Everything about one entry, and what a sweep would do with it.")
 @click.argument("entry", metavar="ID")
-@click.option("--kind", metavar="NAME", help="Its kind, where two kinds have an entry of this id.")
+@click.option("--kind", metavar="NAME", help="The kind of the entry, if two kinds have an entry of this id.")
 @shard_option
 @json_option
 @click.pass_obj
@@ -38,15 +38,18 @@ def command(options: Options, entry: str, kind: str | None, shard: str | None, a
     quarantine, the budgets of a reservation's scopes, its event and who got it, and what a sweep would decide now and
     why. Nothing is changed.
 
-    ID is the bare id, as it is or as logs and tables show it (\xff). Exit code 1 where no shard knows it.
+    ID is the bare id, as it is or as logs and tables show it (\xff). Exit code 1 if no shard knows the id.
     """
     output, troubles = Output(as_json=as_json), Troubles()
     with options.shards(shard) as (settings, shards):
+        names = kind_names(settings)
         if kind is not None:
-            check_name("kind", kind, swept_names(settings))
-        seen = for_each_shard(shards, lambda each: list(_inspect(settings, each, kind, entry)), troubles)
+            check_name("kind", kind, names)
+            names = [kind]
+        seen = for_each_shard(shards, lambda each: list(_inspect(settings, each, names, entry)), troubles)
+        thing = " or ".join(kinds_of(settings, shards[0])[name].words.entry for name in names) or "kind"
     found = [(each, inspection) for each, inspections in seen for inspection in inspections]
-    if len(kinds := {inspection.kind for _, inspection in found}) > 1:
+    if len(kinds := {inspection.kind.name for _, inspection in found}) > 1:
         fail(f"it is an id of {' and '.join(sorted(kinds))}: name one with --kind", Exit.USAGE)
     if as_json and found:
         documents = [InspectionDocument.of(each, inspection, _why(inspection)) for each, inspection in found]
@@ -55,18 +58,17 @@ def command(options: Options, entry: str, kind: str | None, shard: str | None, a
         _show(output, found)
     if not found and not troubles.down:
         output.name_address()
-        thing = "reservation" if kind in (None, RESERVATIONS) else kind
         fail(f"there is no {thing} {shortened(printable(entry))}", Exit.FAILED)
     troubles.end()
 
 
-def _inspect(settings: Settings, shard: Shard, name: str | None, text: str) -> Iterator[Inspection]:
-    """Of each kind, or of the one of this name, what is meant first by this text."""
-    for kind in all_kinds(settings, shard.keys):
-        if name in (None, kind.name):
-            inspections = (inspect(settings, shard, kind, entry) for entry in candidates(text))
-            if inspection := next(filter(None, inspections), None):
-                yield inspection
+def _inspect(settings: Settings, shard: Shard, names: Sequence[str], text: str) -> Iterator[Inspection]:
+    """The entry of each of these kinds that the text means first."""
+    for name in names:
+        kind = kinds_of(settings, shard)[name]
+        inspections = (inspect(settings, shard, kind, entry) for entry in candidates(text))
+        if inspection := next(filter(None, inspections), None):
+            yield inspection
 
 
 def _show(output: Output, found: list[tuple[Shard, Inspection]]) -> None:
@@ -83,7 +85,7 @@ def _show(output: Output, found: list[tuple[Shard, Inspection]]) -> None:
 
 
 def _rows(shard: Shard, inspection: Inspection) -> Iterator[DetailRow]:
-    about = f"{_thing(inspection)} on {shard.name}"
+    about = f"{inspection.kind.words.entry} on {shard.name}"
     yield about, "id", decode(inspection.id)
     yield about, "key", decode(inspection.key)
     if inspection.type != "hash":
@@ -138,19 +140,17 @@ def _delivery(delivery: EventDelivery) -> str:
 def _why(inspection: Inspection) -> str:
     decision = inspection.explanation.decision
     if decision.outcome is Outcome.EXPIRED:
-        lacking = "budget for" if inspection.kind == RESERVATIONS else "key"
-        missing = f"; there is no {lacking} {', '.join(decision.missing)}" if decision.missing else ""
+        missing = (
+            f"; there is no {inspection.kind.words.lacking} {', '.join(decision.missing)}" if decision.missing else ""
+        )
         return f"deadline and grace passed {span(decision.lag_ms / 1000)} ago{missing}"
     if decision.outcome is Outcome.QUARANTINED:
         return f"{decision.detail}: {decision.why or REASONS.get(decision.detail, '')}"
     if decision.outcome is Outcome.SKIPPED:
         return f"it is {decision.detail} already; the index entry would go"
-    why = _WHY.get(decision.outcome, decision.detail)
-    return why if inspection.kind == RESERVATIONS else why.replace("reservation", "entry")
-
-
-def _thing(inspection: Inspection) -> str:
-    return "reservation" if inspection.kind == RESERVATIONS else inspection.kind
+    if decision.outcome is Outcome.NOT_FOUND:
+        return f"there is no such {inspection.kind.words.entry}; the index entry would go"
+    return _WHY.get(decision.outcome, decision.detail)
 
 
 def _budget(budget: dict[bytes, bytes] | str | None) -> object:

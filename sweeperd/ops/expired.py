@@ -23,7 +23,7 @@ from sweeperd.outbox.replays import AHEAD_MS, BEHIND_MS
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
-from sweeperd.sweep.kind import RESERVATIONS
+from sweeperd.sweep.reservations import kind_of_event
 from sweeperd.text import decode, rfc3339, whole
 
 #: The key of the hash in each line.
@@ -171,7 +171,7 @@ class ExpiryReader:
         self._since_ms = since_ms
         self._until_ms = until_ms
         self._tenant = tenant
-        self._kind = None if kind is None else kind.encode()
+        self._kind = kind
         self._first = str(max(0, since_ms - BEHIND_MS)).encode()
         self._last = streams.LAST if until_ms is None else str(until_ms + AHEAD_MS).encode()
 
@@ -186,7 +186,7 @@ class ExpiryReader:
                     yield self._expiry(entry, fields, expired_at_ms)
 
     def _asked_for(self, fields: dict[bytes, bytes]) -> bool:
-        if self._kind not in (None, fields.get(b"kind", RESERVATIONS.encode())):
+        if self._kind not in (None, kind_of_event(fields)):
             return False
         if self._tenant is None:
             return True

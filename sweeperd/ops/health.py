@@ -15,7 +15,7 @@ from sweeperd.ops.show import ReasonCount
 from sweeperd.ops.status import WARNING, EndpointStatus, ShardStatus, WalkEnd
 from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import RESERVATIONS
+from sweeperd.sweep.reservations import kind_words
 from sweeperd.text import span
 
 
@@ -121,7 +121,7 @@ def endpoint_advice(endpoint: EndpointStatus, options: Sequence[str] = ()) -> Ad
 
 def reason_advice(reason: ReasonCount, options: Sequence[str] = ()) -> Advice:
     """What may be done about quarantined entries with one reason."""
-    kind = () if reason.kind == RESERVATIONS else ("--kind", reason.kind)
+    kind = kind_words(reason.kind)
     newest = reason.newest[0]
     by_reason = ("--reason", reason.reason) if reason.reason else ()
     commands = (

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 import redis
 from pydantic import Field
 
-from sweeperd.config import Settings, SweepSettings
-from sweeperd.config.kinds import KindSettings
+from sweeperd.config import SweepSettings
 from sweeperd.ops.document import CommandDocument, Count, Document, Down, Moment, Seconds, Text
 from sweeperd.ops.reconcile.keyspace import Keyspace, Throttle
 from sweeperd.ops.reconcile.reader import ReservationReader
@@ -16,9 +15,8 @@ from sweeperd.ops.show import explain
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.configured import configured
 from sweeperd.sweep.index import IndexEntry, IndexPager, Position
-from sweeperd.sweep.kind import Decision, Outcome
+from sweeperd.sweep.kind import Decision, Kind, Outcome
 from sweeperd.text import moment_ms
 
 
@@ -48,8 +46,6 @@ def adopt(shard: Shard, ids: Sequence[bytes]) -> list[bool]:
 
 #: The problem of an entry that is no longer on the list.
 NOT_THERE = "not_quarantined"
-
-_FIELDS = (b"quarantine_reason", b"tenant", b"state", b"estimate_amount", b"estimate_unit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,28 +90,21 @@ class QuarantineChange:
 
 
 class Quarantine:
-    """
-    The quarantine of one kind on one shard; by default that of reservations. Every method raises redis.RedisError.
-    """
+    """The quarantine of one kind on one shard. Every method raises redis.RedisError."""
 
-    def __init__(self, shard: Shard, settings: Settings, kind: KindSettings | None = None) -> None:
+    def __init__(self, shard: Shard, kind: Kind, batch: int) -> None:
+        """`batch`: how many entries are read in one go, and how many commands are sent in one."""
         self._shard = shard
-        self._sweep = settings.sweep
         self._kind = kind
-        self._swept = None if kind is None else configured(kind, settings, shard.keys)
-        keys = shard.keys
-        self._key = keys.quarantine if kind is None else keys.kind_quarantine(kind.name)
-        self._index = keys.reservation_index if kind is None else keys.kind_index(kind.index)
-        self._fields = _FIELDS if kind is None else (_FIELDS[0], (kind.tenant or "tenant").encode(), *_FIELDS[2:])
-        #: How many entries are read in one go, and how many commands are sent in one.
-        self._length = settings.sweep.pipeline_depth
-        self._pager = IndexPager(shard, self._key)
+        self._length = batch
+        self._fields = ("quarantine_reason", kind.tenant, "state", "estimate_amount", "estimate_unit")
+        self._pager = IndexPager(shard, kind.quarantine)
         self._requeue = Script("ops/requeue")
         self._dismiss = Script("ops/dismiss")
 
     def size(self) -> int:
         """How many entries there are."""
-        return int(self._shard.client.zcard(self._key))
+        return int(self._shard.client.zcard(self._kind.quarantine))
 
     def find(self, wanted: QuarantineFilter) -> Iterator[SetAside]:
         """The entries that are meant, the oldest first, read page by page. Ids that are not there do not come."""
@@ -148,13 +137,15 @@ class Quarantine:
             yield [QuarantineChange(entry, problem) for entry, problem in zip(page, problems, strict=True)]
 
     def _dismissal(self, entry: bytes) -> Call:
-        return Call([self._hash(entry), self._key], [entry])
+        return Call([self._kind.hash_key(entry), self._kind.quarantine], [entry])
 
     def _requeue_page(self, page: Sequence[SetAside]) -> list[QuarantineChange]:
         problems = self._problems([entry.id for entry in page])
         ready = [entry.id for entry in page if entry.id not in problems]
-        deadline = "expires_at" if self._kind is None else self._kind.deadline
-        calls = [Call([self._hash(id_), self._index, self._key], [id_, deadline]) for id_ in ready]
+        calls = [
+            Call([self._kind.hash_key(id_), self._kind.index, self._kind.quarantine], [id_, self._kind.deadline])
+            for id_ in ready
+        ]
         for id_, reply in zip(ready, self._requeue.run_many(self._shard.client, calls), strict=True):
             if isinstance(reply, Exception):
                 if is_server_trouble(reply):
@@ -164,15 +155,11 @@ class Quarantine:
                 problems[id_] = reply.decode()
         return [QuarantineChange(entry, problems.get(entry.id, "")) for entry in page]
 
-    def _hash(self, entry: bytes) -> bytes:
-        keys = self._shard.keys
-        return keys.reservation(entry) if self._kind is None else keys.kind_entry(self._kind.entry, entry)
-
     def _problems(self, ids: Sequence[bytes]) -> dict[bytes, str]:
         """Why the sweep would set these aside again."""
         return {
             explanation.decision.id: _reason(explanation.decision)
-            for explanation in explain(self._shard, self._sweep, ids, self._swept)
+            for explanation in explain(self._shard, self._kind, ids, self._length)
             if explanation.decision.outcome in (Outcome.QUARANTINED, Outcome.ERROR)
         }
 
@@ -201,14 +188,14 @@ class Quarantine:
     def _named(self, ids: Sequence[bytes]) -> list[SetAside]:
         pipeline = self._shard.client.pipeline(transaction=False)
         for id_ in ids:
-            pipeline.zscore(self._key, id_)
+            pipeline.zscore(self._kind.quarantine, id_)
         scores = zip(ids, pipeline.execute(), strict=True)
         return self._read([IndexEntry(id_, str(score).encode()) for id_, score in scores if score is not None])
 
     def _read(self, entries: Sequence[IndexEntry]) -> list[SetAside]:
         pipeline = self._shard.client.pipeline(transaction=False)
         for entry in entries:
-            pipeline.hmget(self._hash(entry.id), *self._fields)
+            pipeline.hmget(self._kind.hash_key(entry.id), *self._fields)
         rows = pipeline.execute(raise_on_error=False) if entries else []
         return [_set_aside(entry.id, entry.score, row) for entry, row in zip(entries, rows, strict=True)]
 

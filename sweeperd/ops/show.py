@@ -2,7 +2,6 @@
 
 import contextlib
 import enum
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -10,7 +9,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import AliasPath, Field, WithJsonSchema
 
-from sweeperd.config import Settings, SweepSettings
+from sweeperd.config import Settings
 from sweeperd.ops.document import CommandDocument, Count, Document, Down, Moment, Seconds, Text
 from sweeperd.outbox.attempts import Attempt, RecordedAttempt, attempts_with, read_attempts
 from sweeperd.outbox.event import message
@@ -19,12 +18,11 @@ from sweeperd.outbox.stream import WAITING
 from sweeperd.outbox.subscription import EventFilter
 from sweeperd.store import streams
 from sweeperd.store.errors import describe, is_server_trouble
-from sweeperd.store.scripts import Script, own_text
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, StreamRow
-from sweeperd.sweep.configured import all_kinds
-from sweeperd.sweep.kind import RESERVATIONS, Decision, Kind, Outcome
-from sweeperd.sweep.reservations import reservations
+from sweeperd.sweep.configured import kinds_of
+from sweeperd.sweep.kind import Budgets, Decision, Kind, Outcome
+from sweeperd.sweep.reservations import kind_of_event
 from sweeperd.text import decode, moment_ms, strings, whole
 
 
@@ -36,14 +34,11 @@ class Explanation:
     writes: tuple[tuple[bytes, ...], ...]
 
 
-def explain(shard: Shard, settings: SweepSettings, ids: Sequence[bytes], kind: Kind | None = None) -> list[Explanation]:
+def explain(shard: Shard, kind: Kind, ids: Sequence[bytes], batch: int) -> list[Explanation]:
     """
-    Ask for each of these ids of a kind (None: reservations), in batches of `pipeline_depth`. Nothing is written. An
-    entry whose sweep would fail has the outcome `error`. Raises redis.RedisError where the server as a whole cannot
-    answer.
+    Ask for each of these ids, `batch` of them in one round trip. Nothing is written. An entry whose sweep would fail
+    has the outcome `error`. Raises redis.RedisError if the server as a whole cannot answer.
     """
-    kind = kind or reservations(shard.keys, settings)
-    script = _script(kind.name, kind.script.source)
 
     def explanation(entry: bytes, reply: Any) -> Explanation:
         if isinstance(reply, Exception):
@@ -54,27 +49,12 @@ def explain(shard: Shard, settings: SweepSettings, ids: Sequence[bytes], kind: K
         return Explanation(kind.decision(entry, answer), tuple(tuple(write) for write in writes))
 
     found = []
-    for start in range(0, len(ids), settings.pipeline_depth):
-        part = ids[start : start + settings.pipeline_depth]
+    for start in range(0, len(ids), batch):
+        part = ids[start : start + batch]
         # The trace id is of the event that is not written.
-        replies = script.run_many(shard.client, [kind.call(entry, "") for entry in part])
+        replies = kind.explainer.run_many(shard.client, [kind.call(entry, "") for entry in part])
         found += [explanation(entry, reply) for entry, reply in zip(part, replies, strict=True)]
     return found
-
-
-@functools.lru_cache(maxsize=64)
-def _script(kind: str, source: str) -> Script:
-    """The script of the kind with a `redis` that records the writes and sends none."""
-    if kind == RESERVATIONS:
-        return Script("ops/explain")
-    # The code before the user's script stands on one line, so that its errors name the lines of the user's file.
-    lines = (line.strip() for line in own_text("include/recorder").splitlines())
-    recorder = " ".join(line for line in lines if line and not line.startswith("--"))
-    return Script(
-        f"explain {kind}",
-        f"{recorder} local redis, writes = recorder(redis) local reply = (function() {source}\nend)()\n"
-        "if reply.err then\n  return reply\nend\nreturn {reply, writes}\n",
-    )
 
 
 # ---- what the status page shows of one shard beyond `status`: the quarantine by reason, and the last attempts
@@ -110,7 +90,7 @@ class Details:
 
 def read_details(settings: Settings, shard: Shard) -> Details:
     """Raises redis.RedisError."""
-    reasons = [count for kind in all_kinds(settings, shard.keys) for count in _reasons(shard, kind)]
+    reasons = [count for kind in kinds_of(settings, shard).values() for count in _reasons(shard, kind)]
     names = [endpoint.name for endpoint in settings.webhooks.endpoints] if settings.events.attempts_kept else []
     attempts = {name: [each.attempt for each in read_attempts(shard, name, ATTEMPTS)] for name in names}
     return Details(tuple(sorted(reasons, key=lambda each: -each.count)), attempts)
@@ -195,24 +175,24 @@ class Event:
 class Inspection:
     """One entry on one shard."""
 
-    kind: str
+    kind: Kind
     id: bytes
-    #: The name of its hash.
+    #: The name of the hash.
     key: bytes
     #: When this was read, ms on Redis's clock.
     now_ms: int
     #: The type of what is under its key: `hash`, `none`, or what should not be there.
     type: str
     fields: Fields
-    #: How long the hash has left, ms; None where it stays.
+    #: How long the hash has left, ms; None if the hash stays.
     ttl_ms: int | None
-    #: In the index, ms; None where it is not there.
+    #: In the index, ms; None if the index lacks the entry.
     score: float | None
-    #: In the quarantine, ms; None where it is not there.
+    #: In the quarantine, ms; None if the entry is not set aside.
     quarantined_at: float | None
-    #: Scope of a reservation to its budget, in the order of its scopes; None where there is no such budget.
+    #: Scope of a reservation to its budget, in the order of its scopes; None if there is no such budget.
     budgets: dict[bytes, Fields | str | None]
-    #: None where it has not expired, or its event is not (any more) in the stream.
+    #: None if the entry has not expired, or the stream has the event no more.
     event: Event | None
     #: What a sweep that came to it now would do.
     explanation: Explanation
@@ -233,9 +213,9 @@ def inspect(settings: Settings, shard: Shard, kind: Kind, entry: bytes) -> Inspe
     if type_ == b"none" and score is None and quarantined_at is None:
         return None
     fields = cast(Fields, shard.client.hgetall(key)) if type_ == b"hash" else {}
-    (explanation,) = explain(shard, settings.sweep, [entry], kind)
+    (explanation,) = explain(shard, kind, [entry], 1)
     return Inspection(
-        kind.name,
+        kind,
         entry,
         key,
         now,
@@ -244,24 +224,24 @@ def inspect(settings: Settings, shard: Shard, kind: Kind, entry: bytes) -> Inspe
         ttl if ttl >= 0 else None,
         score,
         quarantined_at,
-        _budgets(shard, fields) if kind.name == RESERVATIONS else {},
+        _budgets(shard, kind.counters, fields) if isinstance(kind.counters, Budgets) else {},
         _event(settings, shard, kind, entry, fields),
         explanation,
     )
 
 
-def _budgets(shard: Shard, fields: Fields) -> dict[bytes, Fields | str | None]:
+def _budgets(shard: Shard, budgets: Budgets, fields: Fields) -> dict[bytes, Fields | str | None]:
     scopes: tuple[bytes, ...] = ()
     with contextlib.suppress(ValueError, RecursionError):
         scopes = strings(fields.get(b"budgeted_scopes") or fields.get(b"affected_scopes") or b"[]")[:SCOPES]
     found: dict[bytes, Fields | str | None] = {}
     for scope in scopes:
-        key = shard.keys.budget(scope, fields.get(b"estimate_unit", b""))
-        kind = cast(bytes, shard.client.type(key))
-        if kind == b"hash":
+        key = budgets.stem + scope + b":" + fields.get(b"estimate_unit", b"")
+        type_ = cast(bytes, shard.client.type(key))
+        if type_ == b"hash":
             found[scope] = cast(Fields, shard.client.hgetall(key))
         else:
-            found[scope] = None if kind == b"none" else kind.decode()
+            found[scope] = None if type_ == b"none" else type_.decode()
     return found
 
 
@@ -271,8 +251,7 @@ def _event(settings: Settings, shard: Shard, kind: Kind, subject: bytes, fields:
         return None
     around = int(expired_at)
     for entry, event in _range(shard, shard.keys.events, max(0, around - EVENT_BEFORE), b"%d" % (around + EVENT_AFTER)):
-        same_kind = event.get(b"kind", RESERVATIONS.encode()) == kind.name.encode()
-        if same_kind and event.get(b"id") == subject and event.get(b"expired_at") == expired_at:
+        if kind_of_event(event) == kind.name and event.get(b"id") == subject and event.get(b"expired_at") == expired_at:
             webhook_id = message(shard.origin, event).event_id
             deliveries = tuple(_deliveries(settings, shard, entry, event))
             attempts = attempts_with(shard, (delivery.endpoint for delivery in deliveries), entry)
@@ -426,12 +405,13 @@ class InspectionDocument(Document):
     @classmethod
     def of(cls, shard: Shard, inspection: Inspection, why: str) -> "InspectionDocument":
         """`why`: the decision explained to people."""
-        names = ("kind", "id", "key", "type", "fields", "ttl_ms", "quarantined_at", "budgets", "event")
+        names = ("id", "key", "type", "fields", "ttl_ms", "quarantined_at", "budgets", "event")
         decision = inspection.explanation.decision
         writes = [list(map(decode, write)) for write in inspection.explanation.writes]
         return cls.model_validate(
             {
                 "shard": shard.name,
+                "kind": inspection.kind.name,
                 **{name: getattr(inspection, name) for name in names},
                 "score": None if inspection.score is None else moment_ms(inspection.score),
                 "sweep": {"outcome": decision.outcome, "detail": decision.detail, "why": why, "writes": writes},

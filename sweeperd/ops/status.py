@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 import pydantic
 import redis
 
-from sweeperd.config import EndpointSettings, Settings, SweepSettings
+from sweeperd.config import EndpointSettings, Settings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.processes import Processes, read_processes
 from sweeperd.ops.reconcile import Fault, KindCursor, KindFault, WalkCursor
@@ -26,8 +26,9 @@ from sweeperd.store.errors import describe, is_full, is_refused
 from sweeperd.store.lease import holder
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.configured import all_kinds
-from sweeperd.sweep.kind import RESERVATIONS, Kind, Outcome
+from sweeperd.sweep.configured import kinds_of
+from sweeperd.sweep.kind import Kind, Outcome
+from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.sweep.telemetry import LastSweep, read_last_sweep
 from sweeperd.text import decode, moment_ms
 
@@ -70,6 +71,7 @@ def is_empty(shard: Shard, settings: Settings) -> bool:
 
 #: The window, seconds, and the most events that are counted. Where more happened, the window is shorter.
 WINDOW, COUNTED = 60.0, 2000
+_RATE = Script("ops/rate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def read_rate(shard: Shard, now: int) -> Rate:
     """
     start = now - int(WINDOW * 1000)
     call = Call([shard.keys.events], [max(0, start), COUNTED])
-    read, expiries, oldest = Script("ops/rate").run(shard.client, call)
+    read, expiries, oldest = _RATE.run(shard.client, call)
     window = WINDOW if read < COUNTED else max(0.001, (now - oldest) / 1000)
     return Rate(round(expiries / window, 2), round(window, 3))
 
@@ -230,6 +232,7 @@ class KindWalkStore(_Walks[LastKindWalk, KindCursor]):
 
 #: How many dead letters are counted, and how many of them in one call.
 LETTERS, LETTERS_PAGE = 10_000, 500
+_LETTERS = Script("ops/letters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,9 +329,9 @@ def read_endpoints(
 
 def count_dead_letters(shard: Shard) -> Counter[str]:
     """How many each endpoint has, among the oldest LETTERS. Raises redis.RedisError."""
-    script, counts, first = Script("ops/letters"), Counter[str](), streams.FIRST
+    counts, first = Counter[str](), streams.FIRST
     for _ in range(0, LETTERS, LETTERS_PAGE):
-        reply = script.run(shard.client, Call([shard.keys.dead_letters], [first, LETTERS_PAGE]))
+        reply = _LETTERS.run(shard.client, Call([shard.keys.dead_letters], [first, LETTERS_PAGE]))
         if not reply:
             break
         first = streams.after(reply[0])
@@ -524,31 +527,32 @@ def read_all(settings: Settings, shards: Sequence[Shard]) -> list[ShardStatus]:
 
 def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory | None) -> ShardStatus:
     now = shard.read_clock()
-    keys = shard.keys
-    swept = settings.reservations.enabled
-    pipeline = shard.client.pipeline(transaction=False)
-    pipeline.xlen(keys.dead_letters)
-    if swept:
-        pipeline.zcount(keys.reservation_index, "-inf", now)
-        pipeline.zcard(keys.quarantine)
-    dead_letters, due, quarantined = [*pipeline.execute(), 0, 0][:3]
+    kinds = kinds_of(settings, shard)
+    read = {name: _kind(shard, kind, now) for name, kind in kinds.items()}
+    dead_letters = int(shard.client.xlen(shard.keys.dead_letters))
     by_endpoint = count_dead_letters(shard) if dead_letters else Counter[str]()
+    built_in = read.pop(RESERVATIONS, None)
+    due = (
+        _due(shard, kinds[RESERVATIONS], settings.sweep.pipeline_depth, now, built_in.due, sample)
+        if built_in
+        else Due()
+    )
     return ShardStatus(
         shard.name,
         shard.address,
         now_ms=now,
-        due=_due(shard, settings.sweep, now, due, sample),
-        quarantined=quarantined,
-        tick=read_last_sweep(shard) if swept else None,
-        sweeping=holder(shard, "sweep") if swept else "",
-        kinds=tuple(_kind(shard, kind, now) for kind in all_kinds(settings, shard.keys) if kind.name != RESERVATIONS),
+        due=due,
+        quarantined=built_in.quarantined if built_in else 0,
+        tick=built_in.tick if built_in else None,
+        sweeping=built_in.sweeping if built_in else "",
+        kinds=tuple(read.values()),
         endpoints=read_endpoints(shard, settings.consumers, now, by_endpoint, memory),
         dead_letters=dead_letters,
         dead_letters_counted=dead_letters <= LETTERS,
         rate=read_rate(shard, now),
-        last_walk=WalkStore(shard).last() if swept else None,
+        last_walk=WalkStore(shard).last() if built_in else None,
         processes=read_processes(shard, now),
-        empty=not due and is_empty(shard, settings),
+        empty=not (built_in and built_in.due) and is_empty(shard, settings),
     )
 
 
@@ -559,18 +563,18 @@ def _kind(shard: Shard, kind: Kind, now: int) -> KindStatus:
     pipeline.zcard(kind.quarantine)
     due, first, quarantined = pipeline.execute()
     oldest = (now - moment_ms(first[0][1])) / 1000 if due and first else 0.0
-    tick, sweeping = read_last_sweep(shard, kind.name), holder(shard, kind.lease_job)
+    tick, sweeping = read_last_sweep(shard, kind), holder(shard, kind.lease_job)
     last_walk = KindWalkStore(shard, kind.name).last()
     return KindStatus(kind.name, due, oldest, quarantined, tick, sweeping, last_walk)
 
 
-def _due(shard: Shard, settings: SweepSettings, now: int, due: int, sample: int) -> Due:
+def _due(shard: Shard, kind: Kind, batch: int, now: int, due: int, sample: int) -> Due:
     if not due:
         return Due()
-    entries = _spread(shard, due, sample)
+    entries = _spread(shard, kind.index, due, sample)
     if not entries:
         return Due()  # all of them were swept meanwhile
-    explanations = explain(shard, settings, [entry for entry, _ in entries])
+    explanations = explain(shard, kind, [entry for entry, _ in entries], batch)
     in_grace, oldest_overdue = 0, 0.0
     for (_, score), explanation in zip(entries, explanations, strict=True):
         decision = explanation.decision
@@ -587,9 +591,8 @@ def _due(shard: Shard, settings: SweepSettings, now: int, due: int, sample: int)
     return Due(due, in_grace, due - in_grace, exact, max(0.0, (now - moment_ms(entries[0][1])) / 1000), oldest_overdue)
 
 
-def _spread(shard: Shard, due: int, sample: int) -> list[tuple[bytes, float]]:
+def _spread(shard: Shard, index: bytes, due: int, sample: int) -> list[tuple[bytes, float]]:
     """Id and score of the due entries, the oldest first; of `sample` of them, evenly spread, where there are more."""
-    index = shard.keys.reservation_index
     if due <= sample:
         return list(shard.client.zrange(index, 0, due - 1, withscores=True))  # type: ignore[arg-type]
     pipeline = shard.client.pipeline(transaction=False)

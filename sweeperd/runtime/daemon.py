@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC
 from typing import Any
 
@@ -29,7 +30,6 @@ from sweeperd.runtime.process import Role
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.runtime.sweeps import RETRY_EVERY, CyclesLease, KindSweep, kind_sweeps
 from sweeperd.store.shard import open_shards
-from sweeperd.sweep.kind import RESERVATIONS
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +59,7 @@ class ShardRunner:
         self._cycles_lease = CyclesLease(self._sweep_shard) if settings.cycles.enabled and role.sweeps else None
         self._sweeps: list[KindSweep] = []
         if role.sweeps:
-            self._sweeps = kind_sweeps(
-                settings,
-                self._sweep_shard,
-                metrics,
-                stop,
-                cycles_lease=self._cycles_lease,
-                interpreter=context.interpreter,
-            )
+            self._sweeps = kind_sweeps(replace(context, shard=self._sweep_shard), cycles_lease=self._cycles_lease)
         self._delivery = Dispatcher(context)
         self._actions = ActionExporter(shard, metrics)
         self._announcer = ProcessAnnouncer(shard, sweeps=role.sweeps, delivers=role.delivers)
@@ -155,7 +148,9 @@ class ShardRunner:
         if self._role.sweeps:
             longest = settings.sweep.time_budget.total_seconds() + patience
             for sweep in self._sweeps:
-                yield PeriodicTask(self._task_name(sweep), functools.partial(self._sweep, sweep), interval, longest)
+                yield PeriodicTask(
+                    f"sweep of {sweep.name} on {self.name}", functools.partial(self._sweep, sweep), interval, longest
+                )
         if self._cycles_lease:
             work = self._waiting("the lease of Cycles", self._cycles_lease.hold)
             yield PeriodicTask(f"cycles lease of {self.name}", work, RETRY_EVERY, patience)
@@ -175,9 +170,6 @@ class ShardRunner:
             # A walk may take a day and is ended by a stop within a moment, so it is never stuck.
             work = self._waiting("reconcile", self._reconciler.run_if_due)
             yield PeriodicTask(f"reconcile of {self.name}", work, self._reconciler.check_every, math.inf)
-
-    def _task_name(self, sweep: KindSweep) -> str:
-        return f"sweep of {self.name}" if sweep.name == RESERVATIONS else f"sweep of {sweep.name} on {self.name}"
 
     def _waiting(self, name: str, work: Callable[[], object]) -> Callable[[], None]:
         """The work as a task that waits where Redis cannot be reached."""

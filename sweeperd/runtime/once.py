@@ -170,9 +170,7 @@ class _Run:
         self._delivery_limit = math.inf if delivery_limit is None else delivery_limit.total_seconds()
         self._delivery_stop = threading.Event()
         self._progress = progress
-        self._sweeps = kind_sweeps(
-            settings, shard, context.metrics, context.stop, self._decided, interpreter=context.interpreter
-        )
+        self._sweeps = kind_sweeps(context, self._decided)
         #: How many entries were due when the sweeps so far began.
         self._due = 0
         self._delivery = Dispatcher(replace(context, stop=self._delivery_stop))

@@ -17,7 +17,7 @@ from sweeperd.ops.reconcile.keyspace import Interrupted
 from sweeperd.ops.status import KindWalkStore, LastKindWalk, LastWalk, WalkStore, WalkT
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import RESERVATIONS
+from sweeperd.sweep.reservations import RESERVATIONS
 
 log = logging.getLogger(__name__)
 

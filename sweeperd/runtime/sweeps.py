@@ -1,4 +1,4 @@
-"""The lease of a Cycles installation's own expiry sweep, held so that its services leave the sweep to sweeperd."""
+"""The sweep of each kind on one shard, with its lease, its log and metrics, and the stand-by beside another replica."""
 
 import contextlib
 import logging
@@ -10,21 +10,19 @@ from datetime import timedelta
 import redis
 
 from sweeperd import tracing
-from sweeperd.config import EXPIRY_SPIKE, Settings, SweepSettings
+from sweeperd.config import EXPIRY_SPIKE, SweepSettings
 from sweeperd.config.types import milliseconds
-from sweeperd.context import Interpreter
+from sweeperd.context import ShardContext
 from sweeperd.errors import KindRefused, RedisUnavailable
-from sweeperd.metrics import Metrics
 from sweeperd.store.lease import CYCLES_TOKEN, Lease, process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.configured import all_kinds
-from sweeperd.sweep.kind import RESERVATIONS, Backlog, Decision, Kind, SweepReport
+from sweeperd.sweep.configured import kinds_of
+from sweeperd.sweep.kind import Backlog, Decision, Kind, SweepReport
 from sweeperd.sweep.sweeper import Sweeper
 from sweeperd.sweep.telemetry import ExpiryRates, LastSweepStore, SweepTelemetry, read_last_sweep
 
 log = logging.getLogger(__name__)
-
 
 #: As long as the services of Cycles take it for.
 TTL = timedelta(seconds=30)
@@ -117,9 +115,6 @@ class CyclesLease:
         return self._renewed_at is not None and time.monotonic() - self._renewed_at < TTL.total_seconds()
 
 
-# ---- how long a replica stands by while another one holds the lease of the sweep
-
-
 #: So many TTLs without a sweep, and the lease is not believed any more.
 LEASE_PATIENCE = 4
 
@@ -131,7 +126,7 @@ class StandBy:
     was noted, sweeps without the lease. Correctness never rests on it.
     """
 
-    def __init__(self, shard: Shard, kind: str, lease: Lease, settings: SweepSettings) -> None:
+    def __init__(self, shard: Shard, kind: Kind, lease: Lease, settings: SweepSettings) -> None:
         self._shard = shard
         self._kind = kind
         self._lease = lease
@@ -160,7 +155,7 @@ class StandBy:
         if not self._warned:
             log.warning(
                 "the lease is held, but its holder does not sweep: sweeping without the lease; delete its key",
-                extra={"shard": self._shard.name, "kind": self._kind, "seconds": round(now - self._since)},
+                extra={"shard": self._shard.name, "kind": self._kind.name, "seconds": round(now - self._since)},
             )
         self._warned = True
         return True
@@ -172,45 +167,39 @@ class StandBy:
         return self._shard.read_clock() - last.at_ms < milliseconds(limit)
 
 
-# ---- the sweep of one kind on one shard, with all that belongs to it: its lease, its log and metrics, its last tick
-
-
 class KindSweep:
     """`observe` gets the decisions of each batch, after they are logged and counted. Methods raise RedisUnavailable."""
 
     def __init__(
         self,
-        settings: Settings,
-        shard: Shard,
+        context: ShardContext,
         kind: Kind,
-        metrics: Metrics,
-        stop: threading.Event,
         observe: Callable[[Sequence[Decision]], None] = lambda _: None,
         cycles_lease: CyclesLease | None = None,
-        interpreter: Interpreter | None = None,
     ) -> None:
+        settings, shard = context.settings, context.shard
         self.name = kind.name
-        self.telemetry = SweepTelemetry(metrics, shard.name, kind.name)
+        self.telemetry = SweepTelemetry(context.metrics, shard.name, kind)
         self.lease = Lease(shard, kind.lease_job, settings.sweep.lease_ttl, self.telemetry.lost_lease)
-        self._stand_by = StandBy(shard, kind.name, self.lease, settings.sweep)
+        self._stand_by = StandBy(shard, kind, self.lease, settings.sweep)
         self._shard = shard
         self._kind = kind
-        self._interpreter = interpreter or Interpreter()
-        self._cycles_lease = cycles_lease if kind.name == RESERVATIONS else None
-        #: Why the kind is not swept any more; empty where it is.
+        self._interpreter = context.interpreter
+        self._cycles_lease = cycles_lease if kind.cycles else None
+        #: Why the kind is not swept any more; empty while the kind is swept.
         self._broken = ""
         #: How many connections the shard had opened when the kind was checked.
         self._checked = -1
         self._observe = observe
-        self._last_sweep = LastSweepStore(shard, kind.name)
-        spikes_wanted = kind.name == RESERVATIONS and EXPIRY_SPIKE in settings.announced
+        self._last_sweep = LastSweepStore(shard, kind)
+        spikes_wanted = kind.cycles and EXPIRY_SPIKE in settings.announced
         self._rates = ExpiryRates(shard, settings.cycles) if spikes_wanted else None
-        self._sweeper = Sweeper(shard, kind, settings.sweep, self._decided, stop)
+        self._sweeper = Sweeper(shard, kind, settings.sweep, self._decided, context.stop)
 
     def run(self) -> str:
         """
-        One tick under the lease, or none where another replica has it and sweeps. Returns why it failed, or "". Raises
-        KindRefused where the kind cannot be swept on this server, or its script is broken.
+        One tick under the lease, or none if another replica has the lease and sweeps. Returns why the tick failed, or
+        "". Raises KindRefused if the kind cannot be swept on this server, or its script is broken.
         """
         if self._broken:
             raise KindRefused(self._broken)
@@ -233,7 +222,7 @@ class KindSweep:
         return failure
 
     def tick(self, give_way: Callable[[], bool] = lambda: False) -> SweepReport:
-        """One tick. Raises KindRefused where the kind cannot be swept on this server, or has broken in this tick."""
+        """One tick. Raises KindRefused if the kind cannot be swept on this server, or has broken in this tick."""
         if self._checked != self._shard.opened:
             # A new connection may lead to another server, or to other rights.
             with self._shard.reaching():
@@ -270,14 +259,10 @@ class KindSweep:
 
 
 def kind_sweeps(
-    settings: Settings,
-    shard: Shard,
-    metrics: Metrics,
-    stop: threading.Event,
+    context: ShardContext,
     observe: Callable[[Sequence[Decision]], None] = lambda _: None,
     cycles_lease: CyclesLease | None = None,
-    interpreter: Interpreter | None = None,
 ) -> list[KindSweep]:
-    """The sweep of each kind of these settings on the shard."""
-    kinds = all_kinds(settings, shard.keys)
-    return [KindSweep(settings, shard, kind, metrics, stop, observe, cycles_lease, interpreter) for kind in kinds]
+    """The sweep of each kind on the shard."""
+    kinds = kinds_of(context.settings, context.shard).values()
+    return [KindSweep(context, kind, observe, cycles_lease) for kind in kinds]

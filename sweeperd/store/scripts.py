@@ -5,7 +5,7 @@ import hashlib
 import importlib.resources
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -85,12 +85,24 @@ class Call:
 
 
 class Script:
-    """One script, `scripts/<name>.lua` or `text`: sent by its SHA1, and whole where the server does not know it."""
+    """
+    One script, `scripts/<name>.lua` or `text`: sent by its SHA1, and whole if the server does not know it. A `text`
+    that is a function is called before the first run.
+    """
 
-    def __init__(self, name: str, text: str | None = None) -> None:
+    def __init__(self, name: str, text: str | Callable[[], str] | None = None) -> None:
         self.name = name
-        self.source = source(name) if text is None else text
-        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        self._text = functools.partial(source, name) if text is None else text
+
+    @functools.cached_property
+    def source(self) -> str:
+        """The text that the server gets."""
+        return self._text if isinstance(self._text, str) else self._text()
+
+    @functools.cached_property
+    def sha(self) -> str:
+        """By which the server knows the text."""
+        return hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def run(self, client: "redis.Redis", call: Call) -> Any:
         """Run once and return the reply. Raises redis.RedisError."""

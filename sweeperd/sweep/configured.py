@@ -1,8 +1,9 @@
-"""What is checked of a configured kind before its first sweep on a server."""
+"""The kinds of the settings, as the sweep takes them: reservations if they are enabled, and each of `[[kinds]]`."""
 
 import functools
 import random
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import redis
@@ -13,12 +14,15 @@ from sweeperd.errors import KindRefused
 from sweeperd.store.connect import ClusterClient
 from sweeperd.store.errors import is_refused
 from sweeperd.store.keys import Keys
-from sweeperd.store.scripts import Call, Script
-from sweeperd.sweep.kind import Decision, Kind, Outcome
+from sweeperd.store.scripts import Call, Script, own_text
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Decision, Kind, Outcome, Sums, Words
 from sweeperd.sweep.kind_script import BASIC_GLOBALS, FILE_FAILED, HIDDEN_GLOBALS, LIBRARIES, kind_script
-from sweeperd.sweep.reservations import reservations
+from sweeperd.sweep.reservations import RESERVATIONS, reservations
 from sweeperd.text import decode, decode_list
 
+#: The kinds of each shard, and the settings that they were built from.
+_built: "weakref.WeakKeyDictionary[Shard, tuple[Settings, Mapping[str, Kind]]]" = weakref.WeakKeyDictionary()
 _COMPILES = Script("sweep/kind_compiles")
 #: One harmless form of each command, after its key.
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
@@ -40,95 +44,67 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def check_kind(kind: KindSettings, script: Script, index: bytes, client: "redis.Redis") -> None:
-    """Raises KindRefused with the reason, or redis.RedisError."""
-    if kind.script is not None:
-        _check_script(kind, script, index, client)
-    if refused := list(_refused_commands(kind, index, client)):
-        raise KindRefused(f"{kind.name}: this user of Redis has no right to {', '.join(refused)}")
+def kind_names(settings: Settings) -> list[str]:
+    """The names of all kinds that are swept."""
+    return [*([RESERVATIONS] if settings.reservations.enabled else []), *(kind.name for kind in settings.kinds)]
 
 
-def _check_script(kind: KindSettings, script: Script, index: bytes, client: "redis.Redis") -> None:
-    known = [*HIDDEN_GLOBALS, *BASIC_GLOBALS, *LIBRARIES]
-    for text in (kind.script or "", script.source):
-        reply: Any = _COMPILES.run(client, Call([index], [text, *known]))
-        problem, asked, *unknown = reply
-        if problem:
-            where = problem.decode(errors="replace").removeprefix(index.decode(errors="replace") + ":")
-            raise KindRefused(f"{kind.name}: the script does not compile, line {where}")
-        if unknown:
-            names = ", ".join(sorted(name.decode(errors="replace") for name in unknown))
-            raise KindRefused(f"{kind.name}: this server has globals that a script would see: {names}")
-        if not asked and kind.commands is None:
-            raise KindRefused(
-                f"{kind.name}: Redis 6.2 cannot be asked for rights, so a kind with a script has to name the commands"
-                ' of its plans there, such as commands = ["HINCRBY"]'
-            )
-
-
-def own_commands(kind: KindSettings) -> list[str]:
-    """The commands of the writes that every entry of the kind may need, and those of its plan."""
-    planned = [command.name for command in kind.given_back] + (kind.commands or [])
-    # A sum is written with HSET.
-    planned = ["HSET" if name == "HINCRBY" else name for name in planned]
-    end = ["PEXPIRE"] if kind.retention_ms else ["DEL"]
-    return list(dict.fromkeys(["ZREM", "ZADD", "HSET", "XADD", *end, *planned]))
-
-
-def _refused_commands(kind: KindSettings, index: bytes, client: "redis.Redis") -> Iterator[str]:
-    """
-    The commands that the user may not run. Asked of servers before Redis 7.0, whose scripts cannot ask before a write:
-    each command is queued in a transaction that is then discarded, so nothing runs.
-    """
-    if isinstance(client, ClusterClient):
-        return
-    version = str(client.info("server").get("redis_version", "0"))
-    if int(version.partition(".")[0]) >= 7:
-        return
-    connection: Any = client.connection_pool.get_connection()
-    try:
-        connection.send_command("MULTI")
-        connection.read_response()
-        for name in own_commands(kind):
-            key = kind.channel_patterns[0].encode() if name == "PUBLISH" else index
-            connection.send_command(name, key, *_ARGUMENTS[name])
-            try:
-                connection.read_response()
-            except redis.ResponseError as error:
-                if is_refused(error) or "permission" in str(error):
-                    yield name
-        connection.send_command("DISCARD")
-        connection.read_response()
-    finally:
-        connection.disconnect()
-        client.connection_pool.release(connection)
-
-
-# ---- the kinds of the settings, as the sweep takes them
-
-
-def all_kinds(settings: Settings, keys: Keys) -> list[Kind]:
-    """Reservations, where they are enabled, and each of `[[kinds]]`."""
-    built_in = [reservations(keys, settings.sweep)] if settings.reservations.enabled else []
-    return [*built_in, *(configured(kind, settings, keys) for kind in settings.kinds)]
+def kinds_of(settings: Settings, shard: Shard) -> Mapping[str, Kind]:
+    """All kinds that are swept on the shard, by name; built once for each shard, so that scripts are made once."""
+    known, kinds = _built.get(shard, (None, {}))
+    if known is not settings:
+        built_in = [reservations(shard.keys, settings.sweep)] if settings.reservations.enabled else []
+        declared = [configured(kind, settings, shard.keys) for kind in settings.kinds]
+        kinds = {kind.name: kind for kind in [*built_in, *declared]}
+        _built[shard] = settings, kinds
+    return kinds
 
 
 def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
     """One of `[[kinds]]`."""
     index, events, quarantine = keys.kind_index(kind.index), keys.events, keys.kind_quarantine(kind.name)
-    # What expired together must not all end together: Redis would have to free it within the same moment.
+    # Hashes that were expired together must not all end together: Redis would have to free them in the same moment.
     retention_ms, spread_ms = kind.retention_ms, int(kind.retention_ms * settings.sweep.audit_spread)
-    script = Script(f"kind {kind.name}", kind_script(kind, settings.kinds, settings.reservations.enabled))
+    stem, end = (keys.prefix + kind.entry[0].encode(), kind.entry[1].encode())
+    text = functools.partial(kind_script, kind, settings.kinds, settings.reservations.enabled)
+    script = Script(f"kind {kind.name}", text)
 
     def call(entry: bytes, trace_id: str) -> Call:
         retention = retention_ms + int(random.random() * spread_ms)  # noqa: S311
-        return Call(
-            [keys.kind_entry(kind.entry, entry), index, events, quarantine],
-            [entry, keys.prefix, retention, trace_id],
-        )
+        return Call([stem + entry + end, index, events, quarantine], [entry, keys.prefix, retention, trace_id])
 
-    check = functools.partial(check_kind, kind, script, index)
-    return Kind(kind.name, index, quarantine, script, call, _decision, is_broken_by=_is_broken_by, check=check)
+    return Kind(
+        name=kind.name,
+        words=Words(kind.name),
+        index=index,
+        quarantine=quarantine,
+        ticks=keys.kind_ticks(kind.name),
+        stem=stem,
+        end=end,
+        deadline=kind.deadline,
+        tenant=kind.tenant or "tenant",
+        lease_job=f"sweep:{kind.name}",
+        log_fields={"kind": kind.name},
+        counters=Sums(kind.sums),
+        max_wait_ms=0 if kind.script is None else kind.max_wait_ms,
+        script=script,
+        explainer=Script(f"explain {kind.name}", lambda: _explaining(script.source)),
+        call=call,
+        decision=_decision,
+        check=functools.partial(_check, kind, script, index),
+        is_broken_by=_is_broken_by,
+    )
+
+
+def _explaining(source: str) -> str:
+    """The script with a `redis` that records the writes and sends none."""
+    # The code before the user's script stands on one line, so that its errors name the lines of the user's file.
+    lines = (line.strip() for line in own_text("include/recorder").splitlines())
+    recorder = " ".join(line for line in lines if line and not line.startswith("--"))
+    return (
+        f"{recorder} local redis, writes = recorder(redis) local reply = (function() {source}\nend)()\n"
+        "if reply.err then\n  return reply\nend\nreturn {reply, writes}\n"
+    )
 
 
 def _is_broken_by(error: Exception) -> bool:
@@ -152,3 +128,67 @@ def _decision(entry: bytes, reply: Sequence[Any]) -> Decision:
             return Decision(entry, outcome, grace_end_ms=reply[1])
         case _:
             return Decision(entry, outcome)
+
+
+def _check(kind: KindSettings, script: Script, index: bytes, client: "redis.Redis") -> None:
+    """The check before the first sweep on a server. Raises KindRefused with the reason, or redis.RedisError."""
+    if kind.script is not None:
+        _check_script(kind, script, index, client)
+    if refused := list(_refused_commands(kind, index, client)):
+        raise KindRefused(f"{kind.name}: this user of Redis has no right to {', '.join(refused)}")
+
+
+def _check_script(kind: KindSettings, script: Script, index: bytes, client: "redis.Redis") -> None:
+    known = [*HIDDEN_GLOBALS, *BASIC_GLOBALS, *LIBRARIES]
+    for text in (kind.script or "", script.source):
+        reply: Any = _COMPILES.run(client, Call([index], [text, *known]))
+        problem, asked, *unknown = reply
+        if problem:
+            line = problem.decode(errors="replace").removeprefix(index.decode(errors="replace") + ":")
+            raise KindRefused(f"{kind.name}: the script does not compile, line {line}")
+        if unknown:
+            names = ", ".join(sorted(name.decode(errors="replace") for name in unknown))
+            raise KindRefused(f"{kind.name}: this server has globals that a script would see: {names}")
+        if not asked and kind.commands is None:
+            raise KindRefused(
+                f"{kind.name}: Redis 6.2 cannot be asked for rights, so a kind with a script has to name the commands"
+                ' of its plans there, such as commands = ["HINCRBY"]'
+            )
+
+
+def _own_commands(kind: KindSettings) -> list[str]:
+    """The commands of the writes that every entry of the kind may need, and those of its plan."""
+    planned = [command.name for command in kind.given_back] + (kind.commands or [])
+    # A sum is written with HSET.
+    planned = ["HSET" if name == "HINCRBY" else name for name in planned]
+    end = ["PEXPIRE"] if kind.retention_ms else ["DEL"]
+    return list(dict.fromkeys(["ZREM", "ZADD", "HSET", "XADD", *end, *planned]))
+
+
+def _refused_commands(kind: KindSettings, index: bytes, client: "redis.Redis") -> Iterator[str]:
+    """
+    The commands that the user may not run. Asked of servers before Redis 7.0, whose scripts cannot ask before a write:
+    each command is queued in a transaction that is then discarded, so nothing runs.
+    """
+    if isinstance(client, ClusterClient):
+        return
+    version = str(client.info("server").get("redis_version", "0"))
+    if int(version.partition(".")[0]) >= 7:
+        return
+    connection: Any = client.connection_pool.get_connection()
+    try:
+        connection.send_command("MULTI")
+        connection.read_response()
+        for name in _own_commands(kind):
+            key = kind.channel_patterns[0].encode() if name == "PUBLISH" else index
+            connection.send_command(name, key, *_ARGUMENTS[name])
+            try:
+                connection.read_response()
+            except redis.ResponseError as error:
+                if is_refused(error) or "permission" in str(error):
+                    yield name
+        connection.send_command("DISCARD")
+        connection.read_response()
+    finally:
+        connection.disconnect()
+        client.connection_pool.release(connection)

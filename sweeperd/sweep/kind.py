@@ -1,57 +1,14 @@
-"""The reasons of a quarantine, as expire.lua names them, and what each means for the operator who repairs."""
+"""The values of a sweep: a kind (what is swept), a decision about one entry, and the report of a tick."""
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import redis
 
-from sweeperd.errors import KindRefused
-from sweeperd.store.errors import REFUSED, describe
+from sweeperd.config.kinds import SumSettings
 from sweeperd.store.scripts import Call, Script
-from sweeperd.text import decode
-
-REASONS: Mapping[str, str] = {
-    "WRONG_TYPE": "the reservation's key is no hash",
-    "INVALID_STATE": "state is missing or none of ACTIVE, COMMITTED, RELEASED, EXPIRED",
-    "INVALID_EXPIRY": "expires_at, or grace_ms where there is one, is no plain whole number of milliseconds",
-    "INVALID_ESTIMATE": "estimate_amount is no plain whole number from 0 to 2^63-1, or estimate_unit is missing",
-    "MISSING_SCOPES": "there is neither budgeted_scopes nor affected_scopes",
-    "MALFORMED_SCOPES": "the scopes are not a JSON array of strings, or it is empty, or one of them is",
-    "TOO_MANY_SCOPES": "there are more than 256 scopes",
-    "INVALID_BUDGET": "the budget of a scope is no hash, or its reserved or remaining is no whole number",
-    "RESERVED_UNDERFLOW": "the budget of a scope has less reserved than is to be given back",
-    "BUDGET_OVERFLOW": "remaining of a scope's budget would leave the range of 64 bits",
-}
-
-
-# ---- the rights that a sweep needs, checked before it begins: without one of them nothing may be moved at all
-
-
-_RIGHTS = Script("sweep/rights")
-
-
-def check_rights(kind: str, needed: Mapping[bytes, Sequence[str]], client: "redis.Redis") -> None:
-    """
-    Check that the user may run these commands on these keys, which are known beforehand. Raises KindRefused, which
-    names what is missing, or redis.RedisError.
-    """
-    replies = _RIGHTS.run_many(client, [Call([key], commands) for key, commands in needed.items()])
-    missing = [problem for key, reply in zip(needed, replies, strict=True) if (problem := _missing(key, reply))]
-    if missing:
-        raise KindRefused(f"{kind}: this user of Redis has no right to {', '.join(missing)}")
-
-
-def _missing(key: bytes, reply: Any) -> str:
-    if isinstance(reply, REFUSED):
-        return f"use {decode(key)} in a script ({describe(reply)})"
-    if isinstance(reply, Exception):
-        raise reply
-    return f"run {', '.join(map(decode, reply))} on {decode(key)}" if reply else ""
-
-
-# ---- the values of a sweep: a kind (what is swept), a decision about one entry, and the report of a tick
 
 
 class Outcome(enum.StrEnum):
@@ -67,7 +24,7 @@ class Outcome(enum.StrEnum):
 
     @property
     def stays(self) -> bool:
-        """Whether the entry is still where it was in the index."""
+        """Whether the entry keeps its place in the index."""
         return self in (Outcome.IN_GRACE, Outcome.ERROR)
 
 
@@ -81,13 +38,13 @@ class Decision(NamedTuple):
     tenant: bytes = b""
     #: From the moment when it could be expired to the moment when it was, ms.
     lag_ms: int = 0
-    #: When the grace of an entry in grace ends, ms on the server's clock; 0 where that is not known.
+    #: When the grace of an entry in grace ends, ms on the server's clock; 0 if unknown.
     grace_end_ms: int = 0
     #: The scopes whose budget should have got the amount back, and does not exist.
     missing: tuple[str, ...] = ()
-    #: What exactly is wrong, where a quarantine of a configured kind says so.
+    #: What exactly is wrong, if a quarantine of a configured kind says so.
     why: str = ""
-    #: The scopes whose budget was closed and has less reserved than the amount, so that it was left alone.
+    #: The scopes whose budget was closed and has less reserved than the amount: left alone.
     closed: tuple[str, ...] = ()
 
 
@@ -102,23 +59,68 @@ class GraceScan:
     args: Sequence[bytes | int]
 
 
-#: The name of the kind that is built in. Its keys have no name of a kind in them.
-RESERVATIONS = "reservations"
+@dataclass(frozen=True)
+class Budgets:
+    """The entries hold amounts of budgets, each a hash `<stem><scope>:<unit>`."""
+
+    stem: bytes
 
 
 @dataclass(frozen=True)
+class Sums:
+    """The entries hold amounts of the counters that the settings declare; often of none."""
+
+    declared: Sequence[SumSettings] = ()
+
+
+@dataclass(frozen=True)
+class Words:
+    """How logs and tables name the entries of a kind."""
+
+    entry: str
+    #: The log's fields: the id of an entry, the list of several entries, what an expiry found missing.
+    id: str = "id"
+    entries: str = "entries"
+    missing: str = "missing"
+    #: What an expiry may find missing, for people.
+    lacking: str = "key"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One sort of thing that is swept. The sweep itself knows ids, an index and a script; the rest is in here."""
+    """One sort of entry that is swept. No script is read, generated or hashed before its first run."""
 
     name: str
+    words: Words
+    #: The keys: ZSET of deadlines, ZSET of what was set aside, HASH of the last tick.
     index: bytes
     quarantine: bytes
+    ticks: bytes
+    #: The name of an entry's hash is `stem`, the id, `end`.
+    stem: bytes
+    end: bytes = b""
+    #: The fields of the hash with the deadline and the tenant.
+    deadline: str
+    tenant: str
+    #: The job whose lease a sweep of this kind holds.
+    lease_job: str
+    #: What every log line about the kind says.
+    log_fields: Mapping[str, object] = field(default_factory=dict)
+    counters: Budgets | Sums = Sums()
+    #: How much later than its deadline the index may have an entry, because the script lets the entry wait; ms.
+    max_wait_ms: int = 0
+    #: The reasons of a quarantine that are known beforehand, each with its meaning.
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    #: Whether the services of Cycles sweep these entries too, so that their lease, counters and event of spikes apply.
+    cycles: bool = False
     script: Script
+    #: The same script with a `redis` that records the writes and sends none: {reply, writes}.
+    explainer: Script
     #: (id, trace id) to a run of the script.
     call: Callable[[bytes, str], Call]
     #: (id, the script's reply) to the decision.
     decision: Callable[[bytes, Any], Decision]
-    #: Marks the entries of a page that are in grace; None where the kind has no such script.
+    #: Marks the entries of a page that are in grace; None if the kind has no such script.
     grace_scan: GraceScan | None = None
     #: Checks that the kind can be swept on this server. Raises KindRefused or redis.RedisError.
     check: Callable[["redis.Redis"], None] = lambda _: None
@@ -127,12 +129,7 @@ class Kind:
 
     def hash_key(self, entry: bytes) -> bytes:
         """The name of the entry's hash."""
-        return self.call(entry, "").keys[0]
-
-    @property
-    def lease_job(self) -> str:
-        """The job whose lease a sweep of this kind holds."""
-        return "sweep" if self.name == RESERVATIONS else f"sweep:{self.name}"
+        return self.stem + entry + self.end
 
 
 @dataclass(frozen=True)
@@ -141,16 +138,16 @@ class SweepReport:
 
     trace_id: str
     counts: Mapping[Outcome, int]
-    #: False where the tick stopped before the end of the due entries.
+    #: False if the tick stopped before the end of the due entries.
     complete: bool
     duration_seconds: float
     #: How many of the entries in grace were passed by a remembered range, so that there is no decision about each.
     passed: int
     #: How many script calls were on their way to Redis at once, in the last batches of the tick.
     pipeline_depth: int
-    #: Why the tick counts as failed although Redis answered; empty where it does not.
+    #: Why the tick counts as failed although Redis answered; empty if the tick was well.
     failure: str = ""
-    #: The error after which the kind must not be swept any more; empty where there was none.
+    #: The error after which the kind must not be swept any more; empty if there was none.
     broken: str = ""
 
     @property

@@ -1,19 +1,53 @@
-"""Reservations as a kind: how expire.lua is called, and what its reply says."""
+"""Reservations, the kind that is built in: how expire.lua is called, what its reply says, which rights it needs."""
 
 import functools
 import random
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import redis
 
 from sweeperd.config import SweepSettings
 from sweeperd.config.types import milliseconds
+from sweeperd.errors import KindRefused
+from sweeperd.store.errors import REFUSED, describe
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
-from sweeperd.sweep.kind import RESERVATIONS, Decision, GraceScan, Kind, Outcome, check_rights
-from sweeperd.text import decode_list
+from sweeperd.sweep.kind import Budgets, Decision, GraceScan, Kind, Outcome, Words
+from sweeperd.text import decode, decode_list
+
+#: The name of the kind. Its keys and its events have no name of a kind in them.
+RESERVATIONS = "reservations"
+#: The reasons of a quarantine, as expire.lua names them, and what each means for the operator who repairs.
+REASONS: Mapping[str, str] = {
+    "WRONG_TYPE": "the reservation's key is no hash",
+    "INVALID_STATE": "state is missing or none of ACTIVE, COMMITTED, RELEASED, EXPIRED",
+    "INVALID_EXPIRY": "expires_at, or grace_ms if there is one, is no plain whole number of milliseconds",
+    "INVALID_ESTIMATE": "estimate_amount is no plain whole number from 0 to 2^63-1, or estimate_unit is missing",
+    "MISSING_SCOPES": "there is neither budgeted_scopes nor affected_scopes",
+    "MALFORMED_SCOPES": "the scopes are not a JSON array of strings, or it is empty, or one of them is",
+    "TOO_MANY_SCOPES": "there are more than 256 scopes",
+    "INVALID_BUDGET": "the budget of a scope is no hash, or its reserved or remaining is no whole number",
+    "RESERVED_UNDERFLOW": "the budget of a scope has less reserved than is to be given back",
+    "BUDGET_OVERFLOW": "remaining of a scope's budget would leave the range of 64 bits",
+}
+
+_WORDS = Words("reservation", "reservation_id", "reservations", "missing_budgets", "budget for")
+_RIGHTS = Script("sweep/rights")
+
+
+def kind_of_event(fields: Mapping[bytes, bytes]) -> str:
+    """The kind of the entry that an event of the stream is about."""
+    return decode(fields.get(b"kind", RESERVATIONS.encode()))
+
+
+def kind_words(name: str) -> tuple[str, ...]:
+    """The option by which an operator's command names the kind; none for reservations, the default."""
+    return () if name == RESERVATIONS else ("--kind", name)
 
 
 def reservations(keys: Keys, settings: SweepSettings) -> Kind:
-    """Reservations, as `sweep.Sweeper` takes them."""
+    """The kind under these keys."""
     grace_ms = milliseconds(settings.grace)
     retention_ms = milliseconds(settings.audit_retention)
     # Hashes that were expired together must not all end together: Redis would have to free them in the same moment.
@@ -34,15 +68,44 @@ def reservations(keys: Keys, settings: SweepSettings) -> Kind:
         quarantine: ("ZCARD", "ZADD"),
     }
     return Kind(
-        RESERVATIONS,
-        index,
-        quarantine,
-        Script("sweep/expire"),
-        call,
-        _decision,
-        GraceScan(Script("sweep/grace_scan"), [stem, grace_ms]),
-        functools.partial(check_rights, RESERVATIONS, rights),
+        name=RESERVATIONS,
+        words=_WORDS,
+        index=index,
+        quarantine=quarantine,
+        ticks=keys.ticks,
+        stem=stem,
+        deadline="expires_at",
+        tenant="tenant",
+        lease_job="sweep",
+        counters=Budgets(budget_stem),
+        reasons=REASONS,
+        cycles=True,
+        script=Script("sweep/expire"),
+        explainer=Script("ops/explain"),
+        call=call,
+        decision=_decision,
+        grace_scan=GraceScan(Script("sweep/grace_scan"), [stem, grace_ms]),
+        check=functools.partial(_check_rights, rights),
     )
+
+
+def _check_rights(needed: Mapping[bytes, Sequence[str]], client: "redis.Redis") -> None:
+    """
+    Without one of these commands on these keys nothing may be moved at all. Raises KindRefused, which names what the
+    user may not run, or redis.RedisError.
+    """
+    replies = _RIGHTS.run_many(client, [Call([key], commands) for key, commands in needed.items()])
+    missing = [problem for key, reply in zip(needed, replies, strict=True) if (problem := _missing(key, reply))]
+    if missing:
+        raise KindRefused(f"{RESERVATIONS}: this user of Redis has no right to {', '.join(missing)}")
+
+
+def _missing(key: bytes, reply: Any) -> str:
+    if isinstance(reply, REFUSED):
+        return f"use {decode(key)} in a script ({describe(reply)})"
+    if isinstance(reply, Exception):
+        raise reply
+    return f"run {', '.join(map(decode, reply))} on {decode(key)}" if reply else ""
 
 
 def _decision(entry: bytes, reply: Any) -> Decision:

@@ -1,4 +1,7 @@
-"""What all replicas and operators may know of the sweep: the last tick, by whom, and how much has expired in all."""
+"""
+What is told of a sweep: the last tick, which all replicas and operators read; the rate of each tenant's expiries, for
+the event `reservation.expiry_rate_spike`; log lines and metrics of each decision and of each tick.
+"""
 
 import logging
 from collections import Counter
@@ -15,11 +18,10 @@ from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.lease import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import REASONS, RESERVATIONS, Backlog, Decision, Outcome, SweepReport
+from sweeperd.sweep.kind import Backlog, Decision, Kind, Outcome, SweepReport
 from sweeperd.text import decode
 
 log = logging.getLogger(__name__)
-
 
 _FIELDS = (b"at", b"by", b"seconds", b"complete", b"expired", b"earlier_at", b"earlier_expired")
 
@@ -48,24 +50,24 @@ class LastSweep:
 
 
 class LastSweepStore:
-    """`sweeperd:ticks`, as one sweeping process writes it. Not to be shared by threads."""
+    """`sweeperd:ticks` of one kind, as one sweeping process writes the hash. Not to be shared by threads."""
 
-    def __init__(self, shard: Shard, kind: str = RESERVATIONS) -> None:
+    def __init__(self, shard: Shard, kind: Kind) -> None:
         self._shard = shard
-        self._key = _key(shard, kind)
+        self._key = kind.ticks
         self._script = Script("sweep/last_sweep")
         self._by = process_name()
         self._expired = 0
         self._refusal_logged = False
 
     def decided(self, decisions: Sequence[Decision]) -> None:
-        """The decisions of a batch: they count, even where the tick fails later."""
+        """The decisions of a batch: they count, even if the tick fails later."""
         self._expired += sum(decision.outcome is Outcome.EXPIRED for decision in decisions)
 
     def note(self, report: SweepReport) -> None:
         """
-        A tick has ended: one command. It is for people only, so where Redis refuses it (no rights, another type under
-        the key) the sweep goes on without, and says so once. Raises RedisUnavailable.
+        A tick has ended: one command, for people only. If Redis refuses the command (no rights, another type under the
+        key), the sweep goes on without, and says so once. Raises RedisUnavailable.
         """
         expired, self._expired = self._expired, 0
         args = (self._shard.clock.now_ms(), self._by, f"{report.duration_seconds:.3f}", int(report.complete), expired)
@@ -75,19 +77,15 @@ class LastSweepStore:
             except redis.ResponseError as error:
                 if is_server_trouble(error):
                     raise
-                self._expired += expired  # it was refused, so nothing of it has been counted
+                self._expired += expired  # the refused command has counted nothing
                 if not self._refusal_logged:
                     log.warning("ticks cannot be noted", extra={"shard": self._shard.name, "error": describe(error)})
                 self._refusal_logged = True
 
 
-def _key(shard: Shard, kind: str) -> bytes:
-    return shard.keys.ticks if kind == RESERVATIONS else shard.keys.kind_ticks(kind)
-
-
-def read_last_sweep(shard: Shard, kind: str = RESERVATIONS) -> LastSweep | None:
-    """None where there is none, or where what is there cannot be read. Raises redis.RedisError."""
-    row = cast(list[bytes | None], shard.client.hmget(_key(shard, kind), list(_FIELDS)))
+def read_last_sweep(shard: Shard, kind: Kind) -> LastSweep | None:
+    """None before the first tick, or if the hash cannot be read. Raises redis.RedisError."""
+    row = cast(list[bytes | None], shard.client.hmget(kind.ticks, list(_FIELDS)))
     at, by, seconds, complete, expired, earlier_at, earlier_expired = row
     try:
         return LastSweep(
@@ -103,11 +101,6 @@ def read_last_sweep(shard: Shard, kind: str = RESERVATIONS) -> LastSweep | None:
         return None
 
 
-# ----
-# The rate of each tenant's expiries, for the event `reservation.expiry_rate_spike`. The counts are kept in Redis, so
-# that they go on when another replica takes the lease.
-
-
 #: How many tenants are counted; further ones are not, until some have had no expiry for an hour or so.
 TENANTS = 10_000
 #: How many tenants go into one call of the script.
@@ -115,7 +108,10 @@ TOGETHER = 500
 
 
 class ExpiryRates:
-    """Counts what one process expires on one shard. Not to be shared by threads."""
+    """
+    Counts what one process expires on one shard. The counts are kept in Redis, and go on when another replica takes the
+    lease. Not to be shared by threads.
+    """
 
     def __init__(self, shard: Shard, settings: CyclesSettings) -> None:
         self._shard = shard
@@ -132,8 +128,8 @@ class ExpiryRates:
 
     def record(self, trace_id: str) -> int:
         """
-        Add the counts to those in Redis, after a tick. Returns how many spikes began. Where Redis refuses it (no
-        rights, a key of another type) the counts are dropped, with a warning: the sweep does not depend on them. Raises
+        Add the counts to those in Redis, after a tick. Returns how many spikes began. If Redis refuses (no
+        rights, a key of another type), the counts are dropped with a warning: the sweep does not depend on them. Raises
         RedisUnavailable.
         """
         counts, self._counts = list(self._counts.items()), Counter()
@@ -166,9 +162,6 @@ class ExpiryRates:
             return 0
 
 
-# ---- logs and counts the sweep: each decision, and each tick as a whole
-
-
 #: The most entries in one log line: log shippers cut lines, many at 16 KiB.
 LINE = 50
 
@@ -182,21 +175,18 @@ _DETAIL = {Outcome.SKIPPED: "state", Outcome.QUARANTINED: "reason", Outcome.ERRO
 class SweepTelemetry:
     """The log lines and the metrics of the sweep of one kind on one shard."""
 
-    def __init__(self, metrics: Metrics, shard: str, kind: str = RESERVATIONS) -> None:
+    def __init__(self, metrics: Metrics, shard: str, kind: Kind) -> None:
         self._metrics = metrics.sweep
         self._shard = shard
         self._kind = kind
         #: What every log line of this sweep says.
-        self._where: dict[str, object] = {"shard": shard} if kind == RESERVATIONS else {"shard": shard, "kind": kind}
-        self._fields, self._entries = (
-            (_reservation_fields, "reservations") if kind == RESERVATIONS else (_entry_fields, "entries")
-        )
-        metrics.sweep.announce(shard, kind, list(Outcome), list(REASONS) if kind == RESERVATIONS else [])
+        self._about: dict[str, object] = {"shard": shard, **kind.log_fields}
+        metrics.sweep.announce(shard, kind.name, list(Outcome), list(kind.reasons))
 
     def decided(self, decisions: Sequence[Decision], trace_id: str) -> None:
         """
-        The decisions of a batch. Ordinary ones share log lines by outcome, because there are thousands a second of them
-        after an outage. One that needs an operator has a line of its own.
+        The decisions of a batch. Ordinary decisions share log lines by outcome, because there are thousands a second
+        after an outage. A decision that needs an operator has a line of its own.
         """
         self._count(decisions)
         ordinary: dict[Outcome, list[Decision]] = {}
@@ -205,30 +195,30 @@ class SweepTelemetry:
             if level is None:
                 ordinary.setdefault(decision.outcome, []).append(decision)
             else:
-                self._log(decision.outcome, trace_id, level, self._fields(decision))
+                self._log(decision.outcome, trace_id, level, self._fields_of(decision))
         for outcome, alike in ordinary.items():
             # An entry in grace has not changed.
             level = logging.DEBUG if outcome is Outcome.IN_GRACE else logging.INFO
             if log.isEnabledFor(level):
                 for start in range(0, len(alike), LINE):
-                    rows = [self._fields(decision) for decision in alike[start : start + LINE]]
-                    self._log(outcome, trace_id, level, {self._entries: rows})
+                    rows = [self._fields_of(decision) for decision in alike[start : start + LINE]]
+                    self._log(outcome, trace_id, level, {self._kind.words.entries: rows})
 
     def ticked(self, report: SweepReport) -> None:
         """A tick that reached its end or was cut short."""
         self._count_run("error" if report.failure else "ok")
-        self._metrics.sweep_duration.labels(self._shard, self._kind).observe(report.duration_seconds)
+        self._metrics.sweep_duration.labels(self._shard, self._kind.name).observe(report.duration_seconds)
         # The other entries were counted with their decisions.
-        self._metrics.candidates.labels(self._shard, self._kind, Outcome.IN_GRACE).inc(report.passed)
-        self._metrics.pipeline_depth.labels(self._shard, self._kind).set(report.pipeline_depth)
+        self._metrics.candidates.labels(self._shard, self._kind.name, Outcome.IN_GRACE).inc(report.passed)
+        self._metrics.pipeline_depth.labels(self._shard, self._kind.name).set(report.pipeline_depth)
         self._metrics.redis_up.labels(self._shard).set(1)
         if report.candidates:
             seconds = round(report.duration_seconds, 3)
             counts: dict[str, object] = {outcome.value: count for outcome, count in report.counts.items() if count}
-            common = self._where | {"trace_id": report.trace_id, "seconds": seconds}
+            common = self._about | {"trace_id": report.trace_id, "seconds": seconds}
             log.info("swept", extra=common | counts)
         if report.failure:
-            log.error("sweep failed", extra=self._where | {"error": report.failure})
+            log.error("sweep failed", extra=self._about | {"error": report.failure})
 
     def stood_by(self) -> None:
         """Another replica holds the lease."""
@@ -242,8 +232,8 @@ class SweepTelemetry:
 
     def lost_lease(self) -> None:
         """The lease was gone before the sweep ended."""
-        self._metrics.leases_lost.labels(self._shard, self._kind).inc()
-        log.warning("the lease was lost during a sweep; no reservation was", extra=self._where)
+        self._metrics.leases_lost.labels(self._shard, self._kind.name).inc()
+        log.warning("the lease was lost during a sweep; no reservation was", extra=self._about)
 
     def failed(self, error: Exception, *, redis_down: bool, logged: bool = False) -> None:
         """A tick that raised this. `logged`: the caller logs it."""
@@ -253,23 +243,23 @@ class SweepTelemetry:
         if logged:
             return
         if redis_down:
-            log.error("sweep failed, the next tick tries again", extra=self._where | {"error": str(error)})
+            log.error("sweep failed, the next tick tries again", extra=self._about | {"error": str(error)})
         else:
-            log.error("sweep failed", extra=self._where, exc_info=error)
+            log.error("sweep failed", extra=self._about, exc_info=error)
 
     def measured(self, backlog: Backlog) -> None:
         """How much is due and in quarantine."""
-        self._metrics.due_entries.labels(self._shard, self._kind).set(backlog.due)
-        self._metrics.oldest_due.labels(self._shard, self._kind).set(backlog.oldest_due_seconds)
-        self._metrics.quarantined_entries.labels(self._shard, self._kind).set(backlog.quarantined)
+        self._metrics.due_entries.labels(self._shard, self._kind.name).set(backlog.due)
+        self._metrics.oldest_due.labels(self._shard, self._kind.name).set(backlog.oldest_due_seconds)
+        self._metrics.quarantined_entries.labels(self._shard, self._kind.name).set(backlog.quarantined)
 
     def _count_run(self, result: str) -> None:
-        self._metrics.sweeps.labels(self._shard, self._kind, result).inc()
-        if self._kind == RESERVATIONS:
+        self._metrics.sweeps.labels(self._shard, self._kind.name, result).inc()
+        if self._kind.cycles:
             self._metrics.cycles_run(_CYCLES_OUTCOMES[result])
 
     def _count(self, decisions: Sequence[Decision]) -> None:
-        metrics, shard, kind = self._metrics, self._shard, self._kind
+        metrics, shard, kind = self._metrics, self._shard, self._kind.name
         for outcome, count in Counter(decision.outcome for decision in decisions).items():
             metrics.candidates.labels(shard, kind, outcome).inc(count)
         observe_lag = metrics.expiry_lag.labels(shard, kind).observe
@@ -280,48 +270,35 @@ class SweepTelemetry:
                 observe_lag(decision.lag_ms / 1000)
             elif decision.outcome is Outcome.QUARANTINED:
                 metrics.quarantined.labels(shard, kind, decision.detail).inc()
+                if self._kind.cycles:
+                    metrics.cycles_quarantined(decode(decision.tenant), decision.detail)
             if decision.missing:
                 metrics.missing_budgets.labels(shard, kind).inc(len(decision.missing))
             if decision.closed:
                 metrics.closed_budgets.labels(shard).inc(len(decision.closed))
-            if decision.outcome is Outcome.QUARANTINED and self._kind == RESERVATIONS:
-                metrics.cycles_quarantined(decode(decision.tenant), decision.detail)
         for tenant, count in tenants.items():
             metrics.expired(kind, tenant, count)
-            if self._kind == RESERVATIONS:
+            if self._kind.cycles:
                 metrics.cycles_expired(tenant, count)
 
     def _log(self, outcome: Outcome, trace_id: str, level: int, fields: dict[str, object]) -> None:
-        common = self._where | {"outcome": outcome.value, "trace_id": trace_id}
+        common = self._about | {"outcome": outcome.value, "trace_id": trace_id}
         log.log(level, outcome.value.replace("_", " "), extra=common | fields)
 
-
-def _reservation_fields(decision: Decision) -> dict[str, object]:
-    """What the log has of a reservation."""
-    fields = {"reservation_id": decode(decision.id)} | _common_fields(decision)
-    if decision.missing:
-        fields["missing_budgets"] = list(decision.missing)
-    if decision.closed:
-        fields["closed_budgets"] = list(decision.closed)
-    return fields
-
-
-def _entry_fields(decision: Decision) -> dict[str, object]:
-    """What the log has of an entry of a configured kind."""
-    fields = {"id": decode(decision.id)} | _common_fields(decision)
-    if decision.missing:
-        fields["missing"] = list(decision.missing)
-    return fields
-
-
-def _common_fields(decision: Decision) -> dict[str, object]:
-    fields: dict[str, object] = {}
-    if decision.tenant:
-        fields["tenant"] = decode(decision.tenant)
-    if decision.detail:
-        fields[_DETAIL[decision.outcome]] = decision.detail
-    if decision.why:
-        fields["why"] = decision.why
-    if decision.outcome is Outcome.EXPIRED:
-        fields["lag_ms"] = decision.lag_ms
-    return fields
+    def _fields_of(self, decision: Decision) -> dict[str, object]:
+        """What the log has of an entry."""
+        words = self._kind.words
+        fields: dict[str, object] = {words.id: decode(decision.id)}
+        if decision.tenant:
+            fields["tenant"] = decode(decision.tenant)
+        if decision.detail:
+            fields[_DETAIL[decision.outcome]] = decision.detail
+        if decision.why:
+            fields["why"] = decision.why
+        if decision.outcome is Outcome.EXPIRED:
+            fields["lag_ms"] = decision.lag_ms
+        if decision.missing:
+            fields[words.missing] = list(decision.missing)
+        if decision.closed:
+            fields["closed_budgets"] = list(decision.closed)
+        return fields

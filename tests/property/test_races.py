@@ -39,7 +39,7 @@ class World(play.World):
     def __init__(self, client: redis.Redis, server: Server) -> None:
         super().__init__(client, server)
         self.metrics = Metrics()
-        self.audit = SweepTelemetry(self.metrics, "default")
+        self.audit = SweepTelemetry(self.metrics, "default", reservations(self.shard.keys, SETTINGS))
 
     def reserved(self, grace: timedelta = timedelta(0)) -> Reserved:
         """A reservation whose deadline has passed."""

@@ -7,6 +7,7 @@ package under a guard that ends the script where it breaks the rule.
 import functools
 import hashlib
 import re
+from collections.abc import Callable
 
 from sweeperd.store.scripts import Script, script_names
 
@@ -112,16 +113,21 @@ def _sha(text: str) -> str:
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
+_plain: Callable[[Script], str] = vars(Script)["source"].func
+
+
 class GuardedScript(Script):
     """Stands in for `Script`: the same text, under the guard."""
 
     @property
     def source(self) -> str:
-        return guarded(self.name, self.__dict__["source"])
+        if "plain" not in self.__dict__:
+            self.__dict__["plain"] = _plain(self)
+        return guarded(self.name, self.__dict__["plain"])
 
     @source.setter
     def source(self, text: str) -> None:
-        self.__dict__["source"] = text
+        self.__dict__["plain"] = text
 
     @property
     def sha(self) -> str:

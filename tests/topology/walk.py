@@ -23,8 +23,8 @@ def walk(running: Cluster) -> None:
     endpoints = [{"name": "billing", "url": "http://127.0.0.1:9/"}]
     settings = Settings.model_validate({"redis": {"url": running.url}, "webhooks": {"endpoints": endpoints}})
     shard = Shard(settings.redis, PREFIX)
-    board, stream = LastSweepStore(shard), Outbox(shard, "us")
     kind = reservations(shard.keys, settings.sweep)
+    board, stream = LastSweepStore(shard, kind), Outbox(shard, "us")
     sweeper = Sweeper(shard, kind, settings.sweep, lambda decisions, _: board.decided(decisions), threading.Event())
     with running.client(running.owner(PREFIX)) as client:
         reserve(client, ["a", "b"], prefix=PREFIX)
@@ -40,7 +40,7 @@ def walk(running: Cluster) -> None:
     assert found is not None
     assert found.event is not None
     assert [(one.endpoint, one.fate) for one in found.event.deliveries] == [("billing", Fate.NOT_TAKEN)]
-    ((done,),) = Quarantine(shard, settings).requeue(QuarantineFilter())
+    ((done,),) = Quarantine(shard, kind, 50).requeue(QuarantineFilter())
     assert (done.entry.id, done.problem) == (b"b", "")
     assert read_status(settings, shard).due.overdue == 1
     found = inspect(settings, shard, kind, b"b")

@@ -61,7 +61,7 @@ class KindReader:
         What the kind's own script says of these ids; its writes are not sent. A script that fails ends the walk: no
         entry would seem active. Raises KindRefused where it would fail for each entry, or was killed.
         """
-        explanations = explain(self.shard, self._sweep, ids, self.swept)
+        explanations = explain(self.shard, self.swept, ids, self._sweep.pipeline_depth)
         for each in explanations:
             if each.decision.outcome is Outcome.ERROR:
                 error = redis.ResponseError(each.decision.detail)

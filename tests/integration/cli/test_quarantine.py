@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import Settings
+from sweeperd.config import Settings, SweepSettings
 from sweeperd.ops.quarantine import NOT_THERE, Quarantine, QuarantineChange, QuarantineFilter, SetAside
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.scripts import Call, Script, source
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import REASONS
-from sweeperd.sweep.reservations import reservations
+from sweeperd.sweep.reservations import REASONS, reservations
 from sweeperd.sweep.sweeper import Sweeper
 from sweeperd.text import rfc3339
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
@@ -323,7 +322,7 @@ def test_beside_live_traffic_the_books_balance(shard: Shard, client: redis.Redis
     threads = [threading.Thread(target=sweep), threading.Thread(target=mend)]
     for thread in threads:
         thread.start()
-    quarantine = Quarantine(shard, Settings())
+    quarantine = Quarantine(shard, reservations(shard.keys, SweepSettings()), 50)
 
     def all_requeued() -> bool:
         for _ in quarantine.requeue(QuarantineFilter()):
@@ -409,7 +408,7 @@ def test_without_the_right_to_read_the_hash_it_stays_on_the_list(server: Server,
 
 def test_only_what_was_there_at_the_beginning_is_dismissed(shard: Shard, client: redis.Redis) -> None:
     ids = broken(client, 120)
-    pages = Quarantine(shard, Settings()).dismiss(QuarantineFilter())
+    pages = Quarantine(shard, reservations(shard.keys, SweepSettings()), 50).dismiss(QuarantineFilter())
     first = next(pages)
     assert len(first) == 50
     client.zadd("sweeperd:quarantine", {"new": shard.read_clock() + 1000})
@@ -420,7 +419,7 @@ def test_only_what_was_there_at_the_beginning_is_dismissed(shard: Shard, client:
 
 
 def test_who_was_faster_is_told_of(shard: Shard, client: redis.Redis) -> None:
-    quarantine = Quarantine(shard, Settings())
+    quarantine = Quarantine(shard, reservations(shard.keys, SweepSettings()), 50)
     (rid,) = broken(client, 1)
     repair(client, [rid])
     (entry,) = quarantine.find(QuarantineFilter())

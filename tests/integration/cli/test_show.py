@@ -9,7 +9,7 @@ import redis
 
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.keys import Keys
-from sweeperd.sweep.kind import REASONS
+from sweeperd.sweep.reservations import REASONS
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
 from tests.lua.builders import FAR_FUTURE, RID, SCOPES, World
 from tests.lua.test_expire_rules import ARRANGE, outcome_of

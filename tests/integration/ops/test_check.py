@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from sweeperd.config import EndpointSettings, Settings
+from sweeperd.context import ShardContext
 from sweeperd.metrics import Metrics
 from sweeperd.ops.acl import grants
 from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_shard, worst
@@ -263,7 +264,7 @@ def test_a_server_that_replicates_scripts_as_they_are(
         assert bad(look(server.url)) == {}
         settings = settings_for(server.url)
         metrics = Metrics()
-        (sweep,) = kind_sweeps(settings, shard, metrics, threading.Event())
+        (sweep,) = kind_sweeps(ShardContext(settings, shard, metrics, threading.Event(), 1))
         assert sweep.run() == ""
     assert client.hget("reservation:res_one", "state") == b"EXPIRED"
     labels = {"shard": "default", "kind": "reservations", "outcome": "expired"}

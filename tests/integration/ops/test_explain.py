@@ -13,12 +13,13 @@ from sweeperd.ops.show import Explanation, explain
 from sweeperd.store.scripts import Script, source
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Outcome
+from sweeperd.sweep.reservations import reservations
 from tests.lua.builders import NOW, RID, Snapshot, World, frozen, seed
 from tests.lua.test_expire_rules import ARRANGE, outcome_of
 
 
 def told(shard: Shard, *ids: bytes) -> list[Explanation]:
-    return explain(shard, SweepSettings(), ids)
+    return explain(shard, reservations(shard.keys, SweepSettings()), ids, 50)
 
 
 def test_its_text_is_that_of_the_sweep() -> None:

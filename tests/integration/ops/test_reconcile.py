@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from sweeperd.config import RedisSettings, Settings, SweepSettings
+from sweeperd.config import RedisSettings, SweepSettings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
 from sweeperd.ops.budget_drift import MOMENTS
@@ -285,7 +285,7 @@ def test_what_is_right_is_left_alone(shard: Shard) -> None:
         shard.client.hset(f"reservation:res_{name}", "grace_ms", "none")
     outcomes = Counter(decision.outcome for decision in sweep(shard))
     assert outcomes == {Outcome.EXPIRED: 1, Outcome.IN_GRACE: 1, Outcome.QUARANTINED: 2}
-    list(Quarantine(shard, Settings()).dismiss(QuarantineFilter((b"dismissed",))))
+    list(Quarantine(shard, reservations(shard.keys, SweepSettings()), 50).dismiss(QuarantineFilter((b"dismissed",))))
     assert shard.client.zcard(INDEX) == 2
     report = walk(shard, repair=True)
     assert (found(report), report.unjudged, report.reservations) == (set(), 0, 7)

@@ -9,6 +9,7 @@ import redis
 from pydantic import SecretStr
 
 from sweeperd.config import Settings
+from sweeperd.context import ShardContext
 from sweeperd.errors import KindRefused
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.daemon import Daemon
@@ -98,7 +99,7 @@ def test_a_script_that_was_killed_is_not_run_again(impatient: redis.Redis, shard
     seats.show()
     seats.hold(b"bad")
     metrics = Metrics()
-    sweep = KindSweep(seats.settings, shard, seats.kind, metrics, threading.Event())
+    sweep = KindSweep(ShardContext(seats.settings, shard, metrics, threading.Event(), 1), seats.kind)
     before = seats.snapshot()
 
     def killed() -> bool:

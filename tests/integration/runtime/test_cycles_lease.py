@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
+from sweeperd.context import ShardContext
 from sweeperd.metrics import Metrics
 from sweeperd.runtime import sweeps
 from sweeperd.runtime.once import run_once
@@ -62,7 +63,7 @@ def test_a_service_that_holds_it_is_waited_for_and_then_the_sweep_goes_on(
     reserve(client, ["one"])
     client.set(KEY, "service:1", px=60_000)
     lease = CyclesLease(shard)
-    (sweep,) = kind_sweeps(settings, shard, metrics, threading.Event(), cycles_lease=lease)
+    (sweep,) = kind_sweeps(ShardContext(settings, shard, metrics, threading.Event(), 1), cycles_lease=lease)
     lease.hold()
     sweep.run()
     assert (client.zcard("reservation:ttl"), runs(metrics, "skipped_locked"), runs(metrics, "success")) == (1, 1, 0)

@@ -14,6 +14,7 @@ from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.once import run_once
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.kind import Outcome
 from sweeperd.sweep.telemetry import read_last_sweep
 from tests.lua.builders import World, seed
@@ -68,7 +69,7 @@ def test_once_sweeps_every_kind(server: Server, client: redis.Redis) -> None:
     assert report.complete
     shard = Shard(settings.redis)
     for kind, expired in (("seat-hold", 1), ("lock", 1)):
-        last = read_last_sweep(shard, kind)
+        last = read_last_sweep(shard, kinds_of(settings, shard)[kind])
         assert last is not None
         assert last.expired == expired
     shard.close()

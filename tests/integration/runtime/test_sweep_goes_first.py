@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.context import Interpreter, ShardContext
+from sweeperd.context import ShardContext
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.sweeps import kind_sweeps
@@ -38,13 +38,13 @@ def test_events_beside_a_sweep(batch_size: int, waits: int, client: redis.Redis,
 
 
 def test_a_tick_is_a_sweep(client: redis.Redis, shard: Shard) -> None:
-    interpreter, seen = Interpreter(), []
+    context, seen = ShardContext(Settings(), shard, Metrics(), threading.Event(), 1), []
 
     def observe(_: Sequence[Decision]) -> None:
-        seen.append(interpreter.sweeping)
+        seen.append(context.interpreter.sweeping)
 
     reserve(client, ["overdue"])
-    (sweep,) = kind_sweeps(Settings(), shard, Metrics(), threading.Event(), observe, interpreter=interpreter)
+    (sweep,) = kind_sweeps(context, observe)
     sweep.run()
     assert seen == [True]
-    assert not interpreter.sweeping
+    assert not context.interpreter.sweeping

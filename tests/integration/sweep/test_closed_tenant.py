@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
+from sweeperd.context import ShardContext
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.sweeps import KindSweep
 from sweeperd.store.shard import Shard
@@ -26,7 +27,7 @@ class Sweeping:
         self.metrics = Metrics()
         self._stop = threading.Event()
         kind = reservations(shard.keys, settings.sweep)
-        self._sweep = KindSweep(settings, shard, kind, self.metrics, threading.Event())
+        self._sweep = KindSweep(ShardContext(settings, shard, self.metrics, threading.Event(), 1), kind)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 

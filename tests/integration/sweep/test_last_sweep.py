@@ -9,6 +9,7 @@ import redis
 
 from sweeperd.config import SweepSettings
 from sweeperd.store.embedded import Server
+from sweeperd.store.keys import Keys
 from sweeperd.store.lease import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -20,6 +21,7 @@ from tests.support.fixtures import full
 from tests.support.harness import daemon, environment, eventually, once, reserve, server_time
 
 KEY = "sweeperd:ticks"
+KIND = reservations(Keys(), SweepSettings())
 MINUTE = 60_000
 
 
@@ -33,17 +35,17 @@ def expired(count: int) -> list[Decision]:
 
 
 def noted(shard: Shard) -> LastSweep:
-    tick = read_last_sweep(shard)
+    tick = read_last_sweep(shard, KIND)
     assert tick is not None
     return tick
 
 
 def test_there_is_none_before_the_first(shard: Shard) -> None:
-    assert read_last_sweep(shard) is None
+    assert read_last_sweep(shard, KIND) is None
 
 
 def test_the_last_tick_is_noted(shard: Shard, client: redis.Redis) -> None:
-    before, board = server_time(client), LastSweepStore(shard)
+    before, board = server_time(client), LastSweepStore(shard, KIND)
     board.decided(expired(3))
     board.decided(expired(2))
     board.note(report(complete=False))
@@ -54,7 +56,7 @@ def test_the_last_tick_is_noted(shard: Shard, client: redis.Redis) -> None:
 
 def test_the_total_runs_on_over_replicas(shard: Shard) -> None:
     for _ in range(3):
-        board = LastSweepStore(shard)
+        board = LastSweepStore(shard, KIND)
         board.decided(expired(2))
         board.note(report())
         board.note(report())
@@ -65,7 +67,7 @@ def test_the_total_runs_on_over_replicas(shard: Shard) -> None:
 @pytest.fixture
 def moments(shard: Shard) -> list[tuple[int, LastSweep]]:
     """Ticks half a minute apart, each with 30 expired."""
-    board, seen, start = LastSweepStore(shard), [], 1_700_000_000_000
+    board, seen, start = LastSweepStore(shard, KIND), [], 1_700_000_000_000
     for half_minutes in range(10):
         shard.clock.set(start + half_minutes * MINUTE // 2)
         board.decided(expired(30))
@@ -93,7 +95,7 @@ def test_a_tick_in_the_same_millisecond_begins_no_new_measurement(client: redis.
 
 
 def test_the_servers_clock_may_be_set_back(shard: Shard) -> None:
-    board = LastSweepStore(shard)
+    board = LastSweepStore(shard, KIND)
     shard.clock.set(1_700_000_000_000)
     board.decided(expired(5))
     board.note(report())
@@ -106,7 +108,7 @@ def test_the_servers_clock_may_be_set_back(shard: Shard) -> None:
 
 
 def test_a_full_redis_takes_the_note(own_shard: Shard) -> None:
-    board = LastSweepStore(own_shard)
+    board = LastSweepStore(own_shard, KIND)
     with full(own_shard):
         board.decided(expired(2))
         board.note(report())
@@ -117,7 +119,7 @@ def test_a_tick_that_cannot_be_noted_is_swept_all_the_same(
     shard: Shard, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.set(KEY, "somebody else's")
-    board = LastSweepStore(shard)
+    board = LastSweepStore(shard, KIND)
     for _ in range(3):
         board.decided(expired(1))
         board.note(report())
@@ -129,12 +131,12 @@ def test_a_tick_that_cannot_be_noted_is_swept_all_the_same(
 
 @pytest.mark.parametrize("field", ["at", "seconds", "expired", "earlier_at", "earlier_expired"])
 def test_what_cannot_be_read_is_none_and_mended_by_the_next(field: str, shard: Shard, client: redis.Redis) -> None:
-    board = LastSweepStore(shard)
+    board = LastSweepStore(shard, KIND)
     board.note(report())
     client.hset(KEY, field, "nonsense")
-    assert read_last_sweep(shard) is None
+    assert read_last_sweep(shard, KIND) is None
     board.note(report())
-    assert read_last_sweep(shard)
+    assert read_last_sweep(shard, KIND)
 
 
 def test_an_idle_tick_stays_under_ten_commands(shard: Shard, client: redis.Redis) -> None:
@@ -142,7 +144,7 @@ def test_an_idle_tick_stays_under_ten_commands(shard: Shard, client: redis.Redis
     settings = SweepSettings()
     kind = reservations(shard.keys, settings)
     sweeper = Sweeper(shard, kind, settings, lambda *_: None, threading.Event())
-    board = LastSweepStore(shard)
+    board = LastSweepStore(shard, KIND)
 
     def run() -> None:
         board.note(sweeper.tick())

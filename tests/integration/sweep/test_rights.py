@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from sweeperd.config import RedisSettings, Settings
+from sweeperd.context import ShardContext
 from sweeperd.errors import KindRefused
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.sweeps import KindSweep
@@ -39,7 +40,8 @@ class Limited:
         self.decided: list[Any] = []
         #: What happens after each batch.
         self.then: Callable[[], object] = lambda: None
-        self.sweep = KindSweep(settings, self.shard, kind, Metrics(), threading.Event(), self._observe)
+        context = ShardContext(settings, self.shard, Metrics(), threading.Event(), 1)
+        self.sweep = KindSweep(context, kind, self._observe)
 
     def _observe(self, decisions: Sequence[Any]) -> None:
         self.decided += decisions

@@ -19,7 +19,7 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.store.scripts import Call, Script, ScriptPipeline, source
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.index import GraceCache
-from sweeperd.sweep.kind import Decision, GraceScan, Kind, Outcome
+from sweeperd.sweep.kind import Decision, GraceScan, Kind, Outcome, Words
 from sweeperd.sweep.sweeper import Sweeper
 from tests.support.busy import BUSY
 from tests.support.harness import eventually, server_time
@@ -103,13 +103,20 @@ class World:
             "time_budget": time_budget,
         }
         kind = Kind(
-            "fates",
-            INDEX,
-            QUARANTINE,
-            Script("fates", FATES),
-            lambda entry, _: Call([INDEX, JOURNAL], [entry, self.now]),
-            lambda entry, reply: Decision(entry, Outcome(reply[0].decode()), lag_ms=sum(reply[1:])),
-            GraceScan(Script("grace_scan", GRACE_SCAN), [JOURNAL]) if self.scan else None,
+            name="fates",
+            words=Words("fate"),
+            index=INDEX,
+            quarantine=QUARANTINE,
+            ticks=b"ticks",
+            stem=b"",
+            deadline="deadline",
+            tenant="tenant",
+            lease_job="sweep:fates",
+            script=Script("fates", FATES),
+            explainer=Script("fates", FATES),
+            call=lambda entry, _: Call([INDEX, JOURNAL], [entry, self.now]),
+            decision=lambda entry, reply: Decision(entry, Outcome(reply[0].decode()), lag_ms=sum(reply[1:])),
+            grace_scan=GraceScan(Script("grace_scan", GRACE_SCAN), [JOURNAL]) if self.scan else None,
         )
         return Sweeper(self.shard, kind, SweepSettings.model_validate(settings), self._observe, self.stop)
 

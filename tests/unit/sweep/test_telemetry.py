@@ -2,17 +2,28 @@
 
 import dataclasses
 import logging
+import tomllib
 from collections import Counter
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
-from sweeperd.sweep.kind import REASONS, Backlog, Decision, Outcome, SweepReport
+from sweeperd.store.keys import Keys
+from sweeperd.sweep.configured import configured
+from sweeperd.sweep.kind import Backlog, Decision, Outcome, SweepReport
+from sweeperd.sweep.reservations import REASONS, reservations
 from sweeperd.sweep.telemetry import SweepTelemetry
+from tests.support.kind_settings import SEAT_HOLD
 
 TRACE = "0123456789abcdef0123456789abcdef"
+SETTINGS = Settings.model_validate(tomllib.loads(SEAT_HOLD + 'give_back = ["HINCRBY seats:{show} free {qty}"]'))
+KINDS = {
+    "reservations": reservations(Keys(), SETTINGS.sweep),
+    "seat-hold": configured(SETTINGS.kinds[0], SETTINGS, Keys()),
+}
 
 Samples = dict[tuple[str, tuple[str, ...]], float]
 
@@ -33,7 +44,7 @@ class Told:
     def __init__(self, caplog: pytest.LogCaptureFixture, *, tenant_label: bool = True) -> None:
         caplog.set_level(logging.DEBUG)
         self.metrics = Metrics(tenant_label=tenant_label)
-        self.audit = SweepTelemetry(self.metrics, "s1")
+        self.audit = SweepTelemetry(self.metrics, "s1", KINDS["reservations"])
         self._caplog = caplog
         self._before = samples(self.metrics.registry)
 
@@ -278,7 +289,7 @@ def test_what_nobody_listens_to_is_not_logged(told: Told, caplog: pytest.LogCapt
 
 def test_a_configured_kind_is_counted_and_logged_under_its_name(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics()
-    audit = SweepTelemetry(metrics, "s1", "seat-hold")
+    audit = SweepTelemetry(metrics, "s1", KINDS["seat-hold"])
     with caplog.at_level("INFO"):
         audit.decided(
             [
@@ -302,7 +313,7 @@ def test_a_configured_kind_is_counted_and_logged_under_its_name(caplog: pytest.L
 def test_the_series_of_a_kind_are_shown_at_0_from_the_start(kind: str, reasons: set[str]) -> None:
     """The reasons are those of expire.lua, so a configured kind shows none of them before it has one."""
     metrics = Metrics()
-    SweepTelemetry(metrics, "s1", kind)
+    SweepTelemetry(metrics, "s1", KINDS[kind])
     zeros = [
         (sample.name, sample.labels)
         for family in metrics.registry.collect()
@@ -317,7 +328,7 @@ def test_the_series_of_a_kind_are_shown_at_0_from_the_start(kind: str, reasons: 
 @pytest.mark.parametrize("kind", ["reservations", "seat-hold"])
 def test_only_reservations_count_under_the_names_of_the_cycles_services(kind: str) -> None:
     metrics = Metrics(cycles=True)
-    audit = SweepTelemetry(metrics, "s1", kind)
+    audit = SweepTelemetry(metrics, "s1", KINDS[kind])
     audit.decided(
         [
             Decision(b"r1", Outcome.EXPIRED, tenant=b"acme"),

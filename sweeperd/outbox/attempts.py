@@ -1,20 +1,19 @@
 """
-Hides what is secret in a request, and in a text of a receiver or a proxy that repeats what is secret.
+What is kept of one request to an endpoint, without what is secret.
 
-A receiver may repeat a secret as the receiver's framework writes text: with JSON, percent or HTML escapes of some or
-all characters, in either base64 alphabet, or alone although the request had the secret inside `user:password`. So a
-text is not compared with each form that a secret could have: the text's escapes are decoded, and each secret, plain and
-as base64 at each of the three places that a byte can have there, is looked for in the result.
+A receiver or a proxy may repeat a secret as their framework writes text. So a secret is looked for as it is, with the
+JSON, percent and HTML escapes that frameworks write, and as base64 at each of the three places that a byte can have.
 """
 
 import base64
 import functools
 import html
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
-from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
+from typing import Any, cast
+from urllib.parse import SplitResult, quote, quote_plus, unquote_to_bytes, urlsplit
 from urllib.request import getproxies
 
 from sweeperd.config import EndpointSettings
@@ -25,42 +24,24 @@ from sweeperd.text import decode, whole
 HIDDEN = "***"
 #: How much of a signature is shown, characters.
 SIGNATURE_SHOWN = 12
-#: A value that is shorter (bytes) is hidden only beside its name: to hide it everywhere would hide half of a response.
+#: A shorter value (bytes) is hidden only beside its name: to hide the value everywhere would hide half of a response.
 SHORTEST_HIDDEN = 4
-#: How often the escapes of a text are decoded: JSON inside of JSON is hidden, one more level is not.
-DEPTH = 2
 
 #: Headers of a request that hold no secret. All others come from the configuration or the URL.
-_OPEN_HEADERS = frozenset(
-    {
-        "accept",
-        "accept-encoding",
-        "connection",
-        "content-length",
-        "content-type",
-        "traceparent",
-        "user-agent",
-        "webhook-id",
-        "webhook-timestamp",
-        "x-cycles-event-id",
-        "x-cycles-event-type",
-        "x-cycles-trace-id",
-        "x-sweeperd-sequence",
-    }
-)
-_SIGNATURES = frozenset({"webhook-signature", "x-cycles-signature"})
-#: Both base64 alphabets become one, `+` becomes the space that it may stand for, and X_KEY becomes X-KEY.
-_FOLD = bytes.maketrans(b"+/_ ", b"----")
-_BASE64 = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-")
-_LETTER_ESCAPES = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
-#: The beginning of an escape at the end of a text that was cut.
-_HALF_ESCAPE = re.compile(r"(\\+(u[0-9a-fA-F]{0,3}|x[0-9a-fA-F]?)?|%[0-9a-fA-F]?|&[#0-9A-Za-z]{0,8})\Z")
+_OPEN_HEADERS = {
+    *("accept", "accept-encoding", "connection", "content-length", "content-type", "traceparent", "user-agent"),
+    *("webhook-id", "webhook-timestamp", "x-sweeperd-sequence"),
+    *("x-cycles-event-id", "x-cycles-event-type", "x-cycles-trace-id"),
+}
+_SIGNATURES = {"webhook-signature", "x-cycles-signature"}
+#: The characters beside ASCII's letters that Go and .NET escape in JSON; .NET with digits in upper case.
+_GO, _NET = re.compile("[<>&]"), re.compile("[\"'<>&+`\x7f-\uffff]")
 
 
 class Masker:
     """
-    What is secret about one endpoint, and about the proxy that the environment named when it was made. Threads may
-    share it.
+    What is secret about one endpoint, and about the proxy that the environment named when the masker was made. Threads
+    may share a masker.
     """
 
     def __init__(self, endpoint: EndpointSettings) -> None:
@@ -70,14 +51,13 @@ class Masker:
         for proxy in (endpoint.proxy.get_secret_value(),) if endpoint.proxy else getproxies().values():
             secrets |= _proxy_credentials(proxy)
         for _, value in named:
-            secrets.update(_parts(value))
-        #: A key is sent nowhere, but a receiver that answers with one has it.
+            secrets |= _parts(value)
+        # A key is sent nowhere, but a receiver that answers with a key has the key.
         for key in endpoint.secrets:
             text = key.get_secret_value()
-            secrets.update((text, re.sub("^wh(sec|sk)_", "", text)))
-        self._forms_of = functools.lru_cache(maxsize=64)(lambda value: tuple(_forms(_parts(value))))
+            secrets |= {text, re.sub("^wh(sec|sk)_", "", text)}
         self._known = {value for _, value in named}
-        self._fixed = tuple(_forms(secrets))
+        self._secrets = frozenset(secrets)
         self._short = [_beside(name, value) for name, value in named if 0 < len(value) < SHORTEST_HIDDEN]
 
     def header(self, name: str, value: str) -> str:
@@ -91,26 +71,19 @@ class Masker:
         A text from the response to a request with the headers `sent`. `cut`: more followed, so the text may end with
         the beginning of a secret.
         """
-        if cut:
-            text = _HALF_ESCAPE.sub("", text)
-        source = text.encode("utf-8", "backslashreplace")
-        if len(source) < SHORTEST_HIDDEN and not self._short:
+        if len(text.encode()) < SHORTEST_HIDDEN and not self._short:
             return text
-        forms = [*self._fixed]
+        forms = [*_forms(self._secrets)]
         for name, value in sent.items():
             if name.lower() in _SIGNATURES:
-                forms += _signature_forms(value)
+                text = _without_signatures(text, value)
             elif name.lower() not in _OPEN_HEADERS and value not in self._known:
-                forms += self._forms_of(value)
-        spans: list[tuple[int, int]] = []
-        for view in _views(source):
-            plain = view.text.translate(_FOLD)
-            for form in forms:
-                if cut or form.text in plain:
-                    spans += map(view.source, form.found(plain, cut=cut))
-            for pattern in self._short:
-                spans += (view.source(match.span(1)) for match in pattern.finditer(plain))
-        return _without(source, spans) if spans else text
+                forms += _forms(frozenset(_parts(value)))
+        spans = [match.span(1) for pattern in self._short for match in pattern.finditer(text)]
+        for form in forms:
+            if cut or form in text:
+                spans += _found(form, text, cut=cut)
+        return _without(text, spans) if spans else text
 
     def body(self, body: bytes, sent: Mapping[str, str], answered: Mapping[str, str], *, cut: bool = False) -> str:
         """The body of a response with the headers `answered`. `cut`: it is only the beginning of the body."""
@@ -120,11 +93,8 @@ class Masker:
         return f"({self.text(coding, sent)}, not shown)" if coding else self.text(decode(body), sent, cut=cut)
 
 
-# ---- what is secret
-
-
 def _query(url: SplitResult) -> Iterator[tuple[str, str]]:
-    """Names and values. A parameter without a value is one itself."""
+    """Names and values. A parameter without a value counts as a value without a name."""
     for part in {*url.query.split("&"), *re.split("[&;]", url.query)}:
         name, equals, value = part.partition("=")
         yield (name, value) if equals else ("", name)
@@ -134,8 +104,7 @@ def _credentials(url: SplitResult) -> set[str]:
     if url.username is None and url.password is None:
         return set()
     user, password = url.username or "", url.password or ""
-    pair = unquote_to_bytes(user) + b":" + unquote_to_bytes(password)
-    return {user, password, f"{user}:{password}", base64.b64encode(pair).decode()}
+    return {user, password, f"{user}:{password}"}
 
 
 def _proxy_credentials(proxy: str) -> set[str]:
@@ -148,8 +117,8 @@ def _proxy_credentials(proxy: str) -> set[str]:
 
 def _parts(value: str) -> set[str]:
     """
-    The value of a parameter or of a header, and what a receiver may repeat of it alone: a token without `Bearer`, user
-    and password of `Basic`, a cookie without its name.
+    The value of a parameter or of a header, and what a receiver may repeat of the value alone: a token without
+    `Bearer`, user and password of `Basic`, a cookie without its name.
     """
     words, pieces = re.split("[ \t]+", value), re.split("[ \t;,]+", value)
     scheme = len(words) > 1 and words[0].isalpha()
@@ -160,179 +129,93 @@ def _parts(value: str) -> set[str]:
             pair = base64.b64decode(words[1])
         except ValueError:
             return parts
-        for charset in ("latin-1", "utf-8"):
-            text = pair.decode(charset, "replace")
-            user, _, password = text.partition(":")
-            parts |= {text, user, password}
+        for text in (pair.decode("latin-1"), pair.decode("utf-8", "replace")):
+            parts |= {text, *text.split(":", 1)}
     return parts
 
 
-def _beside(name: str, value: str) -> re.Pattern[bytes]:
-    """Finds a short value beside its name: `name=value`, `"Name": "value"`."""
-    beside, itself = (re.escape(part.encode().translate(_FOLD)) for part in (name, value))
-    if not beside:
-        return re.compile(rb"\?(%b)(?![0-9A-Za-z])" % itself)
-    return re.compile(rb"(?i:%b)[^0-9A-Za-z]{1,6}?(%b)(?![0-9A-Za-z])" % (beside, itself))
+def _beside(name: str, value: str) -> re.Pattern[str]:
+    """Finds a short value beside its name: `name=value`, `"Name": "value"`, `NAME%3Dvalue`."""
+    if not name:
+        return re.compile(rf"\?({re.escape(value)})(?![0-9A-Za-z])")
+    beside = "[-_ +]".join(map(re.escape, re.split("[-_ +]", name)))
+    return re.compile(rf"(?i:{beside})(?:%[0-9A-Fa-f]{{2}}|[^0-9A-Za-z]){{1,6}}?({re.escape(value)})(?![0-9A-Za-z])")
 
 
-# ---- what a secret looks like
+@functools.lru_cache(maxsize=256)
+def _forms(secrets: frozenset[str]) -> tuple[str, ...]:
+    """How these secrets may stand in a text. Secrets that are too short have no form."""
+    texts = {text for each in secrets for text in (each, *map(_unquoted, (each, each.replace("+", " "))))}
+    long = {text for text in texts if len(text.encode()) >= SHORTEST_HIDDEN}
+    forms = {form for text in long | {text.rstrip("=") for text in long} for form in _escaped(text)}
+    for raw in {raw for text in long for raw in (text.encode(), text.encode("latin-1", "replace"))}:
+        full = base64.b64encode(raw).decode()
+        # Of a longer text in base64 only the characters that hold nothing but bits of the secret are known.
+        inside = (
+            base64.b64encode(bytes(offset) + raw).decode()[-(-8 * offset // 6) : 8 * (offset + len(raw)) // 6]
+            for offset in range(3)
+        )
+        for encoded in (full, full.rstrip("="), *inside):
+            safe = encoded.replace("+", "-").replace("/", "_")
+            forms |= {safe, encoded.replace("/", "\\/"), *_escaped(encoded)}
+    return tuple(form for form in forms if len(form.encode()) >= SHORTEST_HIDDEN)
 
 
-class _Form(NamedTuple):
-    """A secret as it may stand in a text, folded; in base64 with the characters beside it that hold bits of it."""
-
-    text: bytes
-    before: bool = False
-    after: bool = False
-    base64: bool = False
-
-    def found(self, text: bytes, *, cut: bool) -> Iterator[tuple[int, int]]:
-        """Where it stands in a folded text; with `cut` also the beginning of it at the end of the text."""
-        start = text.find(self.text)
-        while start >= 0:
-            end = start + len(self.text)
-            yield self._with_edges(text, start, end) if self.base64 else (start, end)
-            start = text.find(self.text, start + 1)
-        if cut:
-            begin = self.text[:SHORTEST_HIDDEN]
-            start = text.find(begin, max(0, len(text) - len(self.text) + 1))
-            while start >= 0:
-                if self.text.startswith(text[start:]):
-                    yield start, len(text)
-                start = text.find(begin, start + 1)
-
-    def _with_edges(self, text: bytes, start: int, end: int) -> tuple[int, int]:
-        if self.before and start and text[start - 1] in _BASE64:
-            start -= 1
-        if self.after and end < len(text) and text[end] in _BASE64:
-            end += 1
-        while end < len(text) and text[end : end + 1] == b"=":
-            end += 1
-        return start, end
+def _unquoted(secret: str) -> str:
+    """As the receiver of a URL gets it."""
+    return decode(unquote_to_bytes(secret))
 
 
-def _forms(secrets: Iterable[str]) -> set[_Form]:
-    """All forms of these secrets; secrets that are too short have none."""
-    plain = {each for secret in secrets for raw in _unquoted(secret) for each in _encodings(raw)}
-    found = set()
-    for raw in plain:
-        if len(raw) < SHORTEST_HIDDEN:
-            continue
-        # What is base64 itself may be repeated without its padding.
-        bare = raw.rstrip(b"=")
-        found.add(_Form((bare if len(bare) >= SHORTEST_HIDDEN else raw).translate(_FOLD), base64=bare != raw))
-        for offset in range(3):
-            # Of a longer text in base64 only the characters that hold nothing but bits of the secret are known.
-            encoded = base64.b64encode(bytes(offset) + raw)
-            first, (last, rest) = -(-8 * offset // 6), divmod(8 * (offset + len(raw)), 6)
-            found.add(_Form(encoded[first:last].translate(_FOLD), offset > 0, rest > 0, base64=True))
-    return found
+def _escaped(text: str) -> Iterator[str]:
+    """A secret as frameworks write it."""
+    yield from (text, html.escape(text), repr(text.encode())[2:-1])
+    if not text.isascii():
+        yield decode(text.encode("latin-1", "replace"))  # a header is sent so
+    for safe in ("", "/"):
+        for quoted in (quote(text, safe=safe), quote_plus(text, safe=safe)):
+            yield from (quoted, re.sub("%..", lambda escape: escape[0].lower(), quoted))
+    yield from ("".join(f"%{byte:{digits}}" for byte in text.encode()) for digits in ("02x", "02X"))
+    for plain in (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]):
+        written = {plain, plain.replace("/", "\\/"), _GO.sub(lambda found: _unit(found[0], "04x"), plain)}
+        yield from written | {json.dumps(each)[1:-1] for each in written}
+    yield _NET.sub(lambda found: _unit(found[0], "04X"), text.replace("\\", "\\\\"))
+    yield from (_unit(text, digits) for digits in ("04x", "04X"))
 
 
-def _signature_forms(value: str) -> Iterator[_Form]:
-    """
-    Signatures with and without their versions. They are new in each request, and good for nothing but this request, so
-    their base64 is not computed.
-    """
-    for signature in value.split():
-        yield _Form(signature.encode().translate(_FOLD))
-        yield _Form(re.split("[,=]", signature, maxsplit=1)[-1].encode().translate(_FOLD))
+def _unit(text: str, digits: str) -> str:
+    """Each character with a JSON escape."""
+    units = text.encode("utf-16-be")
+    return "".join(f"\\u{high << 8 | low:{digits}}" for high, low in zip(units[::2], units[1::2], strict=True))
 
 
-def _unquoted(secret: str) -> set[bytes]:
-    """As it is written, and as the receiver of a URL gets it."""
-    return {secret.encode(), unquote_to_bytes(secret), unquote_to_bytes(secret.replace("+", " "))}
+def _found(form: str, text: str, *, cut: bool) -> Iterator[tuple[int, int]]:
+    """All places of a form, which may overlap; with `cut` also the beginning of the form at the end of the text."""
+    start = text.find(form)
+    while start >= 0:
+        yield start, start + len(form)
+        start = text.find(form, start + 1)
+    for kept in range(min(len(form), len(text)), SHORTEST_HIDDEN - 1, -1) if cut else ():
+        if text.endswith(form[:kept]):
+            yield len(text) - kept, len(text)
+            return
 
 
-def _encodings(raw: bytes) -> set[bytes]:
-    """In UTF-8, in Latin-1 as in a header, and as UTF-8 that was taken for Latin-1."""
-    if raw.isascii():
-        return {raw}
-    return {raw, raw.decode("latin-1").encode(), raw.decode("utf-8", "replace").encode("latin-1", "replace")}
+def _without_signatures(text: str, signatures: str) -> str:
+    """Without these signatures. Each is good for one request only, so just the usual forms are looked for."""
+    for signature in signatures.split():
+        for part in (signature, re.split("[,=]", signature, maxsplit=1)[-1]):
+            text = text.replace(part, HIDDEN).replace(part.replace("/", "\\/"), HIDDEN)
+    return text
 
 
-# ---- what a text says
-
-
-class _View(NamedTuple):
-    """A text, perhaps decoded, and where each of its bytes, and its end, was in the source; None: at the same place."""
-
-    text: bytes
-    origin: list[int] | None
-
-    def source(self, span: tuple[int, int]) -> tuple[int, int]:
-        """Where this part was in the source."""
-        if self.origin is None:
-            return span
-        start, end = span
-        while end < len(self.text) and self.origin[end] == self.origin[end - 1]:
-            end += 1  # an escape stands for several bytes
-        return self.origin[start], self.origin[end]
-
-    def decoded(self, escape: re.Pattern[bytes], meaning: Callable[[re.Match[bytes]], bytes]) -> "_View":
-        origin = self.origin or list(range(len(self.text) + 1))
-        pieces, places, position = [], list[int](), 0
-        for match in escape.finditer(self.text):
-            start, end = match.span()
-            meant = meaning(match)
-            pieces += [self.text[position:start], meant]
-            places += origin[position:start]
-            places += [origin[start]] * len(meant)
-            position = end
-        pieces.append(self.text[position:])
-        return _View(b"".join(pieces), places + origin[position:])
-
-
-def _json(match: re.Match[bytes]) -> bytes:
-    high, low, unit, byte, other = match.groups()
-    if high:
-        return bytes.fromhex((high + low).decode()).decode("utf-16-be").encode()
-    if unit:
-        return chr(int(unit, 16)).encode("utf-8", "surrogatepass")
-    return bytes([int(byte, 16)]) if byte else _LETTER_ESCAPES.get(other, other)
-
-
-_DECODERS: list[tuple[bytes, re.Pattern[bytes], Callable[[re.Match[bytes]], bytes]]] = [
-    (
-        b"\\",
-        re.compile(
-            rb"\\(?:u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))",
-            re.DOTALL,
-        ),
-        _json,
-    ),
-    (b"%", re.compile(rb"%([0-9a-fA-F]{2})"), lambda match: bytes([int(match[1], 16)])),
-    (
-        b"&",
-        re.compile(rb"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8});"),
-        lambda match: html.unescape(match[0].decode()).encode("utf-8", "replace"),
-    ),
-]
-
-
-def _views(source: bytes) -> Iterator[_View]:
-    """The source, and what its escapes say, each kind decoded up to DEPTH times, in any order."""
-    seen, views = {source}, [_View(source, None)]
-    yield views[0]
-    for _ in range(DEPTH):
-        decoded = []
-        for view in views:
-            for mark, escape, meaning in _DECODERS:
-                if mark in view.text and (next_view := view.decoded(escape, meaning)).text not in seen:
-                    seen.add(next_view.text)
-                    decoded.append(next_view)
-                    yield next_view
-        views = decoded
-
-
-def _without(source: bytes, spans: list[tuple[int, int]]) -> str:
-    """The source with these parts hidden; parts that meet are hidden as one."""
+def _without(text: str, spans: list[tuple[int, int]]) -> str:
+    """The text with these parts hidden; parts that meet are hidden together."""
     shown, position = list[str](), 0
     for start, end in sorted(spans):
         if start > position or not shown:
-            shown += [source[position:start].decode("utf-8", "backslashreplace"), HIDDEN]
+            shown += [text[position:start], HIDDEN]
         position = max(position, end)
-    return "".join(shown) + source[position:].decode("utf-8", "backslashreplace")
+    return "".join(shown) + text[position:]
 
 
 # ---- one attempt: what the log keeps of one request to an endpoint

@@ -591,7 +591,8 @@ def test_a_proxy_of_the_environment_that_repeats_what_it_got(monkeypatch: pytest
 
 def test_a_secret_across_the_end_of_what_is_kept_is_hidden() -> None:
     """The body before it is all secrets, so that little is left of it, and its end is shown."""
-    body = (HUSH.encode() * KEPT)[: KEPT - 6] + b" " + HUSH.encode() * 2
+    whole, rest = divmod(KEPT - 6, len(HUSH))
+    body = b" " * rest + HUSH.encode() * whole + b" " + HUSH.encode() * 2
     with Receiver(lambda *_: Answer(500, body=body)) as receiver:
         verdict = Sender(receiver.url, headers={"X-Key": HUSH}).once()
     assert set(verdict.answer) <= set("*hus ")

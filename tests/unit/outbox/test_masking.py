@@ -109,6 +109,8 @@ def every_unit(text: str) -> str:
     return "".join(f"\\u{units[at] << 8 | units[at + 1]:04x}" for at in range(0, len(units), 2))
 
 
+#: What Go escapes in JSON beside what every language does.
+GO = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 ESCAPES: dict[str, Callable[[str], str]] = {
     "plain": lambda text: text,
     "json": lambda text: json.dumps(text)[1:-1],
@@ -121,6 +123,7 @@ ESCAPES: dict[str, Callable[[str], str]] = {
     "percent with plus": quote_plus,
     "percent in json": lambda text: json.dumps(quote(text, safe=""))[1:-1],
     "html": html.escape,
+    "json of Go": lambda text: json.dumps(text, ensure_ascii=False)[1:-1].translate(GO),
     "Python's repr of bytes": lambda text: repr(text.encode())[2:-1],
 }
 BASE64: dict[str, Callable[[bytes], str]] = {

@@ -1,13 +1,13 @@
--- Begins a replay: makes its consumer group and its note, at maxmemory too.
+-- Begins a replay: makes the consumer group and the note of the replay, at maxmemory too.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 -- KEYS[2] -> sweeperd:groups  HASH    group -> its note, JSON
--- ARGV[1] -> the group;  ARGV[2] -> its position: it gets the events after this id
+-- ARGV[1] -> the group;  ARGV[2] -> the position of the group: the group gets the events after this id
 -- ARGV[3] -> the first event of the replay;  ARGV[4] -> the note
--- Returns `begun`; `running`: there is a replay in this group; `gone`: the first event is in the stream no more.
+-- Returns `begun`; `running` if a replay is in this group; `gone` if the first event is in the stream no more.
 --
--- XACK comes first and acknowledges nothing. It needs no memory, so it is allowed at maxmemory, and after it XGROUP and
--- HSET are. A group without a note is what is left of a hash that an operator deleted.
+-- XACK comes first and acknowledges nothing. It needs no memory: if Redis is at maxmemory, XACK is still accepted, and
+-- so are XGROUP and HSET after XACK. A group without a note is left if an operator deleted the hash.
 
 -- @include rights
 

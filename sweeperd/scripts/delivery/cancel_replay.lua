@@ -3,10 +3,10 @@
 -- KEYS[1] -> sweeperd:groups  HASH  group -> its note, JSON
 -- ARGV[1] -> the group
 -- ARGV[2] -> when the replay began, ms: a later replay in this group is another one
--- ARGV[3] -> the note that says so
--- Returns 1; 0 where the replay has ended already.
+-- ARGV[3] -> the note of the cancelled replay
+-- Returns 1; 0 if the replay has ended already.
 --
--- HDEL comes first. It needs no memory, so it is allowed at maxmemory, and after it HSET is.
+-- HDEL comes first. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so is HSET after HDEL.
 
 -- @include json
 -- @include rights

@@ -1,20 +1,20 @@
 -- Gives up on a delivery: acknowledges it and keeps the event as a dead letter, in one step and only once.
 --
 -- KEYS[1] -> sweeperd:events        STREAM
--- KEYS[2] -> sweeperd:dead-letters  STREAM  what was given up on: event, endpoint, reason, attempts, the event's fields
+-- KEYS[2] -> sweeperd:dead-letters  STREAM  the letters: event, endpoint, reason, attempts, the event's fields
 --
 -- ARGV[1] -> the consumer group
 -- ARGV[2] -> the stream id of the event
 -- ARGV[3] -> why
--- ARGV[4] -> how many times it was handed over
--- ARGV[5] -> the endpoint: its name is that of the group, except in a replay
+-- ARGV[4] -> how many times the event was handed over
+-- ARGV[5] -> the endpoint: named as the group, except in a replay
 -- ARGV[6] -> the owner that the event must have; empty: any
 -- ARGV[7..] -> the fields of an event about this, name and value in turn; none: no such event
 --
--- Returns 1, or 0 if it is not pending any more, or has another owner: another replica has taken, parked or settled it.
+-- Returns 1; 0 if the event is pending no more or has another owner: another replica has taken, parked or settled it.
 --
--- A trial of XACK comes first. It needs no memory, so it is taken at maxmemory too, and after it XADD is. The letter is
--- added before the event is acknowledged, since a stream whose last id is the greatest takes none.
+-- A trial of XACK comes first. XACK needs no memory: if Redis is at maxmemory, XACK is still accepted, and so is XADD
+-- after XACK. The letter is added before the event is acknowledged: a stream with the greatest last id takes no entry.
 
 -- @include rights
 -- @include trial
@@ -22,7 +22,7 @@
 local GREATEST = '18446744073709551615-18446744073709551615' -- of the ids of a stream
 local MOST = 7000 -- Lua passes no more than 8,000 arguments; an event of another writer may have more
 
-redis.call('XLEN', KEYS[2]) -- where the key is of another type, fail here, before the first write
+redis.call('XLEN', KEYS[2]) -- fail here, if the key is of another type, before the first write
 local found = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])
 local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1)
 if pending.err and not string.find(tostring(pending.err), 'NOGROUP', 1, true) then
@@ -34,7 +34,7 @@ end
 local announced = ARGV[7] ~= nil
 local stream = announced and redis.call('XINFO', 'STREAM', KEYS[1]) or {}
 for i = 1, #stream, 2 do
-  -- It takes no entry more.
+  -- The stream takes no entry more.
   announced = announced and not (stream[i] == 'last-generated-id' and stream[i + 1] == GREATEST)
 end
 local refused = no_right('XACK', KEYS[1]) or no_right('XADD', KEYS[2]) or announced and no_right('XADD', KEYS[1])

@@ -1,13 +1,13 @@
--- Ends a replay: removes its consumer group and its note in one step.
+-- Ends a replay: removes the consumer group and the note of the replay in one step.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 -- KEYS[2] -> sweeperd:groups  HASH    group -> its note, JSON
 -- ARGV[1] -> the group
 -- ARGV[2] -> when the replay began, ms: a later replay in this group is another one
--- ARGV[3] -> 1: end it with events that are pending
--- Returns 1; 0 where it has ended already, or has pending events.
+-- ARGV[3] -> 1: end the replay even if events are pending
+-- Returns 1; 0 if the replay has ended already, or has pending events.
 --
--- HDEL comes first. It needs no memory, so it is allowed at maxmemory, and after it XGROUP is.
+-- HDEL comes first. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so is XGROUP after it.
 
 -- @include json
 -- @include rights

@@ -1,36 +1,37 @@
--- Makes consumer groups where they are missing, and the stream with them, and keeps a note of each group's position; at
+-- Makes consumer groups if they are missing, and the stream with them, and keeps a note of each group's position; at
 -- maxmemory too.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 -- KEYS[2] -> sweeperd:groups  HASH    group -> its note, JSON: `made_at`, `position`; of a replay: what it is about
--- ARGV[1] -> how far back a group begins whose position is known from its note only, ms
--- ARGV[2..] -> for each group three: its name;  its position, if it is missing: it gets the events after this id;
+-- ARGV[1] -> how far back a group begins if its position is known from the note only, ms
+-- ARGV[2..] -> for each group three: its name;  its position if the group is missing: the group gets later events;
 --              `seen`: the caller has seen the group, so the position holds;  `new`, `backfill`: the caller has not, so
 --              the position of a note is taken; without a note the group begins now, or in the past;
---              `replay`: it is made only while the replay has not ended, so while its note is there
--- Returns for each group three: its position: it has acknowledged all events up to this id;  when it was made, ms, from
--- which the age of older events counts; 0: it began at that moment;  `there`, `made` for the first time, `remade`, or
--- `ended`: a replay that has no group any more.
+--              `replay`: the group is made only if the replay has not ended, so if there is a note of the replay
+-- Returns for each group three: its position: all events up to this id are acknowledged;  when the group was made, ms:
+-- the age of older events counts from then; 0: the group began at that moment;  `there`, `made` for the first time,
+-- `remade`, or `ended`: a replay without a group.
 --
--- A position beyond the last id of the stream is that of another stream: it was lost, or an older copy has taken its
--- place, whose clock may be slow. A group at that position would pass over new events, so it begins ARGV[1] back.
+-- If a position is beyond the last id of the stream, the position is of another stream: the old stream was lost, or an
+-- older copy has taken its place, perhaps with a slow clock. A group at such a position would pass over new events, so
+-- the group begins ARGV[1] back.
 --
--- XACK comes first and acknowledges nothing. It needs no memory, so it is allowed at maxmemory, and after it XGROUP and
--- HSET are. XGROUP is the first that changes anything, so only HSET is asked for besides.
+-- XACK comes first and acknowledges nothing. It needs no memory: if Redis is at maxmemory, XACK is still accepted, and
+-- so are XGROUP and HSET after XACK. XGROUP makes the first change, so only HSET needs a check besides.
 
 -- @include clock
 -- @include rights
 
 local GREATEST = '18446744073709551615' -- the second half of an id
 
--- Whether an id is smaller than another. As text: the halves of an id may be more than a double holds exactly.
+-- Is an id smaller than another? Compared as text: the halves of an id may be more than a double holds exactly.
 local function smaller(one, other)
   local a, b = {string.match(one, '^(%d+)%-(%d+)$')}, {string.match(other, '^(%d+)%-(%d+)$')}
   local half = a[1] == b[1] and 2 or 1
   return #a[half] < #b[half] or (#a[half] == #b[half] and a[half] < b[half])
 end
 
--- An id before this one and, unless the second half is huge, the greatest one.
+-- An id before this one: the greatest such id, unless the second half is huge.
 local function previous(id)
   local milliseconds, sequence = string.match(id, '^(%d+)%-(%d+)$')
   if sequence ~= '0' then

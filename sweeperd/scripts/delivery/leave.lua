@@ -1,9 +1,9 @@
--- Removes a consumer that holds nothing. One that still holds events stays until they are taken over: to remove it
--- would drop them from the group, and they would never be delivered.
+-- Removes a consumer if it holds nothing. A consumer with events stays until the events are taken over: removed with
+-- the consumer, they would leave the group and never be delivered.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 -- ARGV[1] -> the group;  ARGV[2] -> the consumer
--- Returns 1 where it was removed.
+-- Returns 1 if the consumer was removed.
 
 -- @include effects
 

@@ -1,12 +1,12 @@
--- Makes parked events due, a page at a time: they look as if they had waited for long.
+-- Makes parked events due, a page at a time: the events look as if they had waited for long.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 -- ARGV[1] -> the group;  ARGV[2] -> the owner of parked events
--- ARGV[3] -> where to begin: an id, `(` before it where it is done;  ARGV[4] -> how many at most
--- ARGV[5] -> the idle time that they get, ms
--- Returns {how many, the last id}; {0} where there are none.
+-- ARGV[3] -> the id to begin at, with `(` before an id that is done;  ARGV[4] -> how many at most
+-- ARGV[5] -> the idle time after, ms
+-- Returns {how many, the last id}; {0} if there are none.
 --
--- One script, so that no event is touched that a process has taken since the page was listed.
+-- One script: if a process has taken an event since the page was listed, the event stays untouched.
 
 -- @include effects
 

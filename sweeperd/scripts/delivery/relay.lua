@@ -1,23 +1,23 @@
--- Writes the records that cycles-server would have written for one event: the event, its place in two indexes, and for
--- each subscription a pending delivery that its dispatcher takes. Run again it writes nothing twice, because a record
--- that exists is left alone: a delivery may have been sent by then.
+-- Writes the records of cycles-server for one event: the event, an entry in two indexes, and for each subscription a
+-- pending delivery for the dispatcher. If run again, the script writes nothing twice: an existing record stays, because
+-- a delivery may have been sent by then.
 --
 -- KEYS[1] -> event:<event id>       STRING  the event, JSON
--- KEYS[2] -> events:<tenant>        ZSET    event id -> its time, ms
+-- KEYS[2] -> events:<tenant>        ZSET    event id -> the event's time, ms
 -- KEYS[3] -> events:_all            ZSET    the same for all tenants
 -- KEYS[4] -> dispatch:pending       LIST    delivery ids; the dispatcher takes them from the right
 -- KEYS[5], KEYS[7], ... -> delivery:<delivery id>           STRING  a delivery, JSON
 -- KEYS[6], KEYS[8], ... -> deliveries:<subscription id>     ZSET    delivery id -> when it was made, ms
 --
--- ARGV[1] -> event id;  ARGV[2] -> event, JSON;  ARGV[3] -> its time, ms;  ARGV[4] -> how long it is kept, seconds
+-- ARGV[1] -> event id;  ARGV[2] -> event, JSON;  ARGV[3] -> the event's time, ms;  ARGV[4] -> its lifetime, seconds
 -- ARGV[5] -> now, ms;  ARGV[6] -> how long a delivery is kept, seconds
 -- ARGV[7], ARGV[9], ... -> delivery id;  ARGV[8], ARGV[10], ... -> delivery, JSON
 --
 -- Returns how many deliveries were made.
 --
--- The first write, LPUSH or else SET, needs memory: a full Redis refuses it, and nothing has changed. After it nothing
--- can fail, since the rights and the types of all other keys have been checked. LPUSH asks for itself: no form of it
--- changes nothing.
+-- The first write, LPUSH or else SET, needs memory: if Redis is full, the write is refused and nothing has changed.
+-- After the first write nothing can fail, since the rights and the types of all other keys have been checked. LPUSH is
+-- a check of its own right: no form of LPUSH changes nothing.
 
 -- @include rights
 

@@ -1,10 +1,11 @@
 -- Sets a field of a hash at maxmemory too.
 --
 -- KEYS[1] -> HASH
--- ARGV[1] -> the field;  ARGV[2] -> its value
+-- ARGV[1] -> the field;  ARGV[2] -> the value
 -- Returns 1.
 --
--- HDEL comes first and removes nothing. It needs no memory, so it is allowed at maxmemory, and after it HSET is.
+-- HDEL comes first and removes nothing. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so
+-- is HSET after HDEL.
 
 -- @include rights
 

@@ -1,16 +1,17 @@
 -- Writes the state of an endpoint for all replicas. A pause replaces any other state. A mute does not replace a pause:
--- a pause lasts until an operator ends it, and the response to a request that was in flight must not lift it. Of two
+-- a pause lasts until an operator ends the pause, and the response to a request in flight must not lift it. Of two
 -- mutes the later end holds.
 --
 -- KEYS[1] -> sweeperd:endpoints  HASH  endpoint -> state, JSON
 -- KEYS[2] -> sweeperd:events     STREAM
 -- ARGV[1] -> the endpoint
--- ARGV[2] -> the state, JSON: `paused_at` is a number where it is a pause
--- ARGV[3..] -> the fields of an event about a pause, name and value in turn, added where the endpoint was not paused
---              yet; none: no such event
+-- ARGV[2] -> the state, JSON: `paused_at` is a number if the state is a pause
+-- ARGV[3..] -> the fields of an event about a pause, name and value in turn, added if the endpoint was not paused yet;
+--              none: no such event
 -- Returns the state that the hash holds now.
 --
--- A trial of HDEL comes first. It needs no memory, so it is allowed at maxmemory, and after it HSET is.
+-- A trial of HDEL comes first. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so is HSET
+-- after HDEL.
 
 -- @include json
 -- @include rights
@@ -37,7 +38,7 @@ if found then
     return found
   end
 end
-redis.call('XLEN', KEYS[2]) -- where the key is of another type, fail here, before the first write
+redis.call('XLEN', KEYS[2]) -- fail here, if the key is of another type, before the first write
 local announced = ARGV[3] and paused and not was_paused
 local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1]) or announced and no_right('XADD', KEYS[2])
 if refused then
@@ -45,7 +46,7 @@ if refused then
 end
 trial('HDEL', KEYS[1])
 if announced then
-  -- Before the state: a stream whose last id is the greatest takes no entry.
+  -- Before the state: a stream with the greatest last id takes no entry.
   local added = redis.pcall('XADD', KEYS[2], '*', unpack(ARGV, 3))
   if type(added) == 'table' then
     return added

@@ -1,18 +1,18 @@
--- Takes tokens from the bucket of one endpoint: each is the right to send one request. A full bucket holds `burst` of
--- them, and one is added every `interval`.
+-- Takes tokens from the bucket of one endpoint: a token is the right to send one request. A full bucket holds `burst`
+-- tokens, and a token is added every `interval`.
 --
--- KEYS[1] -> sweeperd:pace  HASH  endpoint -> when its bucket will be full again, µs on this server's clock
+-- KEYS[1] -> sweeperd:pace  HASH  endpoint -> when the bucket will be full again, µs on this server's clock
 -- ARGV[1] -> the endpoint;  ARGV[2] -> the interval, µs;  ARGV[3] -> the burst, a whole number
 -- ARGV[4] -> how many tokens are wanted, 1 at least
--- Returns {how many were taken, how long it takes until there is the next one, µs; 0 where some were taken}.
+-- Returns {how many were taken, the time until there is the next token, µs; 0 if some were taken}.
 --
--- HDEL comes first. It needs no memory, so it is allowed at maxmemory, and after it HSET is.
+-- HDEL comes first. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so is HSET after HDEL.
 
 -- @include rights
 
 local time = redis.call('TIME')
 local now, interval, burst = time[1] * 1000000 + time[2], tonumber(ARGV[2]), tonumber(ARGV[3])
--- A time that is too far away is from another rate, or from a clock that was set back since.
+-- A time too far away is from another rate, or the clock was set back since.
 local full_at = math.min(tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or 0) or 0, now + burst * interval)
 full_at = math.max(full_at, now)
 local there = math.floor((now - full_at) / interval + burst + 0.000001)

@@ -1,6 +1,7 @@
--- Arithmetic on amounts as the budgets hold them: decimal text of an int64 goes in, and comes out.
+-- Arithmetic on amounts in the form of the budgets: decimal text of an int64 goes in, and comes out.
 --
--- All text that is reckoned with was checked by is_int64. Up to 15 digits a double is exact, and quicker than limbs.
+-- All text given to add, subtract and share was checked by is_int64. Up to 15 digits a double is exact, and quicker
+-- than limbs.
 
 -- @include int64
 
@@ -12,7 +13,7 @@ do
     return text and int64_parse(text) and true or false
   end
 
-  -- Whether it is an int64 and not below 0.
+  -- Is the text an int64 and not below 0?
   function amounts.is_amount(text)
     return amounts.is_int64(text) and string.sub(text, 1, 1) ~= '-'
   end
@@ -26,7 +27,7 @@ do
     return a_high < b_high or (a_high == b_high and a_low < b_low)
   end
 
-  -- a + b; nil where that is above int64. Below it cannot be: at most one of the two is negative.
+  -- a + b; nil if the sum is above int64. Below int64 no sum can be: at most one of a and b is negative.
   function amounts.add(a, b)
     if #a <= DIGITS and #b <= DIGITS then
       return string.format('%d', a + b)
@@ -36,7 +37,7 @@ do
     return int64_text(int64_normal(a_high + b_high, a_low + b_low))
   end
 
-  -- a - b, where b is not negative; nil where that is below int64.
+  -- a - b, b not negative; nil if the difference is below int64.
   function amounts.subtract(a, b)
     if #a <= DIGITS and #b <= DIGITS then
       return string.format('%d', a - b)
@@ -50,7 +51,7 @@ do
     return int64_text(high, low)
   end
 
-  -- The whole part of a / parts, where a is not negative. Exact: the remainder is below parts, a count of scopes.
+  -- The whole part of a / parts, a not negative. Exact: the remainder is below parts, a count of scopes.
   function amounts.share(a, parts)
     if parts == 1 then
       return a

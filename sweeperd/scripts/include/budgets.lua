@@ -1,7 +1,7 @@
 -- Budgets: read under their keys, changed as Lua tables, written back.
 --
--- For each budget, after every script: remaining = allocated - spent - reserved - debt. Spent is what was funded; what
--- was charged beyond it is debt, and may bring remaining below 0.
+-- For each budget, after every script: remaining = allocated - spent - reserved - debt. Spent is the funded amount; a
+-- charge beyond it is debt, and may bring remaining below 0.
 
 -- @include amounts
 -- @include rights
@@ -30,10 +30,10 @@ do
       status = row[8] or ''}
   end
 
-  -- The budgets under these keys, one key for each scope. Returns two arrays and the scopes that have no budget: one
-  -- has an entry for each mention (a scope that is named twice is charged twice, as the sweep releases it twice), the
-  -- other has each budget once, with the number of its mentions in `times`. Or nil and the reply, where a budget
-  -- cannot be reckoned with.
+  -- The budgets under these keys, one key for each scope. Returns two arrays and the scopes without a budget. The first
+  -- array has an entry for each mention (if a scope is named twice, it is charged twice, as the sweep releases it
+  -- twice); the second has each budget once, with the number of mentions in `times`. Returns nil and the reply if a
+  -- budget cannot be read as numbers.
   function budgets.read(keys, scopes)
     local known, mentions, each, missing = {}, {}, {}, {}
     for i = 1, #scopes do
@@ -60,8 +60,8 @@ do
     return mentions, each, missing
   end
 
-  -- The refusal of a request for which no scope has a budget in its unit. stem: the beginning of a budget's key, which
-  -- <scope>:<unit> follows. The other units of the protocol are tried, because a wrong unit is the usual mistake.
+  -- The refusal of a request if no scope has a budget in the request's unit. stem: the start of a budget's key, before
+  -- <scope>:<unit>. The other units of the protocol are tried, because a wrong unit is the usual mistake.
   local function none(scopes, unit, stem)
     for i = 1, #scopes do
       for _, other in ipairs({'USD_MICROCENTS', 'TOKENS', 'CREDITS', 'RISK_POINTS'}) do
@@ -73,8 +73,8 @@ do
     return {'refused', 'NO_BUDGET', scopes[#scopes]}
   end
 
-  -- The budgets of the scopes that a request names, as budgets.read returns them; or nil and the refusal, where no
-  -- scope has a budget in this unit. stem: the beginning of a budget's key, which <scope>:<unit> follows.
+  -- The budgets of the scopes in a request, as budgets.read returns them; nil and the refusal if no scope has a budget
+  -- in this unit. stem: the start of a budget's key, before <scope>:<unit>.
   function budgets.named(keys, scopes, unit, stem)
     local mentions, each, missing = budgets.read(keys, scopes)
     if mentions and #each == 0 then
@@ -83,7 +83,7 @@ do
     return mentions, each, missing
   end
 
-  -- The refusal of a budget whose status allows no new spending; nil where it does.
+  -- The refusal if the budget's status allows no new spending, else nil.
   function budgets.closed_to_spending(budget)
     local status = budget.status
     if status == 'FROZEN' or status == 'CLOSED' then
@@ -93,7 +93,7 @@ do
     end
   end
 
-  -- Adds to a field. Returns the refusal where the sum leaves int64.
+  -- Adds to a field. Returns the refusal if the sum leaves int64.
   function budgets.add(budget, field, amount)
     local sum = amounts.add(budget[field], amount)
     if not sum then
@@ -102,8 +102,8 @@ do
     budget[field] = sum
   end
 
-  -- Ends what each mention has reserved: amount goes out of reserved, back of it to remaining and the rest to spent.
-  -- Returns the refusal of the first that cannot.
+  -- Ends the hold of each mention: amount goes out of reserved, back of it to remaining and the rest to spent.
+  -- Returns the refusal of the first mention that cannot.
   function budgets.settle(mentions, amount, back)
     local used = amounts.subtract(amount, back)
     for i = 1, #mentions do
@@ -119,7 +119,7 @@ do
     end
   end
 
-  -- The error of a user who may not write one of these budgets. Nothing is written.
+  -- The error if the user may not write a budget among these. Nothing is written.
   function budgets.no_right(each)
     for i = 1, #each do
       local refusal = no_right('HSET', each[i].key)
@@ -129,8 +129,8 @@ do
     end
   end
 
-  -- HSET comes first in every script that writes: a full Redis refuses it, and so the whole script, while nothing is
-  -- written yet. After the first write nothing is refused.
+  -- HSET comes first in every script that writes: if Redis is full, HSET is refused, and so the whole script, while
+  -- nothing is written yet. After the first write nothing is refused.
   function budgets.write(each)
     for i = 1, #each do
       local budget = each[i]
@@ -142,7 +142,7 @@ do
     end
   end
 
-  -- What an answer tells of each budget. (An empty table becomes {}.)
+  -- The part of an answer about each budget. (An empty table becomes {}.)
   function budgets.balances(each)
     local balances = {}
     for i = 1, #each do

@@ -1,8 +1,8 @@
--- Charges what no reservation holds, as the overage policy says.
+-- Charges an amount that no reservation holds, by the overage policy.
 --
--- Every budget is charged the same amount, so that what a scope spent is never more than its parent did. A budget funds
--- the charge from its remaining amount. Under ALLOW_WITH_OVERDRAFT what it cannot fund becomes its debt, and remaining
--- goes below 0 by as much.
+-- Every budget is charged the same amount, so that a scope never spends more than its parent. A budget funds the charge
+-- from its remaining amount. Under ALLOW_WITH_OVERDRAFT the rest becomes debt of the budget, and remaining goes below 0
+-- by as much.
 
 -- @include amounts
 -- @include budgets
@@ -13,12 +13,12 @@ do
     return amounts.less(budget.remaining, '0') and '0' or budget.remaining
   end
 
-  -- Whether the policy lets this budget charge no more than it has: without an overdraft limit there is no overdraft.
+  -- Does the policy cap the charge at what the budget has? Without an overdraft limit there is no overdraft.
   local function is_capped(budget, policy)
     return policy == 'ALLOW_IF_AVAILABLE' or (policy == 'ALLOW_WITH_OVERDRAFT' and budget.overdraft_limit == '0')
   end
 
-  -- As much of extra as every capped budget has. The ones that do not have all of it are marked as over their limit.
+  -- As much of extra as every capped budget has. A budget that has less than extra is marked as over its limit.
   local function capped(each, extra, policy)
     local least = extra
     for i = 1, #each do
@@ -35,7 +35,7 @@ do
     return least
   end
 
-  -- Takes extra out of remaining. Returns the refusal, or nil and the part of it that became debt.
+  -- Takes extra out of remaining. Returns the refusal, or nil and the part that became debt.
   local function take(budget, extra, policy)
     local funded = extra
     if amounts.less(budget.remaining, extra) then
@@ -57,8 +57,8 @@ do
     return budgets.add(budget, 'spent', funded), deficit
   end
 
-  -- Charges extra to each mention of a budget. Returns the refusal of the first that refuses; or nil, what each mention
-  -- was charged, and the part of it that became debt: for each mention one.
+  -- Charges extra to each mention of a budget. Returns the first refusal; or nil, the amount charged to each mention,
+  -- and the part that became debt, one for each mention.
   function charges.make(mentions, each, extra, policy)
     extra = capped(each, extra, policy)
     local deficits = {}

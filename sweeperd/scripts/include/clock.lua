@@ -1,4 +1,4 @@
--- This server's clock, and the whole numbers of times, durations and counts. No script takes the time from its caller.
+-- This server's clock, and whole numbers: times, durations and counts. No script takes the time from its caller.
 
 -- @include effects
 
@@ -9,7 +9,7 @@ do
   clock.now = time[1] * 1000 + math.floor(time[2] / 1000)
   clock.now_text = string.format('%d', clock.now)
 
-  -- The number in plain decimal text; nil where there is none, or where a double would round it.
+  -- The number in plain decimal text; nil if there is none, or if a double would round the number.
   function clock.whole(text)
     if text and (text == '0' or string.find(text, '^[1-9]%d*$')) then
       local value = tonumber(text)
@@ -19,7 +19,7 @@ do
     end
   end
 
-  -- Whether from + duration + grace is a time that the sweep can read. Differences, because a sum might be rounded.
+  -- Is from + duration + grace a time that the sweep can read? Differences, because a sum might be rounded.
   function clock.reaches(from, duration, grace)
     return grace <= MAX - from - duration
   end

@@ -1,5 +1,5 @@
--- The fingerprint of {id, score, id, score, ...}: no other entries have the same one. It is made of JSON, because an id
--- may hold any character. Where the server has no SHA1 (fakeredis) it is the JSON itself, which is as good and longer.
+-- The fingerprint of {id, score, id, score, ...}: different for all other entries. Made of JSON, because an id may hold
+-- any character. If the server has no SHA1 (fakeredis), the fingerprint is the JSON itself: as good, but longer.
 
 -- @include json
 

@@ -1,7 +1,7 @@
--- The same request again gets the same answer: what was answered is kept under the request's idempotency key.
+-- The same request again gets the same answer: the answer is kept under the request's idempotency key.
 --
--- The record is a STRING: the hash of the request, a newline, the answer. Only what was done is recorded. A refusal
--- changed nothing, so the same request may be tried again, and may succeed.
+-- The record is a STRING: the hash of the request, a newline, the answer. Only changes are recorded. A refusal changed
+-- nothing, so the same request may be tried again, and may succeed.
 
 -- @include json
 -- @include rights
@@ -10,7 +10,7 @@ local idempotency = {}
 do
   local DAY = 86400000
 
-  -- The reply to a request that was answered before, or that uses a key of another request; nil for a new one.
+  -- The reply if the request was answered before, or uses a key of another request; nil for a new request.
   function idempotency.replay(key, request_hash)
     local record = redis.call('GET', key)
     if not record then
@@ -23,8 +23,8 @@ do
     return {'ok', string.sub(record, #head + 1)}
   end
 
-  -- The reply to a new request, and the words of the SET that keeps the answer for a day, or for lifetime in ms if
-  -- that is longer. Or nil and the error, if the user has no right to SET. Nothing is written.
+  -- The reply to a new request, and the words of the SET: the answer is kept for a day, or for lifetime in ms if the
+  -- lifetime is longer. Nil and the error if the user has no right to SET. Nothing is written.
   function idempotency.prepare(key, request_hash, answer, lifetime)
     local refusal = no_right('SET', key)
     if refusal then

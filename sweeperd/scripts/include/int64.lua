@@ -1,8 +1,8 @@
--- Exact arithmetic on the decimal text of int64 values, for numbers that a Lua double cannot hold (above 2^53).
+-- Exact arithmetic on the decimal text of int64 values, for numbers above 2^53, too long for a Lua double.
 --
 -- A number is two limbs: value = high * 1e10 + low, with 0 <= low < 1e10 and the sign in high. The limbs and every
--- sum of two of them stay far below 2^53, so each step is exact. Only canonical text is taken: what Redis itself
--- accepts as an integer.
+-- sum of two limbs stay far below 2^53, so each step is exact. Only canonical text is taken, as Redis itself accepts
+-- an integer.
 
 local LIMB = 10000000000
 local MAX_HIGH, MAX_LOW = 922337203, 6854775807
@@ -13,7 +13,7 @@ local function int64_normal(high, low)
   return high + carry, low - carry * LIMB
 end
 
--- The limbs of an int64's text; nil where it is not one.
+-- The limbs of an int64's text; nil if the text is not an int64.
 local function int64_parse(text)
   local sign, digits = string.match(text, '^(%-?)(%d+)$')
   if not digits or #digits > 19 or (text ~= '0' and string.sub(digits, 1, 1) == '0') then
@@ -29,7 +29,7 @@ local function int64_parse(text)
   return high, low
 end
 
--- The text of a number from its limbs; nil where it is above int64.
+-- The text of a number from its limbs; nil if the number is above int64.
 local function int64_text(high, low)
   local sign = ''
   if high < 0 then

@@ -1,7 +1,7 @@
--- Checks that come before the first write. One that fails raises {reason = .., why = ..}, which is a quarantine. Trouble of
--- the server is raised as it is, {err = ..}, and fails the call.
+-- Checks before the first write. If a check fails, it raises {reason = .., why = ..}: the entry is quarantined. Trouble
+-- of the server is raised unchanged, {err = ..}, and fails the call.
 
--- What a value from a user's script is, in words. `tostring` would run the __tostring of a table.
+-- The type and text of a value from a user's script. `tostring` would run the __tostring of a table.
 local function shown(value)
   local kind = type(value)
   return (kind == 'table' or kind == 'function') and 'a ' .. kind or tostring(value)
@@ -15,8 +15,8 @@ local function refuse_plan(why)
   fail_check('INVALID_PLAN', why)
 end
 
--- Calls `body` with the arguments after it. Returns its first two results; or nil, nil and the {reason = .., why = ..} of
--- a check that failed; or nil, nil, nil and the error of the server.
+-- Calls `body` with the arguments after it. Returns the first two results; if a check failed: nil, nil and
+-- {reason = .., why = ..}; if the server is in trouble: nil, nil, nil and the error.
 local function run_checks(body, ...)
   local ok, first, second = pcall(body, ...)
   if ok then

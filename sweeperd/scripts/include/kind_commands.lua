@@ -1,5 +1,5 @@
--- The commands of a plan but for HINCRBY: each with its check, which takes all of the command's words. Part of
--- kind_plan.lua, which says what a use of a key is.
+-- The commands of a plan except HINCRBY, each with a check that takes all words of the command. Part of kind_plan.lua;
+-- a use of a key is explained there.
 
 -- @include sums
 
@@ -7,12 +7,12 @@ local kind_commands
 do
   local MAX_WORDS, MAX_TTL = 128, '3155760000000'
 
-  -- Reads the type of a key. It fails where the user has no right to the key, or it lies in another slot.
+  -- Reads the type of a key. Fails if the user has no right to the key, or if the key lies in another slot.
   local function touch(use)
     use.type = use.type or call('TYPE', use.key).ok
   end
 
-  -- The use of a key that has this type, or does not exist.
+  -- The use of a key of this type, or of a missing key.
   local function typed(name, kind)
     local use = use_of(name)
     touch(use)
@@ -29,7 +29,7 @@ do
     use.commands[#use.commands + 1] = {...}
   end
 
-  -- The use of a key that is written by one command only.
+  -- The use of a key written by a single command.
   local function alone(use)
     if use.commands or use.sums or use.missing then
       refuse('DEL and SET stand alone on a key: ' .. use.name)

@@ -1,5 +1,5 @@
--- One entry of a kind: how it is read, and what each outcome writes. The first write is always a ZREM, which Redis takes
--- at maxmemory too, and after which it takes the writes that need memory.
+-- One entry of a kind: how the entry is read, and what each outcome writes. The first write is always a ZREM: if Redis
+-- is at maxmemory, ZREM is still accepted, and so are the writes after ZREM that need memory.
 
 -- @include clock
 -- @include kind_rights
@@ -8,26 +8,26 @@ local entry
 do
   local call, attempt, find = redis.call, redis.pcall, string.find
   local lacks = lacks_right
-  -- 3 March 1973 in ms. A deadline below is one in seconds, and would expire at once.
+  -- 3 March 1973 in ms. A deadline below is in seconds, and would expire at once.
   local EARLIEST = 100000000000
   local key, index, events, quarantine, id, tenant
 
-  -- keys: the entry's hash, the index, the event stream, the quarantine. no_hash: the name of a hash of this kind that
-  -- does not exist.
+  -- keys: the entry's hash, the index, the event stream, the quarantine. no_hash: the name of a missing hash of this
+  -- kind.
   local function open(keys, entry_id, no_hash)
     key, index, events, quarantine = keys[1], keys[2], keys[3], keys[4]
     id, tenant = entry_id, ''
     entry_key, absent_key = key, no_hash
   end
 
-  -- Whose entry it is, for the reply and the event.
+  -- The tenant of the entry, for the reply and the event.
   local function belongs_to(name)
     tenant = name or ''
   end
 
-  -- Takes the entry out of the index and into the quarantine, and marks its hash. Returns the reply.
+  -- Takes the entry out of the index and into the quarantine, and marks the hash. Returns the reply.
   local function set_aside(reason, why)
-    call('ZCARD', quarantine) -- where the key is of another type, fail here, before the first write
+    call('ZCARD', quarantine) -- fail here, if the key is of another type, before the first write
     if type(reason) ~= 'string' or not find(reason, '^[A-Z][A-Z0-9_]*$') then
       reason = 'SCRIPT_ERROR'
     end
@@ -44,7 +44,7 @@ do
     return {'quarantined', reason, tenant, why}
   end
 
-  -- The values of these fields. Or nil and the reply, where the key is no hash.
+  -- The values of these fields. Nil and the reply if the key is no hash.
   local function read(...)
     local row = attempt('HMGET', key, ...)
     if row.err then
@@ -56,14 +56,14 @@ do
     return row
   end
 
-  -- The index entry goes, and nothing else happens.
+  -- Removes the index entry and changes nothing else.
   local function drop(outcome, detail)
     local reply = {outcome, detail and string.sub(detail, 1, 64)}
     call('ZREM', index, id)
     return reply
   end
 
-  -- The index gets this score; and the hash this deadline, where its field is named.
+  -- Sets the score in the index; and the deadline in the hash, if the field is named.
   local function move(score, field)
     local refusal = lacks('ZADD', index) or field and lacks('HSET', key)
     if refusal then
@@ -77,14 +77,14 @@ do
     return {'not_due'}
   end
 
-  -- A deadline in ms; nil where the text is none.
+  -- A deadline in ms; nil if the text is none.
   local function deadline(text)
     local value = text and clock.whole(text)
     return value and value >= EARLIEST and value or nil
   end
 
-  -- The entry has expired. event: names and values for the stream. checked: what its plan comes to (kind_plan.lua). Then
-  -- the fields and values that the hash is marked with. Returns the reply.
+  -- The entry has expired. event: names and values for the stream. checked: the result of the plan (kind_plan.lua).
+  -- Then the fields and values of the mark in the hash. Returns the reply.
   local function expire(event, checked, expires_text, lag, retention, ...)
     local missing, messages, writes = checked.missing or '[]', checked.messages, checked.writes
     event[#event + 1], event[#event + 2] = 'missing', missing
@@ -114,7 +114,7 @@ do
       call('HSET', key, 'expired_at', clock.now_text, ...)
       call('PEXPIRE', key, retention)
     end
-    -- Messages go out last, so that no retry after a failure repeats them. One that Redis refuses is lost:
+    -- Messages go out last, so that no retry after a failure repeats them. A message refused by Redis is lost:
     -- on 6.2 the right to a channel cannot be asked for.
     for i = 1, messages and #messages or 0 do
       attempt(unpack(messages[i]))

@@ -1,7 +1,7 @@
--- The plan of one entry: the writes that give back what it held. All of them are checked, in order and each with the
--- effect of the writes before it, before the first is made. After that nothing can fail.
+-- The plan of one entry: the writes that give back what the entry held. All writes are checked, in order and each with
+-- the effect of the writes before it, before the first is made. After the checks nothing can fail.
 --
--- Names of keys come without the prefix, and it is put before each here.
+-- Names of keys come without the prefix; this file puts the prefix before each name.
 
 -- @include kind_checks
 -- @include kind_rights
@@ -13,13 +13,13 @@ do
   local need, refuse = need_right, refuse_plan
   local MAX_KEY, MAX_BYTES, MAX_AMOUNT = 1024, 65536, '9223372036854775807'
 
-  -- The prefix; functions that say whether a key may be written and a channel published to; the most writes; the names
-  -- of the commands that may be used, nil: all.
+  -- The prefix; functions: may a key be written, may a channel be published to; the most writes; the names of the
+  -- permitted commands, nil: all.
   local prefix, writable, audible, most, usable
-  -- Name of a key -> its use; and the uses in order. A use has the key with its prefix; its type, where that is known;
-  -- the values of its fields, with the sums so far; how each field is used: 'once', or the place of its sum in the HSET.
+  -- Name of a key -> its use; and the uses in order. A use has the key with the prefix; the type, if known; the values
+  -- of the fields, with the sums so far; how each field is used: 'once', or the place of the field's sum in the HSET.
   local uses, order = {}, {}
-  -- Name of a key -> its fields to which the plan adds a number.
+  -- Name of a key -> the fields to which the plan adds a number.
   local added = {}
   local messages, missing
   local bytes = 0
@@ -28,7 +28,7 @@ do
     prefix, writable, audible, most, usable = key_prefix, is_writable, is_audible, max_writes, usable_commands
   end
 
-  -- Counts so many more bytes that the plan or the event carries.
+  -- Counts so many more bytes of the plan or the event.
   function full_plan.weigh(more)
     bytes = bytes + more
     if bytes > MAX_BYTES then
@@ -36,14 +36,14 @@ do
     end
   end
 
-  -- The value of a field that a template names; an empty one counts as missing.
+  -- The value of a field named by a template; an empty field counts as missing.
   function full_plan.field(value, name)
     if not value or value == '' then
       fail_check('MISSING_FIELD', name)
     end
   end
 
-  -- A field as an amount: plain decimal from 0 to 2^63-1. Only the template may turn its sign.
+  -- A field as an amount: plain decimal from 0 to 2^63-1. Only the template may turn the sign.
   function full_plan.amount(text)
     if text ~= '0' and not (find(text, '^[1-9]%d*$') and (#text < 19 or (#text == 19 and text <= MAX_AMOUNT))) then
       refuse('no amount: ' .. sub(text, 1, 32))
@@ -74,7 +74,7 @@ do
     missing[#missing + 1] = use.name
   end
 
-  -- Reads the fields that the plan adds to. Whether the key exists is asked where it has none of them.
+  -- Reads the fields that the plan adds to. If the key has none of them, the script asks if the key exists.
   local function read(use)
     local fields = added[use.name]
     if (use.kind and use.kind ~= 'hash') or (use.type and use.type ~= 'hash' and use.type ~= 'none') then
@@ -115,7 +115,7 @@ do
     return text
   end
 
-  -- The sum, which stays in int64 and not below the text after MIN. `at` is where MIN would stand in the words.
+  -- The sum, within int64 and not below the text after MIN. `at` is the place of MIN in the words.
   local function sum_of(use, field, before, amount, words, at)
     local sum = sums.add(before, amount)
     if not sum then
@@ -169,7 +169,7 @@ do
 
   local others
 
-  -- The checks of all other commands, which are made where the first of them is met.
+  -- The checks of all other commands, made when the first such command is met.
   local function other_commands()
     -- @include kind_commands
     return kind_commands
@@ -212,8 +212,8 @@ do
     end
   end
 
-  -- What the checked plan comes to: the writes and the messages, each a list of words for redis.call, and the keys that
-  -- were to be added to and do not exist, as a JSON array.
+  -- The result of the checked plan: the writes and the messages, each a list of words for redis.call, and the missing
+  -- keys that the plan wanted to add to, as a JSON array.
   function full_plan.checked()
     local writes = {}
     for i = 1, #order do

@@ -1,7 +1,8 @@
--- The everyday plan, checked in few steps: all of its commands are HINCRBY, those on one key follow each other and add to
--- fields of their own, the keys and fields exist, and no number has more than 15 digits.
+-- The everyday plan, checked in few steps: all commands are HINCRBY, commands on the same key follow each other and add
+-- to different fields, the keys and fields exist, and no number has more than 15 digits.
 --
--- The answer to every other plan is nil. Then kind_plan.lua checks it from its start, and knows the reason of what fails.
+-- The answer to every other plan is nil. Then kind_plan.lua checks the plan from the start, and gives the reason if the
+-- check fails.
 
 -- @include kind_rights
 
@@ -11,17 +12,17 @@ do
   local attempt, find, format = redis.pcall, string.find, string.format
   local NOTHING = {}
 
-  -- Whether a plan may write the hash of this name, which is that of the key without the prefix, as `writable` says.
+  -- May a plan write the hash of this name (the key without the prefix), as `writable` says?
   function quick_writable(name, key, writable)
     return name ~= '' and #name <= MAX_KEY and writable(name) and (not has_right or has_right('HSET', key, 'f', 'v'))
   end
 
-  -- The values of these fields of a key; {} where it may not be written.
+  -- The values of these fields of a key; {} if the plan may not write the key.
   function quick_read(name, key, writable, ...)
     return quick_writable(name, key, writable) and attempt('HMGET', key, ...) or NOTHING
   end
 
-  -- The text of value + amount, where that is not below the number `least`.
+  -- The text of value + amount, if the sum is not below the number `least`.
   function quick_sum(value, amount, least)
     if value and #value <= DIGITS and (find(value, INTEGER) or value == '0') then
       local sum = value + amount

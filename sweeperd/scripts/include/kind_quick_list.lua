@@ -1,4 +1,4 @@
--- The everyday plan of a user's script (kind_quick.lua). What the script has read of a key by HMGET is not read again.
+-- The everyday plan of a user's script (kind_quick.lua). Fields read by the script with HMGET are not read again.
 
 -- @include kind_quick
 -- @include kind_sandbox
@@ -9,11 +9,11 @@ do
   local attempt, find, type, next, unpack = redis.pcall, string.find, type, next, unpack
   local row = {false, false}
 
-  -- What has been checked so far, since a plan names few texts again and again: text -> number of the amounts, and the
-  -- texts that are names of keys and fields.
+  -- The checked texts, since a plan names few texts again and again: text -> number of the amounts, and the names of
+  -- keys and fields.
   local numbers, names = {}, {}
 
-  -- The text as a number; nil where it is none, or too long for this way.
+  -- The text as a number; nil if the text is none, or too long for this way.
   local function number_of(text)
     if type(text) == 'string' and #text <= DIGITS and (text == '0' or find(text, INTEGER)) then
       numbers[text] = text + 0
@@ -28,7 +28,7 @@ do
     end
   end
 
-  -- The name, field, amount, least sum and bytes of a HINCRBY; nil where it is not so plain. Its words are read raw.
+  -- The name, field, amount, least sum and bytes of a HINCRBY; nil if the command is not so plain. Words are read raw.
   local function parsed(words)
     local length = 0
     for _ in next, words do
@@ -49,7 +49,7 @@ do
     end
   end
 
-  -- The values of so many fields of a key, where the script has read all of them. A later call uses the table again.
+  -- The values of so many fields of a key, if the script has read all of them. A later call uses the table again.
   local function read_before(name, count, fields)
     local pairs_read = sandbox.known[name]
     for i = 1, count do
@@ -68,7 +68,7 @@ do
     return row
   end
 
-  -- Adds the HSET of all sums of one key to the writes. Whether that could be done.
+  -- Adds the HSET of all sums of one key to the writes. Returns true if done.
   local function add(writes, name, key, writable, count, fields, amounts, leasts)
     for i = 1, #writes do
       if writes[i][2] == key then
@@ -94,10 +94,10 @@ do
     return #writes <= MAX_KEYS
   end
 
-  -- list: a list of commands from a user's script. bytes: those of the event. Returns what the plan comes to, or nil.
+  -- list: a list of commands from a user's script. bytes: of the event. Returns the result of the plan, or nil.
   function kind_quick_list(list, prefix, writable, most, bytes)
     local writes, place = {}, 0
-    -- The key in hand, and what is added to how many of its fields.
+    -- The current key, and the additions to its fields.
     local name, count, fields, amounts, leasts = nil, 0, {'', ''}, {0, 0}, {0, 0}
     for at, words in next, list do
       place = place + 1

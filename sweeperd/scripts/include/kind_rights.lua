@@ -5,10 +5,10 @@
 -- @include trial
 
 local has_right = redis.acl_check_cmd
--- The entry's hash, and the name of a hash of this kind that does not exist.
+  -- The entry's hash, and the name of a missing hash of this kind.
 local entry_key, absent_key
 
--- lacks_right(command, key, ...) returns the error that the script returns at once, or nil. On 6.2 the entry must have
+-- lacks_right(command, key, ...) returns the error for the script to return at once, or nil. On 6.2 the entry must have
 -- been found to be a hash, unless the command is ZADD or XADD.
 local lacks_right
 do
@@ -21,7 +21,7 @@ do
     tried[command] = true
     local reply
     if command == 'SADD' or command == 'LPUSH' or command == 'RPUSH' then
-      reply = redis.pcall(command, entry_key, NOT_THERE) -- a hash takes none of them
+      reply = redis.pcall(command, entry_key, NOT_THERE) -- a hash takes none of these commands
     elseif command == 'DEL' then
       reply = redis.pcall(command, absent_key)
     else
@@ -45,8 +45,8 @@ do
   end
 end
 
--- Fails the check of a plan if the user has no right to a command of it. On 6.2 its commands are tried when the plan has
--- been checked.
+-- Fails the check of a plan if the user has no right to a command in it. On 6.2 the commands are tried when the plan
+-- has been checked.
 local function need_right(...)
   local refusal = has_right and lacks_right(...)
   if refusal then

@@ -1,5 +1,5 @@
--- What a user's script may use, and how its answers are taken. Every answer is copied raw before it is checked, so that
--- no metatable and no later change can come between a check and a write.
+-- The functions for a user's script, and the checks of its answers. Every answer is copied raw before the check: no
+-- metatable and no later change can come between a check and a write.
 
 -- @include kind_checks
 
@@ -7,11 +7,11 @@ local sandbox
 do
   local attempt, find, format = redis.pcall, string.find, string.format
   local MAX_READS, MAX_TIME, MAX_EVENT = 64, 9007199254740992, 64
-  -- The first trouble of the server that a read met. It stays, also where the script's own pcall has caught it.
+  -- The first trouble of the server met by a read. Kept even if the script's own pcall has caught the error.
   local trouble
-  -- What the script has read by HMGET: name of a key -> {field, value, field, value, ...}, up to four fields of the last
-  -- call. Nothing is written before the plan is checked, so the check uses these values and does not read them again.
-  -- It is a copy: the script may change the table that HMGET returned to it.
+  -- The fields read by the script with HMGET: name of a key -> {field, value, field, value, ...}, up to four fields of
+  -- the last call. Nothing is written before the plan is checked, so the check uses these values and reads nothing
+  -- again. A copy: the script may change the table returned by HMGET.
   local known = {}
 
   local function is_read(name)
@@ -20,13 +20,13 @@ do
       or name == 'ZCARD' or name == 'ZSCORE'
   end
 
-  -- What Redis says of a read that the script asked for wrongly, as against trouble of the server.
+  -- The error of Redis if the script asked wrongly, as against trouble of the server.
   local function is_mistake(problem)
     return find(problem, 'WRONGTYPE', 1, true) or find(problem, 'number of args', 1, true)
       or find(problem, 'must be strings', 1, true)
   end
 
-  -- The function `get`: a command that reads one key.
+  -- The function `get`: runs a command that reads one key.
   local function reader(prefix, readable)
     local reads = 0
     return function(name, key, ...)
@@ -63,7 +63,7 @@ do
     end
   end
 
-  -- The two functions of the user's file; or nil, nil and an error, which begins with `word` where the file itself fails.
+  -- The two functions of the user's file; nil, nil and an error if the file fails: `word` begins the error of the file.
   local function load_file(user, word, ...)
     local ok, decide, plan = pcall(user, ...)
     if ok and not trouble then
@@ -106,7 +106,7 @@ do
     return reason
   end
 
-  -- Runs `decide`. Returns 'expire', or the verdict and its checked detail.
+  -- Runs `decide`. Returns 'expire', or the verdict and the checked detail.
   local function decided(decide, max_wait, hash, now, id)
     local verdict, detail = run('decide', decide, hash, now, id)
     if verdict == 'expire' then
@@ -126,7 +126,7 @@ do
     garbage('decide returned ' .. shown(verdict))
   end
 
-  -- Runs `plan`, and adds the fields that it returned to the event. Returns its list, and the bytes of the fields.
+  -- Runs `plan`, and adds the returned fields to the event. Returns the list of the plan, and the bytes of the fields.
   local function planned(plan, event, hash, now, id)
     local list, fields = run('plan', plan, hash, now, id)
     if list == 'quarantine' then

@@ -1,8 +1,8 @@
 -- Runs a script of the sweep without its writes.
 
--- Returns what stands in for `redis`, and the list of the writes that it has recorded. Reads are sent to `server`. Each
--- write is answered as the server would answer it: with the server's error where the key is of another type, or where
--- the stream cannot take another entry.
+-- Returns a stand-in for `redis`, and the list of recorded writes. Reads are sent to `server`. Each write is answered
+-- as the server would answer: with the server's error if the key is of another type, or if the stream cannot take
+-- another entry.
 local function recorder(server)
   local writes = {}
   local READS = {TIME = true}
@@ -22,7 +22,7 @@ local function recorder(server)
     end
   end
 
-  -- What each write answers, and the error that it meets.
+  -- The answer of each write, and the error if there is one.
   local WRITES = {
     ZREM = function(key)
       local size = server.pcall('ZCARD', key)
@@ -46,7 +46,7 @@ local function recorder(server)
       return 1
     end,
   }
-  -- What a plan writes is checked before, so it meets no error; ZADD comes after a ZREM or ZCARD of the same key.
+  -- The writes of a plan are checked before, so they meet no error; ZADD comes after a ZREM or ZCARD of the same key.
   for name in string.gmatch('ZADD DEL SET HDEL INCRBY SADD SREM LPUSH RPUSH PUBLISH', '%a+') do
     WRITES[name] = WRITES.PEXPIRE
   end
@@ -55,7 +55,7 @@ local function recorder(server)
     if READS[command] then
       return server.pcall(command, ...)
     end
-    -- A command that is not known here is an error of this script: no write must ever get past it.
+    -- A command that is not in WRITES is an error of this script: no write must ever get past it.
     local answer = WRITES[command](...)
     if type(answer) ~= 'table' then
       writes[#writes + 1] = {command, ...}

@@ -4,7 +4,7 @@
 
 local look = {}
 do
-  -- The state and more of a reservation. Nil where there is no such key; nil and true where it is no hash.
+  -- The state and more of a reservation. Nil if there is no such key; nil and true if the key is no hash.
   function look.row(key)
     local row = redis.pcall('HMGET', key, 'state', 'expires_at', 'quarantined_at', 'created_at', 'estimate_amount',
       'estimate_unit', 'budgeted_scopes', 'affected_scopes', 'grace_ms', 'committed_at', 'released_at', 'expired_at',
@@ -21,12 +21,12 @@ do
     return row
   end
 
-  -- What is wrong between the index and a reservation, or nil; then the score that the index should have, and the one
-  -- that it has. All is read in one step, so it holds at that moment.
+  -- The fault between the index and a reservation, or nil; then the score that the index should have, and the score
+  -- found. All is read in one step, so the answer holds for that moment.
   --
-  -- A deadline that cannot be read gives score 0: the next sweep then decides the entry, and sets it aside. Where the
-  -- entry is due anyway, nothing is wrong. A reservation that was set aside is not lost. It is in the quarantine; or an
-  -- operator dismissed it from there (`dismissed`); or another sweeper set it aside (`foreign_quarantine`).
+  -- If a deadline cannot be read, the score is 0: the next sweep then decides the entry, and sets it aside. If the
+  -- entry is due anyway, nothing is wrong. A reservation set aside is not lost. It is in the quarantine; or an operator
+  -- dismissed it from there (`dismissed`); or another sweeper set it aside (`foreign_quarantine`).
   function look.fault(index, quarantine, id, row, wrong_type)
     local score = redis.call('ZSCORE', index, id)
     if not row then

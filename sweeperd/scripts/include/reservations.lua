@@ -1,16 +1,16 @@
--- A reservation as commit, release and extend need it: found, checked, ended, and the answer recorded.
+-- A reservation for commit, release and extend: found, checked, ended, and the answer recorded.
 --
 -- Every function takes the request, a table:
 --   key             reservation:res_<id>      HASH    the reservation
 --   index           reservation:ttl           ZSET    bare id -> expires_at, ms on this server's clock
---   record          idem:<op>:<tenant>:<key>  STRING  what was answered under this idempotency key
+--   record          idem:<op>:<tenant>:<key>  STRING  the answer given under this idempotency key
 --   hash            the hash of the request
 --   id              the bare reservation id
 --   tenant          the tenant who asks
 --   tenant_record   tenant:<tenant>           STRING  JSON; there may be none
---   budget_stem     what comes before <scope>:<unit> in the name of a budget
---   default_grace   grace in ms for a reservation that has no grace_ms of its own
---   retention       how long a reservation that has ended stays readable, ms
+--   budget_stem     the start of a budget's name, before <scope>:<unit>
+--   default_grace   grace in ms if the reservation has no grace_ms
+--   retention       how long an ended reservation stays readable, ms
 
 -- @include clock
 -- @include deadline
@@ -25,7 +25,7 @@ local reservations = {}
 do
   local MAX_SCOPES = 256
 
-  -- The request of a script that has these keys and arguments, in the order of the list above: the keys are the
+  -- The request of a script with these keys and arguments, in the order of the list above: the keys are the
   -- reservation, the index, the record and the tenant's record.
   function reservations.request(keys, arguments)
     return {key = keys[1], index = keys[2], record = keys[3], tenant_record = keys[4], hash = arguments[1],
@@ -37,9 +37,9 @@ do
     return nil, {'refused', 'INVALID_RESERVATION', reason}
   end
 
-  -- The tenant's reservation where it can still be changed: up to the deadline, and where in_grace is set up to the
-  -- end of its grace, both included. At now > expires_at + grace the sweep may expire it, so from then on it counts
-  -- as expired, whether the sweep has come by or not.
+  -- The tenant's reservation if it can still be changed: up to the deadline, and if in_grace is set up to the end of
+  -- the grace, both included. When now > expires_at + grace, the sweep may expire the reservation, so from then on it
+  -- counts as expired, even if the sweep has not come by.
   local function read(request, in_grace)
     local row = redis.pcall('HMGET', request.key, 'state', 'tenant', 'expires_at', 'grace_ms', 'estimate_amount',
       'estimate_unit', 'budgeted_scopes', 'affected_scopes', 'created_at', 'overage_policy', 'extension_count',
@@ -51,7 +51,7 @@ do
       return nil, row
     end
     local state, amount, unit = row[1], row[5], row[6]
-    -- A reservation of another tenant is one that this tenant does not have.
+    -- For this tenant, a reservation of another tenant does not exist.
     if row[2] ~= request.tenant then
       return nil, {'refused', 'RESERVATION_NOT_FOUND', ''}
     end
@@ -94,14 +94,14 @@ do
       max_extensions = row[12], idempotency_key = row[13]}
   end
 
-  -- What all three begin with: the reservation, its budgets as budgets.read returns them, and the checks of what is
-  -- going to be written. Or nil and the reply.
+  -- The common beginning of all three: the reservation, the budgets as budgets.read returns them, and the checks of the
+  -- coming writes. Nil and the reply if a check fails.
   function reservations.open(request, in_grace)
     local replayed = idempotency.replay(request.record, request.hash)
     if replayed then
       return nil, replayed
     end
-    redis.call('ZCARD', request.index) -- where the key is of another type, fail here, before the first write
+    redis.call('ZCARD', request.index) -- fail here, if the key is of another type, before the first write
     local reservation, problem = read(request, in_grace)
     if problem then
       return nil, problem
@@ -118,8 +118,8 @@ do
     return reservation
   end
 
-  -- The reply, and the words of the SET that records the answer for as long as the reservation was to live. Or nil and
-  -- the error of a user who has no right to that.
+  -- The reply, and the words of the SET: the answer is recorded for as long as the reservation was to live. Nil and the
+  -- error if the user has no right to SET.
   function reservations.prepare(request, reservation, answer)
     answer.unit = reservation.unit
     answer.balances = budgets.balances(reservation.each)
@@ -128,10 +128,10 @@ do
     return idempotency.prepare(request.record, request.hash, answer, lifetime)
   end
 
-  -- Ends the reservation: its budgets are written, these fields are set, the index entry goes, the hash stays for an
+  -- Ends the reservation: the budgets are written, these fields are set, the index entry goes, the hash stays for an
   -- audit, and the answer is recorded. All or nothing. Returns the reply.
   function reservations.finish(request, reservation, answer, ...)
-    -- HSET first, as in the writes: a full Redis refuses it.
+    -- HSET first, as in the writes: if Redis is full, HSET is refused.
     local refusal = no_right('HSET', request.key) or budgets.no_right(reservation.each)
       or no_right('ZREM', request.index) or no_right('PEXPIRE', request.key)
     if refusal then

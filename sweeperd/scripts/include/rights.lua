@@ -1,15 +1,16 @@
--- The rights to what a script writes later. A script that is refused after its first write has done half of its work,
--- so it asks for every right before: no_right('HSET', a) or no_right('ZADD', b) or ...
+-- The rights to later writes of a script. If a script is refused after its first write, half of the work is done, so
+-- the script asks for every right before: no_right('HSET', a) or no_right('ZADD', b) or ...
 --
--- no_right(command, key, subcommand) returns nil, or the error that the script returns at once. It changes nothing.
+-- no_right(command, key, subcommand) changes nothing. Returns nil, or the error for the script to return at once.
 --
--- From Redis 7.0 on, the server is asked. 6.2 cannot be, so there the command is tried in a form that changes nothing.
--- A user of 6.2 may run each permitted command on each permitted key, so a command is tried once, on the first key;
--- the script must have read every key that it is going to write, or have asked for another command on it.
+-- From Redis 7.0 on, the server is asked. 6.2 has no such question, so there the command is tried in a form that
+-- changes nothing. A user of 6.2 may run each permitted command on each permitted key, so a command is tried once, on
+-- the first key; the script must have read every key before it writes to the key, or have asked for another command on
+-- it.
 --
--- A trial on 6.2 meets what the write would meet, a full Redis for one, and returns that error. After the first trial
--- of a command that needs no memory Redis takes all writes of the script at maxmemory, as it does after such a write:
--- a script whose first write is a ZREM asks for ZREM first, and one whose first write is a HSET asks for HSET first.
+-- A trial on 6.2 meets the errors of the write, a full Redis for example, and returns the error. When a command that
+-- needs no memory has been tried, Redis at maxmemory takes all writes of the script, as after such a write: if the
+-- first write of a script is a ZREM, the script asks for ZREM first, and if HSET, for HSET first.
 
 -- @include trial
 

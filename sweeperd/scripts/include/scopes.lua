@@ -1,8 +1,8 @@
--- The scopes of a reservation, as its hash has them.
+-- The scopes of a reservation, from the text in its hash.
 
 -- @include json
 
--- The strings of a JSON array; nil where it is not a non-empty one of non-empty strings.
+-- The strings of a JSON array; nil if the text is not a non-empty array of non-empty strings.
 local function scopes_parse(text)
   -- The decoder stops at a NUL byte without a word; an object has no length.
   local decoded, scopes = pcall(json.decode, text)

@@ -6,7 +6,7 @@ do
   local find, format = string.find, string.format
   local parse, normal, text_of
 
-  -- The arithmetic of longer numbers, which is made where the first of them is met.
+  -- The arithmetic of longer numbers, made when the first such number is met.
   local function limbs(text)
     if not parse then
       -- @include int64
@@ -15,7 +15,7 @@ do
     return parse(text)
   end
 
-  -- Whether the text is an int64 as Redis writes it.
+  -- Is the text an int64 as Redis writes it?
   function sums.is_int64(text)
     if #text <= DIGITS then
       return text == '0' or find(text, PLAIN) ~= nil
@@ -23,7 +23,7 @@ do
     return limbs(text) ~= nil
   end
 
-  -- a + b; nil where the sum is no int64.
+  -- a + b; nil if the sum is no int64.
   function sums.add(a, b)
     if #a <= DIGITS and #b <= DIGITS then
       return format('%d', a + b)

@@ -1,5 +1,5 @@
--- The record of a tenant: JSON in a STRING, written by the service that administers tenants. Without one the tenant is
--- open. One that cannot be read refuses everything: it may be that of a closed tenant.
+-- The record of a tenant: JSON in a STRING, written by the service that administers tenants. Without a record the
+-- tenant is open. If the record cannot be read, everything is refused: the tenant may be closed.
 
 -- @include json
 

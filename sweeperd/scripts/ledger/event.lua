@@ -1,11 +1,11 @@
 -- Debits an amount without a reservation, in every budget of the scopes or in none.
 --
--- KEYS[1] -> idem:event:<tenant>:<key>    STRING  what was answered under this idempotency key
+-- KEYS[1] -> idem:event:<tenant>:<key>    STRING  the answer given under this idempotency key
 -- KEYS[2] -> tenant:<tenant>              STRING  the tenant's record, JSON; there may be none
 -- KEYS[3..] -> budget:<scope>:<unit>      HASH    one for each scope
 --
 -- ARGV[1] -> the hash of the request
--- ARGV[2] -> what comes before <scope>:<unit> in the name of a budget
+-- ARGV[2] -> the start of a budget's name, before <scope>:<unit>
 -- ARGV[3] -> unit
 -- ARGV[4] -> amount: decimal int64, not below 0
 -- ARGV[5] -> overage policy
@@ -13,7 +13,7 @@
 --
 -- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON.
 --
--- What is debited has happened already: it is booked even if a budget is in debt or over its limit.
+-- The amount has been used already: the debit is booked even if a budget is in debt or over its limit.
 
 -- @include clock
 -- @include amounts
@@ -53,7 +53,7 @@ for i = 1, #deficits do
   end
 end
 
--- HSET first, as in the writes: a full Redis refuses it.
+-- HSET first, as in the writes: if Redis is full, HSET is refused.
 refusal = budgets.no_right(each)
 if refusal then
   return refusal

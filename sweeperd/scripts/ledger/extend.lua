@@ -1,24 +1,24 @@
--- Moves a reservation's deadline, in the hash and in the index. There is no grace for it.
+-- Moves a reservation's deadline, in the hash and in the index. An extension has no grace.
 --
 -- KEYS[1] -> reservation:res_<id>           HASH    the reservation
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> idem:extend:<tenant>:<key>     STRING  what was answered under this idempotency key
+-- KEYS[3] -> idem:extend:<tenant>:<key>     STRING  the answer given under this idempotency key
 -- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; there may be none
 --
 -- ARGV[1] -> the hash of the request
 -- ARGV[2] -> the bare reservation id
 -- ARGV[3] -> the tenant who asks
 -- ARGV[4] -> the idempotency key
--- ARGV[5] -> what comes before <scope>:<unit> in the name of a budget (a HASH). Which budgets there are is known
---            only once the reservation has been read, so they cannot be KEYS; they share its prefix, and so its slot.
--- ARGV[6] -> grace in ms for a reservation that has no grace_ms of its own
--- ARGV[7] -> how long a reservation that has ended stays readable, ms
+-- ARGV[5] -> the start of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only when the
+--            reservation has been read, so they cannot be KEYS; they share the reservation's prefix, and so the slot.
+-- ARGV[6] -> grace in ms if the reservation has no grace_ms
+-- ARGV[7] -> how long an ended reservation stays readable, ms
 -- ARGV[8] -> by how much, ms
--- ARGV[9] -> what comes before the idempotency key in the name of a reserve's record (a STRING). The key is known
---            only once the reservation has been read.
+-- ARGV[9] -> the start of the name of a reserve's record (a STRING), before the idempotency key. The key is known only
+--            when the reservation has been read.
 --
--- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON. A repeated request gets the first
--- answer with the present extension_count, as the Cycles services answer.
+-- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON. If a request is repeated, the reply
+-- is the first answer with the present extension_count, as the Cycles services answer.
 
 -- @include clock
 -- @include reservations
@@ -47,9 +47,9 @@ end
 
 reservation.expires_at = reservation.expires_at + by
 local expires_text, count_text = string.format('%d', reservation.expires_at), string.format('%d', count + 1)
--- HSET first, as in the writes: a full Redis refuses it.
+-- HSET first, as in the writes: if Redis is full, HSET is refused.
 local refusal = no_right('HSET', KEYS[1]) or no_right('ZADD', KEYS[2])
--- The record of its reserve lasts as long as it does: a late retry must not make a second reservation.
+-- The reserve's record lasts as long as the reservation: a late retry must not make a second reservation.
 local reserve_record, rest
 if not refusal and reservation.idempotency_key then
   reserve_record = ARGV[9] .. reservation.idempotency_key

@@ -1,8 +1,8 @@
--- Opens a budget of which nothing is spent. One that exists stays as it is.
+-- Opens a budget with nothing spent. An existing budget stays as it is.
 --
 -- KEYS[1] -> budget:<scope>:<unit>  HASH
 -- ARGV[1] -> scope;  ARGV[2] -> unit;  ARGV[3] -> allocated;  ARGV[4] -> overdraft limit
--- Returns 1, or 0 where there is something under that name.
+-- Returns 1; 0 if the key exists already.
 if redis.call('EXISTS', KEYS[1]) == 1 then
   return 0
 end

@@ -1,22 +1,22 @@
--- Ends a reservation that was not used: gives back everything, in all of its budgets or in none.
+-- Ends an unused reservation: gives back everything, in all budgets of the reservation or in none.
 --
 -- KEYS[1] -> reservation:res_<id>           HASH    the reservation
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> idem:release:<tenant>:<key>    STRING  what was answered under this idempotency key
+-- KEYS[3] -> idem:release:<tenant>:<key>    STRING  the answer given under this idempotency key
 -- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; there may be none
 --
 -- ARGV[1] -> the hash of the request
 -- ARGV[2] -> the bare reservation id
 -- ARGV[3] -> the tenant who asks
 -- ARGV[4] -> the idempotency key
--- ARGV[5] -> what comes before <scope>:<unit> in the name of a budget (a HASH). Which budgets there are is known
---            only once the reservation has been read, so they cannot be KEYS; they share its prefix, and so its slot.
--- ARGV[6] -> grace in ms for a reservation that has no grace_ms of its own
--- ARGV[7] -> how long a reservation that has ended stays readable, ms
+-- ARGV[5] -> the start of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only when the
+--            reservation has been read, so they cannot be KEYS; they share the reservation's prefix, and so the slot.
+-- ARGV[6] -> grace in ms if the reservation has no grace_ms
+-- ARGV[7] -> how long an ended reservation stays readable, ms
 --
 -- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON.
 --
--- It is accepted until the end of the grace, exactly as long as expire.lua leaves the reservation alone.
+-- A release is accepted until the end of the grace, exactly as long as expire.lua leaves the reservation alone.
 
 -- @include clock
 -- @include budgets

@@ -2,22 +2,22 @@
 --
 -- KEYS[1] -> reservation:res_<id>           HASH    the new reservation
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> idem:reserve:<tenant>:<key>    STRING  what was answered under this idempotency key
+-- KEYS[3] -> idem:reserve:<tenant>:<key>    STRING  the answer given under this idempotency key
 -- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; there may be none
 -- KEYS[5..] -> budget:<scope>:<unit>        HASH    one for each scope
 --
--- ARGV[1] -> the hash of the request (of all but the id, which is a new one in each attempt)
--- ARGV[2] -> the bare reservation id, if this attempt is the one that reserves
+-- ARGV[1] -> the hash of the request (without the id, since each attempt has a new id)
+-- ARGV[2] -> the bare reservation id, if this attempt reserves
 -- ARGV[3] -> tenant
 -- ARGV[4] -> idempotency key
--- ARGV[5] -> grace in ms for a reservation that has none of its own
--- ARGV[6] -> what comes before <scope>:<unit> in the name of a budget
+-- ARGV[5] -> grace in ms if the reservation has no grace_ms
+-- ARGV[6] -> the start of a budget's name, before <scope>:<unit>
 -- ARGV[7] -> unit
 -- ARGV[8] -> amount: decimal int64, not below 0
 -- ARGV[9] -> TTL, ms
--- ARGV[10] -> grace, ms, or '': then it has none of its own
+-- ARGV[10] -> grace, ms; '': the reservation has no grace_ms
 -- ARGV[11] -> overage policy
--- ARGV[12] -> how often it may be extended
+-- ARGV[12] -> how often the reservation may be extended
 -- ARGV[13], ARGV[14], ARGV[15] -> subject, action and metadata, each JSON or ''
 -- ARGV[16..] -> the scopes, from the top
 --
@@ -35,7 +35,7 @@ local replayed = idempotency.replay(KEYS[3], ARGV[1])
 if replayed then
   return replayed
 end
-redis.call('ZCARD', KEYS[2]) -- where the key is of another type, fail here, before the first write
+redis.call('ZCARD', KEYS[2]) -- fail here, if the key is of another type, before the first write
 local refusal = tenants.refusal(KEYS[4])
 if refusal then
   return refusal
@@ -55,7 +55,7 @@ if not mentions then
   return each
 end
 
--- The refusal of a budget that may not reserve; nil where it may.
+-- The refusal of a budget that may not reserve; nil if the budget may.
 local function check(budget)
   local closed = budgets.closed_to_spending(budget)
   if closed then
@@ -64,7 +64,7 @@ local function check(budget)
   if budget.over then
     return {'refused', 'OVER_LIMIT', budget.scope}
   end
-  -- With an overdraft limit a debt is no reason: it is what the limit allows.
+  -- With an overdraft limit a debt is no reason: the limit allows debt.
   if budget.debt ~= '0' and budget.overdraft_limit == '0' then
     return {'refused', 'DEBT_OUTSTANDING', budget.scope}
   end
@@ -97,7 +97,7 @@ for field, value in pairs(optional) do
   end
 end
 
--- HSET first, as in the writes: a full Redis refuses it.
+-- HSET first, as in the writes: if Redis is full, HSET is refused.
 refusal = budgets.no_right(each) or no_right('HSET', KEYS[1]) or no_right('ZADD', KEYS[2])
 if refusal then
   return refusal

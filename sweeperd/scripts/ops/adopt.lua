@@ -1,14 +1,14 @@
--- Takes a reservation that another sweeper set aside into the quarantine, so that operators can list and requeue it.
+-- Takes a reservation set aside by another sweeper into the quarantine, so that operators can list and requeue it.
 --
 -- KEYS[1] -> reservation:res_<id>  HASH  the reservation
 -- KEYS[2] -> reservation:ttl       ZSET  bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> sweeperd:quarantine   ZSET  bare id -> ms when it was set aside
+-- KEYS[3] -> sweeperd:quarantine   ZSET  bare id -> ms when the reservation was set aside
 --
 -- ARGV[1] -> the bare reservation id
 --
--- Returns 'adopted', or 'not_foreign': it is not an ACTIVE reservation with the mark of another sweeper.
+-- Returns 'adopted'; 'not_foreign' if the reservation is not ACTIVE with the mark of another sweeper.
 --
--- The first write is a ZREM: it needs no memory, so a full Redis accepts it, and the ZADD after it too.
+-- ZREM is the first write and needs no memory: if Redis is full, ZREM is still accepted, and so is ZADD after ZREM.
 
 -- @include clock
 -- @include reservation_look

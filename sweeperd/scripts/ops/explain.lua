@@ -1,11 +1,10 @@
--- What expire.lua would decide now, and what it would write, without any of it being done.
+-- The decision and the writes of expire.lua at this moment, with nothing written.
 --
--- KEYS[1..4], ARGV[1..5] -> what expire.lua takes, in its order
+-- KEYS[1..4], ARGV[1..5] -> the keys and arguments of expire.lua, in the same order
 --
--- Returns {what expire.lua returns, {{command, key, ...}, ...}}: the reply and the writes.
+-- Returns {the reply of expire.lua, {{command, key, ...}, ...}}: the reply and the writes.
 --
--- The decision is that of expire.lua: its text is included below, and runs with a `redis` that records the writes and
--- sends none.
+-- expire.lua decides: its text is included below, and runs with a `redis` that records the writes and sends none.
 
 -- @include recorder
 

@@ -1,11 +1,11 @@
--- Counts a page of dead letters by endpoint; the letters themselves stay where they are.
+-- Counts a page of dead letters by endpoint; the letters themselves stay.
 --
 -- KEYS[1] -> sweeperd:dead-letters  STREAM
 --
--- ARGV[1] -> where to begin: an id, `(` before it where it has been counted
+-- ARGV[1] -> the id to begin at, with `(` before an id that has been counted
 -- ARGV[2] -> how many at most
 --
--- Returns {the last id, endpoint, count, endpoint, count, ...}; {} where there is none.
+-- Returns {the last id, endpoint, count, endpoint, count, ...}; {} if there are no letters.
 
 local letters = redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])
 if #letters == 0 then

@@ -1,7 +1,7 @@
--- Are these keys on one node of a Cluster? While a Cluster moves a slot, some keys of it are on another node, and Redis
--- refuses to run a script with such KEYS.
+-- Are these keys on one node of a Cluster? While a Cluster moves a slot, some keys of the slot are on another node, and
+-- Redis refuses to run a script with such KEYS.
 --
--- KEYS -> names in the shard's slot; nothing is read of them
+-- KEYS -> names in the shard's slot; the script does not read the keys
 --
 -- Returns TIME.
 

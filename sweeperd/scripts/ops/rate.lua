@@ -2,7 +2,7 @@
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 --
--- ARGV[1] -> where to end: ms on this server's clock
+-- ARGV[1] -> the end, ms on this server's clock
 -- ARGV[2] -> how many entries at most
 --
 -- Returns {how many entries were read, how many of them are expiries, ms of the oldest one}; {0, 0, 0} without entries.

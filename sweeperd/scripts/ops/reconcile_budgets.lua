@@ -1,9 +1,9 @@
--- Reads what a few budgets have reserved, all at one moment of this server's clock.
+-- Reads the reserved amounts of a few budgets, all at one moment of this server's clock.
 --
 -- KEYS -> budget:<scope>:<unit>  HASH
 --
--- Returns {ms, reserved, reserved, ...}: the decimal text of an int64, '' where there is no such budget, '-' where it
--- is CLOSED, '?' where it cannot be read.
+-- Returns {ms, reserved, reserved, ...}: the decimal text of an int64, '' if there is no such budget, '-' if the budget
+-- is CLOSED, '?' if the amount cannot be read.
 
 -- @include clock
 -- @include amounts

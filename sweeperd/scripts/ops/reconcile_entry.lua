@@ -1,19 +1,19 @@
--- Checks whether the index is right about one reservation now, and mends it in the same step where that is asked for.
+-- Checks whether the index is right about one reservation now, and if asked mends the index in the same step.
 --
 -- KEYS[1] -> reservation:ttl        ZSET  bare id -> expires_at, ms on this server's clock
--- KEYS[2] -> sweeperd:quarantine    ZSET  bare id -> ms when it was set aside
+-- KEYS[2] -> sweeperd:quarantine    ZSET  bare id -> ms when the reservation was set aside
 -- KEYS[3] -> reservation:res_<id>   HASH  the reservation
 --
 -- ARGV[1] -> the bare id;  ARGV[2] -> '1' to mend
 --
--- Returns {} where all is well, else {fault, the score that it should have, the score that it has}:
---   orphan              an entry without a hash; mended by removing it
---   lost                an ACTIVE hash without an entry; mended by adding it
---   wrong_score         an entry with another score than the hash says; mended by setting it
---   foreign_quarantine  an ACTIVE hash that another sweeper set aside; not mended here
+-- Returns {} if all is well, else {fault, the right score, the score found}:
+--   orphan              an entry without a hash; mended by removing the entry
+--   lost                an ACTIVE hash without an entry; mended by adding an entry
+--   wrong_score         an entry with another score than the hash says; mended by setting the score
+--   foreign_quarantine  an ACTIVE hash set aside by another sweeper; not mended here
 --
--- The check comes before the write in every case: what a walk saw earlier is a hint only. No ledger value changes. The
--- first write is a ZREM: it needs no memory, so Redis at maxmemory accepts it, and the ZADD after it too.
+-- The check comes before the write in every case: what a walk saw earlier is a hint only. No ledger value changes. ZREM
+-- is the first write and needs no memory: if Redis is at maxmemory, ZREM is still accepted, and so is ZADD after ZREM.
 
 -- @include reservation_look
 -- @include rights

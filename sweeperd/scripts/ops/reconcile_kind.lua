@@ -1,19 +1,19 @@
--- Checks whether the index is right about one entry of a configured kind now, and mends it in the same step where that
--- is asked for.
+-- Checks whether the index is right about one entry of a configured kind now, and if asked mends the index in the same
+-- step.
 --
 -- KEYS[1] -> the index  ZSET  KEYS[2] -> the kind's quarantine  ZSET  KEYS[3] -> the entry's hash
 --
 -- ARGV[1] -> the id;  ARGV[2] -> the field of the deadline;  ARGV[3] -> '1' to mend
 -- ARGV[4] -> by how much a score may be later than the deadline, ms
 --
--- Returns {} where all is well, else {fault, the score that it should have, the score that it has}:
---   orphan       an entry without a hash; mended by removing it
---   lost         a hash without an entry, which was not set aside either; mended by adding it
---   wrong_score  an entry with a later score than the hash says; mended by setting it
+-- Returns {} if all is well, else {fault, the right score, the score found}:
+--   orphan       an entry without a hash; mended by removing the entry
+--   lost         a hash without an entry, and not set aside either; mended by adding an entry
+--   wrong_score  an entry with a later score than the hash says; mended by setting the score
 --
--- Whether a hash is active is not decided here: the caller asks the kind's script before. An entry that is added for a
--- hash that has ended in between is removed by the next sweep. The first write is a ZREM, which Redis at maxmemory
--- accepts.
+-- This script does not decide whether a hash is active: the caller asks the kind's script before. If the hash has ended
+-- in between, the next sweep removes the added entry. ZREM is the first write: if Redis is at maxmemory, ZREM is still
+-- accepted.
 
 -- @include clock
 -- @include rights

@@ -1,23 +1,23 @@
--- Reads a few reservations for `sweeperd reconcile`: whether the index is right about each, and what it holds.
+-- Reads a few reservations for `sweeperd reconcile`: is the index right about each, and what does each hold?
 --
 -- KEYS[1] -> reservation:ttl       ZSET  bare id -> expires_at, ms on this server's clock
--- KEYS[2] -> sweeperd:quarantine   ZSET  bare id -> ms when it was set aside
+-- KEYS[2] -> sweeperd:quarantine   ZSET  bare id -> ms when the reservation was set aside
 -- KEYS[3..] -> reservation:res_<id>  HASH  the reservations
 --
--- ARGV[1] -> grace in ms for a reservation that has no grace_ms of its own
+-- ARGV[1] -> grace in ms if a reservation has no grace_ms
 -- ARGV[2] -> ms: holdings that ended before this moment are left out; '': no holdings are returned
 -- ARGV[3..] -> the bare ids
 --
--- Returns an answer for each, and after them for how long the reservations that have ended stay readable: the shortest
--- such time, ms, '' where none is known or no holdings were asked for. An answer is 0 where there is nothing to report,
--- else {mark or '', holding}. Marks are the faults of
--- reconcile_entry.lua, `dismissed`, and `foreign_expiry` (EXPIRED without `expired_event`). A holding is
---   {}                                             nothing, or none was asked for
---   {'unreadable', unit, scope, ...}               it is ACTIVE, and its amount cannot be read
---   {'unreadable'}                                 the same, and its unit or scopes cannot be read either
---   {from, until, amount, unit, scope, scope, ...} from: ms when it began, '' where that is unknown; until: ms when it
---                                                  ended, '' where it still holds, '?' where that is unknown: an end
---                                                  after now comes from a clock that was set back since
+-- Returns an answer for each, and after the answers for how long ended reservations stay readable: the shortest such
+-- time, ms, '' if none is known or no holdings were asked for. An answer is 0 if there is nothing to report, else
+-- {mark or '', holding}. Marks: the faults of reconcile_entry.lua, `dismissed`, and `foreign_expiry` (EXPIRED without
+-- `expired_event`). A holding is
+--   {}                                             nothing, or no holdings were asked for
+--   {'unreadable', unit, scope, ...}               ACTIVE, and the amount cannot be read
+--   {'unreadable'}                                 the same, and unit or scopes cannot be read either
+--   {from, until, amount, unit, scope, scope, ...} from: ms when the holding began, '' if unknown; until: ms when the
+--                                                  holding ended, '' if it still holds, '?' if unknown: an end after
+--                                                  now comes from a clock that was set back since
 
 -- @include clock
 -- @include deadline
@@ -33,14 +33,14 @@ local function is_amount(text)
     and (#text < 19 or text <= INT64_MAX)
 end
 
--- Until when it holds, as above; nil where that was over before `since`.
+-- The `until` of a holding, as above; nil if the end was before `since`.
 local function held_until(row)
   if row[1] == 'ACTIVE' then
     return ''
   end
   local ending = ENDINGS[row[1]]
   if not ending then
-    return '?' -- no state that says whether it holds
+    return '?' -- an unknown state: it may hold or not
   end
   local ended = clock.whole(row[ending])
   if ended and ended > clock.now then
@@ -48,14 +48,15 @@ local function held_until(row)
   elseif ended then
     return ended >= since and row[ending] or nil
   end
-  -- Commits and releases are taken until the end of the grace; a sweep may come at any time after it.
+  -- Commits and releases are taken until the end of the grace; a sweep may come at any time after the grace.
   if row[1] ~= 'EXPIRED' and deadline_phase(row[2], row[9] or ARGV[1], since) == 'overdue' then
     return nil
   end
   return '?'
 end
 
--- How long it stays readable after its end, ms; infinite without a TTL, before its end, and if the end is unknown.
+-- How long the reservation stays readable after the end, ms; infinite without a TTL, before the end, and if the end is
+-- unknown.
 local function retention(key, row)
   local ended = clock.whole(row[ENDINGS[row[1]]])
   local left = ended and ended <= clock.now and redis.call('PTTL', key) or -1
@@ -78,7 +79,7 @@ local function holding(row)
     return scopes and {'unreadable', row[6], unpack(scopes)} or {'unreadable'}
   end
   local began = clock.whole(row[4])
-  -- A time after now, or after its own end, was not written by this server's clock.
+  -- A time after now, or after the end, was not written by this server's clock.
   local known = began and began <= clock.now and began <= (clock.whole(ending) or began)
   local held = {known and row[4] or '', ending, row[5], row[6]}
   for i = 1, #scopes do
@@ -87,7 +88,7 @@ local function holding(row)
   return held
 end
 
--- The mark, as above; nil where there is none.
+-- The mark, as above; nil if there is none.
 local function mark(id, row, wrong_type)
   if row and row[1] == 'EXPIRED' then
     return not row[14] and 'foreign_expiry' or nil

@@ -1,8 +1,8 @@
--- Finds which of a few reservations do not exist, for the walk over the index.
+-- Finds the missing reservations among a few, for the walk over the index.
 --
 -- KEYS -> reservation:res_<id>  HASH  the reservations
 --
--- Returns the positions of the keys that do not exist, counted from 0.
+-- Returns the positions of the keys without a hash, counted from 0.
 
 local gone = {}
 for i = 1, #KEYS do

@@ -1,14 +1,15 @@
--- Records what an operator did, and counts it.
+-- Records and counts an action of an operator.
 --
 -- KEYS[1] -> sweeperd:actions        STREAM  one entry for each action
--- KEYS[2] -> sweeperd:action-counts  HASH    action -> how often it was done
+-- KEYS[2] -> sweeperd:action-counts  HASH    action -> how often done
 --
 -- ARGV[1] -> how many entries are kept
--- ARGV[2] -> who: user@host;  ARGV[3] -> the action;  ARGV[4] -> its target;  ARGV[5] -> how many entries it changed
+-- ARGV[2] -> who: user@host;  ARGV[3] -> the action;  ARGV[4] -> the target;  ARGV[5] -> the number of changed entries
 --
--- Returns the id of the entry, whose time is that of this server.
+-- Returns the id of the entry; the time in the id is of this server's clock.
 --
--- A trial of XTRIM comes first: it needs no memory, so a full Redis accepts it, and the writes after it too.
+-- A trial of XTRIM comes first. XTRIM needs no memory: if Redis is full, XTRIM is still accepted, and so are the writes
+-- after XTRIM.
 
 -- @include rights
 -- @include trial

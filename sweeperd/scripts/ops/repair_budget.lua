@@ -1,18 +1,18 @@
--- Moves an amount between `reserved` and `remaining` of one budget, to end a drift on which two walks agreed.
+-- Moves an amount between `reserved` and `remaining` of one budget, to end a drift found by two walks.
 --
 -- KEYS[1] -> budget:<scope>:<unit>           HASH
 -- KEYS[2] -> sweeperd:lease:repair-budget     STRING  the token of the process that may repair
 --
 -- ARGV[1] -> '+': `reserved` is too high, the amount goes to `remaining`; '-': `reserved` is too low
 -- ARGV[2] -> the amount, decimal text from 0 to 2^63-1
--- ARGV[3] -> the token under which the walks were made
+-- ARGV[3] -> the token of the lease during the walks
 --
 -- Returns 'repaired', or why nothing was changed: 'NO_BUDGET', 'CLOSED', 'INVALID_BUDGET', 'OUT_OF_BOUNDS' (`reserved`
 -- would be below 0, or a value would leave int64), 'LEASE_LOST' (another repair may have been made since the walks).
 --
--- It adds and subtracts and never sets a value that was read before, because traffic goes on during the repair. The
--- lease ends with the repair: the same call cannot act twice. That DEL is the first write, and needs no memory, so a
--- full Redis accepts it, and the HSET after it too.
+-- The script adds and subtracts and never sets a value read before, because traffic goes on during the repair. The
+-- lease ends with the repair: the same call cannot act twice. The DEL of the lease is the first write and needs no
+-- memory: if Redis is full, DEL is still accepted, and so is HSET after DEL.
 
 -- @include amounts
 -- @include rights
@@ -40,7 +40,7 @@ if ARGV[1] == '+' then
 else
   reserved, remaining = amounts.add(reserved, amount), amounts.subtract(remaining, amount)
 end
--- A sum above int64 is nil; a difference below it is no int64.
+-- A sum above int64 is nil; a difference below int64 is no int64.
 if not (reserved and remaining and amounts.is_int64(remaining)) then
   return 'OUT_OF_BOUNDS'
 end

@@ -1,19 +1,19 @@
--- Delivers a dead letter again: its event goes back into the stream for its endpoint alone, and the letter is removed,
--- in one step, so that a crash does both or none.
+-- Delivers a dead letter again: the event goes back into the stream for one endpoint alone, and the letter is removed,
+-- in one step: after a crash both are done or none.
 --
 -- KEYS[1] -> sweeperd:events        STREAM
--- KEYS[2] -> sweeperd:dead-letters  STREAM  as dead_letter.lua writes it
+-- KEYS[2] -> sweeperd:dead-letters  STREAM  written by dead_letter.lua
 --
 -- ARGV[1] -> the id of the dead letter
 --
 -- Returns {outcome, ...}:
 --   {'replayed', stream id}
---   {'gone'}      there is no such letter: another command has replayed or dropped it
---   {'no_event'}  the letter has no event, which was out of the stream already when it was given up on
+--   {'gone'}      there is no such letter: another command has replayed or dropped the letter
+--   {'no_event'}  the letter has no event: the event was out of the stream already when the letter was written
 --   {'no_group'}  the endpoint has no consumer group
 --
--- The event is the same, field by field, so its event id is. `only_for` says who is to have it: all other endpoints
--- acknowledge it without a request, and it is no expiry. Its age begins anew with its stream id.
+-- The event is the same, field by field, with the same event id. `only_for` names the receiving endpoint: all other
+-- endpoints acknowledge the event without a request, and a replay is no expiry. The age begins anew with the stream id.
 
 -- @include effects
 
@@ -41,8 +41,8 @@ end
 event[#event + 1] = 'only_for'
 event[#event + 1] = endpoint
 
--- Deletes nothing. At maxmemory, Redis takes writes that need memory only after one that needs none, and the letter
--- must not go before its event is there.
+-- Deletes nothing. If Redis is at maxmemory, a write that needs memory is accepted only after a write that needs none,
+-- and the letter must not go before the event is in the stream.
 redis.pcall('XDEL', KEYS[2], '\0sweeperd check')
 local added = redis.pcall('XADD', KEYS[1], '*', unpack(event))
 if type(added) == 'table' then -- an error; the id of the entry is text

@@ -1,20 +1,21 @@
--- Puts an entry that was set aside back into the index, for the sweep to decide again.
+-- Puts an entry of the quarantine back into the index, for the sweep to decide again.
 --
 -- KEYS[1] -> reservation:res_<id>  HASH  the reservation
 -- KEYS[2] -> reservation:ttl       ZSET  bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> sweeperd:quarantine   ZSET  bare id -> ms when it was set aside
+-- KEYS[3] -> sweeperd:quarantine   ZSET  bare id -> ms when the reservation was set aside
 --
 -- ARGV[1] -> the bare reservation id
--- ARGV[2] -> the field of the hash that holds the deadline
+-- ARGV[2] -> the deadline's field in the hash
 --
--- For a configured kind the keys are those of its entry, its index and its quarantine.
+-- For a configured kind the keys are the entry, the index and the quarantine of the kind.
 --
--- Returns 'requeued', 'not_quarantined', or the reason why there is no score for it: 'WRONG_TYPE', 'INVALID_EXPIRY'.
+-- Returns 'requeued', 'not_quarantined', or the reason why there is no score: 'WRONG_TYPE', 'INVALID_EXPIRY'.
 --
--- It decides nothing about the reservation: the next sweep does. Where the hash is gone the score is now, and the sweep
--- removes the entry.
+-- The script decides nothing about the reservation: the next sweep does. If the hash is gone, the score is now, and the
+-- sweep removes the entry.
 --
--- All checks come before the first write. That is a ZREM: it needs no memory, so a full Redis takes it and the rest.
+-- All checks come before the first write. ZREM is the first write and needs no memory: if Redis is full, ZREM is still
+-- accepted, and so are the writes after ZREM.
 
 -- @include clock
 -- @include rights
@@ -22,7 +23,7 @@
 if not redis.call('ZSCORE', KEYS[3], ARGV[1]) then
   return 'not_quarantined'
 end
-redis.call('ZCARD', KEYS[2]) -- where the key is of another type, fail here
+redis.call('ZCARD', KEYS[2]) -- fail here, if the key is of another type
 local score = clock.now_text
 local row = redis.pcall('HMGET', KEYS[1], ARGV[2])
 if row.err then

@@ -3,12 +3,12 @@
 -- KEYS[1] -> reservation:res_<id>  HASH    the reservation
 -- KEYS[2] -> reservation:ttl       ZSET    bare id -> expires_at, ms on this server's clock
 -- KEYS[3] -> sweeperd:events       STREAM  one entry for each expiry
--- KEYS[4] -> sweeperd:quarantine   ZSET    bare id -> ms when it was set aside
+-- KEYS[4] -> sweeperd:quarantine   ZSET    bare id -> ms when the reservation was set aside
 --
 -- ARGV[1] -> the bare reservation id
--- ARGV[2] -> what comes before <scope>:<unit> in the name of a budget (a HASH). Which budgets there are is known
---            only once the reservation has been read, so they cannot be KEYS; they share its prefix, and so its slot.
--- ARGV[3] -> grace in ms for a reservation that has no grace_ms of its own
+-- ARGV[2] -> the start of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only when the
+--            reservation has been read, so they cannot be KEYS; they share the reservation's prefix, and so the slot.
+-- ARGV[3] -> grace in ms if the reservation has no grace_ms
 -- ARGV[4] -> how long the expired reservation stays readable, ms
 -- ARGV[5] -> trace id for the event
 -- Anything more is ignored, a client's idea of the time above all: now is this server's TIME.
@@ -20,24 +20,24 @@
 --   {'quarantined', reason, tenant}
 --   {'expired', tenant, ms since deadline + grace, scopes without a budget, scopes with a closed budget}
 --     the last two are JSON arrays
--- An error says that nothing was written: the server is in trouble, or the user lacks a right (NOPERM).
+-- If there is an error, nothing was written: the server is in trouble, or the user lacks a right (NOPERM).
 --
--- Redis does not roll a script back, so every check comes before the first write, and after it nothing may fail: a
--- script that gave back scope 1 and then stumbled over scope 2 would give back scope 1 again on every sweep. The one
--- write that no check can vouch for is XADD (the stream's last id may be the greatest there is), so it is tried while
--- there is nothing to undo but the first write.
+-- Redis does not roll a script back, so every check comes before the first write, and after it nothing may fail: if a
+-- script gave back scope 1 and then stumbled over scope 2, every sweep would give back scope 1 again. No check can
+-- vouch for XADD (the stream's last id may be the greatest there is), so XADD is tried while only the first write must
+-- be undone.
 --
 -- A right may be taken away on an open connection, so each is asked for before the first write (`denied`); the ZREM
--- asks for itself. In 6.2 an ACL grants no key for reading only, so a hash that can be read can be written, and a trial
--- of each command suffices; XADD is tried by itself there, with the right to undo the ZREM in hand.
+-- asks for itself. In 6.2 an ACL grants no key for reading only, so a readable hash is also writable, and a trial of
+-- each command suffices; XADD is tried by itself there, when the right to undo the ZREM is known.
 --
--- The first write is always a ZREM. At maxmemory with noeviction, Redis refuses a script's writes that need memory
--- until the script has made one that needs none.
+-- The first write is always a ZREM. If Redis is at maxmemory with noeviction, it refuses the writes of a script that
+-- need memory until the script has made a write that needs none.
 --
 -- This runs once for each expiry while all other clients wait, so it is written for few commands and few allocations:
--- no helper is defined that everyday numbers do not need, functions that are called often are locals, text is formatted
--- with %d (redis.call would print a number with 17 digits of floating point, at several times the cost), and tables
--- that have served are used again.
+-- no helper is defined unless everyday numbers need the helper, functions called often are locals, text is formatted
+-- with %d (redis.call would print a number with 17 digits of floating point, at several times the cost), and used
+-- tables are used again.
 
 -- @include clock
 -- @include deadline
@@ -50,7 +50,7 @@ local call, attempt, find, format = redis.call, redis.pcall, string.find, string
 local permitted = redis.acl_check_cmd
 
 -- The error if the user has no right to run this command on this key; else nil. Redis 6.2 cannot be asked. There the
--- command is tried in a form that fails at one of its arguments; what it meets otherwise, the ZREM meets or lifts.
+-- command is tried in a form that fails at an argument; if a trial meets another error, the ZREM meets or lifts it too.
 local function denied(command, key)
   if permitted then
     if permitted(command, key) then
@@ -77,7 +77,7 @@ local function set_aside(reason, now, tenant)
   if refusal then
     return refusal
   end
-  call('ZCARD', KEYS[4]) -- where the key is of another type, fail here, before the first write
+  call('ZCARD', KEYS[4]) -- fail here, if the key is of another type, before the first write
   call('ZREM', KEYS[2], ARGV[1])
   call('ZADD', KEYS[4], now, ARGV[1])
   if reason ~= 'WRONG_TYPE' then
@@ -86,8 +86,8 @@ local function set_aside(reason, now, tenant)
   return {'quarantined', reason, tenant or ''}
 end
 
--- Moves amount from reserved to remaining in exact arithmetic. Returns both as text, or as third value the
--- reason why it cannot be done.
+-- Moves amount from reserved to remaining in exact arithmetic. Returns both as text; the third value is the reason if
+-- the amount cannot be moved.
 local function move_exactly(reserved, remaining, amount)
   -- @include int64
   local amount_high, amount_low = int64_parse(amount)
@@ -162,7 +162,7 @@ if not scopes_text then
 end
 -- @include json
 
--- It stops at a NUL byte without a word; an object has no length.
+-- The decoder stops at a NUL byte without a word; an object has no length.
 local decoded, scopes = pcall(json.decode, scopes_text)
 if not decoded or type(scopes) ~= 'table' or #scopes == 0 or find(scopes_text, '\0', 1, true) then
   return set_aside('MALFORMED_SCOPES', now_text, tenant)
@@ -176,7 +176,7 @@ if refusal then
   return refusal
 end
 local small_amount = #amount <= PLAIN_DIGITS and amount + 0
-local budgets = {} -- key -> {reserved, remaining} as they are to become, or false where it is missing or closed
+local budgets = {} -- key -> {reserved, remaining} after the writes; false if the budget is missing or closed
 local missing, closed
 local stem, suffix = ARGV[2], ':' .. unit
 -- Turns scopes, in place, into the names of their budgets.
@@ -187,7 +187,7 @@ for i = 1, #scopes do
   end
   local key = stem .. scope .. suffix
   scopes[i] = key
-  local budget = budgets[key] -- a scope that is named twice is released twice
+  local budget = budgets[key] -- if a scope is named twice, it is released twice
   if budget == nil then
     budget = attempt('HMGET', key, 'reserved', 'remaining', 'status')
     if not budget[1] and budget.err then
@@ -200,7 +200,7 @@ for i = 1, #scopes do
       budget = false
       missing = missing or {}
       missing[#missing + 1] = scope
-    elseif permitted then -- on 6.2 a hash that can be read can be written
+    elseif permitted then -- on 6.2 a readable hash is also writable
       refusal = denied('HSET', key)
       if refusal then
         return refusal
@@ -226,7 +226,7 @@ for i = 1, #scopes do
       budget[1], budget[2], problem = move_exactly(reserved, remaining, amount)
     end
     if problem == 'RESERVED_UNDERFLOW' and budget[3] == 'CLOSED' then
-      -- The reserved amounts were released when the budget was closed: it is settled already, and stays as it is.
+      -- The reserved amounts were released when the budget was closed: the budget is settled already, and stays.
       budgets[key] = false
       closed = closed or {}
       closed[#closed + 1] = scope

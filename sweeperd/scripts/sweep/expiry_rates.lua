@@ -1,24 +1,25 @@
 -- Counts the expiries of tenants over windows of a fixed length, and adds an event to the stream when a tenant's count
--- of the present window passes `factor` times its usual count: once for each episode. An episode ends with the first
--- window whose count stays below that.
+-- of the present window passes `factor` times the usual count: once for each episode. An episode ends with the first
+-- window below that threshold.
 --
--- The usual count is a moving average over past windows, at least 1. A window counts for at most the threshold in it,
--- so that a burst raises it slowly. A tenant that is new has no usual count until its first window has ended.
+-- The usual count is a moving average over past windows, at least 1. If a window has more than the threshold, the
+-- window counts as the threshold, so that a burst raises the average slowly. A new tenant has no usual count until the
+-- first window has ended.
 --
--- Each call also looks at a few tenants at random, and forgets those without an expiry for KEPT windows, or for CROWDED
--- windows while the hash is full, so that there is room for new ones.
+-- Each call also looks at a few tenants at random, and forgets a tenant without an expiry for KEPT windows, or for
+-- CROWDED windows while the hash is full, so that there is room for new tenants.
 --
--- KEYS[1] -> sweeperd:rates   HASH    tenant -> start of its window, ms; count; usual count or -1; 1 in an episode
+-- KEYS[1] -> sweeperd:rates   HASH    tenant -> start of the window, ms; count; usual count or -1; 1 in an episode
 -- KEYS[2] -> sweeperd:events  STREAM
 --
 -- ARGV[1] -> now, ms;  ARGV[2] -> length of a window, ms;  ARGV[3] -> factor;  ARGV[4] -> the most tenants in the hash
 -- ARGV[5] -> the type of the event;  ARGV[6] -> trace id
--- ARGV[7], ARGV[9], ... -> tenant;  ARGV[8], ARGV[10], ... -> how many of its reservations have expired
+-- ARGV[7], ARGV[9], ... -> tenant;  ARGV[8], ARGV[10], ... -> how many reservations of the tenant have expired
 --
 -- Returns how many events were added.
 --
--- A trial of HDEL comes first. It needs no memory, so it is allowed at maxmemory, and after it the
--- writes are.
+-- A trial of HDEL comes first. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so are the
+-- writes after HDEL.
 
 -- @include rights
 -- @include trial

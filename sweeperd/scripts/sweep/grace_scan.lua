@@ -1,22 +1,22 @@
 -- One page of the index, with each reservation's hash: is it in grace, so that expire.lua would leave it alone?
--- Nothing is decided here: expire.lua decides about every entry that is not plainly in grace.
+-- Nothing is decided here: if an entry is not plainly in grace, expire.lua decides.
 --
 -- KEYS[1] -> reservation:ttl  ZSET  bare id -> expires_at, ms on this server's clock
 --
 -- ARGV[1] -> the last score of interest
--- ARGV[2] -> the score at which to go on
--- ARGV[3] -> how many entries of exactly that score to pass over
+-- ARGV[2] -> the score to go on at
+-- ARGV[3] -> how many entries of exactly this score to pass over
 -- ARGV[4] -> how many entries at most
--- ARGV[5] -> what comes before the bare id in the name of a reservation (a HASH). Which reservations there are is known
---            only once the page has been read, so they cannot be KEYS; they share the index's prefix, and so its slot.
--- ARGV[6] -> grace in ms for a reservation that has no grace_ms of its own
+-- ARGV[5] -> the start of a reservation's name (a HASH), before the bare id. The reservations are known only when the
+--            page has been read, so they cannot be KEYS; they share the index's prefix, and so the slot.
+-- ARGV[6] -> grace in ms if a reservation has no grace_ms
 --
 -- Returns {{id, score, id, score, ...}, flags, more, first_end, fingerprint}.
---   flags        one character for each id: '1' where it is in grace, else '0'
---   more         '1' where there may be more entries after the page, else '0'
---   first_end    ms when the first grace among them ends; '' where none is in grace
+--   flags        one character for each id: '1' if the reservation is in grace, else '0'
+--   more         '1' if there may be more entries after the page, else '0'
+--   first_end    ms when the first grace among them ends; '' if none is in grace
 --   fingerprint  '' unless all are in grace. unchanged_ranges.lua recognises the page by it. The page is then cut after
---                the last score of which it has all entries, unless there is only one score.
+--                the last score with all its entries in the page, unless there is only a single score.
 
 -- @include paging
 -- @include fingerprint

@@ -1,16 +1,17 @@
 -- Notes that a tick has ended, for operators: who swept last and when, and how much has expired in all.
 --
--- KEYS[1] -> sweeperd:ticks  HASH  the last tick, the running total, and what the total was a minute or two before
+-- KEYS[1] -> sweeperd:ticks  HASH  the last tick, the running total, and the total a minute or two before
 --
--- ARGV[1] -> when it ended, ms on this server's clock
+-- ARGV[1] -> when the tick ended, ms on this server's clock
 -- ARGV[2] -> by whom
--- ARGV[3] -> how long it took, seconds
--- ARGV[4] -> 1, or 0 where it stopped before the end of what was due
+-- ARGV[3] -> how long the tick took, seconds
+-- ARGV[4] -> 1; 0 if the tick stopped before the end of the due entries
 -- ARGV[5] -> how many entries have expired since this process's last note
 --
 -- Returns the total.
 --
--- HDEL is the first write and removes nothing: it needs no memory, so a full Redis takes it, and after it the HSET.
+-- HDEL is the first write and removes nothing. HDEL needs no memory: if Redis is full, HDEL is still accepted, and so
+-- is HSET after HDEL.
 
 -- @include rights
 

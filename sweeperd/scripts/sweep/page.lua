@@ -1,10 +1,10 @@
--- One page of the index, by position: the entries that follow those which were decided already and stay in the index.
+-- One page of the index, by position: the entries after the decided entries that stay in the index.
 --
 -- KEYS[1] -> the index  ZSET  id -> deadline, ms
 --
 -- ARGV[1] -> the last score of interest
--- ARGV[2] -> the score at which to go on
--- ARGV[3] -> how many entries of exactly that score to pass over
+-- ARGV[2] -> the score to go on at
+-- ARGV[3] -> how many entries of exactly this score to pass over
 -- ARGV[4] -> how many entries at most
 --
 -- Returns {id, score, id, score, ...}.

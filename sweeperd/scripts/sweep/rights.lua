@@ -1,10 +1,10 @@
--- Which of these commands may the user of this connection not run on this key? Nothing is changed.
+-- Finds the commands that the user of this connection may not run on this key. Nothing is changed.
 --
 -- KEYS[1] -> the index, the event stream or the quarantine; of any type, or missing
 --
 -- ARGV[1..] -> the names of the commands
 --
--- Returns the names of the refused ones.
+-- Returns the names of the refused commands.
 --
 -- Redis checks the rights before it runs a command, and each command is tried in a form that changes nothing.
 
@@ -14,7 +14,7 @@ local READS = {
   EXISTS = {}, ZCARD = {}, HGET = {NOT_THERE}, HMGET = {NOT_THERE}, ZCOUNT = {'0', '0'}, ZRANGE = {'0', '0'},
 }
 
--- One of these is in the error where the user lacks the right: the second on Redis to 7.0, the third on newer servers
+-- If the user lacks the right, the error has one of these: the second on Redis to 7.0, the third on newer servers
 -- and on Valkey. The last two: the command was renamed (6.2; 7.0 and newer).
 local REFUSALS = {
   'NOPERM', 'user executing the script', 'ACL failure', 'Unknown Redis command', 'Unknown command',

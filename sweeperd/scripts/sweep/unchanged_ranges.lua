@@ -1,13 +1,13 @@
--- Which ranges of the index, one after the other, still have the entries that they had when all of them were in grace,
--- and no grace among them has ended?
+-- Finds the unchanged ranges of the index, one after the other: they still have the entries of the moment when all were
+-- in grace, and no grace among them has ended.
 --
 -- KEYS[1] -> the index  ZSET  id -> deadline, ms
 --
--- ARGV[1], ARGV[2] -> where paging stands: at this score, past so many entries of it, which stay
--- ARGV[3..] -> of each range: how many entries it has; their fingerprint; when the first grace among them ends, ms
+-- ARGV[1], ARGV[2] -> the position of paging: at this score, after so many entries of the score, which stay
+-- ARGV[3..] -> of each range: the number of entries; their fingerprint; when the first grace among them ends, ms
 --
--- Returns how many ranges are unchanged, counted from the first. A range has changed where entries came or went in it
--- or before it.
+-- Returns how many ranges are unchanged, counted from the first. A range has changed if entries came or went in the
+-- range or before it.
 
 -- @include clock
 -- @include fingerprint

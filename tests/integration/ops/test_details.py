@@ -1,12 +1,18 @@
 """What the status page shows beyond `status`."""
 
+import tomllib
+
 import pytest
 import redis
 
 from sweeperd.config import Settings
 from sweeperd.ops import show
 from sweeperd.ops.show import ReasonCount, read_details
+from sweeperd.ops.status import read_status
 from sweeperd.store.shard import Shard
+from sweeperd.sweep import configured
+from sweeperd.sweep.configured import kinds_of
+from tests.support.kind_settings import SEAT_HOLD
 
 
 def set_aside(client: redis.Redis, **reasons: str) -> None:
@@ -25,6 +31,31 @@ def test_the_quarantine_by_reason_the_newest_first(shard: Shard, client: redis.R
         ReasonCount("reservations", "WRONG_TYPE", 1, ("text",)),
         ReasonCount("reservations", "", 1, ("gone",)),
     )
+
+
+def test_a_reading_generates_and_hashes_no_script_again(
+    shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kinds are built once for a shard; the keys and the quarantine of a kind need no script at all."""
+    generated: list[str] = []
+    monkeypatch.setattr(configured, "kind_script", lambda kind, *_: generated.append(kind.name))
+    settings = Settings.model_validate(tomllib.loads(SEAT_HOLD + 'give_back = ["HINCRBY seats:{show} free {qty}"]'))
+    client.zadd("reservation:ttl", {"overdue": 1})
+    client.zadd("seats:ttl", {"overdue": 1})
+    client.zadd("sweeperd:quarantine:seat-hold", {"h1": 1})
+    client.hset("seats:hold:h1", "quarantine_reason", "INVALID_PLAN")
+
+    def read() -> None:
+        status = read_status(settings, shard, detailed=True)
+        assert (status.error, status.due.entries, [kind.due for kind in status.kinds]) == ("", 1, [1])
+        assert [(each.kind, each.newest) for each in status.details.reasons] == [("seat-hold", ("h1",))]
+
+    read()
+    scripts = [kind.explainer for kind in kinds_of(settings, shard).values()]
+    read()
+    again = [kind.explainer for kind in kinds_of(settings, shard).values()]
+    assert all(one is other for one, other in zip(scripts, again, strict=True))
+    assert generated == []
 
 
 def test_only_the_newest_are_counted(shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:

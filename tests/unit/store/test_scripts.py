@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeperd.store.scripts import INCLUDE, own_text, script_names, source
+from sweeperd.store.scripts import INCLUDE, Script, own_text, script_names, source
 from tests.support.joined_scripts import LUACHECK, write_joined
 
 SCRIPTS = script_names()
@@ -120,3 +120,16 @@ def test_the_linter_finds_nothing_in_any_script(tmp_path: Path) -> None:
     assert len(files) == len(SCRIPTS)
     done = subprocess.run(["luacheck", *LUACHECK, "--", *files], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_a_text_is_made_before_the_first_run_only() -> None:
+    made: list[str] = []
+
+    def text() -> str:
+        made.append("text")
+        return "return 1"
+
+    script = Script("made", text)
+    assert made == []
+    assert (script.source, script.sha, script.source) == ("return 1", script.sha, "return 1")
+    assert made == ["text"]

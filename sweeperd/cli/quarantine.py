@@ -40,7 +40,7 @@ NAMED, UNITS = 100, 20
 #: In these states a reservation holds nothing any more.
 _FINAL = (b"COMMITTED", b"RELEASED", b"EXPIRED")
 
-reason_option = click.option("--reason", type=click.Choice(list(REASONS)), help="Only those set aside for this reason.")
+reason_option = click.option("--reason", metavar="REASON", help="Only those set aside for this reason.")
 _OPTIONS = (
     click.argument("ids", metavar="[ID]...", nargs=-1),
     reason_option,
@@ -105,7 +105,7 @@ class Change:
     def run(self, options: Options, only: str | None, selection: Selection, *, yes: bool) -> None:
         """Find the entries, ask, act. Ends the process where the operator does not agree."""
         with options.shards(only) as (settings, shards):
-            kind = one_kind(settings, selection.kind)
+            kind = _kind(settings, shards, selection.kind, selection.reason)
             plan = self._plan(settings, shards, selection, kind)
             total = sum(count for _, _, count in plan)
             if total:
@@ -188,6 +188,15 @@ class Change:
             return
         with click.progressbar(length=total, label=self.verb.capitalize(), show_pos=True, file=sys.stderr) as bar:
             yield bar.update
+
+
+def _kind(settings: Settings, shards: Sequence[Shard], kind: str | None, reason: str | None) -> str:
+    """The name of the kind that is meant. Raises click.BadParameter if no entry of the kind can have this reason."""
+    name = one_kind(settings, kind)
+    reasons = kinds_of(settings, shards[0])[name].reasons
+    if reason is not None and reasons and reason not in reasons:
+        raise click.BadParameter(f"{reason!r} is not one of {', '.join(map(repr, reasons))}", param_hint="--reason")
+    return name
 
 
 def _quarantine(settings: Settings, shard: Shard, kind: str) -> Quarantine:
@@ -306,7 +315,7 @@ def list_(
     output, troubles = Output(as_json=as_json), Troubles()
     wanted = QuarantineFilter(reason=reason, tenants=None if tenant is None else tuple(candidates(tenant)))
     with options.shards(shard) as (settings, shards):
-        name = one_kind(settings, kind)
+        name = _kind(settings, shards, kind, reason)
 
         def listing(each: Shard) -> _Listed:
             quarantine = _quarantine(settings, each, name)

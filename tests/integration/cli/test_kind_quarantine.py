@@ -13,6 +13,7 @@ from sweeperd.config import load
 from sweeperd.runtime.once import run_once
 from sweeperd.store.embedded import Server
 from tests.lua.kinds.world import Seats
+from tests.support.kind_settings import SEAT_HOLD
 
 CONFIG = Path(__file__).parents[3] / "examples" / "seat-holds" / "config.toml"
 
@@ -65,6 +66,45 @@ def test_dismiss(seats: Seats) -> None:
     assert not seats.client.exists("sweeperd:quarantine:seat-hold")
     assert seats.client.hexists("seats:hold:h1", "dismissed_at")
     assert seats.seats() == (10, 5)
+
+
+def test_by_a_reason_that_reservations_do_not_have(seats: Seats) -> None:
+    listed = quarantine("list", "--kind", "seat-hold", "--reason", "INVALID_PLAN", "--json")
+    assert [entry["id"] for shard in json.loads(listed.output)["shards"] for entry in shard["entries"]] == ["h1"]
+    assert quarantine("dismiss", "--kind", "seat-hold", "--reason", "OTHER", "--yes").exit_code == 0
+    assert seats.client.zcard("sweeperd:quarantine:seat-hold") == 1
+    assert quarantine("dismiss", "--kind", "seat-hold", "--reason", "INVALID_PLAN", "--yes").exit_code == 0
+    assert not seats.client.exists("sweeperd:quarantine:seat-hold")
+
+
+def test_the_kind_may_be_left_out_if_there_is_one(seats: Seats, tmp_path: Path) -> None:
+    """Reservations come first; without them the only kind is meant."""
+
+    def listed(kinds: list[str]) -> Result:
+        section = SEAT_HOLD + 'give_back = ["HINCRBY seats:{show} free {qty}"]\n'
+        text = "reservations.enabled = false\n" if "reservations" not in kinds else ""
+        text += "".join(section.replace("seat-hold", kind) for kind in kinds if kind != "reservations")
+        (tmp_path / "config.toml").write_text(text)
+        return CliRunner().invoke(main, ["--config", str(tmp_path / "config.toml"), "quarantine", "list", "--json"])
+
+    def ids(result: Result) -> list[str]:
+        return [entry["id"] for shard in json.loads(result.output)["shards"] for entry in shard["entries"]]
+
+    assert ids(listed(["reservations", "seat-hold"])) == []
+    assert ids(listed(["seat-hold"])) == ["h1"]
+
+
+def test_of_several_kinds_one_has_to_be_named(seats: Seats, tmp_path: Path) -> None:
+    one = SEAT_HOLD + 'give_back = ["HINCRBY seats:{show} free {qty}"]\n'
+    path = tmp_path / "config.toml"
+    other = one.replace("seat-hold", "lock").replace("seats:", "locks:")
+    path.write_text(f"reservations.enabled = false\n{one}{other}")
+    words = ["--config", str(path), "quarantine"]
+    for command in (["list"], ["requeue", "--all", "--yes"], ["dismiss", "--all", "--yes"]):
+        refused = CliRunner().invoke(main, [*words, *command])
+        assert (refused.exit_code, "--kind: seat-hold, lock" in refused.output) == (2, True), refused.output
+    shown = CliRunner().invoke(main, ["--config", str(path), "show", "h1", "--json"])
+    assert [shard["kind"] for shard in json.loads(shown.output)["shards"]] == ["seat-hold"]
 
 
 def test_an_unknown_kind_is_refused(seats: Seats) -> None:

@@ -1,8 +1,8 @@
 """
 How the sweep and the delivery of one process share its interpreter: the sweep goes first.
 
-All threads of a process take turns in one interpreter. To send one event by itself takes about twenty times as much of
-it as to expire one entry, so unlimited delivery would make a backlog of expiries last more than twice as long.
+All threads of a process take turns in one interpreter. Sending a single event takes about twenty times as much of the
+interpreter as expiring an entry, so unlimited delivery would make a backlog of expiries last more than twice as long.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard
 
-#: While a sweep runs, deliveries take the interpreter for so much of the time at most.
+#: While a sweep runs, deliveries take at most this share of the interpreter's time.
 DELIVERY_SHARE = 0.15
-#: What one delivery is taken to need before the first one is measured; and how much the latest ones count.
+#: The estimate for a delivery before the first is measured, seconds; and the weight of the latest measurement.
 FIRST_ESTIMATE, WEIGHT = 0.001, 0.125
 
 
 class Interpreter:
     """
-    Spreads deliveries over the time that a sweep takes, each by the CPU time that the last ones needed. Without a sweep
-    nobody waits. Threads may share it.
+    Spreads deliveries over the time of a sweep, each by the CPU time of the last deliveries. Without a sweep nobody
+    waits. Threads may share an object.
 
     `clock` is monotonic, `cpu_time` the CPU time of the calling thread, both in seconds.
     """
@@ -55,12 +55,12 @@ class Interpreter:
 
     @property
     def sweeping(self) -> bool:
-        """Whether a sweep runs."""
+        """True if a sweep runs."""
         return self._sweeps > 0
 
     @contextlib.contextmanager
     def delivery(self, stop: threading.Event, waits: Counter) -> Iterator[None]:
-        """Wait for a turn or for `stop`, then deliver in the `with` block. `waits` counts what had to wait."""
+        """Wait for a turn or for `stop`, then deliver in the `with` block. `waits` counts the deliveries that wait."""
         if wait := self._book():
             waits.inc()
             stop.wait(wait)
@@ -73,7 +73,7 @@ class Interpreter:
                 self._typical += WEIGHT * (used - self._typical)
 
     def _book(self) -> float:
-        """Take the next turn. Returns how far off it is, seconds."""
+        """Take the next turn. Returns the time until then, seconds."""
         if not self.sweeping:
             return 0.0
         with self._lock:
@@ -83,7 +83,7 @@ class Interpreter:
         return begins - now
 
 
-# ---- what all work of one process on one shard shares
+# ---- shared by all work of one process on one shard
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class ShardContext:
     metrics: Metrics
     #: Ends the work.
     stop: threading.Event
-    #: How many requests to endpoints the process may have in flight for this shard.
+    #: The most requests to endpoints that the process may have in flight for this shard.
     concurrency: int
-    #: The same one for all shards of a process.
+    #: The same object for all shards of a process.
     interpreter: Interpreter = field(default_factory=Interpreter)

@@ -1,4 +1,4 @@
-"""The errors that sweeperd tells apart. Anything else is a bug: logged with its traceback, counted, and survived."""
+"""The errors that sweeperd tells apart. Any other error is a bug: logged with its traceback, counted, and survived."""
 
 
 class ConfigError(Exception):
@@ -10,4 +10,4 @@ class RedisUnavailable(Exception):
 
 
 class KindRefused(Exception):
-    """A configured kind cannot be swept on this server: its script does not compile there, or a right is missing."""
+    """A configured kind cannot be swept on this server: the script does not compile there, or a right is missing."""

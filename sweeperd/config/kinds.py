@@ -1,5 +1,5 @@
 """
-The commands of `give_back`: text such as "HINCRBY seats:{show} free {qty}", to values that a script is generated from.
+The commands of `give_back`: text such as "HINCRBY seats:{show} free {qty}", parsed to values for a generated script.
 
 A template is split into words before a placeholder is filled, so the value of a field never becomes a second word, a
 command or an option.
@@ -42,7 +42,7 @@ Word = tuple[str | Field, ...]
 
 @dataclass(frozen=True)
 class Amount:
-    """A number: `literal`, or the value of `field`, with its sign turned where `negative`."""
+    """A number: `literal`, or the value of `field`, with the sign turned if `negative`."""
 
     literal: str = "0"
     field: str | None = None
@@ -56,14 +56,14 @@ class Command:
     name: str
     key: Word
     words: tuple[Word, ...] = ()
-    #: What HINCRBY and INCRBY add, the score of ZADD, the time of PEXPIRE and PX.
+    #: The amount added by HINCRBY and INCRBY, the score of ZADD, the time of PEXPIRE and PX.
     amount: Amount | None = None
-    #: The least that HINCRBY and INCRBY may leave.
+    #: The least value that HINCRBY and INCRBY may leave.
     minimum: str | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields of the hash that it needs, each once."""
+        """The fields of the hash that the command needs, each once."""
         parts = [part for word in (self.key, *self.words) for part in word]
         names = [part.name for part in parts if isinstance(part, Field)]
         names += [self.amount.field] if self.amount and self.amount.field else []
@@ -76,7 +76,7 @@ class Command:
 
 
 def parse_word(text: str) -> Word:
-    """Raises ValueError where a brace is left alone."""
+    """Raises ValueError if a brace has no partner."""
     parts: list[str | Field] = []
     place = 0
     for found in _PART.finditer(text):
@@ -93,7 +93,7 @@ def parse_word(text: str) -> Word:
 
 
 def parse_command(template: str | Sequence[str]) -> Command:
-    """Raises ValueError with what is wrong and, where one is close, what was probably meant."""
+    """Raises ValueError with what is wrong, and if a similar name exists, what was probably meant."""
     words = template.split() if isinstance(template, str) else list(template)
     shown = template if isinstance(template, str) else " ".join(template)
     try:
@@ -103,14 +103,14 @@ def parse_command(template: str | Sequence[str]) -> Command:
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError where this is no command of a plan, with what was probably meant."""
+    """Raises ValueError if the name is no command of a plan, with what was probably meant."""
     if name not in FORMS:
         close = f"; did you mean {name.upper()}?" if name.upper() in FORMS else f", only {' '.join(FORMS)}"
         raise ValueError(f"{name} is no command that a kind may use{close}")
 
 
 def _joined(parts: Iterable[str | Field]) -> Word:
-    """Neighbouring texts made one, empty ones left out."""
+    """The parts with neighbouring texts joined and empty texts left out."""
     word: list[str | Field] = []
     for part in parts:
         if part == "":
@@ -140,7 +140,7 @@ def _command(words: Sequence[str]) -> Command:
     return command
 
 
-#: Each command and the words that follow it.
+#: Each command and the words after it.
 FORMS = {
     "HSET": "key field value [field value ...]",
     "HDEL": "key field [field ...]",
@@ -160,7 +160,7 @@ FORMS = {
 
 
 def _arguments(name: str, key: Word, rest: Sequence[str]) -> Command | None:
-    """The command, or None where its words do not have its form. Raises ValueError."""
+    """The command, or None if the words do not have its form. Raises ValueError."""
     match name, rest:
         case "DEL", []:
             return Command(name, key)
@@ -227,16 +227,16 @@ def _least(words: Sequence[str]) -> str | None:
             raise ValueError("after the amount comes nothing, or MIN and a whole number")
 
 
-# ---- `[[kinds]]`: what is swept in addition to reservations
+# ---- `[[kinds]]`: swept in addition to reservations
 
 
-#: Names that would be mistaken for something of sweeperd's own.
+#: Names that could be mistaken for a name of sweeperd itself.
 RESERVED_NAMES = {"reservation", "reservations", "system", "webhook", "sweeperd"}
-#: The fields of the event's data that sweeperd itself sets.
+#: The fields of the event's data set by sweeperd itself.
 OWN_DATA = {"id", "expires_at", "expired_at", "missing"}
-#: The fields of the hash that sweeperd itself sets.
+#: The fields of the hash set by sweeperd itself.
 OWN_FIELDS = {"expired_at", "quarantined_at", "quarantine_reason", "quarantine_detail"}
-#: What the keys of sweeperd, and of reservations while they are swept, begin with.
+#: The first parts of the keys of sweeperd, and of reservations if they are swept.
 OWN_KEYS = "sweeperd:"
 RESERVATION_KEYS = ("reservation:", "budget:")
 MAX_WRITES = 64
@@ -267,7 +267,7 @@ Text = Annotated[str, Checked(min_length=1)]
 
 
 class SumSettings(Section):
-    """A field of a hash, and the field of the active entries that it should be the sum of."""
+    """A field of a hash, and the field of the active entries that adds up to it."""
 
     key: Text
     field: Text
@@ -275,7 +275,7 @@ class SumSettings(Section):
 
 
 class KindSettings(Section):
-    """One sort of thing that is swept."""
+    """One sort of thing to sweep."""
 
     name: Name
     index: Text
@@ -345,11 +345,11 @@ class KindSettings(Section):
             raise ValueError(problem)
         return self
 
-    # ---- what the settings come to
+    # ---- values made from the settings
 
     @cached_property
     def entry(self) -> tuple[str, str]:
-        """What comes before and after the id in the name of a hash."""
+        """The text before and after the id in the name of a hash."""
         word = parse_word(self.key)
         place = word.index(Field(ID))
         return "".join(map(str, word[:place])), "".join(map(str, word[place + 1 :]))
@@ -388,7 +388,7 @@ class KindSettings(Section):
 
     @property
     def retention_ms(self) -> int:
-        """How long the ended hash stays, ms; 0: not at all."""
+        """How long the ended hash stays, ms; 0: the hash is deleted at once."""
         return milliseconds(self.retention)
 
     @property
@@ -398,7 +398,7 @@ class KindSettings(Section):
 
 
 def _problems(kind: KindSettings) -> "list[str]":
-    """What does not fit together, most important first."""
+    """Settings that do not fit together, most important first."""
     found = _script_problems(kind) if kind.script is not None else _declared_problems(kind)
     if own := OWN_FIELDS.intersection(kind.ended):
         found.append(f"ended: {min(own)} is set by sweeperd itself")
@@ -450,7 +450,7 @@ def _declared_problems(kind: KindSettings) -> list[str]:
 
 
 def _refused_key(kind: KindSettings, command: Command) -> str:
-    """Why the command can never be allowed; empty where it can."""
+    """Why the command can never be allowed; empty if it can."""
     if command.name == "PUBLISH":
         if not kind.channels:
             return f"PUBLISH {command.pattern}: name its channel in channels"
@@ -470,18 +470,18 @@ def _is_literal(word: Word) -> bool:
 
 
 def any_match(patterns: Sequence[str], key: str) -> bool:
-    """Whether the key matches a pattern, in which only `*` is special."""
+    """True if the key matches a pattern. In a pattern only `*` is special."""
     return any(re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), key, re.DOTALL) for pattern in patterns)
 
 
 def may_meet(one: str, other: str) -> bool:
-    """Whether there may be a key that matches both patterns, by what they begin with."""
+    """True if a key may match both patterns, judged by the text before the first `*`."""
     first, second = one.partition("*")[0], other.partition("*")[0]
     return first.startswith(second) or second.startswith(first)
 
 
 def check_kinds(kinds: Sequence[KindSettings], reservations: bool) -> None:
-    """Raises ValueError where two kinds, or a kind and reservations, are in each other's way."""
+    """Raises ValueError if two kinds, or a kind and reservations, are in each other's way."""
     names: set[str] = set()
     indexes = {"reservation:ttl": "reservations"} if reservations else {}
     for kind in kinds:

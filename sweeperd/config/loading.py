@@ -1,4 +1,4 @@
-"""What is wrong with the settings: a line for each problem with file and key, and a similar key for an unknown one."""
+"""Problems of the settings: a line for each with file and key, and a similar key if a key is unknown."""
 
 import difflib
 import itertools
@@ -19,7 +19,7 @@ from sweeperd.errors import ConfigError
 
 #: `SWEEPERD_SWEEP__BATCH_SIZE` overrides `sweep.batch_size`.
 ENVIRONMENT_PREFIX = "SWEEPERD_"
-#: Stands for the file's name where the problem is in the environment.
+#: Stands for the file's name if the problem is in the environment.
 ENVIRONMENT = "environment"
 
 #: A key of the settings, or the name of a header.
@@ -27,22 +27,22 @@ _KEY = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]*")
 
 
 def explain(error: ValidationError, source: str) -> str:
-    """One line for each problem; `source` is the file, or ENVIRONMENT. No value of a setting is in it."""
+    """One line for each problem, without any value of a setting; `source` is the file, or ENVIRONMENT."""
     return "\n".join(f"{source}: {_key(detail, source)}: {_problem(detail, source)}" for detail in error.errors())
 
 
 def _key(detail: ErrorDetails, source: str) -> str:
     place = detail["loc"]
     if source == ENVIRONMENT:
-        # What an override breaks is named as its variable. The items of a list have none: it is JSON, and the place
-        # within it follows.
+        # A problem of an override names the variable. Items of a list have no variable of their own: the list is JSON,
+        # and the place within the list follows.
         names = [str(part) for part in itertools.takewhile(lambda part: isinstance(part, str), place)]
         return _variable(names) + _path(place[len(names) :]) or "settings"
     return _path(place).removeprefix(".") or "settings"
 
 
 def _path(place: Sequence[int | str]) -> str:
-    """A key that is none, such as a URL or a header with its value, may hold a secret, so it is not shown."""
+    """If a key is unknown, such as a URL or a header with its value, it may hold a secret, so it is not shown."""
     return "".join(
         f"[{part}]" if isinstance(part, int) else f".{part if _KEY.fullmatch(part) else '…'}" for part in place
     )
@@ -65,7 +65,7 @@ def _similar(names: list[str], *, has_variable: bool) -> str:
 
 
 def _known(section: type[BaseModel], before: str = "") -> Iterator[str]:
-    """All keys of a section, those of its tables and of the items of its lists with dots: `sweep.batch_size`."""
+    """All keys of a section, with the keys of tables and of the items of lists after a dot: `sweep.batch_size`."""
     for name, field in section.model_fields.items():
         yield before + name
         for table in _tables(field.annotation):
@@ -94,25 +94,25 @@ def _variable(names: list[str]) -> str:
 # ---- reads the settings from a TOML file and the environment
 
 
-#: Names the configuration file where `--config` does not.
+#: Names the configuration file if `--config` does not.
 CONFIG_VARIABLE = "SWEEPERD_CONFIG"
-#: Where a configuration file is looked for when nothing names one.
+#: The places of the configuration file if neither names one.
 CONFIG_PLACES = (Path("config.toml"), Path("/etc/sweeperd/config.toml"))
-#: The settings that are lists: in the environment they are JSON.
+#: The settings with a list as value: in the environment they are JSON.
 JSON_KEYS = (["shards"], ["kinds"], ["webhooks", "endpoints"], ["http", "hosts"])
 
 
 def load(path: Path | None = None, environment: Mapping[str, str] = os.environ, *, secrets: bool = True) -> Settings:
     """
-    Read the file at `path` (else the one that SWEEPERD_CONFIG names, else the first of the usual places that exists,
-    else none) and put the environment's overrides on top. Without `secrets` the secrets of endpoints that stand in
-    files and variables are not read: nothing can be signed then, and their files need not be there. Raises ConfigError.
+    Read the file at `path` (else the file named by SWEEPERD_CONFIG, else the first existing file of the usual places,
+    else none) and put the environment's overrides on top. Without `secrets` the secrets of endpoints in files and
+    variables are not read: nothing can be signed then, and the secrets' files may be missing. Raises ConfigError.
     """
     path = _find(path, environment)
     data = _read(path) if path else {}
     context = {"environment": environment, "directory": path.parent if path else Path(), "secrets": secrets}
     try:
-        # A file has types, so it is held to them; what comes from the environment is text.
+        # A file has types, and they must be right; a value from the environment is text.
         settings = Settings.model_validate(data, strict=True, context=context)
     except ValidationError as error:
         raise ConfigError(explain(error, str(path))) from None
@@ -124,7 +124,7 @@ def load(path: Path | None = None, environment: Mapping[str, str] = os.environ, 
             raise ConfigError(explain(error, ENVIRONMENT)) from None
     for number, shard in enumerate(settings.all_shards):
         try:
-            # Only now: one of the two may come from the file and the other from the environment.
+            # Only now: a part may come from the file and the other part from the environment.
             check_prefix(shard.url, shard.prefix)
         except ValueError as error:
             key = f"shards[{number}].prefix" if settings.shards else "keys.prefix"
@@ -159,7 +159,7 @@ def _overrides(environment: Mapping[str, str]) -> dict[str, Any]:
             continue
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
         if len(key) == 1 and key[0] not in Settings.model_fields:
-            continue  # Kubernetes puts SWEEPERD_SERVICE_HOST and the like next to a service of that name
+            continue  # Kubernetes puts SWEEPERD_SERVICE_HOST and the like next to a service of this name
         value: Any = text
         if key in JSON_KEYS:
             try:

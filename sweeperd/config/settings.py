@@ -18,16 +18,16 @@ from sweeperd.config.types import (
 )
 from sweeperd.config.webhooks import ANNOUNCED, EndpointSettings, WebhooksSettings
 
-#: What makes sense for `sweep.lease_ttl`.
+#: The bounds of `sweep.lease_ttl`.
 MIN_LEASE_TTL, MAX_LEASE_TTL = timedelta(seconds=1), timedelta(minutes=10)
 
-#: The name of the only shard, where there is no list of them.
+#: The name of the only shard, if there is no list of shards.
 DEFAULT_SHARD = "default"
 
 
 def _lease_ttl(value: timedelta) -> timedelta:
     if not MIN_LEASE_TTL <= value <= MAX_LEASE_TTL:
-        # Shorter, a renewal that is a moment late loses it; longer, one that died keeps all others from the work.
+        # Shorter: a holder that renews a moment late loses the lease. Longer: when a holder dies, all others wait long.
         raise ValueError('must be from "1s" to "10m"')
     return value
 
@@ -44,7 +44,7 @@ class RedisSettings(Section):
 
 
 class KeysSettings(Section):
-    """What the names of the keys begin with."""
+    """The prefix of all keys."""
 
     prefix: str = ""
 
@@ -74,7 +74,7 @@ class SweepSettings(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        # The default of the one is no reason to refuse the other.
+        # If a value is a default, it is no reason to refuse the value that was set.
         if "pipeline_depth_min" in self.model_fields_set and self.pipeline_depth_min > self.pipeline_depth:
             raise ValueError("pipeline_depth_min is greater than pipeline_depth")
         return self
@@ -104,13 +104,13 @@ class CyclesSettings(Section):
     spike_window: PositiveDuration = timedelta(minutes=5)
 
 
-#: The relay to a Cycles installation as one of the endpoints: its group, its state and its dead letters have this name,
-#: which no other endpoint can have.
+#: The relay to a Cycles installation as an endpoint: the name of its group, its state and its dead letters. No other
+#: endpoint can have this name.
 RELAY = EndpointSettings.model_construct(name="_cycles", url=SecretStr("cycles:"))
 
 
 class HttpSettings(Section):
-    """Where metrics and health are served."""
+    """The address of metrics and health."""
 
     listen: str = "127.0.0.1:9464"
     hosts: list[HostName] = []
@@ -132,12 +132,12 @@ class HttpSettings(Section):
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Host and port, or None where HTTP is off."""
+        """Host and port, or None if HTTP is off."""
         return host_and_port(self.listen) if self.listen else None
 
 
 class MetricsSettings(Section):
-    """What the metrics carry."""
+    """The labels of the metrics."""
 
     tenant_label: bool = True
     tenant_limit: int = Field(default=1000, ge=1, le=100_000)
@@ -158,7 +158,7 @@ class ReservationsSettings(Section):
 
 
 class Settings(Section):
-    """All settings. `load` makes one."""
+    """All settings, made by `load`."""
 
     redis: RedisSettings = RedisSettings()
     keys: KeysSettings = KeysSettings()
@@ -177,17 +177,17 @@ class Settings(Section):
 
     @property
     def announced(self) -> frozenset[str]:
-        """The types of events that are no expiries and are made because an endpoint names them."""
+        """The types of events, apart from expiries, that are made because an endpoint names them."""
         return ANNOUNCED & {name for endpoint in self.webhooks.endpoints for name in endpoint.events or ()}
 
     @property
     def consumers(self) -> list[EndpointSettings]:
-        """All that get the events of the outbox: the endpoints, and the relay to Cycles where it is enabled."""
+        """All readers of the outbox: the endpoints, and the relay to Cycles if enabled."""
         return [*self.webhooks.endpoints, *([RELAY] if self.cycles.enabled else [])]
 
     @property
     def all_shards(self) -> list[ShardSettings]:
-        """The shards; the only one, where there is no list of them, is named DEFAULT_SHARD."""
+        """The shards; if there is no list, the only shard is named DEFAULT_SHARD."""
         return self.shards or [ShardSettings(name=DEFAULT_SHARD, url=self.redis.url, prefix=self.keys.prefix)]
 
     @model_validator(mode="after")
@@ -216,7 +216,7 @@ class Settings(Section):
                 raise ValueError(f"the shards {other} and {shard.name} have the same url and prefix")
         needed = len(self.shards) * len(self.webhooks.endpoints)
         if needed > self.webhooks.concurrency:
-            # Each endpoint has senders of its own on each shard, so that nothing there delays another shard.
+            # Each endpoint has its own senders on each shard, so that nothing there delays another shard.
             raise ValueError(
                 f"webhooks.concurrency must be at least the number of shards times the number of endpoints, {needed}"
             )

@@ -1,4 +1,4 @@
-"""The types that settings are made of: durations, names, and the section that refuses unknown keys."""
+"""The types of settings: durations, names, and the section that refuses unknown keys."""
 
 import base64
 import binascii
@@ -30,7 +30,7 @@ def _duration(value: object) -> object:
 
 
 def milliseconds(duration: timedelta) -> int:
-    """A duration in whole milliseconds, as the scripts and Redis's commands take it."""
+    """A duration in whole milliseconds, the unit of the scripts and of Redis's commands."""
     return duration // timedelta(milliseconds=1)
 
 
@@ -41,7 +41,7 @@ def _positive(value: timedelta) -> timedelta:
 
 
 def _or_off(value: object) -> object:
-    """The empty text turns it off."""
+    """The empty text turns the setting off."""
     return None if value in ("", None) else _duration(value)
 
 
@@ -51,9 +51,9 @@ def _positive_or_off(value: timedelta | None) -> timedelta | None:
 
 Duration = Annotated[timedelta, BeforeValidator(_duration)]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
-#: "" turns it off: None.
+#: "" turns the setting off: None.
 OptionalDuration = Annotated[timedelta | None, BeforeValidator(_or_off), AfterValidator(_positive_or_off)]
-#: Stands in metrics, in log lines and in the names of consumer groups.
+#: A name in metrics, in log lines and in the names of consumer groups.
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
@@ -63,11 +63,11 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True)
 
 
-# ---- references in settings: what is secret may stand in a file (`file:PATH`) or in the environment (`env:NAME`)
+# ---- references in settings: a secret may stand in a file (`file:PATH`) or in the environment (`env:NAME`)
 
 
 def fetched(value: object, info: ValidationInfo) -> object:
-    """What the text refers to, or the text itself. Raises ValueError where that cannot be read."""
+    """The text behind the reference, or the text itself. Raises ValueError if the reference cannot be read."""
     if not isinstance(value, str):
         return value
     if value.startswith("file:"):
@@ -86,7 +86,7 @@ def fetched(value: object, info: ValidationInfo) -> object:
 
 
 def unread(value: object, info: ValidationInfo) -> bool:
-    """Whether it stands elsewhere, and the command that loads the settings needs no secrets."""
+    """True if the value is a reference and the command that loads the settings needs no secrets."""
     elsewhere = isinstance(value, str) and value.startswith(("file:", "env:"))
     return elsewhere and not (info.context or {}).get("secrets", True)
 
@@ -98,18 +98,18 @@ def unread(value: object, info: ValidationInfo) -> bool:
 SHARED = "whsec_"
 #: An ed25519 key: the private one signs, and the receiver has the public one.
 PRIVATE, PUBLIC = "whsk_", "whpk_"
-#: Bytes of an ed25519 seed, and of the public key that may follow it.
+#: Bytes of an ed25519 seed, and of the public key that may come after the seed.
 SEED = 32
 
 
 def check_secret(secret: str) -> None:
-    """Raises ValueError where nothing can be signed with it."""
+    """Raises ValueError if the secret cannot sign."""
     if not secret.startswith(PRIVATE):
         hmac_key(secret)
         return
     seed, public = ed25519_pair(secret)
     try:
-        # An extra, so it may be missing, and it is loaded only where such a key is used.
+        # An extra, perhaps missing, and loaded only if such a key is used.
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
     except ImportError:
         raise ValueError(f"{PRIVATE} needs the cryptography package: pip install 'sweeperd[ed25519]'") from None
@@ -120,9 +120,9 @@ def check_secret(secret: str) -> None:
 def hmac_key(secret: str) -> bytes:
     """
     The key for `webhook-signature`: the decoded base64 after `whsec_`, or the UTF-8 bytes of any other text. The base64
-    may use either alphabet, with padding or without: Cycles generates the URL-safe one, unpadded.
+    may use either alphabet, with padding or without: Cycles generates the URL-safe alphabet, unpadded.
 
-    Raises ValueError where it is empty or no base64.
+    Raises ValueError if the key is empty or no base64.
     """
     key = _decode(secret, SHARED) if secret.startswith(SHARED) else secret.encode()
     if not key:
@@ -132,8 +132,8 @@ def hmac_key(secret: str) -> bytes:
 
 def ed25519_pair(secret: str) -> tuple[bytes, bytes]:
     """
-    The seed of a private key: 32 bytes, in base64 after `whsk_`; and the 32 bytes of the public key that may follow, as
-    in the keys of libsodium, or nothing. Raises ValueError.
+    The seed of a private key: 32 bytes, in base64 after `whsk_`; and the 32 bytes of the public key after the seed, if
+    present, as in the keys of libsodium. Raises ValueError.
     """
     key = _decode(secret, PRIVATE)
     if len(key) not in (SEED, 2 * SEED):
@@ -168,7 +168,7 @@ def _http_url(value: SecretStr) -> SecretStr:
     if not usable:
         raise ValueError("not a URL with http:// or https:// and a host")
     if "@" in parts.path or "@" in parts.fragment or parts.netloc.endswith(":"):
-        # It may be a piece of a password, which would be shown with the path and sent to another host.
+        # The text may be a piece of a password: it would be shown with the path and sent to another host.
         raise ValueError(
             "an @ after the host: user and password are written with %2F, %3F, %23 and %40 for `/`, `?`, `#` and `@`, "
             "and a path with %40"
@@ -193,12 +193,12 @@ def _proxy_url(value: SecretStr | None) -> SecretStr | None:
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})$")]
 RedisUrl = Annotated[SecretStr, BeforeValidator(fetched), AfterValidator(_redis_url)]
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
-#: It may hold a password, so it may stand in a file or in the environment.
+#: The URL may hold a password, so it may stand in a file or in the environment.
 OptionalProxyUrl = Annotated[SecretStr | None, BeforeValidator(_proxy), AfterValidator(_proxy_url)]
 
 
 def check_prefix(url: RedisUrl, prefix: str) -> None:
-    """Raises ValueError where the scripts could not run, because their keys would be spread over a Cluster."""
+    """Raises ValueError if the scripts could not run, because their keys would be spread over a Cluster."""
     topology = redis_url.parse(url.get_secret_value()).topology
     if topology is redis_url.Topology.CLUSTER and not redis_url.hash_tag(prefix):
         raise ValueError(
@@ -207,7 +207,7 @@ def check_prefix(url: RedisUrl, prefix: str) -> None:
 
 
 def host_and_port(listen: str) -> tuple[str, int]:
-    """Raises ValueError where it is not `host:port`."""
+    """Raises ValueError if the text is not `host:port`."""
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit():
         raise ValueError('must be "host:port", or "" to turn HTTP off')
@@ -218,8 +218,7 @@ def host_and_port(listen: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-# ----
-# The PEM files of an endpoint: its client certificate with the key, and the CAs that the receiver may be signed by.
+# ---- the PEM files of an endpoint: its client certificate with the key, and the CAs for the receiver's certificate
 
 
 _NO_CERTIFICATE = "holds no certificate in PEM form"
@@ -227,10 +226,10 @@ _NO_CERTIFICATE = "holds no certificate in PEM form"
 
 @dataclass(frozen=True, slots=True)
 class PemFile:
-    """A file, and its content as it was when the settings were read."""
+    """A file, and the content read with the settings."""
 
     path: Path
-    #: SHA-256 of the content. A reload compares it, and so finds that a file has changed. Empty: it was not read.
+    #: SHA-256 of the content. A reload compares the digests and so finds a changed file. Empty: the file was not read.
     digest: str = field(repr=False)
 
     def __str__(self) -> str:
@@ -261,7 +260,7 @@ class _Encrypted(Exception):
 
 
 def check_certificates(file: PemFile) -> None:
-    """Raises ValueError where it was read and holds no certificate."""
+    """Raises ValueError if the file was read and holds no certificate."""
     if not file.digest:
         return
     try:
@@ -271,7 +270,7 @@ def check_certificates(file: PemFile) -> None:
 
 
 def check_key(certificate: PemFile, key: PemFile | None) -> None:
-    """`key` None: the key is in the file of the certificate. Raises ValueError where both do not fit together."""
+    """`key` None: the key is in the file of the certificate. Raises ValueError if both do not fit together."""
     if not certificate.digest:
         return
     place = key or certificate

@@ -1,4 +1,4 @@
-"""The settings of webhooks: each endpoint, and how all are delivered to."""
+"""The settings of webhooks: of each endpoint, and of delivery to all."""
 
 import re
 from datetime import timedelta
@@ -30,17 +30,17 @@ from sweeperd.config.types import (
     unread,
 )
 
-#: The types of events that are no expiries. One is made only where an endpoint names it.
+#: The types of events apart from expiries. Such an event is made only if an endpoint names its type.
 EXPIRY_SPIKE, WEBHOOK_DISABLED = "reservation.expiry_rate_spike", "webhook.disabled"
 DELIVERY_FAILED = "system.webhook_delivery_failed"
 ANNOUNCED = frozenset({EXPIRY_SPIKE, WEBHOOK_DISABLED, DELIVERY_FAILED})
 
-#: Headers that a request has anyway; the ones that an endpoint adds must not replace them.
+#: Headers present in every request; the headers added for an endpoint must not replace them.
 _OWN_HEADERS = re.compile(
     r"webhook-.*|x-cycles-.*|x-sweeperd-.*|traceparent|user-agent|content-(type|length)|host", re.IGNORECASE
 )
-#: Headers about the connection, or about how a request is written on it: one that says anything else than what is done
-#: makes each request fail.
+#: Headers about the connection, or about how a request is written on the connection: with another value than the real
+#: value, each request fails.
 _CONNECTION_HEADERS = re.compile(
     r"connection|expect|http2-settings|keep-alive|proxy-connection|te|trailer|transfer-encoding|upgrade", re.IGNORECASE
 )
@@ -69,13 +69,13 @@ def _start(value: object) -> object:
 
 #: An event type (`reservation.expired`) or a category (`reservation`).
 EventName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)*$")]
-#: A scope, or the beginning of scopes with `*` at its end.
+#: A scope, or the beginning of scopes with `*` at the end.
 ScopePattern = Annotated[str, Field(pattern=r"^(\*|[^*]+\*?)$")]
-#: How an event is written: as sweeperd's own JSON object, or as a CloudEvent 1.0 in structured mode.
+#: The form of an event: sweeperd's own JSON object, or a CloudEvent 1.0 in structured mode.
 Format = Literal["event", "cloudevents"]
-#: Where the group of a new endpoint begins: now, at the first event of the stream, or so long ago.
+#: The first event for the group of a new endpoint: now, the first event of the stream, or so long ago.
 Start = Annotated[Literal["now", "beginning"] | timedelta, BeforeValidator(_start)]
-#: The text as it stands: the signatures differ in what they make of it.
+#: The text unchanged: each kind of signature reads the text in its own way.
 WebhookSecret = Annotated[SecretStr, BeforeValidator(_secret)]
 
 
@@ -174,6 +174,6 @@ class WebhooksSettings(Section):
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two endpoints are named {min(twice)}")
         if len(names) > self.concurrency:
-            # Each endpoint has senders of its own, so that a slow one delays no other one.
+            # Each endpoint has its own senders, so that a slow endpoint does not delay another.
             raise ValueError(f"concurrency must be at least the number of endpoints, {len(names)}")
         return self

@@ -1,1 +1,1 @@
-"""Everything that speaks Redis: shards, key names, the server's clock, scripts, leases."""
+"""Everything that talks to Redis: shards, key names, the server's clock, scripts, leases."""

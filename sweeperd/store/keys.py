@@ -1,8 +1,8 @@
-"""The name of every key, built from the prefix, and nowhere else."""
+"""The names of all keys, built from the prefix, and nowhere else."""
 
 
 class Keys:
-    """Every key name, built from the prefix; no other module holds one."""
+    """Every key name, built from the prefix; no other module holds a key name."""
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix.encode()
@@ -18,7 +18,7 @@ class Keys:
 
     @property
     def budget_stem(self) -> bytes:
-        """What comes before `<scope>:<unit>` in the name of a budget's HASH."""
+        """The start of the name of a budget's HASH, before `<scope>:<unit>`."""
         return self.prefix + b"budget:"
 
     def budget(self, scope: bytes, unit: bytes) -> bytes:
@@ -30,13 +30,13 @@ class Keys:
         return self.prefix + b"tenant:" + tenant
 
     def idempotency(self, tenant: bytes, operation: str, key: bytes) -> bytes:
-        """STRING: what the ledger answered to this operation under this idempotency key."""
-        # Tenants and keys may hold colons. With the tenant's length in the name, no two of them make the same name.
+        """STRING: the ledger's answer to this operation under this idempotency key."""
+        # Tenants and keys may hold colons. With the tenant's length in the name, no two pairs make the same name.
         return self.idempotency_stem + b"%b:%d:%b:%b" % (operation.encode(), len(tenant), tenant, key)
 
     @property
     def idempotency_stem(self) -> bytes:
-        """What the name of each of the ledger's records begins with."""
+        """The start of the name of each of the ledger's records."""
         return self.prefix + b"idem:"
 
     @property
@@ -46,12 +46,12 @@ class Keys:
 
     @property
     def dead_letters(self) -> bytes:
-        """STREAM: deliveries that were given up on."""
+        """STREAM: deliveries that sweeperd gave up on."""
         return self.prefix + b"sweeperd:dead-letters"
 
     @property
     def quarantine(self) -> bytes:
-        """ZSET: bare id -> ms when it was set aside."""
+        """ZSET: bare id -> ms when the reservation was set aside."""
         return self.prefix + b"sweeperd:quarantine"
 
     def kind_index(self, name: str) -> bytes:
@@ -59,7 +59,7 @@ class Keys:
         return self.prefix + name.encode()
 
     def kind_entry(self, template: tuple[str, str], entry: bytes) -> bytes:
-        """HASH: one entry of one of `[[kinds]]`. `template`: what comes before and after the id."""
+        """HASH: one entry of one of `[[kinds]]`. `template`: the text before and after the id."""
         before, after = template
         return self.prefix + before.encode() + entry + after.encode()
 
@@ -68,22 +68,22 @@ class Keys:
         return self.ticks + b":" + kind.encode()
 
     def kind_quarantine(self, kind: str) -> bytes:
-        """ZSET: id -> ms when it was set aside; of one of `[[kinds]]`."""
+        """ZSET: id -> ms when the entry was set aside; of one of `[[kinds]]`."""
         return self.quarantine + b":" + kind.encode()
 
     @property
     def endpoints(self) -> bytes:
-        """HASH: endpoint name -> what all replicas must know of it, JSON."""
+        """HASH: endpoint name -> the state that all replicas must know, JSON."""
         return self.prefix + b"sweeperd:endpoints"
 
     @property
     def groups(self) -> bytes:
-        """HASH: consumer group -> its note, JSON: when it was made and its position; of a replay its span."""
+        """HASH: consumer group -> its note, JSON: when the group was made and its position; of a replay the span."""
         return self.prefix + b"sweeperd:groups"
 
     @property
     def pace(self) -> bytes:
-        """HASH: endpoint with a `max_rate` -> when its bucket of requests will be full again, µs."""
+        """HASH: endpoint with a `max_rate` -> when the bucket of requests will be full again, µs."""
         return self.prefix + b"sweeperd:pace"
 
     @property
@@ -93,17 +93,17 @@ class Keys:
 
     @property
     def processes(self) -> bytes:
-        """HASH: daemon -> its last heartbeat, whether it sweeps, whether it delivers; JSON."""
+        """HASH: daemon -> last heartbeat, whether the daemon sweeps, whether it delivers; JSON."""
         return self.prefix + b"sweeperd:processes"
 
     @property
     def ticks(self) -> bytes:
-        """HASH: the last tick, by whom, and how much has expired in all."""
+        """HASH: the last tick, by whom, and how many entries have expired in all."""
         return self.prefix + b"sweeperd:ticks"
 
     @property
     def reconcile(self) -> bytes:
-        """HASH: `last`: when the daemon's last walk ended and its counts, `report`: all of its findings; JSON."""
+        """HASH: `last`: when the daemon's last walk ended and the counts, `report`: all findings; JSON."""
         return self.prefix + b"sweeperd:reconcile"
 
     @property
@@ -113,7 +113,7 @@ class Keys:
 
     @property
     def action_counts(self) -> bytes:
-        """HASH: action of operators -> how often it was done."""
+        """HASH: action of operators -> how often done."""
         return self.prefix + b"sweeperd:action-counts"
 
     def attempts(self, endpoint: str) -> bytes:
@@ -126,7 +126,7 @@ class Keys:
 
     @property
     def expiry_rates(self) -> bytes:
-        """HASH: tenant -> its count of expiries in this window, and its usual one."""
+        """HASH: tenant -> the count of expiries in this window, and the usual count."""
         return self.prefix + b"sweeperd:rates"
 
     @property
@@ -136,7 +136,7 @@ class Keys:
 
 
 class CyclesKeys:
-    """The keys that the services of a Cycles installation read: their events, subscriptions and deliveries."""
+    """The keys read by the services of a Cycles installation: their events, subscriptions and deliveries."""
 
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix
@@ -151,7 +151,7 @@ class CyclesKeys:
         return self._prefix + b"event:" + event_id.encode()
 
     def events(self, tenant: bytes) -> bytes:
-        """ZSET: id of a tenant's event -> its time, ms."""
+        """ZSET: id of a tenant's event -> time of the event, ms."""
         return self._prefix + b"events:" + tenant
 
     @property
@@ -177,7 +177,7 @@ class CyclesKeys:
         return self._prefix + b"delivery:" + delivery_id.encode()
 
     def deliveries(self, subscription_id: str) -> bytes:
-        """ZSET: id of a subscription's delivery -> when it was made, ms."""
+        """ZSET: id of a subscription's delivery -> when the delivery was made, ms."""
         return self._prefix + b"deliveries:" + subscription_id.encode()
 
     @property

@@ -1,4 +1,4 @@
-"""Which process this is, as other replicas and operators see it."""
+"""The name of this process, for other replicas and operators."""
 
 import contextlib
 import functools
@@ -22,45 +22,44 @@ from sweeperd.text import decode
 @functools.cache
 def process_name() -> str:
     """
-    Host, process id and a random part: `sweeper-1-4711-9f3a61`. Containers on the network of their host have its name,
-    and each of them may have the process id 1.
+    Host, process id and a random part: `sweeper-1-4711-9f3a61`. Containers on the network of their host have the host's
+    name, and each of them may have the process id 1.
     """
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
-# ----
-# A lease: which of several processes does a job now. It saves work. Correctness rests on it only where the script that
-# writes compares the lease's token.
+# ---- a lease: which of several processes does a job now
+# A lease saves work. Correctness rests on the lease only if the script that writes compares the lease's token.
 
 
-#: What follows the process's name in a token: 16 hex digits.
+#: The text after the process's name in a token: 16 hex digits.
 _UNIQUE = re.compile("-[0-9a-f]{16}$")
-#: How long to wait at the end of the job for a renewal that is under way, seconds. It does no harm if it lasts longer.
+#: The longest wait at the end of the job for a running renewal, seconds. A renewal that lasts longer does no harm.
 LAST_RENEWAL = 1.0
 
 
 def holder(shard: Shard, job: str) -> str:
-    """Which process does the job just now; empty where none does. Raises redis.RedisError."""
+    """The process that does the job just now; empty if there is none. Raises redis.RedisError."""
     try:
         token = shard.client.get(shard.keys.lease(job))
     except redis.ResponseError as error:
         if is_wrong_type(error):
-            return ""  # it is no lease
+            return ""  # the key is no lease
         raise
     return _UNIQUE.sub("", decode(token)) if isinstance(token, bytes) else ""
 
 
-#: The token of the lease of the Cycles services: one for all replicas, so that each can renew what another one took.
+#: The token of the lease of the Cycles services: the same for all replicas, so that each can renew another's lease.
 CYCLES_TOKEN = "sweeperd"  # noqa: S105 - no secret
 
 
 class Lease:
     """
-    `sweeperd:lease:<job>`: held and renewed while the job runs, released when it ends. A holder that died is
-    replaced when `ttl` is over.
+    `sweeperd:lease:<job>`: held and renewed while the job runs, released when the job ends. If a holder dies, another
+    process can take the lease when `ttl` is over.
 
-    `on_lost` is called once for each time that the lease turns out to have gone while the job ran: it was deleted, it
-    is another's, or it ran out because this process or its Redis stood still.
+    `on_lost` is called once for each time that the lease is gone while the job runs: the lease was deleted, another
+    process has it, or it ran out because this process or its Redis stood still.
     """
 
     def __init__(self, shard: Shard, job: str, ttl: timedelta, on_lost: Callable[[], None] = lambda: None) -> None:
@@ -70,7 +69,7 @@ class Lease:
         self._ttl = ttl.total_seconds()
         self._ttl_ms = milliseconds(ttl)
         self._on_lost = on_lost
-        # Operators read it: it says who holds the lease.
+        # Operators read the token: it names the holder of the lease.
         self._token = f"{process_name()}-{secrets.token_hex(8)}"
         self._renew = Script("lease/renew")
         self._release = Script("lease/release")
@@ -79,16 +78,16 @@ class Lease:
     @property
     def token(self) -> str | None:
         """
-        What the key holds since the last `acquire`; None where Redis was full. A script that compares the two writes
+        The value of the key since the last `acquire`; None if Redis was full. A script that compares the two writes
         only while the lease lasts.
         """
         return self._token if self._owned else None
 
     def acquire(self) -> bool:
         """
-        Take the lease, or keep the one that could not be released. True too where Redis is full and refuses it: the
-        sweep is what frees memory, so it goes on without. False where the key holds no token but another type of value.
-        Raises redis.RedisError.
+        Take the lease, or keep a lease that could not be released. True too if Redis is full and refuses the lease: the
+        sweep frees memory, so the sweep goes on without a lease. False if the key holds no token but another type of
+        value. Raises redis.RedisError.
         """
         try:
             self._owned = bool(self._client.set(self._key, self._token, nx=True, px=self._ttl_ms)) or self._extend()
@@ -103,19 +102,20 @@ class Lease:
         return self._owned
 
     def runs_out(self) -> bool:
-        """Whether the key has a TTL, so that the lease ends by itself. Raises redis.RedisError."""
+        """True if the key has a TTL, so that the lease ends by itself. Raises redis.RedisError."""
         return int(self._client.pttl(self._key)) >= 0
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[threading.Event]:
         """
-        Renew what was acquired while the block lasts, and release it then. Yields what is set once it is lost.
+        Renew the acquired lease while the block lasts, and then release the lease. Yields an event, set once the lease
+        is lost.
 
-        A thread of its own renews, so that it lasts however long one round trip of the job takes.
+        A separate thread renews, so that the lease lasts however long a round trip of the job takes.
         """
         lost, ended = threading.Event(), threading.Event()
         if not self._owned:
-            yield lost  # Redis is full: there is nothing to keep, and nothing to lose
+            yield lost  # if Redis is full, there is nothing to keep, and nothing to lose
             return
         renewals = threading.Thread(target=self._keep, args=(lost, ended), name=self._name, daemon=True)
         try:
@@ -130,13 +130,13 @@ class Lease:
         finally:
             ended.set()
             renewals.join(LAST_RENEWAL)
-            # Where it cannot be given back it runs out by itself.
+            # If the lease cannot be given back, it runs out by itself.
             with contextlib.suppress(redis.RedisError):
                 if not lost.is_set() and not self.release():
                     self._on_lost()
 
     def release(self) -> bool:
-        """Let go of it. Returns whether it was still held. Raises redis.RedisError."""
+        """Let go of the lease. Returns True if the lease was still held. Raises redis.RedisError."""
         return bool(self._release.run(self._client, Call([self._key], [self._token])))
 
     def _keep(self, lost: threading.Event, ended: threading.Event) -> None:
@@ -148,12 +148,12 @@ class Lease:
                 wait = self._ttl / 10  # there is time for a few more tries
                 continue
             wait = self._ttl / 3
-            # An answer that comes after the end may be about a lease that was released.
+            # If an answer comes after the end, it may be about a released lease.
             if not kept and not ended.is_set():
                 lost.set()
                 self._on_lost()
                 return
 
     def _extend(self) -> bool:
-        """Make it last from now on, where it is still held. Returns whether it is."""
+        """Make the lease last from now on, if still held. Returns True if held."""
         return bool(self._renew.run(self._client, Call([self._key], [self._token, self._ttl_ms])))

@@ -1,4 +1,4 @@
-"""Lua scripts: their text, and how they run. A script that the server does not know is sent again as a whole."""
+"""Lua scripts: their text, and how they run. If the server does not know a script, the whole text is sent."""
 
 import functools
 import hashlib
@@ -16,15 +16,15 @@ from redis.exceptions import NoScriptError
 
 from sweeperd.store.connect import TIME_SCRIPT, ClusterClient
 
-#: A line that stands for the text of another file: `-- @include clock` is `include/clock.lua`.
+#: A line in place of the text of another file: `-- @include clock` is `include/clock.lua`.
 _INCLUDE = re.compile(r"^( *)-- @include ([\w/]+)\n", re.MULTILINE)
 
-#: The folder of the fragments: text that scripts include. A fragment is no script of its own.
+#: The folder of the fragments: text for scripts to include. A fragment is no script by itself.
 INCLUDE = "include"
 
 
 def script_names(folder: str = "") -> list[str]:
-    """The names of all scripts, `<folder>/<file>`, in order; or of what is in one folder (`include`: the fragments)."""
+    """The names of all scripts, `<folder>/<file>`, in order; or of one folder (`include`: the fragments)."""
     folders = importlib.resources.files("sweeperd").joinpath("scripts").iterdir()
     return sorted(
         f"{directory.name}/{file.name.removesuffix('.lua')}"
@@ -37,32 +37,32 @@ def script_names(folder: str = "") -> list[str]:
 
 @functools.cache
 def own_text(name: str) -> str:
-    """The text of `scripts/<name>.lua` as it is in the file."""
+    """The text of `scripts/<name>.lua` with nothing included."""
     return importlib.resources.files("sweeperd").joinpath("scripts", f"{name}.lua").read_text(encoding="utf-8")
 
 
 @functools.cache
 def source(name: str) -> str:
-    """The text of `scripts/<name>.lua` with all that it includes, which is what the server gets."""
+    """The text of `scripts/<name>.lua` with everything included: the text for the server."""
     return _join(name, set())
 
 
 def expand(text: str) -> str:
-    """A text that was generated, with all that it includes."""
+    """A generated text with everything included."""
     return _expand(text, set())
 
 
 def _join(name: str, present: set[str]) -> str:
-    """The text of a file with all that it includes."""
+    """The text of a file with everything included."""
     return _expand(own_text(name), present)
 
 
 def _expand(text: str, present: set[str]) -> str:
     """
-    Each `-- @include` line of the text becomes the text of that file, which may include more; a file that is
-    `present` already is left out, so that each stands once in the whole.
+    Each `-- @include` line of the text becomes the text of the named file, which may include more. If a file is
+    `present` already, the file is left out, so that each stands once in the whole.
 
-    An indented include stands in a block, and ends with it: what it brings is not present after that line.
+    An indented include stands in a block, and ends with the block: afterwards the file is not present.
     """
 
     def included(line: re.Match[str]) -> str:
@@ -86,8 +86,8 @@ class Call:
 
 class Script:
     """
-    One script, `scripts/<name>.lua` or `text`: sent by its SHA1, and whole if the server does not know it. A `text`
-    that is a function is called before the first run.
+    One script, `scripts/<name>.lua` or `text`: sent by SHA1, and whole if the server does not know the SHA1. If `text`
+    is a function, it is called before the first run.
     """
 
     def __init__(self, name: str, text: str | Callable[[], str] | None = None) -> None:
@@ -96,12 +96,12 @@ class Script:
 
     @functools.cached_property
     def source(self) -> str:
-        """The text that the server gets."""
+        """The text for the server."""
         return self._text if isinstance(self._text, str) else self._text()
 
     @functools.cached_property
     def sha(self) -> str:
-        """By which the server knows the text."""
+        """The digest by which the server knows the text."""
         return hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def run(self, client: "redis.Redis", call: Call) -> Any:
@@ -113,8 +113,9 @@ class Script:
 
     def run_many(self, client: "redis.Redis", calls: Sequence[Call]) -> list[Any]:
         """
-        Run each call, pipelined in one round trip. Returns the replies in order; what a single call raised stands in
-        its place. Raises redis.RedisError where the connection as a whole fails: which calls ran by then is unknown.
+        Run each call, pipelined in one round trip. Returns the replies in order; if a single call raised, the error
+        stands in place of the reply. Raises redis.RedisError if the connection as a whole fails: which calls ran by
+        then is unknown.
         """
         return self.run_unknown(client, calls, evaluate(client, "EVALSHA", self.sha, calls))
 
@@ -123,7 +124,7 @@ class Script:
         unknown = [position for position, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
             # The server did not run these (restart, fail-over, SCRIPT FLUSH), so running them now runs them once. EVAL
-            # carries the script, so it never gets NOSCRIPT, however often the cache is flushed.
+            # carries the script, so EVAL never gets NOSCRIPT, however often the cache is flushed.
             again = evaluate(client, "EVAL", self.source, [calls[position] for position in unknown])
             for position, reply in zip(unknown, again, strict=True):
                 replies[position] = reply
@@ -134,8 +135,9 @@ def evaluate(
     client: "redis.Redis", command: str, script: str, calls: Sequence[Call], *, around: Sequence[Any] = ()
 ) -> list[Any]:
     """
-    Run the calls by EVAL or EVALSHA in one pipeline. `around` is a command that is sent before them and after them
-    too; its replies come first and last. An error of a single command stands in its place. Raises redis.RedisError.
+    Run the calls by EVAL or EVALSHA in one pipeline. `around` is a command sent before the calls and after them too;
+    its replies come first and last. An error of a single command stands in place of the reply. Raises
+    redis.RedisError.
     """
     pipeline: Any = client.pipeline(transaction=False)
     if around:
@@ -147,27 +149,27 @@ def evaluate(
     return list(pipeline.execute(raise_on_error=False))
 
 
-# ---- runs of one script that are sent before the replies to earlier runs have been read
+# ---- runs of one script, sent before the replies to earlier runs have been read
 
 
 _PACKED_TIME = pack_command(("TIME",))
 
 
 class PipelineReplies(NamedTuple):
-    """The replies to one batch of calls, and how long the server was busy with it by its own clock, µs."""
+    """The replies to one batch of calls, and how long the server worked on the batch by the server's clock, µs."""
 
     replies: list[Any]
-    #: None where TIME was refused, or where the server did not know the script at first.
+    #: None if TIME was refused, or if the server did not know the script at first.
     micros: int | None
-    #: How long the server did other work while these calls were waiting in its input; None where they did not wait.
+    #: How long the server did other work while these calls were waiting in its input; None if they did not wait.
     pause_micros: int | None
 
 
 class ScriptPipeline:
     """
-    Batches of calls of one script, first in, first out, on a connection of its own. Redis works on the next batch while
-    the process works on the replies to the last one, so that neither waits for the other. In a Cluster a command may be
-    redirected to another node, so nothing is sent ahead there.
+    Batches of calls of one script, first in, first out, on a separate connection. Redis works on the next batch while
+    the process works on the replies to the last batch, so that neither waits for the other. In a Cluster a command may
+    be redirected to another node, so nothing is sent ahead there.
     """
 
     def __init__(self, script: Script, client: "redis.Redis") -> None:
@@ -175,7 +177,7 @@ class ScriptPipeline:
         self._client = client
         self._sent: deque[Sequence[Call]] = deque()
         self._connection: Any = None
-        #: When the server was done with the last batch, µs, where the next one was waiting in its input by then.
+        #: When the server finished the last batch, µs, if the next batch was waiting in the server's input by then.
         self._next_waits_since: int | None = None
 
     def __enter__(self) -> Self:
@@ -187,7 +189,7 @@ class ScriptPipeline:
         self.close()
 
     def send(self, calls: Sequence[Call]) -> None:
-        """Send one batch. Raises redis.RedisError where the connection fails."""
+        """Send one batch. Raises redis.RedisError if the connection fails."""
         self._sent.append(calls)
         if isinstance(self._client, ClusterClient):
             return
@@ -201,12 +203,12 @@ class ScriptPipeline:
 
     def receive(self) -> PipelineReplies:
         """
-        The replies to the oldest batch that has none yet, as `Script.run_many` gives them. Raises redis.RedisError
-        where the connection fails: which calls ran, of this batch and of later ones, is then unknown.
+        The replies to the oldest batch without replies, as `Script.run_many` gives them. Raises redis.RedisError
+        if the connection fails: which calls ran, of this batch and of later batches, is then unknown.
         """
         calls = self._sent.popleft()
         if isinstance(self._client, ClusterClient):
-            # Each node of a Cluster answers TIME, also one that does not own the slot. A script goes by its key.
+            # Each node of a Cluster answers TIME, even without the slot. A script goes by its key.
             clock = ("EVAL", TIME_SCRIPT, 1, self._client.slot.key)
             began, *replies, ended = evaluate(self._client, "EVALSHA", self._script.sha, calls, around=clock)
             busy = False
@@ -224,7 +226,7 @@ class ScriptPipeline:
         )
 
     def close(self) -> None:
-        """Give the connection back to the pool. One with unread replies is disconnected first."""
+        """Give the connection back to the pool. If replies are unread, the connection is first disconnected."""
         if self._connection is not None:
             if self._sent:
                 self._connection.disconnect()

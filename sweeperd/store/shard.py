@@ -1,4 +1,4 @@
-"""Redis's clock, which is the only one that decides anything."""
+"""Redis's clock. No other clock decides anything."""
 
 import contextlib
 import copy
@@ -20,8 +20,8 @@ from sweeperd.store.keys import Keys
 
 class Clock:
     """
-    Redis's clock, read between readings: the last TIME plus what the monotonic clock has counted since. The host's
-    idea of the time takes no part in it.
+    Redis's clock, read between readings: the last TIME plus the time counted since by the monotonic clock. The host's
+    idea of the time takes no part.
     """
 
     def __init__(self) -> None:
@@ -49,8 +49,8 @@ class Shard:
     """
     One Redis: its client, its keys, its clock.
 
-    The client neither retries nor waits: the next tick is the retry, and a command that was sent twice in silence would
-    make the counts lie.
+    The client neither retries nor waits: the next tick is the retry, and a command sent twice in silence would make the
+    counts lie.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Shard:
         self.client: redis.Redis = self._connect(on_connect=self._connected)
 
     def twin(self) -> "Shard":
-        """The same shard with a client of its own, so that neither waits for a connection of the other."""
+        """The same shard with a separate client: neither waits for a connection of the other."""
         twin = copy.copy(self)
         twin.opened = 0
         twin.client = self._connect(on_connect=twin._connected)
@@ -87,8 +87,8 @@ class Shard:
     @property
     def origin(self) -> bytes:
         """
-        What tells its reservations from those of the same id on other shards: it is part of each event's id. The
-        default shard's name is no part of it, so that the first of several shards can go on as before under that name.
+        The difference between reservations of the same id on several shards: a part of each event's id. The default
+        shard's name is left out, so that the first of several shards can go on as before under that name.
         """
         return self.keys.prefix if self.name == DEFAULT_SHARD else self.name.encode() + b"\0" + self.keys.prefix
 
@@ -99,12 +99,12 @@ class Shard:
             known, arguments, _ = str(error).partition(", with args beginning with")
             if not arguments:
                 raise
-            # The server does not know AUTH, and repeats the password.
+            # If the server does not know AUTH, the error repeats the password.
             raise redis.AuthenticationError(known) from None
         self.opened += 1
 
     def read_clock(self) -> int:
-        """The server's TIME in ms since the epoch; also sets `clock` by it. Raises redis.RedisError."""
+        """The server's TIME in ms since the epoch; also sets `clock`. Raises redis.RedisError."""
         seconds, micros = self.client.time()
         now = seconds * 1000 + micros // 1000
         self.clock.set(now)
@@ -112,7 +112,7 @@ class Shard:
 
     @contextlib.contextmanager
     def reaching(self) -> Iterator[None]:
-        """Turn the trouble that a Redis can be in into RedisUnavailable; what is a bug stays what it is."""
+        """Turn trouble of a Redis into RedisUnavailable; a bug stays the same error."""
         try:
             yield
         except redis.RedisError as error:
@@ -123,8 +123,8 @@ class Shard:
 
     def forget_connections_if_demoted(self, error: Any) -> None:
         """
-        READONLY means that this server was a primary and is a replica now. The connection is healthy and would go on
-        failing for ever, so it is dropped, and the next one asks again who the primary is.
+        READONLY means: this server was a primary and is a replica now. The connection is healthy and would go on
+        failing for ever, so the connection is dropped, and the next connection asks again for the primary.
         """
         if "READONLY" in str(error) or isinstance(error, ReadOnlyError):
             self.client.connection_pool.disconnect(inuse_connections=False)
@@ -135,7 +135,7 @@ class Shard:
 
 
 def open_shards(settings: Settings) -> list[Shard]:
-    """All shards of these settings; nothing connects before it is used."""
+    """All shards of these settings; nothing connects before the first use."""
     return [
         Shard(settings.redis.model_copy(update={"url": shard.url}), shard.prefix, shard.name, _connections(settings))
         for shard in settings.all_shards

@@ -10,7 +10,7 @@ from sweeperd.store.shard import Shard
 
 #: How many entries are read in one call.
 PAGE = 500
-#: The bounds of a range that has all entries.
+#: The bounds of a range with all entries.
 FIRST, LAST = b"-", b"+"
 
 StreamRow = tuple[bytes, dict[bytes, bytes]]
@@ -25,23 +25,23 @@ class StreamId(NamedTuple):
 
     #: When the entry was added, ms on Redis's clock.
     milliseconds: int
-    #: Its place among the entries of the same millisecond.
+    #: The place among the entries of the same millisecond.
     sequence: int = 0
 
     @classmethod
     def parse(cls, text: bytes | str) -> Self:
-        """Read `1795248005123-0`, or `1795248005123`, which is the first of that millisecond. Raises ValueError."""
+        """Read `1795248005123-0`, or `1795248005123`: the first id of the millisecond. Raises ValueError."""
         milliseconds, _, sequence = (text.decode() if isinstance(text, bytes) else text).partition("-")
         return cls(int(milliseconds), int(sequence or 0))
 
     @classmethod
     def at(cls, milliseconds: int) -> Self:
-        """The first id that an entry of this time can have. A time before the epoch counts as the epoch."""
+        """The first possible id of an entry of this time. A time before the epoch counts as the epoch."""
         return cls(max(0, milliseconds))
 
     @property
     def before(self) -> "StreamId":
-        """The greatest id that is smaller; of the smallest id the id itself."""
+        """The greatest smaller id; of the smallest id the id itself."""
         if self.sequence:
             return StreamId(self.milliseconds, self.sequence - 1)
         return StreamId(self.milliseconds - 1, GREATEST) if self.milliseconds else self
@@ -63,7 +63,7 @@ def milliseconds(entry: bytes | str) -> int:
 
 
 def after(entry: bytes) -> bytes:
-    """The bound of a range that begins, or read backwards ends, right after this entry and without it."""
+    """The bound of a range that begins, or if read backwards ends, right after this entry and without it."""
     return b"(" + entry
 
 
@@ -71,7 +71,7 @@ def read(
     shard: Shard, key: bytes, first: bytes = FIRST, last: bytes = LAST, *, backwards: bool = False
 ) -> Iterator[StreamRow]:
     """
-    The entries with ids from `first` to `last` (`after(id)`: without that one), each with its fields; `backwards`: the
+    The entries with ids from `first` to `last` (`after(id)`: without this id), each with its fields; `backwards`: the
     newest first. Raises redis.RedisError.
     """
     client = shard.client
@@ -88,7 +88,7 @@ def read(
 
 
 def info(client: redis.Redis, key: bytes) -> dict[str, Any] | None:
-    """What XINFO STREAM says; None where there is no such key. Raises redis.RedisError."""
+    """The reply of XINFO STREAM; None if there is no such key. Raises redis.RedisError."""
     try:
         return client.xinfo_stream(key)
     except redis.ResponseError as error:
@@ -98,7 +98,7 @@ def info(client: redis.Redis, key: bytes) -> dict[str, Any] | None:
 
 
 def groups(client: redis.Redis, key: bytes) -> dict[bytes, dict[str, Any]]:
-    """What XINFO GROUPS says of each group, by name; empty where there is no such key. Raises redis.RedisError."""
+    """The reply of XINFO GROUPS for each group, by name; empty if there is no such key. Raises redis.RedisError."""
     try:
         rows = client.xinfo_groups(key)
     except redis.ResponseError as error:
@@ -109,6 +109,6 @@ def groups(client: redis.Redis, key: bytes) -> dict[bytes, dict[str, Any]]:
 
 
 def last_id(client: redis.Redis, key: bytes) -> bytes:
-    """The greatest id that the stream has given out; `0-0` where there is no such key. Raises redis.RedisError."""
+    """The greatest id given out by the stream; `0-0` if there is no such key. Raises redis.RedisError."""
     found = info(client, key)
     return bytes(START) if found is None else cast(bytes, found["last-generated-id"])

@@ -71,7 +71,7 @@ def walk(server: Server, reservations: int) -> list[Spell]:
             process.send_signal(signal.SIGCONT if walks else signal.SIGSTOP)
         assert process.stdout is not None
         told = json.loads(process.stdout.read())
-    if process.returncode or told["found"] or told["shards"][0]["reservations"] < reservations:
+    if process.returncode or told["found"] or told["shards"][0]["hashes"] < reservations:
         raise RuntimeError(f"the walk ended with {process.returncode} and found {told}")
     return spells
 

@@ -10,7 +10,7 @@ from sweeperd.cli.output import Output, shortened
 from sweeperd.cli.shards import Troubles, for_each_shard, warn
 from sweeperd.config import SweepSettings
 from sweeperd.ops.document import Argument, CommandDocument, Count, Document, Down, Text
-from sweeperd.ops.holders import Holder, find_holders, read_budget
+from sweeperd.ops.reconcile.subjects import Holder, find_holders, read_budget
 from sweeperd.store.shard import Shard
 
 

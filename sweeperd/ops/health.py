@@ -3,7 +3,7 @@
 import contextlib
 import enum
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,8 +11,9 @@ import redis
 
 from sweeperd.config import DEFAULT_SHARD, Settings
 from sweeperd.errors import KindRefused, RedisUnavailable
+from sweeperd.ops.reconcile import LastWalk
 from sweeperd.ops.show import ReasonCount
-from sweeperd.ops.status import WARNING, EndpointStatus, ShardStatus, WalkEnd
+from sweeperd.ops.status import WARNING, EndpointStatus, ShardStatus
 from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.reservations import kind_words
@@ -77,25 +78,26 @@ def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[A
     for duty in status.processes.missing:
         role, section = _DUTIES[duty]
         yield Advice(f"no process {duty}: start a daemon with the role {role} or all", (), section)
-    walk = status.last_walk
-    if walk and (walk.total or walk.foreign_expiries):
-        foreign = {"expired by another sweeper": walk.foreign_expiries} if walk.foreign_expiries else {}
-        yield _walk_advice(status, walk, "the last walk", foreign, options)
+    if status.last_walk:
+        yield from _walk_advice(status, status.last_walk, "the last walk", options)
     for kind in status.kinds:
-        if kind.last_walk and kind.last_walk.total:
+        if kind.last_walk:
             over = f"the last walk over {kind.name}"
-            yield _walk_advice(status, kind.last_walk, over, {}, ("--kind", kind.name, *options))
+            yield from _walk_advice(status, kind.last_walk, over, ("--kind", kind.name, *options))
 
 
-def _walk_advice(
-    status: ShardStatus, walk: WalkEnd, name: str, more: Mapping[str, int], options: Sequence[str]
-) -> Advice:
-    """What a walk has found, and `more`."""
-    found = {**{fault.value: count for fault, count in walk.found.items() if count}, **more}
-    counts = ", ".join(f"{count} {kind}" for kind, count in found.items())
+def _walk_advice(status: ShardStatus, walk: LastWalk, name: str, options: Sequence[str]) -> Iterator[Advice]:
+    """What a walk has found."""
+    found: dict[str, int] = {
+        **{fault.value: count for fault, count in walk.found.items()},
+        "expired by another sweeper": walk.foreign_expiries,
+    }
+    counts = ", ".join(f"{count} {fault}" for fault, count in found.items() if count)
+    if not counts:
+        return
     age = span(max(0, status.now_ms - walk.finished_at) / 1000)
     commands = (_command("reconcile", "--last", *options), _command("reconcile", "--repair", *options))
-    return Advice(f"{name}, {age} ago, found {counts}", commands, "sweeperdreconcilefindings")
+    yield Advice(f"{name}, {age} ago, found {counts}", commands, "sweeperdreconcilefindings")
 
 
 def endpoint_advice(endpoint: EndpointStatus, options: Sequence[str] = ()) -> Advice:

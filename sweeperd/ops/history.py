@@ -146,11 +146,6 @@ class WalkDocument(Document):
     finished_at: Moment
     findings: Count = Field(validation_alias="total")
     found: dict[str, Count]
-
-
-class ReservationsWalkDocument(WalkDocument):
-    """The last complete walk of reconcile over the reservations."""
-
     foreign_expiries: Count
 
 
@@ -305,7 +300,7 @@ class ShardDocument(Document):
     empty_in_seconds: Seconds | None = Field(
         description="How long it takes at this rate to expire what is overdue now; null if nothing expires."
     )
-    last_walk: ReservationsWalkDocument | None = Field(description="The last daily walk of reconcile.")
+    last_walk: WalkDocument | None = Field(description="The last daily walk of reconcile.")
     empty: bool = Field(description="Whether Redis holds none of the keys: a wrong database or prefix?")
     sweeping: str = Field(
         description="Host, process id and a random part of the process that sweeps now; empty if none does."

@@ -8,9 +8,7 @@ from pydantic import Field
 
 from sweeperd.config import SweepSettings
 from sweeperd.ops.document import CommandDocument, Count, Document, Down, Moment, Seconds, Text
-from sweeperd.ops.reconcile.keyspace import Keyspace, Throttle
-from sweeperd.ops.reconcile.reader import ReservationReader
-from sweeperd.ops.reconcile.report import Fault
+from sweeperd.ops.reconcile import Fault, Reservations
 from sweeperd.ops.show import explain
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import Call, Script
@@ -20,14 +18,12 @@ from sweeperd.sweep.kind import Decision, Kind, Outcome
 from sweeperd.text import moment_ms
 
 
-def find_foreign(shard: Shard, settings: SweepSettings, throttle: Throttle | None = None) -> Iterator[bytes]:
+def find_foreign(shard: Shard, settings: SweepSettings) -> Iterator[bytes]:
     """The ids of all such reservations of a shard; an id may come twice. Raises RedisUnavailable, redis.RedisError."""
-    throttle, stem, mark = throttle or Throttle(), shard.keys.reservation(b""), Fault.FOREIGN_QUARANTINE.value.encode()
-    with ReservationReader(shard, settings, throttle) as reader:
-        for _, page in Keyspace(shard, throttle).keys(stem):
-            for sight in reader.read([key.removeprefix(stem) for key in page], None):
-                if sight.mark == mark:
-                    yield sight.entry
+    mark = Fault.FOREIGN_QUARANTINE.value.encode()
+    with Reservations(shard, settings) as subject:
+        for _, ids in subject.hashes():
+            yield from (sight.entry for sight in subject.look(ids, None) if sight.mark == mark)
 
 
 def adopt(shard: Shard, ids: Sequence[bytes]) -> list[bool]:

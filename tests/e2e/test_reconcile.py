@@ -130,7 +130,7 @@ def test_on_a_terminal_there_are_a_bar_and_a_table(client: redis.Redis, server: 
             shown += chunk
     os.close(ours)
     assert done.returncode == 1
-    for told in (b"default: walking the reservations", b"100%", b"expected", b"\x1b[31mlost", rb"\x1b[31morphan\t"):
+    for told in (b"default: walking the hashes", b"100%", b"expected", b"\x1b[31mlost", rb"\x1b[31morphan\t"):
         assert told in shown, shown
 
 
@@ -159,6 +159,6 @@ def test_a_restarted_daemon_goes_on_with_its_walk(server: Server, client: redis.
     with daemon(env, second) as running:
         (line,) = eventually(lambda: running.logged("reconciled"), limit=60)
         # The page at which the first walk stopped is read again, and counted once.
-        assert (line["resumed"], line["reservations"]) == (True, total)
+        assert (line["resumed"], line["hashes"]) == (True, total)
         assert running.metric("sweeperd_reconcile_findings", kind="lost") == total
     assert not client.hexists("sweeperd:reconcile", "cursor")

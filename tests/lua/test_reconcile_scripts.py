@@ -10,7 +10,7 @@ from tests.lua.builders import DEADLINE, INT64_MAX, INT64_MIN, NOW, RID, SCOPES,
 #: Holdings that ended before this moment are left out.
 SINCE = NOW - 1000
 BEGAN = DEADLINE - 60_000
-LOOK, BUDGETS, KIND = "ops/reconcile_look", "ops/reconcile_budgets", "ops/reconcile_kind"
+LOOK, BUDGETS, KIND = "ops/reconcile_look", "ops/reconcile_budgets", "ops/reconcile_entry"
 
 
 def looked(world: World, since: int | str = SINCE) -> Any:
@@ -215,7 +215,7 @@ def test_a_kinds_index_is_right_or_not(
     if score is not None:
         client.zadd("seats", {"1": score})
     before = world.snapshot()
-    reply = frozen(NOW, KIND).run(client, Call([b"seats", b"seats:aside", b"seat:1"], ["1", "until", repair, 100]))
+    reply = frozen(NOW, KIND).run(client, Call([b"seats", b"seats:aside", b"seat:1"], ["1", repair, "until", 100]))
     if fault is None:
         assert reply == []
         assert world.snapshot() == before

@@ -7,7 +7,17 @@ import pytest
 from sweeperd.config import Settings, SweepSettings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.check import CheckLevel, check_shard, worst
-from sweeperd.ops.reconcile import Fault, ReconcileReport, WalkProgress, WalkStage, faults, keyspace, mend, reconcile
+from sweeperd.ops.reconcile import (
+    Fault,
+    ReconcileReport,
+    Reservations,
+    Throttle,
+    WalkProgress,
+    WalkStage,
+    keyspace,
+    mend,
+    reconcile,
+)
 from sweeperd.store.embedded import Binary
 from sweeperd.store.shard import Shard, open_shards
 from tests.support.harness import reserve
@@ -18,12 +28,14 @@ IDS = [str(number) for number in range(150)]
 
 
 def walk(shard: Shard, progress: WalkProgress = lambda *_: None, *, repair: bool = False) -> ReconcileReport:
-    report = reconcile(shard, SweepSettings(), 1e9, progress=progress)
-    return mend(shard, report) if repair else report
+    subject = Reservations(shard, SweepSettings(), Throttle(1e9))
+    subject.progress = progress
+    report = reconcile(subject)
+    return mend(subject, report) if repair else report
 
 
 def test_a_slot_that_moves_under_the_walk(topology_binary: Binary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "SETTLE", 0.0)
+    monkeypatch.setattr("sweeperd.ops.reconcile.walk.SETTLE", 0.0)
     monkeypatch.setattr(keyspace, "IDENTIFY", 0.0)
     with cluster(topology_binary) as running:
         source, target = running.owner(PREFIX), running.other_primary(PREFIX)
@@ -33,7 +45,7 @@ def test_a_slot_that_moves_under_the_walk(topology_binary: Binary, monkeypatch: 
         (shard,) = open_shards(settings)
         with closing(shard):
             before = walk(shard)
-            assert (before.reservations, before.budgets, before.remaining) == (len(IDS), 2, 0)
+            assert (before.hashes, before.counters, before.remaining) == (len(IDS), 2, 0)
             assert worst(list(check_shard(shard, settings))) is CheckLevel.WARNING
 
             steps = moved_step_by_step(running, PREFIX, target)
@@ -42,7 +54,7 @@ def test_a_slot_that_moves_under_the_walk(topology_binary: Binary, monkeypatch: 
             def move(stage: WalkStage, *_: int) -> None:
                 """The first keys go while the walk is under way."""
                 nonlocal begun
-                if stage is WalkStage.RESERVATIONS and not begun:
+                if stage is WalkStage.HASHES and not begun:
                     begun = True
                     assert [next(steps), next(steps)] == ["opened", "keys"]
 
@@ -56,7 +68,7 @@ def test_a_slot_that_moves_under_the_walk(topology_binary: Binary, monkeypatch: 
 
             # It may also move as a whole between two steps of a walk.
             def move_back(stage: WalkStage, *_: int) -> None:
-                if stage is WalkStage.RESERVATIONS and running.owner(PREFIX) is target:
+                if stage is WalkStage.HASHES and running.owner(PREFIX) is target:
                     assert list(moved_step_by_step(running, PREFIX, source))[-1] == "closed"
 
             with pytest.raises(RedisUnavailable, match="replaced during the walk"):

@@ -8,8 +8,8 @@ import redis
 from sweeperd.ops.acl import ANY, channels, cycles_grants
 from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, warning
 from sweeperd.ops.check.rights import for_ledger, for_walks, needed, refused
-from sweeperd.ops.reconcile import Fault
-from sweeperd.ops.status import WARNING, WalkStore, is_empty
+from sweeperd.ops.reconcile import Fault, WalkStore
+from sweeperd.ops.status import WARNING, is_empty
 from sweeperd.outbox.subscription import SYSTEM, parse
 from sweeperd.store import streams
 from sweeperd.store.errors import REFUSED, describe, is_wrong_type

@@ -1,221 +1,237 @@
-"""One walk over a shard: budgets, reservations, index, and the budgets that seem wrong once more."""
+"""
+One walk over a subject: its hashes, its index, its counters; and what mends the index afterwards.
 
-import threading
+The pages of a walk are settled in their order, once all hints of a page were read again, and only then counted: a later
+walk that goes on at the first page that is not settled counts no page twice, and leaves none out.
+"""
+
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
-from sweeperd.config import SweepSettings
-from sweeperd.ops.budget_drift import BudgetDrift, Difference
-from sweeperd.ops.reconcile.budgets import BudgetJudge
-from sweeperd.ops.reconcile.cursor import WalkCursor
-from sweeperd.ops.reconcile.faults import FaultFinder, OrphanFinder, Page, Place, Tally
-from sweeperd.ops.reconcile.keyspace import PAGE, Interrupted, Keyspace, Throttle
-from sweeperd.ops.reconcile.reader import ReservationReader, Sight
-from sweeperd.ops.reconcile.report import FINDINGS, Fault, Finding, ReconcileReport, WalkStage
-from sweeperd.store.shard import Shard
+from sweeperd.ops.reconcile.counters import Counters, counters_of
+from sweeperd.ops.reconcile.keyspace import Interrupted, Seen
+from sweeperd.ops.reconcile.report import FINDINGS, Fault, ReconcileReport, Tally, WalkCursor, WalkStage
+from sweeperd.ops.reconcile.subjects import CONFIRM, Sight, Subject
 
+#: How long after the first sight a fault is read again, seconds, and how many hints wait for that at most.
+SETTLE, WAITING = 1.0, 50_000
 #: How often the place of a walk is handed out, seconds.
 CHECKPOINT = 10.0
-#: How often a walk visits each key: for the budgets, the reservations, the index, and once more for suspects.
-PASSES = 4
 
-#: (stage, keys done so far, keys expected in all)
-WalkProgress = Callable[[WalkStage, int, int], None]
+#: A stage of the walk and its cursor.
+Place = tuple[WalkStage, int]
 
 
 def reconcile(
-    shard: Shard,
-    settings: SweepSettings,
-    rate: float | None = None,
+    subject: Subject,
     *,
     within: float | None = None,
     limit: int = FINDINGS,
-    stop: threading.Event | None = None,
-    progress: WalkProgress = lambda *_: None,
     resume: WalkCursor | None = None,
     checkpoint: Callable[[WalkCursor], None] = lambda _: None,
 ) -> ReconcileReport:
     """
-    Walk one shard, and change nothing. `rate`: keys per second at most (None: full speed while Redis is idle); it is
-    raised where the walk would take longer than `within` seconds. `limit` findings are kept. `resume`: go on from
-    there, if the server is still the same. `checkpoint` gets the place of the walk now and then, and when `stop` ends
-    it.
+    Walk a subject, and change nothing. The rate of the throttle is raised if the walk would take longer than `within`
+    seconds. `limit` findings are kept. `resume`: go on from there, if the server is still the same. `checkpoint` gets
+    the place of the walk now and then, and when the throttle stops the walk.
 
-    Raises RedisUnavailable, redis.RedisError, and Interrupted once `stop` is set.
+    Raises RedisUnavailable, redis.RedisError, Interrupted, and KindRefused if the script of the kind is broken.
     """
-    throttle = Throttle(rate, stop)
-    with shard.reaching(), ReservationReader(shard, settings, throttle) as reader:
-        keyspace = Keyspace(shard, throttle)
-        size = keyspace.size()
+    with subject.shard.reaching(), subject:
+        counters = counters_of(subject)
         if within:
-            throttle.raise_rate(PASSES * size / within)
-        judge = BudgetJudge(shard, keyspace, reader, throttle)
-        if resume is not None and resume.run_id != keyspace.run_id:
+            subject.throttle.raise_rate(counters.passes * subject.size / within)
+        if resume is not None and resume.run_id != subject.keyspace.run_id:
             resume = None
-        return _Walk(shard, throttle, keyspace, reader, judge, size, limit, progress, checkpoint, resume).run()
+        return _Walk(subject, counters, limit, resume, checkpoint).run()
+
+
+def mend(subject: Subject, report: ReconcileReport) -> ReconcileReport:
+    """
+    Mend the index if the report says that it is wrong, without another walk; returns the report with what was mended.
+    Each entry is read and written in one step, so an entry that is right by now stays as it is, and counts as mended.
+    No counter is changed. Raises RedisUnavailable, redis.RedisError, Interrupted.
+    """
+    faults = dict(report.mendable)
+    with subject.shard.reaching():
+        written = [each.fault.mendable for each in subject.check(list(faults), mend=True)]
+    findings = [
+        replace(each, mended=True) if each.fault.mendable and each.subject in faults else each
+        for each in report.findings
+    ]
+    return replace(report, mended=Counter(faults.values()), findings=findings, changed=sum(written))
+
+
+@dataclass
+class _Page:
+    """A page of hashes or of index entries, and what was counted in it."""
+
+    place: Place
+    tally: Tally = field(default_factory=Tally)
+    visited: bool = False
+    #: Hints that are not read again yet.
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Hint:
+    """Something seems wrong with an entry."""
+
+    #: Monotonic, seconds.
+    seen_at: float
+    entry: bytes
+    page: _Page
 
 
 class _Walk:
     def __init__(
         self,
-        shard: Shard,
-        throttle: Throttle,
-        keyspace: Keyspace,
-        reader: ReservationReader,
-        judge: BudgetJudge,
-        size: int,
+        subject: Subject,
+        counters: Counters,
         limit: int,
-        progress: WalkProgress,
-        checkpoint: Callable[[WalkCursor], None],
         resume: WalkCursor | None,
+        checkpoint: Callable[[WalkCursor], None],
     ) -> None:
-        self._shard = shard
-        self._keyspace = keyspace
-        self._reader = reader
-        self._judge = judge
-        self._size = size
-        self._progress = progress
+        self._subject = subject
+        self._throttle = subject.throttle
+        self._counters = counters
+        self._limit = limit
         self._checkpoint = checkpoint
-        self._resume = resume
-        self._tally = _tally(limit, resume)
-        #: The place of the first page that is not begun.
-        self._next: Place | None = None
-        self._faults = FaultFinder(shard, throttle, self._tally, size)
-        self._orphans = OrphanFinder(shard, throttle)
-        self._started_at = resume.started_at if resume else shard.read_clock()
+        name = subject.kind.name
+        self._report = (
+            resume.report(name) if resume else ReconcileReport(kind=name, started_at=subject.shard.read_clock())
+        )
         self._began = time.monotonic() - (resume.seconds if resume else 0.0)
         self._saved_at = time.monotonic()
-        self._drift = BudgetDrift(shard.keys, size)
-        self._differences: Mapping[bytes, Difference | None] = {}
+        self._from: Place = (resume.stage, resume.position) if resume else (WalkStage.HASHES, 0)
+        #: The place of the first page that is not begun; None before the first page.
+        self._next: Place | None = None
+        self._pages: deque[_Page] = deque()
+        self._hints: deque[_Hint] = deque()
+        #: SCAN may return a key twice, and both the hashes and the index lead to an entry.
+        self._reported = Seen(subject.size)
 
     def run(self) -> ReconcileReport:
-        place = (self._resume.stage, self._resume.position) if self._resume else (WalkStage.RESERVATIONS, 0)
+        report, (stage, position) = self._report, self._from
         try:
-            if not self._resume:
-                self._judge.read_all(self._drift, self._pages(WalkStage.BUDGETS))
-            if place[0] is WalkStage.RESERVATIONS:
-                self._walk_reservations(place)
-                place = (WalkStage.INDEX, 0)
-            self._walk_index(place)
-            self._faults.settle(all_of_them=True)
+            if stage is WalkStage.HASHES:
+                self._walk_hashes(position)
+                position = 0
+            if stage in (WalkStage.HASHES, WalkStage.INDEX):
+                self._walk_index(position)
+            self._settle(all_of_them=True)
+            drifts = Tally()
+            for drift in self._counters.drifts():
+                drifts.add(drift)
         except Interrupted:
-            if at := self._faults.place or self._next:
-                self._checkpoint(self._cursor(at))
+            if place := self._place:
+                self._checkpoint(self._cursor(place))
             raise
-        drifts, unjudged = self._judge.confirm(self._differences, self._size, self._pages(WalkStage.AGAIN))
-        for key, drift in drifts.items():
-            bounds = (drift.least, drift.most)
-            self._tally.add(Finding(Fault.BUDGET_DRIFT, key, str(drift.reserved), str(drift.held), bounds=bounds))
-        return self._report(unjudged)
+        report.merge(drifts, self._limit)
+        report.counters, report.unjudged = self._counters.count, self._counters.unjudged
+        report.closed, report.unreadable = self._counters.closed, self._counters.unreadable
+        report.duration_seconds = time.monotonic() - self._began
+        return report
 
-    def _walk_reservations(self, place: Place) -> None:
-        stem = self._shard.keys.reservation(b"")
-        since = None if self._resume else self._drift.first_ms
-        page_done = self._pages(WalkStage.RESERVATIONS)
-        for cursor, keys in self._keyspace.keys(stem, place[1]):
-            page = self._faults.page(place)
-            ids = [key.removeprefix(stem) for key in keys]
-            for sight in self._reader.read(ids, since):
+    def _walk_hashes(self, position: int) -> None:
+        # What the first walk saw of the counters is lost: a walk that goes on adds up for them afterwards.
+        counted = not self._report.resumed
+        if counted:
+            self._counters.begin()
+        for page, ids in self._walked(
+            WalkStage.HASHES, WalkStage.INDEX, self._subject.hashes(cursor=position), position
+        ):
+            page.tally.hashes = len(ids)
+            for sight in self._subject.look(ids, self._counters.since_ms if counted else None):
+                if sight.holding and counted:
+                    self._counters.see(sight)
                 self._note(sight, page)
-            page.tally.reservations = len(ids)
-            place = (WalkStage.RESERVATIONS, cursor) if cursor else (WalkStage.INDEX, 0)
-            self._end_page(page, place)
-            page_done()
-        if not self._resume:
-            self._differences = self._judge.differences(self._drift)
+        if counted:
+            self._counters.end()
 
-    def _note(self, sight: Sight, page: Page) -> None:
-        if sight.holding and not self._resume:
-            self._drift.held(sight.entry, sight.holding)
+    def _walk_index(self, position: int) -> None:
+        for page, ids in self._walked(WalkStage.INDEX, WalkStage.COUNTERS, self._subject.index(position), position):
+            page.tally.entries = len(ids)
+            for entry in self._subject.orphans(ids):
+                self._hint(entry, page)
+
+    def _walked(
+        self, stage: WalkStage, following: WalkStage, pages: Iterator[tuple[int, list[bytes]]], position: int
+    ) -> Iterator[tuple[_Page, list[bytes]]]:
+        """The pages of a stage. After each page settle what can be settled."""
+        for cursor, ids in pages:
+            page = _Page((stage, position))
+            self._pages.append(page)
+            yield page, ids
+            page.visited, position = True, cursor
+            self._next = (stage, cursor) if cursor else (following, 0)
+            self._settle()
+            if time.monotonic() >= self._saved_at + CHECKPOINT and (place := self._place):
+                self._saved_at = time.monotonic()
+                self._checkpoint(self._cursor(place))
+
+    def _note(self, sight: Sight, page: _Page) -> None:
         if sight.mark == b"dismissed":
-            page.tally.dismissed += self._faults.new(sight.entry)
+            page.tally.dismissed += not self._reported.add(sight.entry)
         elif sight.mark == b"foreign_expiry":
-            page.tally.foreign_expiries += self._faults.new(sight.entry)
+            page.tally.foreign_expiries += not self._reported.add(sight.entry)
             page.tally.foreign_ids.append(sight.entry)
         elif sight.mark:
-            self._faults.hint(sight.entry, page)
+            self._hint(sight.entry, page)
 
-    def _walk_index(self, place: Place) -> None:
-        page_done = self._pages(WalkStage.INDEX)
-        for cursor, entries in self._keyspace.index(place[1]):
-            page = self._faults.page(place)
-            for entry in self._orphans.find(entries):
-                self._faults.hint(entry, page)
-            page.tally.entries = len(entries)
-            place = (WalkStage.INDEX, cursor)
-            self._end_page(page, place if cursor else None)
-            page_done()
+    def _hint(self, entry: bytes, page: _Page) -> None:
+        page.waiting += 1
+        self._hints.append(_Hint(time.monotonic(), entry, page))
 
-    def _end_page(self, page: Page, following: Place | None) -> None:
-        """Settle what can be settled; the walk goes on at the place `following`, None at its end."""
-        page.visited, self._next = True, following
-        self._faults.settle()
-        if time.monotonic() >= self._saved_at + CHECKPOINT and (place := self._faults.place or following):
-            self._saved_at = time.monotonic()
-            self._checkpoint(self._cursor(place))
+    def _settle(self, *, all_of_them: bool = False) -> None:
+        """Read the hints again that have waited long enough; wait for more if they are too many, or for all."""
+        self._count()
+        while self._hints:
+            wait = self._hints[0].seen_at + SETTLE - time.monotonic()
+            if wait > 0 and not all_of_them and len(self._hints) < WAITING:
+                return
+            self._throttle.wait(wait)
+            latest = time.monotonic() - SETTLE
+            ripe = [hint for hint in islice(self._hints, CONFIRM) if hint.seen_at <= latest]  # in the order of time
+            self._confirm(ripe)
+            for hint in ripe:
+                self._hints.popleft()
+                hint.page.waiting -= 1
+            self._count()
 
-    def _pages(self, stage: WalkStage) -> Callable[[], None]:
-        """Count the pages of one stage for `progress`."""
-        done = 0
+    def _confirm(self, hints: list[_Hint]) -> None:
+        """Each walk finds its own faults: the walk over the index the entries without a hash, the other the rest."""
+        entries = list(dict.fromkeys(hint.entry for hint in hints))
+        found = {finding.subject: finding for finding in self._subject.confirmed(entries)}
+        for hint in hints:
+            finding, in_index = found.get(hint.entry), hint.page.place[0] is WalkStage.INDEX
+            if finding and (finding.fault is Fault.ORPHAN) is in_index and not self._reported.add(hint.entry):
+                hint.page.tally.add(finding)
 
-        def page_done() -> None:
-            nonlocal done
-            done += PAGE
-            self._progress(stage, done, max(self._size, done))
+    def _count(self) -> None:
+        while self._pages and self._pages[0].visited and not self._pages[0].waiting:
+            self._report.merge(self._pages.popleft().tally, self._limit)
 
-        return page_done
+    @property
+    def _place(self) -> Place | None:
+        """The first page that is not settled, or else the next page."""
+        return self._pages[0].place if self._pages else self._next
 
     def _cursor(self, place: Place) -> WalkCursor:
-        tally = self._tally
+        report = self._report
         return WalkCursor(
-            run_id=self._keyspace.run_id,
-            started_at=self._started_at,
+            run_id=self._subject.keyspace.run_id,
+            started_at=report.started_at,
             seconds=time.monotonic() - self._began,
             stage=place[0],
             position=place[1],
-            reservations=tally.reservations,
-            entries=tally.entries,
-            dismissed=tally.dismissed,
-            foreign_expiries=tally.foreign_expiries,
-            found=dict(tally.found),
-            findings=[(each.fault, each.subject.hex(), each.found, each.expected) for each in tally.findings],
+            hashes=report.hashes,
+            entries=report.entries,
+            dismissed=report.dismissed,
+            foreign_expiries=report.foreign_expiries,
+            found=dict(report.found),
+            findings=[(each.fault, each.subject.hex(), each.found, each.expected) for each in report.findings],
         )
-
-    def _report(self, unjudged: int) -> ReconcileReport:
-        tally, drift = self._tally, self._drift
-        return ReconcileReport(
-            reservations=tally.reservations,
-            entries=tally.entries,
-            budgets=len(drift),
-            unjudged=unjudged,
-            closed=len(drift.closed),
-            unreadable=drift.unreadable,
-            dismissed=tally.dismissed,
-            foreign_expiries=tally.foreign_expiries,
-            foreign_ids=tuple(tally.foreign_ids),
-            resumed=self._resume is not None,
-            found=tally.found,
-            mended={},
-            findings=tuple(tally.findings),
-            mendable=tuple(tally.mendable),
-            started_at=self._started_at,
-            duration_seconds=time.monotonic() - self._began,
-        )
-
-
-def _tally(limit: int, resume: WalkCursor | None) -> Tally:
-    if resume is None:
-        return Tally(limit)
-    return Tally(
-        limit,
-        reservations=resume.reservations,
-        entries=resume.entries,
-        dismissed=resume.dismissed,
-        foreign_expiries=resume.foreign_expiries,
-        found=Counter(resume.found),
-        findings=[
-            Finding(fault, bytes.fromhex(subject), found, expected)
-            for fault, subject, found, expected in resume.findings
-        ],
-    )

@@ -1,16 +1,22 @@
--- Checks whether the index is right about one reservation now, and if asked mends the index in the same step.
+-- Checks whether the index is right about one entry now, and if asked mends the index in the same step.
 --
--- KEYS[1] -> reservation:ttl        ZSET  bare id -> expires_at, ms on this server's clock
--- KEYS[2] -> sweeperd:quarantine    ZSET  bare id -> ms when the reservation was set aside
--- KEYS[3] -> reservation:res_<id>   HASH  the reservation
+-- KEYS[1] -> the index           ZSET  id -> deadline, ms on this server's clock
+-- KEYS[2] -> the quarantine      ZSET  id -> ms when the entry was set aside
+-- KEYS[3] -> the entry's hash    HASH
 --
--- ARGV[1] -> the bare id;  ARGV[2] -> '1' to mend
+-- ARGV[1] -> the id;  ARGV[2] -> '1' to mend
+-- ARGV[3] -> the field of the deadline of a configured kind; '' for a reservation
+-- ARGV[4] -> by how much a score of a configured kind may be later than the deadline, ms
 --
 -- Returns {} if all is well, else {fault, the right score, the score found}:
 --   orphan              an entry without a hash; mended by removing the entry
---   lost                an ACTIVE hash without an entry; mended by adding an entry
---   wrong_score         an entry with another score than the hash says; mended by setting the score
---   foreign_quarantine  an ACTIVE hash set aside by another sweeper; not mended here
+--   lost                a hash without an entry, and not set aside either; mended by adding an entry
+--   wrong_score         a score that differs from a reservation's deadline, or is later than the deadline of a
+--                       configured kind; mended by setting the score
+--   foreign_quarantine  an ACTIVE reservation set aside by another sweeper; not mended here
+--
+-- Only ACTIVE reservations are lost. This script does not decide whether a hash of a configured kind is active: the
+-- caller asks the kind's script before. If the hash has ended in between, the next sweep removes the added entry.
 --
 -- The check comes before the write in every case: what a walk saw earlier is a hint only. No ledger value changes. ZREM
 -- is the first write and needs no memory: if Redis is at maxmemory, ZREM is still accepted, and so is ZADD after ZREM.
@@ -18,8 +24,29 @@
 -- @include reservation_look
 -- @include rights
 
-local row, wrong_type = look.row(KEYS[3])
-local fault, wanted, score = look.fault(KEYS[1], KEYS[2], ARGV[1], row, wrong_type)
+local function kind_fault()
+  local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
+  if redis.call('EXISTS', KEYS[3]) == 0 then
+    return score and 'orphan', '', score
+  end
+  local row = redis.pcall('HMGET', KEYS[3], ARGV[3], 'quarantined_at')
+  local deadline = not row.err and clock.whole(row[1])
+  if not deadline then
+    return nil
+  end
+  if not score then
+    return not row[2] and not redis.call('ZSCORE', KEYS[2], ARGV[1]) and 'lost', row[1], ''
+  end
+  local latest = math.max(deadline, clock.now) + ARGV[4]
+  return tonumber(score) > latest and 'wrong_score', row[1], score
+end
+
+local fault, wanted, score
+if ARGV[3] == '' then
+  fault, wanted, score = look.fault(KEYS[1], KEYS[2], ARGV[1], look.row(KEYS[3]))
+else
+  fault, wanted, score = kind_fault()
+end
 if not fault or fault == 'dismissed' then
   return {}
 end

@@ -122,9 +122,9 @@ def what_is_wrong_is_found(system: System) -> None:
     assert ended.code == 1
     (found,) = json.loads(ended.out)["shards"]
     assert {fault: count for fault, count in found["found"].items() if count} == {"lost": LOST, "budget_drift": 1}
-    assert (found["budgets_unjudged"], found["budgets_closed"], found["unreadable"]) == (len(SCOPES), 1, 1)
+    assert (found["counters_unjudged"], found["counters_closed"], found["unreadable"]) == (len(SCOPES), 1, 1)
     (drift,) = [finding for finding in found["findings"] if finding["fault"] == "budget_drift"]
-    assert (drift["budget"], drift["difference"]) == (f"budget:{DRIFTED}:TOKENS", DRIFT)
+    assert (drift["key"], drift["difference"]) == (f"budget:{DRIFTED}:TOKENS", DRIFT)
     for budget, reason in ((SCOPES[0], "some of its reservations cannot be read"), (CLOSED, "it is CLOSED")):
         ended = system.operator.run("reconcile", "--repair-budget", f"{budget}:TOKENS", "--yes")
         assert (ended.code, f"was not judged: {reason}" in ended.err) == (1, True)

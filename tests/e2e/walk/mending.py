@@ -70,7 +70,7 @@ def the_drift_is_ended(system: System) -> None:
     ended = operator.run("reconcile", "--json")
     assert ended.code == 0
     (shard,) = operator.read("reconcile")["shards"]
-    assert (shard["remaining"], shard["budgets_unjudged"]) == (0, 0)
+    assert (shard["remaining"], shard["counters_unjudged"]) == (0, 0)
 
 
 def the_receivers_are_back(system: System) -> None:

@@ -10,7 +10,7 @@ import redis
 
 from sweeperd.config import load
 from sweeperd.metrics import Metrics
-from sweeperd.ops.reconcile import KindStage, reconcile_kind
+from sweeperd.ops.reconcile import WalkStage, reconcile, subject_of
 from sweeperd.runtime.once import run_once
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store.embedded import Server
@@ -171,7 +171,7 @@ def test_reservations_that_are_not_swept_are_no_trouble(kinds: Kinds) -> None:
 
 def walked(kinds: Kinds, *arguments: str) -> tuple[int, dict[str, Any]]:
     ran = kinds.run("reconcile", "--kind", *arguments, "--json")
-    check("reconcile-kind", ran.document)
+    check("reconcile", ran.document)
     (only,) = ran.document["shards"]
     return ran.code, dict(only)
 
@@ -267,14 +267,16 @@ def test_the_last_walk_of_the_daemon_over_a_kind(kinds: Kinds) -> None:
     ran = kinds.run("reconcile", "--last", "--json")
     check("reconcile", ran.document)
     assert (ran.code, ran.document["found"], ran.document["remaining"]) == (1, 3, 3)
-    assert [each["shard"] for each in ran.document["shards"]] == ["default"]
-    assert {each["kind"]: each["found"]["lost"] for each in ran.document["kinds"]} == {"seat-hold": 1, "lock": 1}
+    assert {each["shard"] for each in ran.document["shards"]} == {"default"}
+    lost = {each["kind"]: each["found"]["lost"] for each in ran.document["shards"]}
+    assert lost == {"reservations": 0, "seat-hold": 1, "lock": 1}
     only = kinds.run("reconcile", "--last", "--kind", "reservations", "--json")
-    assert (only.code, only.document["found"], only.document["kinds"]) == (0, 0, [])
+    assert (only.code, only.document["found"]) == (0, 0)
+    assert [each["kind"] for each in only.document["shards"]] == ["reservations"]
     table = kinds.run("reconcile", "--last")
     assert "default\tseat-hold\tlost\tlost\t" in table.out
     assert "default\tlock\tlost\tl2\t" in table.out
-    assert "default: lock: 2 hashes and 1 index entries" in table.err
+    assert "default: lock: 2 hashes, 1 index entries and 0 counters" in table.err
 
 
 def test_without_reservations_the_last_walks_are_those_over_kinds(kinds: Kinds) -> None:
@@ -282,7 +284,7 @@ def test_without_reservations_the_last_walks_are_those_over_kinds(kinds: Kinds) 
     daemon_walks(kinds)
     ran = kinds.run("reconcile", "--last", "--json")
     check("reconcile", ran.document)
-    assert (ran.code, ran.document["shards"], len(ran.document["kinds"])) == (0, [], 2)
+    assert (ran.code, [each["kind"] for each in ran.document["shards"]]) == (0, ["seat-hold", "lock"])
     assert kinds.run("reconcile", "--last").out.startswith("shard\tkind\tfault")
 
 
@@ -306,7 +308,7 @@ def test_a_script_that_is_broken_is_an_answer(kinds: Kinds) -> None:
     (kinds.config.parent / "lock.lua").write_text("local first = nil .. 'x'\n" + LOCK)
     kinds.client.zrem("locks:ttl", "l1")
     ran = kinds.run("reconcile", "--kind", "lock", "--json")
-    check("reconcile-kind", ran.document)
+    check("reconcile", ran.document)
     (down,) = ran.document["down"]
     assert (ran.code, ran.document["shards"], "script file fails" in down["error"]) == (1, [], True)
 
@@ -314,10 +316,12 @@ def test_a_script_that_is_broken_is_an_answer(kinds: Kinds) -> None:
 def test_the_walk_tells_how_far_it_is(kinds: Kinds) -> None:
     kinds.client.hset("seats:hamlet", "held", 4)  # one too many, so that the sums are added up again
     settings = load(kinds.config, {"SWEEPERD_REDIS__URL": kinds.url})
-    shard, told = Shard(settings.redis), list[tuple[KindStage, int, int]]()
+    shard, told = Shard(settings.redis), list[tuple[WalkStage, int, int]]()
     try:
-        reconcile_kind(shard, settings, settings.kinds[0], progress=lambda *step: told.append(step))
+        subject = subject_of(shard, settings, "seat-hold")
+        subject.progress = lambda *step: told.append(step)
+        reconcile(subject)
     finally:
         shard.close()
-    assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(KindStage)
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(WalkStage)[1:]
     assert all(0 < done <= total for _, done, total in told)

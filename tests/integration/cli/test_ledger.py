@@ -4,8 +4,7 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.ops.reconcile import judge_budget, repair_budget
-from sweeperd.ops.reconcile.keyspace import Throttle
+from sweeperd.ops.reconcile import Throttle, judge_budget, repair_budget
 from sweeperd.store.shard import Shard
 from tests.integration.conftest import Sweeperd
 from tests.support.fixtures import full

@@ -11,7 +11,6 @@ from click.testing import Result
 from sweeperd.cli.output import timestamp
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
-from sweeperd.ops.reconcile import faults
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store.embedded import Server, free_port
 from sweeperd.store.shard import Shard
@@ -25,7 +24,7 @@ DRIFTED = f"budget:{SCOPES[0]}:TOKENS"
 
 @pytest.fixture(autouse=True)
 def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "SETTLE", 0.0)
+    monkeypatch.setattr("sweeperd.ops.reconcile.walk.SETTLE", 0.0)
 
 
 def document(done: Result) -> dict[str, Any]:
@@ -42,8 +41,8 @@ def plant(client: redis.Redis) -> None:
 def test_it_finds_and_mends(cli: Cli, client: redis.Redis, server: Server) -> None:
     env = environment(server.url)
     clean = cli("reconcile", env)
-    assert (clean.exit_code, clean.stdout) == (0, "shard\tfault\twhat\tfound\texpected\tdifference\tdone\n")
-    assert "default: 0 reservations, 0 index entries and 0 budgets" in clean.stderr
+    assert (clean.exit_code, clean.stdout) == (0, "shard\tkind\tfault\twhat\tfound\texpected\tdifference\tdone\n")
+    assert "default: reservations: 0 hashes, 0 index entries and 0 counters" in clean.stderr
     plant(client)
 
     looked = cli("reconcile", env)
@@ -51,9 +50,9 @@ def test_it_finds_and_mends(cli: Cli, client: redis.Redis, server: Server) -> No
     _, *rows = (line.split("\t") for line in looked.stdout.splitlines())
     deadline: Any = client.hget("reservation:res_lost", "expires_at")
     expires_at = deadline.decode()
-    assert sorted(row[:5] for row in rows) == [
-        ["default", "lost", "lost", "", expires_at],
-        ["default", "orphan", r"\x1b[31morphan\t", "9000000000000000", ""],
+    assert sorted(row[:6] for row in rows) == [
+        ["default", "reservations", "lost", "lost", "", expires_at],
+        ["default", "reservations", "orphan", r"\x1b[31morphan\t", "9000000000000000", ""],
     ]
     assert "found 1 lost, 1 orphan" in looked.stderr
     assert client.zscore("reservation:ttl", "lost") is None
@@ -72,7 +71,9 @@ def test_it_finds_and_mends(cli: Cli, client: redis.Redis, server: Server) -> No
     client.hincrby(DRIFTED, "reserved", -7)
     drifted = cli("reconcile", env, "--repair", "--yes")
     assert drifted.exit_code == 1
-    assert drifted.stdout.splitlines()[1].split("\t") == ["default", "budget_drift", DRIFTED, "3", "10", "-7", ""]
+    assert drifted.stdout.splitlines()[1].split("\t") == [
+        *("default", "reservations", "budget_drift", f"{DRIFTED} reserved", "3", "10", "-7", ""),
+    ]
 
 
 def test_the_last_walk_of_the_daemon_is_shown_as_it_was(cli: Cli, shard: Shard, server: Server) -> None:
@@ -93,11 +94,11 @@ def test_the_last_walk_of_the_daemon_is_shown_as_it_was(cli: Cli, shard: Shard, 
     assert (whole["repair"], whole["found"], whole["remaining"]) == (False, 3, 3)
     found = {kind: count for kind, count in last["found"].items() if count}
     assert found == {"lost": 1, "orphan": 1, "budget_drift": 1}
-    assert {row.get("id", row.get("budget")) for row in last["findings"]} == {"lost", "\x1b[31morphan\t", DRIFTED}
+    assert {row.get("id", row.get("key")) for row in last["findings"]} == {"lost", "\x1b[31morphan\t", DRIFTED}
     assert timestamp(began) <= last["started_at"] <= last["finished_at"]
-    assert (last["reservations"], last["budgets"]) == (2, 2)
+    assert (last["kind"], last["hashes"], last["counters"]) == ("reservations", 2, 2)
     table = cli("reconcile", env, "--last")
-    assert sorted(line.split("\t")[1] for line in table.stdout.splitlines()[1:]) == ["budget_drift", "lost", "orphan"]
+    assert sorted(line.split("\t")[2] for line in table.stdout.splitlines()[1:]) == ["budget_drift", "lost", "orphan"]
     assert "found 1 lost, 1 orphan, 1 budget_drift" in table.stderr
 
 
@@ -111,16 +112,17 @@ def test_json_is_one_object(cli: Cli, client: redis.Redis, server: Server) -> No
     told = document(done)
     assert (told["repair"], told["found"], told["remaining"], told["truncated"]) == (True, 3, 1, True)
     (shard,) = told["shards"]
-    assert (shard["shard"], shard["reservations"], shard["budgets"]) == ("default", 2, 2)
+    assert (shard["shard"], shard["hashes"], shard["counters"]) == ("default", 2, 2)
     assert shard["found"] == {"lost": 1, "orphan": 1, "wrong_score": 0, "foreign_quarantine": 0, "budget_drift": 1}
     assert shard["mended"] == {"lost": 1, "orphan": 1, "wrong_score": 0}
     assert {finding["id"] for finding in shard["findings"]} == {"lost", "\x1b[31morphan\t"}
     (drift,) = document(cli("reconcile", environment(server.url), "--json"))["shards"][0]["findings"]
     assert drift == {
         "fault": "budget_drift",
-        "budget": DRIFTED,
-        "reserved": 17,
-        "held": 10,
+        "key": DRIFTED,
+        "field": "reserved",
+        "holds": 17,
+        "sum": 10,
         "difference": 7,
         "difference_least": 7,
         "difference_most": 7,

@@ -9,8 +9,7 @@ import redis
 from sweeperd.config import RedisSettings, Settings
 from sweeperd.ops.check import CheckFinding, CheckLevel, check_shard
 from sweeperd.ops.check.data import CYCLES_CHECKS
-from sweeperd.ops.reconcile import Fault
-from sweeperd.ops.status import LastWalk
+from sweeperd.ops.reconcile import Fault, LastWalk
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from tests.fixture.cycles.load import load

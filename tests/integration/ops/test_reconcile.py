@@ -13,21 +13,22 @@ import pytest
 from sweeperd.config import RedisSettings, SweepSettings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
-from sweeperd.ops.budget_drift import MOMENTS
 from sweeperd.ops.quarantine import Quarantine, QuarantineFilter
 from sweeperd.ops.reconcile import (
     Fault,
+    Interrupted,
     ReconcileReport,
+    Reservations,
+    Throttle,
     WalkCursor,
     WalkStage,
-    faults,
     judge_budget,
     keyspace,
     mend,
     reconcile,
 )
-from sweeperd.ops.reconcile.faults import entry_call
-from sweeperd.ops.reconcile.keyspace import Interrupted, Throttle
+from sweeperd.ops.reconcile.counters import MOMENT_PAUSE, MOMENTS
+from sweeperd.ops.reconcile.subjects import WalkProgress
 from sweeperd.store.embedded import Server
 from sweeperd.store.scripts import Script
 from sweeperd.store.shard import Shard
@@ -47,12 +48,20 @@ LATER = -50_000
 @pytest.fixture(autouse=True)
 def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
     """No client writes a hash and its entry in two steps here."""
-    monkeypatch.setattr(faults, "SETTLE", 0.0)
+    monkeypatch.setattr("sweeperd.ops.reconcile.walk.SETTLE", 0.0)
+
+
+def subject(
+    shard: Shard, stop: threading.Event | None = None, progress: WalkProgress | None = None, rate: float = FAST
+) -> Reservations:
+    made = Reservations(shard, SweepSettings(), Throttle(rate, stop))
+    made.progress = progress or made.progress
+    return made
 
 
 def walk(shard: Shard, *, repair: bool = False, limit: int = 100) -> ReconcileReport:
-    report = reconcile(shard, SweepSettings(), FAST, limit=limit)
-    return mend(shard, report) if repair else report
+    report = reconcile(subject(shard), limit=limit)
+    return mend(subject(shard), report) if repair else report
 
 
 def found(report: ReconcileReport) -> set[tuple[str, str]]:
@@ -97,7 +106,7 @@ def plant(shard: Shard) -> set[tuple[str, str]]:
 
 def test_nothing_is_wrong_with_an_empty_redis(shard: Shard) -> None:
     report = walk(shard)
-    assert (report.reservations, report.entries, report.budgets, report.remaining) == (0, 0, 0, 0)
+    assert (report.hashes, report.entries, report.counters, report.remaining) == (0, 0, 0, 0)
 
 
 def test_all_that_is_planted_is_found_and_nothing_else(shard: Shard) -> None:
@@ -106,7 +115,7 @@ def test_all_that_is_planted_is_found_and_nothing_else(shard: Shard) -> None:
     report = walk(shard)
     assert found(report) == planted
     assert report.found == {Fault.LOST: 50, Fault.WRONG_SCORE: 3, Fault.ORPHAN: 2, Fault.BUDGET_DRIFT: 2}
-    assert (report.reservations, report.budgets, report.unjudged, report.unreadable) == (113, 2, 0, 0)
+    assert (report.hashes, report.counters, report.unjudged, report.unreadable) == (113, 2, 0, 0)
     assert report.remaining == 57
     drifts = {f.subject: (f.found, f.expected, f.bounds) for f in report.findings if f.fault is Fault.BUDGET_DRIFT}
     assert drifts == {
@@ -133,18 +142,18 @@ def test_repair_mends_the_index_and_no_ledger_value(shard: Shard) -> None:
 def test_what_was_mended_meanwhile_stays_as_it_is(shard: Shard) -> None:
     """The script that mends decides again: a healthy entry is neither removed nor set."""
     planted = plant(shard)
-    report = reconcile(shard, SweepSettings(), FAST)
+    report = walk(shard)
     assert found(report) == planted
     scores = {name: server_time(shard.client) + number for number, name in enumerate(("early", "lost-0", "orphan two"))}
     reserve(shard.client, ["orphan two"], overdue_by=LATER)
     for name, score in scores.items():
         shard.client.hset(f"reservation:res_{name}", "expires_at", score)
         shard.client.zadd(INDEX, {name: score})
-    mended = mend(shard, report)
+    mended = mend(subject(shard), report)
     assert {name: shard.client.zscore(INDEX, name) for name in scores} == scores
     assert mended.mended == {Fault.LOST: 50, Fault.WRONG_SCORE: 3, Fault.ORPHAN: 2}
     assert mended.changed == 52
-    second = mend(shard, report)
+    second = mend(subject(shard), report)
     assert (second.changed, second.mended) == (0, mended.mended), "another operator's repair was faster"
     check(read(shard.client), {Property.INDEXED})
 
@@ -152,7 +161,7 @@ def test_what_was_mended_meanwhile_stays_as_it_is(shard: Shard) -> None:
 def test_a_healthy_entry_survives_the_script_that_mends(shard: Shard) -> None:
     reserve(shard.client, ["healthy"], overdue_by=LATER)
     before = shard.client.zscore(INDEX, "healthy")
-    call = entry_call(shard.keys, b"healthy", repair=True)
+    call = subject(shard).entry_call(b"healthy", mend=True)
     assert Script("ops/reconcile_entry").run(shard.client, call) == []
     assert shard.client.zscore(INDEX, "healthy") == before
 
@@ -172,7 +181,7 @@ def test_marks_of_another_sweeper_are_found_apart_from_dismissed_ones(shard: Sha
     shard.client.delete(INDEX)
     report = walk(shard, repair=True)
     assert {each for each in found(report) if each[0] != "budget_drift"} == {("foreign_quarantine", "foreign")}
-    assert (report.dismissed, report.foreign_expiries, report.foreign_ids) == (1, 1, (b"expired elsewhere",))
+    assert (report.dismissed, report.foreign_expiries, report.foreign_ids) == (1, 1, [b"expired elsewhere"])
     assert shard.client.zcard(INDEX) == 0
 
 
@@ -180,7 +189,7 @@ def test_a_closed_budget_is_not_judged(shard: Shard) -> None:
     reserve(shard.client, ["one"], overdue_by=LATER)
     shard.client.hset(f"budget:{SCOPES[0]}:TOKENS", mapping={"status": "CLOSED", "reserved": 0})
     report = walk(shard)
-    assert (found(report), report.closed, report.budgets) == (set(), 1, 1)
+    assert (found(report), report.closed, report.counters) == (set(), 1, 1)
 
 
 def interrupted(shard: Shard, at: WalkStage) -> WalkCursor:
@@ -192,14 +201,14 @@ def interrupted(shard: Shard, at: WalkStage) -> WalkCursor:
             stop.set()
 
     with pytest.raises(Interrupted):
-        reconcile(shard, SweepSettings(), FAST, stop=stop, progress=progress, checkpoint=places.append)
+        reconcile(subject(shard, stop, progress), checkpoint=places.append)
     return places[-1]
 
 
 def counts(report: ReconcileReport) -> object:
-    """All that does not depend on whether the walk was interrupted; budgets are judged in unbroken walks only."""
-    by_fault = {fault: count for fault, count in report.found.items() if fault is not Fault.BUDGET_DRIFT}
-    return report.reservations, report.entries, report.dismissed, report.foreign_expiries, by_fault
+    """All that does not depend on whether the walk was interrupted."""
+    budgets = report.counters, report.unjudged, report.closed, report.unreadable
+    return report.hashes, report.entries, report.dismissed, report.foreign_expiries, report.found, budgets
 
 
 def plant_many(shard: Shard) -> None:
@@ -224,29 +233,29 @@ class StopsAt(threading.Event):
         return self.left < 0 or super().is_set()
 
 
-@pytest.mark.parametrize("stage", [WalkStage.RESERVATIONS, WalkStage.INDEX])
+@pytest.mark.parametrize("stage", [WalkStage.HASHES, WalkStage.INDEX])
 def test_a_walk_goes_on_where_it_was_interrupted(shard: Shard, stage: WalkStage) -> None:
-    planted = {each for each in plant(shard) if each[0] != "budget_drift"}
+    planted = plant(shard)
     reserve(shard.client, [f"more-{number}" for number in range(1000)], overdue_by=LATER)
     place = WalkCursor.model_validate_json(interrupted(shard, stage).model_dump_json())
-    report = reconcile(shard, SweepSettings(), FAST, resume=place)
-    assert found(report) == planted
-    assert (report.resumed, report.budgets, report.started_at) == (True, 0, place.started_at)
-    assert report.reservations == 1113
+    report = reconcile(subject(shard), resume=place)
+    assert found(report) == planted, "the budgets are judged too"
+    assert (report.resumed, report.counters, report.started_at) == (True, 2, place.started_at)
+    assert report.hashes == 1113
 
 
 @pytest.mark.newest_redis
 def test_a_walk_counts_the_same_wherever_it_was_interrupted(shard: Shard) -> None:
     plant_many(shard)
-    unbroken, whole = StopsAt(10**9), counts(reconcile(shard, SweepSettings(), FAST))
-    reconcile(shard, SweepSettings(), FAST, stop=unbroken)
+    unbroken, whole = StopsAt(10**9), counts(reconcile(subject(shard)))
+    reconcile(subject(shard, unbroken))
     resumed = 0
     for asked in range(1, 10**9 - unbroken.left, 17):
         places = list[WalkCursor]()
         with contextlib.suppress(Interrupted):
-            reconcile(shard, SweepSettings(), FAST, stop=StopsAt(asked), checkpoint=places.append)
+            reconcile(subject(shard, StopsAt(asked)), checkpoint=places.append)
         if places:
-            report = reconcile(shard, SweepSettings(), FAST, resume=places[-1])
+            report = reconcile(subject(shard), resume=places[-1])
             assert (asked, counts(report)) == (asked, whole)
             resumed += report.resumed
     assert resumed > 2
@@ -256,18 +265,18 @@ def test_a_walk_counts_the_same_wherever_it_was_interrupted(shard: Shard) -> Non
 def test_pages_whose_hints_still_wait_are_counted_once(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     """The place is that of the first page with such a hint, so a later walk visits the pages after it again."""
     plant_many(shard)
-    whole = counts(reconcile(shard, SweepSettings(), FAST))
+    whole = counts(reconcile(subject(shard)))
     with monkeypatch.context() as patch:
-        patch.setattr(faults, "SETTLE", 60.0)
+        patch.setattr("sweeperd.ops.reconcile.walk.SETTLE", 60.0)
         place = interrupted(shard, WalkStage.INDEX)
-    assert place.stage is WalkStage.RESERVATIONS
-    assert counts(reconcile(shard, SweepSettings(), FAST, resume=place)) == whole
+    assert place.stage is WalkStage.HASHES
+    assert counts(reconcile(subject(shard), resume=place)) == whole
 
 
 def test_a_cursor_of_another_server_is_not_used(shard: Shard) -> None:
     planted = plant(shard)
-    place = interrupted(shard, WalkStage.RESERVATIONS).model_copy(update={"run_id": "another"})
-    report = reconcile(shard, SweepSettings(), FAST, resume=place)
+    place = interrupted(shard, WalkStage.HASHES).model_copy(update={"run_id": "another"})
+    report = reconcile(subject(shard), resume=place)
     assert (found(report), report.resumed) == (planted, False)
 
 
@@ -288,7 +297,7 @@ def test_what_is_right_is_left_alone(shard: Shard) -> None:
     list(Quarantine(shard, reservations(shard.keys, SweepSettings()), 50).dismiss(QuarantineFilter((b"dismissed",))))
     assert shard.client.zcard(INDEX) == 2
     report = walk(shard, repair=True)
-    assert (found(report), report.unjudged, report.reservations) == (set(), 0, 7)
+    assert (found(report), report.unjudged, report.hashes) == (set(), 0, 7)
 
 
 def test_a_deadline_that_cannot_be_read_comes_before_the_sweep(shard: Shard) -> None:
@@ -330,22 +339,19 @@ def test_without_a_time_of_its_beginning_nothing_is_judged(shard: Shard) -> None
 
 
 class Traffic(Throttle):
-    """A client that acts between the moments of the budget and the reservations, at the first step of each SCAN."""
+    """A client that acts in each walk between the moments of the budget and the reservations."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         super().__init__()
         self._act = act
-        self._steps = 0
+        self._moments = 0
 
-    def begin(self) -> None:
-        self._steps += 1
-        if self._steps == MOMENTS + 1:
+    def wait(self, seconds: float) -> None:
+        super().wait(seconds)
+        self._moments += seconds == MOMENT_PAUSE
+        if self._moments == MOMENTS:
+            self._moments = 0
             self._act()
-        super().begin()
-
-    def again(self) -> None:
-        """The walk has ended; in the next one the client acts again."""
-        self._steps = 0
 
 
 @pytest.mark.parametrize("short", [True, False])
@@ -364,11 +370,10 @@ def test_a_writer_that_keeps_ended_reservations_for_a_moment_only(shard: Shard, 
     end(2000 if short else 60_000)  # what the walk can see
     traffic = Traffic(lambda: end(1))
 
-    def page_done() -> None:
-        traffic.again()
+    def progress(*_: object) -> None:
         time.sleep(1.1)  # more than half of 2 s
 
-    verdict = judge_budget(shard, SweepSettings(), b"budget:team:TOKENS", traffic, page_done)
+    verdict = judge_budget(shard, SweepSettings(), b"budget:team:TOKENS", traffic, progress)
     if short:
         assert verdict.difference is None
         assert "stay readable" in verdict.reason
@@ -406,8 +411,7 @@ def test_a_beginning_that_is_passed_between_two_walks_makes_no_drift(shard: Shar
             client.hset(key, "created_at", server_time(client))
             time.sleep(0.002)
 
-    traffic = Traffic(act)
-    verdict = judge_budget(shard, SweepSettings(), b"budget:team:TOKENS", traffic, traffic.again)
+    verdict = judge_budget(shard, SweepSettings(), b"budget:team:TOKENS", Traffic(act))
     assert (walks, verdict.difference) == (2, None)
 
 
@@ -431,7 +435,7 @@ def test_only_what_has_the_prefix(server: Server, prefix: str) -> None:
         reserve(shard.client, ["another's"], overdue_by=LATER)
         shard.client.delete(INDEX, prefix + INDEX)
         report = walk(shard, repair=True)
-        assert (found(report), report.budgets) == ({("lost", "mine")}, 2)
+        assert (found(report), report.counters) == ({("lost", "mine")}, 2)
         assert shard.client.zcard(prefix + INDEX) == 1
         assert shard.client.zcard(INDEX) == 0
 
@@ -464,8 +468,9 @@ def test_repair_works_at_maxmemory(own_server: Server) -> None:
 def test_progress_goes_through_its_stages(shard: Shard) -> None:
     plant(shard)
     told: list[tuple[WalkStage, int, int]] = []
-    reconcile(shard, SweepSettings(), FAST, progress=lambda *step: told.append(step))
-    assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(WalkStage)[:4]
+    reconcile(subject(shard, progress=lambda *step: told.append(step)))
+    stages = [WalkStage.BUDGETS, WalkStage.HASHES, WalkStage.INDEX, WalkStage.AGAIN]
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == stages
     assert all(0 < done <= total for _, done, total in told)
 
 
@@ -476,7 +481,7 @@ def test_it_stops_at_once(shard: Shard) -> None:
     timer.start()
     with pytest.raises(Interrupted):
         # A key a minute: without the stop it would wait for hours.
-        reconcile(shard, SweepSettings(), 1 / 60, stop=stop)
+        reconcile(subject(shard, stop, rate=1 / 60))
     timer.join()
 
 
@@ -487,12 +492,12 @@ def test_a_restart_ends_the_walk(own_server: Server, monkeypatch: pytest.MonkeyP
         reserve(shard.client, [str(number) for number in range(500)], overdue_by=LATER)
 
         def restart_once(stage: WalkStage, *_: int) -> None:
-            if stage is WalkStage.RESERVATIONS and not restarted:
+            if stage is WalkStage.HASHES and not restarted:
                 restarted.append(True)
                 own_server.kill()
                 own_server.start()
 
         restarted: list[bool] = []
         with pytest.raises(RedisUnavailable):
-            reconcile(shard, SweepSettings(), FAST, progress=restart_once)
+            reconcile(subject(shard, progress=restart_once))
         assert restarted

@@ -7,8 +7,8 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.ops.reconcile import KindFault, KindReport, KindStage, keyspace, kind_index, mend_kind, reconcile_kind
-from sweeperd.ops.reconcile.kind_sums import fingerprint
+from sweeperd.ops.reconcile import Fault, ReconcileReport, WalkStage, keyspace, mend, reconcile, subject_of
+from sweeperd.ops.reconcile.counters import fingerprint
 from sweeperd.store.shard import Shard
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 
@@ -17,34 +17,36 @@ SUMS = (
     'give_back = ["HINCRBY seats:{show} held -{qty}"]\nsums = [{ key = "seats:{show}", field = "held", of = "qty" }]\n'
 )
 SETTINGS = Settings.model_validate(tomllib.loads(SEAT_HOLD + SUMS))
-SUM_STAGES = (KindStage.SUMS, KindStage.AGAIN)
+SUM_STAGES = (WalkStage.COUNTERS, WalkStage.AGAIN)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting, and all keys on one page, however large the server's table has become in other tests."""
-    monkeypatch.setattr(kind_index, "SETTLE", 0.0)
+    monkeypatch.setattr("sweeperd.ops.reconcile.walk.SETTLE", 0.0)
     monkeypatch.setattr(keyspace, "PAGE", 10_000_000)
 
 
-def walk(shard: Shard, in_each_walk_over_the_sums: Callable[[int], None]) -> KindReport:
+def walk(shard: Shard, in_each_walk_over_the_sums: Callable[[int], None]) -> ReconcileReport:
     """Walk; the function is called in each walk over the sums, when the names of the hashes are known."""
     walks = 0
 
-    def progress(stage: KindStage, _done: int, _total: int) -> None:
+    def progress(stage: WalkStage, _done: int, _total: int) -> None:
         nonlocal walks
         if stage in SUM_STAGES:
             in_each_walk_over_the_sums(walks)
             walks += 1
 
-    return reconcile_kind(shard, SETTINGS, SETTINGS.kinds[0], progress=progress)
+    subject = subject_of(shard, SETTINGS, "seat-hold")
+    subject.progress = progress
+    return reconcile(subject)
 
 
 def test_a_drift_that_stays_is_found(shard: Shard, client: redis.Redis) -> None:
     hold_seats(client, "a", 3, FUTURE)
     client.hset("seats:hamlet", "held", 4)
     report = walk(shard, lambda _: None)
-    assert (dict(report.found), report.unjudged) == ({KindFault.SUM_DRIFT: 1}, 0)
+    assert (dict(report.found), report.unjudged) == ({Fault.SUM_DRIFT: 1}, 0)
 
 
 def test_an_amount_of_too_many_digits_counts_for_nothing(shard: Shard, client: redis.Redis) -> None:
@@ -102,7 +104,7 @@ def test_what_another_operator_has_mended_is_not_counted_as_changed(shard: Shard
     client.delete("seats:ttl")
     client.zadd("seats:ttl", {"orphan": FUTURE})
     report = walk(shard, lambda _: None)
-    first, second = (mend_kind(shard, SETTINGS.kinds[0], report) for _ in range(2))
+    first, second = (mend(subject_of(shard, SETTINGS, "seat-hold"), report) for _ in range(2))
     assert (first.changed, second.changed) == (2, 0)
-    assert dict(first.mended) == dict(second.mended) == {KindFault.LOST: 1, KindFault.ORPHAN: 1}
+    assert dict(first.mended) == dict(second.mended) == {Fault.LOST: 1, Fault.ORPHAN: 1}
     assert client.zrange("seats:ttl", 0, -1) == [b"lost"]

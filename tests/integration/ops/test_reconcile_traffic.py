@@ -20,7 +20,18 @@ from hypothesis import strategies as st
 
 from sweeperd.config import SweepSettings
 from sweeperd.ledger import Ledger
-from sweeperd.ops.reconcile import Fault, Finding, ReconcileReport, faults, keyspace, mend, reader, reconcile
+from sweeperd.ops.reconcile import (
+    Fault,
+    Finding,
+    ReconcileReport,
+    Reservations,
+    Throttle,
+    counters,
+    keyspace,
+    mend,
+    reconcile,
+    subjects,
+)
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.reservations import reservations
@@ -54,10 +65,21 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hardly a key in each step, so that as much as can be happens between two steps."""
-    for module, name in ((keyspace, "PAGE"), (reader, "SCRIPT_BATCH"), (reader, "BATCH"), (faults, "CONFIRM")):
+    for module, name in (
+        (keyspace, "PAGE"),
+        (subjects, "PAGE"),
+        (subjects, "SCRIPT_BATCH"),
+        (counters, "SCRIPT_BATCH"),
+        (subjects, "BATCH"),
+        (subjects, "CONFIRM"),
+    ):
         monkeypatch.setattr(module, name, 1)
-    monkeypatch.setattr(faults, "SETTLE", 0.0)
+    monkeypatch.setattr("sweeperd.ops.reconcile.walk.SETTLE", 0.0)
     monkeypatch.setattr(keyspace, "IDENTIFY", 0.0)
+
+
+def subject(shard: Shard) -> Reservations:
+    return Reservations(shard, SweepSettings(), Throttle(FAST))
 
 
 @dataclass
@@ -74,8 +96,8 @@ class Walks:
         def walk() -> None:
             while True:
                 last = over.is_set()
-                report = reconcile(shard, SweepSettings(), FAST)
-                self.reports.append(mend(shard, report) if repair else report)
+                report = reconcile(subject(shard))
+                self.reports.append(mend(subject(shard), report) if repair else report)
                 if last:
                     return
 
@@ -159,17 +181,17 @@ def test_many_reservations_beside_steady_traffic(client: redis.Redis, server: Se
         done = pool.submit(sweep)
         with Load(ledger, RATE, 4) as load:
             try:
-                clean = mend(shard, reconcile(shard, SweepSettings(), FAST))
+                clean = mend(subject(shard), reconcile(subject(shard)))
                 lost = standing[: RESERVATIONS // 100]
                 client.zrem("reservation:ttl", *lost)
                 client.zadd("reservation:ttl", {"no such": 1e15, standing[-1]: 5e14})
                 client.hincrby(f"budget:{planted_at}:{UNIT}", "reserved", 10**6)
-                mending = mend(shard, reconcile(shard, SweepSettings(), FAST, limit=RESERVATIONS))
+                mending = mend(subject(shard), reconcile(subject(shard), limit=RESERVATIONS))
             finally:
                 sweeping.set()
                 done.result()
         tally = load.tally
-        assert (clean.found, clean.findings) == ({}, ())
+        assert (clean.found, clean.findings) == ({}, [])
         assert {(f.fault.value, f.subject.decode()) for f in mending.findings} == (
             {("lost", entry) for entry in lost}
             | {("orphan", "no such"), ("wrong_score", standing[-1])}

@@ -131,7 +131,7 @@ def test_a_broken_system_is_found_explained_and_mended(
             (told,) = run("reconcile", code=1)["shards"]
             # Rows that cannot be read may hold any amount, so no budget of theirs is judged.
             assert {kind: count for kind, count in told["found"].items() if count} == {"lost": 50}
-            assert told["budgets_unjudged"] == len(SCOPES)
+            assert told["counters_unjudged"] == len(SCOPES)
             assert run("reconcile", "--repair-budget", f"{SCOPES[0]}:TOKENS", "--yes", code=1)["result"].startswith(
                 "not judged"
             )
@@ -153,7 +153,7 @@ def test_a_broken_system_is_found_explained_and_mended(
             (told,) = run("reconcile", "--repair", "--yes", code=1)["shards"]
             assert told["mended"]["lost"] == 50
             (drift,) = [finding for finding in told["findings"] if finding["fault"] == "budget_drift"]
-            assert (drift["budget"], drift["difference"]) == (drifted, 7)
+            assert (drift["key"], drift["difference"]) == (drifted, 7)
             repaired = run("reconcile", "--repair-budget", f"{SCOPES[0]}:TOKENS", "--yes")
             assert (repaired["result"], repaired["difference"]) == ("repaired", 7)
             dead.behaviour = lambda *_: Answer()

@@ -14,7 +14,7 @@ import redis
 from sweeperd.config import RedisSettings, Settings
 from sweeperd.metrics import Metrics
 from sweeperd.ops.acl import acl_users
-from sweeperd.ops.reconcile import KindStage, faults, kind_index, kinds
+from sweeperd.ops.reconcile import WalkStage
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
@@ -73,8 +73,7 @@ Make = Callable[..., Replica]
 
 @pytest.fixture(autouse=True)
 def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "SETTLE", 0.0)
-    monkeypatch.setattr(kind_index, "SETTLE", 0.0)
+    monkeypatch.setattr("sweeperd.ops.reconcile.walk.SETTLE", 0.0)
 
 
 @pytest.fixture
@@ -166,8 +165,7 @@ def test_a_walk_that_fails_keeps_no_other_from_being_made(
 def test_another_replica_goes_on_where_a_stopped_one_was(
     replica: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kind_index, "SETTLE_EVERY", 0.0)  # each page is a place to go on at
-    monkeypatch.setattr(kinds, "CHECKPOINT", 0.0)  # and is written
+    monkeypatch.setattr("sweeperd.ops.reconcile.walk.CHECKPOINT", 0.0)  # each page is a place to go on at
     total = 600
     with client.pipeline(transaction=False) as pipeline:
         for number in range(total):
@@ -185,7 +183,7 @@ def test_another_replica_goes_on_where_a_stopped_one_was(
     assert not walking.is_alive()
     assert (one.runs("lock"), one.runs("lock", "error")) == (0, 0)
     cursor = json.loads(client.hget(RECORD, "cursor:lock") or b"{}")
-    assert cursor["stage"] == KindStage.HASHES
+    assert cursor["stage"] == WalkStage.HASHES
     assert 0 < cursor["hashes"] < total
     other = replica()
     other.walk()
@@ -199,15 +197,16 @@ def test_another_replica_goes_on_where_a_stopped_one_was(
 def test_a_cursor_holds_for_one_run_of_one_server(replica: Make, client: redis.Redis, same_server: bool) -> None:
     plant(client)
     run_id = client.info("server")["run_id"] if same_server else "another"
-    cursor = {"run_id": run_id, "started_at": 1, "seconds": 1, "stage": KindStage.SUMS, "position": 0}
+    cursor = {"run_id": run_id, "started_at": 1, "seconds": 1, "stage": WalkStage.COUNTERS, "position": 0}
     counts = {"hashes": 7, "entries": 7, "found": {"lost": 5}, "findings": [["lost", b"a".hex(), "", "1"]]}
     client.hset(RECORD, "cursor:seat-hold", json.dumps(cursor | counts))
     one = replica()
     one.walk()
     report = json.loads(client.hget(RECORD, "report:seat-hold") or b"{}")
-    if same_server:  # index and hashes were walked, and the sums are left to the next walk
-        assert one.findings("seat-hold") == NOTHING | {"lost": 5}
-        assert (report["resumed"], report["hashes"], [each["id"] for each in report["findings"]]) == (True, 7, ["a"])
+    if same_server:  # hashes and index were walked, and the sums are left
+        assert one.findings("seat-hold") == NOTHING | {"lost": 5, "sum_drift": 1}
+        assert (report["resumed"], report["hashes"], report["findings"][0]["id"]) == (True, 7, "a")
+        assert (report["counters"], report["findings"][1]["key"]) == (1, "seats:hamlet")
     else:
         assert one.findings("seat-hold") == NOTHING | {"lost": 2, "orphan": 1, "sum_drift": 1}
         assert (report["resumed"], report["hashes"]) == (False, 3)

@@ -11,7 +11,6 @@ from sweeperd.config import Settings
 from sweeperd.context import ShardContext
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
-from sweeperd.ops.reconcile import faults
 from sweeperd.runtime import reconciler as module
 from sweeperd.runtime.daemon import ShardRunner
 from sweeperd.runtime.reconciler import PeriodicReconciler
@@ -27,7 +26,7 @@ LABELS = {"shard": "default", "swept": "reservations"}
 
 @pytest.fixture(autouse=True)
 def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "SETTLE", 0.0)
+    monkeypatch.setattr("sweeperd.ops.reconcile.walk.SETTLE", 0.0)
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from sweeperd.metrics import Metrics
 from sweeperd.ops.health import ShardView
 from sweeperd.ops.history import StatusSample, status_report
 from sweeperd.ops.processes import Processes, ProcessNote
-from sweeperd.ops.reconcile import Fault
+from sweeperd.ops.reconcile import Fault, LastWalk
 from sweeperd.ops.show import Details, ReasonCount
-from sweeperd.ops.status import Due, EndpointStatus, LastWalk, Rate, ReplayStatus, ShardStatus
+from sweeperd.ops.status import Due, EndpointStatus, Rate, ReplayStatus, ShardStatus
 from sweeperd.outbox.attempts import Attempt
 from sweeperd.outbox.endpoint_state import CircuitNote
 from sweeperd.sweep.telemetry import LastSweep

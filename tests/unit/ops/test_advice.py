@@ -6,9 +6,9 @@ import pytest
 
 from sweeperd.ops.health import Advice, endpoint_advice, reason_advice, shard_advice
 from sweeperd.ops.processes import Processes, ProcessNote
-from sweeperd.ops.reconcile import KindFault
+from sweeperd.ops.reconcile import Fault, LastWalk
 from sweeperd.ops.show import ReasonCount
-from sweeperd.ops.status import EndpointStatus, KindStatus, LastKindWalk, ShardStatus
+from sweeperd.ops.status import EndpointStatus, KindStatus, ShardStatus
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_a_shard() -> None:
 
 
 def test_findings_of_a_walk_name_the_kind() -> None:
-    walk = LastKindWalk(finished_at=1_000, found={KindFault.LOST: 2, KindFault.ORPHAN: 0})
-    clean = LastKindWalk(finished_at=1_000, found={KindFault.LOST: 0})
+    walk = LastWalk(finished_at=1_000, found={Fault.LOST: 2, Fault.ORPHAN: 0})
+    clean = LastWalk(finished_at=1_000, found={Fault.LOST: 0})
     kinds = tuple(
         KindStatus(name, 0, 0.0, 0, None, "", last)
         for name, last in (("seat-hold", walk), ("lock", clean), ("new", None))

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from sweeperd.ops.budget_drift import BudgetDrift, Difference, Seen
+from sweeperd.ops.reconcile.counters import BudgetDrift, Difference
+from sweeperd.ops.reconcile.keyspace import Seen
 from sweeperd.store.keys import Keys
 
 KEY = b"budget:team:TOKENS"

@@ -1,0 +1,605 @@
+"""
+The counters that walks compare with what hashes hold, while work goes on: budgets of reservations, and sums of a kind.
+
+**Budgets.** A sum over a long walk is not the sum at any one moment, and the difference of two numbers that were read
+at different times is no drift. So such numbers are never compared. Before the walk begins, a script reads `reserved`
+together with the server's TIME: this is the moment T. The walk may then take as long as it needs, because a reservation
+says when it began (`created_at`) and when it ended (`committed_at`, `released_at`, `expired_at`), by the same clock and
+in the same atomic step that changed the budget. A reservation that is ACTIVE when it is read and began before T held
+its amount at T. So did a reservation that ended after T; a reservation that began after T did not. Every reservation
+that held at T existed when the walk began, and still exists when the walk reads it, because an ended reservation stays
+readable for an audit; and SCAN returns every key that exists from its beginning to its end. A walk that takes longer
+than half the shortest such time, as the settings of the sweep and the TTLs of ended reservations tell, judges nothing.
+
+If it is not certain whether a reservation held at T, its amount counts as possible and not as certain, so for each
+budget there is a least and a most that can have been held at T. These cases are: the reservation began or ended in the
+very millisecond of T; a time is missing, or is after now (the server's clock was set back since); the state does not
+say whether it holds; SCAN may have returned it twice. Only a `reserved` outside of this range is a drift. T is taken
+three times, and the drift has to fit all three, because much happens within one millisecond of a busy budget.
+
+A drift is reported if two walks, each with moments of its own, agree on it. This covers rules that are broken: the
+clock is set back, a service has a clock of its own, or a hash is removed as soon as its reservation ends.
+
+A reservation whose amount cannot be read may hold any amount of its budgets, and if its unit or scopes cannot be read,
+of any budget. Such a budget is not judged, unless its `reserved` is less than what readable reservations hold for
+certain. A CLOSED budget is not judged.
+
+**Sums.** A walk reads the hashes one after the other and the counters after them, so that work in between makes both
+differ. A difference is a finding only if AGREEING walks in a row agree on the counter, on the sum, and on the entries
+that make it up. The further walks are left out if nothing is suspect.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, cast
+
+import redis
+
+from sweeperd.config import SweepSettings
+from sweeperd.config.kinds import ID, Field, SumSettings, Word, parse_word
+from sweeperd.ops.reconcile.keyspace import Interrupted, Seen, Throttle, batches
+from sweeperd.ops.reconcile.report import Fault, Finding, WalkStage
+from sweeperd.ops.reconcile.subjects import (
+    CONFIRM,
+    SCRIPT_BATCH,
+    ConfiguredKind,
+    Reservations,
+    Sight,
+    Subject,
+    WalkProgress,
+)
+from sweeperd.store.keys import Keys
+from sweeperd.store.lease import Lease, holder
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Outcome, Sums
+from sweeperd.text import whole
+
+#: How many moments of each budget are read.
+MOMENTS = 3
+#: Between two moments of a budget, seconds: more than one millisecond, the step of the server's TIME.
+MOMENT_PAUSE = 0.002
+#: How many walks have to agree on a sum. An entry that comes and goes while another one like it takes its place can
+#: look like a difference in one walk; that it does so in each of them, unseen, is improbable.
+AGREEING = 5
+#: Who holds `sweeperd:lease:repair-budget` may repair a budget of the shard.
+LEASE_JOB = "repair-budget"
+LEASE_LOST = "the lease of the repair was lost, so another repair may have been made: look again"
+
+
+class Counters:
+    """
+    The counters of a subject in one walk: `begin`, then `see` for each hash, then `end`, then `drifts`. A walk that
+    goes on from a cursor calls `drifts` alone. Methods raise RedisUnavailable, redis.RedisError, Interrupted.
+    """
+
+    #: How often a walk with these counters visits each key at most.
+    passes = 2
+    #: ms: what an entry held before this moment does not matter. None: nothing does.
+    since_ms: int | None = None
+    #: How many were compared; not judged; CLOSED, which are not compared; and hashes whose amount cannot be read.
+    count = unjudged = closed = unreadable = 0
+
+    def begin(self) -> None:
+        """The walk over the hashes begins."""
+
+    def see(self, sight: Sight) -> None:
+        """What an entry holds."""
+
+    def end(self) -> None:
+        """The walk over the hashes has ended."""
+
+    def drifts(self) -> Iterable[Finding]:
+        """The counters that are not what the hashes hold."""
+        return ()
+
+
+def counters_of(subject: Subject) -> Counters:
+    """The budgets of reservations, the sums of a configured kind."""
+    if isinstance(subject, Reservations):
+        return BudgetCounters(subject)
+    declared = subject.kind.counters.declared if isinstance(subject.kind.counters, Sums) else ()
+    return SumCounters(subject, declared) if isinstance(subject, ConfiguredKind) and declared else Counters()
+
+
+# ---- budgets
+
+
+@dataclass(slots=True)
+class _Moment:
+    """One budget at one moment."""
+
+    at_ms: int
+    reserved: int
+    least: int = 0
+    most: int = 0
+
+
+@dataclass(slots=True)
+class _Budget:
+    moments: list[_Moment] = field(default_factory=list)
+    readable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """
+    `reserved` of one budget less what its reservations hold: at least and at most. `reserved` and `held` are as of
+    `at_ms` on the server's clock; `held` is the least.
+    """
+
+    least: int
+    most: int
+    reserved: int
+    held: int
+    at_ms: int
+
+    @property
+    def is_drift(self) -> bool:
+        """Whether 0 is impossible."""
+        return not self.least <= 0 <= self.most
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is one number."""
+        return self.least == self.most
+
+    def meets(self, other: "Difference") -> "Difference | None":
+        """
+        The range that both allow, as of the other's moment. None if there is none: something changed. None too if
+        only one of the two is a drift: each walk has to exclude 0 by itself, or what one walk does not know would make
+        a mistake of the other exact.
+        """
+        if self.is_drift is not other.is_drift:
+            return None
+        least, most = max(self.least, other.least), min(self.most, other.most)
+        return Difference(least, most, other.reserved, other.held, other.at_ms) if least <= most else None
+
+
+class BudgetDrift:
+    """The budgets of one walk. First every budget's `reserved` comes in, then every reservation."""
+
+    def __init__(self, keys: Keys, expected: int) -> None:
+        self._keys = keys
+        self._budgets: dict[bytes, _Budget] = {}
+        self._seen = Seen(expected)
+        #: The first and the last moment, ms; None before there is one.
+        self.first_ms: int | None = None
+        self.last_ms: int | None = None
+        #: CLOSED budgets.
+        self.closed: set[bytes] = set()
+        #: ACTIVE reservations whose amount, unit or scopes cannot be read; a few may count twice.
+        self.unreadable = 0
+        #: The budgets of which an unreadable reservation holds something, and whether any budget may be one of them.
+        self._unread: set[bytes] = set()
+        self._unread_anywhere = False
+
+    def __len__(self) -> int:
+        return len(self._budgets)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._budgets
+
+    def reserved(self, at_ms: int, budgets: Iterable[tuple[bytes, bytes]]) -> None:
+        """What these budgets had reserved at that moment, as reconcile_budgets.lua replies."""
+        self.first_ms = at_ms if self.first_ms is None else min(self.first_ms, at_ms)
+        self.last_ms = at_ms if self.last_ms is None else max(self.last_ms, at_ms)
+        for key, text in budgets:
+            if text in (b"", b"-"):
+                self._budgets.pop(key, None)
+                if text:
+                    self.closed.add(key)
+                continue
+            budget = self._budgets.setdefault(key, _Budget())
+            if text == b"?":
+                budget.readable = False
+            else:
+                budget.moments.append(_Moment(at_ms, int(text)))
+
+    def held(self, entry: bytes, holding: Sequence[bytes]) -> None:
+        """What a reservation holds, as reconcile_look.lua replies."""
+        if holding[0] == b"unreadable":
+            self._hold_unreadable(holding[1:])
+            return
+        began, ended, amount_text, unit, *scopes = holding
+        amount = int(amount_text)
+        first_time = not self._seen.add(entry)
+        from_ms = int(began) if began else None
+        until_ms = int(ended) if ended not in (b"", b"?") else None
+        for scope in scopes:
+            budget = self._budgets.get(self._keys.budget(scope, unit))
+            for moment in budget.moments if budget else ():
+                at = moment.at_ms
+                if (from_ms is not None and from_ms > at) or (until_ms is not None and until_ms < at):
+                    continue
+                moment.most += amount
+                surely_began = from_ms is not None and from_ms < at
+                surely_holds = ended == b"" or (until_ms is not None and until_ms > at)
+                if first_time and surely_began and surely_holds:
+                    moment.least += amount
+
+    def _hold_unreadable(self, unit_and_scopes: Sequence[bytes]) -> None:
+        self.unreadable += 1
+        if not unit_and_scopes:
+            self._unread_anywhere = True
+            return
+        unit, *scopes = unit_and_scopes
+        self._unread.update(self._keys.budget(scope, unit) for scope in scopes)
+
+    def unread(self, key: bytes) -> bool:
+        """Whether a reservation that cannot be read may hold something of this budget."""
+        return self._unread_anywhere or key in self._unread
+
+    def differences(self) -> Mapping[bytes, Difference | None]:
+        """
+        For each budget; None where it is not judged: it or some of its reservations cannot be read, or its moments
+        contradict each other.
+        """
+        return {key: self._judged(key, _difference(budget)) for key, budget in self._budgets.items()}
+
+    def _judged(self, key: bytes, difference: Difference | None) -> Difference | None:
+        if difference is None or not self.unread(key) or difference.most < 0:
+            return difference
+        return None
+
+
+def _difference(budget: _Budget) -> Difference | None:
+    if not budget.readable or not budget.moments:
+        return None
+    least = max(moment.reserved - moment.most for moment in budget.moments)
+    most = min(moment.reserved - moment.least for moment in budget.moments)
+    last = budget.moments[-1]
+    return Difference(least, most, last.reserved, last.least, last.at_ms) if least <= most else None
+
+
+class BudgetCounters(Counters):
+    """Reads budgets and reservations, and judges which budgets have drifted."""
+
+    #: For the budgets, the reservations, the index, and once more for suspects.
+    passes = 4
+
+    def __init__(self, subject: Reservations) -> None:
+        self._subject = subject
+        self._throttle = subject.throttle
+        self._client = subject.shard.client
+        self._keys = subject.shard.keys
+        self._reserved = Script("ops/reconcile_budgets")
+        self._drift = BudgetDrift(self._keys, subject.size)
+        self._first: Mapping[bytes, Difference | None] | None = None
+
+    def begin(self) -> None:
+        """Read the moments of every budget. All of them come before the walk over the reservations."""
+        for _, page in self._subject.keys(WalkStage.BUDGETS, self._keys.budget_stem):
+            self._read(self._drift, [key for key in page if key not in self._drift])
+        self.since_ms = self._drift.first_ms
+
+    def see(self, sight: Sight) -> None:
+        """What a reservation holds."""
+        self._drift.held(sight.entry, sight.holding)
+
+    def end(self) -> None:
+        """Judge each budget; none is judged if the walk took too long."""
+        self._first = self._differences(self._drift)
+
+    def drifts(self) -> Iterator[Finding]:
+        """The budgets on whose drift a second walk agrees."""
+        drift = self._drift
+        if self._first is None:
+            self.begin()
+            self._hold(drift, WalkStage.COUNTERS)
+            self.end()
+        first = self._first or {}
+        self.count, self.closed, self.unreadable = len(drift), len(drift.closed), drift.unreadable
+        self.unjudged = sum(1 for each in first.values() if each is None or (not each.is_drift and not each.is_exact))
+        suspects = {key: each for key, each in first.items() if each is not None and each.is_drift}
+        if not suspects:
+            return
+        again = BudgetDrift(self._keys, self._subject.size)
+        self._read(again, list(suspects))
+        self._hold(again, WalkStage.AGAIN)
+        second = self._differences(again)
+        for key, suspect in suspects.items():
+            if key not in again:
+                continue  # the budget is gone or CLOSED
+            other = second.get(key)
+            met = suspect.meets(other) if other else None
+            if met and met.is_drift:
+                bounds = (met.least, met.most)
+                yield Finding(Fault.BUDGET_DRIFT, key, str(met.reserved), str(met.held), b"reserved", bounds)
+            else:
+                self.unjudged += 1
+
+    def judge(self, budget: bytes) -> "BudgetVerdict":
+        """Walk twice for one budget, given by its key."""
+        agreed: Difference | None = None
+        for _ in range(2):
+            drift = BudgetDrift(self._keys, self._subject.size)
+            self._read(drift, [budget])
+            if drift.closed:
+                return BudgetVerdict(reason="it is CLOSED")
+            if not len(drift):
+                return BudgetVerdict(reason="there is no such budget")
+            self._hold(drift, WalkStage.COUNTERS)
+            if drift.unread(budget):
+                return BudgetVerdict(reason="some of its reservations cannot be read; repair them first")
+            if self._took_too_long(drift):
+                return BudgetVerdict(reason=_TOO_LONG)
+            found = drift.differences()[budget]
+            met = agreed.meets(found) if agreed and found else found
+            if met is None:
+                return BudgetVerdict(reason="too much happened during the walks, or it cannot be read")
+            agreed = met
+        return BudgetVerdict(agreed) if agreed and agreed.is_exact else BudgetVerdict(reason=_INEXACT)
+
+    def _read(self, drift: BudgetDrift, budgets: Sequence[bytes]) -> None:
+        """The moments of these budgets."""
+        for part in batches(list(dict.fromkeys(budgets)), SCRIPT_BATCH):
+            for _ in range(MOMENTS):
+                with self._throttle.step():
+                    at, *reserved = self._reserved.run(self._client, Call(part, []))
+                    drift.reserved(int(at), zip(part, reserved, strict=True))
+                self._throttle.wait(MOMENT_PAUSE)
+
+    def _hold(self, drift: BudgetDrift, stage: WalkStage) -> None:
+        """What every reservation holds."""
+        for _, ids in self._subject.hashes(stage):
+            for sight in self._subject.look(ids, drift.first_ms):
+                if sight.holding:
+                    drift.held(sight.entry, sight.holding)
+
+    def _differences(self, drift: BudgetDrift) -> Mapping[bytes, Difference | None]:
+        """The result of a walk that has just ended; None for all budgets if `_took_too_long`."""
+        differences = drift.differences()
+        return dict.fromkeys(differences) if self._took_too_long(drift) else differences
+
+    def _took_too_long(self, drift: BudgetDrift) -> bool:
+        """
+        Whether reservations may have gone before this walk, which has just ended, could read them; or the server's
+        clock was set back.
+        """
+        if drift.first_ms is None or drift.last_ms is None:
+            return False  # there are no budgets
+        latest = drift.first_ms + self._subject.retention_ms // 2
+        return not drift.last_ms <= self._subject.shard.read_clock() <= latest
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetVerdict:
+    """One budget after two walks. `difference` None: the budget was not judged, and `reason` says why."""
+
+    difference: Difference | None = None
+    reason: str = ""
+
+
+#: Why a budget is not judged.
+_TOO_LONG = (
+    "the walk took longer than ended reservations are sure to stay readable; try without --rate, or at a quiet hour"
+)
+_INEXACT = "too much happened during the walks: the difference is not exact"
+
+
+def judge_budget(
+    shard: Shard, settings: SweepSettings, budget: bytes, throttle: Throttle, progress: WalkProgress = lambda *_: None
+) -> BudgetVerdict:
+    """
+    Walk twice for one budget, given by its key. The verdict has a difference only if both walks agree on one exact
+    number and all reservations of the budget could be read. Raises RedisUnavailable, redis.RedisError, Interrupted.
+    """
+    with shard.reaching(), Reservations(shard, settings, throttle) as subject:
+        subject.progress = progress
+        return BudgetCounters(subject).judge(budget)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRepair:
+    """
+    What became of one budget, and by which difference. `result`: `repaired`, `no drift`, `NO_BUDGET`, `CLOSED`,
+    `INVALID_BUDGET`, `OUT_OF_BOUNDS`, or for people why nothing was changed.
+    """
+
+    result: str
+    difference: Difference | None = None
+
+
+def repair_budget(
+    shard: Shard, settings: SweepSettings, budget: bytes, agreed: Difference | None = None, rate: float | None = None
+) -> BudgetRepair:
+    """
+    Judge one budget, given by its key, and take its drift out of `reserved` and add it to `remaining`, in one step.
+    `agreed`: the operator was shown this drift, and no other drift is ended.
+
+    Two repairs of one shard cannot both act on what they saw: the walks and the step that writes are under one lease,
+    and this step compares the lease's token. Raises RedisUnavailable, redis.RedisError.
+    """
+    lease = Lease(shard, LEASE_JOB, settings.lease_ttl)
+    with shard.reaching():
+        if not lease.acquire():
+            return BudgetRepair(f"another repair of a budget is under way: {holder(shard, LEASE_JOB) or 'just ended'}")
+        if lease.token is None:
+            return BudgetRepair("redis is full and refuses the lease of the repair")
+        with lease.kept() as lost:
+            try:
+                verdict = judge_budget(shard, settings, budget, Throttle(rate, lost))
+            except Interrupted:
+                return BudgetRepair(LEASE_LOST)
+            found = verdict.difference
+            if found is None:
+                return BudgetRepair(f"not judged: {verdict.reason}")
+            if not found.is_drift:
+                return BudgetRepair("no drift", found)
+            if agreed is not None and found.least != agreed.least:
+                return BudgetRepair(f"the drift is {found.least} by now, it was {agreed.least}: look again", found)
+            args = ["-" if found.least < 0 else "+", str(abs(found.least)), lease.token]
+            reply = Script("ops/repair_budget").run(shard.client, Call([budget, shard.keys.lease(LEASE_JOB)], args))
+            result = reply.decode()
+            return BudgetRepair(LEASE_LOST if result == "LEASE_LOST" else result, found)
+
+
+# ---- sums
+
+
+#: Key and field.
+Counted = tuple[bytes, bytes]
+_Row = Mapping[bytes, bytes]
+
+
+class _Sum(NamedTuple):
+    """One counter in one walk: what it holds (None: no number), what the hashes hold, and which ones these were."""
+
+    holds: int | None
+    held: int
+    #: The sum of their fingerprints.
+    entries: int
+
+
+class SumCounters(Counters):
+    """All counters that a configured kind declares in `sums`."""
+
+    def __init__(self, subject: ConfiguredKind, declared: Sequence[SumSettings]) -> None:
+        self._subject = subject
+        self._throttle = subject.throttle
+        self._client = subject.shard.client
+        self._prefix = subject.shard.keys.prefix
+        self._sums = declared
+        #: Hashes, index; for the sums, and to find the counters of each.
+        self.passes = 2 + AGREEING + len(self._sums)
+
+    def drifts(self) -> Iterator[Finding]:
+        """The counters on whose difference all walks agree."""
+        first = self._walk(WalkStage.COUNTERS, None)
+        self.count = len(first)
+        self.unjudged = sum(1 for each in first.values() if each.holds is None)
+        suspects = {name: each for name, each in first.items() if each.holds not in (None, each.held)}
+        for _ in range(AGREEING - 1):
+            if not suspects:
+                return
+            again = self._walk(WalkStage.AGAIN, suspects)
+            agreed = {name: each for name, each in suspects.items() if again.get(name) == each}
+            self.unjudged += len(suspects) - len(agreed)
+            suspects = agreed
+        for (key, name), each in sorted(suspects.items()):
+            difference = (each.holds or 0) - each.held
+            bounds = (difference, difference)
+            yield Finding(Fault.SUM_DRIFT, key, str(each.holds or 0), str(each.held), name, bounds)
+
+    def _walk(self, stage: WalkStage, only: Collection[Counted] | None) -> dict[Counted, _Sum]:
+        """One walk; `only`: for these counters."""
+        held: dict[Counted, tuple[int, int]] = {}
+        for _, ids in self._subject.hashes(stage):
+            for part in batches(ids, CONFIRM):
+                with self._throttle.step():
+                    self._add(part, held, only)
+        wanted = list(only) if only is not None else list({**held, **dict.fromkeys(self._declared())})
+        values = self._values(wanted)
+        return {
+            name: _Sum(_number(value), *held.get(name, (0, 0)))
+            for name, value in values.items()
+            if value is not None or name in held
+        }
+
+    def _add(
+        self, ids: Sequence[bytes], held: dict[Counted, tuple[int, int]], only: Collection[Counted] | None
+    ) -> None:
+        holdings = self._holdings(ids)
+        if only is not None:
+            holdings = {
+                entry: [each for each in found if each and each[0] in only] for entry, found in holdings.items()
+            }
+            holdings = {entry: found for entry, found in holdings.items() if found}
+        for explanation in self._subject.explained(list(holdings)):
+            if explanation.decision.outcome in (Outcome.SKIPPED, Outcome.NOT_FOUND):
+                continue
+            entry = explanation.decision.id
+            for holding in holdings[entry]:
+                if holding is None:
+                    self.unreadable += 1
+                    continue
+                name, amount = holding
+                sum_so_far, entries = held.get(name, (0, 0))
+                held[name] = sum_so_far + amount, entries + fingerprint(entry, amount)
+
+    def _holdings(self, ids: Sequence[bytes]) -> dict[bytes, list[tuple[Counted, int] | None]]:
+        """What each of these hashes holds of each sum; None where it cannot be read."""
+        pipeline, fields = self._client.pipeline(transaction=False), self._fields()
+        for entry in ids:
+            pipeline.hmget(self._subject.kind.hash_key(entry), fields)
+        found: dict[bytes, list[tuple[Counted, int] | None]] = {}
+        for entry, values in zip(ids, pipeline.execute(raise_on_error=False), strict=True):
+            if isinstance(values, redis.ResponseError):
+                continue  # no hash
+            if isinstance(values, Exception):
+                raise values
+            row = {name.encode(): value or b"" for name, value in zip(fields, values, strict=True)}
+            found[entry] = [self._holding(declared, entry, row) for declared in self._sums]
+        return found
+
+    def _holding(self, declared: SumSettings, entry: bytes, row: _Row) -> tuple[Counted, int] | None:
+        key, name = (_filled(parse_word(text), entry, row) for text in (declared.key, declared.field))
+        amount = whole(row.get(declared.of.encode(), b""))
+        if key is None or name is None or amount is None:
+            return None
+        return (self._prefix + key, name), amount
+
+    def _fields(self) -> list[str]:
+        """The fields of a hash that the sums need."""
+        words = [parse_word(text) for declared in self._sums for text in (declared.key, declared.field)]
+        named = [part.name for word in words for part in word if isinstance(part, Field) and part.name != ID]
+        return list(dict.fromkeys([*named, *(declared.of for declared in self._sums)]))
+
+    def _declared(self) -> Iterator[Counted]:
+        """The counters that there may be, also without an entry that holds something of them."""
+        for declared in self._sums:
+            word, name = parse_word(declared.key), parse_word(declared.field)
+            if all(isinstance(part, str) for part in name):
+                yield from ((key, declared.field.encode()) for key in self._like(word))
+
+    def _like(self, word: Word) -> Iterator[bytes]:
+        """The keys that this template can name, but no entry of the kind."""
+        texts = [part if isinstance(part, str) else "" for part in word]
+        stem, end = self._prefix + texts[0].encode(), texts[-1].encode()
+        if all(texts):
+            yield stem
+            return
+        for _, page in self._subject.keyspace.keys(stem):
+            yield from (key for key in page if key.endswith(end) and not self._subject.is_entry(key))
+
+    def _values(self, wanted: Sequence[Counted]) -> dict[Counted, bytes | None]:
+        found: dict[Counted, bytes | None] = {}
+        for start in range(0, len(wanted), CONFIRM):
+            part = wanted[start : start + CONFIRM]
+            with self._throttle.step():
+                pipeline = self._client.pipeline(transaction=False)
+                for key, name in part:
+                    pipeline.hget(key, cast(str, name))
+                replies = pipeline.execute(raise_on_error=False)
+            for counter, value in zip(part, replies, strict=True):
+                if isinstance(value, Exception) and "WRONGTYPE" not in str(value):
+                    raise value
+                found[counter] = None if isinstance(value, Exception) else value
+        return found
+
+
+def fingerprint(entry: bytes, amount: int) -> int:
+    """
+    64 bits that stand for an entry and what it holds. Those of many are added up, in any order. `hash` of a tuple will
+    not do: it is so regular that two entries that exchange their amounts often come to the same sum.
+    """
+    digest = hashlib.blake2b(b"%d %b" % (amount, entry), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def _filled(word: Word, entry: bytes, row: _Row) -> bytes | None:
+    """The text of a template; None where a field is missing or empty."""
+    parts = [
+        (entry if part.name == ID else row.get(part.name.encode(), b"")) if isinstance(part, Field) else part.encode()
+        for part in word
+    ]
+    return b"".join(parts) if all(parts) else None
+
+
+def _number(value: bytes | None) -> int | None:
+    if value is None:
+        return None
+    number = whole(value.removeprefix(b"-"))
+    return -number if number is not None and value.startswith(b"-") else number

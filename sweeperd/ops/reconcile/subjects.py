@@ -1,0 +1,283 @@
+"""What can be walked on a shard: the reservations, or one configured kind. Each says how its entries are read."""
+
+import abc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Self, cast
+
+import redis
+
+from sweeperd.config import Settings, SweepSettings
+from sweeperd.config.types import milliseconds
+from sweeperd.errors import KindRefused
+from sweeperd.ops.reconcile.keyspace import PAGE, Keyspace, Throttle, batches
+from sweeperd.ops.reconcile.report import Fault, Finding, WalkStage
+from sweeperd.ops.show import Explanation, explain
+from sweeperd.store.keys import Keys
+from sweeperd.store.scripts import Call, Script, ScriptPipeline
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.configured import kinds_of
+from sweeperd.sweep.kind import Kind, Outcome
+from sweeperd.sweep.reservations import RESERVATIONS, reservations
+
+#: How many reservations one script reads (0.1 to 0.2 ms of Redis's time), and how many one round trip.
+SCRIPT_BATCH, BATCH = 5, 50
+#: How many entries are checked in one round trip.
+CONFIRM = 50
+
+#: (stage, keys done so far, keys expected in all)
+WalkProgress = Callable[[WalkStage, int, int], None]
+
+_ENTRY, _ORPHANS = Script("ops/reconcile_entry"), Script("ops/reconcile_orphans")
+#: The outcomes of a hash that is active.
+_ACTIVE = (Outcome.EXPIRED, Outcome.IN_GRACE, Outcome.NOT_DUE)
+
+
+class Sight(NamedTuple):
+    """What was seen of one entry."""
+
+    entry: bytes
+    #: A fault, `dismissed`, `foreign_expiry`, or nothing.
+    mark: bytes
+    #: What the entry holds, as reconcile_look.lua replies.
+    holding: Sequence[bytes] = ()
+
+
+class Subject(abc.ABC):
+    """
+    The entries of one kind on one shard, at the pace of `throttle`. Methods raise RedisUnavailable, redis.RedisError,
+    Interrupted, and KindRefused if the kind's script is broken.
+    """
+
+    def __init__(self, shard: Shard, kind: Kind, throttle: Throttle | None) -> None:
+        self.shard = shard
+        self.kind = kind
+        self.throttle = throttle or Throttle()
+        self.progress: WalkProgress = lambda *_: None
+        self._opened = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    @cached_property
+    def keyspace(self) -> Keyspace:
+        """The keys of the shard, on the server that is there now."""
+        return Keyspace(self.shard, self.throttle, self.kind.index, self.kind.hash_key(b""))
+
+    @cached_property
+    def size(self) -> int:
+        """How many keys the database holds when the walk begins."""
+        return self.keyspace.size()
+
+    def is_entry(self, key: bytes) -> bool:
+        """Whether this is the name of an entry's hash."""
+        longer = len(key) > len(self.kind.stem) + len(self.kind.end)
+        named = longer and key.startswith(self.kind.stem) and key.endswith(self.kind.end)
+        return named and key != self.kind.index
+
+    def keys(self, stage: WalkStage, stem: bytes, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
+        """All keys that begin with `stem`, as `Keyspace.keys` gives them, with progress."""
+        return self._told(stage, self.keyspace.keys(stem, cursor))
+
+    def hashes(self, stage: WalkStage = WalkStage.HASHES, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
+        """The ids of all hashes: the cursor of the next page (0: none), and a page. An id may come twice."""
+        for following, page in self.keys(stage, self.kind.stem, cursor):
+            yield (
+                following,
+                [key[len(self.kind.stem) : len(key) - len(self.kind.end)] for key in page if self.is_entry(key)],
+            )
+
+    def index(self, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
+        """The ids in the index, in the same way."""
+        return self._told(WalkStage.INDEX, self.keyspace.index(cursor))
+
+    def orphans(self, ids: Sequence[bytes]) -> list[bytes]:
+        """The ids that have no hash."""
+        found = []
+        for part in batches(ids, CONFIRM):
+            with self.throttle.step():
+                gone = _ORPHANS.run(self.shard.client, Call([self.kind.hash_key(entry) for entry in part], []))
+            found += [part[position] for position in gone]
+        return found
+
+    def check(self, ids: Sequence[bytes], *, mend: bool = False) -> list[Finding]:
+        """
+        What the index has wrong about these ids; each is read, and mended if `mend`, in one step. Whether a hash of a
+        configured kind is active is not asked.
+        """
+        found = []
+        for part in batches(ids, CONFIRM):
+            with self.throttle.step(len(part) if mend else 0):
+                replies = _ENTRY.run_many(self.shard.client, [self.entry_call(entry, mend=mend) for entry in part])
+            for entry, reply in zip(part, replies, strict=True):
+                if isinstance(reply, Exception):
+                    raise reply
+                if reply:
+                    fault, wanted, score = (text.decode() for text in reply)
+                    found.append(Finding(Fault(fault), entry, score, wanted))
+        return found
+
+    def entry_call(self, entry: bytes, *, mend: bool = False) -> Call:
+        """The call of reconcile_entry.lua for one entry."""
+        keys = [self.kind.index, self.kind.quarantine, self.kind.hash_key(entry)]
+        return Call(keys, [entry, int(mend), *self._rule()])
+
+    @abc.abstractmethod
+    def _rule(self) -> tuple[str, int]:
+        """The last arguments of reconcile_entry.lua."""
+
+    @abc.abstractmethod
+    def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Sight]:
+        """
+        What is seen of these entries; nothing comes of an entry that is right and holds nothing. `since_ms`: what ended
+        before that moment is not held; None: nothing is.
+        """
+
+    def confirmed(self, ids: Sequence[bytes]) -> list[Finding]:
+        """The faults of these ids, whatever was seen of them before."""
+        return self.check(ids)
+
+    def _told(self, stage: WalkStage, pages: Iterator[tuple[int, list[bytes]]]) -> Iterator[tuple[int, list[bytes]]]:
+        for number, page in enumerate(pages, 1):
+            self.progress(stage, number * PAGE, max(self.size, number * PAGE))
+            yield page
+
+
+class Reservations(Subject):
+    """The reservations, which hold amounts of budgets. They are read on a connection of their own."""
+
+    def __init__(self, shard: Shard, settings: SweepSettings, throttle: Throttle | None = None) -> None:
+        super().__init__(shard, reservations(shard.keys, settings), throttle)
+        self._grace_ms = milliseconds(settings.grace)
+        #: How long an ended reservation stays readable, ms: the shortest time that the settings or what was read so far
+        #: name. Other writers have settings of their own.
+        self.retention_ms = milliseconds(settings.audit_retention)
+        self._pipeline = self._opened.enter_context(ScriptPipeline(Script("ops/reconcile_look"), shard.client))
+
+    def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Sight]:
+        for some in batches(ids, BATCH):
+            parts = list(batches(some, SCRIPT_BATCH))
+            self.throttle.begin()
+            self._pipeline.send([self._look_call(part, since_ms) for part in parts])
+            replies, micros, _ = self._pipeline.receive()
+            self.throttle.end(busy=None if micros is None else micros / 1_000_000)
+            for part, reply in zip(parts, replies, strict=True):
+                if isinstance(reply, Exception):
+                    raise reply
+                *sights, retention = reply
+                if retention:
+                    self.retention_ms = min(self.retention_ms, int(retention))
+                yield from (Sight(entry, *seen) for entry, seen in zip(part, sights, strict=True) if seen)
+
+    def _look_call(self, ids: Sequence[bytes], since_ms: int | None) -> Call:
+        keys = [self.kind.index, self.kind.quarantine, *map(self.kind.hash_key, ids)]
+        return Call(keys, [self._grace_ms, "" if since_ms is None else since_ms, *ids])
+
+    def _rule(self) -> tuple[str, int]:
+        return "", 0
+
+
+class ConfiguredKind(Subject):
+    """One of `[[kinds]]`. Whether a hash is active says the kind's own script; its writes are not sent."""
+
+    def __init__(self, shard: Shard, kind: Kind, batch: int, throttle: Throttle | None = None) -> None:
+        """`batch`: how many entries the kind's script explains in one round trip."""
+        super().__init__(shard, kind, throttle)
+        self._batch = batch
+
+    def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Sight]:  # noqa: ARG002
+        for finding in self.check(ids):
+            if finding.fault is not Fault.ORPHAN:
+                yield Sight(finding.subject, finding.fault.value.encode())
+
+    def confirmed(self, ids: Sequence[bytes]) -> list[Finding]:
+        found = self.check(ids)
+        lost = [each.subject for each in found if each.fault is Fault.LOST]
+        with self.throttle.step():
+            explained = self.explained(lost)
+        active = {each.decision.id for each in explained if each.decision.outcome in _ACTIVE}
+        return [each for each in found if each.fault is not Fault.LOST or each.subject in active]
+
+    def explained(self, ids: Sequence[bytes]) -> list[Explanation]:
+        """
+        What the kind's script says of these ids. A script that fails ends the walk, or no entry would seem active.
+        Raises KindRefused if the script would fail for each entry, or was killed.
+        """
+        explanations = explain(self.shard, self.kind, ids, self._batch)
+        for each in explanations:
+            if each.decision.outcome is Outcome.ERROR:
+                error = redis.ResponseError(each.decision.detail)
+                if self.kind.is_broken_by(error):
+                    raise KindRefused(f"{self.kind.name}: not walked: {error}") from error
+                raise error
+        return explanations
+
+    def _rule(self) -> tuple[str, int]:
+        return self.kind.deadline, self.kind.max_wait_ms
+
+
+def subject_of(shard: Shard, settings: Settings, name: str, throttle: Throttle | None = None) -> Subject:
+    """The reservations, or the configured kind of this name."""
+    if name == RESERVATIONS:
+        return Reservations(shard, settings.sweep, throttle)
+    return ConfiguredKind(shard, kinds_of(settings, shard)[name], settings.sweep.pipeline_depth, throttle)
+
+
+# ---- which reservations hold an amount of a budget
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """One reservation. `amount`: what it holds of a budget, over all mentions of the scope."""
+
+    id: bytes
+    amount: int
+    tenant: bytes
+    state: bytes
+    created_at: bytes
+    expires_at: bytes
+    quarantined_at: bytes
+
+
+_HOLDER_FIELDS = (b"tenant", b"state", b"created_at", b"expires_at", b"quarantined_at")
+
+
+def read_budget(shard: Shard, budget: bytes) -> dict[bytes, bytes] | None:
+    """The fields of a budget, given by its key; None if there is no such hash. Raises redis.RedisError."""
+    try:
+        return cast(dict[bytes, bytes], shard.client.hgetall(budget)) or None
+    except redis.ResponseError as error:
+        if "WRONGTYPE" not in str(error):
+            raise
+        return None
+
+
+def find_holders(shard: Shard, settings: SweepSettings, budget: bytes) -> Iterator[Holder]:
+    """
+    The reservations that hold an amount of the budget when they are read; quarantined ACTIVE ones hold too. A
+    reservation that SCAN returns twice comes once. Raises RedisUnavailable, redis.RedisError.
+    """
+    known, now = set[bytes](), shard.read_clock()
+    with Reservations(shard, settings) as subject:
+        for _, ids in subject.hashes():
+            for sight in subject.look(ids, now):
+                amount = _amount(shard.keys, budget, sight.holding)
+                if amount is not None and sight.entry not in known:
+                    known.add(sight.entry)
+                    key = subject.kind.hash_key(sight.entry)
+                    row = cast(list[bytes | None], shard.client.hmget(key, list(_HOLDER_FIELDS)))
+                    yield Holder(sight.entry, amount, *(value or b"" for value in row))
+
+
+def _amount(keys: Keys, budget: bytes, holding: Sequence[bytes]) -> int | None:
+    """What a holding of reconcile_look.lua takes of this budget now; None if it takes nothing."""
+    if len(holding) < 4 or holding[0] == b"unreadable" or holding[1] not in (b"", b"?"):
+        return None
+    _, _, amount, unit, *scopes = holding
+    mentions = sum(keys.budget(scope, unit) == budget for scope in scopes)
+    return int(amount) * mentions if mentions else None

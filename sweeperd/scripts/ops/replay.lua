@@ -15,7 +15,8 @@
 -- The event is the same, field by field, with the same event id. `only_for` names the receiving endpoint: all other
 -- endpoints acknowledge the event without a request, and a replay is no expiry. The age begins anew with the stream id.
 
--- @include effects
+-- @include rights
+-- @include trial
 
 local letter = redis.call('XRANGE', KEYS[2], ARGV[1], ARGV[1])[1]
 if not letter then
@@ -41,9 +42,13 @@ end
 event[#event + 1] = 'only_for'
 event[#event + 1] = endpoint
 
+local refused = no_right('XDEL', KEYS[2]) or no_right('XADD', KEYS[1])
+if refused then
+  return refused
+end
 -- Deletes nothing. If Redis is at maxmemory, a write that needs memory is accepted only after a write that needs none,
 -- and the letter must not go before the event is in the stream.
-redis.pcall('XDEL', KEYS[2], '\0sweeperd check')
+trial('XDEL', KEYS[2])
 local added = redis.pcall('XADD', KEYS[1], '*', unpack(event))
 if type(added) == 'table' then -- an error; the id of the entry is text
   return added

@@ -1,4 +1,4 @@
-"""Reservations that another sweeper set aside: finds them, and takes them into the quarantine."""
+"""What was set aside: listed, put back into the index after a repair, dismissed, or adopted from another sweeper."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""What a sweep would decide now, and what it would write, asked of the kind's own script and without doing it."""
+"""What a sweep would do with an entry, all that is known of one entry, and what the status page shows of a shard."""
 
 import contextlib
 import enum

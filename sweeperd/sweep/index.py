@@ -1,4 +1,4 @@
-"""Places in a sorted set whose entries leave, stay or move while it is read."""
+"""Reads the index of a kind page by page, tick after tick, while its entries leave, stay or move."""
 
 import math
 import random
@@ -101,10 +101,10 @@ class Cursor:
 # A backlog in grace lies at the beginning of the index, in front of the entries that are to be expired, and each tick
 # has to get past it. To ask expire.lua about each entry is exact, and slow. Two faster ways are as exact:
 #
-# - A grace scan: one script reads a page, and the hash of each entry of it, and marks the entries that are in grace. -
-# A cached range: consecutive entries which were all in grace when they were scanned. The first of these graces ends at
-#   a known time. Until then nothing is to be done in the range, as long as the same entries stand in it with the same
-#   scores. A script checks that by a fingerprint.
+# - A grace scan: one script reads a page, and the hash of each entry of it, and marks the entries that are in grace.
+# - A cached range: consecutive entries which were all in grace when they were scanned. The first of these graces ends
+#   at a known time. Until then nothing is to be done in the range, as long as the same entries stand in it with the
+#   same scores. A script checks that by a fingerprint.
 #
 # The services that commit, release or extend a reservation change its index entry too. A service that changes the hash
 # only would not be noticed by the fingerprint, so each range is scanned again after a while.

@@ -1,7 +1,16 @@
 """
-The Lua of `give_back`: its templates, to be filled with the fields of an entry's hash.
+The script of a kind, generated from its settings: one text for each kind. Names, patterns and templates are constants
+in the script; the values of an entry are read at run time and never become Lua.
 
-A plan has two forms in the script of a kind. The full form gives a list of the commands to kind_plan.lua. The quick
+KEYS[1] -> the entry's hash  KEYS[2] -> the index  KEYS[3] -> sweeperd:events  KEYS[4] -> the kind's quarantine
+ARGV[1] -> the id  ARGV[2] -> the prefix  ARGV[3] -> how long the ended hash stays, ms; 0: not at all
+ARGV[4] -> trace id for the event
+
+Replies: {'not_found'}, {'not_due'}, {'in_grace', ms when the grace ends}, {'skipped', detail},
+{'quarantined', reason, tenant, why},
+{'expired', tenant, ms since deadline + grace, keys that do not exist as a JSON array}.
+
+The plan of `give_back` has two forms. The full form gives a list of the commands to kind_plan.lua. The quick
 form is for commands that are all HINCRBY: it checks the everyday case with as few steps as possible, and leaves every
 other case to the full form.
 """
@@ -43,7 +52,7 @@ def needed_fields(commands: Sequence[Command]) -> list[str]:
 
 
 def field_checks(commands: Sequence[Command], row: Row) -> Iterator[str]:
-    """Lua statements that raise where a field is missing, or an amount is none."""
+    """Lua statements that raise if a field is missing, or an amount is none."""
     for field in needed_fields(commands):
         yield f"full_plan.field({row[field]}, {quoted(field)})"
     for field in _amount_fields(commands):
@@ -176,18 +185,7 @@ def _parts(command: Command) -> Iterator[str | Field]:
         yield from ("MIN", command.minimum)
 
 
-# ----
-# The script of a kind, generated from its settings: one text for each kind. Names, patterns and templates are
-# constants in it; the values of an entry are read at run time and never become Lua.
-#
-# The script's inputs and replies:
-#
-# KEYS[1] -> the entry's hash  KEYS[2] -> the index  KEYS[3] -> sweeperd:events  KEYS[4] -> the kind's quarantine
-# ARGV[1] -> the id  ARGV[2] -> the prefix  ARGV[3] -> how long the ended hash stays, ms; 0: not at all ARGV[4] ->
-# trace id for the event
-#
-# {'not_found'}  {'not_due'}  {'in_grace', ms when the grace ends}  {'skipped', detail} {'quarantined', reason, tenant,
-# why} {'expired', tenant, ms since deadline + grace, keys that do not exist as a JSON array}
+# ---- the script
 
 
 #: The globals of a Redis server that a user's script must not see. Another one that a server has fails `check`.
@@ -225,7 +223,7 @@ def kind_script(kind: KindSettings, kinds: Sequence[KindSettings], reservations:
     return prelude_and_body if kind.script is None else f"{_user_function(kind.script)}\n{prelude_and_body}"
 
 
-#: What the error begins with where the user's file fails before its functions are called.
+#: What the error begins with if the user's file fails before its functions are called.
 FILE_FAILED = "KINDFILE"
 #: After the checks of a plan: trouble of the server is the reply, a check that failed is a quarantine.
 _STOP = (
@@ -321,7 +319,7 @@ def _end(kind: KindSettings, row: _Row) -> Iterable[str]:
 
 def _plan(kind: KindSettings, commands: str, before: Iterable[str]) -> Iterable[str]:
     """
-    The full check where there is no `checked` yet. `commands`: the list; `before`: statements that come before it.
+    The full check if there is no `checked` yet. `commands`: the list; `before`: statements that come before it.
     """
     yield "local _\nif not checked then\n  checked, _, problem, failure = run_checks(function()"
     yield f"    -- @include kind_plan\n    full_plan.open(ARGV[2], writable, audible, {kind.max_writes}{_usable(kind)})"

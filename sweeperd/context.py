@@ -1,8 +1,9 @@
 """
 How the sweep and the delivery of one process share its interpreter: the sweep goes first.
 
-All threads of a process take turns in one interpreter. Sending a single event takes about twenty times as much of the
-interpreter as expiring an entry, so unlimited delivery would make a backlog of expiries last more than twice as long.
+All threads of a process take turns in one interpreter. To send a single event takes about twenty times the CPU time of
+expiring one entry, so unlimited delivery would stretch a sweep of a backlog. Row `beside`: a sweep beside single events
+at 64 connections takes 1.08 times as long with the turns, and 1.86 times as long without.
 """
 
 import contextlib
@@ -17,16 +18,16 @@ from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard
 
-#: While a sweep runs, deliveries take at most this share of the interpreter's time.
+#: While a sweep runs, deliveries take the interpreter for so much of the time at most.
 DELIVERY_SHARE = 0.15
-#: The estimate for a delivery before the first is measured, seconds; and the weight of the latest measurement.
+#: What one delivery is taken to need before the first one is measured; and how much the latest ones count.
 FIRST_ESTIMATE, WEIGHT = 0.001, 0.125
 
 
 class Interpreter:
     """
-    Spreads deliveries over the time of a sweep, each by the CPU time of the last deliveries. Without a sweep nobody
-    waits. Threads may share an object.
+    Spreads deliveries over the time that a sweep takes, each by the CPU time that the last ones needed. Without a sweep
+    nobody waits. Threads may share it.
 
     `clock` is monotonic, `cpu_time` the CPU time of the calling thread, both in seconds.
     """
@@ -55,12 +56,12 @@ class Interpreter:
 
     @property
     def sweeping(self) -> bool:
-        """True if a sweep runs."""
+        """Whether a sweep runs."""
         return self._sweeps > 0
 
     @contextlib.contextmanager
     def delivery(self, stop: threading.Event, waits: Counter) -> Iterator[None]:
-        """Wait for a turn or for `stop`, then deliver in the `with` block. `waits` counts the deliveries that wait."""
+        """Wait for a turn or for `stop`, then deliver in the `with` block. `waits` counts what had to wait."""
         if wait := self._book():
             waits.inc()
             stop.wait(wait)
@@ -73,7 +74,7 @@ class Interpreter:
                 self._typical += WEIGHT * (used - self._typical)
 
     def _book(self) -> float:
-        """Take the next turn. Returns the time until then, seconds."""
+        """Take the next turn. Returns how far off it is, seconds."""
         if not self.sweeping:
             return 0.0
         with self._lock:
@@ -83,7 +84,7 @@ class Interpreter:
         return begins - now
 
 
-# ---- shared by all work of one process on one shard
+# ---- what all work of one process on one shard shares
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class ShardContext:
     metrics: Metrics
     #: Ends the work.
     stop: threading.Event
-    #: The most requests to endpoints that the process may have in flight for this shard.
+    #: How many requests to endpoints the process may have in flight for this shard.
     concurrency: int
-    #: The same object for all shards of a process.
+    #: The same one for all shards of a process.
     interpreter: Interpreter = field(default_factory=Interpreter)

@@ -1,4 +1,14 @@
-"""TLS to a receiver: what both sides show each other, and why a connection failed in plain words."""
+"""
+HTTP to a receiver: requests over urllib3 that end in time, the result of a request, and why there was no response.
+
+urllib3 limits each wait on a socket, not the whole exchange, so connection and response are extended by a deadline.
+Code that is here for speed alone, with the gain in a delivery of single events (350 to 480 µs of CPU time an event, row
+`delivery`); the times are those of the calls alone, on one core:
+
+- `Transport.request` copies a prepared request: 2 µs in place of 96 for a request that requests prepares.
+- `read_headers` in place of the parser of e-mails: 3 µs in place of 18 for a response of five headers.
+- `limit_wait` sets a time-out only if the time-out is wrong: not measured alone.
+"""
 
 import base64
 import contextlib
@@ -57,8 +67,8 @@ _REASONS = {
 
 def tls_context(endpoint: EndpointSettings, bundle: str) -> ssl.SSLContext:
     """
-    For all connections to this endpoint. `bundle`: the file, or the directory, with the CAs that are trusted where the
-    endpoint names no `ca` of its own. Raises OSError, ssl.SSLError where a file cannot be loaded any more.
+    For all connections to this endpoint. `bundle`: the file, or the directory, with the CAs that are trusted if the
+    endpoint names no `ca`. Raises OSError, ssl.SSLError if a file cannot be loaded any more.
     """
     context = urllib3.util.ssl_.create_urllib3_context()
     trusted = endpoint.ca.path if endpoint.ca else Path(bundle)
@@ -169,7 +179,7 @@ def _retry_after(headers: Mapping[str, str], now_ms: int) -> float | None:
 
 
 def _http_date(text: str) -> float | None:
-    """Seconds since the epoch; None where the text is no date."""
+    """Seconds since the epoch; None if the text is no date."""
     parsed = email.utils.parsedate_tz(text)
     try:
         return None if parsed is None else email.utils.mktime_tz(parsed)
@@ -225,7 +235,7 @@ REFUSAL_WAIT = 0.5
 def certificate_expiry(endpoint: EndpointSettings, timeout: float) -> int:
     """
     When the receiver's certificate expires, seconds since the epoch. `timeout`: for each step, seconds. Raises
-    ConnectionError with the reason where its deliveries would fail.
+    ConnectionError with the reason if deliveries to the endpoint would fail.
     """
     try:
         return _certificate_expiry(endpoint, timeout)
@@ -262,8 +272,7 @@ def _certificate_expiry(endpoint: EndpointSettings, timeout: float) -> int:
         connection.close()
 
 
-# ---- responses that end in time, whose headers are split here
-# http.client has the headers read by the parser of e-mails, which takes as long as the rest of a short response.
+# ---- responses that end in time
 
 
 #: How much a response may send before its headers are complete, bytes; interim responses count too.
@@ -318,7 +327,7 @@ class BoundedReader(io.RawIOBase):
 
 
 def seconds_left(deadline: float) -> float:
-    """Until this deadline (monotonic). Raises TimeoutError where nothing is left."""
+    """Until this deadline (monotonic). Raises TimeoutError if nothing is left."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -390,8 +399,7 @@ def read_headers(lines: Any) -> http.client.HTTPMessage:
 
 
 # ---- connections that end in time
-# urllib3 limits each single wait on a socket, so a receiver that sends a byte now and then holds a request for ever.
-# Here one deadline ends the whole exchange: to connect, to send, and to read the response.
+# A receiver that sends a byte now and then would hold a request of urllib3 for ever.
 
 
 #: How long to wait for the alert of a receiver that has closed the connection, seconds. It has been sent before.
@@ -463,7 +471,7 @@ def bounded(kind: type) -> type:
     return kind if issubclass(kind, _Bounded) else type(f"Bounded{kind.__name__}", (_Bounded, kind), {})
 
 
-# ---- pOSTs to one URL through requests' own adapter. What is the same for each request is computed once
+# ---- POSTs to one URL through requests' own adapter. What is the same for each request is computed once
 
 
 #: Whether a text is visible ASCII only. Nearly every value of a header is, and then requests refuses none: to ask it
@@ -475,8 +483,8 @@ class Transport:
     """
     POSTs to one endpoint over connections that stay open. `fixed`: the headers of each request. Threads may share it.
 
-    It follows no redirect, keeps no cookie and reads no netrc. Proxy and CAs are those of the endpoint; where it has
-    none, the ones that the environment named when the transport was made.
+    It follows no redirect, keeps no cookie and reads no netrc. Proxy and CAs are those of the endpoint; if the
+    endpoint has none, those of the environment when the transport was made.
 
     `connect_timeout` limits the connecting, `read_timeout` the response with its body, and both together the whole
     exchange, seconds.
@@ -507,7 +515,7 @@ class Transport:
 
     def request(self, headers: dict[str, str], body: bytes) -> requests.PreparedRequest:
         """
-        A request with these headers and the fixed ones. Raises requests.RequestException where URL or headers cannot be
+        A request with these headers and the fixed headers. Raises requests.RequestException if URL or headers cannot be
         sent, ValueError.
         """
         if self._pattern is None:

@@ -246,7 +246,7 @@ class WebhookClient:
 
 
 class _Wait(wait_base):
-    """Exponential back-off with full jitter, or the receiver's `Retry-After` where that is longer."""
+    """Exponential back-off with full jitter, or the receiver's `Retry-After` if longer."""
 
     def __init__(self, initial: float, longest: float) -> None:
         self._backoff = tenacity.wait_random_exponential(multiplier=initial, max=longest)

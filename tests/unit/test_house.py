@@ -51,7 +51,7 @@ MOST_FILES = 10
 #: A hand-written `__init__`, or a function that is not public, takes at most so many parameters, `self` left out.
 MOST_PARAMETERS = 13
 #: Lines of one module.
-MOST_LINES = 700
+MOST_LINES = 605
 #: In 1,000 words of comment and docstring: `where` at most, `if` and `when` together at least, and words that stand for
 #: a thing that the sentence does not name at most.
 MOST_WHERE, LEAST_IF, MOST_PRONOUNS = 9.7, 3.2, 74.6

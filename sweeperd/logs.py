@@ -7,9 +7,9 @@ from typing import Literal
 
 from pythonjsonlogger.json import JsonFormatter
 
-#: What a log record has anyway; everything else in it was given as `extra`.
+#: The attributes of every log record; all others were given as `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-#: Libraries whose own lines are noise here: that a tick which drains outlasts the interval, that a connection broke.
+#: Libraries with lines that are noise here: a draining tick outlasts the interval, a connection broke.
 CHATTY = ("apscheduler", "urllib3", "tenacity", "opentelemetry")
 
 
@@ -27,7 +27,7 @@ class TextFormatter(logging.Formatter):
 
 
 def configure(level: str, form: Literal["auto", "text", "json"]) -> None:
-    """Set the process's log up."""
+    """Set up the log of the process."""
     handler = logging.StreamHandler(sys.stderr)
     if form == "text" or (form == "auto" and sys.stderr.isatty()):
         handler.setFormatter(TextFormatter())
@@ -52,7 +52,7 @@ def _word(value: object) -> str:
 
 
 class Outage:
-    """A task that waits for Redis: logged when that begins, when its reason changes, and when it is over."""
+    """A task that waits for Redis: logged when the wait begins, when the reason changes, and when the wait is over."""
 
     def __init__(self, log: logging.Logger, task: str, fields: Mapping[str, object]) -> None:
         """`task` begins both lines: `<task> waits for redis`, `<task> goes on`."""

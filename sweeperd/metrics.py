@@ -11,16 +11,16 @@ from prometheus_client.core import CounterMetricFamily
 
 from sweeperd import __version__
 
-#: How many hex digits of a hash end the label of a name that is too long.
+#: If a name is too long, its label ends with so many hex digits of a hash.
 _HASH = 8
-#: Stands for the tenants that have no label of their own.
+#: The label shared by the tenants without their own label.
 OTHER_TENANTS = "_other"
 
 
 class TenantLabels:
     """
-    The label of a tenant. The first `limit` tenants have one each, and all further ones share `_other`, because each
-    label is a series of its own. A name longer than `length` is cut, and ends with a hash of the whole name.
+    The label of a tenant. The first `limit` tenants have a label each, and all further tenants share `_other`, because
+    each label makes a new series. If a name is longer than `length`, it is cut, and ends with a hash of the whole name.
     """
 
     def __init__(self, limit: int, length: int) -> None:
@@ -42,11 +42,11 @@ class TenantLabels:
         return tenant
 
 
-# ---- a counter whose values are kept in Redis
+# ---- a counter with values kept in Redis
 
 
 class KeptCounter:
-    """A counter whose values are kept in Redis: a command of an operator ends, and its own counters with it."""
+    """A counter with values kept in Redis: when a command of an operator ends, its own counters end too."""
 
     def __init__(self, name: str, documentation: str, labels: list[str]) -> None:
         self.labels = labels
@@ -56,12 +56,12 @@ class KeptCounter:
         self._values: dict[str, dict[str, int]] = {}
 
     def set(self, shard: str, values: dict[str, int]) -> None:
-        """The values of one shard, as Redis has them."""
+        """The values of one shard, read from Redis."""
         with self._lock:
             self._values[shard] = dict(values)
 
     def forget(self, shard: str) -> None:
-        """A shard that is configured no more."""
+        """The shard is configured no more."""
         with self._lock:
             self._values.pop(shard, None)
 
@@ -83,12 +83,12 @@ _RESERVATIONS = "reservations"
 
 
 class ReconcileMetrics:
-    """Of all shards. Not `lasting`: of a run that ends, which makes no walks."""
+    """Of all shards. Not `lasting`: of a run that ends and makes no walks."""
 
     def __init__(self, registry: CollectorRegistry, *, lasting: bool) -> None:
         counter = functools.partial(Counter, registry=registry if lasting else None)
         gauge = functools.partial(Gauge, registry=registry if lasting else None)
-        #: Shard -> what is walked on it, and the kinds of findings that it shows.
+        #: Shard -> the walked kinds, and the sorts of findings shown for each.
         self._kinds: dict[str, dict[str, list[str]]] = {}
         self.findings = gauge(
             "sweeperd_reconcile_findings",
@@ -112,21 +112,21 @@ class ReconcileMetrics:
         )
 
     def announce(self, shard: str, swept: str, kinds: list[str]) -> None:
-        """Show the series of the walks at 0 from the start; what they found is shown once there was one."""
+        """Show the series of the walks at 0 from the start; their findings are shown after the first walk."""
         self._kinds.setdefault(shard, {})[swept] = kinds
         for result in ("ok", "error"):
             self.runs.labels(shard, swept, result)
 
     def reconciled(self, shard: str, swept: str, counts: dict[str, int], finished_at: float) -> None:
-        """What the last walk over these entries found, by this process or another; when it ended, Unix time."""
+        """The findings of the last walk over these entries, by this process or another; when it ended, Unix time."""
         for kind, count in counts.items():
             self.findings.labels(shard, swept, kind).set(count)
         self.last.labels(shard, swept).set(finished_at)
 
     def retain(self, shard: str, swept: Collection[str]) -> None:
         """
-        Nothing but this is walked on the shard from now on. What is walked no more shows no findings, because they
-        would never change again, and no count of walks, because an alert waits for the first walk where there is one.
+        From now on only `swept` is walked on the shard. The others show no findings, because the findings would never
+        change again, and no count of walks, because if there is a count, an alert waits for the first walk.
         """
         known = self._kinds.get(shard, {})
         for name in known.keys() - set(swept):
@@ -139,7 +139,7 @@ class ReconcileMetrics:
                 _remove(self.foreign_expiries, shard)
 
     def forget_shard(self, shard: str) -> None:
-        """A shard that is configured no more is walked no more."""
+        """If a shard is configured no more, it is walked no more."""
         self.retain(shard, ())
         self._kinds.pop(shard, None)
 
@@ -168,7 +168,7 @@ class WebhookMetrics:
         self._lock = threading.Lock()
         #: Endpoint -> shard -> events not acknowledged yet, age of the oldest.
         self._waiting: dict[str, dict[str, tuple[int, float]]] = {}
-        #: Endpoint -> shard -> its state there.
+        #: Endpoint -> shard -> state of the endpoint there.
         self._states: dict[str, dict[str, str]] = {}
         self.attempts = counter("sweeperd_webhook_attempts_total", "Webhook requests by result", ["endpoint", "result"])
         self.events = counter(
@@ -223,8 +223,8 @@ class WebhookMetrics:
 
     def waiting(self, shard: str, endpoint: str, events: int, oldest_seconds: float) -> None:
         """
-        What waits for an endpoint on one shard. Its gauges show the sum and the oldest of all shards; one that cannot
-        be measured now counts as it was last seen.
+        The events that wait for an endpoint on one shard. The gauges show the sum and the oldest of all shards; if a
+        shard cannot be measured now, it counts as last seen.
         """
         with self._lock:
             on_shards = self._waiting.setdefault(endpoint, {})
@@ -239,7 +239,7 @@ class WebhookMetrics:
             self._show_state(endpoint, on_shards)
 
     def forget(self, endpoint: str) -> None:
-        """An endpoint that is configured no more has nothing that waits; its counters stay where they are."""
+        """If an endpoint is configured no more, it has no waiting events; its counters stay."""
         with self._lock:
             if self._waiting.pop(endpoint, None) is not None:
                 self.pending.remove(endpoint)
@@ -249,7 +249,7 @@ class WebhookMetrics:
                     self._endpoint_state.remove(endpoint, state)
 
     def forget_shard(self, shard: str) -> None:
-        """The same for a shard: what waits there counts no more."""
+        """The same for a shard: its waiting events count no more."""
         with self._lock:
             for endpoint, on_shards in self._waiting.items():
                 if on_shards.pop(shard, None) is not None:
@@ -271,16 +271,16 @@ class WebhookMetrics:
 # ---- the metrics of the sweep
 
 
-#: The labels of what is measured of the sweep of one kind on one shard.
+#: The labels of measurements of the sweep of one kind on one shard.
 SWEEP = ["shard", "kind"]
 #: Seconds. A sweep of an idle shard takes a millisecond, a drain as long as its time budget.
 SWEEP_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
 #: Seconds. Up to the interval when all is well, hours after an outage.
 LAG_BUCKETS = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600, 14400, 86400)
 
-#: All outcomes that the Cycles services count. Ours are the first three.
+#: All outcomes counted by the Cycles services. Ours are the first three.
 CYCLES_OUTCOMES = ("success", "failed", "skipped_locked", "skipped_disabled", "lease_error", "lease_lost")
-#: The tenant of a reservation that has none, in the metrics of the Cycles services.
+#: If a reservation has no tenant, its tenant in the metrics of the Cycles services.
 CYCLES_NO_TENANT = "UNKNOWN"
 
 
@@ -308,7 +308,7 @@ class SweepMetrics:
         self._tenant_label = tenant_label
         self._tenants = tenants
         self._cycles = CyclesMetrics(registry) if cycles else None
-        #: Shard -> the kinds that are swept there.
+        #: Shard -> the kinds swept there.
         self._swept: dict[str, set[str]] = {}
         self.sweeps = counter("sweeperd_sweeps_total", "Sweeps by result", [*SWEEP, "result"])
         self.sweep_duration = histogram(
@@ -360,14 +360,14 @@ class SweepMetrics:
         self.redis_up.labels(shard)
 
     def expired(self, kind: str, tenant: str, count: int = 1) -> None:
-        """Count expiries, for their tenant where tenants are told apart."""
+        """Count expiries, for their tenant if tenants are told apart."""
         if self._tenant_label:
             self._expired.labels(kind, self._tenants.label(tenant)).inc(count)
         else:
             self._expired.labels(kind).inc(count)
 
     def cycles_expired(self, tenant: str, count: int = 1) -> None:
-        """Count expired reservations under the name that the Cycles services use."""
+        """Count expired reservations under the name used by the Cycles services."""
         if self._cycles:
             self._cycles.expired.labels(self._cycles_tenant(tenant)).inc(count)
 
@@ -377,7 +377,7 @@ class SweepMetrics:
             self._cycles.quarantined.labels(self._cycles_tenant(tenant), reason).inc()
 
     def cycles_run(self, outcome: str) -> None:
-        """The same for a sweep: `success`, `failed`, or `skipped_locked` where another process holds a lease."""
+        """The same for a sweep: `success`, `failed`, or `skipped_locked` if another process holds a lease."""
         if self._cycles:
             self._cycles.runs.labels("reservation_expiry", outcome).inc()
 
@@ -385,7 +385,7 @@ class SweepMetrics:
         return self._tenants.label(tenant) if tenant.strip() else CYCLES_NO_TENANT
 
     def forget_shard(self, shard: str) -> None:
-        """A shard that is configured no more has no gauges; its counters stay where they are."""
+        """If a shard is configured no more, it has no gauges; its counters stay."""
         swept = self._swept.pop(shard, set())
         for gauge in (self.pipeline_depth, self.due_entries, self.oldest_due, self.quarantined_entries, self.redis_up):
             for labels in [(shard,)] if gauge is self.redis_up else [(shard, kind) for kind in swept]:
@@ -402,8 +402,8 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 class Metrics:
     """
-    The metrics of one process, in a registry of their own. Not `lasting`: of a run that ends, without the metrics that
-    only a process that stays can fill.
+    The metrics of one process, in a separate registry. Not `lasting`: of a run that ends, without the metrics that only
+    a lasting process can fill.
     """
 
     def __init__(
@@ -421,7 +421,7 @@ class Metrics:
         self.sweep = SweepMetrics(registry, tenants, tenant_label=tenant_label, cycles=cycles)
         self.webhooks = WebhookMetrics(registry, lasting=lasting)
         self.reconcile = ReconcileMetrics(registry, lasting=lasting)
-        #: By result; SIGHUP asks for one.
+        #: By result; SIGHUP asks for a reload.
         self.reloads = Counter(
             "sweeperd_reloads_total", "Reloads of the settings", ["result"], registry=registry if lasting else None
         )
@@ -432,13 +432,13 @@ class Metrics:
         )
         if lasting:
             registry.register(self.operator_actions)
-            # node_exporter has series of these names itself, and refuses a file that has them too.
+            # node_exporter has series of these names itself, and refuses a file with the same names.
             ProcessCollector(registry=registry)
         build_info = Gauge("sweeperd_build_info", "The running version", ["version"], registry=registry)
         build_info.labels(__version__).set(1)
 
     def forget_shard(self, shard: str) -> None:
-        """A shard that is configured no more has no gauges; its counters stay where they are, but those of walks."""
+        """If a shard is configured no more, it has no gauges; its counters stay, but not the counters of walks."""
         self.sweep.forget_shard(shard)
         self.webhooks.forget_shard(shard)
         self.reconcile.forget_shard(shard)

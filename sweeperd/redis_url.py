@@ -1,4 +1,4 @@
-"""The URL of a Redis: one server, a primary that Sentinel knows, or the part of a Cluster that holds a prefix."""
+"""The URL of a Redis: one server, a primary known to Sentinel, or the part of a Cluster with a prefix."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis.connection
 
-#: What a URL of Redis looks like.
+#: The form of a URL of Redis.
 FORMS = (
     "not a URL of Redis: redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, redis+cluster:// or "
     "rediss+cluster:// and what redis-py takes in one"
@@ -21,8 +21,7 @@ MAX_PORT = 65535
 _SENTINEL_PORT, _REDIS_PORT = 26379, 6379
 _SENTINEL_CREDENTIALS = ("sentinel_username", "sentinel_password")
 _URL = re.compile(r"(rediss?)\+(sentinel|cluster)://([^/?#]*)(/[^?#]*)?(?:\?([^#]*))?")
-#: Options that redis-py takes in a URL, and that change the place that is shown, the type of answers, or how often a
-#: command is sent.
+#: Options of redis-py in a URL that change the shown address, the type of answers, or how often a command is sent.
 _RELIED_ON = frozenset(
     """
     host port path connection_class redis_connect_func decode_responses encoding encoding_errors parser_class protocol
@@ -30,9 +29,9 @@ _RELIED_ON = frozenset(
     cache_factory maint_notifications_config
     """.split()  # noqa: SIM905
 )
-#: A name of a host, and each of its labels, have at most so many characters.
+#: The most characters of a host's name, and of each of its labels.
 _LONGEST_HOST, _LONGEST_LABEL = 253, 63
-#: What may be a piece of a password that was not escaped.
+#: The hint if a piece of an unescaped password may be in the URL.
 _ASTRAY = "an @ after the host: in user and password, `/`, `?`, `#` or `@` are written as %2F, %3F, %23 and %40"
 _NODE = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?")
 
@@ -40,7 +39,7 @@ Node = tuple[str, int]
 
 
 class Topology(StrEnum):
-    """Who knows where the data is."""
+    """The parties that know the place of the data."""
 
     SINGLE = "single"
     SENTINEL = "sentinel"
@@ -49,24 +48,24 @@ class Topology(StrEnum):
 
 @dataclass(frozen=True)
 class Address:
-    """What a URL says. Nothing that is secret is in its `repr` or in `shown`."""
+    """The content of a URL. Nothing secret is in its `repr` or in `shown`."""
 
     topology: Topology
     #: The URL without user, password and options, for people to read.
     shown: str
-    #: Who is asked where the data is; empty for a single server.
+    #: The nodes to ask for the place of the data; empty for a single server.
     nodes: tuple[Node, ...] = ()
-    #: What Sentinel calls the primary and its replicas.
+    #: Sentinel's name for the primary and its replicas.
     service: str = ""
     tls: bool = False
-    #: For the connections to Redis, as redis-py names them.
+    #: For the connections to Redis, under redis-py's names.
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     #: For the connections to the sentinels.
     sentinel_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 def parse(url: str) -> Address:
-    """Read a URL. Raises ValueError with a text that shows nothing of it: any part may be a password gone astray."""
+    """Read a URL. Raises ValueError with a text that shows nothing of the URL: any part may be a misplaced password."""
     found = _URL.fullmatch(url)
     if not found:
         return _single(url)
@@ -77,7 +76,7 @@ def parse(url: str) -> Address:
     topology = Topology(kind)
     nodes = _nodes(hosts, _SENTINEL_PORT if topology is Topology.SENTINEL else _REDIS_PORT)
     shown = f"{scheme}+{kind}://{hosts}{path.rstrip('/')}"
-    # redis-py knows how to read options and credentials, so it is given a URL of the kind that it takes.
+    # redis-py knows how to read options and credentials, so it is given a URL in a form known to redis-py.
     plain = f"{scheme}://{credentials}{'@' if credentials else ''}host?{query}"
     options = _options(plain, _SENTINEL_CREDENTIALS if topology is Topology.SENTINEL else ())
     if topology is Topology.SENTINEL:
@@ -86,9 +85,9 @@ def parse(url: str) -> Address:
 
 
 def hash_tag(prefix: str) -> bool:
-    """Whether all keys with this prefix lie in one slot of a Cluster, whatever follows it."""
+    """True if all keys with this prefix lie in one slot of a Cluster, with any text after the prefix."""
     _, brace, rest = prefix.partition("{")
-    # Redis looks at the first brace only, and at what is between it and the next one that closes.
+    # Redis looks only at the first brace, and at the text between it and the next closing brace.
     return bool(brace) and rest.find("}") > 0
 
 
@@ -106,8 +105,8 @@ def _single(url: str) -> Address:
 
 def _check_place(place: str, path: str, rest: str) -> None:
     """
-    Host, path and options of redis:// and rediss://. redis-py passes over a path that is no number, and takes localhost
-    where there is no host: so a password that holds a `/` would become the address. Raises ValueError.
+    Host, path and options of redis:// and rediss://. If a path is no number, redis-py passes over the path, and if
+    there is no host, redis-py takes localhost: so a password with a `/` would become the address. Raises ValueError.
     """
     if not place or place.startswith(":"):
         raise ValueError("names no host")
@@ -155,7 +154,7 @@ def _nodes(hosts: str, default_port: int) -> tuple[Node, ...]:
 
 
 def check_port(place: str) -> None:
-    """Raises ValueError where `host:port` has a number that is no port. Shows nothing of it."""
+    """Raises ValueError if `host:port` has a number that is no port. Shows nothing of the text."""
     _, colon, port = place.rpartition(":")
     if colon and port.isascii() and port.isdigit() and not 0 < int(port[:9]) <= MAX_PORT:
         raise ValueError(f"a port is a number from 1 to {MAX_PORT}")
@@ -163,8 +162,8 @@ def check_port(place: str) -> None:
 
 def check_host(place: str) -> None:
     """
-    Raises ValueError if the host in `host`, `host:port` or `[IPv6]:port` is no name that can be looked up. Shows
-    nothing of it.
+    Raises ValueError if the host in `host`, `host:port` or `[IPv6]:port` is no name for a look-up. Shows nothing of the
+    text.
     """
     host = unquote(place if place.endswith("]") else place.partition(":")[0] or place)
     try:
@@ -180,7 +179,7 @@ def check_host(place: str) -> None:
 
 def _options(url: str, further: Collection[str] = ()) -> dict[str, Any]:
     """
-    User, password and options in a URL that redis-py takes, each looked at; `further` are taken as they are. Raises
+    User, password and options in a URL for redis-py, each checked; `further` are taken unchecked. Raises
     ValueError.
     """
     try:
@@ -191,7 +190,7 @@ def _options(url: str, further: Collection[str] = ()) -> dict[str, Any]:
     if refused := sorted(_RELIED_ON.intersection(given)):
         raise ValueError(f"the option {refused[0]} is not for a URL in these settings: sweeperd sets it")
     try:
-        # Makes a connection without opening it, and so looks at every option.
+        # Makes a connection without opening it, and so checks every option.
         known = {name: value for name, value in options.items() if name not in further}
         redis.ConnectionPool(**known).make_connection()
     except (ValueError, TypeError):

@@ -9,19 +9,19 @@ from datetime import UTC, datetime
 
 
 def decode(value: bytes) -> str:
-    """As UTF-8; what is not UTF-8 is shown escaped (`\\xff`)."""
+    """As UTF-8; if bytes are not UTF-8, they are escaped (`\\xff`)."""
     return value.decode("utf-8", "backslashreplace")
 
 
 def whole(value: bytes) -> int | None:
-    """A number without a sign, of 19 digits at most: int64 has no more. None where it is no such number."""
+    """A number without a sign, of 19 digits at most: int64 has no more. None if the text is no such number."""
     return int(value) if value.isdigit() and len(value) <= 19 else None
 
 
 def strings(value: bytes) -> tuple[bytes, ...]:
-    """The strings of a JSON array, in bytes. Raises ValueError where it is none."""
+    """The strings of a JSON array, in bytes. Raises ValueError if the value is no such array."""
     if value == b"[]":
-        return ()  # as it is nearly always
+        return ()  # the usual case
     items = json.loads(value.decode("utf-8", "surrogateescape"))
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise ValueError("not an array of strings")
@@ -29,12 +29,12 @@ def strings(value: bytes) -> tuple[bytes, ...]:
 
 
 def moment_ms(score: bytes | float) -> float:
-    """The score of a sorted set as ms since the epoch: from 0 to 2^53, also where it is less, more, or infinite."""
+    """The score of a sorted set as ms since the epoch: from 0 to 2^53, even if the score is less, more, or infinite."""
     return min(max(float(score), 0.0), 2.0**53)
 
 
 def decode_list(value: bytes) -> tuple[str, ...]:
-    """A JSON array of strings, each as `shown` shows it. Raises ValueError where it is none."""
+    """A JSON array of strings, each in the form of `shown`. Raises ValueError if the value is no such array."""
     return tuple(decode(item) for item in strings(value))
 
 
@@ -45,7 +45,7 @@ def rfc3339(milliseconds: int) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _second(seconds: int) -> str:
-    """What expires together has the same seconds, again and again."""
+    """Cached: if entries expire together, they have the same seconds, again and again."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
 
 
@@ -71,7 +71,7 @@ def span(seconds: float) -> str:
 
 
 def per_second(rate: float) -> str:
-    """A rate for people: `0.13`, `12.5`, `1,234`. The status page writes it in the same way."""
+    """A rate for people: `0.13`, `12.5`, `1,234`. The status page uses the same form."""
     return f"{rate:,.{0 if rate >= 100 else 1 if rate >= 10 else 2}f}"
 
 
@@ -80,7 +80,7 @@ def parse_rfc3339(instant: str) -> int:
     return round(datetime.fromisoformat(instant).timestamp() * 1000)
 
 
-# ---- the ids that people type: arbitrary bytes, as they are or as logs and tables show them
+# ---- the ids typed by people: arbitrary bytes, typed raw or as logs and tables show them
 
 
 _BYTE = re.compile(rb"\\x([0-9a-f]{2})")
@@ -90,9 +90,9 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 
 def candidates(text: str) -> list[bytes]:
     """
-    What may be meant, the most literal first: the text itself; with `\\xff` as a byte (how `text.shown` writes what is
-    not UTF-8); with `\\u202e` and `\\n` as characters too (how tables write what a terminal would obey); with `\\x9b`
-    as a character.
+    The possible meanings, the most literal first: the text itself; with `\\xff` as a byte (`text.shown` writes bytes in
+    this form if they are not UTF-8); with `\\u202e` and `\\n` as characters too (the form in tables, if a terminal
+    would obey the character); with `\\x9b` as a character.
     """
     literal = os.fsencode(text)
     found = [literal, _BYTE.sub(lambda escape: bytes.fromhex(escape[1].decode()), literal)]

@@ -26,7 +26,7 @@ from sweeperd.store.embedded import any_redis
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Outcome
 
-#: When the demo gives up, seconds: early enough that all is cleaned up within half a minute.
+#: The demo gives up after so many seconds: early enough to clean up everything within half a minute.
 LIMIT = 22.0
 #: How long to watch that nothing comes twice, seconds.
 WATCH = 1.0
@@ -74,14 +74,14 @@ class DaemonLog(logging.Handler):
 
 
 class Interrupt:
-    """Remembers the signal that asked for the end, so that all that was started can be stopped in good order."""
+    """Remembers the signal that asked for the end, so that everything started can be stopped in good order."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
         self.number = 0
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a signal; returns whether there was one."""
+        """Wait for a signal; returns True if there was one."""
         return self._asked.wait(seconds)
 
     def __enter__(self) -> "Interrupt":
@@ -99,10 +99,10 @@ class Interrupt:
 
 
 def run_demo(echo: Callable[[str], None]) -> int:
-    """Run it to its end, within half a minute. Returns the exit code: 0 where all books balance."""
+    """Run the demo to the end, within half a minute. Returns the exit code: 0 if all books balance."""
     screen = Screen(echo)
     try:
-        from sweeperd.demo.receiver import Receiver  # noqa: PLC0415 - what it imports comes with the extra
+        from sweeperd.demo.receiver import Receiver  # noqa: PLC0415 - its imports come with the extra
     except ModuleNotFoundError as error:
         return _fail(screen, f"the demo needs the package {error.name}: pip install 'sweeperd[demo]'")
     _introduce(screen)
@@ -139,7 +139,7 @@ def run_demo(echo: Callable[[str], None]) -> int:
             states = _states(shard, play.expected)
             left = _indexed(shard)
         except (redis.RedisError, RedisUnavailable) as error:
-            # A Ctrl-C in the terminal goes to the redis-server too, so that is no failure.
+            # A Ctrl-C in the terminal goes to the redis-server too, so a lost connection is then no failure.
             if not interrupt.number:
                 return _fail(screen, f"the demo's Redis fails: {error}")
     if interrupt.number:

@@ -1,4 +1,4 @@
-"""The examples of kinds that `sweeperd demo --kind` shows: what is written, and what should be left at the end."""
+"""The examples of kinds for `sweeperd demo --kind`: the entries written, and the values due at the end."""
 
 import importlib.util
 import time
@@ -23,7 +23,7 @@ SHORT, LONG = 1_500, 600_000
 
 @dataclass(frozen=True)
 class Example:
-    """One example. The steps are what its service does, each with a line for the screen."""
+    """One example. Each step is an action of the service, with a line for the screen."""
 
     folder: str
     #: The class of writer.py, made with a client of Redis.
@@ -31,12 +31,13 @@ class Example:
     steps: tuple[tuple[str, Callable[[Any], object]], ...]
     #: The ids that expire.
     expiring: frozenset[str]
-    #: What to show before and after: a line for the screen -> how to read it, and what it should be at the end.
+    #: The values to show before and after: a line for the screen -> how to read the value, and its due value at the
+    #: end.
     books: Mapping[str, tuple[Callable[[Any], object], object]]
 
     @property
     def directory(self) -> Path:
-        """Where its files are: in the package, or next to it in a checkout. Raises FileNotFoundError."""
+        """The folder of the files: in the package, or next to it in a checkout. Raises FileNotFoundError."""
         package = Path(__file__).parents[1]
         for folder in (package / "examples" / self.folder, package.parent / "examples" / self.folder):
             if (folder / "config.toml").is_file():
@@ -108,16 +109,16 @@ EXAMPLES: Mapping[str, Example] = {
 # ---- `sweeperd demo --kind`: one example of a kind, its real service, and the real daemon on a Redis of its own
 
 
-#: When the demo gives up, and how long it watches that nothing comes twice, seconds.
+#: The demo gives up after LIMIT, and watches for WATCH that nothing comes twice; seconds.
 LIMIT, WATCH = 20.0, 1.0
 #: Between two readings of the event stream, seconds.
 PAUSE = 0.05
-#: What the fields of a kind's own begin with in the stream.
+#: The prefix of a kind's own fields in the stream.
 _OWN = b"data."
 
 
 def run_kind_demo(name: str, echo: Callable[[str], None]) -> int:
-    """Run it to its end, within half a minute. Returns the exit code: 0 where all is as it should be."""
+    """Run the demo to the end, within half a minute. Returns the exit code: 0 if all is as it should be."""
     example = EXAMPLES[name]
     try:
         with any_redis() as (server, url):

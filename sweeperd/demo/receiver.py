@@ -1,4 +1,4 @@
-"""The demo's webhook receiver: takes a webhook for true only where the `standardwebhooks` package verifies it."""
+"""The demo's webhook receiver: accepts a webhook only if the `standardwebhooks` package verifies the signature."""
 
 import threading
 from collections import Counter
@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from standardwebhooks import Webhook, WebhookVerificationError
 
-#: The longest body that is read, bytes.
+#: The longest body read, bytes.
 BODY_LIMIT = 64 * 1024
 
 
@@ -18,7 +18,7 @@ class Receiver:
         self._webhook = Webhook(secret)
         self._heard = heard
         self._lock = threading.Lock()
-        #: Reservation -> its verified webhooks.
+        #: Reservation -> verified webhooks of the reservation.
         self.verified: Counter[str] = Counter()
         #: Requests that did not verify.
         self.refused = 0
@@ -27,7 +27,7 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The address of the receiver."""
         return f"http://127.0.0.1:{self._server.server_port}/hook"
 
     def __enter__(self) -> "Receiver":
@@ -51,7 +51,7 @@ class Receiver:
         self._heard(name)
         return 200
 
-    def _handler(receiver) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - the handler below has a self of its own
+    def _handler(receiver) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - the handler below has another self
         class WebhookHandler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             timeout = 10
@@ -72,4 +72,4 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """A connection that broke off is tried again by its sender."""
+        """If a connection breaks off, the sender tries again."""

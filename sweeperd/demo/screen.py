@@ -12,7 +12,7 @@ from sweeperd.config.settings import HttpSettings
 from sweeperd.ledger import Balance
 from sweeperd.text import decode
 
-#: What happens, and its colours.
+#: The happenings, and their colours.
 STYLES: dict[str, dict[str, Any]] = {
     "reserved": {"fg": "cyan"},
     "extended": {"fg": "cyan"},
@@ -24,7 +24,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "budget back": {"fg": "green", "bold": True},
     "webhook": {"fg": "magenta"},
 }
-#: What the demo ends with.
+#: The last words of the demo.
 NEXT_STEP = f"""
 Next: docs/install.md connects sweeperd to your own Redis. `sweeperd check` says
 whether that Redis is ready; the daemon's status page is at
@@ -33,23 +33,23 @@ http://{HttpSettings().listen}/."""
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the demo came to, and what it should have come to."""
+    """The end of the demo: what is there, and what should be there."""
 
     books: Sequence[Balance]
-    #: Scope to what the commits have charged there.
+    #: Scope to the amount charged there by the commits.
     charged: Mapping[str, int]
-    #: Reservation to the state that it should be in, and to the one that it is in.
+    #: Reservation to the due state, and to the state found.
     expected: Mapping[str, str]
     states: Mapping[str, str]
-    #: Reservation to the number of its verified webhooks.
+    #: Reservation to the number of verified webhooks.
     verified: Mapping[str, int]
     refused: int = 0
     indexed: int = 0
-    #: What else went wrong: it took too long, or the daemon logged an error.
+    #: Other faults: the demo took too long, or the daemon logged an error.
     trouble: Sequence[str] = ()
 
     def fault(self, book: Balance) -> str:
-        """What is wrong with a budget after the end of the story; empty where nothing is. The demo makes no debt."""
+        """The fault of a budget after the end of the story; empty if there is none. The demo makes no debt."""
         scope, rest = decode(book.scope), book.allocated - book.spent - book.reserved
         charged = self.charged.get(scope, 0)
         if book.remaining != rest:
@@ -60,7 +60,7 @@ class Evidence:
 
     @property
     def faults(self) -> list[str]:
-        """All that is wrong."""
+        """All faults."""
         return [*self.budget_faults(), *self.state_faults(), *self.webhook_faults(), *self.trouble]
 
     def budget_faults(self) -> list[str]:
@@ -68,7 +68,7 @@ class Evidence:
         return [fault for fault in map(self.fault, self.books) if fault]
 
     def state_faults(self) -> list[str]:
-        """Reservations that are not in the state that they should be in, or still in the index."""
+        """Reservations in another state than due, or still in the index."""
         left = [f"{self.indexed} reservations are still in the index"] if self.indexed else []
         return left + [
             f"{name} is {self.states.get(name)}, and should be {state}"
@@ -77,7 +77,7 @@ class Evidence:
         ]
 
     def webhook_faults(self) -> list[str]:
-        """Webhooks that are missing, or that should not have come."""
+        """Webhooks that are missing, or should not have come."""
         refused = [f"{self.refused} webhooks had a signature that did not verify"] if self.refused else []
         counts = {
             name: (self.verified.get(name, 0), int(self.expected.get(name) == "EXPIRED"))
@@ -91,7 +91,7 @@ class Evidence:
 
 
 class Screen:
-    """Writes what happens, line by line, with the seconds since the start."""
+    """Writes each happening in a line, with the seconds since the start."""
 
     def __init__(self, echo: Callable[[str], None]) -> None:
         self.echo = echo
@@ -99,24 +99,24 @@ class Screen:
 
     @property
     def seconds(self) -> float:
-        """How long it has been going on."""
+        """Seconds since the start."""
         return time.monotonic() - self._started
 
     def title(self, text: str) -> None:
-        """What comes next."""
+        """Begin the next part."""
         self.echo("\n" + click.style(text, bold=True))
 
     def fact(self, label: str, text: str) -> None:
-        """Something that holds all the time."""
+        """Write something that holds all the time."""
         self.echo(f"  {click.style(f'{label:<10}', bold=True)}{text}")
 
     def line(self, label: str, name: str, text: str, change: str = "") -> None:
-        """Something that has happened just now."""
+        """Write something that has happened just now."""
         what = click.style(f"{label:<12}", **STYLES[label])
         self.echo(f"{self.seconds:5.1f}s  {what}{name:<11}{text:<27}{change}".rstrip())
 
     def conclude(self, evidence: Evidence, warnings: Sequence[str], longest_lag_ms: int) -> int:
-        """The books, what they prove, and the exit code."""
+        """Show the books and what they prove. Returns the exit code."""
         self._table(evidence)
         self.title("In all")
         counts = Counter(evidence.expected.values())

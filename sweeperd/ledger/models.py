@@ -1,4 +1,4 @@
-"""What the ledger answers with: immutable values. Amounts are whole numbers, times are ms since the epoch."""
+"""The answers of the ledger: immutable values. Amounts are whole numbers, times are ms since the epoch."""
 
 import hashlib
 import json
@@ -11,19 +11,19 @@ from typing import Any
 
 from sweeperd.text import decode
 
-#: An id, tenant, scope, unit or idempotency key: bytes, or text that stands for its UTF-8. Answers hold bytes.
+#: An id, tenant, scope, unit or idempotency key: bytes, or text in place of its UTF-8 bytes. Answers hold bytes.
 Name = str | bytes
 
 
 class OveragePolicy(StrEnum):
-    """What happens when more is used than was reserved, or than there is."""
+    """The rule if more is used than was reserved, or than there is."""
 
     #: The operation is refused.
     REJECT = "REJECT"
-    #: As much is charged as every scope has. Each scope that has less is marked as over its limit.
+    #: As much is charged as every scope has. If a scope has less, it is marked as over its limit.
     ALLOW_IF_AVAILABLE = "ALLOW_IF_AVAILABLE"
-    #: All of it is charged. What a scope does not have becomes its debt, up to its overdraft limit. As long as a scope
-    #: has no overdraft limit, it is as ALLOW_IF_AVAILABLE there.
+    #: All of it is charged. The part that a scope does not have becomes its debt, up to its overdraft limit. If a scope
+    #: has no overdraft limit, the rule there is ALLOW_IF_AVAILABLE.
     ALLOW_WITH_OVERDRAFT = "ALLOW_WITH_OVERDRAFT"
 
 
@@ -32,7 +32,7 @@ class Balance:
     """
     One budget: remaining = allocated - spent - reserved - debt.
 
-    `spent` is what was charged and funded. What was charged beyond that is `debt`, and may bring `remaining` below 0.
+    `spent` is the charged and funded amount. A charge beyond the funds is `debt`, and may bring `remaining` below 0.
     """
 
     scope: bytes
@@ -56,9 +56,9 @@ class Reserved:
     amount: int
     created_at: int
     expires_at: int
-    #: The budgets after the change, one for each scope that has one, outermost first.
+    #: The budgets after the change, one for each scope with a budget, outermost first.
     balances: tuple[Balance, ...]
-    #: The scopes that have no budget, and were skipped.
+    #: The scopes without a budget; they were skipped.
     unbudgeted: tuple[bytes, ...]
 
 
@@ -68,7 +68,7 @@ class Committed:
 
     reservation_id: bytes
     charged: int
-    #: How much of it became debt, in all budgets together.
+    #: The part of the charge that became debt, in all budgets together.
     debt_incurred: int
     committed_at: int
     balances: tuple[Balance, ...]
@@ -94,7 +94,7 @@ class Extended:
 
     reservation_id: bytes
     expires_at: int
-    #: How often it was extended so far; in a repeated answer too.
+    #: How often the reservation was extended so far; in a repeated answer too.
     extension_count: int
     balances: tuple[Balance, ...]
     #: Scopes whose budget no longer exists.
@@ -106,20 +106,20 @@ class Debited:
     """Every budget was charged `charged`, without a reservation."""
 
     charged: int
-    #: How much of it became debt in the budget where that was the most.
+    #: The part of the charge that became debt, in the budget with the most debt.
     debt_incurred: int
     debited_at: int
     balances: tuple[Balance, ...]
-    #: The scopes that have no budget, and were skipped.
+    #: The scopes without a budget; they were skipped.
     unbudgeted: tuple[bytes, ...]
 
 
-# ---- reads the JSON that the ledger's scripts answer with
+# ---- reads the JSON answers of the ledger's scripts
 
 
 class LedgerAnswer:
     """
-    One answer. Numbers are decimal text in it, because a JSON number of Lua is a double.
+    One answer. Numbers in it are decimal text, because a JSON number of Lua is a double.
 
     Names need not be UTF-8: other bytes become lone surrogates in the JSON's text, and bytes again here.
     """
@@ -137,7 +137,7 @@ class LedgerAnswer:
 
     @property
     def missing(self) -> tuple[bytes, ...]:
-        """The scopes that have no budget."""
+        """The scopes without a budget."""
         return tuple(map(_bytes, self._fields["missing"]))
 
     @property
@@ -168,7 +168,7 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-# ---- checks what a caller passes in, and turns it into what the scripts take: bytes
+# ---- checks the arguments of a caller, and turns them into arguments of the scripts: bytes
 
 
 INT64_MAX = 2**63 - 1
@@ -176,14 +176,14 @@ INT64_MAX = 2**63 - 1
 MAX_EXTENSIONS = 2**53
 #: The shortest `audit_retention`, ms.
 LEAST_RETENTION = 3_600_000
-#: What a name can be. (bytes() of an int is that many NUL bytes.)
+#: The types of a name. (bytes() of an int is that many NUL bytes.)
 _NAMES = (str, bytes, bytearray, memoryview)
-#: How many scopes one operation takes at most: a script stays bounded.
+#: The most scopes of one operation: a script stays bounded.
 MAX_SCOPES = 256
 
 
 def name(what: str, value: Name) -> bytes:
-    """The bytes of a name. Raises TypeError for what is neither text nor bytes, ValueError for an empty name."""
+    """The bytes of a name. Raises TypeError if the name is neither text nor bytes, ValueError if empty."""
     if not isinstance(value, _NAMES):
         raise TypeError(f"{what} is a {type(value).__name__}, neither str nor bytes")
     raw = value.encode() if isinstance(value, str) else bytes(value)
@@ -214,7 +214,7 @@ def whole(what: str, value: int, *, most: int) -> bytes:
 
 
 def milliseconds(what: str, duration: timedelta, *, least: int) -> int:
-    """A duration in whole ms, rounded down. Raises ValueError where it is shorter than `least` ms."""
+    """A duration in whole ms, rounded down. Raises ValueError if the duration is shorter than `least` ms."""
     rounded = duration // timedelta(milliseconds=1)
     if rounded < least:
         raise ValueError(f"{what} is shorter than {least} ms: {duration}")
@@ -227,7 +227,7 @@ def json_text(mapping: Mapping[str, Any] | None) -> bytes:
 
 
 def request_hash(*request: str | bytes) -> bytes:
-    """The SHA-256 of a request. The length of each part goes in before it, so that no two requests give one text."""
+    """The SHA-256 of a request. The length of each part goes in before the part: no two requests give the same text."""
     digest = hashlib.sha256()
     for part in request:
         raw = part.encode() if isinstance(part, str) else part

@@ -1,7 +1,7 @@
 """
-Which `Host` headers are served. A web page that an operator has open can point its own name at this port (DNS
-rebinding) and read the answers as if they were its own; the browser still sends that page's name as `Host`, so requests
-by a name that is not configured are refused. A request by IP address cannot come from such a page.
+Which `Host` headers are served. If an operator has a web page open, the page can point its own name at this port (DNS
+rebinding) and read the answers as if they were its own. The browser still sends the page's name as `Host`, so a request
+is refused if its name is not configured. A request by IP address cannot come from such a page.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class AllowedHosts:
         self._names = {_canonical(name) for name in names} | {"localhost"}
 
     def serves(self, header: str | None) -> bool:
-        """Whether a request with this `Host` header is answered. None: it has no such header, so it is no browser's."""
+        """True if a request with this `Host` header is answered. None: the header is missing, so no browser asks."""
         if header is None:
             return True
         host = _canonical(_without_port(header.strip()))
@@ -60,17 +60,17 @@ def _is_address(host: str) -> bool:
 # ---- an HTTP server whose number of connections, and of threads, is bounded
 
 
-#: How many connections are open at a time. One more, and the oldest is cut off: a client that is slow on purpose keeps
-#: no probe and no scrape out.
+#: The most open connections. If there is one more, the oldest is cut off: a deliberately slow client keeps no probe and
+#: no scrape out.
 CONNECTIONS = 32
-#: How many threads may serve at a time: more than CONNECTIONS, since one that was cut off takes a moment to end.
+#: The most threads that serve: more than CONNECTIONS, since a thread takes a moment to end when it is cut off.
 THREADS = 2 * CONNECTIONS
 #: How long a client may be silent, seconds.
 SILENCE = 10.0
 
 
 class BoundedServer(socketserver.ThreadingMixIn, WSGIServer):
-    """Serves each connection in a thread of its own, at most THREADS of them; a connection above that is closed."""
+    """Serves each connection in a separate thread, at most THREADS of them; a connection above the limit is closed."""
 
     daemon_threads = True
     block_on_close = False
@@ -99,7 +99,7 @@ class BoundedServer(socketserver.ThreadingMixIn, WSGIServer):
             super().shutdown_request(request)
 
     def handle_error(self, _request: Any, _client_address: Any) -> None:
-        """A client that went away, or was cut off, is no error."""
+        """If a client went away, or was cut off, it is no error."""
         log.debug("a connection ended early", exc_info=True)
 
 
@@ -110,7 +110,7 @@ class BoundedServer6(BoundedServer):
 
 
 class QuietHandler(WSGIRequestHandler):
-    """Serves one connection and writes no log line: a probe every few seconds is not worth one."""
+    """Serves one connection and writes no log line: probes every few seconds are not worth a line."""
 
     timeout = SILENCE
 
@@ -118,19 +118,19 @@ class QuietHandler(WSGIRequestHandler):
         """Nothing."""
 
     def get_stderr(self) -> Any:
-        """A fault in an answer is logged by the application; all else is a client that went away."""
+        """A fault in an answer is logged by the application; all else means: the client went away."""
         return io.StringIO()
 
 
 # ---- the HTTP port: the status page, metrics and health, read-only
 
 
-#: Whether all is well, and the text of the answer.
+#: Returns True if all is well, and the text of the answer.
 Check = Callable[[], tuple[bool, str]]
 
 #: How long one `/status.json` document is reused for every open status page, seconds.
 FRESH = 1.0
-#: Where the public keys of asymmetric signatures are served.
+#: The path of the public keys of asymmetric signatures.
 JWKS_PATH = "/.well-known/jwks.json"
 
 _HEADERS = [
@@ -145,8 +145,8 @@ _Start = Callable[..., Any]
 class WebServer:
     """
     The status page, `/status.json`, `/metrics`, `/healthz`, `/readyz` and the public keys on one address (host, port).
-    `report` gives the document of `/status.json`, `jwks` the one of JWKS_PATH. `hosts` are the names that a request may
-    come by, apart from `localhost` and IP addresses. Raises OSError where the address is taken.
+    `report` gives the document of `/status.json`, `jwks` the document of JWKS_PATH. `hosts` are the permitted names of
+    a request, apart from `localhost` and IP addresses. Raises OSError if the address is taken.
     """
 
     def __init__(
@@ -175,12 +175,12 @@ class WebServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port of the server."""
         return self._server.server_port
 
     @property
     def alive(self) -> bool:
-        """Whether it serves."""
+        """True if the server serves."""
         return self._thread.is_alive()
 
     def allow(self, hosts: Iterable[str]) -> None:

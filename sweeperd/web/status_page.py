@@ -7,8 +7,8 @@ from importlib import resources
 
 class StatusPage:
     """
-    The page as it is sent. It may run the one script and use the one style that it carries, by their hashes, and ask
-    only the server that it came from. Whatever a text from Redis holds, it cannot become code.
+    The page as it is sent. The page may run only its own script and use only its own style, known by their hashes, and
+    ask only its own server. Whatever a text from Redis holds, the text cannot become code.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
 """
-How the sweep and the delivery of one process share its interpreter: the sweep goes first.
+What all work of one process on one shard shares: settings, shard, metrics, stop, timing, turns of the interpreter.
 
-All threads of a process take turns in one interpreter. To send a single event takes about twenty times the CPU time of
-expiring one entry, so unlimited delivery would stretch a sweep of a backlog. Row `beside`: a sweep beside single events
-at 64 connections takes 1.08 times as long with the turns, and 1.86 times as long without.
+The sweep goes first. All threads of a process take turns in one interpreter. To send a single event takes about twenty
+times the CPU time of expiring one entry, so unlimited delivery would stretch a sweep of a backlog. Row `beside`:
+a sweep beside single events at 64 connections takes 1.08 times as long with the turns, and 1.86 times as long without.
 """
 
 import contextlib
@@ -84,7 +84,42 @@ class Interpreter:
         return begins - now
 
 
-# ---- what all work of one process on one shard shares
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long the threads of a process wait, seconds. Tests hand in other times."""
+
+    #: A process that has sent no heartbeat for so long is dead: the others take over its events.
+    take_over_after: float = 15.0
+    #: Between two heartbeats. Two of them may be lost before the process counts as dead.
+    heartbeat_every: float = 5.0
+    #: The longest that a reader waits in Redis for a new event: so long can a stop take to be noticed.
+    block: float = 1.0
+    #: The longest time between two refreshes. A refresh reads the endpoint's state and takes parked events again.
+    refresh_every: float = 5.0
+    #: Between two steps of a scan over many parked events.
+    scan_every: float = 0.2
+    #: How long the reader lets new events gather if they are too few for a batch while senders are busy.
+    gather_events: float = 0.005
+    #: The longest that the first settlement waits for more to share its round trip.
+    gather_settlements: float = 0.01
+    #: How long Redis is left alone after a failure.
+    recovery_pause: float = 1.0
+    #: Between two notes of a process about its circuits.
+    note_every: float = 10.0
+    #: After so long the note of a process is removed.
+    note_kept: float = 3600.0
+    #: How long the stream is trimmed without a pause.
+    trim_for: float = 1.0
+    #: Between two rounds of trimming and measuring.
+    maintain_every: float = 15.0
+    #: How soon a replay begins after an operator has asked for one.
+    replays_every: float = 2.0
+    #: Between two readings for the status page while the page is open.
+    status_every: float = 3.0
+
+
+#: The times of a daemon.
+USUAL = Timing()
 
 
 @dataclass(frozen=True)
@@ -100,3 +135,6 @@ class ShardContext:
     concurrency: int
     #: The same one for all shards of a process.
     interpreter: Interpreter = field(default_factory=Interpreter)
+    timing: Timing = USUAL
+    #: Whether the deliveries end by themselves when nothing is left that can be delivered now.
+    until_idle: bool = False

@@ -1,4 +1,7 @@
-"""When an event that was not delivered is sent again, and from which age on it becomes a dead letter."""
+"""
+Whether anything is sent to an endpoint now: the waits between the deliveries of an event, the circuit of the endpoint,
+and the state that all replicas know, paused or muted.
+"""
 
 import threading
 import time
@@ -6,9 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
+import redis
+
 from sweeperd.config import WebhooksSettings
 from sweeperd.config.types import milliseconds
-from sweeperd.outbox.endpoint_state import NOTE_EVERY, CircuitStateStore, DeliveryRate
+from sweeperd.context import USUAL, Timing
+from sweeperd.outbox.endpoint_state import CircuitStateStore, DeliveryRate, EndpointState, EndpointStateStore
+from sweeperd.outbox.stream import Announcements
+from sweeperd.store.errors import is_server_trouble
 from sweeperd.store.shard import Shard
 
 
@@ -46,9 +54,6 @@ class Redelivery:
     def wait_ms(self, deliveries: int) -> float:
         """How long an event waits after so many deliveries in vain."""
         return growing_wait(self.initial, self.longest, deliveries) * 1000
-
-
-# ---- when to stop sending to a receiver that fails, and when to try again
 
 
 #: So many failed deliveries in a row open the circuit.
@@ -174,14 +179,17 @@ class CircuitBreaker:
         return self.open and not was_open
 
 
-# ---- publishes the circuit and the rate of this process for operators, and closes it where an operator asks for it
-
-
 class CircuitPublisher:
-    """The circuit of one endpoint in this process. Threads may share it. Its methods raise redis.RedisError."""
+    """
+    Publishes the circuit and the rate of this process for operators, and closes the circuit if an operator asks for
+    that. Threads may share a publisher. Its methods raise redis.RedisError.
+    """
 
-    def __init__(self, shard: Shard, endpoint: str, process: str, circuit: CircuitBreaker) -> None:
-        self._store = CircuitStateStore(shard)
+    def __init__(
+        self, shard: Shard, endpoint: str, process: str, circuit: CircuitBreaker, timing: Timing = USUAL
+    ) -> None:
+        self._store = CircuitStateStore(shard, timing)
+        self._every = timing.note_every
         self._endpoint = endpoint
         self._process = process
         self._circuit = circuit
@@ -195,13 +203,13 @@ class CircuitPublisher:
     def publish(self) -> None:
         """Write the circuit as it is now."""
         self._published = True
-        self._publish_at = time.monotonic() + NOTE_EVERY
+        self._publish_at = time.monotonic() + self._every
         self._store.write(self._endpoint, self._process, self._circuit, self._rate)
 
     def publish_when_due(self, delivered: int) -> None:
         """
-        Write it where the last time was NOTE_EVERY seconds ago: operators see that this process lives. `delivered`: how
-        many events it has delivered so far; where it is more than at the last call, it is written at once.
+        Write the circuit again after `Timing.note_every`: operators see that this process lives. `delivered`: how many
+        events the process has delivered so far. If there are more than at the last call, write at once.
         """
         now = time.monotonic()
         self._rate.add(now, delivered)
@@ -223,3 +231,65 @@ class CircuitPublisher:
         """This process has ended."""
         if self._published:
             self._store.remove(self._endpoint, self._process)
+
+
+class EndpointStateCache:
+    """
+    The state of one endpoint in this process. The reader refreshes it from Redis; a sender pauses or mutes it by the
+    response of the receiver, which holds here at once, and is kept until Redis has taken it.
+    """
+
+    def __init__(self, shard: Shard, endpoint: str, announcements: Announcements | None = None) -> None:
+        self.state = EndpointState()
+        self._store = EndpointStateStore(shard, announcements)
+        self._clock = shard.clock
+        self._endpoint = endpoint
+        self._lock = threading.Lock()
+        #: A state that Redis has not taken yet.
+        self._unsaved: EndpointState | None = None
+        #: How often a sender has changed the state: a read that began before the change is out of date.
+        self._changes = 0
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing may be sent now."""
+        return self.state.resting(self._clock.now_ms())
+
+    def refresh(self) -> None:
+        """Save what is not saved yet, then take the state that Redis has. Raises redis.RedisError."""
+        self.save()
+        changes = self._changes
+        state = self._store.read(self._endpoint)
+        with self._lock:
+            if self._changes == changes and self._unsaved is None:
+                self.state = state
+
+    def pause(self, reason: str) -> None:
+        """Send nothing until an operator resumes the endpoint. `save` has to follow."""
+        self._change(EndpointState(paused_at=self._clock.now_ms(), reason=reason))
+
+    def mute(self, seconds: float) -> None:
+        """Send nothing for so many seconds, or longer where that is so already. `save` has to follow."""
+        self._change(EndpointState(muted_until=self._clock.now_ms() + int(seconds * 1000)))
+
+    def save(self) -> None:
+        """Write the last change to Redis, or keep it for the next time where Redis refuses it. Raises RedisError."""
+        unsaved = self._unsaved
+        if unsaved is None:
+            return
+        try:
+            state = self._store.write(self._endpoint, unsaved)
+        except redis.ResponseError as error:
+            if is_server_trouble(error):
+                raise
+            return
+        with self._lock:
+            if self._unsaved is unsaved:
+                self._unsaved, self.state = None, state
+
+    def _change(self, state: EndpointState) -> None:
+        with self._lock:
+            if not state.paused and (self.state.paused or self.state.muted_until >= state.muted_until):
+                return
+            self._changes += 1
+            self.state = self._unsaved = state

@@ -1,4 +1,4 @@
-"""The replays that this process works off on one shard."""
+"""The deliveries of one process on one shard: those to the endpoints, and the replays that operators have begun."""
 
 import logging
 import secrets
@@ -13,11 +13,13 @@ import redis
 from sweeperd.config import RELAY, EndpointSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.context import ShardContext
+from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.http import DeliveryResult, Result
-from sweeperd.delivery.lane import EndpointDelivery
+from sweeperd.delivery.lane import Lane
 from sweeperd.delivery.rate_limit import RateLimit
-from sweeperd.delivery.relay import SENDERS as RELAY_SENDERS
-from sweeperd.delivery.relay import Relay
+from sweeperd.delivery.reader import Consumer
+from sweeperd.delivery.relay import SENDERS, Relay
+from sweeperd.delivery.senders import BatchSender, Client, Encode
 from sweeperd.delivery.webhook import WebhookClient
 from sweeperd.errors import RedisUnavailable
 from sweeperd.outbox.backlog import BacklogMemory, GroupBacklog, read_backlog
@@ -31,6 +33,131 @@ from sweeperd.store.lease import process_name
 from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)
+
+
+class EndpointDelivery:
+    """
+    The threads of one lane: the acknowledger's, the senders', and last the reader's, which ends the others. They are
+    handed up in `threads`, to be started. `until_idle`: they end by themselves when nothing is left that can be
+    delivered now.
+    """
+
+    def __init__(self, lane: Lane, client: Client, encode: Encode, *, until_idle: bool = False) -> None:
+        self.name = lane.endpoint
+        self.lane = lane
+        self._acknowledger = Acknowledger(lane)
+        self._sender = BatchSender(lane, client, encode)
+        self._consumer = Consumer(lane, self._acknowledger)
+        self._until_idle = until_idle
+        self._name = f"{lane.shard.name}-{lane.group}"
+        self._senders: list[threading.Thread] = []
+        self._acknowledging = self._thread("acknowledge", self._acknowledger.run)
+        self._reading = self._thread("deliver", self._read)
+        self._grow(lane.senders)
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """All threads, in the order in which they are to be started."""
+        return [self._acknowledging, *self._senders, self._reading]
+
+    @property
+    def reads(self) -> bool:
+        """Whether the reader was started."""
+        return self._reading.ident is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all threads that were started run, the reader's among them."""
+        return self.reads and all(thread.is_alive() for thread in self.threads if thread.ident is not None)
+
+    def prepare(self) -> None:
+        """Make the group if it is missing. Raises redis.RedisError."""
+        self._consumer.ensure_group()
+
+    def count_ages_from(self, made_at: int) -> None:
+        """
+        The group was made then, ms, and began in the past: older events count as if they had been added then. 0, if the
+        note of the group was lost, changes nothing.
+        """
+        redelivery = self.lane.redelivery
+        redelivery.counts_from_ms = max(redelivery.counts_from_ms, made_at)
+
+    def abandon(self) -> None:
+        """The system gives no more threads: those that were started end, unless the reader runs, which ends them."""
+        if not self.reads:
+            self.lane.batches.close()
+            self._acknowledger.end()
+
+    def join(self, deadline: float | None = None) -> bool:
+        """Wait for the threads until `deadline` (monotonic). Returns whether they have all ended."""
+        ended = join(self.threads, deadline)
+        if ended:
+            self._sender.close()
+        return ended
+
+    def leave(self) -> None:
+        """Remove what this process has published. Raises redis.RedisError."""
+        self.lane.publisher.remove()
+
+    @property
+    def state(self) -> str:
+        """`paused`, `open` if the circuit is, else `delivering`."""
+        if self.lane.state.state.paused:
+            return "paused"
+        return "open" if self.lane.circuit.open else "delivering"
+
+    @property
+    def resting(self) -> bool:
+        """Whether one connection is enough: the endpoint is paused or muted, or the circuit is open."""
+        return self.lane.circuit.open or self.lane.state.resting
+
+    def lend(self, connections: int) -> None:
+        """From now on so many requests may be in flight; there may be more threads to start."""
+        self.lane.lend(connections)
+        self._grow(connections)
+
+    def counts(self) -> Counter[str]:
+        """How many events were `delivered` and `dead_lettered` by this process."""
+        return self._acknowledger.counts()
+
+    def wake(self) -> None:
+        """End the reader's wait, after a stop."""
+        self.lane.in_flight.wake()
+
+    def _thread(self, work: str, target: Callable[[], None], number: str = "") -> threading.Thread:
+        return threading.Thread(target=target, name=f"{work}-{self._name}{number}", daemon=True)
+
+    def _grow(self, count: int) -> None:
+        for number in range(len(self._senders) + 1, count + 1):
+            self._senders.append(self._thread("send", self._send, f"-{number}"))
+
+    def _send(self) -> None:
+        self._sender.run(self._acknowledger)
+
+    def _read(self) -> None:
+        try:
+            self._consumer.run(until_idle=self._until_idle)
+        finally:
+            self.lane.batches.close()
+            # A request may take longer than it takes other processes to regard this one as dead.
+            while not join(tuple(self._senders), time.monotonic() + 1.0):
+                self._heartbeat()
+            self._acknowledger.end()
+
+    def _heartbeat(self) -> None:
+        try:
+            with self.lane.shard.reaching():
+                self._consumer.heartbeat()
+        except (RedisUnavailable, redis.RedisError) as error:
+            log.info("no heartbeat", extra=self.lane.log_fields | {"error": str(error)})
+
+
+def join(threads: Iterable[threading.Thread], deadline: float | None) -> bool:
+    """Wait until `deadline` (monotonic) for those that were started. Returns whether they have all ended."""
+    started = [thread for thread in threads if thread.ident is not None]
+    for thread in started:
+        thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +176,9 @@ Make = Callable[[ReplayNote], RunningReplay]
 
 class Replays:
     """
-    Begins to work on each replay to one of these endpoints that an operator has begun, and ends each one whose events
-    have all been delivered. `refresh` is called every few seconds, by one thread at a time.
+    Works on each replay to one of these endpoints that an operator has begun, and ends a replay whose events have all
+    been delivered. `refresh` is called every few seconds, by one thread at a time; then the threads of new ones are to
+    be started.
     """
 
     def __init__(self, shard: Shard, outbox: Outbox, endpoints: Iterable[str], make: Make) -> None:
@@ -72,8 +200,8 @@ class Replays:
         """The consumer groups of the replays that this process works on."""
         return [replay.note.group for replay in list(self._running.values())]
 
-    def refresh(self, *, until_idle: bool = False) -> None:
-        """Start, stop and end what is to be. Raises redis.RedisError."""
+    def refresh(self) -> None:
+        """Begin, stop and end what is to be. Raises redis.RedisError."""
         notes = self._notes()
         for endpoint, replay in list(self._running.items()):
             note = notes.get(endpoint)
@@ -86,7 +214,7 @@ class Replays:
             if note.cancelled:
                 end_cancelled(self._store, self._outbox, note)
             else:
-                self._start(note, until_idle=until_idle)
+                self._begin(note)
         self._end_finished(notes.values())
 
     def stop(self) -> None:
@@ -117,14 +245,13 @@ class Replays:
     def _notes(self) -> dict[str, ReplayNote]:
         return {endpoint: note for endpoint, note in self._store.all().items() if endpoint in self._endpoints}
 
-    def _start(self, note: ReplayNote, *, until_idle: bool) -> None:
+    def _begin(self, note: ReplayNote) -> None:
         replay = self._make(note)
         replay.delivery.prepare()
         if replay.stop.is_set():
-            return  # it has ended since its note was read
+            return  # the replay has ended since the note was read
         self._running[note.endpoint] = replay
         log.info("a replay begins here", extra=self._log_fields(note))
-        replay.delivery.start(until_idle=until_idle)
 
     def _end_finished(self, notes: Iterable[ReplayNote]) -> None:
         for note in notes:
@@ -154,9 +281,6 @@ class Replays:
         return {"shard": self._shard.name, "endpoint": note.endpoint, "events": note.events}
 
 
-# ---- the deliveries of one process and one shard: one for each endpoint, and the maintenance of the outbox
-
-
 @dataclass(frozen=True)
 class DeliveryReport:
     """Event-endpoint pairs, counted."""
@@ -180,13 +304,13 @@ class Dispatcher:
         self._max_age_ms = milliseconds(webhooks.max_age)
         consumer = f"{process_name()}-{secrets.token_hex(4)}"
         replication = Replication(settings.events.wait_replicas, settings.events.wait_timeout.total_seconds())
-        self._circuits = CircuitStateStore(shard)
-        self._announcements = Announcements(shard.clock, settings.announced)
+        self._circuits = CircuitStateStore(shard, context.timing)
+        announcements = Announcements(shard.clock, settings.announced)
         remade = metrics.webhooks.groups_remade.labels(shard.name)
-        self._groups = ConsumerGroups(shard, consumer, self._max_age_ms, remade)
-        self._outbox = outbox = Outbox(shard, consumer, replication, self._announcements, self._groups)
+        self._groups = ConsumerGroups(shard, consumer, self._max_age_ms, remade, context.timing)
+        self._outbox = outbox = Outbox(shard, consumer, replication, announcements, self._groups, context.timing)
         self._backlogs = BacklogMemory()
-        self._ready = False
+        self._ready = self._started = False
         self._subscriptions = {endpoint.name: Subscription(endpoint) for endpoint in settings.consumers}
         #: Endpoint -> its `max_rate`, which its delivery and a replay to it share. Shards share no Redis, so each shard
         #: gets an equal part.
@@ -196,13 +320,14 @@ class Dispatcher:
                 endpoint.name,
                 endpoint.max_rate / len(settings.all_shards),
                 metrics.webhooks.rate_waits.labels(endpoint.name),
+                context.timing,
             )
             for endpoint in webhooks.endpoints
             if endpoint.max_rate
         }
         #: Each endpoint has connections of its own, so that a receiver that hangs does not delay another endpoint.
         self.endpoints = [
-            self._delivery(context, endpoint, senders)
+            self._delivery(context, endpoint, Lane.of(context, endpoint, outbox, senders))
             for endpoint, senders in zip(
                 webhooks.endpoints, shares(context.concurrency, len(webhooks.endpoints)), strict=True
             )
@@ -213,7 +338,8 @@ class Dispatcher:
         self._replays = Replays(shard, outbox, [each.name for each in self._receivers], self._replay)
         if settings.cycles.enabled:
             relay, encoder = Relay(shard, self._observer(RELAY.name)), EventEncoder(shard.name, shard.origin)
-            self.endpoints.append(EndpointDelivery(context, RELAY, outbox, relay, encoder.request, RELAY_SENDERS))
+            lane, until_idle = Lane.of(context, RELAY, outbox, SENDERS), context.until_idle
+            self.endpoints.append(EndpointDelivery(lane, relay, encoder.request, until_idle=until_idle))
         for endpoint in self.endpoints:
             metrics.webhooks.announce(endpoint.name)
 
@@ -230,7 +356,7 @@ class Dispatcher:
         every round of maintenance, also where nothing is delivered. Raises RedisUnavailable.
         """
         with self._shard.reaching():
-            made_at = self._groups.keep({endpoint.name: endpoint.start_at for endpoint in self.endpoints})
+            made_at = self._groups.keep({each.name: each.lane.subscription.start for each in self.endpoints})
             for endpoint in self.endpoints:
                 endpoint.count_ages_from(made_at[endpoint.name])
         self._ready = True
@@ -241,25 +367,37 @@ class Dispatcher:
         names = {endpoint.name for endpoint in self.endpoints}
         self._groups.adopt(before._groups, names.intersection(endpoint.name for endpoint in before.endpoints))
 
-    def start(self, *, until_idle: bool = False) -> None:
-        """Start every endpoint's threads. With `until_idle` the replays that have begun are worked on as well."""
-        for endpoint in self.endpoints:
-            endpoint.start(until_idle=until_idle)
-        if until_idle:
+    def start(self) -> None:
+        """
+        Start each thread that was not started yet: at first those of every endpoint, later those of new replays and of
+        connections that were lent. Raises RuntimeError if the system gives no more threads.
+        """
+        first, self._started = not self._started, True
+        for delivery in (*self.endpoints, *self._replays.deliveries):
+            for thread in delivery.threads:
+                if thread.ident is None:
+                    try:
+                        thread.start()
+                    except RuntimeError:
+                        delivery.abandon()
+                        raise
+        if first and self._context.until_idle:
             try:
-                self.refresh_replays(until_idle=True)
+                self.refresh_replays()
             except RedisUnavailable as error:
                 log.warning("replays wait", extra={"shard": self._shard.name, "error": str(error)})
 
-    def refresh_replays(self, *, until_idle: bool = False) -> None:
+    def refresh_replays(self) -> None:
         """
-        Begin to work on new replays, end those that are done, and share the connections anew, also where an endpoint
+        Begin to work on new replays, end those that are done, and share the connections anew, also if an endpoint
         rests no more. Call it often. Raises RedisUnavailable.
         """
         with self._shard.reaching():
             self._shard.read_clock()
-            self._replays.refresh(until_idle=until_idle)
+            self._replays.refresh()
         self._lend_connections()
+        if self._started:
+            self.start()
 
     def join(self, deadline: float | None = None) -> bool:
         """
@@ -287,7 +425,7 @@ class Dispatcher:
 
     @property
     def complete(self) -> bool:
-        """Whether every thread runs."""
+        """Whether every thread of the endpoints runs."""
         return all(endpoint.complete for endpoint in self.endpoints)
 
     def maintain(self) -> None:
@@ -330,29 +468,22 @@ class Dispatcher:
                 counts["undelivered"] += backlog.events if backlog else 0
         return DeliveryReport(counts["delivered"], counts["undelivered"], counts["dead_lettered"])
 
-    def _delivery(
-        self,
-        context: ShardContext,
-        endpoint: EndpointSettings,
-        senders: int,
-        subscription: Subscription | None = None,
-        live: EndpointDelivery | None = None,
-    ) -> EndpointDelivery:
-        """The delivery to one endpoint, or that of a replay to the endpoint of `live`."""
+    def _delivery(self, context: ShardContext, endpoint: EndpointSettings, lane: Lane) -> EndpointDelivery:
+        """The delivery to one endpoint, or that of a replay to the endpoint."""
         webhooks, shard, observe = context.settings.webhooks, context.shard, self._observer(endpoint.name)
         limit = self._limits.get(endpoint.name)
         client = WebhookClient(endpoint, webhooks, shard.clock, context.concurrency, observe, context.stop, limit)
         encode = EventEncoder(shard.name, shard.origin, endpoint.format, batches=endpoint.batch_size > 1).request
-        parts = client, encode, senders, self._announcements, subscription, live
-        return EndpointDelivery(context, endpoint, self._outbox, *parts)
+        return EndpointDelivery(lane, client, encode, until_idle=context.until_idle)
 
     def _replay(self, note: ReplayNote) -> RunningReplay:
-        """The delivery of a replay; `_lend_connections` lends it its connections."""
-        stop, settings = threading.Event(), self._context.settings.webhooks.endpoints
-        (place,) = (number for number, endpoint in enumerate(settings) if endpoint.name == note.endpoint)
-        subscription, live = ReplaySubscription(settings[place], note), self._receivers[place]
-        delivery = self._delivery(replace(self._context, stop=stop), settings[place], 1, subscription, live)
-        return RunningReplay(note, subscription, delivery, stop)
+        """The delivery of a replay; `_lend_connections` lends the connections."""
+        context, endpoints = replace(self._context, stop=threading.Event()), self._context.settings.webhooks.endpoints
+        (place,) = (number for number, endpoint in enumerate(endpoints) if endpoint.name == note.endpoint)
+        endpoint, live = endpoints[place], self._receivers[place].lane
+        subscription = ReplaySubscription(endpoint, note)
+        lane = Lane.of(context, endpoint, self._outbox, 1, subscription, live)
+        return RunningReplay(note, subscription, self._delivery(context, endpoint, lane), context.stop)
 
     def _backlog(self, endpoint: str, *, to_the_end: bool = False) -> GroupBacklog | None:
         groups = streams.groups(self._shard.client, self._shard.keys.events)

@@ -1,224 +1,403 @@
-"""The delivery of one shard's events to one endpoint: the reader, the senders and the acknowledger, put together."""
+"""What the threads of one endpoint share: the events in hand, the batches that are queued, the log of attempts."""
 
 import contextlib
 import functools
 import logging
 import threading
 import time
-from collections import Counter
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
 
+import prometheus_client
 import redis
 
 from sweeperd.config import RELAY, EndpointSettings
-from sweeperd.context import ShardContext
-from sweeperd.delivery.acknowledger import Acknowledger, AttemptLog
-from sweeperd.delivery.batches import BatchLimits, BatchQueue, InFlight
-from sweeperd.delivery.circuit import CircuitBreaker, CircuitPublisher, Redelivery
-from sweeperd.delivery.reader import Consumer
-from sweeperd.delivery.senders import BatchSender, Client, Encode, SenderThreads
-from sweeperd.errors import RedisUnavailable
-from sweeperd.outbox.endpoint_state import EndpointStateCache
-from sweeperd.outbox.stream import Announcements, Outbox
+from sweeperd.context import USUAL, ShardContext, Timing
+from sweeperd.delivery.circuit import CircuitBreaker, CircuitPublisher, EndpointStateCache, Redelivery
+from sweeperd.delivery.http import DeliveryResult
+from sweeperd.metrics import Metrics
+from sweeperd.outbox.attempts import ANSWER, Attempt
+from sweeperd.outbox.event import OutboxEntry
+from sweeperd.outbox.stream import Outbox
 from sweeperd.outbox.subscription import Subscription
+from sweeperd.store.errors import describe
+from sweeperd.store.lease import process_name
+from sweeperd.store.shard import Shard
+from sweeperd.store.streams import StreamId
 
 log = logging.getLogger(__name__)
-
 
 #: How many bytes of events of one endpoint are in hand, as far as the size of the next ones can be foreseen. With
 #: events of 8 kB in batches a process needs 135 MiB at most; with twice as many bytes in hand it was 168.
 IN_FLIGHT_BYTES = 12 * 1024 * 1024
+#: At most one success in this time is recorded, ms. Every failure is.
+SUCCESS_EVERY_MS = 100
+#: How many attempts wait to be written, at most; the oldest ones are dropped.
+WAITING = 1000
 
 
-class EndpointDelivery:
+class AttemptLog:
     """
-    One endpoint on one shard. Events go forward through three stages, each with threads of its own:
+    Gathers the attempts of one endpoint on one shard. Threads may share it.
 
-        Consumer -> batches -> SenderThreads -> settlements -> Acknowledger
+    `kept`: how many attempts the stream keeps, about; 0: none is recorded. `dropped` counts what was not written.
+    """
+
+    def __init__(self, shard: Shard, endpoint: str, kept: int, dropped: prometheus_client.Counter) -> None:
+        self._shard = shard
+        self._key = shard.keys.attempts(endpoint)
+        self._endpoint = endpoint
+        self._kept = kept
+        self._dropped = dropped
+        self._replica = process_name()
+        self._waiting: deque[Attempt] = deque(maxlen=max(1, min(kept, WAITING)))
+        self._success_ms = 0
+        self._refused = False
+
+    def record(self, entries: Sequence[OutboxEntry], event_id: str, result: DeliveryResult) -> None:
+        """
+        The result of a hand-over, with its quick retries, of these events; `event_id` is of the first one. It is
+        written with the next `write`.
+        """
+        if not self._kept:
+            return
+        if result.delivered and not result.earlier:
+            if 0 <= result.at_ms - self._success_ms < SUCCESS_EVERY_MS:
+                return
+            self._success_ms = result.at_ms
+        for number, each in enumerate((*result.earlier, result), 1):
+            if len(self._waiting) == self._waiting.maxlen:
+                self._dropped.inc()
+            self._waiting.append(self._attempt(entries, event_id, each, number))
+
+    def write(self) -> None:
+        """
+        Write what has gathered, in one round trip. What Redis refuses, because it is full or a right is missing, is
+        dropped: no delivery waits for the log.
+        """
+        attempts = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        if not attempts:
+            return
+        pipeline = self._shard.client.pipeline(transaction=False)
+        for attempt in attempts:
+            fields: dict[Any, Any] = attempt.fields()
+            pipeline.xadd(self._key, fields, maxlen=self._kept, approximate=True)
+        try:
+            refused = [reply for reply in pipeline.execute(raise_on_error=False) if isinstance(reply, Exception)]
+        except redis.RedisError as error:
+            refused = [error] * len(attempts)
+        self._dropped.inc(len(refused))
+        if refused and not self._refused:
+            log.warning(
+                "attempts are not recorded",
+                extra={"shard": self._shard.name, "endpoint": self._endpoint, "error": describe(refused[0])},
+            )
+        self._refused = bool(refused)
+
+    def _attempt(self, entries: Sequence[OutboxEntry], event_id: str, result: DeliveryResult, number: int) -> Attempt:
+        first = entries[0]
+        return Attempt(
+            result.at_ms,
+            event_id,
+            first.fields.get(b"id", b""),
+            first.id,
+            entries[-1].id,
+            len(entries),
+            first.deliveries,
+            number,
+            result.result,
+            result.reason,
+            round(result.seconds * 1000),
+            result.answer[:ANSWER],
+            self._replica,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The events of one request, in the order of the stream."""
+
+    entries: tuple[OutboxEntry, ...]
+    #: Whether its result closes an open circuit. A probe is sent once, without quick retries.
+    probe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How large a batch may be, and how long a partial one may wait, seconds."""
+
+    events: int
+    bytes: int
+    wait: float
+
+    @classmethod
+    def of(cls, endpoint: EndpointSettings) -> "BatchLimits":
+        """The limits of one endpoint."""
+        return cls(endpoint.batch_size, endpoint.batch_bytes, endpoint.batch_wait.total_seconds())
+
+
+class InFlight:
+    """
+    The events in hand: queued, being sent, or sent and not settled yet. The reader takes no more than `capacity` of
+    them, and no more than `capacity_bytes`, by the size of the events that it took last. So memory does not grow with
+    the backlog. The heartbeat names exactly these events. Threads may share it.
+    """
+
+    def __init__(self, capacity: int, capacity_bytes: int, stop: threading.Event) -> None:
+        self.capacity = capacity
+        self._capacity_bytes = capacity_bytes
+        self._bytes = 0
+        self._typical = 1.0
+        self._stop = stop
+        self._sizes: dict[bytes, int] = {}
+        #: How few events the reader waits for; 0 while it does not wait.
+        self._awaited = 0
+        self._changed = threading.Condition(threading.Lock())
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __contains__(self, entry: object) -> bool:
+        return entry in self._sizes
+
+    @property
+    def free(self) -> int:
+        """How many more events may be taken; one where nothing is in hand, however large it is."""
+        by_bytes = int((self._capacity_bytes - self._bytes) / self._typical)
+        return max(0 if self._sizes else 1, min(self.capacity - len(self._sizes), by_bytes))
+
+    def count_of(self, size: int) -> int:
+        """About how many events have so many bytes; at least one."""
+        return max(1, int(size / self._typical))
+
+    def ids(self) -> list[bytes]:
+        """The ids in hand at this moment."""
+        with self._changed:
+            return list(self._sizes)
+
+    def add(self, entries: Sequence[OutboxEntry]) -> None:
+        """The reader has taken these."""
+        sizes = {entry.id: entry.size for entry in entries}
+        with self._changed:
+            self._bytes += sum(sizes.values()) - sum([self._sizes.get(entry, 0) for entry in sizes])
+            self._sizes |= sizes
+            self._typical = max(1.0, sum(sizes.values()) / len(sizes)) if sizes else self._typical
+
+    def remove(self, ids: Iterable[bytes]) -> None:
+        """These are settled."""
+        with self._changed:
+            self._bytes -= sum([self._sizes.pop(entry, 0) for entry in ids])
+            if len(self._sizes) < self._awaited:
+                self._changed.notify_all()
+
+    def await_fewer(self, count: int, seconds: float) -> None:
+        """Wait until less than `count` are in hand, or a stop, for so many seconds at most."""
+        with self._changed:
+            self._awaited = count
+            self._changed.wait_for(lambda: self._stop.is_set() or len(self._sizes) < count, seconds)
+            self._awaited = 0
+
+    def wake(self) -> None:
+        """End the waits of `await_fewer`, after a stop."""
+        with self._changed:
+            self._changed.notify_all()
+
+
+class BatchQueue:
+    """
+    From the reader to the senders. A full batch is taken at once. A partial one is held while another request of the
+    endpoint is in flight, and `wait` at most: else idle senders would take batches of a few events each.
+    """
+
+    def __init__(self, limits: BatchLimits, requests: int) -> None:
+        self._limits = limits
+        #: How many requests may be in flight.
+        self._most_requests = requests
+        self._waiting: deque[OutboxEntry] = deque()
+        self._bytes = 0
+        #: Batches of a single event, which share a request with no other: a probe, an event that was refused alone.
+        self._single: deque[Batch] = deque()
+        #: When the first waiting event came, monotonic; and whether the waiting events are in the order of the stream.
+        self._since, self._in_order = 0.0, True
+        self._requests = 0
+        self._closed = False
+        self._changed = threading.Condition(threading.Lock())
+
+    @property
+    def size(self) -> int:
+        """How many events a full batch has; 1 where nothing is gained by waiting for more."""
+        return self._limits.events
+
+    def put(self, entries: Sequence[OutboxEntry], *, in_order: bool = False, probe: bool = False) -> None:
+        """Queue these events. `in_order`: each comes later in the stream than all that were queued before."""
+        with self._changed:
+            if not self._waiting:
+                self._since, self._in_order = time.monotonic(), True
+            self._in_order = self._in_order and in_order
+            for entry in entries:
+                if probe or entry.alone:
+                    self._single.append(Batch((entry,), probe))
+                else:
+                    self._waiting.append(entry)
+                    self._bytes += entry.size
+            self._changed.notify(len(self._single) + 1 + len(self._waiting) // self._limits.events)
+
+    def take(self) -> Batch | None:
+        """Wait for a batch and take it; then `done` has to follow. None: the queue is closed and empty."""
+        with self._changed:
+            while not self._ready():
+                if self._closed:
+                    return None
+                held = self._waiting and self._requests < self._most_requests
+                self._changed.wait(max(0.0, self._since + self._limits.wait - time.monotonic()) if held else None)
+            self._requests += 1
+            return self._single.popleft() if self._single else self._next()
+
+    def done(self) -> None:
+        """The request of a batch has ended. The thread that calls this takes the next batch, so it wakes no other."""
+        with self._changed:
+            self._requests -= 1
+
+    def allow(self, requests: int) -> None:
+        """From now on so many requests may be in flight."""
+        with self._changed:
+            self._most_requests = requests
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """No event follows: what is queued is taken, and then `take` returns None."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _ready(self) -> bool:
+        if self._requests >= self._most_requests and not self._closed:
+            return False
+        if self._single or self._full:
+            return True
+        if not self._waiting:
+            return False
+        return self._closed or not self._requests or time.monotonic() >= self._since + self._limits.wait
+
+    @property
+    def _full(self) -> bool:
+        return len(self._waiting) >= self._limits.events or self._bytes >= self._limits.bytes
+
+    def _next(self) -> Batch:
+        entries, size = [self._waiting.popleft()], 0
+        size = entries[0].size
+        while (
+            self._waiting and len(entries) < self._limits.events and size + self._waiting[0].size <= self._limits.bytes
+        ):
+            entries.append(self._waiting.popleft())
+            size += entries[-1].size
+        self._bytes -= size
+        self._since = time.monotonic()
+        if not self._in_order:
+            entries.sort(key=lambda entry: StreamId.parse(entry.id))
+        return Batch(tuple(entries))
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """
+    One endpoint on one shard, as the threads that work for the endpoint share it. Events go forward through three
+    stages:
+
+        Consumer -> batches -> BatchSender -> settlements -> Acknowledger
 
     At most two batches for each sender are in hand, and IN_FLIGHT_BYTES, so memory does not grow with the backlog.
-
-    `live`: this one is a replay to the endpoint that `live` delivers to. They share the circuit and the state of the
-    endpoint; the consumer group, the threads and the connections are the replay's own.
     """
 
-    def __init__(
-        self,
+    shard: Shard
+    endpoint: str
+    subscription: Subscription
+    outbox: Outbox
+    metrics: Metrics
+    #: Ends the threads.
+    stop: threading.Event
+    redelivery: Redelivery
+    circuit: CircuitBreaker
+    publisher: CircuitPublisher
+    state: EndpointStateCache
+    limits: BatchLimits
+    in_flight: InFlight
+    batches: BatchQueue
+    attempts: AttemptLog
+    #: How many threads send at first.
+    senders: int
+    log_fields: dict[str, object]
+    #: A sender waits for a turn before each batch.
+    turn: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    timing: Timing = USUAL
+    # A round trip to Redis costs half as much as a request, so each carries many events.
+    #: The acknowledger waits until so many settlements have gathered.
+    settled_together: int = 1
+    #: The reader waits until there is room for so many events.
+    read_together: int = 1
+
+    @classmethod
+    def of(
+        cls,
         context: ShardContext,
         endpoint: EndpointSettings,
         outbox: Outbox,
-        client: Client,
-        encode: Encode,
         senders: int,
-        announcements: Announcements | None = None,
         subscription: Subscription | None = None,
-        live: "EndpointDelivery | None" = None,
-    ) -> None:
-        shard, metrics, stop = context.shard, context.metrics, context.stop
-        settings = context.settings.webhooks
-        self.name = endpoint.name
-        self._shard = shard
-        subscription = subscription or Subscription(endpoint)
-        replay: dict[str, object] = {"replay": True} if live else {}
-        self._log_fields: dict[str, object] = {"shard": shard.name, "endpoint": endpoint.name} | replay
-        #: Where its group begins, if it is new.
-        self.start_at = subscription.start
-        self._redelivery = redelivery = Redelivery.of(settings)
-        probe_max = settings.probe_max.total_seconds()
-        longest_waits = min(redelivery.initial, probe_max), min(redelivery.longest, probe_max)
-        self.circuit: CircuitBreaker = live.circuit if live else CircuitBreaker(*longest_waits)
-        self._publisher = CircuitPublisher(shard, endpoint.name, outbox.consumer, self.circuit)
-        state: EndpointStateCache = live._state if live else EndpointStateCache(shard, endpoint.name, announcements)
-        self._state: EndpointStateCache = state
-        limits = BatchLimits.of(endpoint)
-        batches = BatchQueue(limits, senders)
-        self._batches, self._events_each = batches, 2 * limits.events
-        self._in_flight = InFlight(senders * self._events_each, IN_FLIGHT_BYTES, stop)
-        # A round trip to Redis costs half as much as a request, so one carries many events: an acknowledgement what
-        # half of the senders have sent, a read a quarter of what may be in hand.
-        settled_together, read_together = max(1, senders // 2), max(1, self._in_flight.capacity // 4)
-        dropped = metrics.webhooks.dropped_attempts.labels(self.name)
+        live: "Lane | None" = None,
+    ) -> "Lane":
+        """
+        The lane that the settings ask for. `live`: the new lane is a replay to the endpoint of this one. Both share the
+        circuit and the state of the endpoint; the consumer group, the threads and the connections are the replay's own.
+        """
+        shard, metrics, stop, timing = context.shard, context.metrics, context.stop, context.timing
+        redelivery, limits = Redelivery.of(context.settings.webhooks), BatchLimits.of(endpoint)
+        probe_max = context.settings.webhooks.probe_max.total_seconds()
+        if live:
+            circuit, state = live.circuit, live.state
+        else:
+            circuit = CircuitBreaker(min(redelivery.initial, probe_max), min(redelivery.longest, probe_max))
+            state = EndpointStateCache(shard, endpoint.name, outbox.announcements)
+        waits = metrics.webhooks.sweep_waits.labels(endpoint.name)
+        sparing = functools.partial(context.interpreter.delivery, stop, waits)
         # The relay sends nothing.
         kept = 0 if endpoint is RELAY else context.settings.events.attempts_kept
-        attempts = AttemptLog(shard, self.name, kept, dropped)
-        self._acknowledger = Acknowledger(
-            self.name,
-            subscription.group,
-            shard,
-            outbox,
-            self._in_flight,
-            metrics,
-            attempts,
-            settled_together,
-            self._log_fields,
+        dropped = metrics.webhooks.dropped_attempts.labels(endpoint.name)
+        in_flight = InFlight(2 * limits.events * senders, IN_FLIGHT_BYTES, stop)
+        fields: dict[str, object] = {"shard": shard.name, "endpoint": endpoint.name}
+        return cls(
+            shard=shard,
+            endpoint=endpoint.name,
+            subscription=subscription or Subscription(endpoint),
+            outbox=outbox,
+            metrics=metrics,
+            stop=stop,
+            redelivery=redelivery,
+            circuit=circuit,
+            publisher=CircuitPublisher(shard, endpoint.name, outbox.consumer, circuit, timing),
+            state=state,
+            limits=limits,
+            in_flight=in_flight,
+            batches=BatchQueue(limits, senders),
+            attempts=AttemptLog(shard, endpoint.name, kept, dropped),
+            senders=senders,
+            log_fields=fields | ({"replay": True} if live else {}),
+            # In batches an event costs so little that it need not wait for the sweep.
+            turn=contextlib.nullcontext if limits.events > 1 else sparing,
+            timing=timing,
+            settled_together=max(1, senders // 2),
+            read_together=max(1, in_flight.capacity // 4),
         )
-        self._sender = BatchSender(
-            self.name,
-            shard,
-            client,
-            encode,
-            self.circuit,
-            self._publisher,
-            state,
-            redelivery,
-            limits,
-            metrics,
-            attempts,
-            stop,
-            self._log_fields,
-        )
-        self._consumer = Consumer(
-            subscription,
-            shard,
-            outbox,
-            state,
-            self.circuit,
-            self._publisher,
-            redelivery,
-            self._in_flight,
-            batches,
-            self._acknowledger,
-            read_together,
-            stop,
-            self._log_fields,
-        )
-        self._thread_name = f"{shard.name}-{subscription.group}"
-        waits = metrics.webhooks.sweep_waits.labels(self.name)
-        sparing = functools.partial(context.interpreter.delivery, stop, waits)
-        # In batches an event costs so little that it need not wait for the sweep.
-        turn = contextlib.nullcontext if limits.events > 1 else sparing
-        self._senders = SenderThreads(self._thread_name, senders, batches, self._sender, self._acknowledger, turn)
-        self._threads: list[threading.Thread] = []
-
-    def prepare(self) -> None:
-        """Make its group where it is missing. Raises redis.RedisError."""
-        self._consumer.ensure_group()
-
-    def count_ages_from(self, made_at: int) -> None:
-        """
-        Its group was made then, ms, and began in the past: older events count as if they had been added then. 0, so
-        that its note was lost, changes nothing.
-        """
-        self._redelivery.counts_from_ms = max(self._redelivery.counts_from_ms, made_at)
-
-    def start(self, *, until_idle: bool = False) -> None:
-        """
-        Start the threads. `until_idle`: they end by themselves when nothing is left that can be delivered now. Raises
-        RuntimeError if the system gives no more threads; those that were started end then.
-        """
-        threads = [
-            threading.Thread(target=self._acknowledger.run, name=f"acknowledge-{self._thread_name}", daemon=True),
-            threading.Thread(target=self._read, args=(until_idle,), name=f"deliver-{self._thread_name}", daemon=True),
-        ]
-        try:
-            self._senders.start()
-            for thread in threads:
-                thread.start()
-                self._threads.append(thread)
-        except RuntimeError:
-            # The system gives no more threads. The reader, which would end the others, does not run.
-            self._senders.end()
-            self._acknowledger.end()
-            raise
-
-    def join(self, deadline: float | None = None) -> bool:
-        """Wait for the threads until `deadline` (monotonic). Returns whether they have all ended."""
-        for thread in self._threads:
-            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        # The reader and the acknowledger end after the senders.
-        ended = not any(thread.is_alive() for thread in self._threads)
-        if ended:
-            self._sender.close()
-        return ended
-
-    def leave(self) -> None:
-        """Remove what this process has published. Raises redis.RedisError."""
-        self._publisher.remove()
 
     @property
-    def complete(self) -> bool:
-        """Whether all its threads run."""
-        return len(self._threads) == 2 and self._senders.complete and all(thread.is_alive() for thread in self._threads)
-
-    @property
-    def state(self) -> str:
-        """`paused`, `open` where its circuit is, else `delivering`."""
-        if self._state.state.paused:
-            return "paused"
-        return "open" if self.circuit.open else "delivering"
-
-    @property
-    def resting(self) -> bool:
-        """Whether it needs one connection at most: it is paused or muted, or its circuit is open."""
-        return self.circuit.open or self._state.state.resting(self._shard.clock.now_ms())
+    def group(self) -> str:
+        """The consumer group of the endpoint, or of the replay."""
+        return self.subscription.group
 
     def lend(self, connections: int) -> None:
-        """From now on it may have so many requests in flight."""
-        self._in_flight.capacity = connections * self._events_each
-        self._batches.allow(connections)
-        if self._threads:
-            self._senders.grow(connections)
-
-    def counts(self) -> Counter[str]:
-        """How many events were `delivered` and `dead_lettered` by this process."""
-        return self._acknowledger.counts()
-
-    def wake(self) -> None:
-        """End the reader's wait, after a stop."""
-        self._in_flight.wake()
-
-    def _read(self, until_idle: bool) -> None:
-        try:
-            self._consumer.run(until_idle=until_idle)
-        finally:
-            self._senders.end()
-            # A request may take longer than it takes other processes to regard this one as dead.
-            while not self._senders.join(time.monotonic() + 1.0):
-                self._heartbeat()
-            self._acknowledger.end()
-
-    def _heartbeat(self) -> None:
-        try:
-            with self._shard.reaching():
-                self._consumer.heartbeat()
-        except (RedisUnavailable, redis.RedisError) as error:
-            log.info("no heartbeat", extra=self._log_fields | {"error": str(error)})
+        """From now on so many requests may be in flight."""
+        self.in_flight.capacity = connections * 2 * self.limits.events
+        self.batches.allow(connections)

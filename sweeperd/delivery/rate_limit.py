@@ -8,7 +8,7 @@ import time
 import redis
 from prometheus_client import Counter
 
-from sweeperd.delivery.acknowledger import RECOVERY_PAUSE
+from sweeperd.context import USUAL, Timing
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
 from sweeperd.store.scripts import Call, Script
@@ -34,13 +34,14 @@ class RateLimit:
     Each shard has a Redis of its own, so each has its part of `max_rate`: `per_second`.
     """
 
-    def __init__(self, shard: Shard, endpoint: str, per_second: float, waits: Counter) -> None:
+    def __init__(self, shard: Shard, endpoint: str, per_second: float, waits: Counter, timing: Timing = USUAL) -> None:
         self.per_second = per_second
         #: How many requests a full bucket lets through at once.
         self.burst = max(1, math.floor(per_second * BURST))
         self._shard = shard
         self._endpoint = endpoint
         self._waits = waits
+        self._recovery_pause = timing.recovery_pause
         self._script = Script("delivery/take_tokens")
         self._outage = Outage(log, "max_rate", {"shard": shard.name, "endpoint": endpoint})
         self._lock = threading.Lock()
@@ -88,7 +89,7 @@ class RateLimit:
                 taken, micros = self._script.run(self._shard.client, call)
         except (RedisUnavailable, redis.RedisError) as error:
             self._outage.begin(error)
-            return RECOVERY_PAUSE
+            return self._recovery_pause
         self._outage.end()
         self._round_trip = time.monotonic() - began
         self._tokens, self._lapse_at = int(taken), time.monotonic() + LAPSE

@@ -1,24 +1,22 @@
-"""Chooses the event that is sent as the probe of an open circuit."""
+"""
+The reader of one endpoint: takes events from the outbox, new ones and those that have become due, and queues them for
+the senders. While the circuit is open, the reader chooses the event that is sent as the probe.
+"""
 
 import logging
 import math
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import redis
 
-from sweeperd.delivery.acknowledger import RECOVERY_PAUSE, Acknowledger, Disposition, Settlement
-from sweeperd.delivery.batches import BatchQueue, InFlight
-from sweeperd.delivery.circuit import CircuitBreaker, CircuitPublisher, Redelivery
+from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
+from sweeperd.delivery.lane import Lane
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
-from sweeperd.outbox.endpoint_state import EndpointStateCache
 from sweeperd.outbox.event import OutboxEntry
-from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, TAKE_OVER_AFTER, WAITING, Outbox, Pending
-from sweeperd.outbox.subscription import Subscription
+from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, WAITING, Outbox, Pending
 from sweeperd.store.errors import is_missing_group
-from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
 
 log = logging.getLogger(__name__)
@@ -31,8 +29,8 @@ class ProbeChooser:
     the next page of parked events. The same event is not chosen twice in a row where there is another.
     """
 
-    def __init__(self, endpoint: str, outbox: Outbox) -> None:
-        self._endpoint = endpoint
+    def __init__(self, group: str, outbox: Outbox) -> None:
+        self._group = group
         self._outbox = outbox
         self._after: bytes | None = None
         self._last: bytes | None = None
@@ -42,27 +40,22 @@ class ProbeChooser:
         chosen = self._choose()
         entries: list[OutboxEntry] = []
         if chosen is None or chosen.deliveries or chosen.id == self._last:
-            entries = self._outbox.read(self._endpoint, 1)
+            entries = self._outbox.read(self._group, 1)
         if chosen is not None and not entries:
-            entries = self._outbox.claim(self._endpoint, [chosen], 0)
+            entries = self._outbox.claim(self._group, [chosen], 0)
         self._last = entries[0].id if entries else None
         return entries
 
     def _choose(self) -> Pending | None:
-        page = self._outbox.parked(self._endpoint, self._after)
+        page = self._outbox.parked(self._group, self._after)
         if not page and self._after is not None:
-            page = self._outbox.parked(self._endpoint)
+            page = self._outbox.parked(self._group)
         self._after = page[-1].id if len(page) == PAGE else None
         return min(page, key=lambda pending: (pending.id == self._last, pending.deliveries), default=None)
 
 
-# ---- finds the pending events that are to be taken again, in bounded steps
-
-
 #: How many pages one step reads at most. A page takes the server a fraction of a millisecond.
 PAGES_PER_STEP = 8
-#: The time between two steps of a scan over many parked events, seconds.
-SCAN_EVERY = 0.2
 
 
 class DueScan:
@@ -71,13 +64,12 @@ class DueScan:
     a million parked events cost no more at a time than a few pages.
     """
 
-    def __init__(self, endpoint: str, outbox: Outbox, redelivery: Redelivery, in_flight: InFlight) -> None:
-        self._endpoint = endpoint
-        self._outbox = outbox
-        self._redelivery = redelivery
-        self._in_flight = in_flight
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        #: After so long, ms, a process without a heartbeat is dead.
+        self._dead_ms = int(lane.timing.take_over_after * 1000)
         # A released event (0 deliveries) has no wait; it was released with a long idle time.
-        self._least_idle_ms = int(min(redelivery.initial, TAKE_OVER_AFTER) * 1000)
+        self._least_idle_ms = min(int(lane.redelivery.initial * 1000), self._dead_ms)
         #: The last event that was passed; None before the first.
         self._after: bytes | None = None
         self._next_at = 0.0
@@ -120,9 +112,9 @@ class DueScan:
         if due:
             self.hurry()  # there may be more
         else:
-            self._next_at = time.monotonic() + (pause if self.at_start else SCAN_EVERY)
+            self._next_at = time.monotonic() + (pause if self.at_start else self._lane.timing.scan_every)
         # An event that another replica has taken and parked again since then is idle for less than any wait.
-        return self._outbox.claim(self._endpoint, due, self._least_idle_ms)
+        return self._lane.outbox.claim(self._lane.group, due, self._least_idle_ms)
 
     def take_orphaned(self, room: int, pause: float) -> list[OutboxEntry]:
         """
@@ -131,8 +123,8 @@ class DueScan:
         """
         if time.monotonic() < self._orphaned_at:
             return []
-        orphaned = self._outbox.orphaned(self._endpoint, self._in_flight, min(PAGE, room))
-        entries = self._outbox.claim(self._endpoint, orphaned, int(TAKE_OVER_AFTER * 1000))
+        orphaned = self._lane.outbox.orphaned(self._lane.group, self._lane.in_flight, min(PAGE, room))
+        entries = self._lane.outbox.claim(self._lane.group, orphaned, self._dead_ms)
         more = any(entry.pairs for entry in entries)
         self._orphaned_at = 0.0 if more else time.monotonic() + pause
         return entries
@@ -142,7 +134,7 @@ class DueScan:
         due: list[Pending] = []
         for _ in range(PAGES_PER_STEP):
             parked_before_end_ms = self._ms_since_waits_ended()
-            page = self._outbox.pending(self._endpoint, self._after)
+            page = self._lane.outbox.pending(self._lane.group, self._after)
             for pending in page:
                 if len(due) == count:
                     return due
@@ -161,26 +153,15 @@ class DueScan:
         return max(self._least_idle_ms, (time.monotonic() - self._waits_ended_at) * 1000)
 
     def _due(self, pending: Pending, parked_before_end_ms: float) -> bool:
-        if pending.id in self._in_flight:
+        if pending.id in self._lane.in_flight:
             return False  # also where it waits: it is being parked, and is in hand no more once that is done
         if pending.owner not in WAITING:
-            return pending.idle_ms >= TAKE_OVER_AFTER * 1000
-        return pending.idle_ms >= min(self._redelivery.wait_ms(pending.deliveries), parked_before_end_ms)
+            return pending.idle_ms >= self._dead_ms
+        return pending.idle_ms >= min(self._lane.redelivery.wait_ms(pending.deliveries), parked_before_end_ms)
 
 
-# ---- the reader of one endpoint: it takes events from the outbox and queues them for the senders
-
-
-#: The longest that a reader waits in Redis for a new event, seconds: so long can a stop take to be noticed.
-BLOCK = 1.0
-#: The longest time between two refreshes, seconds. A refresh reads the endpoint's state and takes parked events again.
-REFRESH_EVERY = 5.0
-#: How long the reader lets new events gather where it found too few for a batch while senders are busy, seconds.
-GATHER = 0.005
 #: How many events one read takes at most, and how many bytes of them: the client holds the whole reply at once.
 READ_COUNT, READ_BYTES = 1000, 2 * 1024 * 1024
-#: The time between two heartbeats, seconds.
-HEARTBEAT_EVERY = TAKE_OVER_AFTER / 3
 
 
 class Consumer:
@@ -189,175 +170,154 @@ class Consumer:
     that have died. `run` is the work of a thread.
     """
 
-    def __init__(
-        self,
-        subscription: Subscription,
-        shard: Shard,
-        outbox: Outbox,
-        state: EndpointStateCache,
-        circuit: CircuitBreaker,
-        publisher: CircuitPublisher,
-        redelivery: Redelivery,
-        in_flight: InFlight,
-        batches: BatchQueue,
-        acknowledger: Acknowledger,
-        together: int,
-        stop: threading.Event,
-        log_fields: Mapping[str, object],
-    ) -> None:
-        self._subscription = subscription
-        self._shard = shard
-        self._outbox = outbox
-        self._state = state
-        self._circuit = circuit
-        self._publisher = publisher
-        self._redelivery = redelivery
-        self._in_flight = in_flight
-        self._batches = batches
+    def __init__(self, lane: Lane, acknowledger: Acknowledger) -> None:
+        self._lane = lane
         self._acknowledger = acknowledger
-        #: A read costs a round trip, so it waits until there is room for so many events.
-        self._together = together
-        self._stop = stop
-        self._log_fields = dict(log_fields)
-        self._outage = Outage(log, "delivery", self._log_fields)
+        self._outage = Outage(log, "delivery", self._lane.log_fields)
         # A read that waits must be answered before the socket times out.
-        self._block_ms = int(min(BLOCK, shard.socket_timeout / 2) * 1000)
-        self._refresh_every = min(REFRESH_EVERY, redelivery.initial / 4)
-        self._scan = DueScan(subscription.group, outbox, redelivery, in_flight)
-        self._probe_chooser = ProbeChooser(subscription.group, outbox)
+        self._block_ms = int(min(lane.timing.block, lane.shard.socket_timeout / 2) * 1000)
+        self._refresh_every = min(lane.timing.refresh_every, lane.redelivery.initial / 4)
+        self._scan = DueScan(lane)
+        self._probe_chooser = ProbeChooser(lane.group, lane.outbox)
         self._refresh_at = 0.0
         self._heartbeat_at = 0.0
 
     def run(self, *, until_idle: bool) -> None:
         """Read until a stop. `until_idle`: until nothing is left that can be delivered now."""
+        timing = self._lane.timing
         dead_until: float | None = None
-        while not self._stop.is_set():
+        while not self._lane.stop.is_set():
             try:
-                with self._shard.reaching():
-                    busy = len(self._in_flight)
+                with self._lane.shard.reaching():
+                    busy = len(self._lane.in_flight)
                     if self._step(block=not until_idle) or not until_idle:
                         dead_until = None
                     elif busy:
-                        self._in_flight.await_fewer(max(1, len(self._in_flight)), BLOCK)
+                        self._lane.in_flight.await_fewer(max(1, len(self._lane.in_flight)), timing.block)
                     else:
                         # Nothing is left, except events that another process has in hand, or had when it died.
-                        dead_until = dead_until or time.monotonic() + TAKE_OVER_AFTER + REFRESH_EVERY
+                        dead_until = dead_until or time.monotonic() + timing.take_over_after + timing.refresh_every
                         if (
                             time.monotonic() > dead_until
                             or self._held_back
-                            or not self._outbox.groups.held_elsewhere(self._subscription.group)
+                            or not self._lane.outbox.groups.held_elsewhere(self._lane.group)
                         ):
                             return
-                        self._stop.wait(0.2)
+                        self._lane.stop.wait(0.2)
                 self._outage.end()
             except RedisUnavailable as error:
                 self._outage.begin(error)
                 if until_idle:
                     return
-                self._stop.wait(RECOVERY_PAUSE)
+                self._lane.stop.wait(timing.recovery_pause)
             except Exception as error:
                 if is_missing_group(error):
                     self._make_group_again()
                     continue
-                log.exception("delivery failed", extra=self._log_fields)
+                log.exception("delivery failed", extra=self._lane.log_fields)
                 if until_idle:
                     return
-                self._stop.wait(RECOVERY_PAUSE)
+                self._lane.stop.wait(timing.recovery_pause)
 
     def ensure_group(self) -> None:
         """
         Make the endpoint's group where it is missing. Where it is that of a replay which has ended, the reader ends
         too. Raises redis.RedisError.
         """
-        made_at = self._outbox.groups.ensure(self._subscription.group, self._subscription.start)
-        self._redelivery.counts_from_ms = made_at
-        if isinstance(self._subscription.start, StreamId) and not made_at:
-            self._stop.set()
+        made_at = self._lane.outbox.groups.ensure(self._lane.group, self._lane.subscription.start)
+        self._lane.redelivery.counts_from_ms = made_at
+        if isinstance(self._lane.subscription.start, StreamId) and not made_at:
+            self._lane.stop.set()
 
     def heartbeat(self) -> None:
         """Name the events in hand, when it is time, so that no other process takes them. Raises redis.RedisError."""
         now = time.monotonic()
         if now >= self._heartbeat_at:
-            self._heartbeat_at = now + HEARTBEAT_EVERY
-            self._outbox.heartbeat(self._subscription.group, self._in_flight.ids())
+            self._heartbeat_at = now + self._lane.timing.heartbeat_every
+            self._lane.outbox.heartbeat(self._lane.group, self._lane.in_flight.ids())
 
     def _step(self, *, block: bool) -> bool:
         """Take the events that can be delivered now, up to the capacity. Returns whether there was anything to do."""
         self.heartbeat()
         # A run that ends when it is idle draws that conclusion from a step with nothing in hand, so this one refreshes.
-        last_step = not (block or len(self._in_flight))
+        last_step = not (block or len(self._lane.in_flight))
         if last_step or time.monotonic() >= self._refresh_at:
             self._refresh(publish=block)
-        if self._circuit.open and not self._state.state.paused:
+        if self._lane.circuit.open and not self._lane.state.state.paused:
             return self._take_back() or self._dead_letter_old() or self._probe() or self._rest(block)
-        if self._state.resting:
+        if self._lane.state.resting:
             return self._rest(block)
-        free = self._in_flight.free
-        if free < self._together and len(self._in_flight):
-            self._in_flight.await_fewer(min(len(self._in_flight), self._in_flight.capacity - self._together + 1), BLOCK)
+        free = self._lane.in_flight.free
+        if free < self._lane.read_together and len(self._lane.in_flight):
+            self._lane.in_flight.await_fewer(
+                min(len(self._lane.in_flight), self._lane.in_flight.capacity - self._lane.read_together + 1),
+                self._lane.timing.block,
+            )
             return True
         parked: list[OutboxEntry] = []
         if scanning := last_step or self._scan.due:
             parked = self._scan.take(free, self._refresh_every)
         # No wait in Redis while there are events to queue.
         block_ms = self._block_ms if block and not parked else 0
-        most = min(READ_COUNT, self._in_flight.count_of(READ_BYTES))
+        most = min(READ_COUNT, self._lane.in_flight.count_of(READ_BYTES))
         new = self._read(min(free - len(parked), most), block_ms) if len(parked) < free else []
         entries = parked + new
-        if 0 < len(entries) < self._batches.size and len(self._in_flight):
-            self._stop.wait(GATHER)  # for a fuller batch: the senders are busy
+        if 0 < len(entries) < self._lane.batches.size and len(self._lane.in_flight):
+            self._lane.stop.wait(self._lane.timing.gather_events)  # for a fuller batch: the senders are busy
         return self._queue(entries, in_order=not parked) or (scanning and not self._scan.at_start)
 
     def _read(self, count: int, block_ms: int) -> list[OutboxEntry]:
-        if self._subscription.exhausted:
-            self._stop.wait(block_ms / 1000)
+        if self._lane.subscription.exhausted:
+            self._lane.stop.wait(block_ms / 1000)
             return []
-        return self._outbox.read(self._subscription.group, count, block_ms)
+        return self._lane.outbox.read(self._lane.group, count, block_ms)
 
     @property
     def _held_back(self) -> bool:
-        return self._state.resting or self._circuit.open
+        return self._lane.state.resting or self._lane.circuit.open
 
     def _refresh(self, *, publish: bool) -> None:
         """Read Redis's clock, and the endpoint's state that operators and other replicas may have changed."""
-        self._shard.read_clock()
-        before = self._state.state.paused
-        self._state.refresh()
+        self._lane.shard.read_clock()
+        before = self._lane.state.state.paused
+        self._lane.state.refresh()
         self._refresh_at = time.monotonic() + self._refresh_every
-        if self._publisher.operator_closes():
-            log.warning("an operator has closed the circuit", extra=self._log_fields)
+        if self._lane.publisher.operator_closes():
+            log.warning("an operator has closed the circuit", extra=self._lane.log_fields)
             self._scan.end_waits()
         if publish:
-            self._publisher.publish_when_due(self._acknowledger.counts()["delivered"])
-        state = self._state.state
+            self._lane.publisher.publish_when_due(self._acknowledger.counts()["delivered"])
+        state = self._lane.state.state
         if state.paused and not before:
-            log.warning("the endpoint is paused; its events wait", extra=self._log_fields | {"reason": state.reason})
+            log.warning(
+                "the endpoint is paused; its events wait", extra=self._lane.log_fields | {"reason": state.reason}
+            )
         elif before and not state.paused:
-            log.warning("the endpoint is resumed", extra=self._log_fields)
+            log.warning("the endpoint is resumed", extra=self._lane.log_fields)
 
     def _rest(self, block: bool) -> bool:
         if block:
-            self._in_flight.await_fewer(len(self._in_flight), self._refresh_every)
+            self._lane.in_flight.await_fewer(len(self._lane.in_flight), self._refresh_every)
         return False
 
     def _probe(self) -> bool:
         """The circuit is open: when it is time, and nothing else is in hand, try a single event."""
-        if self._state.resting or len(self._in_flight) or not self._circuit.take_probe():
+        if self._lane.state.resting or len(self._lane.in_flight) or not self._lane.circuit.take_probe():
             return False
         entries = self._probe_chooser.take()
         if not entries:
-            self._circuit.return_probe()
+            self._lane.circuit.return_probe()
         return self._queue(entries, probe=True)
 
     def _make_group_again(self) -> None:
         """The group is missing (a fail-over, a flush), or could not be made before: make it where it was."""
         try:
-            with self._shard.reaching():
+            with self._lane.shard.reaching():
                 self.ensure_group()
                 return
         except (RedisUnavailable, redis.RedisError) as error:
-            log.warning("the group could not be made", extra=self._log_fields | {"error": str(error)})
-        self._stop.wait(RECOVERY_PAUSE)
+            log.warning("the group could not be made", extra=self._lane.log_fields | {"error": str(error)})
+        self._lane.stop.wait(self._lane.timing.recovery_pause)
 
     def _queue(self, entries: Sequence[OutboxEntry], *, in_order: bool = False, probe: bool = False) -> bool:
         """
@@ -366,17 +326,17 @@ class Consumer:
         is released and queued later. Raises RedisUnavailable then. What is in hand already stays so: a group that was
         lost and is made again gives some events anew.
         """
-        entries = [entry for entry in entries if entry.id not in self._in_flight]
-        if not self._outbox.confirmed(self._subscription.group, entries):
-            self._outbox.release(self._subscription.group, [entry for entry in entries if entry.pairs])
-            raise RedisUnavailable(f"{self._shard.address}: too few replicas have confirmed {len(entries)} events")
+        entries = [entry for entry in entries if entry.id not in self._lane.in_flight]
+        if not self._lane.outbox.confirmed(self._lane.group, entries):
+            self._lane.outbox.release(self._lane.group, [entry for entry in entries if entry.pairs])
+            raise RedisUnavailable(f"{self._lane.shard.address}: too few replicas have confirmed {len(entries)} events")
         wanted: list[OutboxEntry] = []
         unwanted: list[OutboxEntry] = []
         for entry in entries:
             if entry.pairs:
-                (wanted if self._subscription.wants(entry) else unwanted).append(entry)
-        self._in_flight.add(entries)
-        self._batches.put(wanted, in_order=in_order, probe=probe)
+                (wanted if self._lane.subscription.wants(entry) else unwanted).append(entry)
+        self._lane.in_flight.add(entries)
+        self._lane.batches.put(wanted, in_order=in_order, probe=probe)
         self._settle(Disposition.SKIP, unwanted)
         self._settle_gone(entries)
         return bool(entries)
@@ -394,14 +354,14 @@ class Consumer:
         While the circuit is open nothing else looks at events whose process is dead: when it is time, park some of them
         again, so that they become probes, or dead letters. Returns whether there were any.
         """
-        entries = self._scan.take_orphaned(self._in_flight.free, self._refresh_every)
+        entries = self._scan.take_orphaned(self._lane.in_flight.free, self._refresh_every)
         there = [entry for entry in entries if entry.pairs]
         if there:
-            self._outbox.release(self._subscription.group, there)
-            fields = self._log_fields | {"events": len(there)}
+            self._lane.outbox.release(self._lane.group, there)
+            fields = self._lane.log_fields | {"events": len(there)}
             log.warning("events that no process has in hand are taken back", extra=fields)
         gone = [entry for entry in entries if not entry.pairs]
-        self._in_flight.add(gone)
+        self._lane.in_flight.add(gone)
         self._settle_gone(gone)
         return bool(there)
 
@@ -411,27 +371,27 @@ class Consumer:
         step as may be in hand. Where the circuit rests on one event, the other events were not tried, and are kept: the
         next probe is one of them. Returns whether there were any.
         """
-        before_ms = self._redelivery.oldest_ms(self._shard.clock.now_ms())
-        free, untried_too = self._in_flight.free, not self._circuit.rests_on_one_event
+        before_ms = self._lane.redelivery.oldest_ms(self._lane.shard.clock.now_ms())
+        free, untried_too = self._lane.in_flight.free, not self._lane.circuit.rests_on_one_event
         if not free or not before_ms:
             return False
-        if untried_too and (untaken := self._outbox.groups.untaken(self._subscription.group, before_ms, free)):
-            self._outbox.release(self._subscription.group, self._outbox.read(self._subscription.group, untaken))
+        if untried_too and (untaken := self._lane.outbox.groups.untaken(self._lane.group, before_ms, free)):
+            self._lane.outbox.release(self._lane.group, self._lane.outbox.read(self._lane.group, untaken))
         old = [
             pending
             for owner in (PARKED, PARKED_ALONE)
-            for pending in self._outbox.pending(self._subscription.group, owner=owner)
+            for pending in self._lane.outbox.pending(self._lane.group, owner=owner)
             if pending.added_ms < before_ms
             and (pending.deliveries or untried_too)
-            and pending.id not in self._in_flight  # it is being parked
+            and pending.id not in self._lane.in_flight  # it is being parked
         ][:free]
         entries = [
             # The claim has counted a delivery, and there was none.
             entry._replace(deliveries=entry.deliveries - 1) if entry.pairs else entry
-            for entry in self._outbox.claim(self._subscription.group, old, 0)
+            for entry in self._lane.outbox.claim(self._lane.group, old, 0)
         ]
-        self._in_flight.add(entries)
-        wanted = [entry for entry in entries if not entry.pairs or self._subscription.wants(entry)]
-        self._settle(Disposition.DEAD_LETTER, wanted, self._circuit.reason)
+        self._lane.in_flight.add(entries)
+        wanted = [entry for entry in entries if not entry.pairs or self._lane.subscription.wants(entry)]
+        self._settle(Disposition.DEAD_LETTER, wanted, self._lane.circuit.reason)
         self._settle(Disposition.SKIP, [entry for entry in entries if entry not in wanted])
         return bool(old)

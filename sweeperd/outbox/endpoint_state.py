@@ -1,6 +1,5 @@
 """How fast one process delivers to one endpoint: a rate over a stated window, from samples with times."""
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Protocol, cast
 import pydantic
 import redis
 
+from sweeperd.context import USUAL, Timing
 from sweeperd.outbox.stream import Announcements
 from sweeperd.store.errors import is_server_trouble
 from sweeperd.store.scripts import Call, Script
@@ -48,12 +48,6 @@ class DeliveryRate:
 # ----
 # What all replicas must know of an endpoint: that it is paused, by a 410 or by an operator, or muted by `Retry-After`.
 # Each delivering process reads it every few seconds, so it obeys an operator within as many.
-
-
-#: How often a process publishes its circuits, seconds.
-NOTE_EVERY = 10.0
-#: After so long a note is removed, seconds.
-STALE_AFTER = 3600
 
 
 class EndpointState(pydantic.BaseModel):
@@ -122,68 +116,6 @@ class EndpointStateStore:
         except ValueError:
             # Written by hand, and wrongly. To send to a receiver that must be left alone is worse than to wait.
             return EndpointState(paused_at=0, reason=f"the entry in {self._key.decode()} cannot be read")
-
-
-class EndpointStateCache:
-    """
-    The state of one endpoint in this process. The reader refreshes it from Redis; a sender pauses or mutes it by the
-    response of the receiver, which holds here at once, and is kept until Redis has taken it.
-    """
-
-    def __init__(self, shard: Shard, endpoint: str, announcements: Announcements | None = None) -> None:
-        self.state = EndpointState()
-        self._store = EndpointStateStore(shard, announcements)
-        self._clock = shard.clock
-        self._endpoint = endpoint
-        self._lock = threading.Lock()
-        #: A state that Redis has not taken yet.
-        self._unsaved: EndpointState | None = None
-        #: How often a sender has changed the state: a read that began before the change is out of date.
-        self._changes = 0
-
-    @property
-    def resting(self) -> bool:
-        """Whether nothing may be sent now."""
-        return self.state.resting(self._clock.now_ms())
-
-    def refresh(self) -> None:
-        """Save what is not saved yet, then take the state that Redis has. Raises redis.RedisError."""
-        self.save()
-        changes = self._changes
-        state = self._store.read(self._endpoint)
-        with self._lock:
-            if self._changes == changes and self._unsaved is None:
-                self.state = state
-
-    def pause(self, reason: str) -> None:
-        """Send nothing until an operator resumes the endpoint. `save` has to follow."""
-        self._change(EndpointState(paused_at=self._clock.now_ms(), reason=reason))
-
-    def mute(self, seconds: float) -> None:
-        """Send nothing for so many seconds, or longer where that is so already. `save` has to follow."""
-        self._change(EndpointState(muted_until=self._clock.now_ms() + int(seconds * 1000)))
-
-    def save(self) -> None:
-        """Write the last change to Redis, or keep it for the next time where Redis refuses it. Raises RedisError."""
-        unsaved = self._unsaved
-        if unsaved is None:
-            return
-        try:
-            state = self._store.write(self._endpoint, unsaved)
-        except redis.ResponseError as error:
-            if is_server_trouble(error):
-                raise
-            return
-        with self._lock:
-            if self._unsaved is unsaved:
-                self._unsaved, self.state = None, state
-
-    def _change(self, state: EndpointState) -> None:
-        with self._lock:
-            if not state.paused and (self.state.paused or self.state.muted_until >= state.muted_until):
-                return
-            self._changes += 1
-            self.state = self._unsaved = state
 
 
 class CircuitNote(pydantic.BaseModel):
@@ -268,11 +200,12 @@ class Circuit(Protocol):
 class CircuitStateStore:
     """
     `sweeperd:circuits`. Each process has circuits of its own and publishes them here for operators, in a field
-    `<endpoint>@<process>`, every NOTE_EVERY seconds. The field `<endpoint>` is the one that processes obey: the time at
+    `<endpoint>@<process>`, every few seconds. The field `<endpoint>` is the one that processes obey: the time at
     which an operator has closed the circuit on all of them.
     """
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, timing: Timing = USUAL) -> None:
+        self._timing = timing
         self._set_field = Script("delivery/set_field")
         self._client = shard.client
         self._key = shard.keys.circuits
@@ -288,7 +221,7 @@ class CircuitStateStore:
         living = [
             note
             for note in notes
-            if now - note.at < 1000 * (NOTE_EVERY * (1.5 if success > note.at and note.probe_at else 3))
+            if now - note.at < 1000 * (self._timing.note_every * (1.5 if success > note.at and note.probe_at else 3))
         ]
         return CircuitState(tuple(sorted(living, key=lambda note: (-note.probe_at, note.process))))
 
@@ -316,7 +249,7 @@ class CircuitStateStore:
 
     def remove_stale(self) -> None:
         """Remove the notes of processes that have died. Raises redis.RedisError."""
-        oldest = self._clock.now_ms() - STALE_AFTER * 1000
+        oldest = self._clock.now_ms() - self._timing.note_kept * 1000
         fields = cast(dict[bytes, bytes], self._client.hgetall(self._key))
         stale = [field for field, value in fields.items() if b"@" in field and _note(value).at < oldest]
         if stale:

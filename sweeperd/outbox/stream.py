@@ -1,7 +1,11 @@
 """
-Events about deliveries: an endpoint was paused, a delivery was given up on. They go into the outbox like expiries, and
-only where an endpoint names their type in its `events`. The forms of `data` are the Cycles protocol's (EventDataSystem,
-EventDataWebhookLifecycle).
+The event stream of one shard: what is written about deliveries, the consumer groups, and the events that one process
+takes.
+
+Each endpoint is a group. An event that a group has taken and not acknowledged is pending. A pending event has an owner:
+the process that has the event in hand and sends a heartbeat every few seconds, or `PARKED` while the event waits for
+the next delivery. If the owner has sent no heartbeat for `Timing.take_over_after`, the process is dead and any other
+process takes the event.
 """
 
 import itertools
@@ -19,6 +23,7 @@ import redis
 from prometheus_client import Counter
 
 from sweeperd.config import DELIVERY_FAILED, WEBHOOK_DISABLED, Start
+from sweeperd.context import USUAL, Timing
 from sweeperd.outbox.event import Fields, OutboxEntry, event_type
 from sweeperd.store import streams
 from sweeperd.store.errors import is_missing_group, is_missing_key
@@ -30,6 +35,23 @@ from sweeperd.text import decode
 log = logging.getLogger(__name__)
 
 
+#: The owner of events that wait for their next delivery.
+PARKED = b"(parked)"
+#: The same, of events that were refused alone: they share a request with no other event.
+PARKED_ALONE = b"(parked alone)"
+#: Both are no processes.
+WAITING = frozenset({PARKED, PARKED_ALONE})
+#: How many pending events change their owner in one command, while other clients wait. 200 of them took 0.8 ms on
+#: average and 1.1 ms at most, on Redis 7.0.
+CLAIM_COUNT = 100
+#: The idle time of an event that any process may take at once, ms: longer than every wait.
+LONG_IDLE_MS = 10**10
+#: How many groups one call of the script looks at, while other clients wait.
+GROUPS_COUNT = 100
+#: How far back a group begins whose position is known from its note only, where nothing else is said, ms.
+MAX_AGE_MS = 72 * 3_600_000
+#: How many pending events are listed in one round trip.
+PAGE = 250
 #: The tenant of an event that belongs to none.
 NO_TENANT = "__system__"
 
@@ -38,7 +60,13 @@ Entry = list[str | int]
 
 
 class Announcements:
-    """`wanted`: the types that are made. `clock`: Redis's, which has been read."""
+    """
+    Events about deliveries: an endpoint was paused, a delivery was given up on. They go into the stream like expiries,
+    and only if an endpoint names their type in `events`. The forms of `data` are the Cycles protocol's
+    (EventDataSystem, EventDataWebhookLifecycle).
+
+    `wanted`: the types that are made. `clock`: Redis's, which has been read.
+    """
 
     def __init__(self, clock: Clock, wanted: Collection[str] = ()) -> None:
         self._clock = clock
@@ -70,43 +98,24 @@ class Announcements:
         return ["type", name, "tenant", NO_TENANT, "id", endpoint, "at", self._clock.now_ms(), "data", json.dumps(data)]
 
 
-# ----
-# The consumer groups of the event stream, one for each endpoint: make them, remove the consumers of dead processes,
-# and trim the stream to the events that a group still needs.
-
-
-#: The owner of events that wait for their next delivery.
-PARKED = b"(parked)"
-#: The same, of events that were refused alone: they share a request with no other event.
-PARKED_ALONE = b"(parked alone)"
-#: Both are no processes.
-WAITING = frozenset({PARKED, PARKED_ALONE})
-#: An owner that has sent no heartbeat for so long is dead, seconds.
-TAKE_OVER_AFTER = 15.0
-#: How many pending events change their owner in one command, while other clients wait. 200 of them took 0.8 ms on
-#: average and 1.1 ms at most, on Redis 7.0.
-CLAIM_COUNT = 100
-#: The idle time of an event that any process may take at once, ms: longer than every wait.
-LONG_IDLE_MS = 10**10
-#: How long the stream is trimmed without a pause, seconds.
-TRIM_SECONDS = 1.0
-#: How many groups one call of the script looks at, while other clients wait.
-GROUPS_COUNT = 100
-#: How far back a group begins whose position is known from its note only, where nothing else is said, ms.
-MAX_AGE_MS = 72 * 3_600_000
-
-
 class ConsumerGroups:
     """
-    The groups of one shard's event stream. `consumer`: the name of this process in them. `max_age_ms`: how far back a
+    The groups of one shard's event stream: makes them, removes the consumers of dead processes, and trims the stream to
+    the events that a group still needs. `consumer`: the name of this process in them. `max_age_ms`: how far back a
     group begins whose position is known from its note only. `remade`: counts the groups that were lost and are made
     again. Raises redis.RedisError.
     """
 
     def __init__(
-        self, shard: Shard, consumer: str, max_age_ms: int = MAX_AGE_MS, remade: Counter | None = None
+        self,
+        shard: Shard,
+        consumer: str,
+        max_age_ms: int = MAX_AGE_MS,
+        remade: Counter | None = None,
+        timing: Timing = USUAL,
     ) -> None:
         self._shard = shard
+        self._timing = timing
         self._client = shard.client
         self._key = shard.keys.events
         self._notes = shard.keys.groups
@@ -189,7 +198,7 @@ class ConsumerGroups:
         """
         Remove events that are older than the retention and that every configured group has acknowledged; a group that
         is not configured holds them for `max_age_ms` at most. Returns how many were removed. Whole nodes of the stream
-        are removed at once, so a few older ones stay. What takes longer than TRIM_SECONDS is left to the next call.
+        are removed at once, so a few older ones stay. After `Timing.trim_for` the rest is left to the next call.
         """
         now = self._shard.read_clock()
         keep_from = StreamId.at(now - retention_ms)
@@ -231,7 +240,7 @@ class ConsumerGroups:
             for consumer in consumers
             if consumer["name"] not in (*WAITING, self._consumer)
             and consumer["pending"] == 0
-            and consumer["idle"] > TAKE_OVER_AFTER * 1000
+            and consumer["idle"] > self._timing.take_over_after * 1000
         )
 
     def _asked(self, wanted: Mapping[str, Start | StreamId]) -> dict[str, tuple[str, str, str]]:
@@ -274,7 +283,7 @@ class ConsumerGroups:
 
     def _trim(self, keep_from: str) -> int:
         # One XTRIM with `~` removes 10,000 entries at most, so that it does not hold the server for long.
-        removed, until = 0, time.monotonic() + TRIM_SECONDS
+        removed, until = 0, time.monotonic() + self._timing.trim_for
         while count := int(self._client.xtrim(self._key, minid=keep_from, approximate=True)):
             removed += count
             if time.monotonic() > until:
@@ -312,17 +321,6 @@ def _kind_of_group(start: Start | StreamId, *, seen: bool) -> str:
     return "new" if start == "now" else "backfill"
 
 
-# ---- the event stream, as one process takes events from it: read, claim, acknowledge, park, dead-letter
-# Each endpoint is a group. An event that a group has taken and not acknowledged is pending. A pending event has an
-# owner: the process that has it in hand and sends a heartbeat every few seconds, or `PARKED` while the event waits for
-# its next delivery. Where the owner has sent no heartbeat for TAKE_OVER_AFTER, its process is dead and any other takes
-# the event.
-
-
-#: How many pending events are listed in one round trip.
-PAGE = 250
-
-
 @dataclass(frozen=True, slots=True)
 class Pending:
     """One event that a group has not acknowledged."""
@@ -356,10 +354,12 @@ class Outbox:
         replication: Replication | None = None,
         announcements: Announcements | None = None,
         groups: ConsumerGroups | None = None,
+        timing: Timing = USUAL,
     ) -> None:
         self._shard = shard
         self._replication = replication or Replication()
-        self._announcements = announcements or Announcements(shard.clock)
+        self._timing = timing
+        self.announcements = announcements or Announcements(shard.clock)
         self._client = shard.client
         self._client.set_response_callback("XREADGROUP", _entries)
         self._key = shard.keys.events
@@ -370,7 +370,7 @@ class Outbox:
         self._dead_letter = Script("delivery/dead_letter")
         self._change_owner = Script("delivery/change_owner")
         #: The group of each endpoint, as a whole.
-        self.groups = groups or ConsumerGroups(shard, consumer)
+        self.groups = groups or ConsumerGroups(shard, consumer, timing=timing)
 
     def read(self, group: str, count: int, block_ms: int = 0) -> list[OutboxEntry]:
         """Take new events, waiting up to `block_ms` for one (0: not at all)."""
@@ -404,14 +404,14 @@ class Outbox:
         found: list[Pending] = []
         for owner in self._processes(group):
             if len(found) < count:
-                page = self.pending(group, owner=owner, idle_ms=int(TAKE_OVER_AFTER * 1000))
+                page = self.pending(group, owner=owner, idle_ms=int(self._timing.take_over_after * 1000))
                 found += [pending for pending in page if pending.id not in in_hand]
         return found[:count]
 
     def in_hand(self, group: str) -> bool:
         """Whether a process that lives has events in hand."""
         pages = (self.pending(group, owner=owner) for owner in self._processes(group))
-        return any(pending.idle_ms < TAKE_OVER_AFTER * 1000 for page in pages for pending in page)
+        return any(pending.idle_ms < self._timing.take_over_after * 1000 for page in pages for pending in page)
 
     def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> list[OutboxEntry]:
         """
@@ -495,7 +495,7 @@ class Outbox:
         """
         owner = self._consumer if in_hand and entry.pairs else b""
         endpoint = endpoint or group
-        event = self._announcements.delivery_failed(endpoint, entry.fields, entry.deliveries, reason)
+        event = self.announcements.delivery_failed(endpoint, entry.fields, entry.deliveries, reason)
         letter: list[bytes | str | int] = [group, entry.id, reason, entry.deliveries, endpoint, owner]
         call = Call([self._key, self._dead_letters], [*letter, *event])
         return bool(self._dead_letter.run(self._client, call))

@@ -1,4 +1,7 @@
-"""All that a daemon does for one shard: sweep, delivery, maintenance. It shares nothing with the other runners."""
+"""
+The daemon: for each shard a runner, whose tasks and threads the daemon starts, watches and joins. Runners share nothing
+but the interpreter.
+"""
 
 import contextlib
 import functools
@@ -34,18 +37,12 @@ from sweeperd.store.shard import open_shards
 log = logging.getLogger(__name__)
 
 
-#: Between two rounds of trimming and measuring, seconds.
-MAINTENANCE_INTERVAL = 15.0
-#: How soon a replay begins after an operator has asked for it, seconds.
-REPLAY_INTERVAL = 2.0
-#: Between two readings for the status page while it is open, seconds.
-STATUS_INTERVAL = 3.0
 #: The name of the work that a daemon without a sweep reports to `/readyz`.
 _MAINTENANCE = "maintenance"
 
 
 class ShardRunner:
-    """Runs one shard."""
+    """What a daemon does for one shard: sweep, delivery, maintenance."""
 
     def __init__(self, context: ShardContext, role: Role = Role.ALL) -> None:
         settings, shard, metrics, stop = context.settings, context.shard, context.metrics, context.stop
@@ -54,13 +51,14 @@ class ShardRunner:
         self._metrics = metrics
         self._stop = stop
         self._role = role
+        self._timing = context.timing
         #: The sweep waits for no connection of a delivery.
         self._sweep_shard = shard.twin()
         self._cycles_lease = CyclesLease(self._sweep_shard) if settings.cycles.enabled and role.sweeps else None
         self._sweeps: list[KindSweep] = []
         if role.sweeps:
             self._sweeps = kind_sweeps(replace(context, shard=self._sweep_shard), cycles_lease=self._cycles_lease)
-        self._delivery = Dispatcher(context)
+        self.delivery = Dispatcher(context)
         self._actions = ActionExporter(shard, metrics)
         self._announcer = ProcessAnnouncer(shard, sweeps=role.sweeps, delivers=role.delivers)
         self._reconciler: PeriodicReconciler | None = None
@@ -71,7 +69,7 @@ class ShardRunner:
         self.status_history = StatusHistory(shard.name, shard.address, read)
         #: The tasks without which the process is not well.
         self._essential = list(self._essential_tasks(settings))
-        interval = min(STATUS_INTERVAL, 3 * settings.sweep.interval.total_seconds())
+        interval = min(self._timing.status_every, 3 * settings.sweep.interval.total_seconds())
         #: The reading for the status page has a thread of its own, so that no other task waits for it.
         self.tasks = [
             *self._essential,
@@ -113,7 +111,7 @@ class ShardRunner:
         known = self._troubles.keys() & before._troubles.keys()
         self._troubles |= {work: before._troubles[work] for work in known}
         self._tried |= before._tried & known
-        self._delivery.adopt(before._delivery)
+        self.delivery.adopt(before.delivery)
         self.status_history.adopt(before.status_history)
         if self._cycles_lease and before._cycles_lease:
             self._cycles_lease.adopt(before._cycles_lease)
@@ -122,21 +120,14 @@ class ShardRunner:
     def health(self) -> list[str]:
         """What is wrong with its threads."""
         problems = [f"the {task.name} is stuck" for task in self._essential if task.stuck]
-        if self._role.delivers and not self._stop.is_set() and not self._delivery.complete:
+        if self._role.delivers and not self._stop.is_set() and not self.delivery.complete:
             problems.append(f"a delivery thread of {self.name} has died")
         return problems
-
-    def start(self, scheduler: BackgroundScheduler) -> None:
-        """Start all threads."""
-        for task in self.tasks:
-            task.schedule(scheduler)
-        if self._role.delivers:
-            self._delivery.start()
 
     def end(self, deadline: float) -> bool:
         """After a stop: wait until `deadline` (monotonic) for the current work. Returns whether every thread ended."""
         ended = all([task.join(deadline) for task in self.tasks])
-        ended = self._delivery.join(deadline) and ended
+        ended = self.delivery.join(deadline) and ended
         if ended:
             self._announcer.leave()
         self._shard.close()
@@ -155,16 +146,16 @@ class ShardRunner:
             work = self._waiting("the lease of Cycles", self._cycles_lease.hold)
             yield PeriodicTask(f"cycles lease of {self.name}", work, RETRY_EVERY, patience)
         if self._role.delivers:
-            every = min(MAINTENANCE_INTERVAL, 3 * interval)
+            every = min(self._timing.maintain_every, 3 * interval)
             yield PeriodicTask(
                 f"maintenance of {self.name}", self._waiting("maintenance", self._maintain), every, patience
             )
-            every = min(REPLAY_INTERVAL, 3 * interval)
-            work = self._waiting("replays", self._delivery.refresh_replays)
+            every = min(self._timing.replays_every, 3 * interval)
+            work = self._waiting("replays", self.delivery.refresh_replays)
             yield PeriodicTask(f"replays of {self.name}", work, every, patience)
         else:
-            every = min(MAINTENANCE_INTERVAL, 3 * interval)
-            work = self._waiting("groups", self._delivery.keep_groups)
+            every = min(self._timing.maintain_every, 3 * interval)
+            work = self._waiting("groups", self.delivery.keep_groups)
             yield PeriodicTask(f"groups of {self.name}", work, every, patience)
         if self._reconciler:
             # A walk may take a day and is ended by a stop within a moment, so it is never stuck.
@@ -191,7 +182,7 @@ class ShardRunner:
         if self._stop.is_set():
             return
         try:
-            self._delivery.prepare()
+            self.delivery.prepare()
             trouble = sweep.run()
         except RedisUnavailable as error:
             trouble = str(error)
@@ -207,8 +198,8 @@ class ShardRunner:
 
     def _maintain(self) -> None:
         try:
-            self._delivery.prepare()
-            self._delivery.maintain()
+            self.delivery.prepare()
+            self.delivery.maintain()
         except RedisUnavailable as error:
             self._note(_MAINTENANCE, str(error))
             raise
@@ -233,9 +224,6 @@ def _patience(settings: Settings) -> float:
     return 60 + 4 * settings.redis.socket_timeout.total_seconds()
 
 
-# ---- the daemon: a shard runner for each shard and the scheduler, started and stopped in order
-
-
 class Daemon:
     """Everything that works, over all shards, with settings that do not change."""
 
@@ -255,9 +243,12 @@ class Daemon:
 
     def start(self) -> None:
         """Start all threads. Raises RuntimeError if the system gives no more of them; `stop` ends those there are."""
+        if self._role.delivers:
+            for runner in self._runners:
+                runner.delivery.start()
         self._scheduler.start()
-        for runner in self._runners:
-            runner.start(self._scheduler)
+        for task in self._tasks:
+            task.schedule(self._scheduler)
 
     def about(self) -> dict[str, object]:
         """What it works on, for the log."""

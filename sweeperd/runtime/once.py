@@ -173,7 +173,7 @@ class _Run:
         self._sweeps = kind_sweeps(context, self._decided)
         #: How many entries were due when the sweeps so far began.
         self._due = 0
-        self._delivery = Dispatcher(replace(context, stop=self._delivery_stop))
+        self._delivery = Dispatcher(replace(context, stop=self._delivery_stop, until_idle=True))
 
     def __call__(self) -> None:
         try:
@@ -281,7 +281,7 @@ class _Run:
         waiting = self._delivery.report().undelivered
         until = time.monotonic() + self._delivery_limit
         try:
-            self._delivery.start(until_idle=True)
+            self._delivery.start()
         except BaseException:
             # A thread could not be started: those that were end.
             self._delivery_stop.set()

@@ -72,6 +72,9 @@ class Service:
             signal.signal(number, self._on_end)
         self._reload_wanted = self._reload_wanted or reload_wanted()
         try:
+            if self._web:
+                self._web.start()
+            self._daemon.start()
             self._serve()
         except Exception:
             log.exception("sweeperd cannot go on and ends")
@@ -86,9 +89,6 @@ class Service:
         return not failed
 
     def _serve(self) -> None:
-        if self._web:
-            self._web.start()
-        self._daemon.start()
         log.info(
             "started",
             extra={"version": __version__, **self._daemon.about(), "http_port": self._web.port if self._web else None},

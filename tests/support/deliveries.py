@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.context import ShardContext
+from sweeperd.context import USUAL, ShardContext, Timing
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard
@@ -29,6 +29,8 @@ class Delivery:
         concurrency: int,
         endpoint: dict[str, Any],
         kept: int = 1000,
+        timing: Timing = USUAL,
+        until_idle: bool = False,
         **webhooks: Any,
     ) -> None:
         settings = Settings.model_validate(
@@ -40,7 +42,9 @@ class Delivery:
         self.client = shard.client
         self.metrics = Metrics()
         self.stop = threading.Event()
-        self.dispatcher = Dispatcher(ShardContext(settings, shard, self.metrics, self.stop, concurrency))
+        self.dispatcher = Dispatcher(
+            ShardContext(settings, shard, self.metrics, self.stop, concurrency, timing=timing, until_idle=until_idle)
+        )
         self.dispatcher.prepare()
 
     def attempts(self, result: str) -> float:

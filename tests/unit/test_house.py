@@ -49,7 +49,7 @@ MOST_FILES = 10
 # Each rule below is a ratchet: a figure that is better than its bound lowers the bound in the same commit.
 
 #: A hand-written `__init__`, or a function that is not public, takes at most so many parameters, `self` left out.
-MOST_PARAMETERS = 13
+MOST_PARAMETERS = 7
 #: Lines of one module.
 MOST_LINES = 605
 #: In 1,000 words of comment and docstring: `where` at most, `if` and `when` together at least, and words that stand for

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.delivery import acknowledger
-from sweeperd.delivery.acknowledger import Acknowledger, AttemptLog, Disposition, Settlement
-from sweeperd.delivery.batches import InFlight
+from sweeperd.context import USUAL, Timing
+from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
+from sweeperd.delivery.lane import InFlight
 from sweeperd.metrics import Metrics
 from sweeperd.outbox.event import OutboxEntry
 from sweeperd.outbox.stream import PARKED, Outbox
 from sweeperd.store.shard import Shard
+from tests.support.builders import make_lane
 from tests.support.harness import eventually
 from tests.support.streams import entries
 from tests.support.waiting import waits
@@ -26,7 +27,7 @@ DEAD_LETTERS = "sweeperd_webhook_dead_letters_total"
 class Gathering:
     """An acknowledger of this process on a stream with so many taken events, and what it has done with them."""
 
-    def __init__(self, shard: Shard, events: int, together: int) -> None:
+    def __init__(self, shard: Shard, events: int, together: int, timing: Timing = USUAL) -> None:
         self._shard = shard
         self.outbox = Outbox(shard, "us")
         self.outbox.groups.ensure(GROUP)
@@ -37,10 +38,8 @@ class Gathering:
         self.metrics = Metrics()
         self.in_flight = InFlight(events, 10**9, threading.Event())
         self.in_flight.add(self.taken)
-        attempts = AttemptLog(shard, GROUP, 0, self.metrics.webhooks.dropped_attempts.labels(GROUP))
-        self.acknowledger = Acknowledger(
-            GROUP, GROUP, shard, self.outbox, self.in_flight, self.metrics, attempts, together, {"endpoint": GROUP}
-        )
+        parts: dict[str, Any] = {"outbox": self.outbox, "in_flight": self.in_flight, "metrics": self.metrics}
+        self.acknowledger = Acknowledger(make_lane(shard, GROUP, timing=timing, settled_together=together, **parts))
         self.thread = threading.Thread(target=self.acknowledger.run, daemon=True)
 
     def add(self, entries: Sequence[OutboxEntry], action: Disposition = Disposition.ACKNOWLEDGE) -> None:
@@ -91,10 +90,9 @@ def test_what_has_gathered_is_acknowledged_in_one_round_trip(shard: Shard) -> No
     gathering.end()
 
 
-def test_what_gathers_is_acknowledged_when_it_is_enough(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_gathers_is_acknowledged_when_it_is_enough(shard: Shard) -> None:
     """The first waits for more, and nothing waits longer where as many have gathered as share a round trip."""
-    monkeypatch.setattr(acknowledger, "GATHER", 60)
-    gathering = Gathering(shard, 3, together=3)
+    gathering = Gathering(shard, 3, together=3, timing=Timing(gather_settlements=60))
     gathering.add(gathering.taken[:2])
     gathering.thread.start()
     eventually(lambda: waits(gathering.thread))
@@ -105,9 +103,8 @@ def test_what_gathers_is_acknowledged_when_it_is_enough(shard: Shard, monkeypatc
     gathering.end()
 
 
-def test_the_end_does_not_wait_for_more(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acknowledger, "GATHER", 60)
-    gathering = Gathering(shard, 2, together=3)
+def test_the_end_does_not_wait_for_more(shard: Shard) -> None:
+    gathering = Gathering(shard, 2, together=3, timing=Timing(gather_settlements=60))
     gathering.add(gathering.taken)
     gathering.thread.start()
     eventually(lambda: waits(gathering.thread))

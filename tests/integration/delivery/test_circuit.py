@@ -1,13 +1,13 @@
 """The circuit of an endpoint in operation: which results move it, which event is the probe, and what is given up on."""
 
 import itertools
+from typing import Any
 
 import pytest
 import redis
 
+from sweeperd.context import Timing
 from sweeperd.delivery import circuit as circuit_breaker
-from sweeperd.delivery import reader
-from sweeperd.outbox import stream
 from sweeperd.outbox.stream import PARKED
 from tests.support.deliveries import EVENTS, Deliver, Delivery, expire, settled
 from tests.support.harness import eventually
@@ -48,7 +48,7 @@ def test_events_are_not_given_up_on_untried_while_the_circuit_rests_on_one(
     """Probes are rare here, and `max_age` is over before the next one."""
     with Receiver(poisoned(500)) as receiver:
         with deliver(receiver.url, redelivery_initial="3s", redelivery_max="3s", max_age="1s") as delivery:
-            circuit = delivery.dispatcher.endpoints[0].circuit
+            circuit = delivery.dispatcher.endpoints[0].lane.circuit
             for _ in range(circuit_breaker.FAILURES_TO_OPEN):
                 circuit.failed(b"0-1", "HTTP 500")
             assert circuit.rests_on_one_event
@@ -65,7 +65,7 @@ def test_a_failure_of_the_endpoint_opens_it(status: int, client: redis.Redis, de
         deliver(receiver.url, redelivery_initial="30s", redelivery_max="30s") as delivery,
     ):
         expire(client, *map(str, range(20)))
-        eventually(lambda: delivery.dispatcher.endpoints[0].circuit.open)
+        eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open)
         eventually(lambda: all(owner == PARKED for owner, _, _ in delivery.pending().values()))
         assert len(receiver.requests) <= circuit_breaker.FAILURES_TO_OPEN + 2
 
@@ -77,9 +77,9 @@ def test_five_different_events_refused_alone_open_it(client: redis.Redis, delive
     ):
         ids = expire(client, "a", "b", "c", "d")
         eventually(lambda: [owner for owner, _, _ in delivery.pending().values()] == [PARKED] * len(ids))
-        assert not delivery.dispatcher.endpoints[0].circuit.open
+        assert not delivery.dispatcher.endpoints[0].lane.circuit.open
         expire(client, *map(str, range(20)))
-        eventually(lambda: delivery.dispatcher.endpoints[0].circuit.open)
+        eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open)
 
 
 def test_probes_rotate(client: redis.Redis, deliver: Deliver) -> None:
@@ -89,7 +89,7 @@ def test_probes_rotate(client: redis.Redis, deliver: Deliver) -> None:
         deliver(receiver.url, 1, redelivery_initial="50ms", redelivery_max="50ms") as delivery,
     ):
         expire(client, "a", "b")
-        eventually(lambda: delivery.dispatcher.endpoints[0].circuit.open)
+        eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open)
         receiver.clear()
         receiver.wait_for(lambda requests: len(requests) >= 6)
         probes = [name(request) for request in receiver.requests]
@@ -104,7 +104,7 @@ def test_a_probe_is_one_request_without_retries(client: redis.Redis, deliver: De
         deliver(receiver.url, 1, attempts=3, redelivery_initial="300ms", redelivery_max="300ms") as delivery,
     ):
         expire(client, "a")
-        eventually(lambda: delivery.dispatcher.endpoints[0].circuit.open, limit=30)
+        eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open, limit=30)
         receiver.clear()
         requests = receiver.wait_for(lambda requests: len(requests) >= 4)
         gaps = [later.at - earlier.at for earlier, later in itertools.pairwise(requests)]
@@ -118,7 +118,7 @@ def test_what_is_queued_when_it_opens_is_not_sent(client: redis.Redis, deliver: 
         deliver(receiver.url, 1, redelivery_initial="30s", redelivery_max="30s") as delivery,
     ):
         expire(client, *map(str, range(20)))
-        eventually(lambda: delivery.dispatcher.endpoints[0].circuit.open)
+        eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open)
         eventually(lambda: all(owner == PARKED for owner, _, _ in delivery.pending().values()))
         assert len(receiver.requests) == circuit_breaker.FAILURES_TO_OPEN
         assert sorted(deliveries for _, deliveries, _ in delivery.pending().values())[-5:] == [1] * 5
@@ -128,12 +128,8 @@ def test_what_is_queued_when_it_opens_is_not_sent(client: redis.Redis, deliver: 
 # ---- a process that died with an event in hand
 
 
-@pytest.fixture
-def soon_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process without a heartbeat counts as dead soon."""
-    for module in (reader, reader, stream):
-        monkeypatch.setattr(module, "TAKE_OVER_AFTER", 1.0)
-    monkeypatch.setattr(reader, "HEARTBEAT_EVERY", 0.1)
+#: A process without a heartbeat counts as dead soon.
+SOON_DEAD = Timing(take_over_after=1.0, heartbeat_every=0.1)
 
 
 def taken_by_another(client: redis.Redis) -> bytes:
@@ -146,30 +142,29 @@ def taken_by_another(client: redis.Redis) -> bytes:
 
 def open_circuit(delivery: Delivery) -> None:
     for number in range(circuit_breaker.FAILURES_TO_OPEN):
-        delivery.dispatcher.endpoints[0].circuit.failed(b"0-%d" % number, "HTTP 503")
+        delivery.dispatcher.endpoints[0].lane.circuit.failed(b"0-%d" % number, "HTTP 503")
 
 
-@pytest.mark.usefixtures("soon_dead")
 def test_an_open_circuit_delivers_what_another_process_had_when_it_died(
     client: redis.Redis, deliver: Deliver, caplog: pytest.LogCaptureFixture
 ) -> None:
     taken_by_another(client)
-    with Receiver() as receiver, deliver(receiver.url, max_age="1h") as delivery:
+    with Receiver() as receiver, deliver(receiver.url, max_age="1h", timing=SOON_DEAD) as delivery:
         open_circuit(delivery)
         eventually(lambda: delivery.attempts("delivered") == 1)
         settled(delivery)
-        assert not delivery.dispatcher.endpoints[0].circuit.open
+        assert not delivery.dispatcher.endpoints[0].lane.circuit.open
     assert [name(request) for request in receiver.requests] == ["only"]
     assert "events that no process has in hand are taken back" in caplog.messages
 
 
-@pytest.mark.usefixtures("soon_dead")
 def test_an_open_circuit_gives_up_on_what_another_process_had_when_it_died(
     client: redis.Redis, deliver: Deliver
 ) -> None:
     """No probe is due before `max_age` is over."""
     event = taken_by_another(client)
-    with deliver("http://127.0.0.1:9/", redelivery_initial="1h", redelivery_max="1h", max_age="2s") as delivery:
+    waits: dict[str, Any] = {"redelivery_initial": "1h", "redelivery_max": "1h", "max_age": "2s"}
+    with deliver("http://127.0.0.1:9/", timing=SOON_DEAD, **waits) as delivery:
         open_circuit(delivery)
         eventually(lambda: delivery.dead_letters() == 1)
         settled(delivery)

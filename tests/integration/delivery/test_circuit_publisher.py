@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from sweeperd.context import USUAL
 from sweeperd.delivery import circuit
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, CircuitPublisher
-from sweeperd.outbox.endpoint_state import NOTE_EVERY, CircuitState, CircuitStateStore
+from sweeperd.outbox.endpoint_state import CircuitState, CircuitStateStore
 from sweeperd.store.shard import Shard
 
 pytestmark = pytest.mark.newest_redis
@@ -45,7 +46,7 @@ def world(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def test_it_publishes_at_once_and_then_every_few_seconds(world: World) -> None:
     assert world.published(0)
-    world.now += NOTE_EVERY - 1
+    world.now += USUAL.note_every - 1
     assert not world.published(0)
     world.now += 1
     assert world.published(0)

@@ -10,17 +10,18 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.context import ShardContext
-from sweeperd.delivery import circuit, reader
-from sweeperd.delivery.batches import InFlight
+from sweeperd.context import USUAL, ShardContext, Timing
+from sweeperd.delivery import circuit
 from sweeperd.delivery.circuit import Redelivery
 from sweeperd.delivery.dispatcher import Dispatcher
+from sweeperd.delivery.lane import InFlight
 from sweeperd.delivery.reader import PAGES_PER_STEP, DueScan
 from sweeperd.metrics import Metrics
 from sweeperd.outbox.endpoint_state import EndpointStateStore
 from sweeperd.outbox.event import EventEncoder
-from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, TAKE_OVER_AFTER, Outbox
+from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE
 from sweeperd.store.shard import Shard
+from tests.support.builders import make_lane
 from tests.support.deliveries import EVENTS, Deliver, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Receiver, Request
@@ -28,13 +29,13 @@ from tests.support.receiver import Answer, Receiver, Request
 pytestmark = pytest.mark.newest_redis
 
 
-def test_events_in_hand_have_a_heartbeat(
-    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_in_hand_have_a_heartbeat(client: redis.Redis, deliver: Deliver) -> None:
     """Without one, another replica would take them after a while and send them again."""
-    monkeypatch.setattr(reader, "HEARTBEAT_EVERY", 0.1)
-    monkeypatch.setattr(reader, "BLOCK", 0.1)
-    with Receiver(lambda *_: Answer(delay=2.5)) as receiver, deliver(receiver.url, timeout="10s") as delivery:
+    timing = Timing(heartbeat_every=0.1, block=0.1)
+    with (
+        Receiver(lambda *_: Answer(delay=2.5)) as receiver,
+        deliver(receiver.url, timeout="10s", timing=timing) as delivery,
+    ):
         expire(client, "slow")
         receiver.wait_for(lambda requests: len(requests) == 1)
         idle = []
@@ -48,10 +49,7 @@ def test_events_in_hand_have_a_heartbeat(
     assert len(receiver.requests) == 1
 
 
-def test_the_heartbeat_goes_on_while_the_last_requests_end(
-    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reader, "HEARTBEAT_EVERY", 0.1)
+def test_the_heartbeat_goes_on_while_the_last_requests_end(client: redis.Redis, deliver: Deliver) -> None:
     idle = [0]
 
     def refreshed() -> bool:
@@ -66,7 +64,10 @@ def test_the_heartbeat_goes_on_while_the_last_requests_end(
         answered.wait(30)
         return Answer()
 
-    with Receiver(answer) as receiver, deliver(receiver.url, timeout="60s") as delivery:
+    with (
+        Receiver(answer) as receiver,
+        deliver(receiver.url, timeout="60s", timing=Timing(heartbeat_every=0.1)) as delivery,
+    ):
         expire(client, "slow")
         receiver.wait_for(lambda requests: len(requests) == 1)
         delivery.stop.set()
@@ -76,13 +77,13 @@ def test_the_heartbeat_goes_on_while_the_last_requests_end(
         settled(delivery)
 
 
-def test_events_in_hand_are_not_taken_again(
-    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_in_hand_are_not_taken_again(client: redis.Redis, deliver: Deliver) -> None:
     """Not even where the heartbeat is late: the process knows what it has in hand."""
-    monkeypatch.setattr(reader, "TAKE_OVER_AFTER", 0.2)
-    monkeypatch.setattr(reader, "HEARTBEAT_EVERY", 60)
-    with Receiver(lambda *_: Answer(delay=1.5)) as receiver, deliver(receiver.url, 2, timeout="10s") as delivery:
+    timing = Timing(take_over_after=0.2, heartbeat_every=60)
+    with (
+        Receiver(lambda *_: Answer(delay=1.5)) as receiver,
+        deliver(receiver.url, 2, timeout="10s", timing=timing) as delivery,
+    ):
         expire(client, "slow")
         receiver.wait_for(lambda requests: len(requests) == 1)
         expire(client, "next")  # ends the wait for new events
@@ -98,9 +99,7 @@ def test_what_is_parked_while_a_heartbeat_is_under_way_waits_for_its_next_delive
     A fifth of the events is refused. Were one of them taken back by a heartbeat, it would be in the hands of a process
     that knows nothing of it, and would be sent again as that of a dead process, long before its wait is over.
     """
-    monkeypatch.setattr(reader, "HEARTBEAT_EVERY", 0.0)
-    monkeypatch.setattr(reader, "BLOCK", 0.02)
-    monkeypatch.setattr(reader, "TAKE_OVER_AFTER", 0.5)
+    timing = Timing(heartbeat_every=0.0, block=0.02, take_over_after=0.5)
     monkeypatch.setattr(circuit, "REFUSED_TO_FAIL", 10**6)  # the circuit stays closed
     listed = InFlight.ids
 
@@ -115,7 +114,7 @@ def test_what_is_parked_while_a_heartbeat_is_under_way_waits_for_its_next_delive
         bad = [event for event in json.loads(request.body) if event["data"]["reservation_id"].startswith("bad")]
         return Answer(422 if bad else 200)
 
-    waits = {"redelivery_initial": "1h", "redelivery_max": "1h"}
+    waits: dict[str, Any] = {"redelivery_initial": "1h", "redelivery_max": "1h", "timing": timing}
     with Receiver(poisoned) as receiver, deliver(receiver.url, 4, {"batch_size": 20}, **waits) as delivery:
         expire(client, *(f"{'good' if number % 5 else 'bad'} {number}" for number in range(200)))
         eventually(lambda: delivery.events("delivered") == 160)
@@ -141,7 +140,7 @@ def test_an_event_that_cannot_be_encoded_waits_for_its_next_time(
         monkeypatch.setattr(EventEncoder, "__call__", broken)
         expire(client, "odd")
         eventually(lambda: [owner for owner, _, _ in delivery.pending().values()] == [PARKED])
-        assert (delivery.attempts("failed"), delivery.dispatcher.endpoints[0].circuit.failures) == (0, 0)
+        assert (delivery.attempts("failed"), delivery.dispatcher.endpoints[0].lane.circuit.failures) == (0, 0)
         monkeypatch.undo()
         eventually(lambda: delivery.attempts("delivered") == 1)
         settled(delivery)
@@ -229,7 +228,7 @@ def parked(client: redis.Redis, count: int, idle_ms: int = 0) -> list[bytes]:
 
 
 def scan(shard: Shard, longest: float = 3600) -> DueScan:
-    return DueScan("hook", Outbox(shard, "us"), Redelivery(30, longest, 10**9), InFlight(100, 10**9, threading.Event()))
+    return DueScan(make_lane(shard, redelivery=Redelivery(30, longest, 10**9)))
 
 
 def test_a_step_over_parked_events_is_bounded_and_the_next_goes_on(shard: Shard, client: redis.Redis) -> None:
@@ -287,14 +286,16 @@ def test_new_events_are_not_held_up_by_due_ones(client: redis.Redis, deliver: De
 def test_a_run_does_not_wait_for_another_process_where_the_endpoint_rests(client: redis.Redis, shard: Shard) -> None:
     with Receiver() as receiver:
         settings = Settings.model_validate({"webhooks": {"endpoints": [{"name": "hook", "url": receiver.url}]}})
-        dispatcher = Dispatcher(ShardContext(settings, shard, Metrics(), threading.Event(), concurrency=2))
+        dispatcher = Dispatcher(
+            ShardContext(settings, shard, Metrics(), threading.Event(), concurrency=2, until_idle=True)
+        )
         dispatcher.prepare()
         expire(client, "one")
         client.xreadgroup("hook", "another", {EVENTS: ">"})  # it has the event in hand
         EndpointStateStore(shard).pause("hook", "moving house")
-        dispatcher.start(until_idle=True)
-        # To wait for the other process takes longer than TAKE_OVER_AFTER.
-        assert dispatcher.join(time.monotonic() + TAKE_OVER_AFTER - 5)
+        dispatcher.start()
+        # To wait for the other process takes longer than USUAL.take_over_after.
+        assert dispatcher.join(time.monotonic() + USUAL.take_over_after - 5)
         assert not receiver.requests
 
 

@@ -12,24 +12,23 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import EndpointSettings, RedisSettings
-from sweeperd.delivery import reader as consumer
-from sweeperd.delivery import reader as due_scan
-from sweeperd.delivery.acknowledger import RECOVERY_PAUSE, Acknowledger, AttemptLog
-from sweeperd.delivery.batches import Batch, BatchLimits, BatchQueue, InFlight
-from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, CircuitPublisher, Redelivery
-from sweeperd.delivery.reader import BLOCK, GATHER, HEARTBEAT_EVERY, REFRESH_EVERY, Consumer
+from sweeperd.config import RedisSettings
+from sweeperd.context import USUAL
+from sweeperd.delivery import reader as reader_module
+from sweeperd.delivery.acknowledger import Acknowledger
+from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, Redelivery
+from sweeperd.delivery.lane import Batch, BatchLimits, BatchQueue, InFlight
+from sweeperd.delivery.reader import Consumer
 from sweeperd.metrics import Metrics
-from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointStateCache, EndpointStateStore
+from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointStateStore
 from sweeperd.outbox.event import OutboxEntry
-from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, TAKE_OVER_AFTER, Outbox, Replication
-from sweeperd.outbox.subscription import Subscription
+from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, Outbox, Replication
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
+from tests.support.builders import batch_limits, make_lane
 from tests.support.deliveries import EVENTS, expire
 from tests.support.harness import server_time
-from tests.support.limits import batch_limits
 from tests.support.streams import entries
 
 pytestmark = pytest.mark.newest_redis
@@ -105,28 +104,21 @@ class Reader:
         self.redelivery = Redelivery(initial, 3600.0, max_age_ms)
         self.circuit = CircuitBreaker(30.0, 3600.0, lambda: self.now)
         self.batches = BatchQueue(limits or batch_limits(), 1)
-        self.subscription = Subscription(
-            EndpointSettings.model_validate({"name": "hook", "url": "http://127.0.0.1:1/"} | endpoint)
-        )
-        attempts = AttemptLog(shard, "hook", 0, self.metrics.webhooks.dropped_attempts.labels("hook"))
-        self.acknowledger = Acknowledger(
-            "hook", "hook", shard, self.outbox, self.in_flight, self.metrics, attempts, 1, {"endpoint": "hook"}
-        )
-        self.consumer = Consumer(
-            self.subscription,
+        lane = make_lane(
             shard,
-            self.outbox,
-            EndpointStateCache(shard, "hook"),
-            self.circuit,
-            CircuitPublisher(shard, "hook", "us", self.circuit),
-            self.redelivery,
-            self.in_flight,
-            self.batches,
-            self.acknowledger,
-            together,
-            self.stop,
-            {"endpoint": "hook"},
+            endpoint=endpoint,
+            outbox=self.outbox,
+            circuit=self.circuit,
+            redelivery=self.redelivery,
+            in_flight=self.in_flight,
+            batches=self.batches,
+            metrics=self.metrics,
+            read_together=together,
+            stop=self.stop,
         )
+        self.subscription = lane.subscription
+        self.acknowledger = Acknowledger(lane)
+        self.consumer = Consumer(lane, self.acknowledger)
 
     def steps(self, count: int = 1, *, until_idle: bool = False) -> bool:
         """Make up to so many steps. Returns whether the reader has ended by itself before that."""
@@ -172,8 +164,7 @@ def make_reader(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> MakeReader:
 
     def make(on: Shard = shard, /, **settings: Any) -> Reader:
         reader = Reader(on, **settings)
-        monkeypatch.setattr(due_scan, "time", SimpleNamespace(monotonic=lambda: reader.now))
-        monkeypatch.setattr(consumer, "time", SimpleNamespace(monotonic=lambda: reader.now))
+        monkeypatch.setattr(reader_module, "time", SimpleNamespace(monotonic=lambda: reader.now))
         reader.consumer.ensure_group()
         return reader
 
@@ -231,7 +222,7 @@ def test_the_reader_waits_until_there_is_room_for_events_together(client: redis.
     expire(client, *map(str, range(6, 20)))
     reader.steps()
     assert len(reader.in_flight) == 6
-    assert reader.in_flight.awaited == [(5, BLOCK)], "with four in hand there is room for four"
+    assert reader.in_flight.awaited == [(5, USUAL.block)], "with four in hand there is room for four"
 
 
 def test_the_reader_does_not_wait_for_room_where_nothing_is_in_hand(
@@ -285,7 +276,7 @@ def test_a_run_until_idle_does_not_wait_for_new_events(client: redis.Redis, make
 
 @pytest.mark.parametrize(
     ("in_hand", "new", "waits"),
-    [(1, 1, [GATHER]), (1, 2, [GATHER]), (1, 3, []), (1, 0, []), (0, 1, [])],
+    [(1, 1, [USUAL.gather_events]), (1, 2, [USUAL.gather_events]), (1, 3, []), (1, 0, []), (0, 1, [])],
     ids=["few", "nearly a batch", "a full batch", "none", "idle senders"],
 )
 def test_too_few_events_for_a_batch_are_given_time_to_gather_while_senders_are_busy(
@@ -308,7 +299,7 @@ def test_a_reader_whose_group_reads_no_more_pauses(client: redis.Redis, make_rea
     expire(client, "a")
     reader.steps()
     assert len(reader.in_flight) == 0
-    assert reader.stop.waits == [BLOCK]
+    assert reader.stop.waits == [USUAL.block]
 
 
 def test_a_reader_rests_while_the_endpoint_does(client: redis.Redis, shard: Shard, make_reader: MakeReader) -> None:
@@ -350,7 +341,7 @@ def test_a_run_until_idle_waits_for_what_is_in_hand(client: redis.Redis, make_re
 
     reader.in_flight.during_wait = delivered
     assert reader.steps(50, until_idle=True)
-    assert reader.in_flight.awaited == [(1, BLOCK)]
+    assert reader.in_flight.awaited == [(1, USUAL.block)]
     assert reader.stop.waits == []
 
 
@@ -367,7 +358,7 @@ def test_a_run_until_idle_waits_until_a_dead_process_would_be_noticed(
 
     reader.stop.during_wait = five_seconds
     assert reader.steps(50, until_idle=True)
-    assert TAKE_OVER_AFTER + REFRESH_EVERY == 20
+    assert USUAL.take_over_after + USUAL.refresh_every == 20
     assert reader.stop.waits == [0.2] * 5
 
 
@@ -393,12 +384,12 @@ def test_an_outage_of_redis_and_its_end_are_told(
     reader = make_reader(own_shard)
     own_shard.client.config_set("min-replicas-to-write", 1)
     assert not reader.steps(3)
-    assert reader.stop.waits == [RECOVERY_PAUSE] * 3
+    assert reader.stop.waits == [USUAL.recovery_pause] * 3
     own_shard.client.config_set("min-replicas-to-write", 0)
     reader.steps(2)
     assert list(dict.fromkeys(caplog.messages)) == ["delivery waits for redis", "delivery goes on"]
     assert caplog.messages.count("delivery goes on") == 1
-    assert reader.stop.waits == [RECOVERY_PAUSE] * 3
+    assert reader.stop.waits == [USUAL.recovery_pause] * 3
 
 
 def test_a_run_until_idle_ends_where_redis_is_out(own_shard: Shard, make_reader: MakeReader) -> None:
@@ -418,7 +409,7 @@ def test_a_fault_is_logged_and_tried_again_after_a_pause(
     client.set(EVENTS, "no stream")
     assert reader.steps(2, until_idle=until_idle) is until_idle
     assert set(caplog.messages) == {"delivery failed"}
-    assert reader.stop.waits == ([] if until_idle else [RECOVERY_PAUSE] * 2)
+    assert reader.stop.waits == ([] if until_idle else [USUAL.recovery_pause] * 2)
 
 
 def test_a_group_that_was_lost_is_made_again(
@@ -441,7 +432,7 @@ def test_a_group_that_cannot_be_made_is_tried_again_after_a_pause(
     client.set("sweeperd:groups", "no hash")
     reader.steps()
     assert "the group could not be made" in caplog.messages
-    assert reader.stop.waits == [RECOVERY_PAUSE]
+    assert reader.stop.waits == [USUAL.recovery_pause]
 
 
 def test_the_reader_of_a_replay_that_has_ended_stops(
@@ -464,14 +455,14 @@ def test_events_that_too_few_replicas_have_are_released(own_shard: Shard, make_r
     reader.steps()
     assert reader.pending == dict.fromkeys(ids, (PARKED, 0))
     assert len(reader.in_flight) == 0
-    assert reader.stop.waits == [RECOVERY_PAUSE]
+    assert reader.stop.waits == [USUAL.recovery_pause]
 
 
 # ---- heartbeats and refreshes
 
 
 def test_two_heartbeats_may_be_lost_before_a_process_counts_as_dead() -> None:
-    assert 3 * HEARTBEAT_EVERY <= TAKE_OVER_AFTER
+    assert 3 * USUAL.heartbeat_every <= USUAL.take_over_after
 
 
 def test_a_heartbeat_names_the_events_in_hand_when_it_is_time(client: redis.Redis, make_reader: MakeReader) -> None:
@@ -487,14 +478,14 @@ def test_a_heartbeat_names_the_events_in_hand_when_it_is_time(client: redis.Redi
         return bool(rows[0]["time_since_delivered"] < 10**6)
 
     assert not beats(), "the step has done it"
-    reader.now += HEARTBEAT_EVERY - 1
+    reader.now += USUAL.heartbeat_every - 1
     assert not beats()
     reader.now += 1
     assert beats()
     assert not beats()
 
 
-@pytest.mark.parametrize(("initial", "every"), [(2.0, 0.5), (3600.0, REFRESH_EVERY)])
+@pytest.mark.parametrize(("initial", "every"), [(2.0, 0.5), (3600.0, USUAL.refresh_every)])
 def test_an_operator_is_obeyed_at_the_next_refresh(
     client: redis.Redis, shard: Shard, make_reader: MakeReader, initial: float, every: float
 ) -> None:
@@ -522,11 +513,11 @@ def test_what_is_being_parked_is_not_taken_before_it_is_in_hand_no_more(
     reader.outbox.release("hook", [OutboxEntry(event, 2, [])])
     if open_circuit:
         reader.open_circuit(b"1-1", b"1-2")
-    reader.now += REFRESH_EVERY
+    reader.now += USUAL.refresh_every
     reader.steps()
     assert reader.pending == {event: (PARKED, 1)}
     reader.in_flight.remove([event])
-    reader.now += REFRESH_EVERY
+    reader.now += USUAL.refresh_every
     reader.steps()
     assert reader.in_flight.ids() == [event]
 
@@ -571,7 +562,7 @@ def test_an_operator_who_closes_the_circuit_ends_the_waits(
     assert told not in caplog.messages
     assert len(reader.in_flight) == 0, "it waits for an hour"
     CircuitStateStore(shard).close("hook")
-    reader.now += REFRESH_EVERY
+    reader.now += USUAL.refresh_every
     reader.steps()
     assert caplog.messages.count(told) == 1
     assert reader.in_flight.ids() == [event]
@@ -667,15 +658,15 @@ def test_what_a_dead_process_had_is_the_next_probe_of_an_open_circuit(
     (event,) = expire(client, "a")
     client.xreadgroup("hook", owner, {EVENTS: ">"})
     wanted: Any = [event]
-    client.xclaim(EVENTS, "hook", owner, 0, wanted, idle=int(TAKE_OVER_AFTER * 1000) - 500, justid=True)
+    client.xclaim(EVENTS, "hook", owner, 0, wanted, idle=int(USUAL.take_over_after * 1000) - 500, justid=True)
     reader.open_circuit(b"1-1", b"1-2")
     reader.now += 30
     reader.steps()
     assert reader.pending == {event: (owner.encode(), 1)}, "it may be in hand still"
-    client.xclaim(EVENTS, "hook", owner, 0, wanted, idle=int(TAKE_OVER_AFTER * 1000), justid=True)
+    client.xclaim(EVENTS, "hook", owner, 0, wanted, idle=int(USUAL.take_over_after * 1000), justid=True)
     reader.steps()
     assert len(reader.in_flight) == 0, "it is not the time to look again"
-    reader.now += REFRESH_EVERY
+    reader.now += USUAL.refresh_every
     reader.steps(2)
     assert reader.in_flight.ids() == [event]
     assert reader.pending == {event: (b"us", 2)}

@@ -11,11 +11,9 @@ import pytest
 import redis
 
 from sweeperd.config import RELAY, Settings
-from sweeperd.context import ShardContext
-from sweeperd.delivery import acknowledger, reader
+from sweeperd.context import ShardContext, Timing
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher
 from sweeperd.metrics import Metrics
-from sweeperd.outbox import stream
 from sweeperd.outbox.endpoint_state import EndpointStateStore
 from sweeperd.outbox.stream import Outbox
 from sweeperd.store.shard import Shard
@@ -27,6 +25,9 @@ from tests.support.raw_server import raw_server
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
 
 pytestmark = pytest.mark.newest_redis
+
+#: The reader sees a stop soon.
+QUICK = Timing(block=0.05)
 
 HOUR = 3_600_000
 NOWHERE = "http://127.0.0.1:9/"
@@ -67,11 +68,11 @@ def test_a_run_that_ends_works_replays_off_and_leaves_nothing_behind(shard: Shar
     now = server_time(client)
     add(client, now - HOUR, 3, "old")
     with Receiver() as receiver:
-        delivery = Delivery(shard, receiver.url, 2, {})
+        delivery = Delivery(shard, receiver.url, 2, {}, until_idle=True)
         begin(shard, now - 2 * HOUR, now)
         expire(client, "new")
         assert not delivery.dispatcher.complete
-        delivery.dispatcher.start(until_idle=True)
+        delivery.dispatcher.start()
         assert delivery.dispatcher.join(time.monotonic() + 20)
         assert seen(receiver) == Counter(["old0", "old1", "old2", "new"])
     assert delivery.dispatcher.report() == DeliveryReport(delivered=4, undelivered=0, dead_lettered=0)
@@ -84,11 +85,11 @@ def test_a_run_that_ends_works_replays_off_and_leaves_nothing_behind(shard: Shar
 def test_a_run_that_ends_reports_what_it_left_of_replays_too(shard: Shard, client: redis.Redis) -> None:
     now = server_time(client)
     add(client, now - HOUR, 3, "old")
-    delivery = Delivery(shard, NOWHERE, 2, {})
+    delivery = Delivery(shard, NOWHERE, 2, {}, until_idle=True)
     begin(shard, now - 2 * HOUR, now)
     expire(client, "new", "newer")
     EndpointStateStore(shard).pause("hook", "moving house")
-    delivery.dispatcher.start(until_idle=True)
+    delivery.dispatcher.start()
     assert delivery.dispatcher.join(time.monotonic() + 20)
     assert delivery.dispatcher.report() == DeliveryReport(delivered=0, undelivered=5, dead_lettered=0)
     assert not ended(client), "another run goes on with it"
@@ -99,10 +100,10 @@ def test_beside_cycles_events_are_passed_on_to_its_webhooks(shard: Shard, client
     subscribe(client, "whsub_1")
     metrics = Metrics()
     settings = Settings.model_validate({"cycles": {"enabled": True}})
-    dispatcher = Dispatcher(ShardContext(settings, shard, metrics, threading.Event(), concurrency=2))
+    dispatcher = Dispatcher(ShardContext(settings, shard, metrics, threading.Event(), concurrency=2, until_idle=True))
     dispatcher.prepare()
     expire(client, "one", "two")
-    dispatcher.start(until_idle=True)
+    dispatcher.start()
     assert dispatcher.join(time.monotonic() + 20)
     assert client.llen("dispatch:pending") == 2
     assert dispatcher.report() == DeliveryReport(delivered=2, undelivered=0, dead_lettered=0)
@@ -114,14 +115,11 @@ def test_beside_cycles_events_are_passed_on_to_its_webhooks(shard: Shard, client
 # ---- a daemon
 
 
-def test_a_stop_ends_the_waits_of_endpoints_and_replays(
-    shard: Shard, client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reader, "REFRESH_EVERY", 60)
+def test_a_stop_ends_the_waits_of_endpoints_and_replays(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:
     now = server_time(client)
     add(client, now - HOUR, 3)
     EndpointStateStore(shard).pause("hook", "moving house")
-    with deliver(NOWHERE, **LONG) as delivery:
+    with deliver(NOWHERE, timing=Timing(refresh_every=60), **LONG) as delivery:
         begin(shard, now - 2 * HOUR, now)
         delivery.dispatcher.refresh_replays()
         (live,), (replay,) = delivery.dispatcher.endpoints, delivery.dispatcher._replays.deliveries
@@ -130,14 +128,11 @@ def test_a_stop_ends_the_waits_of_endpoints_and_replays(
         assert delivery.dispatcher.join(time.monotonic() + 20)
 
 
-def test_a_join_ends_at_its_deadline_and_what_is_in_flight_stays_its_own(
-    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reader, "BLOCK", 0.05)
+def test_a_join_ends_at_its_deadline_and_what_is_in_flight_stays_its_own(client: redis.Redis, deliver: Deliver) -> None:
     answered = threading.Event()
     with (
         Receiver(answering_after(answered)) as receiver,
-        deliver(receiver.url, timeout="60s") as delivery,
+        deliver(receiver.url, timeout="60s", timing=QUICK) as delivery,
         at_the_end(answered),
     ):
         assert delivery.dispatcher.complete
@@ -151,10 +146,7 @@ def test_a_join_ends_at_its_deadline_and_what_is_in_flight_stays_its_own(
         assert not delivery.pending()
 
 
-def test_a_request_that_hangs_does_not_hold_up_the_events_after_it(
-    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reader, "BLOCK", 60)
+def test_a_request_that_hangs_does_not_hold_up_the_events_after_it(client: redis.Redis, deliver: Deliver) -> None:
     answered = threading.Event()
 
     def answer(request: Request, _: int) -> Answer:
@@ -162,7 +154,11 @@ def test_a_request_that_hangs_does_not_hold_up_the_events_after_it(
             answered.wait(30)
         return Answer()
 
-    with Receiver(answer) as receiver, deliver(receiver.url, timeout="60s") as delivery, at_the_end(answered):
+    with (
+        Receiver(answer) as receiver,
+        deliver(receiver.url, timeout="60s", timing=Timing(block=60)) as delivery,
+        at_the_end(answered),
+    ):
         expire(client, "slow")
         receiver.wait_for(lambda requests: len(requests) == 1)
         expire(client, "quick")
@@ -219,22 +215,19 @@ def test_an_endpoint_that_rested_begins_with_one_connection(shard: Shard, client
 
 
 def test_what_half_of_the_connections_have_sent_is_acknowledged_in_one_go(
-    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+    client: redis.Redis, deliver: Deliver
 ) -> None:
     """And an event waits no longer for others than until so many have come."""
-    monkeypatch.setattr(acknowledger, "GATHER", 60)
-    monkeypatch.setattr(reader, "BLOCK", 0.05)
-    with Receiver() as receiver, deliver(receiver.url, 4) as delivery:
+    with Receiver() as receiver, deliver(receiver.url, 4, timing=Timing(gather_settlements=60, block=0.05)) as delivery:
         client.config_resetstat()
         expire(client, "one", "two")
         eventually(lambda: delivery.dispatcher.report().delivered == 2)
         assert client.info("commandstats")["cmdstat_xack"]["calls"] == 1
 
 
-def test_the_end_closes_the_connections(client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "BLOCK", 0.05)
+def test_the_end_closes_the_connections(client: redis.Redis, deliver: Deliver) -> None:
     with raw_server(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") as (url, connections):
-        with deliver(url) as delivery:
+        with deliver(url, timing=QUICK) as delivery:
             expire(client, "one")
             eventually(lambda: delivery.attempts("delivered") == 1)
             (connection,) = connections
@@ -245,7 +238,7 @@ def test_the_end_closes_the_connections(client: redis.Redis, deliver: Deliver, m
 def test_an_endpoint_rests_while_its_circuit_is_open(shard: Shard, client: redis.Redis) -> None:
     (endpoint,) = Delivery(shard, NOWHERE, 2, {}).dispatcher.endpoints
     assert (endpoint.resting, endpoint.state) == (False, "delivering")
-    while not endpoint.circuit.failed(b"1-1", "HTTP 500"):
+    while not endpoint.lane.circuit.failed(b"1-1", "HTTP 500"):
         pass
     assert (endpoint.resting, endpoint.state) == (True, "open")
 
@@ -261,10 +254,9 @@ def test_each_look_for_replays_reads_the_clock_of_redis(shard: Shard, client: re
 # ---- maintenance
 
 
-def test_maintenance(shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maintenance(shard: Shard, client: redis.Redis) -> None:
     """Old events, silent consumers and notes of dead processes go; what waits is measured, by Redis's clock."""
-    monkeypatch.setattr(stream, "TAKE_OVER_AFTER", -1)
-    delivery = Delivery(shard, NOWHERE, 2, {})
+    delivery = Delivery(shard, NOWHERE, 2, {}, timing=Timing(take_over_after=-1), until_idle=True)
     add(client, server_time(client) - 1000 * 24 * HOUR, 300)
     outbox = Outbox(shard, "dead")
     outbox.acknowledge("hook", [entry.id for entry in outbox.read("hook", 1000)])
@@ -279,7 +271,7 @@ def test_maintenance(shard: Shard, client: redis.Redis, monkeypatch: pytest.Monk
     assert 0 <= delivery.sample("sweeperd_webhook_oldest_pending_seconds") < 60
     assert delivery.sample("sweeperd_endpoint_state", state="delivering") == 1
     EndpointStateStore(shard).pause("hook", "moving house")
-    delivery.dispatcher.start(until_idle=True)
+    delivery.dispatcher.start()
     assert delivery.dispatcher.join(time.monotonic() + 20)
     delivery.dispatcher.maintain()
     assert delivery.sample("sweeperd_endpoint_state", state="paused") == 1

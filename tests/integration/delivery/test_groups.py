@@ -97,11 +97,11 @@ def test_the_group_of_an_endpoint_that_rests_is_made_again(
 
 def test_a_run_that_ends_counts_what_a_lost_group_shall_have(shard: Shard, client: redis.Redis) -> None:
     """Its exit code says that events wait, though nothing has read from the endpoint that is paused."""
-    delivery = Delivery(shard, NOWHERE, 2, {})
+    delivery = Delivery(shard, NOWHERE, 2, {}, until_idle=True)
     EndpointStateStore(shard).pause("hook", "moving house")
     expire(client, "one", "two")
     client.xgroup_destroy(EVENTS, "hook")
-    delivery.dispatcher.start(until_idle=True)
+    delivery.dispatcher.start()
     assert delivery.dispatcher.join(time.monotonic() + 20)
     delivery.dispatcher.maintain()
     assert delivery.dispatcher.report().undelivered == 2
@@ -164,7 +164,7 @@ def test_the_age_of_a_backfill_survives_its_note(shard: Shard, client: redis.Red
     client.delete(GROUPS)
     delivery.dispatcher.maintain()
     (endpoint,) = delivery.dispatcher.endpoints
-    assert endpoint._redelivery.counts_from_ms == made_at > 0
+    assert endpoint.lane.redelivery.counts_from_ms == made_at > 0
     assert note(client)["position"], "it has a note again"
 
 
@@ -234,7 +234,7 @@ def test_its_events_do_not_become_dead_letters_at_once(shard: Shard, client: red
             assert note(client)["made_at"] >= now
             delivery.dispatcher.maintain()
             (endpoint,) = delivery.dispatcher.endpoints
-            assert endpoint._redelivery.counts_from_ms == note(client)["made_at"]
+            assert endpoint.lane.redelivery.counts_from_ms == note(client)["made_at"]
             EndpointStateStore(shard).resume("hook")
             receiver.wait_for(lambda requests: len(requests) > 8)
             assert client.xlen("sweeperd:dead-letters") == delivery.dead_letters() == 0

@@ -12,9 +12,8 @@ import redis
 from prometheus_client import CollectorRegistry, Counter
 
 from sweeperd.config import Settings
-from sweeperd.context import ShardContext
+from sweeperd.context import USUAL, ShardContext
 from sweeperd.delivery import rate_limit
-from sweeperd.delivery.acknowledger import RECOVERY_PAUSE
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.rate_limit import AHEAD, BURST, LAPSE, RateLimit
 from sweeperd.metrics import Metrics
@@ -196,8 +195,8 @@ def test_a_redis_that_fails_is_logged_once_and_asked_again_after_a_pause(
     client.set(PACE, "no hash")
     for stop in stops:
         assert not limit.take(stop)
-        assert stop.waits == [RECOVERY_PAUSE]
-        clock.now += RECOVERY_PAUSE
+        assert stop.waits == [USUAL.recovery_pause]
+        clock.now += USUAL.recovery_pause
     assert [message for message in caplog.messages if "max_rate" in message] == ["max_rate waits for redis"]
     client.delete(PACE)
     assert limit.take(threading.Event())
@@ -285,7 +284,7 @@ def test_a_pause_holds_what_waits_for_its_turn(client: redis.Redis, deliver: Del
     with Receiver() as receiver, deliver(receiver.url, 4, {"max_rate": 2}) as delivery:
         expire(client, *(f"r{number}" for number in range(10)))
         receiver.wait_for(lambda requests: len(requests) == 1)
-        delivery.dispatcher.endpoints[0]._state.pause("test")
+        delivery.dispatcher.endpoints[0].lane.state.pause("test")
         time.sleep(1.2)
         assert len(receiver.requests) <= 2, "one may have been on its way"
         assert not client.exists("sweeperd:dead-letters")

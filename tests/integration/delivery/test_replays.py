@@ -213,7 +213,7 @@ def test_a_failing_endpoint_gets_one_probe_at_a_time(shard: Shard, client: redis
         refreshed(delivery),
     ):
         expire(client, *(f"new{number}" for number in range(10)))
-        eventually(lambda: delivery.dispatcher.endpoints[0].circuit.open)
+        eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open)
         begin(shard, now - 2 * HOUR, now)
         eventually(lambda: delivery.dispatcher._replays.groups)
         receiver.clear()
@@ -339,10 +339,10 @@ def test_a_run_until_idle_ends_the_replay_and_counts_its_events(shard: Shard, cl
     now = server_time(client)
     names = add(client, now - HOUR, 5)
     with Receiver() as receiver:
-        delivery = Delivery(shard, receiver.url, 2, {})
+        delivery = Delivery(shard, receiver.url, 2, {}, until_idle=True)
         begin(shard, now - 2 * HOUR, now)
         assert delivery.dispatcher.report().undelivered == 5
-        delivery.dispatcher.start(until_idle=True)
+        delivery.dispatcher.start()
         assert delivery.dispatcher.join(time.monotonic() + 20)
         assert seen(receiver) == Counter(names)
     assert ended(client)
@@ -443,6 +443,8 @@ def test_a_stop_waits_for_the_request_in_hand_and_leaves_the_group(shard: Shard,
         note = begin(shard, now - 2 * HOUR, now)
         dispatcher.refresh_replays()
         replays = dispatcher._replays
+        for thread in replays.deliveries[0].threads:
+            thread.start()
         receiver.wait_for(lambda requests: len(requests) > 0)
         replays.stop()
         timer = threading.Timer(0.1, answering.set)

@@ -4,22 +4,25 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sweeperd.delivery.acknowledger import Acknowledger, AttemptLog, Disposition, Settlement
-from sweeperd.delivery.batches import Batch, BatchLimits, BatchQueue, InFlight
-from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, CircuitPublisher, Redelivery
+from sweeperd.config import EndpointSettings
+from sweeperd.delivery.acknowledger import Disposition, Settlement
+from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, EndpointStateCache, Redelivery
+from sweeperd.delivery.dispatcher import EndpointDelivery, join
 from sweeperd.delivery.http import DeliveryResult, Result
-from sweeperd.delivery.senders import BatchSender, SenderThreads
+from sweeperd.delivery.lane import Batch, BatchLimits
+from sweeperd.delivery.senders import BatchSender
 from sweeperd.metrics import Metrics
-from sweeperd.outbox.endpoint_state import CircuitState, CircuitStateStore, EndpointStateCache, EndpointStateStore
+from sweeperd.outbox.endpoint_state import CircuitState, CircuitStateStore, EndpointStateStore
 from sweeperd.outbox.event import EventEncoder, OutboxEntry, WebhookRequest
-from sweeperd.outbox.stream import Outbox
+from sweeperd.outbox.subscription import Subscription
 from sweeperd.store.shard import Shard
+from tests.support.builders import batch_limits, make_lane
 from tests.support.harness import eventually
-from tests.support.limits import batch_limits
 
 pytestmark = pytest.mark.newest_redis
 
@@ -60,7 +63,7 @@ class Client:
 class Sending:
     """A sender of the endpoint `hook` with what it moves."""
 
-    def __init__(self, shard: Shard, *results: DeliveryResult, limits: BatchLimits = BATCHES) -> None:
+    def __init__(self, shard: Shard, *results: DeliveryResult, limits: BatchLimits = BATCHES, **parts: Any) -> None:
         self.client = Client(*(results or [DELIVERED]))
         self.circuit = CircuitBreaker(30, 3600)
         self.state = EndpointStateCache(shard, "hook")
@@ -70,22 +73,17 @@ class Sending:
         self.saved = EndpointStateStore(shard)
         self._circuits = CircuitStateStore(shard)
         self.encoder = EventEncoder("default", b"", batches=limits.events > 1)
-        self.attempts = AttemptLog(shard, "hook", 0, self.metrics.webhooks.dropped_attempts.labels("hook"))
-        self.sender = BatchSender(
-            "hook",
+        self.lane = make_lane(
             shard,
-            self.client,
-            self.encoder.request,
-            self.circuit,
-            CircuitPublisher(shard, "hook", "us", self.circuit),
-            self.state,
-            Redelivery(30, 3600, MAX_AGE_MS),
-            limits,
-            self.metrics,
-            self.attempts,
-            self.stop,
-            {"endpoint": "hook"},
+            circuit=self.circuit,
+            state=self.state,
+            redelivery=Redelivery(30, 3600, MAX_AGE_MS),
+            limits=limits,
+            metrics=self.metrics,
+            stop=self.stop,
+            **parts,
         )
+        self.sender = BatchSender(self.lane, self.client, self.encoder.request)
 
     def send(self, entries: Sequence[OutboxEntry], *, probe: bool = False) -> list[Settlement]:
         return self.sender.send(Batch(tuple(entries), probe))
@@ -324,87 +322,113 @@ def test_each_delivery_is_logged_for_debugging_only(shard: Shard, caplog: pytest
 
 
 class Threads:
-    """Two sending threads whose requests end when `answered` is set."""
+    """The threads of a delivery whose requests end when `answered` is set: two of them send. No reader is started."""
 
     def __init__(self, shard: Shard, name: str) -> None:
-        self.name = name
         self.answered = threading.Event()
-        self.sending = Sending(shard, limits=batch_limits())
+        self.sending = Sending(shard, limits=batch_limits(), senders=2)
         self.sending.client.wait = lambda: self.answered.wait(20)
-        self.batches = BatchQueue(batch_limits(), requests=2)
-        self.in_flight = InFlight(100, 10**6, threading.Event())
-        outbox = Outbox(shard, "us")
-        self.acknowledger = Acknowledger(
-            "hook", "hook", shard, outbox, self.in_flight, self.sending.metrics, self.sending.attempts, 1, {}
-        )
-        self.senders = SenderThreads(name, 2, self.batches, self.sending.sender, self.acknowledger)
+        self.lane = replace(self.sending.lane, subscription=named(name), shard=shard)
+        self.delivery = EndpointDelivery(self.lane, self.sending.client, self.sending.encoder.request)
+        self.prefix = f"send-{shard.name}-{name}-"
+
+    @property
+    def senders(self) -> list[threading.Thread]:
+        """The sending threads, started or not."""
+        return [thread for thread in self.delivery.threads if thread.name.startswith(self.prefix)]
+
+    def start(self) -> None:
+        """Start the sending threads that were not started yet."""
+        for thread in self.senders:
+            if thread.ident is None:
+                thread.start()
 
     def put(self, count: int) -> None:
         """Queue so many events, one after the other."""
         events = entries(count, NOW + len(self.sending.client.requests))
-        self.in_flight.add(events)
-        self.batches.put(events)
+        self.lane.in_flight.add(events)
+        self.lane.batches.put(events)
 
     @property
     def alive(self) -> list[str]:
-        """The names of the threads that run."""
-        return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith(f"send-{self.name}-"))
+        """The names of the sending threads that run."""
+        return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith(self.prefix))
+
+
+def named(name: str) -> Subscription:
+    return Subscription(EndpointSettings.model_validate({"name": name, "url": "http://127.0.0.1:1/"}))
 
 
 @pytest.fixture
 def threads(shard: Shard, request: pytest.FixtureRequest) -> Iterator[Threads]:
     """Threads that have not started; they end with the test."""
-    made = Threads(shard, request.node.name)
+    made = Threads(shard, f"t-{request.node.originalname[-40:]}")
     yield made
     made.answered.set()
-    made.senders.end()
+    made.lane.batches.close()
 
 
 def test_there_are_as_many_threads_as_were_asked_for(threads: Threads) -> None:
-    assert not threads.senders.complete
-    threads.senders.start()
-    assert threads.alive == [f"send-{threads.name}-1", f"send-{threads.name}-2"]
-    threads.senders.grow(1)
+    assert not threads.delivery.complete
+    threads.start()
+    assert threads.alive == [f"{threads.prefix}1", f"{threads.prefix}2"]
+    threads.delivery.lend(1)
+    threads.start()
     assert len(threads.alive) == 2
-    threads.senders.grow(3)
-    assert threads.alive[2:] == [f"send-{threads.name}-3"]
-    assert threads.senders.complete
-    threads.senders.end()
+    threads.delivery.lend(3)
+    assert len(threads.alive) == 2, "it hands them up to be started"
+    threads.start()
+    assert threads.alive[2:] == [f"{threads.prefix}3"]
+    assert not threads.delivery.complete, "its reader does not run"
+    threads.lane.batches.close()
     eventually(lambda: not threads.alive)
-    assert not threads.senders.complete
+    assert not threads.delivery.complete
 
 
-def test_all_that_is_queued_is_sent_and_settled_before_the_threads_end(threads: Threads) -> None:
+def test_all_that_is_queued_is_sent_and_settled_before_the_threads_end(shard: Shard, threads: Threads) -> None:
     threads.answered.set()
-    threads.senders.start()
+    threads.start()
     threads.put(20)
     eventually(lambda: len(threads.sending.client.requests) == 20)
     threads.put(20)
-    threads.senders.end()
-    assert threads.senders.join(None)
+    threads.lane.batches.close()
+    assert join(threads.senders, None)
     assert len(threads.sending.client.requests) == 40
-    threads.acknowledger.end()
-    threads.acknowledger.run()
-    assert len(threads.in_flight) == 0
+    threads.delivery.abandon()
+    acknowledging, *_ = threads.delivery.threads
+    acknowledging.start()
+    assert join([acknowledging], None)
+    assert len(threads.lane.in_flight) == 0
 
 
 def test_no_longer_than_its_deadline_does_a_join_wait(threads: Threads) -> None:
-    threads.senders.start()
+    threads.start()
     threads.put(2)
-    threads.senders.end()
+    threads.lane.batches.close()
     late = threading.Timer(10, threads.answered.set)
     late.daemon = True
     late.start()
-    assert not threads.senders.join(time.monotonic() + 0.01), "the requests are still on their way"
+    assert not threads.delivery.join(time.monotonic() + 0.01), "the requests are still on their way"
     assert not threads.answered.is_set()
     late.cancel()
 
 
 def test_without_a_deadline_a_join_waits_for_the_last_request(threads: Threads) -> None:
-    threads.senders.start()
+    threads.start()
     threads.put(2)
-    threads.senders.end()
-    assert not threads.senders.join(time.monotonic() - 1)
+    threads.lane.batches.close()
+    assert not threads.delivery.join(time.monotonic() - 1)
     threading.Timer(0.1, threads.answered.set).start()
-    assert threads.senders.join(None)
+    assert threads.delivery.join(None)
     assert not threads.alive
+    assert threads.sending.client.closed
+
+
+def test_what_the_system_gives_no_threads_for_ends(threads: Threads) -> None:
+    """The reader, which would end the others, does not run."""
+    acknowledging, *others, reading = threads.delivery.threads
+    for thread in (acknowledging, *others):
+        thread.start()
+    threads.delivery.abandon()
+    assert threads.delivery.join(time.monotonic() + 5)
+    assert reading.ident is None

@@ -5,9 +5,9 @@ import time
 import pytest
 import redis
 
+from sweeperd.context import USUAL, Timing
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker
 from sweeperd.ops import endpoints
-from sweeperd.outbox import endpoint_state
 from sweeperd.outbox.endpoint_state import CircuitNote, CircuitState, CircuitStateStore, DeliveryRate
 from sweeperd.store.shard import Shard
 from tests.support.deliveries import Deliver, expire
@@ -82,11 +82,11 @@ def test_a_note_is_believed_for_a_while(
     assert [note.process for note in notes] == (["a", "b"] if living else ["b"])
 
 
-def test_a_process_that_has_died_is_not_believed_for_long(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_has_died_is_not_believed_for_long(shard: Shard) -> None:
     store = CircuitStateStore(shard)
     store.write("billing", "dead", opened())
     assert store.read("billing").open
-    monkeypatch.setattr(endpoint_state, "NOTE_EVERY", 0.1)
+    store = CircuitStateStore(shard, Timing(note_every=0.1))
     time.sleep(0.2)
     assert store.read("billing").open, "one note may be late"
     store.write("billing", "alive", succeeding())
@@ -96,24 +96,21 @@ def test_a_process_that_has_died_is_not_believed_for_long(shard: Shard, monkeypa
     assert store.read("billing") == CircuitState()
 
 
-def test_notes_of_the_dead_are_removed(shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_of_the_dead_are_removed(shard: Shard, client: redis.Redis) -> None:
     store = CircuitStateStore(shard)
     store.write("billing", "a", opened())
     store.close("billing")
     store.remove_stale()
     assert client.hlen(KEY) == 2
-    monkeypatch.setattr(endpoint_state, "STALE_AFTER", -1)
-    store.remove_stale()
+    CircuitStateStore(shard, Timing(note_kept=-1)).remove_stale()
     assert client.hkeys(KEY) == [b"billing"]
 
 
-@pytest.mark.parametrize(
-    ("age", "left"), [(endpoint_state.STALE_AFTER * 1000, 2), (endpoint_state.STALE_AFTER * 1000 + 1, 1)]
-)
+@pytest.mark.parametrize(("age", "left"), [(USUAL.note_kept * 1000, 2), (USUAL.note_kept * 1000 + 1, 1)])
 def test_a_note_is_kept_for_so_long(
-    age: int, left: int, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    age: float, left: int, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.hset(KEY, "billing@a", CircuitNote(process="a", at=NOW - age).model_dump_json())
+    client.hset(KEY, "billing@a", CircuitNote(process="a", at=NOW - int(age)).model_dump_json())
     client.hset(KEY, "billing@b", CircuitNote(process="b", at=NOW).model_dump_json())
     monkeypatch.setattr(shard.clock, "now_ms", lambda: NOW)
     CircuitStateStore(shard).remove_stale()
@@ -188,7 +185,7 @@ def test_an_operator_closes_it_and_makes_events_due_on_all_processes(
         deliver(receiver.url, **waits) as second,
     ):
         expire(client, *map(str, range(40)))
-        both = [first.dispatcher.endpoints[0].circuit, second.dispatcher.endpoints[0].circuit]
+        both = [first.dispatcher.endpoints[0].lane.circuit, second.dispatcher.endpoints[0].lane.circuit]
         eventually(lambda: all(circuit.open for circuit in both))
         # Each process publishes that a moment later.
         eventually(lambda: CircuitStateStore(shard).read("hook").open_on == 2)
@@ -205,6 +202,6 @@ def test_probes_wait_no_longer_than_probe_max(client: redis.Redis, deliver: Deli
     waits = {"redelivery_initial": "1h", "redelivery_max": "1h", "probe_max": "300ms"}
     with Receiver(lambda *_: Answer(503)) as receiver, deliver(receiver.url, **waits) as delivery:
         expire(client, *map(str, range(8)))
-        eventually(lambda: delivery.dispatcher.endpoints[0].circuit.open)
+        eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open)
         receiver.behaviour = lambda *_: Answer()
         eventually(lambda: delivery.attempts("delivered") > 0)

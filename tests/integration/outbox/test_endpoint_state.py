@@ -7,7 +7,8 @@ import pytest
 import redis
 
 from sweeperd.config import WEBHOOK_DISABLED
-from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateCache, EndpointStateStore
+from sweeperd.delivery.circuit import EndpointStateCache
+from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.outbox.stream import Announcements
 from sweeperd.store.shard import Shard
 from tests.support.fixtures import full

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from sweeperd.config import DELIVERY_FAILED
+from sweeperd.context import USUAL, Timing
 from sweeperd.outbox import stream as groups_module
 from sweeperd.outbox.event import OutboxEntry
 from sweeperd.outbox.stream import (
@@ -17,8 +18,8 @@ from sweeperd.outbox.stream import (
     PAGE,
     PARKED,
     PARKED_ALONE,
-    TAKE_OVER_AFTER,
     Announcements,
+    ConsumerGroups,
     Outbox,
     Pending,
     Replication,
@@ -412,7 +413,7 @@ def test_give_back(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     (entry,) = taken(stream, client)
     stream.release(GROUP, [entry])
     assert held(client) == {entry.id: (PARKED, 0)}
-    assert idle(stream, entry) >= TAKE_OVER_AFTER * 1000
+    assert idle(stream, entry) >= USUAL.take_over_after * 1000
     (again,) = other.claim(GROUP, other.pending(GROUP), 15_000)
     assert again.deliveries == 1
     assert held(client) == {entry.id: (b"them", 1)}
@@ -483,8 +484,8 @@ def test_bury_what_another_process_has_taken_meanwhile(
 ) -> None:
     """As a process does that was stopped for long: the other one may be sending the event at this moment."""
     (entry,) = taken(stream, client)
-    age(client, entry, int(TAKE_OVER_AFTER * 1000))
-    (theirs,) = other.claim(GROUP, other.orphaned(GROUP, (), 1), int(TAKE_OVER_AFTER * 1000))
+    age(client, entry, int(USUAL.take_over_after * 1000))
+    (theirs,) = other.claim(GROUP, other.orphaned(GROUP, (), 1), int(USUAL.take_over_after * 1000))
     assert not stream.dead_letter(GROUP, entry, "too late")
     assert (letters(client), held(client)) == ([], {entry.id: (b"them", 2)})
     other.nack(GROUP, [theirs])
@@ -690,15 +691,15 @@ def test_trim_goes_on_until_little_is_removed(
 
 
 def test_trim_leaves_the_rest_to_the_next_round(
-    stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int, monkeypatch: pytest.MonkeyPatch
+    shard: Shard, stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
 ) -> None:
-    monkeypatch.setattr(groups_module, "TRIM_SECONDS", 0)
+    hasty = ConsumerGroups(shard, "us", timing=Timing(trim_for=0)).trim
     stream.groups.ensure(GROUP)
     add(client, 15_000, at=now - 2 * DAY)
     while consume(stream):
         pass
-    assert trimmed() == 10_000
-    assert trimmed() >= 5_000 - NODE
+    assert hasty(*trimmed.args, **trimmed.keywords) == 10_000
+    assert hasty(*trimmed.args, **trimmed.keywords) >= 5_000 - NODE
 
 
 def test_an_endpoint_whose_group_is_unknown_holds_everything(
@@ -729,9 +730,7 @@ def test_leave(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     assert consumers(client) == set()
 
 
-def test_remove_silent_consumers(
-    stream: Outbox, other: Outbox, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remove_silent_consumers(shard: Shard, stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     assert stream.groups.remove_silent(GROUP) == 0
     first, second = taken(stream, client, 2)
     stream.nack(GROUP, [first])
@@ -744,9 +743,9 @@ def test_remove_silent_consumers(
     assert consumers(client) == everybody
     assert stream.groups.remove_silent(GROUP) == 0, "they have spoken lately"
     assert consumers(client) == everybody
-    monkeypatch.setattr(groups_module, "TAKE_OVER_AFTER", 0.05)
+    soon = ConsumerGroups(shard, "us", timing=Timing(take_over_after=0.05))
     removed: list[int] = []
-    eventually(lambda: removed.append(stream.groups.remove_silent(GROUP)) or sum(removed) == 2)
+    eventually(lambda: removed.append(soon.remove_silent(GROUP)) or sum(removed) == 2)
     assert consumers(client) == {b"us", b"them", PARKED}
     assert held(client) == {entry.id: (b"them", 1)}
 

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import redis
 
+from sweeperd.context import USUAL
 from sweeperd.outbox.replays import ReplayNote, ReplayStore, end_cancelled, replay_group
-from sweeperd.outbox.stream import PAGE, PARKED, TAKE_OVER_AFTER, Outbox
+from sweeperd.outbox.stream import PAGE, PARKED, Outbox
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from tests.support.deliveries import EVENTS
@@ -142,10 +143,10 @@ def test_a_stream_of_another_type_ends_nothing(store: ReplayStore, client: redis
     ("owner", "idle_seconds", "ends"),
     [
         ("us", 0, False),
-        ("us", TAKE_OVER_AFTER / 2, False),
-        ("us", TAKE_OVER_AFTER + 1, True),
+        ("us", USUAL.take_over_after / 2, False),
+        ("us", USUAL.take_over_after + 1, True),
         (PARKED, 0, True),
-        (PARKED, TAKE_OVER_AFTER + 1, True),
+        (PARKED, USUAL.take_over_after + 1, True),
     ],
     ids=["in hand", "in hand between two heartbeats", "of a dead process", "parked", "parked for long"],
 )

@@ -71,13 +71,13 @@ def test_a_group_that_is_gone_is_made_where_it_was_after_a_reload(own_server: Se
     with redis.Redis.from_url(own_server.url) as client:
         first = client.xadd("sweeperd:events", {"id": "before"})
         before = Daemon(settings("5s"))
-        runner(before)._delivery.prepare()
+        runner(before).delivery.prepare()
         client.xadd("sweeperd:events", {"id": "since"})
         client.xgroup_destroy("sweeperd:events", "hook")
         elsewhere, after = Daemon(settings("5s", "other:")), Daemon(settings("1s"))
         for daemon in (elsewhere, after):
             daemon.adopt(before)
-            runner(daemon)._delivery.prepare()
+            runner(daemon).delivery.prepare()
         assert client.xinfo_groups("sweeperd:events")[0]["last-delivered-id"] == first
         assert client.xinfo_groups("other:sweeperd:events")[0]["last-delivered-id"] == b"0-0"
         for daemon in (before, elsewhere, after):

@@ -23,12 +23,12 @@ def test_events_beside_a_sweep(batch_size: int, waits: int, client: redis.Redis,
     with Receiver() as receiver:
         endpoint = {"name": "hook", "url": receiver.url, "batch_size": batch_size}
         settings = Settings.model_validate({"webhooks": {"endpoints": [endpoint]}})
-        context = ShardContext(settings, shard, Metrics(), threading.Event(), concurrency=4)
+        context = ShardContext(settings, shard, Metrics(), threading.Event(), concurrency=4, until_idle=True)
         dispatcher = Dispatcher(context)
         dispatcher.prepare()
         expire(client, *map(str, range(30)))
         with context.interpreter.sweep():
-            dispatcher.start(until_idle=True)
+            dispatcher.start()
             assert dispatcher.join()
         assert dispatcher.report().delivered == 30
     labels = {"endpoint": "hook"}

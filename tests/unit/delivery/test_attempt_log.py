@@ -3,8 +3,8 @@
 import pytest
 
 from sweeperd.config import RedisSettings
-from sweeperd.delivery.acknowledger import AttemptLog
 from sweeperd.delivery.http import DeliveryResult, Result
+from sweeperd.delivery.lane import AttemptLog
 from sweeperd.metrics import Metrics
 from sweeperd.outbox.event import OutboxEntry
 from sweeperd.store.embedded import free_port

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sweeperd.delivery.batches import Batch, BatchLimits, BatchQueue, InFlight
+from sweeperd.delivery.lane import Batch, BatchLimits, BatchQueue, InFlight
 from sweeperd.outbox.event import OutboxEntry
 from tests.support.waiting import Background
 
@@ -48,7 +48,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("sweeperd.delivery.batches.time", clock)
+    monkeypatch.setattr("sweeperd.delivery.lane.time", clock)
     return clock
 
 

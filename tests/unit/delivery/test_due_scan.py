@@ -2,15 +2,18 @@
 
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from sweeperd.context import USUAL
 from sweeperd.delivery import reader
-from sweeperd.delivery.batches import InFlight
 from sweeperd.delivery.circuit import Redelivery
-from sweeperd.delivery.reader import SCAN_EVERY, DueScan
+from sweeperd.delivery.lane import InFlight
+from sweeperd.delivery.reader import DueScan
 from sweeperd.outbox.event import OutboxEntry
-from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, TAKE_OVER_AFTER, Outbox, Pending
+from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, Outbox, Pending
 
 #: The first wait of an event that was sent in vain, seconds; and that of an event after five deliveries.
 INITIAL, AFTER_FIVE = 30, 480
@@ -55,7 +58,14 @@ def parked(number: int, idle: float, deliveries: int = 1, owner: bytes = PARKED)
 
 
 def scan(outbox: Outbox, in_flight: InFlight | None = None) -> DueScan:
-    return DueScan("hook", outbox, Redelivery(INITIAL, 3600, 10**9), in_flight or none_in_hand())
+    lane: Any = SimpleNamespace(
+        group="hook",
+        outbox=outbox,
+        redelivery=Redelivery(INITIAL, 3600, 10**9),
+        in_flight=in_flight or none_in_hand(),
+        timing=USUAL,
+    )
+    return DueScan(lane)
 
 
 def none_in_hand() -> InFlight:
@@ -71,8 +81,8 @@ def test_a_parked_event_is_due_when_its_wait_is_over(owner: bytes, deliveries: i
 
 
 def test_an_event_of_a_dead_process_is_due_unless_this_process_has_it_in_hand() -> None:
-    alive = parked(1, TAKE_OVER_AFTER - 0.001, owner=b"them")
-    dead, ours = parked(2, TAKE_OVER_AFTER, owner=b"them"), parked(3, TAKE_OVER_AFTER, owner=b"us")
+    alive = parked(1, USUAL.take_over_after - 0.001, owner=b"them")
+    dead, ours = parked(2, USUAL.take_over_after, owner=b"them"), parked(3, USUAL.take_over_after, owner=b"us")
     in_flight = none_in_hand()
     in_flight.add([OutboxEntry(ours.id, 1, [b"id", b"r1"])])
     assert scan(Listed(alive, dead, ours), in_flight).step(10) == [dead]
@@ -91,7 +101,7 @@ def test_only_what_was_parked_before_an_operator_ended_all_waits_is_due_by_that(
 
 
 def test_no_event_is_due_by_the_end_of_all_waits_that_a_claim_would_refuse(clock: ManualClock) -> None:
-    least = TAKE_OVER_AFTER
+    least = USUAL.take_over_after
     due, younger = parked(1, least, 5), parked(2, least - 0.001, 5)
     outbox = Listed(due, younger)
     steps = scan(outbox)
@@ -124,7 +134,9 @@ def test_the_next_step_is_at_once_after_one_that_found_something(clock: ManualCl
 
 
 @pytest.mark.parametrize(
-    ("events", "pause"), [(0, 5), (PAGE * reader.PAGES_PER_STEP + 1, SCAN_EVERY)], ids=["at the end", "on the way"]
+    ("events", "pause"),
+    [(0, 5), (PAGE * reader.PAGES_PER_STEP + 1, USUAL.scan_every)],
+    ids=["at the end", "on the way"],
 )
 def test_the_next_step_after_one_that_found_nothing(events: int, pause: float, clock: ManualClock) -> None:
     """After a whole scan there is a pause; a scan over many events goes on soon."""

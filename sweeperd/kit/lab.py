@@ -64,7 +64,7 @@ class World:
 
 
 def _is_set(before: int, now: int) -> bool:
-    """True if a TTL is more than the rest of the TTL before."""
+    """True if a TTL was set or taken away, and not only run down."""
     return (before < 0) != (now < 0) or not before - SLACK_MS <= now <= before
 
 

@@ -1,4 +1,4 @@
-"""Asymmetric keys: a new pair, and the public keys of the endpoints for receivers that verify signatures."""
+"""What an operator does with endpoints: make and publish keys, list, pause, resume, skip an event, try one out."""
 
 import json
 import secrets
@@ -51,43 +51,7 @@ def jwks(endpoints: Iterable[EndpointSettings]) -> dict[str, Any]:
     return webhook.jwks(private)
 
 
-# ---- the endpoints: how each stands, pausing and resuming one, trying one out
-
-
-class ListedEndpoint(EndpointFigures):
-    """An endpoint on a shard."""
-
-    shard: str
-    address: str
-    url: str | None = Field(description="Without credentials and query.")
-    tenants: list[str] | None = Field(description="null: all of them.")
-    group_position: str | None = Field(description="The stream id up to which the endpoint has taken events.")
-    paused: bool
-    reason: str
-    quiet: bool = Field(description="Whether muted_until is in the future.")
-    dead_letters_all_counted: bool
-
-    @classmethod
-    def of(cls, shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | None) -> "ListedEndpoint":
-        """`endpoint`: its settings; None if it is not in the configuration."""
-        return cls(
-            **dict(EndpointFigures.model_validate(status)),
-            shard=shard.name,
-            address=shard.address,
-            url=None if endpoint is None else shown_url(endpoint),
-            tenants=None if endpoint is None else endpoint.tenants,
-            group_position=status.position,
-            paused=status.paused_at_ms is not None,
-            reason=status.paused_reason,
-            quiet=status.quiet_seconds > 0,
-            dead_letters_all_counted=status.dead_letters < LETTERS,
-        )
-
-
-class EndpointsDocument(CommandDocument, title="sweeperd endpoints list --json"):
-    endpoints: list[ListedEndpoint]
-    down: Down
-
+# ---- pause, resume, skip an event
 
 #: The type of a test event, by the Cycles protocol: no receiver takes it for an expiry.
 TEST_TYPE = "system.webhook_test"
@@ -131,7 +95,7 @@ def resume(shard: Shard, name: str) -> Resumed:
 
 
 def close_if_open(shard: Shard, name: str) -> None:
-    """Close its circuit on all processes where it is open on one. Raises redis.RedisError."""
+    """Close its circuit on all processes if it is open on one. Raises redis.RedisError."""
     shard.read_clock()
     if CircuitStateStore(shard).read(name).open:
         close_circuit(shard, name)
@@ -148,7 +112,7 @@ def close_circuit(shard: Shard, name: str) -> int:
 def skip(shard: Shard, name: str, event: str) -> str | None:
     """
     Give up on one pending event of an endpoint: it becomes a dead letter. `event`: its event id, or its stream id.
-    Returns its stream id; None where no such event is pending. Raises redis.RedisError.
+    Returns its stream id; None if no such event is pending. Raises redis.RedisError.
     """
     shard.read_clock()
     outbox = Outbox(shard, "operator")
@@ -163,7 +127,7 @@ def skip(shard: Shard, name: str, event: str) -> str | None:
 
 
 def _pending(shard: Shard, outbox: Outbox, name: str) -> Iterator[tuple[Pending, dict[bytes, bytes]]]:
-    """The pending events of an endpoint with their fields, which are empty where an event is in the stream no more."""
+    """The pending events of an endpoint with their fields, which are empty if an event is in the stream no more."""
     previous: bytes | None = None
     while page := outbox.pending(name, previous):
         pipeline = shard.client.pipeline(transaction=False)
@@ -204,7 +168,7 @@ class EndpointTest:
 
 def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings, count: int = 1) -> EndpointTest:
     """
-    Send so many signed events of TEST_TYPE, each once, as the daemon would: in batches where the endpoint takes them,
+    Send so many signed events of TEST_TYPE, each once, as the daemon would: in batches if the endpoint takes them,
     until one request fails. Nothing in Redis changes; its clock is read, because that is what the signature's time is.
     Raises redis.RedisError.
     """
@@ -270,6 +234,41 @@ def shown_url(endpoint: EndpointSettings) -> str:
 
 
 # ---- what the commands print with --json
+
+
+class ListedEndpoint(EndpointFigures):
+    """An endpoint on a shard."""
+
+    shard: str
+    address: str
+    url: str | None = Field(description="Without credentials and query.")
+    tenants: list[str] | None = Field(description="null: all of them.")
+    group_position: str | None = Field(description="The stream id up to which the endpoint has taken events.")
+    paused: bool
+    reason: str
+    quiet: bool = Field(description="Whether muted_until is in the future.")
+    dead_letters_all_counted: bool
+
+    @classmethod
+    def of(cls, shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | None) -> "ListedEndpoint":
+        """`endpoint`: its settings; None if it is not in the configuration."""
+        return cls(
+            **dict(EndpointFigures.model_validate(status)),
+            shard=shard.name,
+            address=shard.address,
+            url=None if endpoint is None else shown_url(endpoint),
+            tenants=None if endpoint is None else endpoint.tenants,
+            group_position=status.position,
+            paused=status.paused_at_ms is not None,
+            reason=status.paused_reason,
+            quiet=status.quiet_seconds > 0,
+            dead_letters_all_counted=status.dead_letters < LETTERS,
+        )
+
+
+class EndpointsDocument(CommandDocument, title="sweeperd endpoints list --json"):
+    endpoints: list[ListedEndpoint]
+    down: Down
 
 
 class AttemptsDocument(CommandDocument, title="sweeperd endpoints attempts --json"):

@@ -1,4 +1,7 @@
-"""A shard that cannot be worked with. With several shards, one that is down must not hide the others."""
+"""
+How a shard is doing, for an operator: trouble with Redis, what to do about a finding, how the state of an endpoint is
+shown, and the three answers of the status page. With several shards, a shard that is down must not hide the others.
+"""
 
 import contextlib
 import enum
@@ -58,13 +61,13 @@ def working_on(shard: Shard) -> Iterator[None]:
 LATE = 900.0
 #: The longest command that is offered, characters.
 LONGEST = 200
-#: What a process does -> its role, and the section of the runbook where no process does it.
+#: What a process does -> its role, and the section of the runbook if no process does it.
 _DUTIES = {"sweeps": ("sweep", "sweeperdnobodysweeps"), "delivers": ("deliver", "sweeperdnobodydelivers")}
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """`runbook`: the anchor of a section in docs/runbook.md; empty where none is about it."""
+    """`runbook`: the anchor of a section in docs/runbook.md; empty if none is about it."""
 
     text: str = ""
     commands: tuple[str, ...] = ()
@@ -135,7 +138,7 @@ def reason_advice(reason: ReasonCount, options: Sequence[str] = ()) -> Advice:
 
 
 def _command(*words: str) -> str:
-    """The command for a shell. It is empty where a word cannot be shown as it is, and so cannot be copied."""
+    """The command for a shell. It is empty if a word cannot be shown as it is, and so cannot be copied."""
     line = shlex.join(["sweeperd", *words])
     return line if line.isprintable() and len(line) <= LONGEST else ""
 
@@ -207,7 +210,7 @@ _Finding = tuple[HealthLevel, str]
 
 
 def summarize_health(settings: Settings, views: Sequence[ShardView]) -> tuple[Answer, Answer, Answer]:
-    """The three answers. Where there is only one shard it is not named."""
+    """The three answers. If there is only one shard it is not named."""
 
     def collected(findings_of: Callable[[ShardView], Iterator[_Finding]]) -> list[_Finding]:
         prefix = "{}: " if len(views) > 1 else ""
@@ -269,7 +272,7 @@ def _sweep(settings: Settings, view: ShardView) -> Iterator[_Finding]:
 
 
 def _ticks(settings: Settings, view: ShardView, status: ShardStatus) -> Iterator[_Finding]:
-    """Reservations, where they are swept, and each kind: whether a sweep has ended lately."""
+    """Reservations, if they are swept, and each kind: whether a sweep has ended lately."""
     # A replica that dies is replaced after the lease's TTL and an interval; a drain may take its whole time budget.
     sweep = settings.sweep
     late = (3 * sweep.interval + sweep.lease_ttl).total_seconds() + 10

@@ -41,7 +41,7 @@ WATCHED_FOR = 15.0
 
 @dataclass(frozen=True, slots=True)
 class StatusSample:
-    """One shard at one moment. None where Redis did not answer."""
+    """One shard at one moment. None if Redis did not answer."""
 
     #: Monotonic, seconds.
     at: float
@@ -57,7 +57,7 @@ class StatusSample:
 class StatusHistory:
     """
     One thread calls `update`; requests use `view` and `samples`, which never wait for Redis. `read` may take long, and
-    does not raise where Redis is not available. It is called every SAMPLE_EVERY, and at each `update` after a request.
+    does not raise if Redis is not available. It is called every SAMPLE_EVERY, and at each `update` after a request.
     """
 
     def __init__(self, name: str, address: str, read: Callable[[], ShardStatus]) -> None:

@@ -37,7 +37,7 @@ class ProcessNote(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The daemons that live. `None` where the user may not read them."""
+    """The daemons that live. `None` if the user may not read them."""
 
     living: tuple[ProcessNote, ...] | None = None
 
@@ -79,7 +79,7 @@ class ProcessAnnouncer:
         self.missing: tuple[str, ...] = ()
 
     def update(self) -> None:
-        """Call it every few seconds. Where Redis refuses it, only people miss it, and the next call tries again."""
+        """Call it every few seconds. If Redis refuses it, only people miss it, and the next call tries again."""
         if time.monotonic() < self._next:
             return
         with contextlib.suppress(RedisUnavailable, redis.RedisError):

@@ -1,4 +1,7 @@
-"""Whether a shard holds any key that sweeperd works on: a wrong database or prefix looks healthy otherwise."""
+"""
+The status of a shard, read from Redis: what is due and overdue, who sweeps, what each endpoint waits for, what is set
+aside, and whether the shard holds any key that sweeperd works on (a wrong database or prefix looks healthy otherwise).
+"""
 
 import logging
 from collections import Counter
@@ -41,7 +44,7 @@ WARNING = "no reservation, budget or index entry here: right database and prefix
 def is_empty(shard: Shard, settings: Settings) -> bool:
     """
     Whether there is neither an index entry nor an event, and no reservation or budget among the first VISITED keys.
-    False where the user may not run SCAN. Raises redis.RedisError.
+    False if the user may not run SCAN. Raises redis.RedisError.
     """
     keys, client = shard.keys, shard.client
     indexes = [keys.kind_index(kind.index) for kind in settings.kinds]
@@ -64,17 +67,17 @@ def is_empty(shard: Shard, settings: Settings) -> bool:
     return True
 
 
-# ---- a rate over a stated window; that of expiries is read from the event stream
+# ---- a rate over a stated window; the rate of expiries is read from the event stream
 
 
-#: The window, seconds, and the most events that are counted. Where more happened, the window is shorter.
+#: The window, seconds, and the most events that are counted. If more happened, the window is shorter.
 WINDOW, COUNTED = 60.0, 2000
 _RATE = Script("ops/rate")
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Events per second, over the last `window_seconds`; 0.0 seconds where nothing is known."""
+    """Events per second, over the last `window_seconds`; 0.0 seconds if nothing is known."""
 
     per_second: float = 0.0
     window_seconds: float = WINDOW
@@ -85,7 +88,7 @@ class Rate:
         return self.per_second if self.window_seconds else None
 
     def seconds_for(self, waiting: int) -> float | None:
-        """How long `waiting` of them take at this rate; None where it is 0 and some wait."""
+        """How long `waiting` of them take at this rate; None if it is 0 and some wait."""
         if not waiting:
             return 0.0
         return round(waiting / self.per_second, 1) if self.per_second else None
@@ -98,7 +101,7 @@ UNKNOWN = Rate(0.0, 0.0)
 def read_rate(shard: Shard, now: int) -> Rate:
     """
     The rate of expiries up to `now` (ms). Each event has the time of its expiry on Redis's clock, so the rate is right
-    during a long tick and after one, and the same for every process that reads it. Raises redis.RedisError.
+    during a long tick and afterwards, and each process reads the same rate. Raises redis.RedisError.
     """
     start = now - int(WINDOW * 1000)
     call = Call([shard.keys.events], [max(0, start), COUNTED])
@@ -136,17 +139,17 @@ class EndpointStatus:
     """One endpoint on one shard. Times are ms on Redis's clock."""
 
     name: str
-    #: False for one that is not in the configuration, and has a group or dead letters.
+    #: False: the endpoint is not in the configuration, and has a group or dead letters.
     configured: bool = True
-    #: The last event that its group has taken; None where there is no group.
+    #: The last event that the group has taken; None if there is no group.
     position: str | None = None
-    #: Events that are to be sent to it. Events that it does not want are left out. Not exact: an estimate. None: there
-    #: is no group, because it was not made yet or is lost, so nobody knows.
+    #: Events that are to be sent to the endpoint, without those of other subscriptions. Not exact: an estimate. None:
+    #: nobody knows, because the group was not made yet or is lost.
     pending: int | None = None
     pending_exact: bool = True
-    #: Age of the oldest event that it has not acknowledged, seconds.
+    #: Age of the oldest event that is not acknowledged, seconds.
     oldest_pending_seconds: float = 0.0
-    #: Since when it is paused, and why.
+    #: Since when the endpoint is paused, and why.
     paused_at_ms: int | None = None
     paused_reason: str = ""
     #: How long nothing is sent because the receiver asked for it, seconds from now, and until when.
@@ -154,22 +157,22 @@ class EndpointStatus:
     muted_until_ms: int | None = None
     #: Whether a circuit is open, how many deliveries failed in a row, and why the last one did.
     circuit_open: bool = False
-    #: How many of the processes that deliver to it have an open circuit.
+    #: On how many processes the circuit is open, and how many processes deliver.
     open_on: int = 0
     processes: int = 0
     failures: int = 0
     failure: str = ""
     dead_letters: int = 0
-    #: The replay to it that is running.
+    #: The running replay.
     replay: ReplayStatus | None = None
     #: Events delivered per second by all processes.
     rate: Rate = UNKNOWN
-    #: The processes that deliver to it, those with an open circuit first.
+    #: The processes that deliver, first the processes with an open circuit.
     replicas: tuple[CircuitNote, ...] = ()
 
     @property
     def state(self) -> str:
-        """`paused`, `failing` (its circuit is open), `quiet`, `open`; `unknown` to the configuration."""
+        """`paused`, `failing` (the circuit is open), `quiet`, `open`, or `unknown` to the configuration."""
         if not self.configured:
             return "unknown"
         if self.paused_at_ms is not None:
@@ -180,7 +183,7 @@ class EndpointStatus:
 
     @property
     def empty_in_seconds(self) -> float | None:
-        """How long it takes at this rate to deliver the events that wait now. None where nothing is delivered."""
+        """The time to deliver what waits now at this rate, seconds; None if nothing is delivered."""
         if self.pending is None or (self.pending and self.paused_at_ms is not None):
             return None
         return self.rate.seconds_for(self.pending)
@@ -284,7 +287,7 @@ def _backlog(group: dict[str, Any] | None, backlog: GroupBacklog | None) -> dict
 # daemon does not have, and its cost does not grow with the backlog.
 
 
-#: How many due entries are explained; where there are more, so many of them, evenly spread.
+#: How many due entries are explained; if there are more, so many of them, evenly spread.
 SAMPLE = 200
 
 
@@ -294,7 +297,7 @@ class Due:
     The entries whose deadline, as the index has it, has passed.
 
     Whether the grace has passed too is not in the index, so expire.lua is asked about each of them, or about a sample
-    where they are many.
+    if they are many.
     """
 
     entries: int = 0
@@ -302,7 +305,7 @@ class Due:
     in_grace: int = 0
     #: All others: those that a sweep would act on now.
     overdue: int = 0
-    #: False where `in_grace` and `overdue` are estimates from a sample.
+    #: False if `in_grace` and `overdue` are estimates from a sample.
     exact: bool = True
     #: Since the deadline of the oldest entry, in grace or not, seconds.
     oldest_seconds: float = 0.0
@@ -321,7 +324,7 @@ class KindStatus:
     quarantined: int
     #: The last tick; None before the first.
     tick: LastSweep | None
-    #: Host, process id and a random part of the process that sweeps at this moment; empty where none does.
+    #: Host, process id and a random part of the process that sweeps at this moment; empty if none does.
     sweeping: str
     #: The last complete walk over all of its hashes; None before the first.
     last_walk: LastWalk | None
@@ -329,7 +332,7 @@ class KindStatus:
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """One shard. Where `error` is not empty, Redis did not answer, and all else says nothing."""
+    """One shard. If `error` is not empty, Redis did not answer, and all else says nothing."""
 
     name: str
     #: Where it is, without credentials.
@@ -341,7 +344,7 @@ class ShardStatus:
     quarantined: int = 0
     #: The last tick; None before the first.
     tick: LastSweep | None = None
-    #: Host, process id and a random part of who sweeps at this moment; empty where nobody does.
+    #: Host, process id and a random part of who sweeps at this moment; empty if nobody does.
     sweeping: str = ""
     #: Each configured kind. All else here is about reservations.
     kinds: tuple[KindStatus, ...] = ()
@@ -355,7 +358,7 @@ class ShardStatus:
     last_walk: LastWalk | None = None
     #: The daemons that run on it.
     processes: Processes = field(default_factory=Processes)
-    #: Only where they were asked for.
+    #: Only if they were asked for.
     details: Details = field(default_factory=Details)
     #: Whether there is no key that sweeperd works on: perhaps the database or the prefix is wrong.
     empty: bool = False
@@ -372,7 +375,7 @@ class ShardStatus:
 
     @property
     def empty_in_seconds(self) -> float | None:
-        """How long it takes at this rate to expire the entries that are overdue now. None where none expires."""
+        """The time to expire what is overdue now at this rate, seconds; None if nothing expires."""
         return self.rate.seconds_for(self.due.overdue)
 
 
@@ -385,7 +388,7 @@ def read_status(
     memory: BacklogMemory | None = None,
 ) -> ShardStatus:
     """
-    One shard as it is now. It does not raise where Redis cannot be worked with: that is part of the answer.
+    One shard as it is now. It does not raise if Redis cannot be worked with: that is part of the answer.
     `sample`: how many due entries are explained at most. `detailed`: with what only the status page shows.
     `memory`: of the backlogs of earlier calls.
     """
@@ -472,7 +475,7 @@ def _due(shard: Shard, kind: Kind, batch: int, now: int, due: int, sample: int) 
 
 
 def _spread(shard: Shard, index: bytes, due: int, sample: int) -> list[tuple[bytes, float]]:
-    """Id and score of the due entries, the oldest first; of `sample` of them, evenly spread, where there are more."""
+    """Id and score of the due entries, the oldest first; of `sample` of them, evenly spread, if there are more."""
     if due <= sample:
         return list(shard.client.zrange(index, 0, due - 1, withscores=True))  # type: ignore[arg-type]
     pipeline = shard.client.pipeline(transaction=False)

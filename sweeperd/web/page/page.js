@@ -57,7 +57,7 @@
     return made;
   }
 
-  // A node is changed only where its text differs, so that a selection and the scroll position stay.
+  // A node is changed only if its text differs, so that a selection and the scroll position stay.
   function say(node, text) {
     if (node.textContent !== text) node.textContent = text;
   }
@@ -131,7 +131,7 @@
       say(this.text, command);
     }
 
-    // Where the page is not served by https, a browser has no clipboard for it: then the command is selected.
+    // If the page is not served by https, a browser has no clipboard for it: then the command is selected.
     async copy() {
       const selection = getSelection();
       selection.selectAllChildren(this.text);

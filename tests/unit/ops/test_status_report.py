@@ -9,6 +9,7 @@ from importlib import resources
 
 import pytest
 
+from sweeperd.cli.status import state as state_cell
 from sweeperd.config import Settings
 from sweeperd.ops.health import ShardView
 from sweeperd.ops.history import TEXT, UNKNOWN, StatusSample, status_report
@@ -53,6 +54,26 @@ def test_whom_it_is_sent_to(url: str, place: str) -> None:
     status = ShardStatus("eu", "", endpoints=(EndpointStatus("hook"),))
     (shard,) = status_report(ours, [(ShardView("eu", "", status), [])], 0.0)["shards"]
     assert shard["status"]["endpoints"][0]["place"] == place
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "state", "level", "colour"),
+    [
+        (EndpointStatus("hook"), "open", "good", "green"),
+        (EndpointStatus("hook", quiet_seconds=9.0), "quiet", "watch", "yellow"),
+        (EndpointStatus("hook", circuit_open=True), "failing", "bad", "red"),
+        (EndpointStatus("hook", paused_at_ms=1), "paused", "bad", "red"),
+        (EndpointStatus("hook", configured=False), "unknown", None, "dim"),
+    ],
+)
+def test_a_state_has_the_same_level_for_the_page_and_the_commands(
+    endpoint: EndpointStatus, state: str, level: str | None, colour: str
+) -> None:
+    status = ShardStatus("eu", "", endpoints=(endpoint,))
+    (shard,) = status_report(settings("hook"), [(ShardView("eu", "", status), [])], 0.0)["shards"]
+    (shown,) = shard["status"]["endpoints"]
+    assert (shown["state"], shown["level"]) == (state, level)
+    assert state_cell(endpoint).style == colour
 
 
 def test_hostile_texts_are_short_and_readable() -> None:

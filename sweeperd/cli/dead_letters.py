@@ -16,8 +16,8 @@ from sweeperd.cli.change import Change, Changed, changing
 from sweeperd.cli.output import Output, printable, shortened, with_address
 from sweeperd.cli.shards import Run, check_name, on_shards, warn
 from sweeperd.config import EndpointSettings
+from sweeperd.document import Body, CommandDocument, Count, Document, Down, Moment, Seconds
 from sweeperd.ops.actions import Action
-from sweeperd.ops.document import Body, CommandDocument, Count, Document, Down, Moment, Seconds
 from sweeperd.outbox import dead_letters
 from sweeperd.outbox.dead_letters import PAGE, DeadLetter, DeadLetterFilter, Replayed
 from sweeperd.outbox.endpoint_state import EndpointStateStore

@@ -9,7 +9,7 @@ from sweeperd.cli.options import Options, json_option, shard_option
 from sweeperd.cli.output import Output, shortened
 from sweeperd.cli.shards import Troubles, for_each_shard, warn
 from sweeperd.config import SweepSettings
-from sweeperd.ops.document import Argument, CommandDocument, Count, Document, Down, Text
+from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Text
 from sweeperd.ops.reconcile.subjects import Holder, find_holders, read_budget
 from sweeperd.store.shard import Shard
 

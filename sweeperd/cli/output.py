@@ -15,7 +15,7 @@ from rich.text import Text
 
 from sweeperd.cli.options import json_address, text_address
 from sweeperd.config import DEFAULT_SHARD
-from sweeperd.ops.document import Document
+from sweeperd.document import Document
 from sweeperd.text import timestamp
 
 __all__ = ["timestamp"]

@@ -12,9 +12,9 @@ from sweeperd.cli.options import Exit, Moment, fail, moment, stop_on_signals
 from sweeperd.cli.output import printable, timestamp
 from sweeperd.cli.shards import endpoint_of, warn
 from sweeperd.config import EndpointSettings
+from sweeperd.document import Argument, CommandDocument, Count, Document, Down
+from sweeperd.document import Moment as At
 from sweeperd.ops.actions import Action
-from sweeperd.ops.document import Argument, CommandDocument, Count, Document, Down
-from sweeperd.ops.document import Moment as At
 from sweeperd.ops.expired import retention_gap
 from sweeperd.outbox import replays as replay
 from sweeperd.outbox.replays import ReplayNote, ReplayProgress, ReplaySpan, described

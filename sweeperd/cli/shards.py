@@ -17,7 +17,7 @@ import click
 from sweeperd.cli.options import Decorator, Exit, Options, fail, json_option, shard_option
 from sweeperd.cli.output import Output, printable, shortened
 from sweeperd.config import EndpointSettings, Settings
-from sweeperd.ops.document import Document
+from sweeperd.document import Document
 from sweeperd.ops.health import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names

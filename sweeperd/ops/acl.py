@@ -15,7 +15,7 @@ from pydantic import Field
 from sweeperd import redis_url
 from sweeperd.config import EXPIRY_SPIKE, Settings, ShardSettings
 from sweeperd.config.kinds import FORMS, KindSettings, parse_word
-from sweeperd.ops.document import CommandDocument, Document
+from sweeperd.document import CommandDocument, Document
 from sweeperd.redis_url import parse
 from sweeperd.store.keys import Keys
 

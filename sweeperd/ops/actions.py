@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import redis
 from pydantic import Field
 
+from sweeperd.document import CommandDocument, Count, Document, Down, Moment
 from sweeperd.metrics import Metrics
-from sweeperd.ops.document import CommandDocument, Count, Document, Down, Moment
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard

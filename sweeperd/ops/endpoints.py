@@ -12,7 +12,7 @@ from pydantic import Field, WithJsonSchema
 
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.config.types import PRIVATE
-from sweeperd.ops.document import Argument, CommandDocument, Count, Document, Down, Moment, Seconds
+from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment, Seconds
 from sweeperd.ops.history import EndpointFigures
 from sweeperd.ops.show import AttemptDocument
 from sweeperd.ops.status import LETTERS, EndpointStatus

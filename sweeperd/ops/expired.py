@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from sweeperd.ops.document import Argument, CommandDocument, Count, Document, Down, Sha256
+from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Sha256
 from sweeperd.outbox.event import ONLY_FOR, Fields, is_expiry, message
 from sweeperd.outbox.replays import AHEAD_MS, BEHIND_MS
 from sweeperd.store import streams

@@ -16,7 +16,7 @@ from pydantic import AliasPath, Field
 
 from sweeperd import __version__
 from sweeperd.config import Settings
-from sweeperd.ops.document import CommandDocument, Count, Document, Moment, Seconds
+from sweeperd.document import CommandDocument, Count, Document, Moment, Seconds
 from sweeperd.ops.health import (
     ENDPOINT_STATES,
     STALE,

@@ -7,7 +7,7 @@ import redis
 from pydantic import Field
 
 from sweeperd.config import SweepSettings
-from sweeperd.ops.document import CommandDocument, Count, Document, Down, Moment, Seconds, Text
+from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Seconds, Text
 from sweeperd.ops.reconcile import Fault, Reservations
 from sweeperd.ops.show import explain
 from sweeperd.store.errors import describe, is_server_trouble

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 from pydantic import AliasPath, Field, WithJsonSchema
 
 from sweeperd.config import Settings
-from sweeperd.ops.document import CommandDocument, Count, Document, Down, Moment, Seconds, Text
+from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Seconds, Text
 from sweeperd.outbox.attempts import Attempt, RecordedAttempt, attempts_with, read_attempts
 from sweeperd.outbox.event import message
 from sweeperd.outbox.replays import GROUP_PREFIX

@@ -19,9 +19,9 @@ from pydantic import Field
 from sweeperd.config import Settings
 from sweeperd.context import Interpreter, ShardContext
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher, shares
+from sweeperd.document import Count, Document, Seconds
 from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.metrics import Metrics
-from sweeperd.ops.document import Count, Document, Seconds
 from sweeperd.runtime.sweeps import CyclesLease, KindSweep, kind_sweeps
 from sweeperd.store.errors import describe
 from sweeperd.store.lease import Lease

@@ -17,11 +17,11 @@ from sweeperd.cli.app import main
 from sweeperd.cli.dead_letters import DeadLettersChangeDocument, DeadLettersDocument
 from sweeperd.cli.ledger import LedgerDocument
 from sweeperd.cli.replay import ReplaysDocument
+from sweeperd.document import Document
 from sweeperd.metrics import KeptCounter, Metrics
 from sweeperd.ops.acl import AclDocument
 from sweeperd.ops.actions import ActionsDocument
 from sweeperd.ops.check import CheckDocument
-from sweeperd.ops.document import Document
 from sweeperd.ops.endpoints import (
     AttemptsDocument,
     EndpointChangeDocument,

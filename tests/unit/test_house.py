@@ -44,7 +44,7 @@ READ_ONLY = [
 ]
 
 #: How many files stand at the top of the package.
-MOST_FILES = 10
+MOST_FILES = 11
 
 # Each rule below is a ratchet: a figure that is better than its bound lowers the bound in the same commit.
 

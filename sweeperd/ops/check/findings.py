@@ -9,7 +9,7 @@ import redis
 from pydantic import Field
 
 from sweeperd.config import Settings
-from sweeperd.ops.document import CommandDocument, Document
+from sweeperd.document import CommandDocument, Document
 from sweeperd.store.errors import REFUSED
 from sweeperd.store.shard import Shard
 

@@ -1,4 +1,4 @@
-"""`sweeperd dead-letters`: list the deliveries that were given up on, replay them, drop them."""
+"""`sweeperd dead-letters`: list the deliveries that were given up on, send them again, drop them."""
 
 import heapq
 import itertools

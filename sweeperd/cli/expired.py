@@ -1,4 +1,6 @@
-"""How `sweeperd expired` prints its events: as a table, CSV, JSON lines, or a chain of JSON lines."""
+"""
+`sweeperd expired` and `sweeperd verify-archive`: what has expired, as a table, CSV, JSON lines or a verifiable chain.
+"""
 
 import csv
 import dataclasses

@@ -1,8 +1,5 @@
 """
-The Redis that a command works on. Each command names its address once, because a wrong one looks like an empty one.
-
-`Options.shards` remembers the shards for the rest of the command; `Output` prints their address: as the first line of a
-table, as `address` in a JSON document, and on standard error in all other cases.
+The options that commands share, the moments and signals that they understand, and the address of the Redis at hand.
 """
 
 import contextlib

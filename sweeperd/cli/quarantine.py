@@ -1,4 +1,6 @@
-"""`sweeperd quarantine`: list what was set aside, requeue, dismiss, and adopt what another sweeper set aside."""
+"""
+`sweeperd quarantine`: list what was set aside, put entries back after a repair, dismiss them, adopt those of others.
+"""
 
 import contextlib
 import sys

@@ -1,9 +1,4 @@
-"""
-The commands of `give_back`: text such as "HINCRBY seats:{show} free {qty}", parsed to values for a generated script.
-
-A template is split into words before a placeholder is filled, so the value of a field never becomes a second word, a
-command or an option.
-"""
+"""The settings of configured kinds, with the language of `give_back`."""
 
 import re
 from collections.abc import Iterable, Sequence

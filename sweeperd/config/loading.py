@@ -1,4 +1,4 @@
-"""Problems of the settings: a line for each with file and key, and a similar key if a key is unknown."""
+"""Settings from a TOML file and the environment, with a line for each problem in them."""
 
 import difflib
 import itertools

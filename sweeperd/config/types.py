@@ -1,4 +1,4 @@
-"""The types of settings: durations, names, and the section that refuses unknown keys."""
+"""The types that settings are made of: durations, names, secrets and references to them, addresses, certificates."""
 
 import base64
 import binascii

@@ -1,4 +1,4 @@
-"""Settles the events of one endpoint in Redis, many in one round trip: acknowledge, park, release, dead-letter."""
+"""Settles events in Redis, many in one round trip, and keeps the log of attempts."""
 
 import enum
 import itertools

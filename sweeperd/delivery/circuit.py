@@ -1,7 +1,4 @@
-"""
-Whether anything is sent to an endpoint now: the waits between the deliveries of an event, the circuit of the endpoint,
-and the state that all replicas know, paused or muted.
-"""
+"""When an endpoint gets a request again: the waits of one event, and the circuit of the endpoint."""
 
 import threading
 import time

@@ -1,4 +1,7 @@
-"""The deliveries of one process on one shard: those to the endpoints, and the replays that operators have begun."""
+"""
+The deliveries of one process and one shard: a lane for each endpoint and each replay, and the maintenance of the
+outbox.
+"""
 
 import logging
 import secrets

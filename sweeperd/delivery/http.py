@@ -1,14 +1,4 @@
-"""
-HTTP to a receiver: requests over urllib3 that end in time, the result of a request, and why there was no response.
-
-urllib3 limits each wait on a socket, not the whole exchange, so connection and response are extended by a deadline.
-Code that is here for speed alone, with the gain in a delivery of single events (350 to 480 µs of CPU time an event, row
-`delivery`); the times are those of the calls alone, on one core:
-
-- `Transport.request` copies a prepared request: 2 µs in place of 96 for a request that requests prepares.
-- `read_headers` in place of the parser of e-mails: 3 µs in place of 18 for a response of five headers.
-- `limit_wait` sets a time-out only if the time-out is wrong: not measured alone.
-"""
+"""HTTP to one receiver: TLS, a deadline for the whole exchange, and what the answer or its absence means."""
 
 import base64
 import contextlib

@@ -1,7 +1,4 @@
-"""
-The reader of one endpoint: takes events from the outbox, new ones and those that have become due, and queues them for
-the senders. While the circuit is open, the reader chooses the event that is sent as the probe.
-"""
+"""The reader of one endpoint: new events, events that are due again, and the probes of an open circuit."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""The examples of kinds for `sweeperd demo --kind`: the entries written, and the values due at the end."""
+"""`sweeperd demo --kind`: the examples of kinds, shown live."""
 
 import importlib.util
 import time

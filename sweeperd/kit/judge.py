@@ -1,4 +1,4 @@
-"""Properties of the kit, and the report if a property does not hold."""
+"""What a property of the kit is, how a run is judged, and how a failure is made small."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Properties of a kind about the entry: its deadline, index entry and hash."""
+"""The properties of a kind: of its entry, of all around the entry, and of drains that compete or are killed."""
 
 import contextlib
 import marshal

@@ -1,11 +1,4 @@
-"""
-A plugin for pytest: `pytest --sweeperd-config FILE` tries each property of the kit on each kind of these settings. Each
-property is a separate test. Without the option the plugin does nothing.
-
-Two fixtures of the user's conftest.py are optional. `entry` gives the entries: samples as a list of objects, or a
-Hypothesis strategy of such an object. `books` gives a function that takes a client of Redis and returns the values
-that no expiry may change. Both may ask for the fixture `kind_name`, the name of the kind.
-"""
+"""The pytest plugin of the kit: `pytest --sweeperd-config FILE` tries each property on each kind."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The answers of the ledger: immutable values. Amounts are whole numbers, times are ms since the epoch."""
+"""The values of the ledger: what callers hand in, what the scripts answer, what callers get."""
 
 import hashlib
 import json

@@ -1,7 +1,4 @@
-"""
-Which commands sweeperd runs on which keys: one table. `sweeperd acl` makes the rules of a Redis user from it, and
-`sweeperd check` tries each command of it. A feature that needs another key or command adds a `Grant` here.
-"""
+"""The rights that sweeperd needs: one table of commands and keys, and the ACL rules made from the table."""
 
 import enum
 import re

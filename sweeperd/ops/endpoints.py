@@ -1,4 +1,4 @@
-"""What an operator does with endpoints: make and publish keys, list, pause, resume, skip an event, try one out."""
+"""What operators do with endpoints: pause, resume, skip, try out; and the public keys of the endpoints."""
 
 import json
 import secrets

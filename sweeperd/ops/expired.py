@@ -1,12 +1,4 @@
-"""
-An archive of expiries as a chain: JSON lines, each with the SHA-256 of the line before it.
-
-`PREVIOUS` of a line is the SHA-256, in lower-case hex, of the canonical form of the line before it; that of the first
-line is START, or the head of the archive that it continues. The canonical form of a line is its JSON with sorted keys,
-without white space outside of strings, and with each character beyond ASCII as `\\uXXXX`. The head of an archive is the
-hash of its last line. It is to be kept elsewhere: without it an end that was cut off, or a changed last line, cannot be
-noticed.
-"""
+"""What has expired, read from the stream, and the archive of expiries as a chain of lines."""
 
 import functools
 import hashlib

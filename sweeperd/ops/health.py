@@ -1,7 +1,4 @@
-"""
-How a shard is doing, for an operator: trouble with Redis, what to do about a finding, how the state of an endpoint is
-shown, and the three answers of the status page. With several shards, a shard that is down must not hide the others.
-"""
+"""Whether all is well: an answer to each question of an operator, with advice, and the shards in trouble."""
 
 import contextlib
 import enum

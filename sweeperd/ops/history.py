@@ -1,7 +1,4 @@
-"""
-The status as a document, for `status --json`, `endpoints list --json` and the status page; and the status of one shard
-over the last hour, read by one thread, for the page.
-"""
+"""The status as one document, for the command, for `endpoints list` and for the status page, and its last hour."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What was set aside: listed, put back into the index after a repair, dismissed, or adopted from another sweeper."""
+"""The quarantine of a kind: list entries, put them back, dismiss them, adopt those of another sweeper."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""What a sweep would do with an entry, all that is known of one entry, and what the status page shows of a shard."""
+"""One entry and all that is known of it: its hash, its decision now, its event, its deliveries."""
 
 import contextlib
 import enum

@@ -1,7 +1,4 @@
-"""
-The status of a shard, read from Redis: what is due and overdue, who sweeps, what each endpoint waits for, what is set
-aside, and whether the shard holds any key that sweeperd works on (a wrong database or prefix looks healthy otherwise).
-"""
+"""The status of one shard: sweep, backlog, endpoints, quarantine, walks."""
 
 import logging
 from collections import Counter

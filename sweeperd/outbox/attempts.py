@@ -1,9 +1,4 @@
-"""
-What is kept of one request to an endpoint, without what is secret.
-
-A receiver or a proxy may repeat a secret as their framework writes text. So a secret is looked for as it is, with the
-JSON, percent and HTML escapes that frameworks write, and as base64 at each of the three places that a byte can have.
-"""
+"""The recorded attempts of deliveries, with all secrets hidden."""
 
 import base64
 import functools

@@ -1,4 +1,4 @@
-"""How fast one process delivers to one endpoint: a rate over a stated window, from samples with times."""
+"""What all replicas must know of an endpoint: paused, muted, and the circuits and rates of each process."""
 
 from collections import deque
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The message about one entry of the outbox: the JSON of its event, for any kind of event."""
+"""Events of the outbox, and the requests that carry them: bodies as bytes, and the headers about the events."""
 
 import hashlib
 import json

@@ -1,8 +1,4 @@
-"""
-The webhook subscriptions of a Cycles installation: which of them get an event. The rules are those of cycles-server
-(EventEmitterRepository, WebhookSubscription): a record that its runtime cannot read gets nothing, so the lists of
-fields, event types, categories and states below are the runtime's.
-"""
+"""Which events an endpoint gets, and which a webhook subscription of a Cycles installation gets."""
 
 from datetime import datetime
 from enum import StrEnum

@@ -1,7 +1,4 @@
-"""
-The daemon: for each shard a runner, whose tasks and threads the daemon starts, watches and joins. Runners share nothing
-but the interpreter.
-"""
+"""The daemon: what it does for each shard, and the scheduler, started and stopped in order."""
 
 import contextlib
 import functools

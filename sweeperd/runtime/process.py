@@ -1,4 +1,4 @@
-"""What a daemon does: all of it, or one half, so that sweep and delivery can be scaled apart."""
+"""The process: the role that it has."""
 
 from enum import StrEnum
 

@@ -1,4 +1,4 @@
-"""The sweep of each kind on one shard, with its lease, its log and metrics, and the stand-by beside another replica."""
+"""The sweep of one kind on one shard, with its lease, its log and metrics, its last tick."""
 
 import contextlib
 import logging

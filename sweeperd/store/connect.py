@@ -1,8 +1,5 @@
 """
-A shard's client: to one server, to the primary named by Sentinel, or to the owner of the prefix's slot in a Cluster.
-
-No client retries a command or waits: the next tick is the retry, and a command sent twice in silence would make the
-counts lie. redis-py retries by default, its questions to the sentinels too, so each part of redis-py is told not to.
+The connections of a shard: to one server, to the primary that Sentinel names, or to the owner of a slot in a Cluster.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""The name of this process, for other replicas and operators."""
+"""Leases that save work among replicas, and the name of this process in them."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""Redis's clock. No other clock decides anything."""
+"""One shard: its server, its keys, and its clock, the only clock that decides anything."""
 
 import contextlib
 import copy

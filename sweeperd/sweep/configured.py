@@ -1,4 +1,4 @@
-"""The kinds of the settings, as the sweep takes them: reservations if they are enabled, and each of `[[kinds]]`."""
+"""The configured kinds of a shard, and the checks of a kind before its first sweep on a server."""
 
 import functools
 import random

@@ -1,4 +1,4 @@
-"""Reads the index of a kind page by page, tick after tick, while its entries leave, stay or move."""
+"""Reads the due entries of an index page by page, past those that stay."""
 
 import math
 import random

@@ -1,19 +1,4 @@
-"""
-The script of a kind, generated from its settings: one text for each kind. Names, patterns and templates are constants
-in the script; the values of an entry are read at run time and never become Lua.
-
-KEYS[1] -> the entry's hash  KEYS[2] -> the index  KEYS[3] -> sweeperd:events  KEYS[4] -> the kind's quarantine
-ARGV[1] -> the id  ARGV[2] -> the prefix  ARGV[3] -> how long the ended hash stays, ms; 0: not at all
-ARGV[4] -> trace id for the event
-
-Replies: {'not_found'}, {'not_due'}, {'in_grace', ms when the grace ends}, {'skipped', detail},
-{'quarantined', reason, tenant, why},
-{'expired', tenant, ms since deadline + grace, keys that do not exist as a JSON array}.
-
-The plan of `give_back` has two forms. The full form gives a list of the commands to kind_plan.lua. The quick
-form is for commands that are all HINCRBY: it checks the everyday case with as few steps as possible, and leaves every
-other case to the full form.
-"""
+"""The script of a configured kind, generated from its settings."""
 
 import re
 import string

@@ -1,7 +1,4 @@
-"""
-What is told of a sweep: the last tick, which all replicas and operators read; the rate of each tenant's expiries, for
-the event `reservation.expiry_rate_spike`; log lines and metrics of each decision and of each tick.
-"""
+"""What becomes known of a sweep: logs, metrics, the last tick, and the rates of expiry."""
 
 import logging
 from collections import Counter

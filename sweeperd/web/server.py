@@ -1,8 +1,4 @@
-"""
-Which `Host` headers are served. If an operator has a web page open, the page can point its own name at this port (DNS
-rebinding) and read the answers as if they were its own. The browser still sends the page's name as `Host`, so a request
-is refused if its name is not configured. A request by IP address cannot come from such a page.
-"""
+"""The HTTP server: metrics, health, readiness and the status page, for the hosts that are served."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""The keys of a shard, and what its user may do with them."""
+"""Checks of a shard's keys, of the rights to them, and of a Cycles installation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast

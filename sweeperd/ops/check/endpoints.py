@@ -1,4 +1,4 @@
-"""How long the certificates of an endpoint are valid: those in its files, and the receiver's own."""
+"""Checks of the endpoints: whether they answer, and how long their certificates are valid."""
 
 import socket
 import time

@@ -1,4 +1,4 @@
-"""The server of a shard: version, role, memory, persistence, replication, clock."""
+"""Checks of a shard's server: version, role, memory, persistence, replication, clock."""
 
 import functools
 import time

@@ -92,11 +92,13 @@ class Script:
 
     def __init__(self, name: str, text: str | Callable[[], str] | None = None) -> None:
         self.name = name
-        self._text = functools.partial(source, name) if text is None else text
+        self._text = text
 
     @functools.cached_property
     def source(self) -> str:
         """The text for the server."""
+        if self._text is None:
+            return source(self.name)
         return self._text if isinstance(self._text, str) else self._text()
 
     @functools.cached_property

@@ -42,7 +42,7 @@ def test_the_watchdog_is_fed_only_while_all_is_well(
         service._check()
         service._check()
         assert heard.said("WATCHDOG") == ["1"]
-        assert heard.said("STATUS")[-1] == "Not well: the sweep of default is stuck"
+        assert heard.said("STATUS")[-1] == "Not well: the sweep of reservations on default is stuck"
 
         monkeypatch.undo()
         monkeypatch.setattr(Dispatcher, "complete", True)
@@ -104,7 +104,7 @@ def test_after_a_reload_the_page_still_has_its_hour(server: Server) -> None:
     runner(before).status_history.update()
     after.adopt(before)
     (shard,) = after.report()["shards"]
-    assert shard["status"]["overdue"] == 0
+    assert shard["status"]["due"]["overdue"] == 0
     assert shard["history"]["overdue"] == [0]
     for daemon in (before, after):
         runner(daemon)._shard.close()

@@ -21,6 +21,7 @@
 -- The check comes before the write in every case: what a walk saw earlier is a hint only. No ledger value changes. ZREM
 -- is the first write and needs no memory: if Redis is at maxmemory, ZREM is still accepted, and so is ZADD after ZREM.
 
+-- @include clock
 -- @include reservation_look
 -- @include rights
 

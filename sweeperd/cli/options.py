@@ -80,7 +80,7 @@ class Moment:
     of_day_ms: int | None = None
 
     def on(self, now_ms: int) -> int:
-        """In ms since the epoch, where it is `now_ms`."""
+        """The moment in ms since the epoch, if Redis's clock says `now_ms`."""
         if self.of_day_ms is not None:
             today = now_ms - now_ms % _DAY_MS + self.of_day_ms
             return today if today <= now_ms else today - _DAY_MS

@@ -31,7 +31,7 @@ class Redelivery:
     initial: float
     longest: float
     max_age_ms: int
-    #: When the group was made, where it began in the past: an older event counts as if it had been added then.
+    #: When the group was made, if it began in the past: an older event counts as if it had been added then.
     counts_from_ms: int = 0
 
     @classmethod
@@ -106,7 +106,7 @@ class CircuitBreaker:
 
     @property
     def wait(self) -> float:
-        """Seconds until the probe is due; 0 where it is due now, or where the circuit is closed."""
+        """Seconds until the probe is due; 0 if the probe is due now, or if the circuit is closed."""
         return max(0.0, self._open_until - self._clock()) if self.open else 0.0
 
     @property
@@ -162,7 +162,7 @@ class CircuitBreaker:
             again = event in self._refused
             self._refused.add(event)
             if len(self._refused) < REFUSED_TO_FAIL and not (self.open and again):
-                return False  # where it was the probe, another event is the probe at once
+                return False  # if this event was the probe, another event is the probe at once
             self.reason = reason
             self._several_failed |= len(self._refused) >= REFUSED_TO_FAIL
             self._refused.clear()
@@ -266,7 +266,7 @@ class EndpointStateCache:
         self._change(EndpointState(paused_at=self._clock.now_ms(), reason=reason))
 
     def mute(self, seconds: float) -> None:
-        """Send nothing for so many seconds, or longer where that is so already. `save` has to follow."""
+        """Send nothing for so many seconds, or longer if a longer mute holds already. `save` has to follow."""
         self._change(EndpointState(muted_until=self._clock.now_ms() + int(seconds * 1000)))
 
     def save(self) -> None:

@@ -3,7 +3,9 @@ The deliveries of one process and one shard: a lane for each endpoint and each r
 outbox.
 """
 
+import contextlib
 import logging
+import os
 import secrets
 import threading
 import time
@@ -128,7 +130,12 @@ class EndpointDelivery:
         self.lane.in_flight.wake()
 
     def _thread(self, work: str, target: Callable[[], None], number: str = "") -> threading.Thread:
-        return threading.Thread(target=target, name=f"{work}-{self._name}{number}", daemon=True)
+        def run() -> None:
+            if self.lane.limits.events > 1:  # a single event waits for the thread, a batch can wait for a core
+                never_preempt()
+            target()
+
+        return threading.Thread(target=run, name=f"{work}-{self._name}{number}", daemon=True)
 
     def _grow(self, count: int) -> None:
         for number in range(len(self._senders) + 1, count + 1):
@@ -153,6 +160,19 @@ class EndpointDelivery:
                 self._consumer.heartbeat()
         except (RedisUnavailable, redis.RedisError) as error:
             log.info("no heartbeat", extra=self.lane.log_fields | {"error": str(error)})
+
+
+def never_preempt() -> None:
+    """
+    From now on, when the current thread wakes up, the thread waits for a free core in place of taking a core from a
+    running thread (Linux: SCHED_BATCH). The time that the thread gets stays the same, in longer pieces.
+
+    On the row `beside`: last webhook 1.7 times the sweep alone, 2.0 to 2.5 without; a process for each role 1.4, 1.6 to
+    1.9 without. Threads of batches wake up thousands of times a second and would interrupt Redis and the sweep, which
+    bring the next events. If the system has no such rule or refuses it, nothing changes.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def join(threads: Iterable[threading.Thread], deadline: float | None) -> bool:

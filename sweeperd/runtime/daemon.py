@@ -17,7 +17,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from sweeperd.config import Settings
 from sweeperd.context import Interpreter, ShardContext
 from sweeperd.delivery.dispatcher import Dispatcher, shares
-from sweeperd.errors import KindRefused, RedisUnavailable
+from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
 from sweeperd.metrics import Metrics
 from sweeperd.ops.actions import ActionExporter
@@ -28,7 +28,7 @@ from sweeperd.outbox.backlog import BacklogMemory
 from sweeperd.runtime.periodic import PeriodicTask
 from sweeperd.runtime.process import Role
 from sweeperd.runtime.reconciler import PeriodicReconciler
-from sweeperd.runtime.sweeps import RETRY_EVERY, CyclesLease, KindSweep, kind_sweeps
+from sweeperd.runtime.sweeps import RETRY_EVERY, CyclesLease, Failure, KindSweep, kind_sweeps
 from sweeperd.store.shard import open_shards
 
 log = logging.getLogger(__name__)
@@ -181,16 +181,10 @@ class ShardRunner:
         try:
             self.delivery.prepare()
             trouble = sweep.run()
-        except RedisUnavailable as error:
-            trouble = str(error)
-            sweep.telemetry.failed(error, redis_down=True)
-        except KindRefused as error:
-            trouble = str(error)
-            sweep.telemetry.failed(error, redis_down=False, logged=True)
-            log.warning("kind refused, it is not swept", extra={"shard": self.name, "error": trouble})
         except Exception as error:
-            trouble = f"the sweep fails: {type(error).__name__}"
-            sweep.telemetry.failed(error, redis_down=False)
+            failure = Failure.of(error)
+            trouble = failure.cause if failure.sort in ("redis", "refused") else f"the sweep fails: {failure.cause}"
+            sweep.failed(failure)
         self._note(sweep.name, trouble)
 
     def _maintain(self) -> None:

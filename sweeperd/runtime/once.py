@@ -13,17 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-import redis
 from pydantic import Field
 
 from sweeperd.config import Settings
 from sweeperd.context import Interpreter, ShardContext
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher, shares
 from sweeperd.document import Count, Document, Seconds
-from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.metrics import Metrics
-from sweeperd.runtime.sweeps import CyclesLease, KindSweep, kind_sweeps
-from sweeperd.store.errors import describe
+from sweeperd.runtime.sweeps import CyclesLease, Failure, KindSweep, kind_sweeps
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import open_shards
 from sweeperd.sweep.kind import Decision, Outcome
@@ -204,22 +201,21 @@ class _Run:
         return True
 
     def _failed(self, kind: str, error: Exception, sweeps: Sequence[KindSweep] = ()) -> None:
-        """`kind`: whose sweep failed, if it was a sweep. `sweeps`: those that count as failed."""
-        redis_down = isinstance(error, RedisUnavailable)
-        if redis_down:
-            failure = f"redis is not available: {error}"
-            self._metrics.sweep.redis_up.labels(self.name).set(0)
-        elif isinstance(error, KindRefused):
-            failure = str(error)
-        else:
-            told = isinstance(error, redis.ResponseError)  # a key of another type, say: no fault of the program
-            why = describe(error) if told else type(error).__name__
-            failure = f"{kind}: the sweep failed: {why}" if kind else f"the run failed: {why}"
-            log.error("the run failed", extra={"shard": self.name, "error": failure}, exc_info=None if told else error)
-        if failure not in self.failures:
-            self.failures.append(failure)
+        """`kind`: the name of the kind if its sweep failed. `sweeps`: the sweeps that count as failed."""
+        failure = Failure.of(error)
+        match failure.sort:
+            case "redis":
+                text = f"redis is not available: {failure.cause}"
+                self._metrics.sweep.redis_up.labels(self.name).set(0)
+            case "refused":
+                text = failure.cause
+            case _:
+                text = f"{kind}: the sweep failed: {failure.cause}" if kind else f"the run failed: {failure.cause}"
+                failure.log(logging.ERROR, "the run failed", {"shard": self.name}, text)
+        if text not in self.failures:
+            self.failures.append(text)
         for sweep in sweeps:
-            sweep.telemetry.failed(error, redis_down=redis_down, logged=True)
+            sweep.telemetry.failed(redis_down=failure.sort == "redis")
 
     def _count_delivered(self) -> None:
         self.delivery = self._delivery.report()

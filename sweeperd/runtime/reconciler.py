@@ -6,7 +6,6 @@ import threading
 import time
 
 from sweeperd.config import Settings
-from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.ops.reconcile import (
     Fault,
@@ -19,6 +18,7 @@ from sweeperd.ops.reconcile import (
     reconcile,
     subject_of,
 )
+from sweeperd.runtime.sweeps import Failure
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.reservations import RESERVATIONS
@@ -166,15 +166,16 @@ class PeriodicReconciler:
                 walk.walk(within, self._stop)
             except Interrupted:
                 return
-            except RedisUnavailable as error:
+            except Exception as error:
                 walk.count("error")
-                log.warning("reconcile failed, it is tried again later", extra=fields | {"error": str(error)})
-            except KindRefused as error:
-                walk.count("error")
-                walk.wait_until = math.inf  # it would fail, or block Redis, in the same way
-                log.warning("kind refused, it is not walked until a restart", extra=fields | {"error": str(error)})
-            except Exception:
-                walk.count("error")
-                log.exception("reconcile failed", extra=fields)
+                failure = Failure.of(error)
+                match failure.sort:
+                    case "redis":
+                        failure.log(logging.WARNING, "reconcile failed, it is tried again later", fields)
+                    case "refused":
+                        walk.wait_until = math.inf  # another walk would fail, or block Redis, in the same way
+                        failure.log(logging.WARNING, "kind refused, it is not walked until a restart", fields)
+                    case _:
+                        failure.log(logging.ERROR, "reconcile failed", fields)
             else:
                 walk.wait_until = 0.0

@@ -4,8 +4,10 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal
 
 import redis
 
@@ -14,6 +16,7 @@ from sweeperd.config import EXPIRY_SPIKE, SweepSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.context import ShardContext
 from sweeperd.errors import KindRefused, RedisUnavailable
+from sweeperd.store.errors import describe
 from sweeperd.store.lease import CYCLES_TOKEN, Lease, process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -23,6 +26,42 @@ from sweeperd.sweep.sweeper import Sweeper
 from sweeperd.sweep.telemetry import ExpiryRates, LastSweepStore, SweepTelemetry, read_last_sweep
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """
+    What an error of a sweep, a walk or a run means. Every error is counted as `error`, makes `--once` exit with 1, and
+    keeps no other kind or shard from its work. The daemon tries again at the next tick; a refused kind is only checked
+    again, and is walked and, if its script is broken, swept no more until a restart.
+    """
+
+    #: `redis`: Redis cannot be worked with for now, and `redis_up` is 0. `refused`: the kind cannot be swept on this
+    #: server. `command`: Redis refused a command, because of a key of another type for example. `bug`: a fault of
+    #: sweeperd, the only failure that is logged with its traceback.
+    sort: Literal["redis", "refused", "command", "bug"]
+    #: In one line.
+    cause: str
+    error: Exception
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        """The one decision about an error, for the daemon and for `--once`."""
+        match error:
+            case RedisUnavailable():
+                return cls("redis", str(error), error)
+            case KindRefused():
+                return cls("refused", str(error), error)
+            case redis.ResponseError():
+                return cls("command", describe(error), error)
+            case _:
+                return cls("bug", type(error).__name__, error)
+
+    def log(self, level: int, line: str, fields: Mapping[str, object], text: str = "") -> None:
+        """Log the failure; `text` in place of the cause."""
+        traceback = self.error if self.sort == "bug" else None
+        log.log(level, line, extra={**fields, "error": text or self.cause}, exc_info=traceback)
+
 
 #: As long as the services of Cycles take it for.
 TTL = timedelta(seconds=30)
@@ -241,6 +280,18 @@ class KindSweep:
             self._broken = f"{self.name}: not swept until sweeperd is restarted: {report.broken}"
             raise KindRefused(self._broken)
         return report
+
+    def failed(self, failure: Failure) -> None:
+        """Count a tick that failed, and log the failure."""
+        self.telemetry.failed(redis_down=failure.sort == "redis")
+        fields = {"shard": self._shard.name, **self._kind.log_fields}
+        match failure.sort:
+            case "redis":
+                failure.log(logging.ERROR, "sweep failed, the next tick tries again", fields)
+            case "refused":
+                failure.log(logging.WARNING, "kind refused, it is not swept", fields)
+            case _:
+                failure.log(logging.ERROR, "sweep failed", fields)
 
     def backlog(self) -> Backlog:
         """How much is due now."""

@@ -232,17 +232,11 @@ class SweepTelemetry:
         self._metrics.leases_lost.labels(self._shard, self._kind.name).inc()
         log.warning("the lease was lost during a sweep; no reservation was", extra=self._about)
 
-    def failed(self, error: Exception, *, redis_down: bool, logged: bool = False) -> None:
-        """A tick that raised this. `logged`: the caller logs it."""
+    def failed(self, *, redis_down: bool) -> None:
+        """A tick that raised an error."""
         self._count_run("error")
         if redis_down:
             self._metrics.redis_up.labels(self._shard).set(0)
-        if logged:
-            return
-        if redis_down:
-            log.error("sweep failed, the next tick tries again", extra=self._about | {"error": str(error)})
-        else:
-            log.error("sweep failed", extra=self._about, exc_info=error)
 
     def measured(self, backlog: Backlog) -> None:
         """How much is due and in quarantine."""

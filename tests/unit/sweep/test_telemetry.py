@@ -249,24 +249,20 @@ def test_tenants_whose_expiries_spiked(told: Told) -> None:
 
 def test_redis_goes_away_and_comes_back(told: Told) -> None:
     told.audit.ticked(report())
-    told.audit.failed(RuntimeError("gone"), redis_down=True)
+    told.audit.failed(redis_down=True)
     changes = told.changes()
     assert changes[("sweeperd_sweeps_total", ("s1", "reservations", "error"))] == 1
     assert ("sweeperd_redis_up", ("s1",)) not in changes
-    assert (told.line["level"], told.line["error"]) == ("ERROR", "gone")
     told.audit.stood_by()
     assert told.changes()[("sweeperd_redis_up", ("s1",))] == 1
 
 
-def test_a_fault_is_told_with_its_traceback(told: Told, caplog: pytest.LogCaptureFixture) -> None:
+def test_redis_is_not_to_blame_for_a_fault(told: Told) -> None:
     told.audit.ticked(report())
-    told.audit.failed(RuntimeError("a bug"), redis_down=False)
+    told.audit.failed(redis_down=False)
     changes = told.changes()
     assert changes[("sweeperd_sweeps_total", ("s1", "reservations", "error"))] == 1
-    assert changes[("sweeperd_redis_up", ("s1",))] == 1, "redis is not to blame"
-    (record,) = caplog.records
-    assert record.exc_info
-    assert str(record.exc_info[1]) == "a bug"
+    assert changes[("sweeperd_redis_up", ("s1",))] == 1
 
 
 def test_backlog(told: Told) -> None:
@@ -339,7 +335,7 @@ def test_only_reservations_count_under_the_names_of_the_cycles_services(kind: st
         TRACE,
     )
     audit.ticked(report(expired=2, quarantined=1, skipped=1))
-    audit.failed(RuntimeError("gone"), redis_down=True)
+    audit.failed(redis_down=True)
     audit.stood_by()
     audit.stood_by()
     counts = {

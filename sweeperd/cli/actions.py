@@ -1,16 +1,69 @@
-"""`sweeperd actions`, and the record that the commands leave."""
+"""
+The flow of every command that changes something: find, ask, act page by page, record, report. And `sweeperd actions`,
+which lists the records.
+
+    @changing
+    def pause(change: Change, name: str) -> None:
+        found = change.each(find)              # on each shard that answers
+        change.confirm("Pause it?")            # unless there is nothing to change
+        change.act(Action.PAUSE, found, work)  # what was found and nothing else; each change is recorded
+        change.report({"endpoint": name})
+"""
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import click
 import redis
 
+from sweeperd.cli.options import yes_option
 from sweeperd.cli.shards import Run, on_shards, warn
 from sweeperd.ops.actions import Action, ActionDocument, ActionsDocument, RecordedAction, read_actions, record
 from sweeperd.store.errors import describe
 from sweeperd.store.shard import Shard
+
+T = TypeVar("T")
+
+#: The target that a record names, and how many entries of the target were changed.
+Changed = tuple[str, int]
+
+
+class Change(Run):
+    """One run of a command that changes something."""
+
+    def confirm(self, question: str) -> None:
+        """Ask the operator, unless --yes is given. Ends the process if the operator does not agree."""
+        self.output.confirm(question, yes=self.yes)
+
+    def act(
+        self, action: Action, found: Iterable[tuple[Shard, T]], work: Callable[[Shard, T], Iterable[Changed]]
+    ) -> None:
+        """
+        Change what was found on each shard, and record what was changed, also if Redis or the output fails half-way:
+        `work` yields each change as soon as the change is done, and prints afterwards. If Redis refuses the record, the
+        action still counts, and a warning says so.
+        """
+        for shard, what in found:
+            done = Counter[str]()
+            try:
+                with self.noted(shard):
+                    for target, count in work(shard, what):
+                        done[target] += count
+            finally:
+                for target, count in sorted(done.items()):
+                    try:
+                        if count:
+                            record(shard, action, target, count)
+                    except redis.RedisError as error:
+                        warn(f"{shard.address}: the action was done, but not recorded: {describe(error)}")
+
+
+def changing(command: Callable[..., None]) -> Callable[..., None]:
+    """The options --yes, --json and --shard of a command; the command gets a `Change`."""
+    return yes_option(on_shards(Change)(command))
 
 
 @click.command("actions", short_help="What operators did: who, when, what, how many.")
@@ -21,7 +74,12 @@ def command(run: Run, limit: int) -> None:
     What operators did with the commands, the newest first: requeue, dismiss, adopt, replay, cancel-replay, drop,
     skip, pause, resume, repair, repair-budget. The last 10,000 or so are kept. Times are of Redis's clock.
     """
-    noted = (run.until_down(shard, _read(shard)) for shard in run.shards)
+
+    def read(shard: Shard) -> Iterator[tuple[Shard, RecordedAction]]:
+        for action in read_actions(shard, newest_first=True):
+            yield shard, action
+
+    noted = (run.until_down(shard, read(shard)) for shard in run.shards)
     newest = heapq.merge(*noted, key=lambda row: row[1].at_ms, reverse=True)
     rows = [_document(*row) for row in itertools.islice(newest, limit)]
     run.table(
@@ -29,11 +87,6 @@ def command(run: Run, limit: int) -> None:
         (list(row.as_json().values()) for row in rows),
         lambda: ActionsDocument(actions=rows, down=run.down),
     )
-
-
-def _read(shard: Shard) -> Iterator[tuple[Shard, RecordedAction]]:
-    for action in read_actions(shard, newest_first=True):
-        yield shard, action
 
 
 def _document(shard: Shard, action: RecordedAction) -> ActionDocument:
@@ -45,13 +98,3 @@ def _document(shard: Shard, action: RecordedAction) -> ActionDocument:
         target=action.target,
         count=action.count,
     )
-
-
-def leave_record(shard: Shard, action: Action, target: str, count: int = 1) -> None:
-    """Record an action that changed something. If Redis refuses the record, the action still counts: warn."""
-    if not count:
-        return
-    try:
-        record(shard, action, target, count)
-    except redis.RedisError as error:
-        warn(f"{shard.address}: the action was done, but not recorded: {describe(error)}")

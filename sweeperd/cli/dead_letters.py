@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 import click
 from pydantic import Field
 
-from sweeperd.cli.change import Change, Changed, changing
+from sweeperd.cli.actions import Change, Changed, changing
 from sweeperd.cli.output import Output, printable, shortened, with_address
 from sweeperd.cli.shards import Run, check_name, on_shards, warn
 from sweeperd.config import EndpointSettings

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from sweeperd.cli.change import Change, Changed, changing
+from sweeperd.cli.actions import Change, Changed, changing
 from sweeperd.cli.options import Exit, Options, fail, json_option
 from sweeperd.cli.output import Cell, Output, timestamp
 from sweeperd.cli.shards import Run, endpoint_of, on_shards

@@ -20,7 +20,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from sweeperd import logs
 from sweeperd.config import Settings, load
-from sweeperd.config.kinds import KindSettings
 from sweeperd.config.types import Duration, PositiveDuration, milliseconds
 from sweeperd.errors import ConfigError
 from sweeperd.runtime import hang_ups
@@ -263,23 +262,5 @@ shard_option: Decorator = click.option("--shard", metavar="NAME", help="Only thi
 kind_option: Decorator = click.option(
     "--kind", metavar="NAME", help="This kind.  [default: reservations, or the only kind]"
 )
-
-
-def swept_names(settings: Settings) -> list[str]:
-    """The names of all kinds that are swept."""
-    built_in = ["reservations"] if settings.reservations.enabled else []
-    return [*built_in, *(kind.name for kind in settings.kinds)]
-
-
-def kind_of(settings: Settings, name: str | None) -> KindSettings | None:
-    """The configured kind of this name; None: reservations. Ends the process where there is none."""
-    if name is None:
-        return None
-    known = {kind.name: kind for kind in settings.kinds}
-    if name not in known:
-        fail(f"there is no kind {name!r} in the configuration, only {', '.join(known) or 'reservations'}", Exit.USAGE)
-    return known[name]
-
-
 #: `--yes`, as `yes`.
 yes_option: Decorator = click.option("--yes", is_flag=True, help="Do not ask.")

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from sweeperd.cli.change import Change, Changed, changing
+from sweeperd.cli.actions import Change, Changed, changing
 from sweeperd.cli.options import kind_option
 from sweeperd.cli.output import Cell, Output, printable, shortened
 from sweeperd.cli.shards import Run, on_shards, one_kind

@@ -1,23 +1,25 @@
 """`sweeperd reconcile`: walk, and repair the index or one budget."""
 
+import contextlib
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import click
 
-from sweeperd.cli.actions import leave_record
-from sweeperd.cli.options import Exit, Options, json_option, kind_of, shard_option, swept_names, yes_option
-from sweeperd.cli.output import Output
-from sweeperd.cli.reconcile_output import Document, document, show, shown_progress, summary
-from sweeperd.cli.shards import Troubles, for_each_shard
-from sweeperd.config import Settings
+from sweeperd.cli.actions import Change, Changed, changing
+from sweeperd.cli.options import Exit
+from sweeperd.cli.output import Cell, printable, timestamp
+from sweeperd.cli.shards import check_name, one_kind
 from sweeperd.ops.actions import Action
 from sweeperd.ops.reconcile import (
     FINDINGS,
     BudgetRepair,
+    Fault,
     ReconcileReport,
     Throttle,
+    WalkProgress,
+    WalkStage,
     WalkStore,
     judge_budget,
     mend,
@@ -27,10 +29,14 @@ from sweeperd.ops.reconcile import (
 )
 from sweeperd.ops.reconcile.counters import Difference
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.reservations import RESERVATIONS
+from sweeperd.sweep.configured import kind_names
 
-#: A shard with the report of its walk.
-Walked = tuple[Shard, ReconcileReport]
+#: The report of one walk, as JSON has it.
+Document = dict[str, Any]
+
+_COLUMNS = ("shard", "kind", "fault", "what", "found", "expected", "difference", "done")
+#: The result of a budget that was judged and is to be repaired.
+_DRIFT = "drift"
 
 
 @click.command("reconcile", short_help="Compare index and budgets with the reservations.")
@@ -48,31 +54,21 @@ Walked = tuple[Shard, ReconcileReport]
 @click.option(
     "--limit", type=click.IntRange(0, 100_000), default=FINDINGS, show_default=True, help="Findings shown for a shard."
 )
-@click.option("--kind", metavar="NAME", help="Walk this configured kind.  [default: reservations; with --last all]")
-@shard_option
-@yes_option
-@json_option
-@click.pass_obj
+@click.option(
+    "--kind", metavar="NAME", help="Walk this kind.  [default: reservations, or the only kind; with --last all]"
+)
+@changing
 def command(
-    options: Options,
-    repair: bool,
-    last: bool,
-    budget: str | None,
-    rate: int | None,
-    limit: int,
-    kind: str | None,
-    shard: str | None,
-    yes: bool,
-    as_json: bool,
+    change: Change, repair: bool, last: bool, budget: str | None, rate: int | None, limit: int, kind: str | None
 ) -> None:
     """
     Walk all reservations while traffic goes on, and report what the sweep cannot see.
 
-    It finds ACTIVE reservations that the index lacks, index entries without a reservation, scores that differ from the
-    reservation, reservations that another sweeper set aside, and budgets whose reserved is not what their reservations
-    hold. The walk is fast if Redis is idle, and makes way for other clients. Of a configured kind (--kind) it finds
-    hashes that the index lacks, index entries without a hash, scores that are too late, and counters of the kind's
-    `sums` that are not what the active hashes hold.
+    The walk finds ACTIVE reservations that the index lacks, index entries without a reservation, scores that differ
+    from the reservation, reservations that another sweeper set aside, and budgets whose reserved is not what their
+    reservations hold. The walk is fast if Redis is idle, and makes way for other clients. Of a configured kind (--kind)
+    the walk finds hashes that the index lacks, index entries without a hash, scores that are too late, and counters of
+    the kind's `sums` that are not what the active hashes hold.
 
     Exit codes: 0 nothing found, or all of it mended; 1 something is left, or a shard could not be walked; 2 bad option
     or configuration.
@@ -81,149 +77,223 @@ def command(
         raise click.UsageError("--repair, --last and --repair-budget exclude each other")
     if kind is not None and budget is not None:
         raise click.UsageError("--repair-budget is about reservations")
-    output, troubles = Output(as_json=as_json), Troubles()
     if repair or budget is not None:
-        output.check_consent("Mend what the walk finds?", yes=yes)
-    with options.shards(shard) as (settings, shards):
-        if kind not in (None, RESERVATIONS):
-            kind_of(settings, kind)
-        if last:
-            left = _show_last(output, shards, [kind] if kind else swept_names(settings), troubles)
-        elif budget is not None:
-            left = _BudgetRepairs(output, settings, budget, rate, yes).run(shards, troubles)
-        else:
-            left = _Walks(settings, kind or RESERVATIONS, rate, limit).run(output, shards, troubles, repair, yes)
-    troubles.end()
-    sys.exit(Exit.FAILED if left else Exit.DONE)
+        change.output.check_consent("Mend what the walk finds?", yes=change.yes)
+    if budget is not None:
+        _repair_budget(change, budget, rate)
+        return
+    documents = _last(change, kind) if last else _walk(change, one_kind(change.settings, kind), rate, limit, repair)
+    if any(each["remaining"] for each in documents):
+        sys.exit(Exit.FAILED)
 
 
-@dataclass(frozen=True)
-class _Walks:
-    """The walks over one kind. `limit` findings of each are kept."""
-
-    settings: Settings
-    kind: str
-    rate: int | None
-    limit: int
-
-    def run(self, output: Output, shards: Sequence[Shard], troubles: Troubles, repair: bool, yes: bool) -> bool:
-        """Walk, show, and mend if asked to. Returns whether something that was found is left."""
-        walked = for_each_shard(shards, self._walk, troubles)
-        count = sum(len(report.mendable) for _, report in walked)
-        asked = bool(repair and count and not yes)
-        if asked:
-            show(output, _documents(walked), troubles.down, repair=True)
-            output.confirm(f"Mend {count} of these in the index?", yes=yes)
-        if repair and count:
-            walked = self._mend(walked, troubles)
-        if asked:
-            for each in _documents(walked):
-                output.say(summary(each))
-        else:
-            show(output, _documents(walked), troubles.down, repair=repair)
-        return any(report.remaining for _, report in walked)
-
-    def _walk(self, shard: Shard) -> ReconcileReport:
-        subject = subject_of(shard, self.settings, self.kind, Throttle(self.rate))
-        with shown_progress(shard.name) as subject.progress:
-            return reconcile(subject, limit=self.limit)
-
-    def _mend(self, walked: Sequence[Walked], troubles: Troubles) -> list[Walked]:
-        """The same, mended; a shard that fails keeps its report as it was."""
-        reports = {shard.name: report for shard, report in walked}
-        shards = [shard for shard, _ in walked]
-        target = "index" if self.kind == RESERVATIONS else f"index of {self.kind}"
-
-        def mended(shard: Shard) -> ReconcileReport:
-            return mend(subject_of(shard, self.settings, self.kind), reports[shard.name])
-
-        for shard, report in for_each_shard(shards, mended, troubles):
-            reports[shard.name] = report
-            leave_record(shard, Action.REPAIR, target, report.changed)
-        return [(shard, reports[shard.name]) for shard in shards]
-
-
-def _documents(walked: Sequence[Walked]) -> list[Document]:
-    return [document(shard, report.as_dict()) for shard, report in walked]
-
-
-def _show_last(output: Output, shards: Sequence[Shard], kinds: Sequence[str], troubles: Troubles) -> bool:
-    """
-    What the daemon's last walks over these kinds found. A shard without a report is a problem. Returns whether
-    something that was found is left.
-    """
-
-    def read(shard: Shard) -> list[tuple[str, Document | None]]:
-        return [(kind, WalkStore(shard, kind).report()) for kind in kinds]
-
+def _last(change: Change, kind: str | None) -> list[Document]:
+    """Show what the daemon's last walks found. A shard without a report is a problem."""
+    kinds = kind_names(change.settings)
+    if kind is not None:
+        check_name("kind", kind, kinds)
+        kinds = [kind]
     found = []
-    for shard, reports in for_each_shard(shards, read, troubles):
-        for kind, report in reports:
+    for shard, reports in change.each(lambda shard: [(name, WalkStore(shard, name).report()) for name in kinds]):
+        for name, report in reports:
             if report is None:
-                over = "" if kind == RESERVATIONS else f" over {kind}"
-                troubles.fail(f"shard {shard.name}: the daemon has not finished a walk{over} yet")
+                change.fail(f"shard {shard.name}: the daemon has not finished a walk over {name} yet")
             else:
-                found.append(document(shard, report))
-    show(output, found, troubles.down, repair=False)
-    return any(report["remaining"] for report in found)
+                found.append(_document(shard, report))
+    _show(change, found, repair=False)
+    return found
 
 
-@dataclass(frozen=True)
-class _BudgetRepairs:
-    """
-    Judges one budget on one shard and repairs it; unless `yes`, shows the numbers before, asks, and judges again,
-    because traffic or another operator may have changed it in between.
-    """
+def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool) -> list[Document]:
+    """Walk over one kind, show `limit` findings of each shard, and mend if asked to."""
 
-    output: Output
-    settings: Settings
-    name: str
-    rate: int | None
-    yes: bool
+    def walk(shard: Shard) -> ReconcileReport:
+        subject = subject_of(shard, change.settings, kind, Throttle(rate))
+        with _shown_progress(shard.name) as subject.progress:
+            return reconcile(subject, limit=limit)
 
-    def run(self, shards: Sequence[Shard], troubles: Troubles) -> bool:
-        """Returns whether a drift is left."""
-        if len(shards) > 1:
-            raise click.UsageError("there are several shards; say with --shard where the budget is")
-        for shard, done in for_each_shard(shards, self._repair, troubles):
-            if done.result == "repaired" and done.difference:
-                leave_record(shard, Action.REPAIR_BUDGET, f"{self.name} {done.difference.least:+d}")
-            self._report(done)
-            if done.result in ("repaired", "no drift"):
-                return False
-            judged = not done.result.startswith("not judged")
-            troubles.fail(f"{self.name} was {'not changed: ' if judged else ''}{done.result}")
-        return True
+    walked = change.each(walk)
+    reports = {shard.name: report for shard, report in walked}
 
-    def _repair(self, shard: Shard) -> BudgetRepair:
-        key, sweep = shard.keys.budget_stem + self.name.encode("utf-8", "surrogateescape"), self.settings.sweep
-        if self.yes:
-            return repair_budget(shard, sweep, key, None, self.rate)
-        verdict = judge_budget(shard, sweep, key, Throttle(self.rate))
-        drift = verdict.difference
-        if drift is None:
-            return BudgetRepair(f"not judged: {verdict.reason}")
-        if not drift.is_drift:
-            return BudgetRepair("no drift", drift)
-        self.output.say(self._numbers(drift))
-        question = f"Take {drift.least} out of reserved of {self.name} and add it to remaining?"
-        if drift.least < 0:
-            question = f"Add {-drift.least} to reserved of {self.name} and take it from remaining?"
-        self.output.confirm(question, yes=False)
-        return repair_budget(shard, sweep, key, drift, self.rate)
+    def documents() -> list[Document]:
+        return [_document(shard, reports[shard.name].as_dict()) for shard, _ in walked]
 
-    def _numbers(self, difference: Difference) -> str:
-        return f"{self.name}: reserved {difference.reserved}, its reservations hold {difference.held}"
+    def work(shard: Shard, report: ReconcileReport) -> Iterator[Changed]:
+        reports[shard.name] = mended = mend(subject_of(shard, change.settings, kind), report)
+        yield f"index of {kind}", mended.changed
 
-    def _report(self, done: BudgetRepair) -> None:
-        difference = done.difference
-        if difference is not None and difference.is_drift:
-            self.output.say(self._numbers(difference))
-        self.output.say(f"{self.name}: {done.result}")
-        if self.output.as_json:
-            numbers = difference and {
-                "reserved": difference.reserved,
-                "held": difference.held,
-                "difference": difference.least,
+    count = sum(len(report.mendable) for report in reports.values())
+    asked = bool(repair and count and not change.yes)
+    if asked:
+        _show(change, documents(), repair=True)
+        change.confirm(f"Mend {count} of these in the index?")
+    if repair and count:
+        change.act(Action.REPAIR, walked, work)
+    if asked:
+        for each in documents():
+            change.output.say(_summary(each))
+    else:
+        _show(change, documents(), repair=repair)
+    return documents()
+
+
+def _document(shard: Shard, report: Document) -> Document:
+    return {"shard": shard.name, "address": shard.address, **report}
+
+
+def _show(change: Change, documents: Sequence[Document], *, repair: bool) -> None:
+    """Print the reports: one JSON document; or a table of the findings, and a few lines for each walk."""
+    output = change.output
+    if output.as_json:
+        output.json(
+            {
+                "repair": repair,
+                "found": sum(sum(each["found"].values()) for each in documents),
+                "remaining": sum(each["remaining"] for each in documents),
+                "truncated": any(each["truncated"] for each in documents),
+                "shards": list(map(_with_times, documents)),
+                "down": change.down,
             }
-            self.output.json({"budget": self.name, "result": done.result, **(numbers or {})})
+        )
+        return
+    rows = [row for each in documents for row in _rows(each)]
+    if rows or not output.terminal:
+        output.table(_COLUMNS, rows)
+    for each in documents:
+        click.echo(_summary(each), err=not output.terminal)
+
+
+def _with_times(report: Document) -> Document:
+    """The report with RFC 3339 in place of ms."""
+    return report | {key: timestamp(report[key]) for key in ("started_at", "finished_at") if key in report}
+
+
+def _rows(report: Document) -> Iterator[Sequence[object]]:
+    for finding in report["findings"]:
+        counter = "field" in finding
+        yield (
+            report["shard"],
+            report["kind"],
+            Cell(finding["fault"], "green" if finding["mended"] else "red"),
+            f"{finding['key']} {finding['field']}" if counter else finding["id"],
+            finding["holds"] if counter else finding["score"],
+            finding["sum"] if counter else finding["deadline"],
+            _difference(finding) if counter else None,
+            "mended" if finding["mended"] else None,
+        )
+
+
+def _difference(finding: Document) -> str:
+    least, most = finding["difference_least"], finding["difference_most"]
+    return f"{least:+d}" if least == most else f"{least:+d} to {most:+d}"
+
+
+def _summary(report: Document) -> str:
+    """A few lines about one walk, as any terminal can show them."""
+    return "\n".join(map(printable, _lines(report)))
+
+
+def _lines(report: Document) -> Iterator[str]:
+    name, found = f"{report['shard']}: {report['kind']}", report["found"]
+    yield (
+        f"{name}: {report['hashes']} hashes, {report['index_entries']} index entries and {report['counters']} counters "
+        f"in {report['duration_seconds']:.1f} s; found {_counts(found)}"
+    )
+    if any(report["mended"].values()):
+        yield f"{name}: mended {_counts(report['mended'])}"
+    yield from (f"  {fault.value}: {fault.says}" for fault in Fault if found.get(fault.value))
+    if report["truncated"]:
+        yield f"  only the first {len(report['findings'])} are shown; see --limit"
+    if report["resumed"]:
+        yield "  the walk went on from the place of an earlier walk that was interrupted"
+    if report["counters_unjudged"]:
+        yield f"  {report['counters_unjudged']} counters not judged: too much happened, or something cannot be read"
+    if report["unreadable"]:
+        yield (
+            f"  what {report['unreadable']} active hashes hold cannot be read: "
+            "their budgets are not judged, and sums lack the amounts"
+        )
+    if report["dismissed"]:
+        yield f"  {report['dismissed']} reservations were dismissed from the quarantine and still hold their amounts"
+    if report["foreign_expiries"]:
+        names = ", ".join(report["foreign_expired_ids"][:3])
+        yield f"  {report['foreign_expiries']} reservations were expired by another sweeper, without an event: {names}"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {fault}" for fault, count in counts.items() if count) or "nothing"
+
+
+@contextlib.contextmanager
+def _shown_progress(shard: str) -> Iterator[WalkProgress]:
+    """A progress bar with an estimate, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    with contextlib.ExitStack() as bars:
+        bar: Any = None
+        at: WalkStage | None = None
+
+        def progress(stage: WalkStage, done: int, total: int) -> None:
+            nonlocal bar, at
+            if stage is not at:
+                bars.close()
+                label = f"{shard}: {stage.value}"
+                bar = bars.enter_context(click.progressbar(length=total, label=label, show_eta=True, file=sys.stderr))
+                at = stage
+            bar.length = total
+            bar.update(min(done, total) - bar.pos)
+
+        yield progress
+
+
+def _repair_budget(change: Change, name: str, rate: int | None) -> None:
+    """
+    Judge one budget and repair the budget. If the operator is asked, the budget is judged before and after the
+    question, because traffic or another operator may change the budget in between.
+    """
+    if len(change.shards) > 1:
+        raise click.UsageError("there are several shards; say with --shard where the budget is")
+    key, sweep = change.shards[0].keys.budget_stem + name.encode("utf-8", "surrogateescape"), change.settings.sweep
+
+    def judge(shard: Shard) -> BudgetRepair:
+        if change.yes:
+            return BudgetRepair(_DRIFT)
+        verdict = judge_budget(shard, sweep, key, Throttle(rate))
+        if verdict.difference is None:
+            return BudgetRepair(f"not judged: {verdict.reason}")
+        return BudgetRepair(_DRIFT if verdict.difference.is_drift else "no drift", verdict.difference)
+
+    def work(shard: Shard, judged: BudgetRepair) -> Iterator[Changed]:
+        done = judged
+        if judged.result == _DRIFT:
+            done = repair_budget(shard, sweep, key, judged.difference, rate)
+        if done.result == "repaired" and done.difference:
+            yield f"{name} {done.difference.least:+d}", 1
+        _report_budget(change, name, done)
+
+    found = change.each(judge)
+    for drift in (judged.difference for _, judged in found if judged.result == _DRIFT):
+        if drift is not None:
+            _say_numbers(change, name, drift)
+            question = f"Take {drift.least} out of reserved of {name} and add it to remaining?"
+            if drift.least < 0:
+                question = f"Add {-drift.least} to reserved of {name} and take it from remaining?"
+            change.confirm(question)
+    change.act(Action.REPAIR_BUDGET, found, work)
+
+
+def _report_budget(change: Change, name: str, done: BudgetRepair) -> None:
+    drift = done.difference
+    if drift is not None and drift.is_drift:
+        _say_numbers(change, name, drift)
+    change.output.say(f"{name}: {done.result}")
+    numbers = drift and {"reserved": drift.reserved, "held": drift.held, "difference": drift.least}
+    change.report({"budget": name, "result": done.result, **(numbers or {})})
+    if done.result not in ("repaired", "no drift"):
+        judged = not done.result.startswith("not judged")
+        change.fail(f"{name} was {'not changed: ' if judged else ''}{done.result}")
+
+
+def _say_numbers(change: Change, name: str, drift: Difference) -> None:
+    change.output.say(f"{name}: reserved {drift.reserved}, its reservations hold {drift.held}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import click
 from pydantic import Field
 
-from sweeperd.cli.change import Change, Changed, changing
+from sweeperd.cli.actions import Change, Changed, changing
 from sweeperd.cli.options import Exit, Moment, fail, moment, stop_on_signals
 from sweeperd.cli.output import printable, timestamp
 from sweeperd.cli.shards import endpoint_of, warn

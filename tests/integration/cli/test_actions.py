@@ -58,7 +58,7 @@ def test_each_action_leaves_a_record(sweeperd: Sweeperd, shard: Shard, client: r
         ("requeue", "requeued", 1),
         ("dismiss", "all", 1),
         ("adopt", "adopted", 1),
-        ("repair", "index", 1),
+        ("repair", "index of reservations", 1),
         ("repair-budget", f"{SCOPES[0]}:TOKENS +7", 1),
     ]
     assert {row["who"] for row in listed} == {f"{getpass.getuser()}@{socket.gethostname()}"}

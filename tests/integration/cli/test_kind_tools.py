@@ -234,6 +234,22 @@ def test_reconcile_goes_by_the_prefix(kinds: Kinds) -> None:
     assert (code, [each["id"] for each in report["findings"]]) == (1, ["x"])
 
 
+def test_reconcile_walks_the_only_kind_or_asks_which(kinds: Kinds) -> None:
+    disabled = "[reservations]\nenabled = false\n"
+    kinds.config.write_text(disabled + KINDS)
+    several = kinds.run("reconcile")
+    assert (several.code, several.err) == (2, "sweeperd: say which kind with --kind: seat-hold, lock\n")
+    gone = kinds.run("reconcile", "--kind", "reservations")
+    assert (gone.code, "there is no kind 'reservations'" in gone.err) == (2, True)
+    kinds.config.write_text(disabled + SEAT_HOLD)
+    kinds.client.zrem("seats:ttl", "h1")
+    ran = kinds.run("reconcile", "--repair", "--yes", "--json")
+    (report,) = ran.document["shards"]
+    assert (ran.code, report["kind"], report["mended"]["lost"]) == (0, "seat-hold", 1)
+    assert kinds.client.zscore("seats:ttl", "h1") == PAST
+    assert "\trepair\tindex of seat-hold\t1" in kinds.run("actions").out
+
+
 def test_options_that_do_not_go_with_a_kind(kinds: Kinds) -> None:
     assert kinds.run("reconcile", "--kind", "seat-hold", "--repair-budget", "a:T", "--yes").code == 2
     assert kinds.run("reconcile", "--kind", "seats").code == 2

@@ -79,7 +79,8 @@ def test_it_finds_and_mends(cli: Cli, client: redis.Redis, server: Server) -> No
 def test_the_last_walk_of_the_daemon_is_shown_as_it_was(cli: Cli, shard: Shard, server: Server) -> None:
     env = environment(server.url)
     none = cli("reconcile", env, "--last")
-    assert (none.exit_code, none.stderr) == (1, "sweeperd: shard default: the daemon has not finished a walk yet\n")
+    problem = "sweeperd: shard default: the daemon has not finished a walk over reservations yet\n"
+    assert (none.exit_code, none.stderr) == (1, problem)
     plant(shard.client)
     shard.client.hincrby(DRIFTED, "reserved", 7)
     began = shard.read_clock()

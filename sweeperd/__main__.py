@@ -1,11 +1,11 @@
 """`sweeperd`, and `python -m sweeperd`."""
 
-from sweeperd.runtime import hang_ups
+from sweeperd.runtime.process import hold_hang_ups
 
 
 def run() -> None:
     """The command."""
-    hang_ups.hold()
+    hold_hang_ups()
     from sweeperd.cli import main  # noqa: PLC0415 - it takes a moment, in which a signal may come
 
     main()

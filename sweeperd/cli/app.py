@@ -18,7 +18,7 @@ from sweeperd import __version__
 from sweeperd.cli.options import Exit, OnceOptions, Options, duration, end_at_once, fail
 from sweeperd.config import CONFIG_VARIABLE
 from sweeperd.errors import ConfigError, RedisUnavailable
-from sweeperd.runtime import hang_ups
+from sweeperd.runtime.process import Role, hung_up, release_hang_ups
 
 #: Subcommand -> its module in this folder, and the name in there. The module is imported when the subcommand runs.
 _COMMANDS = {
@@ -168,7 +168,7 @@ def main(
     if as_json and not once and context.invoked_subcommand in (None, "demo"):
         raise click.UsageError("--json goes with --once")
     if once or context.invoked_subcommand:
-        hang_ups.release()
+        release_hang_ups()
     once_options = OnceOptions(metrics_file, metrics_push, exit_zero_on_pending, delivery_limit)
     if not once:
         _refuse_without_once(once_options)
@@ -201,7 +201,6 @@ def _once(options: Options, once_options: OnceOptions) -> int:
 
 def _daemon(options: Options, role: str) -> int:
     end_at_once(Exit.DONE)
-    from sweeperd.runtime.process import Role  # noqa: PLC0415
     from sweeperd.runtime.service import Service  # noqa: PLC0415
     from sweeperd.runtime.systemd import SystemdNotifier  # noqa: PLC0415
     from sweeperd.tracing import tracing  # noqa: PLC0415
@@ -212,4 +211,4 @@ def _daemon(options: Options, role: str) -> int:
     except ConfigError as error:
         fail(str(error), Exit.FAILED)
     with tracing():
-        return Exit.DONE if service.run(hang_ups.came) else Exit.FAILED
+        return Exit.DONE if service.run(hung_up) else Exit.FAILED

@@ -22,7 +22,7 @@ from sweeperd import logs
 from sweeperd.config import Settings, load
 from sweeperd.config.types import Duration, PositiveDuration, milliseconds
 from sweeperd.errors import ConfigError
-from sweeperd.runtime import hang_ups
+from sweeperd.runtime.process import in_own_process
 from sweeperd.store.shard import Shard, open_shards
 
 _KEY = "sweeperd.cli.options"
@@ -134,7 +134,7 @@ def end_at_once(code: int) -> None:
     def end(_number: int, _frame: object) -> None:
         sys.exit(code)
 
-    if hang_ups.in_own_process():
+    if in_own_process():
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, end)
 
@@ -160,7 +160,7 @@ def stop_on_signals(*, last: bool = False) -> Iterator[threading.Event]:
         yield stop
     finally:
         for number, handler in before.items():
-            signal.signal(number, signal.SIG_IGN if last and hang_ups.in_own_process() else handler)
+            signal.signal(number, signal.SIG_IGN if last and in_own_process() else handler)
 
 
 # ---- what all commands share: the global options, the exit codes, the shards that a command is about

@@ -1,5 +1,18 @@
-"""One tick over one shard: read the index page by page, have the script decide each entry, report."""
+"""
+One tick over one shard: read the index page by page, have the script decide each entry, report.
 
+The entries are sent in batches. Redis serves one client after the other, so the time that Redis takes for a batch is
+the time for which all other clients wait. By Redis's own clock each reply says how long the batch took, and how long
+Redis was busy with other clients between two batches. The busier they keep Redis, the less time a batch may take. As in
+Redis's own active expiry, the work goes on in any case, and only the size of the steps changes: a batch gets smaller at
+once, by half at most, and larger little by little.
+
+If entries are overdue for half of `max_lag`, the size approaches the size of a hurry, and reaches that size at
+`max_lag`. A hurry has larger batches than an idle Redis would need: when the system takes the core from the sweeping
+process for some milliseconds, Redis goes on with the calls that are on their way.
+"""
+
+import math
 import secrets
 import threading
 import time
@@ -13,11 +26,28 @@ from sweeperd.config.types import milliseconds
 from sweeperd.store.errors import describe, is_refused, is_script_fault, is_server_trouble
 from sweeperd.store.scripts import ScriptPipeline
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.batch_size import AdaptiveBatchSize
 from sweeperd.sweep.index import IndexEntry, IndexReader
 from sweeperd.sweep.kind import Backlog, Decision, Kind, Outcome, SweepReport
 from sweeperd.text import moment_ms
 
+#: A batch is at most so many times as large as the batch before.
+GROWTH = 1.25
+#: Up to the first share of Redis's time, the pauses between batches are those of a slow machine. From the second share
+#: on, other clients keep Redis busy, and a batch may take only the third share of its usual time.
+QUIET, BUSY, SHORTENED = 0.025, 0.05, 0.25
+#: How much the last batch counts for the share of the other clients, and how much of that share each batch decays that
+#: measures no other client.
+WEIGHT, FORGOTTEN = 0.05, 0.003
+#: The longest time that Redis reads, writes and polls between two batches without other clients, µs. The estimate is
+#: the median pause, and follows the pauses in steps of so many µs.
+OVERHEAD, STEP = 300.0, 4.0
+#: Other clients cause pauses again and again, a single long pause is more likely the machine's. So a pause counts up to
+#: this share of the time of the batch after the pause.
+BELIEVED = 0.25
+#: A shorter pause, µs, is none: Redis read both batches at once, and served no other client in between.
+NO_PAUSE = 10
+#: From the first part of `max_lag` on the size grows; from the second part on, the next batch is always sent ahead.
+HURRY, SEND_AHEAD = 0.5, 0.75
 #: If no more entries fail than this, the tick has not: a few bad hashes must not make a rollout wait.
 FEW = 10
 
@@ -77,6 +107,64 @@ class _Tick:
     def duration(self) -> float:
         """Seconds since it began."""
         return time.monotonic() - self.started
+
+
+class AdaptiveBatchSize:
+    """
+    From `smallest` to `largest` calls, so that Redis is busy with a batch for `limit_micros` at most; `hurried` calls
+    if an entry is overdue for `max_lag_ms`.
+    """
+
+    def __init__(
+        self, smallest: int, largest: int, limit_micros: float, max_lag_ms: float = math.inf, hurried: int = 0
+    ) -> None:
+        self._smallest = min(smallest, largest)
+        self._largest = largest
+        self._hurried = max(hurried, largest)
+        self._limit = limit_micros
+        self._max_lag_ms = max_lag_ms
+        #: How late the last expiries were, as a part of `max_lag`.
+        self._lateness = 0.0
+        #: The share of Redis's time that other clients take while a batch waits for its turn, smoothed.
+        self._others = 0.0
+        self._overhead: float | None = None
+        self._polite = float(largest)
+
+    def __int__(self) -> int:
+        hurry = min(1.0, max(0.0, self._lateness - HURRY) / (1 - HURRY))
+        return int(self._polite + hurry * (self._hurried - self._polite))
+
+    @property
+    def keeps_distance(self) -> bool:
+        """
+        Whether other clients keep Redis so busy that the next batch is sent only after the reply to the last. A batch
+        sent alone measures no other client, so `_others` decays, and after a while a batch is sent ahead again.
+        """
+        return self._others > BUSY and self._lateness < SEND_AHEAD
+
+    def late_by(self, lag_ms: int) -> None:
+        """An entry has just expired so long after the end of its grace."""
+        self._lateness = lag_ms / self._max_lag_ms
+
+    def record(self, entries: int, micros: int, pause_micros: int | None) -> None:
+        """
+        Redis took `micros` for a batch of so many entries, after a pause of `pause_micros` (None if unknown) since the
+        batch before. Times are ignored if the clock was set in between.
+        """
+        if micros <= 0 or entries <= 0:
+            return
+        if pause_micros is None or pause_micros < NO_PAUSE:
+            self._others *= 1 - FORGOTTEN
+        else:
+            overhead = pause_micros if self._overhead is None else self._overhead
+            self._overhead = min(overhead + (STEP if pause_micros > overhead else -STEP), OVERHEAD)
+            others = min(max(0.0, pause_micros - self._overhead), BELIEVED * micros)
+            self._others += WEIGHT * (others / (others + micros) - self._others)
+        busy = min(1.0, max(0.0, self._others - QUIET) / (BUSY - QUIET))
+        allowed = self._limit * (1 - (1 - SHORTENED) * busy)
+        fitting = entries * allowed / micros
+        nearest = min(max(fitting, self._polite / 2), self._polite * GROWTH)
+        self._polite = min(max(nearest, self._smallest), self._largest)
 
 
 class Sweeper:

@@ -152,7 +152,7 @@ def test_the_port_is_taken(run: Run) -> None:
         ),
         ("sweeperd.cli.once", ("sweeperd.runtime.service", "sweeperd.ops", "sweeperd.web", "apscheduler", "rich")),
         ("sweeperd.runtime.service", ("sweeperd.runtime.once", "sweeperd.demo", "rich")),
-        ("sweeperd.runtime.hang_ups", ("sweeperd.cli", "sweeperd.config", "click", "pydantic", "redis", "threading")),
+        ("sweeperd.runtime.process", ("sweeperd.cli", "sweeperd.config", "click", "pydantic", "redis", "threading")),
     ],
     ids=["any command", "once", "daemon", "before anything else"],
 )

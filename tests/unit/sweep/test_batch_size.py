@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sweeperd.sweep.batch_size import AdaptiveBatchSize
+from sweeperd.sweep.sweeper import AdaptiveBatchSize
 
 #: µs.
 LIMIT = 1000

@@ -10,8 +10,7 @@ import hypothesis
 import pytest
 import redis
 
-from sweeperd.store.embedded import Binary, Server
-from tests.support.servers import binaries
+from tests.support.servers import Binary, Server, binaries
 
 pytest_plugins = ["tests.support.fixtures"]
 # It asserts, and tests of several folders import it.

@@ -1,1 +1,6 @@
 """Everything that talks to Redis: shards, key names, the server's clock, scripts, leases."""
+
+from sweeperd.store.keys import Keys
+from sweeperd.store.shard import Clock, Shard
+
+__all__ = ["Clock", "Keys", "Shard"]

@@ -14,8 +14,8 @@ import redis
 from sweeperd.config import load
 from sweeperd.config.kinds import FORMS
 from sweeperd.kit.samples import read_samples
-from sweeperd.store.embedded import Server
 from tests.docs.documents import ROOT
+from tests.support.servers import Server
 
 TEXT = (ROOT / "docs" / "kinds.md").read_text(encoding="utf-8")
 WALK = TEXT[TEXT.index("## Ten minutes") : TEXT.index("## What your service")]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from sweeperd.config import CONFIG_PLACES
-from sweeperd.store.embedded import Server, free_port
 from tests.docs.documents import ROOT, code
 from tests.support.harness import eventually
+from tests.support.servers import Server, free_port
 
 INSTALL = ROOT / "docs" / "install.md"
 #: What the receiver prints.

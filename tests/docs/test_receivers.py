@@ -16,9 +16,9 @@ import pytest
 import redis
 import requests
 
-from sweeperd.store.embedded import Server, free_port
 from tests.docs.documents import ROOT, code
 from tests.support.harness import environment, eventually, once, reserve
+from tests.support.servers import Server, free_port
 
 KEY = b"0123456789abcdef0123456789abcdef"
 SECRET = "whsec_" + base64.b64encode(KEY).decode()

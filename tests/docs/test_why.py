@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from sweeperd.store.embedded import Binary, Server
 from tests.support.harness import eventually
+from tests.support.servers import Binary, Server
 
 #: The first versions that expire single fields of a hash.
 FIELDS_EXPIRE = {"Redis": (7, 4), "Valkey": (9,)}

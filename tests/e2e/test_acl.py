@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.store.embedded import Binary, Server
 from tests.support.acl import ACL, PASSWORD, limited, rules
 from tests.support.harness import Daemon, budget, command, daemon, environment, eventually, once, reserve
 from tests.support.receiver import Answer, Receiver
+from tests.support.servers import Binary, Server
 
 pytestmark = pytest.mark.every_redis
 

@@ -12,9 +12,9 @@ import jsonschema
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
 from tests.support.harness import daemon, environment, eventually, once, reserve
 from tests.support.receiver import Answer, Receiver
+from tests.support.servers import Server
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "webhook.schema.json").read_text())
 SPIKE, DISABLED = "reservation.expiry_rate_spike", "webhook.disabled"

@@ -6,8 +6,8 @@ import subprocess
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
 from tests.support.harness import command, environment, reserve
+from tests.support.servers import Server
 
 
 @pytest.mark.newest_redis

@@ -11,10 +11,10 @@ import pytest
 import redis
 
 from sweeperd.delivery.relay import _delivery_id
-from sweeperd.store.embedded import Server
 from sweeperd.text import parse_rfc3339
 from tests.fixture.cycles.load import expected, load
 from tests.support.harness import daemon, environment, eventually, once, server_time
+from tests.support.servers import Server
 
 #: What differs by intention: the moment of expiry in place of the deadline, and further fields.
 OURS = {"expired_at", "expires_at", "grace_ms", "missing_budgets", "closed_budgets"}

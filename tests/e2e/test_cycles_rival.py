@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
 from tests.support.books import Property, check, read
 from tests.support.harness import SCOPES, budget, command, daemon, environment, eventually, reserve
+from tests.support.servers import Server
 
 LEASE = "cycles:maintenance:lease:reservation_expiry"
 #: The service's own values: the lease's TTL in ms, and seconds between two renewals and between two sweeps.

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import redis
 
-from sweeperd.store.embedded import Server
 from tests.support.harness import Daemon, budget, daemon, environment, eventually, reserve, server_time
 from tests.support.receiver import Answer, Receiver
+from tests.support.servers import Server
 
 METRICS = {
     "sweeperd_sweeps",

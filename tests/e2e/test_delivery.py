@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server, free_port
 from tests.support.acl import limited
 from tests.support.harness import Daemon, daemon, environment, eventually, once, reserve
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
+from tests.support.servers import Server, free_port
 from tests.support.streams import entries
 
 #: Quick enough for a test, slow enough to distinguish the two layers of retries.

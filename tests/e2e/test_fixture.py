@@ -8,12 +8,12 @@ import pytest
 import redis
 from standardwebhooks import Webhook
 
-from sweeperd.store.embedded import Server
 from tests.fixture.load import load
 from tests.fixture.verify import differences
 from tests.support.acl import limited
 from tests.support.harness import environment, once
 from tests.support.receiver import Receiver, Request
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.every_redis
 

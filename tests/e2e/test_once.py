@@ -13,9 +13,9 @@ import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
-from sweeperd.store.embedded import Server, free_port
 from tests.support.harness import budget, command, environment, eventually, once, reserve
 from tests.support.receiver import Answer, Receiver
+from tests.support.servers import Server, free_port
 
 KEYS = {
     "candidates",

@@ -19,12 +19,12 @@ from typing import Any
 import redis
 
 from sweeperd.outbox.event import ONLY_FOR
-from sweeperd.store.embedded import Binary, Server
 from tests.integration.cli.conftest import HOSTILE, expire, give_up
 from tests.support.books import Property, check, read
 from tests.support.fixtures import a_shard
 from tests.support.harness import Daemon, command, daemon, environment, eventually, reserve
 from tests.support.receiver import Answer, Receiver
+from tests.support.servers import Binary, Server
 from tests.support.streams import append, entries
 
 EVENTS, DEAD = "sweeperd:events", "sweeperd:dead-letters"

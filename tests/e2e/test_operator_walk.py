@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server, free_port
 from tests.conftest import BINARIES
 from tests.e2e.walk import looking, mending
 from tests.e2e.walk.operator import Operator
@@ -16,6 +15,7 @@ from tests.e2e.walk.system import ENTRIES, broken_system
 from tests.soak.chaos.replicas import fake_clock
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.receiver import Receiver
+from tests.support.servers import Server, free_port
 
 #: What the daemon logs at each tick, and what once for each task, while Redis cannot be reached.
 TICK_FAILED = "sweep failed, the next tick tries again"

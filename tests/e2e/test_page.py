@@ -13,12 +13,12 @@ import redis
 from sweeperd.ops.health import ShardView
 from sweeperd.ops.show import Details, ReasonCount
 from sweeperd.ops.status import EndpointStatus
-from sweeperd.store.embedded import Server, free_port
 from tests.conftest import BINARIES
 from tests.support.eyes.browser import Browser, Page, needs_browser
 from tests.support.eyes.staged import Shards, attempted, busy, served, settings
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.receiver import Receiver
+from tests.support.servers import Server, free_port
 
 pytestmark = [needs_browser]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
 from tests.conftest import BINARIES
 from tests.support.eyes.browser import Browser, Page, needs_browser
 from tests.support.harness import daemon, environment, eventually, reserve
 from tests.support.receiver import Answer, Receiver
+from tests.support.servers import Server
 
 pytestmark = [needs_browser]
 

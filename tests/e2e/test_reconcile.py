@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
 from tests.e2e.walk.operator import Terminal
 from tests.support.acl import limited
 from tests.support.harness import SCOPES, budget, command, daemon, environment, eventually, reserve
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
+from tests.support.servers import Server
 
 LATER = -50_000
 DRIFTED = f"budget:{SCOPES[0]}:TOKENS"

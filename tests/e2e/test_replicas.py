@@ -16,11 +16,11 @@ import redis
 
 from sweeperd.context import USUAL
 from sweeperd.outbox.event import message
-from sweeperd.store.embedded import Server
 from tests.conftest import BINARIES
 from tests.support.books import Property, check, read
 from tests.support.harness import IN_HAND, Daemon, budget, daemon, environment, eventually, once, reserve, server_time
 from tests.support.receiver import Answer, Receiver
+from tests.support.servers import Server
 
 LEASE = "sweeperd:lease:sweep"
 #: The backlog of the longest test. Set it to 50000 for the full size: a few minutes on two cores.

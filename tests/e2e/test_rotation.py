@@ -13,9 +13,9 @@ import redis
 import standardwebhooks
 
 from sweeperd.delivery.webhook import generate
-from sweeperd.store.embedded import Server
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.receiver import Answer, Receiver, Request
+from tests.support.servers import Server
 
 #: Requests of each endpoint that have to come in each phase.
 ENOUGH = 15

@@ -12,11 +12,11 @@ import pytest
 import redis
 
 from sweeperd.outbox.stream import PARKED
-from sweeperd.store.embedded import Server, free_port
 from tests.support.authority import Authority
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.manager import manager
 from tests.support.receiver import Answer, Receiver, Request
+from tests.support.servers import Server, free_port
 
 
 def reloads(running: Daemon, result: str) -> float:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
 from tests.conftest import BINARIES
 from tests.support.books import Property, check, read
 from tests.support.harness import Daemon, budget, daemon, environment, eventually, once, reserve
 from tests.support.receiver import Answer, Receiver
+from tests.support.servers import Server
 
 NAMES = ("one", "two", "three", "four")
 ALIVE, DEAD = NAMES[:3], NAMES[3]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
 from tests.support.harness import Daemon, command, daemon, environment, eventually, reserve
 from tests.support.receiver import Answer, Receiver, Request
+from tests.support.servers import Server
 
 MODULE = [sys.executable, "-m", "sweeperd"]
 #: In place of a limit of the system, which does not hold for root: no thread is started while there are as many as

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
 from tests.support.authority import Authority
 from tests.support.forward_proxy import ForwardProxy
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.receiver import Receiver
+from tests.support.servers import Server
 
 IDS = [f"r{number}" for number in range(30)]
 QUICK = """

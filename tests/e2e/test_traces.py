@@ -6,10 +6,10 @@ import sys
 
 import redis
 
-from sweeperd.store.embedded import Server, free_port
 from tests.support.collector import CollectedSpan, Collector
 from tests.support.harness import environment, once, reserve
 from tests.support.receiver import Answer, Receiver
+from tests.support.servers import Server, free_port
 
 QUICK = {"webhooks__backoff_initial": "10ms", "webhooks__backoff_max": "50ms"}
 

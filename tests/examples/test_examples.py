@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from sweeperd.cli import main
 from sweeperd.config import load
 from sweeperd.runtime.once import OnceReport, run_once
-from sweeperd.store.embedded import Server
 from tests.support.harness import eventually
 from tests.support.kind_load import EXAMPLES, KINDS, writer_of
+from tests.support.servers import Server
 
 
 @pytest.mark.parametrize("example", KINDS)

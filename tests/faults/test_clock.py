@@ -7,9 +7,9 @@ import pytest
 import redis
 from standardwebhooks import Webhook
 
-from sweeperd.store.embedded import Server
 from tests.support.harness import daemon, environment, eventually, reserve, server_time
 from tests.support.receiver import Receiver
+from tests.support.servers import Server
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
 from tests.faults.subscribers import Subscribers
 from tests.support.books import Property, check, read
 from tests.support.harness import BATCHES_IN_HAND, IN_HAND, budget, command, environment, eventually, once, reserve
+from tests.support.servers import Server
 from tests.support.streams import entries
 
 #: How often it is killed. Set it to 50 for the full size: two minutes on two cores.

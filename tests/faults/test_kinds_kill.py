@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.store.embedded import Binary, Server
 from tests.support.books import Property, check, read
 from tests.support.harness import BATCHES_IN_HAND, Daemon, budget, environment, eventually, reserve
 from tests.support.kind_load import KindLoad, settings_of_all
 from tests.support.receiver import Answer, Receiver, Request
+from tests.support.servers import Binary, Server
 from tests.support.streams import entries
 from tests.topology.load import Load, delivered
 from tests.topology.servers import cluster

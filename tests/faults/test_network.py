@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
 from tests.faults.subscribers import Subscribers
 from tests.support.books import Property, check, read
 from tests.support.harness import IN_HAND, budget, daemon, environment, eventually, once, reserve
 from tests.support.proxy import Mode, Proxy
 from tests.support.receiver import Answer, Receiver, Request
+from tests.support.servers import Server
 
 TOTAL = 2000
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.store.embedded import Binary, Server
 from tests.faults.subscribers import Subscribers
 from tests.support.books import Property, check, read
 from tests.support.harness import IN_HAND, budget, daemon, environment, eventually, once, reserve
 from tests.support.receiver import Receiver
+from tests.support.servers import Binary, Server
 
 #: What was answered was written to the file before; `kill -9` takes the process, not what it has written.
 AOF = ("--appendonly", "yes", "--appendfsync", "everysec")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
 from sweeperd.text import rfc3339
 from tests.support.harness import Daemon, command, environment, eventually, server_time
 from tests.support.receiver import Answer, Receiver
+from tests.support.servers import Server
 
 #: How many events are replayed, and how often the daemon is killed. The full size is 100000 and 20.
 TOTAL = int(os.environ.get("SWEEPERD_TEST_REPLAY_EVENTS", "5000"))

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sweeperd.cli import main
-from sweeperd.store.embedded import Server
 from tests.lua.conftest import bystanders, world
 from tests.support.address import drop_address
+from tests.support.servers import Server
 
 __all__ = ["bystanders", "world"]
 

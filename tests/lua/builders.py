@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import redis
 
-from sweeperd.store.keys import Keys
+from sweeperd.store import Keys
 from sweeperd.store.scripts import Call, Script
 
 Value = bytes | str | int

@@ -11,10 +11,10 @@ from typing import Any
 
 from sweeperd.config import RedisSettings
 from sweeperd.ledger import Balance, Committed, Debited, Extended, Ledger, Name, OveragePolicy, Released, Reserved
-from sweeperd.store.embedded import Server
+from sweeperd.store import Shard
 from sweeperd.store.scripts import Script
-from sweeperd.store.shard import Shard
 from tests.lua.builders import NOW, SCOPES, World
+from tests.support.servers import Server
 
 MINUTE = timedelta(minutes=1)
 MINUTE_MS = 60_000

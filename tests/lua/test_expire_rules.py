@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from sweeperd.store.embedded import Binary, Server
 from tests.lua.builders import (
     FAR_FUTURE,
     NOW,
@@ -21,6 +20,7 @@ from tests.lua.builders import (
     scopes_of,
     seed,
 )
+from tests.support.servers import Binary, Server
 
 #: Turns the overdue reservation into a case of each outcome.
 ARRANGE: dict[str, Callable[[World], object]] = {

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from sweeperd.ledger import AmountOverflow, Ledger, LedgerError, OveragePolicy, ReservationExpired
-from sweeperd.store.embedded import Server
 from tests.fixture.load import load
 from tests.lua.builders import INT64_MAX, NOW, SCOPES
 from tests.lua.ledger_book import DAY_MS, GRACE_MS, MINUTE_MS, Book, a_book, ms
+from tests.support.servers import Server
 
 REJECT, IF_AVAILABLE, OVERDRAFT = OveragePolicy
 DEADLINE = NOW + MINUTE_MS

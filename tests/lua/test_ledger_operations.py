@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from sweeperd.ledger import Balance, Committed, Debited, Extended, Ledger, OveragePolicy, Released, Reserved
-from sweeperd.store.embedded import Server
 from tests.lua.builders import NOW, RETENTION, SCOPES
 from tests.lua.ledger_book import BOTTOM, DAY_MS, GRACE, GRACE_MS, MINUTE, MINUTE_MS, TOP, Book, a_book, ms
+from tests.support.servers import Server
 
 IF_AVAILABLE, OVERDRAFT = OveragePolicy.ALLOW_IF_AVAILABLE, OveragePolicy.ALLOW_WITH_OVERDRAFT
 

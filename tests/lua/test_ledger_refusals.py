@@ -12,9 +12,9 @@ import redis
 from sweeperd import ledger
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import LedgerError, OveragePolicy
-from sweeperd.store.embedded import Binary, Server
 from tests.lua.builders import INT64_MAX, NOW, SCOPES
 from tests.lua.ledger_book import BOTTOM, DAY_MS, TOP, Book, a_book, ms
+from tests.support.servers import Binary, Server
 
 OPERATIONS = ("reserve", "event", "commit", "release", "extend")
 REJECT, IF_AVAILABLE, OVERDRAFT = OveragePolicy

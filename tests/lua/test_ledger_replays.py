@@ -14,9 +14,9 @@ from sweeperd.ledger import (
     OveragePolicy,
     ReservationFinalized,
 )
-from sweeperd.store.embedded import Server
 from tests.lua.builders import NOW, SCOPES
 from tests.lua.ledger_book import BOTTOM, DAY_MS, GRACE, GRACE_MS, MINUTE, MINUTE_MS, TOP, Book, a_book, ms
+from tests.support.servers import Server
 
 OPERATIONS = ("reserve", "event", "commit", "release", "extend")
 

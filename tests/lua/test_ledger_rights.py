@@ -14,11 +14,11 @@ from sweeperd import ledger
 from sweeperd.config import RedisSettings
 from sweeperd.ledger import Ledger, LedgerError, MissingRight
 from sweeperd.ops.acl import ledger_grants
-from sweeperd.store.embedded import Binary, Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.lua.builders import SCOPES
 from tests.lua.ledger_book import BOTTOM, MINUTE, TOP, Book
 from tests.support.acl import PASSWORD
+from tests.support.servers import Binary, Server
 
 KEY = b"one-key"
 #: What each operation writes: command -> keys, as `Clerk.keys` names them.

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
 from sweeperd.store.scripts import Call, Script
 from tests.support.acl import PASSWORD
+from tests.support.servers import Server
 
 EVENTS, DEAD, GROUPS, ENDPOINTS = (
     b"sweeperd:events",

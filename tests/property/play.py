@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from sweeperd.config import RedisSettings, SweepSettings
 from sweeperd.ledger import Extended, Ledger, LedgerError, OveragePolicy
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Decision, Outcome
-from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Sweeper
+from sweeperd.store import Shard
+from sweeperd.sweep import Decision, Outcome
 from tests.support.books import ALWAYS, Books, Broken, Property, check, read
+from tests.support.builders import make_sweeper, reservations_kind
 from tests.support.harness import eventually, server_time
+from tests.support.servers import Server
 
 UNIT, TENANT = "TOKENS", "t"
 #: Scope -> allocated, overdraft limit. Tiny, so that they run out; the last level has none at all.
@@ -95,8 +94,8 @@ class World:
         self.slots: list[bytes] = [b"none"] * SLOTS
         self.expired = 0
         settings = SweepSettings.model_validate({"batch_size": 3, "pipeline_depth": 2})
-        kind = reservations(self.shard.keys, settings)
-        self.sweeper = Sweeper(self.shard, kind, settings, self._count, threading.Event())
+        kind = reservations_kind(self.shard.keys, settings)
+        self.sweeper = make_sweeper(self.shard, kind, settings, self._count, threading.Event())
 
     def play(self, step: Step, key: str, calls: "Calls") -> None:
         """Do one step. A refusal is an answer like any other; the same call again must get the first one's answer."""

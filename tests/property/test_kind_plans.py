@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sweeperd.config.kinds import FORMS
-from sweeperd.store.keys import Keys
+from sweeperd.store import Keys
 from sweeperd.store.scripts import Script
 from tests.lua.kinds.world import DEADLINE, ID, SEATS, Seats, scripted
 

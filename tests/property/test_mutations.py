@@ -8,9 +8,10 @@ import redis
 from hypothesis import HealthCheck, Phase, given, settings
 
 from sweeperd.store import scripts as lua
-from sweeperd.store.embedded import Server, binaries
+from sweeperd.store.embedded import binaries
 from tests.property.play import Step, World, run, steps
 from tests.support.books import Broken, Property
+from tests.support.servers import Server
 
 #: Name -> what is broken by it, a text that stands in a script or in what it includes, and what stands there instead.
 MUTATIONS = {

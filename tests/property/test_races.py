@@ -20,14 +20,14 @@ from sweeperd.config import SweepSettings
 from sweeperd.ledger import Ledger, LedgerError, ReservationExpired, Reserved
 from sweeperd.metrics import Metrics
 from sweeperd.store import scripts as lua
-from sweeperd.store.embedded import Server
-from sweeperd.sweep.kind import Kind, Outcome
-from sweeperd.sweep.reservations import reservations
+from sweeperd.sweep import Kind, Outcome
 from sweeperd.sweep.sweeper import Sweeper
 from sweeperd.sweep.telemetry import SweepTelemetry
 from tests.property import play
 from tests.support.books import ALWAYS, Property, check, read
+from tests.support.builders import make_sweeper, reservations_kind
 from tests.support.harness import eventually, server_time
+from tests.support.servers import Server
 
 SCOPES, UNIT, TENANT, AMOUNT = ("tenant:t", "tenant:t/a"), play.UNIT, play.TENANT, 5
 SETTINGS = SweepSettings()
@@ -39,7 +39,7 @@ class World(play.World):
     def __init__(self, client: redis.Redis, server: Server) -> None:
         super().__init__(client, server)
         self.metrics = Metrics()
-        self.audit = SweepTelemetry(self.metrics, "default", reservations(self.shard.keys, SETTINGS))
+        self.audit = SweepTelemetry(self.metrics, "default", reservations_kind(self.shard.keys, SETTINGS))
 
     def reserved(self, grace: timedelta = timedelta(0)) -> Reserved:
         """A reservation whose deadline has passed."""
@@ -55,7 +55,7 @@ class World(play.World):
         without a scan of the hashes, as a sweep does where little is in grace: an entry that a scan sees in grace
         reaches no script.
         """
-        kind = reservations(self.shard.keys, SETTINGS)
+        kind = reservations_kind(self.shard.keys, SETTINGS)
         left = [rival]
 
         def call(entry: bytes, trace_id: str) -> lua.Call:
@@ -67,8 +67,8 @@ class World(play.World):
 
     def another(self, kind: Kind | None = None) -> Sweeper:
         """One more sweeper on the same shard."""
-        kind = kind or reservations(self.shard.keys, SETTINGS)
-        return Sweeper(self.shard, kind, SETTINGS, self.audit.decided, threading.Event())
+        kind = kind or reservations_kind(self.shard.keys, SETTINGS)
+        return make_sweeper(self.shard, kind, SETTINGS, self.audit.decided, threading.Event())
 
     def counted(self, outcome: Outcome) -> int:
         """How often this was decided, by the counter."""

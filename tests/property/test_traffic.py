@@ -13,8 +13,8 @@ import redis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from sweeperd.store.embedded import Server
 from tests.property.play import Step, World, run, run_at_once, steps
+from tests.support.servers import Server
 
 CLIENTS = 3
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import redis
 
 from sweeperd.ledger import Balance, Ledger
-from sweeperd.store.keys import Keys
+from sweeperd.store import Keys
 from sweeperd.store.scripts import Call, Script
 from tests.soak.plan import BUDGETS, UNIT
 

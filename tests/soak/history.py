@@ -27,7 +27,7 @@ from sweeperd.ledger import (
     Released,
     Reserved,
 )
-from sweeperd.store.keys import Keys
+from sweeperd.store import Keys
 from tests.support.streams import entries
 
 Answer = TypeVar("Answer", Reserved, Committed, Released, Extended)

@@ -11,9 +11,7 @@ import redis
 
 from sweeperd.config import RedisSettings
 from sweeperd.ledger import Ledger
-from sweeperd.store.embedded import Binary, Server
-from sweeperd.store.keys import Keys
-from sweeperd.store.shard import Shard
+from sweeperd.store import Keys, Shard
 from tests.soak import census, verdicts
 from tests.soak.history import outcome
 from tests.soak.load import Load
@@ -24,6 +22,7 @@ from tests.soak.receiver import CountingReceiver
 from tests.soak.samples import Sample, Windows, latency_steps, read_metrics
 from tests.soak.verdicts import Verdict
 from tests.support.harness import Daemon, daemon, environment, eventually, server_time
+from tests.support.servers import Binary, Server
 
 #: Load threads, each with calls of its own in flight.
 THREADS = 4

@@ -6,8 +6,8 @@ from itertools import accumulate
 import pytest
 import redis
 
-from sweeperd.outbox.stream import Outbox
-from sweeperd.store.shard import Shard
+from sweeperd.outbox import Outbox
+from sweeperd.store import Shard
 from tests.soak.chaos import rest
 from tests.soak.chaos.missing import Place, places
 from tests.soak.chaos.rest import REST_LIMIT, STILL_LIMIT, Group, Standing, await_rest

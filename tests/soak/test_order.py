@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import RedisSettings, SweepSettings
+from sweeperd.config import RedisSettings
 from sweeperd.ledger import Ledger
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.reservations import reservations
+from sweeperd.store import Shard
 from tests.soak.history import Amounts, Call, Recorder, now, outcome
 from tests.soak.load import Load
 from tests.soak.order import faults
 from tests.soak.plan import BUDGETS, LEAN, TENANTS, UNIT
+from tests.support.builders import reservations_kind
+from tests.support.servers import Server
 
 A, B = b"tenant:a", b"tenant:b"
 OPENED = {A: 100}
@@ -174,7 +174,7 @@ def recorded(session_server: Server) -> Iterator[list[Call]]:
 
 def sweep(client: redis.Redis, shard: Shard) -> None:
     """Expire what is overdue."""
-    kind = reservations(shard.keys, SweepSettings())
+    kind = reservations_kind(shard.keys)
     due: Any = client.zrangebyscore(shard.keys.reservation_index, 0, now())
     kind.script.run_many(client, [kind.call(entry, "f" * 32) for entry in due])
 

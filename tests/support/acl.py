@@ -9,7 +9,7 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.ops.acl import Role, acl_users
-from sweeperd.store.embedded import Server
+from tests.support.servers import Server
 
 #: The shipped file: for the default settings.
 ACL = Path(__file__).parents[2] / "deploy" / "redis" / "sweeperd.acl"

@@ -14,7 +14,7 @@ from typing import Any, cast
 import redis
 
 from sweeperd.outbox.event import ONLY_FOR
-from sweeperd.store.keys import Keys
+from sweeperd.store import Keys
 from tests.support.streams import entries
 
 Row = Mapping[bytes, bytes]

@@ -1,16 +1,21 @@
-"""Objects of the delivery as tests build them: what a test does not name is as usual."""
+"""Objects of sweeperd as tests build them: what a test does not name is as usual."""
 
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from sweeperd.config import EndpointSettings
+from sweeperd.config import EndpointSettings, Settings, SweepSettings
+from sweeperd.config.kinds import KindSettings
 from sweeperd.context import USUAL
 from sweeperd.delivery.circuit import CircuitBreaker, CircuitPublisher, EndpointStateCache, Redelivery
 from sweeperd.delivery.lane import AttemptLog, BatchLimits, BatchQueue, InFlight, Lane
 from sweeperd.metrics import Metrics
-from sweeperd.outbox.stream import Outbox
-from sweeperd.outbox.subscription import Subscription
-from sweeperd.store.shard import Shard
+from sweeperd.outbox import Outbox, Subscription
+from sweeperd.store import Keys, Shard
+from sweeperd.sweep import Decision, Kind
+from sweeperd.sweep.configured import configured
+from sweeperd.sweep.reservations import reservations
+from sweeperd.sweep.sweeper import Sweeper
 
 
 def batch_limits(events: int = 1, size: int = 1024 * 1024, wait: float = 0.05) -> BatchLimits:
@@ -43,3 +48,28 @@ def make_lane(shard: Shard, name: str = "hook", endpoint: dict[str, Any] | None 
         "log_fields": {"endpoint": name},
     }
     return Lane(shard=shard, **(made | given))
+
+
+# ---- the sweep
+
+
+def reservations_kind(keys: Keys | None = None, settings: SweepSettings | None = None) -> Kind:
+    """The kind of the reservations."""
+    return reservations(keys or Keys(), settings or SweepSettings())
+
+
+def configured_kind(kind: KindSettings, settings: Settings, keys: Keys | None = None) -> Kind:
+    """One of the kinds of these settings."""
+    return configured(kind, settings, keys or Keys())
+
+
+def make_sweeper(
+    shard: Shard,
+    kind: Kind | None = None,
+    settings: SweepSettings | None = None,
+    observe: Callable[[Sequence[Decision], str], None] = lambda *_: None,
+    stop: threading.Event | None = None,
+) -> Sweeper:
+    """A sweeper of this kind, by default of the reservations. `observe` gets each page's decisions."""
+    chosen = settings or SweepSettings()
+    return Sweeper(shard, kind or reservations_kind(shard.keys, chosen), chosen, observe, stop or threading.Event())

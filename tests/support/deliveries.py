@@ -13,7 +13,7 @@ from sweeperd.config import Settings
 from sweeperd.context import USUAL, ShardContext, Timing
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.metrics import Metrics
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.support.harness import eventually
 
 EVENTS = "sweeperd:events"

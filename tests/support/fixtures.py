@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from sweeperd.config import RedisSettings, Settings, load
-from sweeperd.store.embedded import Server
+from sweeperd.store import Shard
 from sweeperd.store.scripts import Script
-from sweeperd.store.shard import Shard
 from tests.support.plain_writes import GuardedScript
+from tests.support.servers import Server
 
 Load = Callable[..., Settings]
 

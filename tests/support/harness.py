@@ -20,9 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sweeperd.config import RedisSettings
 from sweeperd.ledger import Ledger
-from sweeperd.store.keys import Keys
+from sweeperd.store import Keys, Shard
 from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Shard
 
 SCOPES = ("tenant:acme", "tenant:acme/workspace:prod")
 #: Events that a process has in hand at most, two for each of its 16 connections: queued, being sent, or delivered and

@@ -3,7 +3,9 @@
 import os
 
 from sweeperd.store import embedded
-from sweeperd.store.embedded import Binary
+from sweeperd.store.embedded import Binary, Server, free_port
+
+__all__ = ["VARIABLE", "Binary", "Server", "binaries", "free_port"]
 
 #: Paths of further redis-server and valkey-server programs, separated as in PATH.
 VARIABLE = "SWEEPERD_TEST_SERVERS"

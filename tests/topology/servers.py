@@ -11,9 +11,9 @@ from pathlib import Path
 import redis
 from redis.crc import key_slot
 
-from sweeperd.store.embedded import Binary, Server, free_port
 from tests.support import acl
 from tests.support.harness import eventually
+from tests.support.servers import Binary, Server, free_port
 
 SERVICE = "reservations"
 #: How long a primary may be silent while a test has it killed, and while it only shares a busy machine.

@@ -7,14 +7,15 @@ import pytest
 
 from sweeperd.config import RedisSettings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.outbox.stream import Outbox, Replication
-from sweeperd.store.embedded import Binary
+from sweeperd.outbox import Outbox
+from sweeperd.outbox.stream import Replication
+from sweeperd.store import Shard
 from sweeperd.store.lease import Lease
 from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Shard
 from tests.support.books import Property, check, read
 from tests.support.harness import BATCH, budget, daemon, environment, eventually, reserve, server_time
 from tests.support.receiver import EventCounter, Receiver
+from tests.support.servers import Binary
 from tests.topology.load import Load, account, delivered
 from tests.topology.servers import cluster, moved_step_by_step
 from tests.topology.walk import walk

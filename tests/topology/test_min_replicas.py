@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
 from tests.support.books import Property, check, read
 from tests.support.harness import budget, daemon, environment, eventually, reserve
 from tests.support.receiver import Receiver
+from tests.support.servers import Server
 from tests.topology.load import delivered
 
 

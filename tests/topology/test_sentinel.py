@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from sweeperd.store.embedded import Binary
 from tests.support.books import Property, check, read
 from tests.support.harness import BATCH, SCOPES, budget, daemon, environment, eventually, reserve
 from tests.support.receiver import EventCounter, Receiver
+from tests.support.servers import Binary
 from tests.topology.load import Load, account, delivered
 from tests.topology.servers import PASSWORD, SENTINEL_PASSWORD, sentinels
 

@@ -6,12 +6,11 @@ from sweeperd.config import Settings
 from sweeperd.ops.quarantine import Quarantine, QuarantineFilter
 from sweeperd.ops.show import Fate, inspect
 from sweeperd.ops.status import read_status
-from sweeperd.outbox.stream import Outbox
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Outcome
-from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Sweeper
+from sweeperd.outbox import Outbox
+from sweeperd.store import Shard
+from sweeperd.sweep import Outcome
 from sweeperd.sweep.telemetry import LastSweepStore
+from tests.support.builders import make_sweeper, reservations_kind
 from tests.support.harness import reserve
 from tests.topology.servers import Cluster
 
@@ -23,9 +22,11 @@ def walk(running: Cluster) -> None:
     endpoints = [{"name": "billing", "url": "http://127.0.0.1:9/"}]
     settings = Settings.model_validate({"redis": {"url": running.url}, "webhooks": {"endpoints": endpoints}})
     shard = Shard(settings.redis, PREFIX)
-    kind = reservations(shard.keys, settings.sweep)
+    kind = reservations_kind(shard.keys, settings.sweep)
     board, stream = LastSweepStore(shard, kind), Outbox(shard, "us")
-    sweeper = Sweeper(shard, kind, settings.sweep, lambda decisions, _: board.decided(decisions), threading.Event())
+    sweeper = make_sweeper(
+        shard, kind, settings.sweep, lambda decisions, _: board.decided(decisions), threading.Event()
+    )
     with running.client(running.owner(PREFIX)) as client:
         reserve(client, ["a", "b"], prefix=PREFIX)
         client.hset(f"{PREFIX}reservation:res_b", "state", "LIMBO")

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sweeperd import __version__
 from sweeperd.metrics import Metrics
-from sweeperd.sweep.kind import Outcome
+from sweeperd.sweep import Outcome
 
 #: The contract's section 9, and what was added to it.
 CONTRACT: dict[str, tuple[str, set[str]]] = {

@@ -8,9 +8,9 @@ from redis import ResponseError
 from sweeperd.config import RedisSettings
 from sweeperd.errors import ConfigError, RedisUnavailable
 from sweeperd.redis_url import Topology, hash_tag, parse
+from sweeperd.store import Shard
 from sweeperd.store.connect import connect
 from sweeperd.store.errors import is_server_trouble
-from sweeperd.store.shard import Shard
 from tests.support.fixtures import Load
 
 

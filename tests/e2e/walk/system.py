@@ -12,12 +12,12 @@ from typing import Any
 
 import redis
 
-from sweeperd.store.embedded import Server
 from tests.conftest import BINARIES
 from tests.e2e.walk.operator import Operator
 from tests.integration.conftest import HOSTILE
 from tests.support.harness import Daemon, daemon, environment, reserve, server_time
 from tests.support.receiver import Answer, Receiver
+from tests.support.servers import Server
 
 #: The size of the backlog.
 ENTRIES = int(os.environ.get("SWEEPERD_TEST_OPERATOR_ENTRIES", "5000"))

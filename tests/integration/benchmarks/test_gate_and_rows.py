@@ -18,8 +18,9 @@ from benchmarks.row import Goal, NotMeasurable, Row, Sample
 from benchmarks.rows import ROWS, peers
 from benchmarks.suite import measure
 from benchmarks.wire import Wire, encode
-from sweeperd.store.embedded import Binary, Server, binaries
+from sweeperd.store.embedded import binaries
 from tests.support.harness import environment, eventually, once, reserve
+from tests.support.servers import Binary, Server
 
 #: The servers that the suite measures: those at hand, without the further ones that the tests may run on.
 BINARIES = binaries()

@@ -11,14 +11,13 @@ from click.testing import CliRunner, Result
 
 from sweeperd.cli import main
 from sweeperd.config import SweepSettings
-from sweeperd.outbox.stream import Outbox
-from sweeperd.store.embedded import Server
-from sweeperd.store.keys import Keys
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Outcome
-from sweeperd.sweep.reservations import reservations
+from sweeperd.outbox import Outbox
+from sweeperd.store import Keys, Shard
+from sweeperd.sweep import Outcome
 from tests.support.address import drop_address
+from tests.support.builders import reservations_kind
 from tests.support.harness import reserve
+from tests.support.servers import Server
 from tests.support.streams import entries
 
 #: A name as a hostile tenant may choose it.
@@ -53,7 +52,7 @@ def invoke(
 
 def expire(client: redis.Redis, ids: Sequence[bytes | str], prefix: str = "") -> None:
     """Have expire.lua expire these reservations, which are overdue."""
-    kind = reservations(Keys(prefix), SweepSettings())
+    kind = reservations_kind(Keys(prefix), SweepSettings())
     bare = [entry.encode() if isinstance(entry, str) else entry for entry in ids]
     for entry, reply in zip(
         bare, kind.script.run_many(client, [kind.call(entry, "f" * 32) for entry in bare]), strict=True

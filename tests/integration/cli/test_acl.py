@@ -12,13 +12,13 @@ import redis
 from sweeperd.config import load
 from sweeperd.ledger import Ledger, MissingRight, NoBudget
 from sweeperd.ops.acl import acl_users
-from sweeperd.store.embedded import Server
 from sweeperd.store.scripts import script_names, source
 from tests.integration.conftest import Cli
 from tests.support.acl import ACL, PASSWORD, refusals, rules
 from tests.support.harness import Daemon, daemon, environment, eventually, once, reserve
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 from tests.support.receiver import Receiver
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.every_redis
 

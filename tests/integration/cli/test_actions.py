@@ -10,13 +10,13 @@ import redis
 from sweeperd.metrics import Metrics
 from sweeperd.ops import actions
 from sweeperd.ops.actions import Action, ActionExporter, read_actions, record
-from sweeperd.outbox.stream import Outbox
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.outbox import Outbox
+from sweeperd.store import Shard
 from tests.integration.cli.conftest import expire, give_up
 from tests.integration.conftest import Sweeperd
 from tests.support.fixtures import a_shard, full
 from tests.support.harness import SCOPES, reserve, server_time
+from tests.support.servers import Server
 
 ENDPOINTS = '[{"name": "billing", "url": "http://127.0.0.1:9/"}]'
 

@@ -11,11 +11,11 @@ import redis
 from click.testing import CliRunner, Result
 
 from sweeperd.cli import main
-from sweeperd.store.embedded import Server, free_port
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.integration.cli.conftest import give_up
 from tests.support.harness import reserve
 from tests.support.receiver import Receiver
+from tests.support.servers import Server, free_port
 
 PASSWORD = "hush"
 #: Commands that print a table.

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from sweeperd.outbox.attempts import Attempt
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.integration.cli.conftest import Run
 from tests.support.harness import reserve
 

@@ -9,12 +9,11 @@ import pytest
 import redis
 
 from sweeperd.cli.output import Output
-from sweeperd.outbox import dead_letters
-from sweeperd.outbox.endpoint_state import EndpointStateStore
+from sweeperd.outbox import EndpointStateStore, dead_letters
 from sweeperd.outbox.event import ONLY_FOR, message
-from sweeperd.store.embedded import Server, free_port
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.integration.cli.conftest import HOSTILE, Run, give_up
+from tests.support.servers import Server, free_port
 from tests.support.streams import entries
 
 EVENTS, DEAD = "sweeperd:events", "sweeperd:dead-letters"

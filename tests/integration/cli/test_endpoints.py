@@ -17,17 +17,16 @@ from cloudevents.core.v1.event import CloudEvent
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker
 from sweeperd.ops.endpoints import BODY_SHOWN, shown_url
-from sweeperd.outbox import dead_letters
+from sweeperd.outbox import EndpointStateStore, Outbox, dead_letters
 from sweeperd.outbox.dead_letters import DeadLetterFilter
-from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointStateStore
+from sweeperd.outbox.endpoint_state import CircuitStateStore
 from sweeperd.outbox.event import message
-from sweeperd.outbox.stream import Outbox
-from sweeperd.store.embedded import Server, free_port
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.integration.cli.conftest import HOSTILE, Run, expire, give_up
 from tests.support.fixtures import full
 from tests.support.harness import reserve, server_time
 from tests.support.receiver import Answer, Receiver
+from tests.support.servers import Server, free_port
 
 BOARD = "sweeperd:endpoints"
 ENDPOINTS: list[dict[str, Any]] = [

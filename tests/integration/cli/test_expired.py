@@ -12,9 +12,9 @@ import redis
 from sweeperd.outbox.event import message
 from sweeperd.outbox.replays import AHEAD_MS
 from sweeperd.store import streams
-from sweeperd.store.embedded import Server, free_port
 from tests.integration.cli.conftest import HOSTILE, Run, expire
 from tests.support.harness import reserve, server_time
+from tests.support.servers import Server, free_port
 from tests.support.streams import append, entries
 
 EVENTS = "sweeperd:events"

@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 from sweeperd.cli import main
 from sweeperd.config import load
 from sweeperd.runtime.once import run_once
-from sweeperd.store.embedded import Server
 from tests.lua.kinds.world import Seats
 from tests.support.kind_settings import SEAT_HOLD
+from tests.support.servers import Server
 
 CONFIG = Path(__file__).parents[3] / "examples" / "seat-holds" / "config.toml"
 

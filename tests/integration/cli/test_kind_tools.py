@@ -13,12 +13,12 @@ from sweeperd.metrics import Metrics
 from sweeperd.ops.reconcile import WalkStage, reconcile, subject_of
 from sweeperd.runtime.once import run_once
 from sweeperd.runtime.reconciler import PeriodicReconciler
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.integration.cli.test_schemas import check
 from tests.integration.conftest import Ran, Sweeperd
 from tests.support.harness import reserve
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
+from tests.support.servers import Server
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 #: The deadline of what is overdue, and of what is not.

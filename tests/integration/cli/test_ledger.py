@@ -5,7 +5,7 @@ import redis
 
 from sweeperd.config import SweepSettings
 from sweeperd.ops.reconcile import Throttle, judge_budget, repair_budget
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.integration.conftest import Sweeperd
 from tests.support.fixtures import full
 from tests.support.harness import SCOPES, budget, reserve

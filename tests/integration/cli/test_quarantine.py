@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import Settings, SweepSettings
+from sweeperd.config import Settings
 from sweeperd.ops.quarantine import NOT_THERE, Quarantine, QuarantineChange, QuarantineFilter, SetAside
-from sweeperd.store.embedded import Server, free_port
+from sweeperd.store import Shard
 from sweeperd.store.scripts import Call, Script, source
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.reservations import REASONS, reservations
-from sweeperd.sweep.sweeper import Sweeper
+from sweeperd.sweep.reservations import REASONS
 from sweeperd.text import rfc3339
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
 from tests.lua.builders import DEADLINE, NOW, RID, World
 from tests.support.acl import limited
 from tests.support.books import ALWAYS, check, read
+from tests.support.builders import make_sweeper, reservations_kind
 from tests.support.fixtures import full
 from tests.support.harness import budget, command, environment, eventually, reserve, server_time
+from tests.support.servers import Server, free_port
 
 Damage = Callable[[World], object]
 
@@ -307,7 +307,7 @@ def test_beside_live_traffic_the_books_balance(shard: Shard, client: redis.Redis
     for rid in ids:
         client.hset(f"reservation:res_{rid}", "state", "LIMBO")
     stop = threading.Event()
-    sweeper = Sweeper(shard, reservations(shard.keys, settings), settings, lambda *_: None, stop)
+    sweeper = make_sweeper(shard, settings=settings, stop=stop)
     sweeper.tick()
     assert client.zcard("sweeperd:quarantine") == 200
 
@@ -322,7 +322,7 @@ def test_beside_live_traffic_the_books_balance(shard: Shard, client: redis.Redis
     threads = [threading.Thread(target=sweep), threading.Thread(target=mend)]
     for thread in threads:
         thread.start()
-    quarantine = Quarantine(shard, reservations(shard.keys, SweepSettings()), 50)
+    quarantine = Quarantine(shard, reservations_kind(shard.keys), 50)
 
     def all_requeued() -> bool:
         for _ in quarantine.requeue(QuarantineFilter()):
@@ -408,7 +408,7 @@ def test_without_the_right_to_read_the_hash_it_stays_on_the_list(server: Server,
 
 def test_only_what_was_there_at_the_beginning_is_dismissed(shard: Shard, client: redis.Redis) -> None:
     ids = broken(client, 120)
-    pages = Quarantine(shard, reservations(shard.keys, SweepSettings()), 50).dismiss(QuarantineFilter())
+    pages = Quarantine(shard, reservations_kind(shard.keys), 50).dismiss(QuarantineFilter())
     first = next(pages)
     assert len(first) == 50
     client.zadd("sweeperd:quarantine", {"new": shard.read_clock() + 1000})
@@ -419,7 +419,7 @@ def test_only_what_was_there_at_the_beginning_is_dismissed(shard: Shard, client:
 
 
 def test_who_was_faster_is_told_of(shard: Shard, client: redis.Redis) -> None:
-    quarantine = Quarantine(shard, reservations(shard.keys, SweepSettings()), 50)
+    quarantine = Quarantine(shard, reservations_kind(shard.keys), 50)
     (rid,) = broken(client, 1)
     repair(client, [rid])
     (entry,) = quarantine.find(QuarantineFilter())

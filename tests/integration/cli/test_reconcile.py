@@ -12,11 +12,11 @@ from sweeperd.cli.output import timestamp
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.reconciler import PeriodicReconciler
-from sweeperd.store.embedded import Server, free_port
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.integration.conftest import Cli
 from tests.support.books import Property, check, read
 from tests.support.harness import SCOPES, environment, reserve
+from tests.support.servers import Server, free_port
 
 LATER = -50_000
 DRIFTED = f"budget:{SCOPES[0]}:TOKENS"

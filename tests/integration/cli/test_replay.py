@@ -7,17 +7,16 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
-from sweeperd.outbox import dead_letters
+from sweeperd.outbox import Outbox, OutboxEntry, dead_letters
 from sweeperd.outbox.dead_letters import PAGE, DeadLetterFilter, Replayed
-from sweeperd.outbox.event import ONLY_FOR, OutboxEntry, message
-from sweeperd.outbox.stream import Outbox
+from sweeperd.outbox.event import ONLY_FOR, message
 from sweeperd.runtime.once import run_once
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.integration.cli.conftest import give_up
 from tests.support.books import ALWAYS, Broken, Property, check, read
 from tests.support.fixtures import a_shard, full
 from tests.support.receiver import Receiver
+from tests.support.servers import Server
 from tests.support.streams import append, entries
 
 EVENTS, DEAD = "sweeperd:events", "sweeperd:dead-letters"

@@ -10,12 +10,12 @@ from sweeperd.config import Settings
 from sweeperd.outbox import replays
 from sweeperd.outbox.replays import ReplayNote, ReplayStore, replay_group
 from sweeperd.runtime.daemon import Daemon
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from sweeperd.text import rfc3339
 from tests.integration.cli.conftest import Run
 from tests.support.harness import server_time
 from tests.support.receiver import Answer, Receiver, Request
+from tests.support.servers import Server
 from tests.support.streams import entries
 
 EVENTS = "sweeperd:events"

@@ -3,12 +3,12 @@
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.integration.cli.conftest import Run, give_up
 from tests.support.acl import rules
 from tests.support.harness import reserve
 from tests.support.receiver import Receiver
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.every_redis
 

@@ -11,11 +11,11 @@ import redis
 from referencing import Registry, Resource
 
 from sweeperd.config import RedisSettings
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.integration.cli.conftest import Run, give_up
 from tests.support.harness import reserve
 from tests.support.receiver import Receiver
+from tests.support.servers import Server
 
 SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
 

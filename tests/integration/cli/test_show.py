@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server, free_port
-from sweeperd.store.keys import Keys
+from sweeperd.store import Keys
 from sweeperd.sweep.reservations import REASONS
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
 from tests.lua.builders import FAR_FUTURE, RID, SCOPES, World
 from tests.lua.test_expire_rules import ARRANGE, outcome_of
 from tests.support.harness import reserve, server_time
 from tests.support.receiver import Answer, Receiver
+from tests.support.servers import Server, free_port
 from tests.support.streams import append
 
 

@@ -15,13 +15,12 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.store.embedded import Server, free_port
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Sweeper
+from sweeperd.store import Shard
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
+from tests.support.builders import make_sweeper, reservations_kind
 from tests.support.harness import command, environment, eventually, reserve, server_time
 from tests.support.kind_settings import SEAT_HOLD
+from tests.support.servers import Server, free_port
 
 BILLING = json.dumps([{"name": "billing", "url": "http://127.0.0.1:9/"}])
 
@@ -215,7 +214,7 @@ def test_scores_that_are_no_moment_make_no_number_that_json_lacks(
         assert [each["id"] for each in listed] == ["first"], "the others are yet to be set aside"
         assert sweeperd("quarantine", "list", *kind, SWEEPERD_CONFIG=str(config)).code == 0
         strict("reconcile", *kind, code=1)
-    sweeper = Sweeper(shard, reservations(shard.keys, SweepSettings()), SweepSettings(), lambda *_: None, Event())
+    sweeper = make_sweeper(shard, reservations_kind(shard.keys), SweepSettings(), lambda *_: None, Event())
     assert sweeper.backlog().oldest_due_seconds == pytest.approx(server_time(client) / 1000, abs=60)
     assert strict("quarantine", "dismiss", "first", "--yes")["dismissed"] == 1
     assert strict("quarantine", "requeue", "last", "--yes")["requeued"] == 1

@@ -7,10 +7,10 @@ import pytest
 import redis
 
 from sweeperd.ops.actions import read_actions
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.integration.cli.conftest import give_up
 from tests.support.harness import SCOPES, command, environment, reserve
+from tests.support.servers import Server
 
 COMMANDS = [
     "--version",

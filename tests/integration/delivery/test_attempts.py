@@ -10,10 +10,10 @@ import redis
 from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.lane import SUCCESS_EVERY_MS, AttemptLog
 from sweeperd.metrics import Metrics
+from sweeperd.outbox import OutboxEntry
 from sweeperd.outbox.attempts import ANSWER, Attempt, attempts_with, read_attempts
-from sweeperd.outbox.event import OutboxEntry
+from sweeperd.store import Shard
 from sweeperd.store.lease import process_name
-from sweeperd.store.shard import Shard
 from tests.support.deliveries import Deliver, Delivery, expire, settled
 from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from sweeperd.delivery import circuit, lane, reader
-from sweeperd.outbox.event import OutboxEntry
-from sweeperd.outbox.stream import PARKED, PARKED_ALONE, Outbox
+from sweeperd.outbox import Outbox, OutboxEntry
+from sweeperd.outbox.stream import PARKED, PARKED_ALONE
 from tests.support.deliveries import Deliver, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request

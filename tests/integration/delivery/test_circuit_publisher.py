@@ -8,7 +8,7 @@ from sweeperd.context import USUAL
 from sweeperd.delivery import circuit
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, CircuitPublisher
 from sweeperd.outbox.endpoint_state import CircuitState, CircuitStateStore
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 
 pytestmark = pytest.mark.newest_redis
 

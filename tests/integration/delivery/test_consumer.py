@@ -17,10 +17,10 @@ from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.lane import InFlight
 from sweeperd.delivery.reader import PAGES_PER_STEP, DueScan
 from sweeperd.metrics import Metrics
-from sweeperd.outbox.endpoint_state import EndpointStateStore
+from sweeperd.outbox import EndpointStateStore
 from sweeperd.outbox.event import EventEncoder
 from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.support.builders import make_lane
 from tests.support.deliveries import EVENTS, Deliver, expire, settled
 from tests.support.harness import eventually

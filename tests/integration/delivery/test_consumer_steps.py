@@ -20,15 +20,15 @@ from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, Redelive
 from sweeperd.delivery.lane import Batch, BatchLimits, BatchQueue, InFlight
 from sweeperd.delivery.reader import Consumer
 from sweeperd.metrics import Metrics
-from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointStateStore
-from sweeperd.outbox.event import OutboxEntry
-from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, Outbox, Replication
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.outbox import EndpointStateStore, Outbox, OutboxEntry
+from sweeperd.outbox.endpoint_state import CircuitStateStore
+from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, Replication
+from sweeperd.store import Shard
 from sweeperd.store.streams import StreamId
 from tests.support.builders import batch_limits, make_lane
 from tests.support.deliveries import EVENTS, expire
 from tests.support.harness import server_time
+from tests.support.servers import Server
 from tests.support.streams import entries
 
 pytestmark = pytest.mark.newest_redis

@@ -14,9 +14,8 @@ from sweeperd.config import RELAY, Settings
 from sweeperd.context import ShardContext, Timing
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher
 from sweeperd.metrics import Metrics
-from sweeperd.outbox.endpoint_state import EndpointStateStore
-from sweeperd.outbox.stream import Outbox
-from sweeperd.store.shard import Shard
+from sweeperd.outbox import EndpointStateStore, Outbox
+from sweeperd.store import Shard
 from tests.integration.delivery.test_relay import subscribe
 from tests.integration.delivery.test_replays import add, begin, ended, seen
 from tests.support.deliveries import EVENTS, Deliver, Delivery, expire, settled

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.outbox.endpoint_state import EndpointStateStore
-from sweeperd.outbox.stream import ConsumerGroups, Outbox
-from sweeperd.store import streams
-from sweeperd.store.shard import Shard
+from sweeperd.outbox import EndpointStateStore, Outbox
+from sweeperd.outbox.stream import ConsumerGroups
+from sweeperd.store import Shard, streams
 from tests.integration.delivery.test_replays import add, begin, ended, refreshed
 from tests.support.deliveries import EVENTS, Deliver, Delivery, expire
 from tests.support.fixtures import full

@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from sweeperd.delivery.reader import ProbeChooser
-from sweeperd.outbox.event import OutboxEntry
-from sweeperd.outbox.stream import PAGE, PARKED, Outbox
-from sweeperd.store.shard import Shard
+from sweeperd.outbox import Outbox, OutboxEntry
+from sweeperd.outbox.stream import PAGE, PARKED
+from sweeperd.store import Shard
 from tests.support.deliveries import EVENTS, expire
 
 pytestmark = pytest.mark.newest_redis

@@ -17,14 +17,14 @@ from sweeperd.delivery import rate_limit
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.rate_limit import AHEAD, BURST, LAPSE, RateLimit
 from sweeperd.metrics import Metrics
-from sweeperd.store.embedded import Server
+from sweeperd.store import Shard
 from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Shard
 from tests.integration.delivery.test_replays import add, begin, ended, refreshed
 from tests.support.deliveries import Deliver, expire
 from tests.support.fixtures import a_shard, full
 from tests.support.harness import eventually, server_time
 from tests.support.receiver import Answer, Receiver, Request
+from tests.support.servers import Server
 
 #: How long the replicas are watched, seconds. The full size is 30.
 SECONDS = float(os.environ.get("SWEEPERD_TEST_RATE_SECONDS", "2"))

@@ -13,7 +13,7 @@ from sweeperd.delivery import relay as relay_module
 from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.relay import Relay, _delivery_id
 from sweeperd.outbox.event import Message, message, single_request
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.support.fixtures import full
 
 EXPIRED_AT = 1_795_507_205_123

@@ -13,8 +13,8 @@ import redis
 from sweeperd.config import EndpointSettings
 from sweeperd.ops.endpoints import resume
 from sweeperd.ops.status import read_endpoints
+from sweeperd.outbox import EndpointStateStore, Outbox
 from sweeperd.outbox import replays as replay
-from sweeperd.outbox.endpoint_state import EndpointStateStore
 from sweeperd.outbox.replays import (
     GROUP_PREFIX,
     MARKS,
@@ -24,9 +24,8 @@ from sweeperd.outbox.replays import (
     ReplayStore,
     replay_group,
 )
-from sweeperd.outbox.stream import WAITING, Outbox
-from sweeperd.store import streams
-from sweeperd.store.shard import Shard
+from sweeperd.outbox.stream import WAITING
+from sweeperd.store import Shard, streams
 from tests.support.deliveries import EVENTS, Deliver, Delivery, expire
 from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time

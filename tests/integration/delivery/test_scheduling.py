@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.support.deliveries import Deliver
 from tests.support.harness import eventually
 

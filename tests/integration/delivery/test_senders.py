@@ -17,10 +17,10 @@ from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.lane import Batch, BatchLimits
 from sweeperd.delivery.senders import BatchSender
 from sweeperd.metrics import Metrics
-from sweeperd.outbox.endpoint_state import CircuitState, CircuitStateStore, EndpointStateStore
-from sweeperd.outbox.event import EventEncoder, OutboxEntry, WebhookRequest
-from sweeperd.outbox.subscription import Subscription
-from sweeperd.store.shard import Shard
+from sweeperd.outbox import EndpointStateStore, OutboxEntry, Subscription
+from sweeperd.outbox.endpoint_state import CircuitState, CircuitStateStore
+from sweeperd.outbox.event import EventEncoder, WebhookRequest
+from sweeperd.store import Shard
 from tests.support.builders import batch_limits, make_lane
 from tests.support.harness import eventually
 

@@ -10,10 +10,9 @@ import pytest
 from sweeperd.config import load
 from sweeperd.kit.prove import prove
 from sweeperd.kit.samples import derived_samples, read_samples
-from sweeperd.store import embedded
-from sweeperd.store.keys import Keys
-from sweeperd.sweep.configured import configured
+from sweeperd.store import Keys, embedded
 from tests.integration.kit.faults import FAULTS, MORE, UNSEEN_BEFORE, Fault
+from tests.support.builders import configured_kind
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 #: The faults that the kit does not see, and why.
@@ -35,7 +34,7 @@ def caught(fault: Fault) -> str:
     (kind,) = settings.kinds
     entries = folder / "samples.json"
     samples = read_samples(entries, kind) if entries.exists() else derived_samples(kind)
-    mutant = None if fault.file else fault.seeded(configured(kind, settings, Keys()).script.source)
+    mutant = None if fault.file else fault.seeded(configured_kind(kind, settings, Keys()).script.source)
     for proof in prove(settings, kind, samples, mutant, shrink=False):
         if proof.failure:
             return f"{proof.name}: {proof.failure.problem}"

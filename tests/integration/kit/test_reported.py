@@ -1,20 +1,18 @@
 """Bugs that users of other systems reported, rebuilt as kinds: they are caught, or cannot be expressed."""
 
-import threading
 from typing import Any
 
 import redis
 
-from sweeperd.config import SweepSettings
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.sweeper import Sweeper
+from sweeperd.store import Shard
 from tests.integration.kit.faults import WRITES, Fault
 from tests.integration.kit.test_faults import caught
 from tests.lua.kinds.world import DEADLINE, SCRIPT, Seats, scripted
+from tests.support.builders import make_sweeper
 
 
 def tick(seats: Seats, shard: Shard) -> None:
-    Sweeper(shard, seats.kind, SweepSettings(), lambda *_: None, threading.Event()).tick()
+    make_sweeper(shard, seats.kind).tick()
 
 
 def test_a_backlog_is_drained_however_long_it_is(client: redis.Redis, shard: Shard) -> None:

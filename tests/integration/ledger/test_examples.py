@@ -11,7 +11,7 @@ import redis
 
 from sweeperd import ledger
 from sweeperd.ledger import Ledger
-from sweeperd.store.embedded import Server
+from tests.support.servers import Server
 
 ROOT = Path(__file__).parents[3]
 URL = "redis://127.0.0.1:6379/0"

@@ -14,7 +14,7 @@ import redis
 
 from sweeperd import ledger
 from sweeperd.ledger import Committed, Debited, Extended, Ledger, LedgerError, OveragePolicy, Reserved
-from sweeperd.store.embedded import Server
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.every_redis
 

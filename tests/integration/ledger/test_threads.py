@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import redis
 
 from sweeperd.ledger import Ledger
-from sweeperd.store.embedded import Server
 from tests.support.harness import eventually
+from tests.support.servers import Server
 
 THREADS = 150
 

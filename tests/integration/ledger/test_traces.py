@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sweeperd.store.embedded import Server
+from tests.support.servers import Server
 
 #: A program that has tracing of its own; it is a process, since OpenTelemetry is set up once for each.
 PROGRAM = """

@@ -21,12 +21,13 @@ from sweeperd.ops.check import server as module
 from sweeperd.ops.check import server as server_checks
 from sweeperd.ops.check.rights import trials
 from sweeperd.runtime.sweeps import kind_sweeps
-from sweeperd.store.embedded import Binary, Server, free_port
-from sweeperd.store.shard import Shard, open_shards
+from sweeperd.store import Shard
+from sweeperd.store.shard import open_shards
 from tests.integration.conftest import Cli
 from tests.support.acl import PASSWORD, rules
 from tests.support.fixtures import full
 from tests.support.harness import environment, eventually, reserve
+from tests.support.servers import Binary, Server, free_port
 
 pytestmark = pytest.mark.every_redis
 

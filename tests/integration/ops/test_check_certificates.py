@@ -8,10 +8,10 @@ import pytest
 
 from sweeperd.config import EndpointSettings
 from sweeperd.ops.check import CheckLevel, check_endpoint
-from sweeperd.store.embedded import free_port
 from tests.support.authority import Authority
 from tests.support.forward_proxy import ForwardProxy
 from tests.support.receiver import Receiver
+from tests.support.servers import free_port
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 

@@ -10,12 +10,12 @@ from sweeperd.config import RedisSettings, Settings
 from sweeperd.ops.check import CheckFinding, CheckLevel, check_shard
 from sweeperd.ops.check.data import CYCLES_CHECKS
 from sweeperd.ops.reconcile import Fault, LastWalk
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.fixture.cycles.load import load
 from tests.integration.conftest import Cli
 from tests.support.acl import PASSWORD, rules
 from tests.support.harness import environment
+from tests.support.servers import Server
 
 OK, WARNING, FAILURE = CheckLevel.OK, CheckLevel.WARNING, CheckLevel.FAILURE
 LEASE = "cycles:maintenance:lease:reservation_expiry"

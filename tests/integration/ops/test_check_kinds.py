@@ -7,9 +7,9 @@ import redis
 from pydantic import SecretStr
 
 from sweeperd.ops.check import CheckFinding, check_shard
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.lua.kinds.world import SEATS, scripted, settings_of
+from tests.support.servers import Server
 
 
 def finding(server: Server, kind: dict[str, Any]) -> CheckFinding:

@@ -9,9 +9,8 @@ from sweeperd.config import Settings
 from sweeperd.ops import show
 from sweeperd.ops.show import ReasonCount, read_details
 from sweeperd.ops.status import read_status
-from sweeperd.store.shard import Shard
-from sweeperd.sweep import configured
-from sweeperd.sweep.configured import kinds_of
+from sweeperd.store import Shard
+from sweeperd.sweep import configured, kinds_of
 from tests.support.kind_settings import SEAT_HOLD
 
 

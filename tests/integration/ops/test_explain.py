@@ -8,18 +8,17 @@ outcome, reason and error in tests/lua is compared, and any change that asking m
 import pytest
 import redis
 
-from sweeperd.config import SweepSettings
 from sweeperd.ops.show import Explanation, explain
+from sweeperd.store import Shard
 from sweeperd.store.scripts import Script, source
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Outcome
-from sweeperd.sweep.reservations import reservations
+from sweeperd.sweep import Outcome
 from tests.lua.builders import NOW, RID, Snapshot, World, frozen, seed
 from tests.lua.test_expire_rules import ARRANGE, outcome_of
+from tests.support.builders import reservations_kind
 
 
 def told(shard: Shard, *ids: bytes) -> list[Explanation]:
-    return explain(shard, reservations(shard.keys, SweepSettings()), ids, 50)
+    return explain(shard, reservations_kind(shard.keys), ids, 50)
 
 
 def test_its_text_is_that_of_the_sweep() -> None:

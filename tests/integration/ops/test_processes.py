@@ -6,10 +6,10 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.ops import processes
 from sweeperd.ops.processes import ProcessAnnouncer, Processes, read_processes
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.support.fixtures import full
 from tests.support.harness import server_time
+from tests.support.servers import Server
 
 KEY = "sweeperd:processes"
 

@@ -29,15 +29,14 @@ from sweeperd.ops.reconcile import (
 )
 from sweeperd.ops.reconcile.counters import MOMENT_PAUSE, MOMENTS
 from sweeperd.ops.reconcile.subjects import WalkProgress
-from sweeperd.store.embedded import Server
+from sweeperd.store import Shard
 from sweeperd.store.scripts import Script
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Decision, Outcome
-from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Sweeper
+from sweeperd.sweep import Decision, Outcome
 from tests.support.books import Property, check, read
+from tests.support.builders import make_sweeper, reservations_kind
 from tests.support.fixtures import a_shard, full
 from tests.support.harness import SCOPES, eventually, reserve, server_time
+from tests.support.servers import Server
 
 FAST = 1e9
 INDEX = "reservation:ttl"
@@ -70,8 +69,8 @@ def found(report: ReconcileReport) -> set[tuple[str, str]]:
 
 def sweep(shard: Shard) -> list[Decision]:
     decisions: list[Decision] = []
-    kind = reservations(shard.keys, SweepSettings())
-    Sweeper(shard, kind, SweepSettings(), lambda some, _: decisions.extend(some), threading.Event()).tick()
+    kind = reservations_kind(shard.keys)
+    make_sweeper(shard, kind, observe=lambda some, _: decisions.extend(some)).tick()
     return decisions
 
 
@@ -294,7 +293,7 @@ def test_what_is_right_is_left_alone(shard: Shard) -> None:
         shard.client.hset(f"reservation:res_{name}", "grace_ms", "none")
     outcomes = Counter(decision.outcome for decision in sweep(shard))
     assert outcomes == {Outcome.EXPIRED: 1, Outcome.IN_GRACE: 1, Outcome.QUARANTINED: 2}
-    list(Quarantine(shard, reservations(shard.keys, SweepSettings()), 50).dismiss(QuarantineFilter((b"dismissed",))))
+    list(Quarantine(shard, reservations_kind(shard.keys), 50).dismiss(QuarantineFilter((b"dismissed",))))
     assert shard.client.zcard(INDEX) == 2
     report = walk(shard, repair=True)
     assert (found(report), report.unjudged, report.hashes) == (set(), 0, 7)

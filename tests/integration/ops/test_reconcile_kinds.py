@@ -9,7 +9,7 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.ops.reconcile import Fault, ReconcileReport, WalkStage, keyspace, mend, reconcile, subject_of
 from sweeperd.ops.reconcile.counters import fingerprint
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 
 FUTURE = 4_000_000_000_000

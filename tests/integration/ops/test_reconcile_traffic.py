@@ -32,16 +32,15 @@ from sweeperd.ops.reconcile import (
     reconcile,
     subjects,
 )
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Sweeper
+from sweeperd.store import Shard
 from tests.property.play import UNIT, Step, World, run_at_once, steps
 from tests.soak.load import Load
 from tests.soak.plan import BUDGETS
 from tests.support.books import ALWAYS, Property, check, read
+from tests.support.builders import make_sweeper, reservations_kind
 from tests.support.fixtures import a_shard
 from tests.support.harness import reserve, server_time
+from tests.support.servers import Server
 
 CLIENTS = 2
 RESERVATIONS = int(os.environ.get("RECONCILE_RESERVATIONS", "500"))
@@ -173,8 +172,8 @@ def test_many_reservations_beside_steady_traffic(client: redis.Redis, server: Se
         sweeping = threading.Event()
 
         def sweep() -> None:
-            kind = reservations(shard.keys, SweepSettings())
-            sweeper = Sweeper(shard, kind, SweepSettings(), lambda *_: None, sweeping)
+            kind = reservations_kind(shard.keys)
+            sweeper = make_sweeper(shard, kind, stop=sweeping)
             while not sweeping.wait(0.2):
                 sweeper.tick()
 

@@ -11,11 +11,12 @@ from sweeperd.config import Settings
 from sweeperd.ops import status as rate
 from sweeperd.ops.status import Due, EndpointStatus, Rate, ShardStatus, read_all, read_rate, read_status
 from sweeperd.outbox.endpoint_state import CircuitNote
-from sweeperd.store.embedded import Server, free_port
-from sweeperd.store.shard import Shard, open_shards
+from sweeperd.store import Shard
+from sweeperd.store.shard import open_shards
 from tests.support.acl import limited
 from tests.support.harness import Daemon, daemon, environment, eventually, once, reserve, server_time
 from tests.support.receiver import Answer, Receiver
+from tests.support.servers import Server, free_port
 
 
 def settings(*endpoints: str, **sections: object) -> Settings:

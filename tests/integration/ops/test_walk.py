@@ -6,12 +6,12 @@ from typing import Any
 
 import redis
 
-from sweeperd.store.embedded import Server
 from tests.integration.conftest import Sweeperd
 from tests.support.acl import limited, rules
 from tests.support.books import ALWAYS, Property, check, read
 from tests.support.harness import SCOPES, budget, daemon, environment, eventually, reserve
 from tests.support.receiver import Answer, Receiver
+from tests.support.servers import Server
 
 #: What breaks a reservation or its budget, by reason, and the repair: a command of Redis each, on its hash.
 DAMAGE = {

@@ -9,15 +9,13 @@ import redis
 
 from sweeperd.config import EndpointSettings, RedisSettings, Settings
 from sweeperd.ops.status import read_status
+from sweeperd.outbox import Outbox, Subscription
 from sweeperd.outbox import backlog as module
 from sweeperd.outbox.backlog import BacklogMemory, GroupBacklog, read_backlog
-from sweeperd.outbox.stream import Outbox
-from sweeperd.outbox.subscription import Subscription
-from sweeperd.store import streams
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard, streams
 from tests.integration.outbox.test_outbox import GROUP, KEY, add, ids
 from tests.support.harness import daemon, environment, eventually, server_time
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.every_redis
 

@@ -9,7 +9,7 @@ from sweeperd.context import USUAL, Timing
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker
 from sweeperd.ops import endpoints
 from sweeperd.outbox.endpoint_state import CircuitNote, CircuitState, CircuitStateStore, DeliveryRate
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.support.deliveries import Deliver, expire
 from tests.support.fixtures import full
 from tests.support.harness import eventually

@@ -11,8 +11,8 @@ import redis
 
 from sweeperd.config import DELIVERY_FAILED
 from sweeperd.context import USUAL, Timing
+from sweeperd.outbox import Outbox, OutboxEntry
 from sweeperd.outbox import stream as groups_module
-from sweeperd.outbox.event import OutboxEntry
 from sweeperd.outbox.stream import (
     CLAIM_COUNT,
     PAGE,
@@ -20,14 +20,13 @@ from sweeperd.outbox.stream import (
     PARKED_ALONE,
     Announcements,
     ConsumerGroups,
-    Outbox,
     Pending,
     Replication,
 )
-from sweeperd.store.embedded import Binary, Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time
+from tests.support.servers import Binary, Server
 from tests.support.streams import entries
 
 KEY, DEAD = "sweeperd:events", "sweeperd:dead-letters"

@@ -7,7 +7,8 @@ import pytest
 import redis
 
 from sweeperd.config import Format
-from sweeperd.outbox.event import EventEncoder, OutboxEntry
+from sweeperd.outbox import OutboxEntry
+from sweeperd.outbox.event import EventEncoder
 from tests.integration.cli.conftest import expire
 from tests.support.harness import reserve
 

@@ -6,10 +6,10 @@ import pytest
 import redis
 
 from sweeperd.context import USUAL
+from sweeperd.outbox import Outbox
 from sweeperd.outbox.replays import ReplayNote, ReplayStore, end_cancelled, replay_group
-from sweeperd.outbox.stream import PAGE, PARKED, Outbox
-from sweeperd.store import streams
-from sweeperd.store.shard import Shard
+from sweeperd.outbox.stream import PAGE, PARKED
+from sweeperd.store import Shard, streams
 from tests.support.deliveries import EVENTS
 from tests.support.fixtures import full
 

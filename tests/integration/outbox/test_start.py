@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 import redis
 
-from sweeperd.outbox.stream import Outbox
-from sweeperd.store.shard import Shard
+from sweeperd.outbox import Outbox
+from sweeperd.store import Shard
 from tests.support.deliveries import EVENTS, Deliver, expire
 from tests.support.harness import eventually, server_time
 from tests.support.receiver import Answer, Receiver

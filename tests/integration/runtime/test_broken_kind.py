@@ -14,10 +14,10 @@ from sweeperd.errors import KindRefused
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.sweeps import KindSweep
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.lua.kinds.world import SCRIPT, Seats, scripted, settings_of
 from tests.support.harness import eventually
+from tests.support.servers import Server
 
 #: It compiles, and fails when it is loaded.
 FAILING = f"local first = nil\nlocal second = first .. 'x'\n{SCRIPT}"

@@ -13,9 +13,9 @@ from sweeperd.metrics import Metrics
 from sweeperd.runtime import sweeps
 from sweeperd.runtime.once import run_once
 from sweeperd.runtime.sweeps import CyclesLease, kind_sweeps
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.support.harness import eventually, reserve
+from tests.support.servers import Server
 
 KEY = "cycles:maintenance:lease:reservation_expiry"
 CYCLES = {"cycles": {"enabled": True}}

@@ -6,9 +6,9 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.runtime.daemon import Daemon
-from sweeperd.store.embedded import Server
 from tests.support.harness import eventually, reserve
 from tests.support.receiver import Receiver
+from tests.support.servers import Server
 
 #: More than the connections that redis-py's pool has by default.
 ENDPOINTS = 200

@@ -16,13 +16,13 @@ from sweeperd.metrics import Metrics
 from sweeperd.ops.acl import acl_users
 from sweeperd.ops.reconcile import WalkStage
 from sweeperd.runtime.reconciler import PeriodicReconciler
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.lua.kinds.world import SCRIPT, Seats, scripted
 from tests.support.acl import refusals
 from tests.support.fixtures import a_shard, full
 from tests.support.harness import eventually
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
+from tests.support.servers import Server
 
 FUTURE = 4_000_000_000_000
 RECORD = "sweeperd:reconcile"

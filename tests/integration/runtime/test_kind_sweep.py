@@ -15,9 +15,9 @@ from sweeperd.config import Settings
 from sweeperd.context import ShardContext
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.sweeps import KindSweep, StandBy
+from sweeperd.store import Shard
 from sweeperd.store.lease import holder, process_name
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.reservations import reservations
+from tests.support.builders import reservations_kind
 from tests.support.harness import eventually, reserve
 
 LEASE = "sweeperd:lease:sweep"
@@ -29,7 +29,7 @@ def settings_of(time_budget: str = "30s") -> Settings:
 
 
 def sweep_of(shard: Shard, settings: Settings, metrics: Metrics) -> KindSweep:
-    kind = reservations(shard.keys, settings.sweep)
+    kind = reservations_kind(shard.keys, settings.sweep)
     return KindSweep(ShardContext(settings, shard, metrics, threading.Event(), 1), kind)
 
 
@@ -90,7 +90,7 @@ def test_a_holder_that_notes_its_sweeps_is_waited_for(
     hold_for_ever(client)
     settings = settings_of()
     lease = sweep_of(shard, settings, Metrics()).lease
-    stand_by = StandBy(shard, reservations(shard.keys, settings.sweep), lease, settings.sweep)
+    stand_by = StandBy(shard, reservations_kind(shard.keys, settings.sweep), lease, settings.sweep)
     until = time.monotonic() + 5
     while time.monotonic() < until:
         note: dict[Any, Any] = {"at": shard.read_clock(), "by": by, "seconds": 1, "complete": 1}
@@ -102,7 +102,7 @@ def test_a_holder_that_notes_its_sweeps_is_waited_for(
 def test_a_lease_that_is_renewed_has_its_time_budget_as_well(client: redis.Redis, shard: Shard) -> None:
     settings = settings_of(time_budget="2s")
     lease = sweep_of(shard, settings, Metrics()).lease
-    stand_by = StandBy(shard, reservations(shard.keys, settings.sweep), lease, settings.sweep)
+    stand_by = StandBy(shard, reservations_kind(shard.keys, settings.sweep), lease, settings.sweep)
     began = time.monotonic()
 
     def pointless() -> bool:

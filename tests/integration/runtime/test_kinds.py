@@ -12,15 +12,14 @@ from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.once import run_once
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.configured import kinds_of
-from sweeperd.sweep.kind import Outcome
+from sweeperd.store import Shard
+from sweeperd.sweep import Outcome, kinds_of
 from sweeperd.sweep.telemetry import read_last_sweep
 from tests.lua.builders import World, seed
 from tests.lua.kinds.world import SEATS, Seats
 from tests.support.harness import eventually
 from tests.support.receiver import Receiver
+from tests.support.servers import Server
 
 LOCK: dict[str, Any] = {
     "name": "lock",

@@ -9,14 +9,14 @@ import pytest
 import redis
 
 from sweeperd.config import RedisSettings, Settings
-from sweeperd.outbox.endpoint_state import EndpointStateStore
+from sweeperd.outbox import EndpointStateStore
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.process import Role
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from tests.support.deliveries import expire
 from tests.support.harness import eventually, reserve
 from tests.support.receiver import Receiver
+from tests.support.servers import Server
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.runtime.daemon import Daemon, ShardRunner
 from sweeperd.runtime.service import Service
 from sweeperd.runtime.systemd import SystemdNotifier
-from sweeperd.store.embedded import Server
 from tests.support.harness import reserve
 from tests.support.manager import manager
+from tests.support.servers import Server
 
 
 def runner(daemon: Daemon) -> ShardRunner:

@@ -11,8 +11,8 @@ from sweeperd.context import ShardContext
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.sweeps import kind_sweeps
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Decision
+from sweeperd.store import Shard
+from sweeperd.sweep import Decision
 from tests.support.deliveries import expire
 from tests.support.harness import reserve
 from tests.support.receiver import Receiver

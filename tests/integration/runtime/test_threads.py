@@ -9,9 +9,9 @@ import pytest
 from sweeperd.config import Settings
 from sweeperd.config.webhooks import WebhooksSettings
 from sweeperd.runtime.daemon import Daemon
-from sweeperd.store.embedded import Server
 from sweeperd.web.server import THREADS
 from tests.support.harness import eventually
+from tests.support.servers import Server
 
 UNITS = Path(__file__).parents[3] / "deploy" / "systemd"
 

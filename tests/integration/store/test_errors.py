@@ -8,9 +8,9 @@ import redis
 
 from sweeperd.config import RedisSettings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.store.embedded import Binary, Server
+from sweeperd.store import Shard
 from sweeperd.store.errors import is_full, is_refused, is_script_fault, is_server_trouble, is_unknown_command
-from sweeperd.store.shard import Shard
+from tests.support.servers import Binary, Server
 
 JUDGES: list[Callable[[object], bool]] = [is_refused, is_unknown_command, is_script_fault, is_server_trouble, is_full]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
+from sweeperd.store import Shard
 from sweeperd.store.lease import Lease, holder, process_name
-from sweeperd.store.shard import Shard
 from tests.support.fixtures import full
 from tests.support.harness import eventually
 

@@ -3,11 +3,11 @@
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
+from sweeperd.store import Shard
 from sweeperd.store.scripts import Call, Script, ScriptPipeline
-from sweeperd.store.shard import Shard
 from tests.support.busy import BUSY
 from tests.support.harness import eventually
+from tests.support.servers import Server
 
 SCRIPT = Script("double", "if ARGV[1] == 'no' then return redis.error_reply('ERR no') end return ARGV[1] * 2")
 

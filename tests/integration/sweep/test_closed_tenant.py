@@ -12,8 +12,8 @@ from sweeperd.config import Settings
 from sweeperd.context import ShardContext
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.sweeps import KindSweep
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.reservations import reservations
+from sweeperd.store import Shard
+from tests.support.builders import reservations_kind
 from tests.support.harness import SCOPES, eventually, reserve
 
 COUNT, AMOUNT = 2_000, 5
@@ -26,7 +26,7 @@ class Sweeping:
         settings = Settings.model_validate({"sweep": {"batch_size": 50, "pipeline_depth": 4}})
         self.metrics = Metrics()
         self._stop = threading.Event()
-        kind = reservations(shard.keys, settings.sweep)
+        kind = reservations_kind(shard.keys, settings.sweep)
         self._sweep = KindSweep(ShardContext(settings, shard, self.metrics, threading.Event(), 1), kind)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

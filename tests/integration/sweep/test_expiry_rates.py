@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from sweeperd.config import CyclesSettings
+from sweeperd.store import Shard
 from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Decision, Outcome
+from sweeperd.sweep import Decision, Outcome
 from sweeperd.sweep.telemetry import ExpiryRates
 from tests.support.fixtures import full
 

@@ -10,11 +10,11 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
+from sweeperd.sweep import Decision, Outcome, SweepReport
 from sweeperd.sweep import index as grace
-from sweeperd.sweep.kind import Decision, Outcome, SweepReport
-from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper
+from tests.support.builders import make_sweeper, reservations_kind
 from tests.support.harness import eventually, reserve, server_time
 from tests.support.streams import entries
 
@@ -35,8 +35,8 @@ class World:
 
     def another(self, **settings: object) -> Sweeper:
         chosen = SweepSettings.model_validate(settings)
-        kind = reservations(self.shard.keys, chosen)
-        return Sweeper(self.shard, kind, chosen, lambda some, _: self.decided.extend(some), self.stop)
+        kind = reservations_kind(self.shard.keys, chosen)
+        return make_sweeper(self.shard, kind, chosen, lambda some, _: self.decided.extend(some), self.stop)
 
     def tick(self) -> SweepReport:
         self.decided.clear()

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from sweeperd.config import SweepSettings
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
+from sweeperd.sweep import Decision, Outcome
 from sweeperd.sweep import index as grace_cache
 from sweeperd.sweep.index import SCANS, SKIPS, IndexPage, IndexReader
-from sweeperd.sweep.kind import Decision, Outcome
-from sweeperd.sweep.reservations import reservations
+from tests.support.builders import reservations_kind
 from tests.support.harness import server_time
 
 HOUR = 3_600_000
@@ -34,7 +33,7 @@ class Index:
         self.reader = self.another()
 
     def another(self, page_size: int = 100) -> IndexReader:
-        return IndexReader(self.shard, reservations(self.shard.keys, SweepSettings()), page_size)
+        return IndexReader(self.shard, reservations_kind(self.shard.keys), page_size)
 
     def fill(self, scores: Sequence[int], in_grace: bool = True) -> None:
         """Put in one reservation for each of these deadlines, in ms after the first one."""

@@ -11,12 +11,12 @@ from pydantic import SecretStr
 
 from sweeperd.errors import KindRefused
 from sweeperd.runtime.once import run_once
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard
 from sweeperd.sweep import configured
 from sweeperd.sweep.kind_script import HIDDEN_GLOBALS
 from tests.lua.kinds.world import SEATS, Seats, scripted, settings_of
 from tests.support.fixtures import full
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.every_redis
 

@@ -29,12 +29,12 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.store.embedded import Binary, Server, free_port
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Decision, Outcome
-from sweeperd.sweep.sweeper import Sweeper
+from sweeperd.store import Shard
+from sweeperd.sweep import Decision, Outcome
 from tests.lua.kinds.world import DEADLINE, ID, SCRIPT, TRACE, Seats, scripted
+from tests.support.builders import make_sweeper
 from tests.support.harness import eventually
+from tests.support.servers import Binary, Server, free_port
 
 pytestmark = pytest.mark.every_redis
 
@@ -63,7 +63,7 @@ def test_each_of_many_entries_with_one_score_is_decided_once(client: redis.Redis
         outcomes.update(decision.outcome for decision in decisions)
 
     settings = SweepSettings.model_validate({"batch_size": page_size})
-    report = Sweeper(shard, seats.kind, settings, observe, threading.Event()).tick()  # type: ignore[arg-type]
+    report = make_sweeper(shard, seats.kind, settings, observe, threading.Event()).tick()  # type: ignore[arg-type]
     assert report.complete
     assert len(seen) == 2000
     assert set(seen.values()) == {1}

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.sweep.configured import configured
 from sweeperd.sweep.kind_script import BASIC_GLOBALS, LIBRARIES
 from tests.lua.kinds.world import Seats, scripted, settings_of
+from tests.support.builders import configured_kind
 
 EXPIRE = "function decide() return 'expire' end\n"
 
@@ -34,7 +34,7 @@ def test_no_plan_writes_what_belongs_to_reservations_while_they_are_swept(
     kind: dict[str, Any] = scripted(f"{EXPIRE}function plan() return {{{{'SET', '{key}', 'v'}}}} end", writes=["*"])
     seats = Seats(client, kind)
     seats.settings = settings_of(kind, reservations=reservations)
-    seats.kind = configured(seats.settings.kinds[0], seats.settings, seats.keys)
+    seats.kind = configured_kind(seats.settings.kinds[0], seats.settings, seats.keys)
     seats.show()
     seats.hold()
     if reservations:

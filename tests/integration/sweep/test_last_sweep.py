@@ -1,6 +1,5 @@
 """What is noted of each tick, for all replicas and operators to see."""
 
-import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,20 +7,18 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.store.embedded import Server
-from sweeperd.store.keys import Keys
+from sweeperd.store import Keys, Shard
 from sweeperd.store.lease import process_name
 from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Decision, Outcome, SweepReport
-from sweeperd.sweep.reservations import reservations
-from sweeperd.sweep.sweeper import Sweeper
+from sweeperd.sweep import Decision, Outcome, SweepReport
 from sweeperd.sweep.telemetry import LastSweep, LastSweepStore, read_last_sweep
+from tests.support.builders import make_sweeper, reservations_kind
 from tests.support.fixtures import full
 from tests.support.harness import daemon, environment, eventually, once, reserve, server_time
+from tests.support.servers import Server
 
 KEY = "sweeperd:ticks"
-KIND = reservations(Keys(), SweepSettings())
+KIND = reservations_kind(Keys(), SweepSettings())
 MINUTE = 60_000
 
 
@@ -142,8 +139,8 @@ def test_what_cannot_be_read_is_none_and_mended_by_the_next(field: str, shard: S
 def test_an_idle_tick_stays_under_ten_commands(shard: Shard, client: redis.Redis) -> None:
     """With the note, the lease (SET, and a script to release it) and the measuring of the backlog."""
     settings = SweepSettings()
-    kind = reservations(shard.keys, settings)
-    sweeper = Sweeper(shard, kind, settings, lambda *_: None, threading.Event())
+    kind = reservations_kind(shard.keys, settings)
+    sweeper = make_sweeper(shard, kind, settings)
     board = LastSweepStore(shard, KIND)
 
     def run() -> None:

@@ -14,12 +14,12 @@ from sweeperd.context import ShardContext
 from sweeperd.errors import KindRefused
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.sweeps import KindSweep
-from sweeperd.store.embedded import Server
-from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Outcome
-from sweeperd.sweep.reservations import reservations
+from sweeperd.store import Shard
+from sweeperd.sweep import Outcome
 from tests.support.acl import rules
+from tests.support.builders import reservations_kind
 from tests.support.harness import daemon, environment, eventually, reserve
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.every_redis
 
@@ -36,7 +36,7 @@ class Limited:
         self.allow("reset", "on", f">{PASSWORD}", *(rule for rule in rules() if rule != "on"))
         self.shard = Shard(RedisSettings.model_validate({"url": self.url}))
         settings = Settings()
-        kind = reservations(self.shard.keys, settings.sweep)
+        kind = reservations_kind(self.shard.keys, settings.sweep)
         self.decided: list[Any] = []
         #: What happens after each batch.
         self.then: Callable[[], object] = lambda: None

@@ -16,11 +16,13 @@ import redis
 
 from sweeperd.config import SweepSettings
 from sweeperd.errors import RedisUnavailable
+from sweeperd.store import Shard
 from sweeperd.store.scripts import Call, Script, ScriptPipeline, source
-from sweeperd.store.shard import Shard
+from sweeperd.sweep import Decision, Kind, Outcome
 from sweeperd.sweep.index import GraceCache
-from sweeperd.sweep.kind import Decision, GraceScan, Kind, Outcome, Words
+from sweeperd.sweep.kind import GraceScan, Words
 from sweeperd.sweep.sweeper import Sweeper
+from tests.support.builders import make_sweeper
 from tests.support.busy import BUSY
 from tests.support.harness import eventually, server_time
 
@@ -118,7 +120,7 @@ class World:
             decision=lambda entry, reply: Decision(entry, Outcome(reply[0].decode()), lag_ms=sum(reply[1:])),
             grace_scan=GraceScan(Script("grace_scan", GRACE_SCAN), [JOURNAL]) if self.scan else None,
         )
-        return Sweeper(self.shard, kind, SweepSettings.model_validate(settings), self._observe, self.stop)
+        return make_sweeper(self.shard, kind, SweepSettings.model_validate(settings), self._observe, self.stop)
 
     def _observe(self, decisions: Sequence[Decision], trace_id: str) -> None:
         self.observed += decisions

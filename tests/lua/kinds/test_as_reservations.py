@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.store.keys import Keys
-from sweeperd.sweep.configured import configured
-from sweeperd.sweep.kind import Kind
+from sweeperd.store import Keys
+from sweeperd.sweep import Kind
 from tests.fixture.load import load
 from tests.fixture.verify import differences
 from tests.lua.builders import FAR_FUTURE, INT64_MAX, INT64_MIN, RID, SCOPES, World, json_bytes, seed
 from tests.lua.kinds.world import TRACE, settings_of
 from tests.lua.test_expire_quarantine import BAD_AMOUNTS, BAD_INT64, BAD_TIMES
+from tests.support.builders import configured_kind
 from tests.support.kind_settings import BUDGET_HOLD
 
 #: What expire.lua decides, as a user would write it. A plan has 64 writes at most, so an entry has 32 scopes at most.
@@ -177,7 +177,7 @@ CASES["a closed budget named twice"] = (
 
 def deciding(client: redis.Redis, prefix: str) -> Kind:
     settings = settings_of(KIND, reservations=False)
-    return configured(settings.kinds[0], settings, Keys(prefix))
+    return configured_kind(settings.kinds[0], settings, Keys(prefix))
 
 
 def test_it_decides_as_the_built_in_does(client: redis.Redis) -> None:

@@ -5,8 +5,8 @@ import copy
 import pytest
 import redis
 
-from sweeperd.store.embedded import Binary, Server
 from tests.lua.kinds.world import DEADLINE, ID, SCRIPT, SEATS, Seats, scripted
+from tests.support.servers import Binary, Server
 
 DAY = 86_400_000
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
 from tests.lua.kinds.world import SEATS, Seats, scripted
+from tests.support.servers import Server
 
 #: A plan with each command; the keys that it adds to exist.
 GIVE_BACK = {

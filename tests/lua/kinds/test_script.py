@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.store.embedded import Server
 from tests.lua.kinds.world import DEADLINE, ID, Seats, scripted
+from tests.support.servers import Server
 
 EXPIRE = "function decide() return 'expire' end\n"
 PLAN = "function plan() return {} end\n"

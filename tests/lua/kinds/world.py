@@ -12,11 +12,11 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.config.kinds import FORMS
-from sweeperd.store.keys import Keys
+from sweeperd.store import Keys
 from sweeperd.store.scripts import Script
-from sweeperd.sweep.configured import configured
-from sweeperd.sweep.kind import Decision
+from sweeperd.sweep import Decision
 from tests.lua.builders import Snapshot, World
+from tests.support.builders import configured_kind
 
 ID = b"h1"
 DEADLINE = 1_700_000_000_000
@@ -84,7 +84,7 @@ class Seats:
         self.client: Any = client
         self.keys = Keys(prefix)
         self.settings = settings_of(SEATS if kind is None else kind, *more)
-        self.kind = configured(self.settings.kinds[0], self.settings, self.keys)
+        self.kind = configured_kind(self.settings.kinds[0], self.settings, self.keys)
         self.prefix = prefix.encode()
         self._world = World(client, prefix)
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import redis
 
-from sweeperd.store.embedded import Binary
 from tests.soak import census, verdicts
 from tests.soak.chaos import moment
 from tests.soak.chaos import verdicts as judge
@@ -31,6 +30,7 @@ from tests.soak.plan import BUDGETS, LEAN, TENANTS
 from tests.soak.run import ALL_JUDGED, JUDGED, Soak, sleep_until
 from tests.soak.samples import LedgerCall, Windows, latency_steps
 from tests.soak.verdicts import Verdict
+from tests.support.servers import Binary
 from tests.support.streams import entries
 
 #: Operations started a second: each makes two calls of the ledger, roughly.

@@ -13,14 +13,13 @@ import redis
 
 from sweeperd.config import RedisSettings
 from sweeperd.ledger import Ledger
-from sweeperd.store import streams
-from sweeperd.store.embedded import Binary, Server
-from sweeperd.store.shard import Shard
+from sweeperd.store import Shard, streams
 from tests.soak.chaos.faults import BATCHES, FAILS, HANGS, MOVES, REPLICAS, SHARDS
 from tests.soak.chaos.receivers import Inbox, Receiver, accepts, failing, hanging
 from tests.soak.chaos.replicas import Replica
 from tests.soak.plan import BUDGETS, LEAN, TENANTS, UNIT
 from tests.support.harness import environment
+from tests.support.servers import Binary, Server
 
 #: Redis answers after the file has reached the disk, so that nothing that was answered is lost when it is killed.
 AOF = ("--appendonly", "yes", "--appendfsync", "always")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sweeperd.store.embedded import free_port
 from tests.support.harness import eventually
+from tests.support.servers import free_port
 
 needs_prometheus = pytest.mark.skipif(not shutil.which("prometheus"), reason="prometheus is not installed")
 

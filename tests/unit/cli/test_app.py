@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from sweeperd import __version__
 from sweeperd.cli import main
-from sweeperd.store.embedded import free_port
+from tests.support.servers import free_port
 
 pytestmark = pytest.mark.usefixtures("bare_environment", "log_restored")
 

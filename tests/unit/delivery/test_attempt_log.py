@@ -6,9 +6,9 @@ from sweeperd.config import RedisSettings
 from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.lane import AttemptLog
 from sweeperd.metrics import Metrics
-from sweeperd.outbox.event import OutboxEntry
-from sweeperd.store.embedded import free_port
-from sweeperd.store.shard import Shard
+from sweeperd.outbox import OutboxEntry
+from sweeperd.store import Shard
+from tests.support.servers import free_port
 
 
 def test_what_cannot_be_written_is_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:

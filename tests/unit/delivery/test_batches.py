@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sweeperd.delivery.lane import Batch, BatchLimits, BatchQueue, InFlight
-from sweeperd.outbox.event import OutboxEntry
+from sweeperd.outbox import OutboxEntry
 from tests.support.waiting import Background
 
 #: Longer than any test: what waits for so long waits for something else.

@@ -12,8 +12,8 @@ from sweeperd.delivery import reader
 from sweeperd.delivery.circuit import Redelivery
 from sweeperd.delivery.lane import InFlight
 from sweeperd.delivery.reader import DueScan
-from sweeperd.outbox.event import OutboxEntry
-from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, Outbox, Pending
+from sweeperd.outbox import Outbox, OutboxEntry
+from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, Pending
 
 #: The first wait of an event that was sent in vain, seconds; and that of an event after five deliveries.
 INITIAL, AFTER_FIVE = 30, 480

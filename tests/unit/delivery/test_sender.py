@@ -19,11 +19,11 @@ from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.rate_limit import RateLimit
 from sweeperd.delivery.webhook import KEPT, RESPONSE_LIMIT, WebhookClient
 from sweeperd.outbox.event import Message, WebhookRequest, webhook_request
-from sweeperd.store.embedded import free_port
-from sweeperd.store.shard import Clock
+from sweeperd.store import Clock
 from tests.support.harness import eventually
 from tests.support.raw_server import raw_server
 from tests.support.receiver import Answer, Receiver, Request
+from tests.support.servers import free_port
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 

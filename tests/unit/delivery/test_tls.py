@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from sweeperd.delivery.http import DeliveryResult, Result
-from sweeperd.store.embedded import free_port
 from tests.support.authority import LONG_AGO, Authority
 from tests.support.forward_proxy import ForwardProxy
 from tests.support.receiver import Answer, Receiver
+from tests.support.servers import free_port
 from tests.unit.delivery.test_sender import MESSAGE, Sender
 
 pytestmark = pytest.mark.usefixtures("bare_environment")

@@ -6,7 +6,7 @@ import pytest
 
 from sweeperd.ops.reconcile.counters import BudgetDrift, Difference
 from sweeperd.ops.reconcile.keyspace import Seen
-from sweeperd.store.keys import Keys
+from sweeperd.store import Keys
 
 KEY = b"budget:team:TOKENS"
 T = 1000

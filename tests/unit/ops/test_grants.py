@@ -4,7 +4,8 @@ import inspect
 
 from sweeperd.config import Settings
 from sweeperd.ops.acl import ANY, Duty, acl_users, grants
-from sweeperd.store.keys import CyclesKeys, Keys
+from sweeperd.store import Keys
+from sweeperd.store.keys import CyclesKeys
 
 ENDPOINT = {"name": "a", "url": "http://a", "events": ["reservation.expiry_rate_spike"], "max_rate": 10}
 KIND = {

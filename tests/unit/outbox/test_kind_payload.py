@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from sweeperd.outbox.event import EventEncoder, OutboxEntry, message
+from sweeperd.outbox import OutboxEntry
+from sweeperd.outbox.event import EventEncoder, message
 
 FIELDS = {
     b"type": b"seat-hold.expired",

@@ -3,7 +3,7 @@
 import pytest
 
 from sweeperd.config import EndpointSettings
-from sweeperd.outbox.event import OutboxEntry
+from sweeperd.outbox import OutboxEntry
 from sweeperd.outbox.replays import (
     AHEAD_MS,
     BEHIND_MS,

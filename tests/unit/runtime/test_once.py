@@ -6,7 +6,7 @@ import pytest
 
 from sweeperd.delivery.dispatcher import DeliveryReport
 from sweeperd.runtime.once import OnceReport, OnceStage, _Progress
-from sweeperd.sweep.kind import Outcome
+from sweeperd.sweep import Outcome
 
 SWEEPING, DELIVERING = OnceStage.SWEEPING, OnceStage.DELIVERING
 

@@ -5,9 +5,9 @@ import tomllib
 import pytest
 
 from sweeperd.config import Settings
-from sweeperd.store.keys import Keys
-from sweeperd.sweep.configured import configured
-from sweeperd.sweep.kind import Kind
+from sweeperd.store import Keys
+from sweeperd.sweep import Kind
+from tests.support.builders import configured_kind
 from tests.support.kind_settings import SEAT_HOLD
 
 TRACE = "0123456789abcdef0123456789abcdef"
@@ -17,7 +17,7 @@ def seat_hold(spread: float) -> Kind:
     """A kind whose ended hashes stay for 100 s and up to `spread` of that longer."""
     more = 'retention = "100s"\ngive_back = ["HINCRBY seats:{show} free {qty}"]\n'
     settings = Settings.model_validate(tomllib.loads(SEAT_HOLD + more) | {"sweep": {"audit_spread": spread}})
-    return configured(settings.kinds[0], settings, Keys("{p}:"))
+    return configured_kind(settings.kinds[0], settings, Keys("{p}:"))
 
 
 def test_what_the_script_is_told() -> None:

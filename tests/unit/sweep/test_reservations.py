@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from sweeperd.config import SweepSettings
-from sweeperd.store.keys import Keys
-from sweeperd.sweep.kind import Decision, Outcome
-from sweeperd.sweep.reservations import _decision, reservations
+from sweeperd.store import Keys
+from sweeperd.sweep import Decision, Outcome
+from sweeperd.sweep.reservations import _decision
+from tests.support.builders import reservations_kind
 
 TRACE = "0123456789abcdef0123456789abcdef"
 
@@ -46,7 +47,7 @@ def test_an_answer_of_another_script_is_a_fault() -> None:
 
 def test_what_the_script_is_told() -> None:
     settings = SweepSettings.model_validate({"grace": "2s", "audit_retention": "1d", "audit_spread": 0})
-    kind = reservations(Keys("{p}:"), settings)
+    kind = reservations_kind(Keys("{p}:"), settings)
     call = kind.call(b"\xff 1", TRACE)
     assert call.keys == [
         b"{p}:reservation:res_\xff 1",
@@ -61,7 +62,7 @@ def test_what_the_script_is_told() -> None:
 @pytest.mark.parametrize(("spread", "most"), [(0.01, 101_000), (0.5, 150_000), (1, 200_000)])
 def test_audit_trails_that_begin_together_do_not_end_together(spread: float, most: int) -> None:
     settings = SweepSettings.model_validate({"audit_retention": "100s", "audit_spread": spread})
-    kind = reservations(Keys(), settings)
+    kind = reservations_kind(Keys(), settings)
     lasting = sorted(int(kind.call(b"r", TRACE).args[3]) for _ in range(10_000))
     width = most - 100_000
     assert lasting[0] >= 100_000, "never shorter than the retention"

@@ -11,18 +11,18 @@ from prometheus_client import CollectorRegistry
 
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
-from sweeperd.store.keys import Keys
-from sweeperd.sweep.configured import configured
-from sweeperd.sweep.kind import Backlog, Decision, Outcome, SweepReport
-from sweeperd.sweep.reservations import REASONS, reservations
+from sweeperd.store import Keys
+from sweeperd.sweep import Backlog, Decision, Outcome, SweepReport
+from sweeperd.sweep.reservations import REASONS
 from sweeperd.sweep.telemetry import SweepTelemetry
+from tests.support.builders import configured_kind, reservations_kind
 from tests.support.kind_settings import SEAT_HOLD
 
 TRACE = "0123456789abcdef0123456789abcdef"
 SETTINGS = Settings.model_validate(tomllib.loads(SEAT_HOLD + 'give_back = ["HINCRBY seats:{show} free {qty}"]'))
 KINDS = {
-    "reservations": reservations(Keys(), SETTINGS.sweep),
-    "seat-hold": configured(SETTINGS.kinds[0], SETTINGS, Keys()),
+    "reservations": reservations_kind(Keys(), SETTINGS.sweep),
+    "seat-hold": configured_kind(SETTINGS.kinds[0], SETTINGS, Keys()),
 }
 
 Samples = dict[tuple[str, tuple[str, ...]], float]

@@ -22,10 +22,10 @@ from sweeperd.runtime.process import Role, hung_up, release_hang_ups
 
 #: Subcommand -> its module in this folder, and the name in there. The module is imported when the subcommand runs.
 _COMMANDS = {
-    "demo": "demo:command",
+    "demo": "app:demo",
     "prove": "prove:command",
     "check": "check:command",
-    "acl": "acl:command",
+    "acl": "check:acl",
     "status": "status:command",
     "show": "show:command",
     "expired": "expired:command",
@@ -189,7 +189,7 @@ def _refuse_without_once(given: OnceOptions) -> None:
             raise click.UsageError(f"--{field.name.replace('_', '-')} goes with --once")
 
 
-# Both import what they run: to ask for the version, or for a subcommand, does not wait for either.
+# Each function below imports what it runs, so that `--version` and the subcommands do not wait for the imports.
 
 
 def _once(options: Options, once_options: OnceOptions) -> int:
@@ -212,3 +212,20 @@ def _daemon(options: Options, role: str) -> int:
         fail(str(error), Exit.FAILED)
     with tracing():
         return Exit.DONE if service.run(hung_up) else Exit.FAILED
+
+
+@click.command("demo", short_help="Show the whole main job, live, on a Redis of its own.")
+@click.option(
+    "--kind",
+    type=click.Choice(["seat-hold", "lock", "session", "permit"]),
+    help="Show this example of a configured kind.  [default: reservations]",
+)
+def demo(kind: str | None) -> None:
+    """Show the whole main job on a Redis of its own: no server, no configuration, half a minute at most."""
+    if kind is not None:
+        from sweeperd.demo.kind import run_kind_demo  # noqa: PLC0415
+
+        sys.exit(run_kind_demo(kind, click.echo))
+    from sweeperd.demo import run_demo  # noqa: PLC0415
+
+    sys.exit(run_demo(click.echo))

@@ -9,7 +9,7 @@ from sweeperd.cli.options import Exit, Options, fail, json_option
 from sweeperd.cli.output import Output
 from sweeperd.errors import ConfigError
 from sweeperd.kit.judge import Failure
-from sweeperd.kit.prove import Proof, kind_named, prove
+from sweeperd.kit.properties import Proof, kind_named, prove
 from sweeperd.kit.samples import derived_samples, read_samples, without_after
 
 

@@ -15,8 +15,7 @@ from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import ConfigError, KindRefused
 from sweeperd.kit.judge import Failure, Property, explained
 from sweeperd.kit.lab import Lab, NoEnd
-from sweeperd.kit.properties import PROPERTIES, expires
-from sweeperd.kit.prove import COMPILES, embedded
+from sweeperd.kit.properties import COMPILES, PROPERTIES, embedded, expires
 from sweeperd.kit.pytest_plugin import settings_file
 from sweeperd.kit.samples import Sample, derived_samples, read_samples, sample_of, without_after
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from sweeperd.cli import main
-from sweeperd.cli.demo import command
+from sweeperd.cli.app import demo
 from sweeperd.demo.kind import EXAMPLES
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ def test_it_ends_well(kind: str, bare_environment: None, log_restored: None) -> 
 
 
 def test_every_example_can_be_asked_for() -> None:
-    (option,) = (each for each in command.params if each.name == "kind")
+    (option,) = (each for each in demo.params if each.name == "kind")
     assert list(getattr(option.type, "choices", ())) == list(EXAMPLES)
     assert {example.folder for example in EXAMPLES.values()} == {path.name for path in (ROOT / "examples").iterdir()}
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeperd.kit.properties import PROPERTIES
-from sweeperd.kit.prove import COMPILES
+from sweeperd.kit.properties import COMPILES, PROPERTIES
 
 pytest_plugins = ["pytester"]
 

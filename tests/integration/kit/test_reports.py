@@ -14,8 +14,7 @@ from sweeperd.config import Settings, load
 from sweeperd.kit import properties
 from sweeperd.kit.judge import Failure
 from sweeperd.kit.lab import RUN_LIMIT, Lab, NoEnd
-from sweeperd.kit.properties import killed, orphan, waits
-from sweeperd.kit.prove import prove
+from sweeperd.kit.properties import killed, orphan, prove, waits
 from sweeperd.kit.samples import Sample, derived_samples, read_samples, sample_of
 from tests.integration.kit.test_faults import EXAMPLES
 from tests.lua.kinds.world import SEATS, scripted, settings_of

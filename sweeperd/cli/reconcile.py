@@ -9,15 +9,18 @@ import click
 
 from sweeperd.cli.actions import Change, Changed, changing
 from sweeperd.cli.options import Exit
-from sweeperd.cli.output import Cell, printable, timestamp
+from sweeperd.cli.output import Cell, printable
 from sweeperd.cli.shards import check_name, one_kind
 from sweeperd.ops.actions import Action
 from sweeperd.ops.reconcile import (
     FINDINGS,
     BudgetRepair,
     Fault,
+    ReconcileDocument,
     ReconcileReport,
+    RepairBudgetDocument,
     Throttle,
+    WalkedShardDocument,
     WalkProgress,
     WalkStage,
     WalkStore,
@@ -28,11 +31,9 @@ from sweeperd.ops.reconcile import (
     subject_of,
 )
 from sweeperd.ops.reconcile.counters import Difference
+from sweeperd.ops.reconcile.report import CounterFindingDocument
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.configured import kind_names
-
-#: The report of one walk, as JSON has it.
-Document = dict[str, Any]
+from sweeperd.sweep.configured import kind_names, kinds_of
 
 _COLUMNS = ("shard", "kind", "fault", "what", "found", "expected", "difference", "done")
 #: The result of a budget that was judged and is to be repaired.
@@ -82,29 +83,34 @@ def command(
     if budget is not None:
         _repair_budget(change, budget, rate)
         return
-    documents = _last(change, kind) if last else _walk(change, one_kind(change.settings, kind), rate, limit, repair)
-    if any(each["remaining"] for each in documents):
+    walks = _last(change, kind) if last else _walk(change, one_kind(change.settings, kind), rate, limit, repair)
+    if any(walk.remaining for walk in walks):
         sys.exit(Exit.FAILED)
 
 
-def _last(change: Change, kind: str | None) -> list[Document]:
+def _last(change: Change, kind: str | None) -> list[WalkedShardDocument]:
     """Show what the daemon's last walks found. A shard without a report is a problem."""
     kinds = kind_names(change.settings)
     if kind is not None:
         check_name("kind", kind, kinds)
         kinds = [kind]
+
+    def reports(shard: Shard) -> list[tuple[str, WalkedShardDocument | None]]:
+        known = kinds_of(change.settings, shard)
+        return [(name, WalkStore(shard, known[name].walk_suffix).report()) for name in kinds]
+
     found = []
-    for shard, reports in change.each(lambda shard: [(name, WalkStore(shard, name).report()) for name in kinds]):
-        for name, report in reports:
+    for shard, kept in change.each(reports):
+        for name, report in kept:
             if report is None:
                 change.fail(f"shard {shard.name}: the daemon has not finished a walk over {name} yet")
             else:
-                found.append(_document(shard, report))
+                found.append(report)
     _show(change, found, repair=False)
     return found
 
 
-def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool) -> list[Document]:
+def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool) -> list[WalkedShardDocument]:
     """Walk over one kind, show `limit` findings of each shard, and mend if asked to."""
 
     def walk(shard: Shard) -> ReconcileReport:
@@ -115,8 +121,8 @@ def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool)
     walked = change.each(walk)
     reports = {shard.name: report for shard, report in walked}
 
-    def documents() -> list[Document]:
-        return [_document(shard, reports[shard.name].as_dict()) for shard, _ in walked]
+    def documents() -> list[WalkedShardDocument]:
+        return [reports[shard.name].document(shard) for shard, _ in walked]
 
     def work(shard: Shard, report: ReconcileReport) -> Iterator[Changed]:
         reports[shard.name] = mended = mend(subject_of(shard, change.settings, kind), report)
@@ -137,87 +143,69 @@ def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool)
     return documents()
 
 
-def _document(shard: Shard, report: Document) -> Document:
-    return {"shard": shard.name, "address": shard.address, **report}
-
-
-def _show(change: Change, documents: Sequence[Document], *, repair: bool) -> None:
+def _show(change: Change, walks: Sequence[WalkedShardDocument], *, repair: bool) -> None:
     """Print the reports: one JSON document; or a table of the findings, and a few lines for each walk."""
     output = change.output
     if output.as_json:
-        output.json(
-            {
-                "repair": repair,
-                "found": sum(sum(each["found"].values()) for each in documents),
-                "remaining": sum(each["remaining"] for each in documents),
-                "truncated": any(each["truncated"] for each in documents),
-                "shards": list(map(_with_times, documents)),
-                "down": change.down,
-            }
-        )
+        document = {
+            "repair": repair,
+            "found": sum(sum(walk.found.values()) for walk in walks),
+            "remaining": sum(walk.remaining for walk in walks),
+            "truncated": any(walk.truncated for walk in walks),
+            "shards": walks,
+            "down": change.down,
+        }
+        output.json(ReconcileDocument.model_validate(document))
         return
-    rows = [row for each in documents for row in _rows(each)]
+    rows = [row for walk in walks for row in _rows(walk)]
     if rows or not output.terminal:
         output.table(_COLUMNS, rows)
-    for each in documents:
-        click.echo(_summary(each), err=not output.terminal)
+    for walk in walks:
+        click.echo(_summary(walk), err=not output.terminal)
 
 
-def _with_times(report: Document) -> Document:
-    """The report with RFC 3339 in place of ms."""
-    return report | {key: timestamp(report[key]) for key in ("started_at", "finished_at") if key in report}
+def _rows(walk: WalkedShardDocument) -> Iterator[Sequence[object]]:
+    for finding in walk.findings:
+        fault = Cell(finding.fault, "green" if finding.mended else "red")
+        if isinstance(finding, CounterFindingDocument):
+            least, most = finding.difference_least, finding.difference_most
+            difference = f"{least:+d}" if least == most else f"{least:+d} to {most:+d}"
+            cells: tuple[object, ...] = (f"{finding.key} {finding.field}", finding.holds, finding.sum, difference)
+        else:
+            cells = (finding.id, finding.score, finding.deadline, None)
+        yield walk.shard, walk.kind, fault, *cells, "mended" if finding.mended else None
 
 
-def _rows(report: Document) -> Iterator[Sequence[object]]:
-    for finding in report["findings"]:
-        counter = "field" in finding
-        yield (
-            report["shard"],
-            report["kind"],
-            Cell(finding["fault"], "green" if finding["mended"] else "red"),
-            f"{finding['key']} {finding['field']}" if counter else finding["id"],
-            finding["holds"] if counter else finding["score"],
-            finding["sum"] if counter else finding["deadline"],
-            _difference(finding) if counter else None,
-            "mended" if finding["mended"] else None,
-        )
-
-
-def _difference(finding: Document) -> str:
-    least, most = finding["difference_least"], finding["difference_most"]
-    return f"{least:+d}" if least == most else f"{least:+d} to {most:+d}"
-
-
-def _summary(report: Document) -> str:
+def _summary(walk: WalkedShardDocument) -> str:
     """A few lines about one walk, as any terminal can show them."""
-    return "\n".join(map(printable, _lines(report)))
+    return "\n".join(map(printable, _lines(walk)))
 
 
-def _lines(report: Document) -> Iterator[str]:
-    name, found = f"{report['shard']}: {report['kind']}", report["found"]
+def _lines(walk: WalkedShardDocument) -> Iterator[str]:
+    name, found = f"{walk.shard}: {walk.kind}", walk.found
     yield (
-        f"{name}: {report['hashes']} hashes, {report['index_entries']} index entries and {report['counters']} counters "
-        f"in {report['duration_seconds']:.1f} s; found {_counts(found)}"
+        f"{name}: {walk.hashes} hashes, {walk.index_entries} index entries and {walk.counters} counters "
+        f"in {walk.duration_seconds:.1f} s; found {_counts(found)}"
     )
-    if any(report["mended"].values()):
-        yield f"{name}: mended {_counts(report['mended'])}"
+    if any(walk.mended.values()):
+        yield f"{name}: mended {_counts(walk.mended)}"
     yield from (f"  {fault.value}: {fault.says}" for fault in Fault if found.get(fault.value))
-    if report["truncated"]:
-        yield f"  only the first {len(report['findings'])} are shown; see --limit"
-    if report["resumed"]:
+    if walk.truncated:
+        yield f"  only the first {len(walk.findings)} are shown; see --limit"
+    if walk.resumed:
         yield "  the walk went on from the place of an earlier walk that was interrupted"
-    if report["counters_unjudged"]:
-        yield f"  {report['counters_unjudged']} counters not judged: too much happened, or something cannot be read"
-    if report["unreadable"]:
+    if walk.counters_unjudged:
+        yield f"  {walk.counters_unjudged} counters not judged: too much happened, or something cannot be read"
+    if walk.unreadable:
         yield (
-            f"  what {report['unreadable']} active hashes hold cannot be read: "
+            f"  what {walk.unreadable} active hashes hold cannot be read: "
             "their budgets are not judged, and sums lack the amounts"
         )
-    if report["dismissed"]:
-        yield f"  {report['dismissed']} reservations were dismissed from the quarantine and still hold their amounts"
-    if report["foreign_expiries"]:
-        names = ", ".join(report["foreign_expired_ids"][:3])
-        yield f"  {report['foreign_expiries']} reservations were expired by another sweeper, without an event: {names}"
+    if walk.dismissed:
+        yield f"  {walk.dismissed} reservations were dismissed from the quarantine and still hold their amounts"
+    if walk.foreign_expiries:
+        names = ", ".join(walk.foreign_expired_ids[:3])
+        yield f"  {walk.foreign_expiries} reservations were expired by another sweeper, without an event: {names}"
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -289,7 +277,8 @@ def _report_budget(change: Change, name: str, done: BudgetRepair) -> None:
         _say_numbers(change, name, drift)
     change.output.say(f"{name}: {done.result}")
     numbers = drift and {"reserved": drift.reserved, "held": drift.held, "difference": drift.least}
-    change.report({"budget": name, "result": done.result, **(numbers or {})})
+    document = {"budget": name, "result": done.result, **(numbers or {})}
+    change.report(RepairBudgetDocument.model_validate(document))
     if done.result not in ("repaired", "no drift"):
         judged = not done.result.startswith("not judged")
         change.fail(f"{name} was {'not changed: ' if judged else ''}{done.result}")

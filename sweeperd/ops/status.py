@@ -430,7 +430,7 @@ def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory |
         dead_letters=dead_letters,
         dead_letters_counted=dead_letters <= LETTERS,
         rate=read_rate(shard, now),
-        last_walk=WalkStore(shard).last() if built_in else None,
+        last_walk=built_in.last_walk if built_in else None,
         processes=read_processes(shard, now),
         empty=not (built_in and built_in.due) and is_empty(shard, settings),
     )
@@ -444,7 +444,7 @@ def _kind(shard: Shard, kind: Kind, now: int) -> KindStatus:
     due, first, quarantined = pipeline.execute()
     oldest = (now - moment_ms(first[0][1])) / 1000 if due and first else 0.0
     tick, sweeping = read_last_sweep(shard, kind), holder(shard, kind.lease_job)
-    last_walk = WalkStore(shard, kind.name).last()
+    last_walk = WalkStore(shard, kind.walk_suffix).last()
     return KindStatus(kind.name, due, oldest, quarantined, tick, sweeping, last_walk)
 
 

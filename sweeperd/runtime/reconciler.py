@@ -21,7 +21,8 @@ from sweeperd.ops.reconcile import (
 from sweeperd.runtime.sweeps import Failure
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.reservations import RESERVATIONS
+from sweeperd.sweep.configured import kinds_of
+from sweeperd.sweep.kind import Kind
 
 log = logging.getLogger(__name__)
 
@@ -36,18 +37,18 @@ RETRY = 600.0
 class DailyWalk:
     """The walks over one kind on one shard. Methods raise RedisUnavailable, redis.RedisError."""
 
-    def __init__(self, kind: str, settings: Settings, shard: Shard, metrics: Metrics) -> None:
-        self.kind = kind
+    def __init__(self, kind: Kind, settings: Settings, shard: Shard, metrics: Metrics) -> None:
+        self.kind = kind.name
         #: Monotonic: not to be walked before.
         self.wait_until = 0.0
         self._settings = settings
         self._shard = shard
         self._metrics = metrics.reconcile
         self._faults = faults_of(kind)
-        self._store = WalkStore(shard, kind)
+        self._store = WalkStore(shard, kind.walk_suffix)
         #: The last walk of this process, if Redis was too full to keep it.
         self._own: LastWalk | None = None
-        self._metrics.announce(shard.name, kind, list(self._faults))
+        self._metrics.announce(shard.name, kind.name, list(self._faults))
 
     def last(self) -> LastWalk | None:
         """The last complete walk, by any process; its findings are exported."""
@@ -88,7 +89,7 @@ class DailyWalk:
     def _log(self, report: ReconcileReport) -> None:
         fields: dict[str, object] = {"shard": self._shard.name, "kind": self.kind}
         for finding in report.findings:
-            log.warning("reconcile found a fault", extra=fields | finding.as_dict())
+            log.warning("reconcile found a fault", extra=fields | finding.document().as_json())
         log.log(
             logging.WARNING if report.remaining else logging.INFO,
             "reconciled",
@@ -123,9 +124,7 @@ class PeriodicReconciler:
         self._interval = settings.reconcile.interval.total_seconds()
         self._shard = shard
         self._stop = stop
-        built_in = [RESERVATIONS] if settings.reservations.enabled else []
-        kinds = [*built_in, *(kind.name for kind in settings.kinds)]
-        self._walks = [DailyWalk(kind, settings, shard, metrics) for kind in kinds]
+        self._walks = [DailyWalk(kind, settings, shard, metrics) for kind in kinds_of(settings, shard).values()]
         self._lease = Lease(shard, "reconcile", settings.sweep.lease_ttl)
         #: How often `run_if_due` should be called, seconds.
         self.check_every = min(CHECK_EVERY, self._interval / 4)

@@ -84,6 +84,7 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         deadline=kind.deadline,
         tenant=kind.tenant or "tenant",
         lease_job=f"sweep:{kind.name}",
+        walk_suffix=f":{kind.name}",
         log_fields={"kind": kind.name},
         counters=Sums(kind.sums),
         max_wait_ms=0 if kind.script is None else kind.max_wait_ms,

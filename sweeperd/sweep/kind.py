@@ -104,6 +104,8 @@ class Kind:
     tenant: str
     #: The job whose lease a sweep of this kind holds.
     lease_job: str
+    #: How the names of the kind's fields in `sweeperd:reconcile` end.
+    walk_suffix: str = ""
     #: What every log line about the kind says.
     log_fields: Mapping[str, object] = field(default_factory=dict)
     counters: Budgets | Sums = Sums()

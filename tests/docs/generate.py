@@ -32,6 +32,7 @@ from sweeperd.ops.endpoints import (
 from sweeperd.ops.expired import PREVIOUS, ArchiveDocument, ExpiredCountDocument
 from sweeperd.ops.history import StatusDocument
 from sweeperd.ops.quarantine import AdoptDocument, QuarantineChangeDocument, QuarantineDocument
+from sweeperd.ops.reconcile import ReconcileDocument, RepairBudgetDocument
 from sweeperd.ops.show import ShowDocument
 from sweeperd.runtime.once import OnceDocument
 from tests.docs.documents import ROOT
@@ -137,7 +138,7 @@ def settings() -> Iterator[tuple[str, str]]:
 
 # ---- schemas
 
-#: The schemas of reconcile and of the webhook's body are written by hand.
+#: The schema of the webhook's body is written by hand.
 DOCUMENTS: dict[str, type[Document]] = {
     "acl": AclDocument,
     "actions": ActionsDocument,
@@ -155,6 +156,8 @@ DOCUMENTS: dict[str, type[Document]] = {
     "quarantine-adopt": AdoptDocument,
     "quarantine-change": QuarantineChangeDocument,
     "quarantine-list": QuarantineDocument,
+    "reconcile": ReconcileDocument,
+    "repair-budget": RepairBudgetDocument,
     "replay": ReplaysDocument,
     "show": ShowDocument,
     "status": StatusDocument,

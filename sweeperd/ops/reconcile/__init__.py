@@ -18,13 +18,16 @@ from sweeperd.ops.reconcile.report import (
     Fault,
     Finding,
     LastWalk,
+    ReconcileDocument,
     ReconcileReport,
+    RepairBudgetDocument,
     WalkCursor,
+    WalkedShardDocument,
     WalkStage,
     WalkStore,
     faults_of,
 )
-from sweeperd.ops.reconcile.subjects import ConfiguredKind, Reservations, Subject, WalkProgress, subject_of
+from sweeperd.ops.reconcile.subjects import ConfiguredKind, Reservations, Subject, WalkProgress, kind_named, subject_of
 from sweeperd.ops.reconcile.walk import mend, reconcile
 
 __all__ = [
@@ -36,7 +39,9 @@ __all__ = [
     "Finding",
     "Interrupted",
     "LastWalk",
+    "ReconcileDocument",
     "ReconcileReport",
+    "RepairBudgetDocument",
     "Reservations",
     "Subject",
     "Throttle",
@@ -44,8 +49,10 @@ __all__ = [
     "WalkProgress",
     "WalkStage",
     "WalkStore",
+    "WalkedShardDocument",
     "faults_of",
     "judge_budget",
+    "kind_named",
     "mend",
     "reconcile",
     "repair_budget",

@@ -5,14 +5,16 @@ import json
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import pydantic
 import redis
+from pydantic import Field, WithJsonSchema
 
+from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment, Seconds
 from sweeperd.store.errors import is_full
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.reservations import RESERVATIONS
+from sweeperd.sweep.kind import Budgets, Kind
 from sweeperd.text import decode
 
 log = logging.getLogger(__name__)
@@ -42,10 +44,11 @@ class Fault(enum.StrEnum):
 
     @property
     def mendable(self) -> bool:
-        """Whether `mend` removes it."""
+        """Whether `mend` removes the fault."""
         return self in _INDEX_FAULTS
 
 
+_INDEX_FAULTS = (Fault.LOST, Fault.ORPHAN, Fault.WRONG_SCORE)
 _SAYS = {
     Fault.LOST: "active hash that the index lacks; --repair adds it",
     Fault.ORPHAN: "index entry without a hash; --repair removes it",
@@ -56,14 +59,11 @@ _SAYS = {
 }
 
 
-_INDEX_FAULTS = (Fault.LOST, Fault.ORPHAN, Fault.WRONG_SCORE)
-
-
-def faults_of(kind: str) -> tuple[Fault, ...]:
+def faults_of(kind: Kind) -> tuple[Fault, ...]:
     """What a walk over this kind can find."""
-    if kind == RESERVATIONS:
-        return (*_INDEX_FAULTS, Fault.FOREIGN_QUARANTINE, Fault.BUDGET_DRIFT)
-    return (*_INDEX_FAULTS, Fault.SUM_DRIFT)
+    foreign = (Fault.FOREIGN_QUARANTINE,) if kind.cycles else ()
+    drift = Fault.BUDGET_DRIFT if isinstance(kind.counters, Budgets) else Fault.SUM_DRIFT
+    return (*_INDEX_FAULTS, *foreign, drift)
 
 
 class WalkStage(enum.StrEnum):
@@ -79,9 +79,40 @@ class WalkStage(enum.StrEnum):
     AGAIN = "adding up again"
 
 
+def _one_of(*faults: Fault) -> WithJsonSchema:
+    return WithJsonSchema({"enum": [fault.value for fault in faults]})
+
+
+class IndexFindingDocument(Document):
+    """A fault of the index."""
+
+    fault: Annotated[Fault, _one_of(*_INDEX_FAULTS, Fault.FOREIGN_QUARANTINE)]
+    id: str
+    score: str | None = Field(description="ms on Redis's clock, as the index has it; null if there is none.")
+    deadline: str | None = Field(description="ms on Redis's clock, as the hash has it; null if there is none.")
+    mended: bool
+
+
+class CounterFindingDocument(Document):
+    """A counter that is not what the hashes hold."""
+
+    fault: Annotated[Fault, _one_of(Fault.BUDGET_DRIFT, Fault.SUM_DRIFT)]
+    key: str
+    field: str
+    holds: int = Field(description="What the counter holds.")
+    sum: int = Field(description="What the hashes hold.")
+    difference: int | None = Field(description="holds minus sum; null if it is not exact.")
+    difference_least: int
+    difference_most: int
+    mended: Literal[False]
+
+
+FindingDocument = IndexFindingDocument | CounterFindingDocument
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault. `subject`: the id of an entry, or the key of a counter and the field in it."""
+    """One fault. `subject`: the id of an entry, or the key of a counter; `field`: the field of the counter."""
 
     fault: Fault
     subject: bytes
@@ -93,24 +124,27 @@ class Finding:
     bounds: tuple[int, int] | None = None
     mended: bool = False
 
-    def as_dict(self) -> dict[str, object]:
-        """For JSON."""
-        shared: dict[str, object] = {"fault": self.fault.value, "mended": self.mended}
+    def document(self) -> FindingDocument:
+        """For logs and JSON."""
         if self.bounds is None:
-            scores = {"score": self.found or None, "deadline": self.expected or None}
-            return shared | {"id": decode(self.subject)} | scores
+            return IndexFindingDocument(
+                fault=self.fault,
+                id=decode(self.subject),
+                score=self.found or None,
+                deadline=self.expected or None,
+                mended=self.mended,
+            )
         least, most = self.bounds
-        counter = {"key": decode(self.subject), "field": decode(self.field)}
-        return (
-            shared
-            | counter
-            | {
-                "holds": int(self.found),
-                "sum": int(self.expected),
-                "difference": least if least == most else None,
-                "difference_least": least,
-                "difference_most": most,
-            }
+        return CounterFindingDocument(
+            fault=self.fault,
+            key=decode(self.subject),
+            field=decode(self.field),
+            holds=int(self.found),
+            sum=int(self.expected),
+            difference=least if least == most else None,
+            difference_least=least,
+            difference_most=most,
+            mended=False,
         )
 
 
@@ -151,12 +185,67 @@ class Tally:
         self.mendable += page.mendable[: MENDABLE - len(self.mendable)]
 
 
-@dataclass
-class ReconcileReport(Tally):
-    """One walk in numbers."""
+class WalkedShardDocument(Document):
+    """One walk over one kind on one shard; --last has several for each shard."""
 
-    #: What was walked: reservations, or a configured kind.
-    kind: str = RESERVATIONS
+    shard: str
+    address: str
+    kind: str = Field(description="What was walked: reservations, or a configured kind.")
+    hashes: Count
+    index_entries: Count
+    counters: Count = Field(
+        description="Counters that were compared with what the hashes hold: budgets of reservations, sums of a "
+        "configured kind."
+    )
+    counters_unjudged: Count = Field(
+        description="Counters that could not be compared: too much happened, or something cannot be read."
+    )
+    counters_closed: Count = Field(description="CLOSED budgets, which are not compared.")
+    unreadable: Count = Field(description="Active hashes whose amount, or whose counters, cannot be read.")
+    dismissed: Count = Field(
+        description="Reservations that were dismissed from the quarantine and still hold their amounts."
+    )
+    foreign_expiries: Count = Field(description="Reservations that another sweeper expired, without an event.")
+    foreign_expired_ids: list[str] = Field(description="The ids of the first of these reservations.")
+    resumed: bool = Field(
+        description="Whether the walk went on from the place of an earlier walk that was interrupted."
+    )
+    found: dict[str, Count] = Field(description="Kind of finding to number.")
+    mended: dict[str, Count]
+    findings: list[FindingDocument]
+    truncated: bool = Field(description="Whether there are more findings than --limit.")
+    remaining: Count = Field(description="Findings that are not mended.")
+    started_at: Moment
+    finished_at: Moment | None = Field(default=None, description="Only with --last.")
+    duration_seconds: Seconds
+
+
+class ReconcileDocument(CommandDocument, title="sweeperd reconcile --json, also with --repair and --last"):
+    """All walks of one command."""
+
+    repair: bool
+    found: Count
+    remaining: Count = Field(description="Findings that are not mended.")
+    truncated: bool
+    shards: list[WalkedShardDocument]
+    down: Down
+
+
+class RepairBudgetDocument(CommandDocument, title="sweeperd reconcile --repair-budget BUDGET --json"):
+    """What became of one budget. The numbers are there if the budget was judged."""
+
+    budget: Argument
+    result: str = Field(description="repaired, no drift, or why nothing was done.")
+    reserved: int | None = None
+    held: int | None = None
+    difference: int | None = None
+
+
+@dataclass(kw_only=True)
+class ReconcileReport(Tally):
+    """One walk over a kind in numbers."""
+
+    kind: Kind
     #: Counters that were compared with what the hashes hold: budgets, or sums. Counters that could not be compared, and
     #: CLOSED budgets, which are not compared.
     counters: int = 0
@@ -183,29 +272,31 @@ class ReconcileReport(Tally):
         """How many findings are not mended."""
         return self.found.total() - self.mended.total()
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+    def document(self, shard: Shard) -> WalkedShardDocument:
+        """The report for JSON, of a walk on this shard."""
         faults = faults_of(self.kind)
-        return {
-            "kind": self.kind,
-            "hashes": self.hashes,
-            "index_entries": self.entries,
-            "counters": self.counters,
-            "counters_unjudged": self.unjudged,
-            "counters_closed": self.closed,
-            "unreadable": self.unreadable,
-            "dismissed": self.dismissed,
-            "foreign_expiries": self.foreign_expiries,
-            "foreign_expired_ids": [decode(entry) for entry in self.foreign_ids],
-            "resumed": self.resumed,
-            "found": {fault.value: self.found[fault] for fault in faults},
-            "mended": {fault.value: self.mended[fault] for fault in faults if fault.mendable},
-            "findings": [finding.as_dict() for finding in self.findings],
-            "truncated": self.truncated,
-            "remaining": self.remaining,
-            "started_at": self.started_at,
-            "duration_seconds": round(self.duration_seconds, 3),
-        }
+        return WalkedShardDocument(
+            shard=shard.name,
+            address=shard.address,
+            kind=self.kind.name,
+            hashes=self.hashes,
+            index_entries=self.entries,
+            counters=self.counters,
+            counters_unjudged=self.unjudged,
+            counters_closed=self.closed,
+            unreadable=self.unreadable,
+            dismissed=self.dismissed,
+            foreign_expiries=self.foreign_expiries,
+            foreign_expired_ids=[decode(entry) for entry in self.foreign_ids],
+            resumed=self.resumed,
+            found={fault.value: self.found[fault] for fault in faults},
+            mended={fault.value: self.mended[fault] for fault in faults if fault.mendable},
+            findings=[finding.document() for finding in self.findings],
+            truncated=self.truncated,
+            remaining=self.remaining,
+            started_at=self.started_at,
+            duration_seconds=round(self.duration_seconds, 3),
+        )
 
 
 class WalkCursor(pydantic.BaseModel):
@@ -231,7 +322,7 @@ class WalkCursor(pydantic.BaseModel):
     #: Fault, id in hex, found, expected.
     findings: list[tuple[Fault, str, str, str]]
 
-    def report(self, kind: str) -> ReconcileReport:
+    def report(self, kind: Kind) -> ReconcileReport:
         """The report of the walk up to this place."""
         return ReconcileReport(
             hashes=self.hashes,
@@ -267,30 +358,29 @@ class LastWalk(pydantic.BaseModel):
 
 class WalkStore:
     """
-    What the hash `sweeperd:reconcile` keeps of the walks over one kind: the fields `last`, `report` and `cursor`, with
-    `:<kind>` after the name unless the kind is reservations. Methods raise redis.RedisError.
+    What the hash `sweeperd:reconcile` keeps of the walks over one kind: the fields `last`, `report` and `cursor`, each
+    with the suffix of the kind; reservations have none. Methods raise redis.RedisError.
     """
 
-    def __init__(self, shard: Shard, kind: str = RESERVATIONS) -> None:
+    def __init__(self, shard: Shard, suffix: str = "") -> None:
         self._shard = shard
         self._client = shard.client
         self._key = shard.keys.reconcile
-        self._end = "" if kind == RESERVATIONS else f":{kind}"
+        self._suffix = suffix
 
     def last(self) -> LastWalk | None:
         """The last complete walk; None if there is none, or if the field cannot be read."""
         return self._read("last", LastWalk)
 
-    def report(self) -> dict[str, Any] | None:
-        """The report of the last complete walk, as `as_dict` made it, with `finished_at`; None if there is none."""
-        last, report = self._client.hmget(self._key, f"last{self._end}", f"report{self._end}")
+    def report(self) -> WalkedShardDocument | None:
+        """The report of the last complete walk; None if there is none, or if another version wrote the report."""
+        last, report = self._client.hmget(self._key, f"last{self._suffix}", f"report{self._suffix}")
         try:
             finished_at = LastWalk.model_validate_json(last or b"").finished_at
-            parsed = json.loads(report or b"")
-        except ValueError:
+            more = {"shard": self._shard.name, "address": self._shard.address, "finished_at": finished_at}
+            return WalkedShardDocument.model_validate({**json.loads(report or b""), **more})
+        except (ValueError, TypeError):
             return None
-        # Reports without a kind are from a version before this one.
-        return {**parsed, "finished_at": finished_at} if "kind" in parsed else None
 
     def cursor(self) -> WalkCursor | None:
         """The place of an unfinished walk."""
@@ -302,23 +392,27 @@ class WalkStore:
 
     def finish(self, walk: LastWalk, report: ReconcileReport) -> bool:
         """A walk is complete. False if Redis is full and keeps nothing of it."""
-        self._client.hdel(self._key, f"cursor{self._end}")
-        return self._write({"last": walk.model_dump_json(), "report": json.dumps(report.as_dict())})
+        self._client.hdel(self._key, f"cursor{self._suffix}")
+        document = report.document(self._shard).model_dump(
+            mode="json", exclude_unset=True, exclude={"shard", "address"}
+        )
+        kept = document | {"started_at": report.started_at}
+        return self._write({"last": walk.model_dump_json(), "report": json.dumps(kept)})
 
     def _read(self, name: str, model: type[ModelT]) -> ModelT | None:
-        text = self._client.hget(self._key, name + self._end)
+        text = self._client.hget(self._key, name + self._suffix)
         if not isinstance(text, bytes):
             return None
         try:
             return model.model_validate_json(text)
         except ValueError:
-            fields = {"shard": self._shard.name, "field": name + self._end}
+            fields = {"shard": self._shard.name, "field": name + self._suffix}
             log.warning("what is kept of a reconcile cannot be read", extra=fields)
             return None
 
     def _write(self, fields: dict[str, str]) -> bool:
         try:
-            self._client.hset(self._key, mapping={name + self._end: value for name, value in fields.items()})
+            self._client.hset(self._key, mapping={name + self._suffix: value for name, value in fields.items()})
         except redis.ResponseError as error:
             if not is_full(error):
                 raise

@@ -19,8 +19,8 @@ from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script, ScriptPipeline
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
-from sweeperd.sweep.kind import Kind, Outcome
-from sweeperd.sweep.reservations import RESERVATIONS, reservations
+from sweeperd.sweep.kind import Budgets, Kind, Outcome
+from sweeperd.sweep.reservations import reservations
 
 #: How many reservations one script reads (0.1 to 0.2 ms of Redis's time), and how many one round trip.
 SCRIPT_BATCH, BATCH = 5, 50
@@ -222,10 +222,16 @@ class ConfiguredKind(Subject):
 
 
 def subject_of(shard: Shard, settings: Settings, name: str, throttle: Throttle | None = None) -> Subject:
-    """The reservations, or the configured kind of this name."""
-    if name == RESERVATIONS:
+    """The entries of the kind of this name."""
+    kind = kind_named(shard, settings, name)
+    if isinstance(kind.counters, Budgets):
         return Reservations(shard, settings.sweep, throttle)
-    return ConfiguredKind(shard, kinds_of(settings, shard)[name], settings.sweep.pipeline_depth, throttle)
+    return ConfiguredKind(shard, kind, settings.sweep.pipeline_depth, throttle)
+
+
+def kind_named(shard: Shard, settings: Settings, name: str) -> Kind:
+    """The configured kind of this name, or else reservations, which can be walked also if they are not swept."""
+    return kinds_of(settings, shard).get(name) or reservations(shard.keys, settings.sweep)
 
 
 # ---- which reservations hold an amount of a budget

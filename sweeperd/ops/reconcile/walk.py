@@ -100,9 +100,9 @@ class _Walk:
         self._counters = counters
         self._limit = limit
         self._checkpoint = checkpoint
-        name = subject.kind.name
+        kind = subject.kind
         self._report = (
-            resume.report(name) if resume else ReconcileReport(kind=name, started_at=subject.shard.read_clock())
+            resume.report(kind) if resume else ReconcileReport(kind=kind, started_at=subject.shard.read_clock())
         )
         self._began = time.monotonic() - (resume.seconds if resume else 0.0)
         self._saved_at = time.monotonic()

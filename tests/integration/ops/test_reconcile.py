@@ -446,7 +446,7 @@ def test_hostile_names_pass(shard: Shard) -> None:
     report = walk(shard, repair=True)
     assert {finding.subject for finding in report.findings} == set(names)
     assert set(shard.client.zrange(INDEX, 0, -1)) == set(names)
-    assert report.as_dict()["unreadable"] == 0
+    assert report.unreadable == 0
 
 
 def test_what_is_found_is_counted_and_only_the_first_are_kept(shard: Shard) -> None:

@@ -16,32 +16,38 @@ from sweeperd.document import CommandDocument, Document
 from sweeperd.redis_url import parse
 from sweeperd.store.keys import Keys
 
-#: In the name of a key: any text. No entry, group or member has this name, so that commands can be tried on it.
+#: In the name of a key: any text. No entry, group or member has this name, so commands can be tried on the name.
 ANY = b"\0sweeperd check"
 _ANY = ANY.decode()
 #: The commands of `get` in the script of a kind.
 _READS = "EXISTS GET HEXISTS HGET HLEN HMGET LLEN PTTL SCARD SISMEMBER STRLEN TYPE ZCARD ZSCORE"
-#: What the check of a plan reads of each key.
+#: The commands by which the check of a plan reads a key.
 _PLANNED = "TYPE EXISTS HMGET GET"
+
+#: The characters with a meaning of their own in a pattern of Redis.
+_SPECIAL = re.compile(r"[*?\[\]\\]")
+#: The characters that no rule can hold: Redis splits an ACL file at spaces.
+_UNWRITABLE = re.compile(r"[\x00-\x20\x7f]")
+Role = Literal["all", "sweep", "deliver"]
 
 
 class Duty(enum.StrEnum):
-    """What a grant is for."""
+    """The work that a grant is for."""
 
-    #: What every process does: it connects, and reads what `status` and the page show.
+    #: Every process: connect, and read the figures of `status` and of the page.
     STATUS = "status"
     SWEEP = "sweep"
     DELIVER = "deliver"
     #: `sweeperd reconcile`, and the daemon's own walk.
     WALK = "walk"
-    #: What only the commands of operators do.
+    #: Only the commands of operators.
     OPERATE = "operate"
-    #: What `sweeperd.ledger` does, in whatever service uses it.
+    #: `sweeperd.ledger`, in the services that use the ledger.
     LEDGER = "ledger"
 
 
 class Grant(NamedTuple):
-    """Some commands on a key, or without a key where that is empty. A subcommand is written `XINFO|GROUPS`."""
+    """Some commands on a key; if `key` is empty, commands without a key. A subcommand is written `XINFO|GROUPS`."""
 
     duty: Duty
     key: bytes
@@ -49,12 +55,12 @@ class Grant(NamedTuple):
 
 
 def granted(duty: Duty, key: bytes, commands: str) -> Grant:
-    """The grant of these commands, which are separated by spaces."""
+    """The grant of these commands, separated by spaces."""
     return Grant(duty, key, tuple(commands.split()))
 
 
 def grants(settings: Settings, keys: Keys) -> list[Grant]:
-    """All that sweeperd may need on one shard with these settings."""
+    """All grants for one shard with these settings."""
     return [
         *(_reservations(keys) if settings.reservations.enabled else []),
         *(grant for kind in settings.kinds for grant in kind_grants(kind, keys)),
@@ -67,12 +73,12 @@ def grants(settings: Settings, keys: Keys) -> list[Grant]:
 
 
 def channels(settings: Settings) -> list[str]:
-    """The patterns of the channels that plans publish to."""
+    """The patterns of the channels of PUBLISH in plans."""
     return list(dict.fromkeys(channel for kind in settings.kinds for channel in kind.channel_patterns))
 
 
 def connection_grants(url: str) -> Iterator[Grant]:
-    """What connecting to this Redis needs."""
+    """For a connection to this Redis."""
     yield granted(Duty.STATUS, b"", "TIME CLIENT|SETNAME")
     address = redis_url.parse(url)
     if address.options.get("db"):
@@ -93,7 +99,7 @@ def _reservations(keys: Keys) -> Iterable[Grant]:
 
 
 def _swept(index: bytes, entry: bytes, quarantine: bytes, ticks: bytes, lease: bytes) -> Iterable[Grant]:
-    """What the sweep of any kind needs."""
+    """For the sweep of any kind."""
     return [
         granted(Duty.STATUS, index, "EVAL EVALSHA EXISTS ZCARD ZCOUNT ZRANGE"),
         granted(Duty.SWEEP, index, "ZADD ZREM"),
@@ -113,12 +119,12 @@ def _swept(index: bytes, entry: bytes, quarantine: bytes, ticks: bytes, lease: b
 
 
 def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
-    """What a configured kind needs."""
+    """For a configured kind."""
     entry = keys.kind_entry(kind.entry, ANY)
     quarantine, ticks = keys.kind_quarantine(kind.name), keys.kind_ticks(kind.name)
     yield from _swept(keys.kind_index(kind.index), entry, quarantine, ticks, keys.lease(f"sweep:{kind.name}"))
     yield granted(Duty.SWEEP, entry, "PEXPIRE" if kind.retention_ms else "DEL")
-    # Redis 6.2 is asked for the rights of a plan before the sweep starts: each command is queued and then discarded.
+    # On Redis 6.2 the rights of a plan are tried before the sweep starts: each command is queued and then discarded.
     yield granted(Duty.SWEEP, b"", "INFO MULTI DISCARD")
     if kind.script is None:
         for command in kind.given_back:
@@ -140,7 +146,7 @@ def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
 
 
 def _like(keys: Keys, pattern: str) -> bytes:
-    """The pattern of a kind, in which only `*` is special, as the key of a grant."""
+    """The pattern of a kind as the key of a grant. Only `*` is special in the pattern."""
     return keys.prefix + pattern.replace("*", _ANY).encode()
 
 
@@ -195,7 +201,7 @@ def _actions(keys: Keys) -> Iterable[Grant]:
 
 
 def ledger_grants(keys: Keys) -> list[Grant]:
-    """What the ledger needs. The tenants' records are keys of its scripts, to which Redis asks for the whole right."""
+    """For the ledger. The scripts name the tenants' records in KEYS, so Redis asks for the full right to them."""
     return [
         granted(Duty.LEDGER, keys.reservation_index, "EVAL EVALSHA ZCARD ZADD ZREM"),
         granted(Duty.LEDGER, keys.reservation(ANY), "EXISTS HMGET HGET HSET PEXPIRE"),
@@ -207,7 +213,7 @@ def ledger_grants(keys: Keys) -> list[Grant]:
 
 
 def cycles_grants(keys: Keys) -> Iterator[Grant]:
-    """What the lease and the relay of a Cycles installation need."""
+    """For the lease and the relay of a Cycles installation."""
     cycles, name = keys.cycles, _ANY
     yield granted(Duty.SWEEP, cycles.lease, "SET GET PEXPIRE")
     yield granted(Duty.DELIVER, cycles.subscriptions(ANY), "SMEMBERS")
@@ -219,21 +225,11 @@ def cycles_grants(keys: Keys) -> Iterator[Grant]:
     yield granted(Duty.DELIVER, cycles.dispatch, "LPUSH LLEN")
 
 
-# ---- the rules of the Redis user of sweeperd, made from the settings
-
-
-#: What Redis takes in a pattern for more than itself.
-_SPECIAL = re.compile(r"[*?\[\]\\]")
-#: What cannot stand in a rule: Redis splits an ACL file at spaces.
-_UNWRITABLE = re.compile(r"[\x00-\x20\x7f]")
-Role = Literal["all", "sweep", "deliver"]
-
-
 @dataclass(frozen=True)
 class AclUser:
-    """The rights that sweeperd needs on one Redis. They replace all rules of the user but its passwords."""
+    """The rights of sweeperd on one Redis. The rules replace all rules of the user except the passwords."""
 
-    #: Where the Redis is, without credentials, and the shards that are on it.
+    #: The address of the Redis, without credentials, and the shards on this Redis.
     address: str
     shards: list[str]
     rules: list[str]
@@ -243,8 +239,8 @@ def acl_users(
     settings: Settings, shards: Sequence[ShardSettings], role: Role, *, commands: bool, ledger: bool = False
 ) -> list[AclUser]:
     """
-    One for each Redis of these shards, for a daemon in this role; with `commands` also for the commands of operators.
-    With `ledger` for `sweeperd.ledger` instead.
+    A user for each Redis of these shards, with the rights of a daemon in this role. `commands`: also the rights of the
+    commands of operators. `ledger`: the rights of `sweeperd.ledger` instead.
     """
     wanted = {Duty.LEDGER} if ledger else _duties(settings, role, commands=commands)
     found = dict[str, list[ShardSettings]]()
@@ -289,7 +285,7 @@ def _glob(pattern: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """As a pattern of Redis that matches this text; what no rule can hold becomes `?`, one character."""
+    """A pattern of Redis for this text. A character that no rule can hold becomes `?`, which matches any character."""
     return _UNWRITABLE.sub("?", _SPECIAL.sub(r"\\\g<0>", text))
 
 

@@ -1,4 +1,4 @@
-"""What operators did with commands: recorded in a bounded stream, counted in Redis, exported by the daemons."""
+"""The actions of operators: recorded in a bounded stream, counted in Redis, exported by the daemons."""
 
 import contextlib
 import enum
@@ -46,7 +46,7 @@ class Action(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordedAction:
-    """One action. `at_ms`: when, on Redis's clock; `count`: how many entries it changed."""
+    """`at_ms`: when the action was done, on Redis's clock; `count`: how many entries were changed."""
 
     id: bytes
     at_ms: int
@@ -57,7 +57,7 @@ class RecordedAction:
 
 
 class ActionDocument(Document):
-    """What an operator did."""
+    """An action of an operator."""
 
     at: Moment
     shard: str
@@ -73,13 +73,13 @@ class ActionsDocument(CommandDocument, title="sweeperd actions --json"):
 
 
 def record(shard: Shard, action: Action, target: str, count: int = 1) -> None:
-    """Record an action that was done. Raises redis.RedisError."""
+    """Record a finished action. Raises redis.RedisError."""
     call = Call([shard.keys.actions, shard.keys.action_counts], [KEPT, _who(), action, target[:TARGET], count])
     Script("ops/record_action").run(shard.client, call)
 
 
 def read_actions(shard: Shard, first: bytes = streams.FIRST, *, newest_first: bool = False) -> Iterator[RecordedAction]:
-    """The actions that are kept, from the id `first` on. Raises redis.RedisError."""
+    """The kept actions, from the id `first` on. Raises redis.RedisError."""
     for entry, fields in streams.read(shard, shard.keys.actions, first, backwards=newest_first):
         who, action, target, count = (fields.get(name, b"") for name in (b"who", b"action", b"target", b"count"))
         yield RecordedAction(
@@ -88,7 +88,7 @@ def read_actions(shard: Shard, first: bytes = streams.FIRST, *, newest_first: bo
 
 
 class ActionExporter:
-    """Exports the counts of one shard from a daemon, and logs each action once that is recorded while it runs."""
+    """Exports the counts of one shard from a daemon, and logs each action that is recorded while the daemon runs."""
 
     def __init__(self, shard: Shard, metrics: Metrics) -> None:
         self._shard = shard
@@ -97,7 +97,7 @@ class ActionExporter:
         self._next = 0.0
 
     def update(self) -> None:
-        """Call it every few seconds. Where Redis refuses it, only people miss it, and the next call tries again."""
+        """To be called every few seconds. If Redis refuses the commands, the next call tries again."""
         if time.monotonic() < self._next:
             return
         with contextlib.suppress(redis.RedisError):

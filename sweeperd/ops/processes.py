@@ -1,4 +1,4 @@
-"""Which daemons run on a shard, and what each of them does: sweep, deliver, or both."""
+"""The daemons that run on a shard, and the work of each daemon: sweep, deliver, or both."""
 
 import contextlib
 import secrets
@@ -23,13 +23,13 @@ REMOVED_AFTER = 3600
 
 
 class ProcessNote(pydantic.BaseModel):
-    """What a daemon announces: one field of `sweeperd:processes`, JSON."""
+    """The announcement of a daemon: one field of `sweeperd:processes`, JSON."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
     #: Host, process id and a random part.
     process: str = ""
-    #: When it was written, ms on Redis's clock.
+    #: When the announcement was written, ms on Redis's clock.
     at: int = 0
     sweeps: bool = False
     delivers: bool = False
@@ -37,13 +37,14 @@ class ProcessNote(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The daemons that live. `None` if the user may not read them."""
+    """The daemons that live."""
 
+    #: None if the user may not read the announcements.
     living: tuple[ProcessNote, ...] | None = None
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What no daemon does: `sweeps`, `delivers`."""
+        """The work that no daemon does: `sweeps`, `delivers`."""
         if self.living is None:
             return ()
         done = {
@@ -54,7 +55,7 @@ class Processes:
 
 
 def read_processes(shard: Shard, now: int) -> Processes:
-    """`now`: the shard's clock, ms. Raises redis.RedisError."""
+    """`now`: ms on Redis's clock. Raises redis.RedisError."""
     try:
         fields = cast(dict[bytes, bytes], shard.client.hgetall(shard.keys.processes))
     except redis.RedisError as error:
@@ -75,11 +76,11 @@ class ProcessAnnouncer:
         self._field = f"{process_name()}-{secrets.token_hex(4)}"
         self._note = ProcessNote(process=process_name(), sweeps=sweeps, delivers=delivers)
         self._next = 0.0
-        #: What no daemon does, as of the last announcement.
+        #: The work that no daemon did at the last announcement.
         self.missing: tuple[str, ...] = ()
 
     def update(self) -> None:
-        """Call it every few seconds. If Redis refuses it, only people miss it, and the next call tries again."""
+        """To be called every few seconds. If Redis refuses the commands, the next call tries again."""
         if time.monotonic() < self._next:
             return
         with contextlib.suppress(RedisUnavailable, redis.RedisError):
@@ -109,4 +110,4 @@ def _note(value: bytes) -> ProcessNote:
     try:
         return ProcessNote.model_validate_json(value)
     except ValueError:
-        return ProcessNote()  # as old as can be, so it counts for nothing
+        return ProcessNote()  # written at 0, so the daemon counts as dead

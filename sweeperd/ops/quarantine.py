@@ -1,4 +1,4 @@
-"""The quarantine of a kind: list entries, put them back, dismiss them, adopt those of another sweeper."""
+"""The quarantine of a kind: list entries, put entries back, dismiss entries, adopt entries of another sweeper."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,45 +17,22 @@ from sweeperd.sweep.index import IndexEntry, IndexPager, Position
 from sweeperd.sweep.kind import Decision, Kind, Outcome
 from sweeperd.text import moment_ms
 
-
-def find_foreign(shard: Shard, settings: SweepSettings) -> Iterator[bytes]:
-    """The ids of all such reservations of a shard; an id may come twice. Raises RedisUnavailable, redis.RedisError."""
-    mark = Fault.FOREIGN_QUARANTINE.value.encode()
-    with Reservations(shard, settings) as subject:
-        for _, ids in subject.hashes():
-            yield from (sight.entry for sight in subject.look(ids, None) if sight.mark == mark)
-
-
-def adopt(shard: Shard, ids: Sequence[bytes]) -> list[bool]:
-    """Take these into the quarantine. False for one that has no mark of another sweeper. Raises redis.RedisError."""
-    keys = shard.keys
-    calls = [Call([keys.reservation(each), keys.reservation_index, keys.quarantine], [each]) for each in ids]
-    replies = Script("ops/adopt").run_many(shard.client, calls)
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return [reply == b"adopted" for reply in replies]
-
-
-# ---- what was set aside: what is there and why, back into the index after a repair, or off the list
-
-
 #: The problem of an entry that is no longer on the list.
 NOT_THERE = "not_quarantined"
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """One entry of the quarantine. What its hash does not say is empty."""
+    """One entry of the quarantine. If the hash lacks a field, the value is empty."""
 
     id: bytes
-    #: When it was set aside, ms on Redis's clock.
+    #: When the entry was set aside, ms on Redis's clock.
     at_ms: int
-    #: Empty where the hash is gone, or has no mark any more.
+    #: Empty if the hash is gone, or has no mark any more.
     reason: str
     tenant: bytes = b""
     state: bytes = b""
-    #: What it holds in each of its scopes, and the unit.
+    #: The amount that the reservation holds in each scope, and the unit.
     amount: bytes = b""
     unit: bytes = b""
 
@@ -63,8 +40,8 @@ class SetAside:
 @dataclass(frozen=True, slots=True)
 class QuarantineFilter:
     """
-    Which entries are meant: these ids, or all of this reason and of one of these tenants (None: of any) that were set
-    aside up to the moment `until_ms` of Redis's clock (None: up to now).
+    Selects entries: these ids; or all entries with this reason and one of these tenants (None: any) that were set aside
+    up to the moment `until_ms` of Redis's clock (None: up to now).
     """
 
     ids: tuple[bytes, ...] | None = None
@@ -73,13 +50,13 @@ class QuarantineFilter:
     until_ms: int | None = None
 
     def takes(self, entry: SetAside) -> bool:
-        """Whether an entry is meant by reason and tenant."""
+        """Whether reason and tenant of an entry match."""
         return self.reason in (None, entry.reason) and (self.tenants is None or entry.tenant in self.tenants)
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineChange:
-    """What became of one entry. `problem`: why it stays where it is; empty where it was done."""
+    """The result for one entry. `problem`: why the entry stays in quarantine; empty if the entry was changed."""
 
     entry: SetAside
     problem: str = ""
@@ -89,7 +66,7 @@ class Quarantine:
     """The quarantine of one kind on one shard. Every method raises redis.RedisError."""
 
     def __init__(self, shard: Shard, kind: Kind, batch: int) -> None:
-        """`batch`: how many entries are read in one go, and how many commands are sent in one."""
+        """`batch`: how many entries are read, or commands are sent, in one round trip."""
         self._shard = shard
         self._kind = kind
         self._length = batch
@@ -99,18 +76,17 @@ class Quarantine:
         self._dismiss = Script("ops/dismiss")
 
     def size(self) -> int:
-        """How many entries there are."""
         return int(self._shard.client.zcard(self._kind.quarantine))
 
     def find(self, wanted: QuarantineFilter) -> Iterator[SetAside]:
-        """The entries that are meant, the oldest first, read page by page. Ids that are not there do not come."""
+        """The selected entries, the oldest first, read page by page. An id that is not in quarantine is left out."""
         for page in self._pages(wanted, lambda _: True):
             yield from page
 
     def requeue(self, wanted: QuarantineFilter) -> Iterator[list[QuarantineChange]]:
         """
-        Put entries back into the index, page by page: the entries that were on the list at the beginning. An entry that
-        a sweep would set aside again is not repaired yet, so it stays on the list.
+        Put entries back into the index, page by page: the entries that were in quarantine at the beginning. If a sweep
+        would set an entry aside again, the entry is not repaired yet, and stays in quarantine.
         """
         removed: set[bytes] = set()
         for page in self._pages(wanted, lambda entry: entry.id not in removed):
@@ -120,7 +96,7 @@ class Quarantine:
             yield done
 
     def dismiss(self, wanted: QuarantineFilter) -> Iterator[list[QuarantineChange]]:
-        """Take entries off the list, page by page. The hash gets `dismissed_at`; state and budgets stay as they are."""
+        """Remove entries from the quarantine, page by page. The hash gets `dismissed_at`; state and budgets stay."""
         removed: set[bytes] = set()
         for page in self._pages(wanted, lambda entry: entry.id not in removed):
             removed.clear()
@@ -152,7 +128,7 @@ class Quarantine:
         return [QuarantineChange(entry, problems.get(entry.id, "")) for entry in page]
 
     def _problems(self, ids: Sequence[bytes]) -> dict[bytes, str]:
-        """Why the sweep would set these aside again."""
+        """Why the sweep would set these entries aside again."""
         return {
             explanation.decision.id: _reason(explanation.decision)
             for explanation in explain(self._shard, self._kind, ids, self._length)
@@ -161,8 +137,8 @@ class Quarantine:
 
     def _pages(self, wanted: QuarantineFilter, stays: Callable[[SetAside], bool]) -> Iterator[list[SetAside]]:
         """
-        The selected entries that are on the list now, page by page. Entries that are set aside later
-        are not returned. `stays` is asked about each entry of a page when the next one is asked for.
+        The selected entries that are in quarantine now, page by page, without entries that are set aside later. `stays`
+        is asked about each entry of a page when the next page is read.
         """
         if wanted.ids is not None:
             for start in range(0, len(wanted.ids), self._length):
@@ -210,7 +186,29 @@ def _set_aside(id_: bytes, score: bytes, row: list[bytes | None] | Exception) ->
     return SetAside(id_, at_ms, reason.decode("utf-8", "backslashreplace"), tenant, state, amount, unit)
 
 
-# ---- what the commands print with --json
+def find_foreign(shard: Shard, settings: SweepSettings) -> Iterator[bytes]:
+    """
+    The ids of all reservations that another sweeper set aside; an id may come twice. Raises RedisUnavailable,
+    redis.RedisError.
+    """
+    mark = Fault.FOREIGN_QUARANTINE.value.encode()
+    with Reservations(shard, settings) as subject:
+        for _, ids in subject.hashes():
+            yield from (sight.entry for sight in subject.look(ids, None) if sight.mark == mark)
+
+
+def adopt(shard: Shard, ids: Sequence[bytes]) -> list[bool]:
+    """
+    Take these reservations into the quarantine. False for a reservation without a mark of another sweeper. Raises
+    redis.RedisError.
+    """
+    keys = shard.keys
+    calls = [Call([keys.reservation(each), keys.reservation_index, keys.quarantine], [each]) for each in ids]
+    replies = Script("ops/adopt").run_many(shard.client, calls)
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return [reply == b"adopted" for reply in replies]
 
 
 class SetAsideDocument(Document):
@@ -256,7 +254,7 @@ class StayingEntry(Document):
 class QuarantineChangeDocument(
     CommandDocument, title="sweeperd quarantine requeue --json, sweeperd quarantine dismiss --json"
 ):
-    """One of requeued and dismissed is there, by the command."""
+    """The document has `requeued` or `dismissed`, by the command."""
 
     requeued: Count = 0
     dismissed: Count = 0

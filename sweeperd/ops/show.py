@@ -1,4 +1,4 @@
-"""One entry and all that is known of it: its hash, its decision now, its event, its deliveries."""
+"""All about one entry: the hash, the decision of a sweep now, the event, the deliveries; and details for the page."""
 
 import contextlib
 import enum
@@ -25,10 +25,27 @@ from sweeperd.sweep.kind import Budgets, Decision, Kind, Outcome
 from sweeperd.sweep.reservations import kind_of_event
 from sweeperd.text import decode, moment_ms, strings, whole
 
+#: How many entries of each quarantine are counted by reason, the newest first, and how many of a reason are named.
+COUNTED, NEWEST = 1000, 3
+#: How many quarantined entries are read in one round trip.
+SLICE = 250
+#: How many attempts of each endpoint are shown.
+ATTEMPTS = 5
+
+
+#: One script writes `expired_at` and adds the event, so the id of the event is in this range around `expired_at`, ms.
+EVENT_BEFORE, EVENT_AFTER = 10, 5_000
+#: The most entries of a stream that are read in search of an event.
+SEARCH = 20_000
+#: How many scopes' budgets are shown.
+SCOPES = 100
+
+Fields = dict[bytes, bytes]
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a sweep would do with one entry. `writes`: the commands, in order, each with its arguments."""
+    """The decision of a sweep about one entry now. `writes`: the commands, in order, each with the arguments."""
 
     decision: Decision
     writes: tuple[tuple[bytes, ...], ...]
@@ -36,8 +53,8 @@ class Explanation:
 
 def explain(shard: Shard, kind: Kind, ids: Sequence[bytes], batch: int) -> list[Explanation]:
     """
-    Ask for each of these ids, `batch` of them in one round trip. Nothing is written. An entry whose sweep would fail
-    has the outcome `error`. Raises redis.RedisError if the server as a whole cannot answer.
+    Ask the kind's script about each id, `batch` ids in one round trip. Nothing is written. If the sweep of an entry
+    would fail, the outcome is `error`. Raises redis.RedisError if the server as a whole cannot answer.
     """
 
     def explanation(entry: bytes, reply: Any) -> Explanation:
@@ -51,21 +68,10 @@ def explain(shard: Shard, kind: Kind, ids: Sequence[bytes], batch: int) -> list[
     found = []
     for start in range(0, len(ids), batch):
         part = ids[start : start + batch]
-        # The trace id is of the event that is not written.
+        # No event is written, so the trace id is empty.
         replies = kind.explainer.run_many(shard.client, [kind.call(entry, "") for entry in part])
         found += [explanation(entry, reply) for entry, reply in zip(part, replies, strict=True)]
     return found
-
-
-# ---- what the status page shows of one shard beyond `status`: the quarantine by reason, and the last attempts
-
-
-#: How many entries of each quarantine are counted by reason, the newest first, and how many of a reason are named.
-COUNTED, NEWEST = 1000, 3
-#: How many of them are read in one round trip.
-SLICE = 250
-#: How many attempts of each endpoint are shown.
-ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class ReasonCount:
     """The quarantined entries of one kind with one reason."""
 
     kind: str
-    #: Empty: the hash is gone, or has no mark any more.
+    #: Empty if the hash is gone, or has no mark any more.
     reason: str
     count: int
     newest: tuple[str, ...]
@@ -81,10 +87,10 @@ class ReasonCount:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Of one shard, for people who look closer."""
+    """The quarantine by reason, and the last attempts of each endpoint: `status` lacks these, the page has them."""
 
     reasons: tuple[ReasonCount, ...] = ()
-    #: Endpoint -> its last attempts, the newest first.
+    #: Endpoint -> the last attempts, the newest first.
     attempts: Mapping[str, Sequence[Attempt]] = field(default_factory=dict)
 
 
@@ -104,7 +110,7 @@ def _reasons(shard: Shard, kind: Kind) -> list[ReasonCount]:
         part = entries[start : start + SLICE]
         for entry in part:
             pipeline.hmget(kind.hash_key(entry), ["quarantine_reason"])
-        # A key that is no hash is the fault of WRONG_TYPE.
+        # A key of another type gets the reason WRONG_TYPE, also without a mark.
         for entry, row in zip(part, pipeline.execute(raise_on_error=False), strict=True):
             named = "WRONG_TYPE" if isinstance(row, Exception) else decode(row[0] or b"")
             found.setdefault(named, []).append(decode(entry))
@@ -114,31 +120,18 @@ def _reasons(shard: Shard, kind: Kind) -> list[ReasonCount]:
     ]
 
 
-# ---- everything about one entry of a kind, and what a sweep would do with it
-
-
-#: The script that wrote `expired_at` added the event too, so its id is in this range around that time, ms.
-EVENT_BEFORE, EVENT_AFTER = 10, 5_000
-#: The most entries of a stream that are read in search of one, and how many in one call.
-SEARCH = 20_000
-#: How many scopes' budgets are shown.
-SCOPES = 100
-
-Fields = dict[bytes, bytes]
-
-
 class Fate(enum.StrEnum):
-    """What has become of an event at one endpoint."""
+    """The state of an event at one endpoint."""
 
-    #: Taken and not acknowledged: a process has it in hand, or it waits for its next attempt.
+    #: Taken and not acknowledged: a process has the event in hand, or the event waits for the next attempt.
     PENDING = "pending"
     NOT_TAKEN = "not taken yet"
     DEAD_LETTER = "dead letter"
-    #: 2xx, or not asked for; or the endpoint is younger than the event.
+    #: The answer was 2xx, or the event was not asked for, or the endpoint is younger than the event.
     ACKNOWLEDGED = "acknowledged"
-    #: The endpoint's `tenants`, `events` or `scopes` leave it out.
+    #: The endpoint's `tenants`, `events` or `scopes` exclude the event.
     NOT_ASKED_FOR = "not asked for"
-    #: The endpoint is in the configuration, but no daemon with it has run yet.
+    #: The endpoint is in the configuration, but no daemon with this configuration has run yet.
     NO_GROUP = "no group yet"
 
 
@@ -148,26 +141,26 @@ class EventDelivery:
 
     endpoint: str
     fate: Fate
-    #: How many times it was handed over.
+    #: How many times the event was handed over.
     hand_overs: int = 0
-    #: Who has it in hand; empty where it waits for its next hand-over.
+    #: The process that has the event in hand; empty if the event waits for the next hand-over.
     owner: str = ""
-    #: Since it was last handed over, seconds.
+    #: Time since the last hand-over, seconds.
     idle_seconds: float = 0.0
-    #: Why it was given up.
+    #: Why the event became a dead letter.
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The event of an expiry, as it is in the stream, and its deliveries."""
+    """The event of an expiry in the stream, and the deliveries."""
 
     id: bytes
-    #: Its `webhook-id`, by which receivers know it.
+    #: The `webhook-id`, by which receivers know the event.
     webhook_id: str
     fields: Fields
     deliveries: tuple[EventDelivery, ...]
-    #: The recorded attempts to deliver it, the newest first.
+    #: The recorded attempts to deliver the event, the newest first.
     attempts: tuple[RecordedAttempt, ...]
 
 
@@ -179,9 +172,9 @@ class Inspection:
     id: bytes
     #: The name of the hash.
     key: bytes
-    #: When this was read, ms on Redis's clock.
+    #: When the entry was read, ms on Redis's clock.
     now_ms: int
-    #: The type of what is under its key: `hash`, `none`, or what should not be there.
+    #: The Redis type of the key: `hash`, `none`, or a wrong type.
     type: str
     fields: Fields
     #: How long the hash has left, ms; None if the hash stays.
@@ -190,18 +183,18 @@ class Inspection:
     score: float | None
     #: In the quarantine, ms; None if the entry is not set aside.
     quarantined_at: float | None
-    #: Scope of a reservation to its budget, in the order of its scopes; None if there is no such budget.
+    #: Scope -> budget, in the order of the reservation's scopes; None if there is no such budget.
     budgets: dict[bytes, Fields | str | None]
-    #: None if the entry has not expired, or the stream has the event no more.
+    #: None if the entry has not expired, or if the event is no longer in the stream.
     event: Event | None
-    #: What a sweep that came to it now would do.
+    #: The decision of a sweep now.
     explanation: Explanation
 
 
 def inspect(settings: Settings, shard: Shard, kind: Kind, entry: bytes) -> Inspection | None:
     """
-    None where the shard knows nothing of this id of the kind: neither hash, nor index entry, nor quarantine. It reads,
-    and changes nothing. Raises redis.RedisError.
+    Read all about an entry. None if the shard has neither hash, nor index entry, nor quarantine entry for this id.
+    Raises redis.RedisError.
     """
     now, key = shard.read_clock(), kind.hash_key(entry)
     pipeline = shard.client.pipeline(transaction=False)
@@ -260,7 +253,7 @@ def _event(settings: Settings, shard: Shard, kind: Kind, subject: bytes, fields:
 
 
 def _range(shard: Shard, key: bytes, first_ms: int, last: bytes = streams.LAST) -> Iterator[StreamRow]:
-    """The entries of a stream from that time on, SEARCH of them at most."""
+    """The entries of a stream from this time on, at most SEARCH."""
     return islice(streams.read(shard, key, b"%d" % first_ms, last), SEARCH)
 
 
@@ -299,13 +292,10 @@ def _pending(shard: Shard, group: str, entry: bytes) -> list[dict[str, Any]]:
 
 
 def _groups(shard: Shard) -> dict[str, bytes]:
-    """Each endpoint's group and the last event that it has been given."""
+    """The group of each endpoint, and the last event that the group was given."""
     groups = streams.groups(shard.client, shard.keys.events)
     names = {decode(name): group["last-delivered-id"] for name, group in groups.items()}
     return {name: last for name, last in names.items() if not name.startswith(GROUP_PREFIX)}
-
-
-# ---- what `show` prints with --json
 
 
 class AttemptDocument(Document):
@@ -404,7 +394,7 @@ class InspectionDocument(Document):
 
     @classmethod
     def of(cls, shard: Shard, inspection: Inspection, why: str) -> "InspectionDocument":
-        """`why`: the decision explained to people."""
+        """`why`: the decision in words, for people."""
         names = ("id", "key", "type", "fields", "ttl_ms", "quarantined_at", "budgets", "event")
         decision = inspection.explanation.decision
         writes = [list(map(decode, write)) for write in inspection.explanation.writes]

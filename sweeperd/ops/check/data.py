@@ -1,38 +1,97 @@
-"""Checks of a shard's keys, of the rights to them, and of a Cycles installation."""
+"""Checks of a shard's keys, of the rights to the keys, of the kinds, and of a Cycles installation."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 import redis
 
-from sweeperd.ops.acl import ANY, channels, cycles_grants
+from sweeperd.config.kinds import KindSettings
+from sweeperd.errors import KindRefused
+from sweeperd.ops.acl import ANY, Duty, Grant, channels, cycles_grants, grants
 from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, warning
-from sweeperd.ops.check.rights import for_ledger, for_walks, needed, refused
-from sweeperd.ops.reconcile import Fault, WalkStore
+from sweeperd.ops.reconcile import Fault, LastWalk, WalkStore
 from sweeperd.ops.status import WARNING, is_empty
 from sweeperd.outbox.subscription import SYSTEM, parse
 from sweeperd.store import streams
-from sweeperd.store.errors import REFUSED, describe, is_wrong_type
+from sweeperd.store.errors import REFUSED, describe, is_refused, is_unknown_command, is_wrong_type
 from sweeperd.store.lease import CYCLES_TOKEN
 from sweeperd.store.scripts import Call, Script, script_names, source
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.configured import configured
 from sweeperd.text import decode
 
 _GRANT = "`sweeperd acl` prints the rights to grant; a command that was renamed needs its name back"
+#: How many subscription records are read at most, in all sets together; a check takes a moment, not minutes.
+MOST_SUBSCRIPTIONS = 10_000
+#: How many unreadable records a finding names.
+NAMED = 3
+
+#: A command with arguments that change nothing.
+TrialCommand = tuple[bytes | str | int, ...]
+
+#: Command -> arguments after the key, for a command without effect: the command only reads, or names a field that does
+#: not exist, or Redis refuses an argument, after the check of the rights.
+_FORMS: dict[str, tuple[bytes | str | int, ...]] = {
+    **dict.fromkeys(("EXISTS", "GET", "HGETALL", "HLEN", "LLEN", "PTTL", "SCARD", "SMEMBERS", "STRLEN"), ()),
+    **dict.fromkeys(("TYPE", "XLEN", "ZCARD"), ()),
+    **dict.fromkeys(("HDEL", "HEXISTS", "HGET", "HMGET", "SISMEMBER", "SREM", "ZREM", "ZSCORE"), (ANY,)),
+    "HINCRBY": (ANY, "none"),
+    "HSET": ("a", "b", "c"),
+    "INCRBY": ("none",),
+    "PEXPIRE": ("none",),
+    "SET": ("", "PX", 0),
+    "XACK": (ANY, "none"),
+    "XADD": ("none", "a", "b"),
+    "XCLAIM": (ANY, ANY, "none", "0-1"),
+    "XDEL": ("0-0",),
+    "XPENDING": (ANY,),
+    "XRANGE": ("0-1", "0-1"),
+    "XREVRANGE": ("0-1", "0-1"),
+    "XTRIM": ("MAXLEN", "none"),
+    "ZADD": ("none", ANY),
+    "ZCOUNT": (0, 0),
+    "ZRANGE": (0, 0),
+    "ZSCAN": (0, "COUNT", 1),
+    "XINFO|STREAM": (),
+    "XINFO|GROUPS": (),
+    "XINFO|CONSUMERS": (ANY,),
+    "XGROUP|CREATE": (ANY, "none"),
+    "XGROUP|DELCONSUMER": (ANY, ANY),
+    "XGROUP|DESTROY": (ANY,),
+}
+#: Stands for the key in the forms below.
+_KEY = b"\0key"
+#: The commands without a key, or with the key in another place.
+_WHOLE: dict[str, tuple[bytes | str | int, ...]] = {
+    "EVAL": ("EVAL", "return 1", 1, _KEY),
+    "EVALSHA": ("EVALSHA", "0" * 40, 1, _KEY),
+    "XREADGROUP": ("XREADGROUP", "GROUP", ANY, ANY, "COUNT", 1, "STREAMS", _KEY, ">"),
+    "SCAN": ("SCAN", 0, "COUNT", 1),
+    "DBSIZE": ("DBSIZE",),
+    "INFO": ("INFO", "server"),
+    "WAIT": ("WAIT", 0, 1),
+}
+#: These commands cannot run without effect, so a script asks for the right. Redis 6.2 cannot answer.
+_ASKED = frozenset({"LPUSH", "RPUSH", "SADD"})
+_MAY = Script(
+    "may run",
+    "return (not redis.acl_check_cmd or redis.acl_check_cmd(unpack(ARGV))) and 1 or 0",
+)
 
 
 def writable(subject: Subject) -> CheckResult:
-    """A write of nothing: a replica refuses it, and a server that lacks replicas or cannot save."""
+    """A write without effect. A replica refuses the write, and so does a server that lacks replicas or cannot save."""
     try:
         subject.shard.client.zrem(subject.shard.keys.reservation_index, ANY)
     except (redis.ResponseError, *REFUSED) as error:
         if "WRONGTYPE" in str(error):
-            return ok("it takes writes")  # but not here; see the types of the keys
+            return ok("it takes writes")  # the key has another type: a finding of `key_types`
         return failure(f"it refuses writes: {describe(error)}", "nothing can expire until it takes them again")
     return ok("it takes writes")
 
 
 def key_types(subject: Subject) -> CheckResult:
-    """Whether every key of sweeperd has its type."""
+    """Whether every key of sweeperd has the right type."""
     keys, client = subject.shard.keys, subject.shard.client
     checks: list[tuple[bytes, str, Callable[[bytes], object]]] = [
         (keys.reservation_index, "ZSET", client.zcard),
@@ -57,14 +116,14 @@ def key_types(subject: Subject) -> CheckResult:
 
 
 def full_streams(subject: Subject) -> CheckResult:
-    """Whether the streams take another entry: none has an id that is greater than the greatest."""
+    """Whether the streams accept another entry: after the greatest id there is no greater id."""
     keys = subject.shard.keys
     full = []
     for key in (keys.events, keys.dead_letters):
         try:
             last = streams.StreamId.parse(streams.last_id(subject.shard.client, key))
         except redis.ResponseError as error:
-            if not is_wrong_type(error):  # which `key types` names
+            if not is_wrong_type(error):  # a finding of `key_types`
                 raise
         else:
             if last == (streams.GREATEST, streams.GREATEST):
@@ -83,7 +142,7 @@ def scripts(subject: Subject) -> CheckResult:
 
 
 def ledger_scripts(subject: Subject) -> CheckResult:
-    """The same of the scripts of the ledger."""
+    """Whether the user may load and run the scripts of the ledger."""
     return _load(subject, [name for name in script_names() if name.startswith("ledger/")])
 
 
@@ -91,7 +150,7 @@ def _load(subject: Subject, names: Sequence[str]) -> CheckResult:
     index = subject.shard.keys.reservation_index
     problems = []
     for name in names:
-        # It is compiled as a whole and ends before its first line.
+        # Redis compiles the whole text; the run ends before the first line of the script.
         text = "do return 1 end\n" + source(name)
         try:
             Script(name, text).run(subject.shard.client, Call([index], []))
@@ -103,18 +162,23 @@ def _load(subject: Subject, names: Sequence[str]) -> CheckResult:
 
 
 def presence(subject: Subject) -> CheckResult:
-    """Whether there is any key that sweeperd works on."""
+    """Whether the shard has any key of sweeperd."""
     if is_empty(subject.shard, subject.settings):
         return warning(WARNING, "compare redis.url and keys.prefix with those of the service that writes reservations")
     return ok("there are reservations, budgets, index entries or events")
 
 
+def _last_walk(subject: Subject) -> LastWalk | None:
+    """The last walk over all reservations. A key of another type is a finding of `key_types`."""
+    try:
+        return WalkStore(subject.shard).last()
+    except redis.ResponseError:
+        return None
+
+
 def foreign_expiries(subject: Subject) -> CheckResult:
     """Whether the last walk found reservations that another sweeper expired."""
-    try:
-        walk = WalkStore(subject.shard).last()
-    except redis.ResponseError:  # of another type, see there
-        walk = None
+    walk = _last_walk(subject)
     if walk is None:
         return ok("not known before the first walk over all reservations")
     if walk.foreign_expiries:
@@ -123,12 +187,66 @@ def foreign_expiries(subject: Subject) -> CheckResult:
     return ok("none in the last walk over all reservations")
 
 
+def _grants(subject: Subject, *duties: Duty) -> list[Grant]:
+    return [grant for grant in grants(subject.settings, subject.shard.keys) if grant.duty in duties]
+
+
+def trials(found: Iterable[Grant]) -> Iterator[TrialCommand]:
+    """Each command of these grants that can run without effect."""
+    free: bytes | None = None  # a key that does not exist
+    for grant in found:
+        free = grant.key if free is None and ANY in grant.key else free
+        for command in grant.commands:
+            if command in _WHOLE:
+                yield tuple(grant.key if word == _KEY else word for word in _WHOLE[command])
+            elif command == "DEL":
+                if free is not None:
+                    yield "DEL", free
+            elif command in _FORMS:
+                yield *command.split("|"), grant.key, *_FORMS[command]
+
+
+def refused(shard: Shard, found: Sequence[Grant], audible: Sequence[str] = ()) -> list[str]:
+    """
+    The commands of these grants that the user may not run, and the channels to which the user may not publish, without
+    duplicates. Raises redis.RedisError.
+    """
+    tried = list(dict.fromkeys(trials(found)))
+    pipeline = shard.client.pipeline(transaction=False)
+    for trial in tried:
+        pipeline.execute_command(*trial)
+    replies = pipeline.execute(raise_on_error=False)
+    missing = [_description(trial, reply) for trial, reply in zip(tried, replies, strict=True) if is_refused(reply)]
+    asked = [(name, grant.key) for grant in found for name in grant.commands if name in _ASKED]
+    asked += [("PUBLISH", channel.encode()) for channel in audible]
+    answers = _MAY.run_many(shard.client, [Call([], [name, key, ""]) for name, key in asked])
+    missing += [
+        _description(pair, answer)
+        for pair, answer in zip(asked, answers, strict=True)
+        if answer == 0 or is_refused(answer)
+    ]
+    return list(dict.fromkeys(missing))
+
+
+def _description(trial: TrialCommand, reply: object) -> str:
+    """The command and its key, with `*` for any text, and the reason if the server has no such command."""
+    words = [
+        word.replace(ANY, b"*").decode(errors="backslashreplace") if isinstance(word, bytes) else str(word)
+        for word in trial
+    ]
+    key = next((word for word, part in zip(words, trial, strict=True) if isinstance(part, bytes) and word != "*"), "")
+    two = trial[0] in ("XGROUP", "XINFO")
+    why = "(the server has no command of this name)" if is_unknown_command(reply) else ""
+    return " ".join(filter(None, [*words[: 2 if two else 1], key and f"{key!r}".strip("'"), why]))
+
+
 def rights(subject: Subject) -> CheckResult:
     """Whether the user may run every command that sweeperd needs."""
-    missing = refused(subject.shard, needed(subject), channels(subject.settings))
+    duties = [Duty.STATUS, Duty.SWEEP, *([Duty.DELIVER] if subject.settings.consumers else [])]
+    missing = refused(subject.shard, _grants(subject, *duties), channels(subject.settings))
     if missing:
         return failure(f"this user may not {', '.join(missing)}", _GRANT)
-    missing = refused(subject.shard, for_walks(subject))
+    missing = refused(subject.shard, _grants(subject, Duty.WALK))
     if missing:
         return warning(f"this user may not {', '.join(missing)}: reconcile does not work", _GRANT)
     return ok("all commands on all keys of the shard")
@@ -136,19 +254,24 @@ def rights(subject: Subject) -> CheckResult:
 
 def ledger_rights(subject: Subject) -> CheckResult:
     """Whether the user may run every command of the ledger."""
-    missing = refused(subject.shard, for_ledger(subject))
+    missing = refused(subject.shard, _grants(subject, Duty.LEDGER))
     if missing:
         return failure(f"this user may not {', '.join(missing)}", "`sweeperd acl --ledger` prints the rights to grant")
     return ok("all commands of the ledger on its keys")
 
 
-# ---- whether a shard is a Cycles installation, and whether sweeperd can take over the expiry sweep there
-
-
-#: How many subscription records are read at most, in all sets together; a check takes a moment, not minutes.
-MOST_SUBSCRIPTIONS = 10_000
-#: How many unreadable records a finding names.
-NAMED = 3
+def swept(kind: KindSettings, subject: Subject) -> CheckResult:
+    """Whether the script compiles, the index is a sorted set, and on Redis 6.2 the rights suffice."""
+    shard = subject.shard
+    made = configured(kind, subject.settings, shard.keys)
+    try:
+        made.check(shard.client)
+    except KindRefused as error:
+        return failure(str(error), "repair the script, or give the user the right; until then the kind is not swept")
+    type_ = cast(bytes, shard.client.type(made.index)).decode()
+    if type_ not in ("zset", "none"):
+        return failure(f"{kind.index} is a {type_}", "the index of a kind is a sorted set: name it in kinds.index")
+    return ok(f"{kind.index}: {shard.client.zcard(made.index)} entries")
 
 
 def installation(subject: Subject) -> CheckResult:
@@ -175,7 +298,7 @@ def enabled(subject: Subject) -> CheckResult:
 
 
 def lease(subject: Subject) -> CheckResult:
-    """Which process holds the lease of the expiry sweep."""
+    """Which process holds the lease of the expiry sweep of Cycles."""
     key, client = subject.shard.keys.cycles.lease, subject.shard.client
     token, rest = client.get(key), client.pttl(key)
     if token is None:
@@ -189,7 +312,7 @@ def lease(subject: Subject) -> CheckResult:
 
 
 def cycles_rights(subject: Subject) -> CheckResult:
-    """Whether the user may run what the lease and the relay need."""
+    """Whether the user may run the commands of the lease and of the relay."""
     missing = refused(subject.shard, list(cycles_grants(subject.shard.keys)))
     if missing:
         return failure(
@@ -216,10 +339,7 @@ def subscriptions(subject: Subject) -> CheckResult:
 
 def foreign_quarantine(subject: Subject) -> CheckResult:
     """How many reservations the services set aside, by the last walk."""
-    try:
-        walk = WalkStore(subject.shard).last()
-    except redis.ResponseError:  # of another type: a finding of its own
-        walk = None
+    walk = _last_walk(subject)
     if walk is None:
         return ok("not known before the first walk over all reservations")
     count = walk.found.get(Fault.FOREIGN_QUARANTINE, 0)
@@ -240,7 +360,7 @@ CYCLES_CHECKS: Mapping[str, Callable[[Subject], CheckResult]] = {
 
 
 def _is_readable(record: object) -> bool:
-    """A subscription that was deleted has no record; that is no fault."""
+    """A deleted subscription has no record: no fault."""
     if record is None:
         return True
     try:

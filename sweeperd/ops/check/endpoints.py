@@ -1,4 +1,4 @@
-"""Checks of the endpoints: whether they answer, and how long their certificates are valid."""
+"""Checks of the endpoints: whether the hosts answer, and how long the certificates are valid."""
 
 import socket
 import time
@@ -12,12 +12,15 @@ from sweeperd.config.types import PemFile
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, failure, ok, unknown_without, warning
 from sweeperd.text import rfc3339
 
-#: A certificate that expires sooner is a warning, seconds.
+#: If a certificate expires within this time, the check warns, seconds.
 SOON = 30 * 86_400
+
+#: How long the name server may take to answer, seconds.
+RESOLVE_LIMIT = 5.0
 
 
 def check_files(endpoint: EndpointSettings) -> Iterator[CheckFinding]:
-    """The certificates in its files. What cannot be read is no certificate to check: the settings do not load then."""
+    """The certificates in the files of the endpoint. A file that cannot be read gives no finding: no settings load."""
     files = {"client_cert": endpoint.client_cert, "ca": endpoint.ca}
     for key, file in files.items():
         if file is not None and (result := _file(file)) is not None:
@@ -25,13 +28,13 @@ def check_files(endpoint: EndpointSettings) -> Iterator[CheckFinding]:
 
 
 def check_handshake(endpoint: EndpointSettings, timeout: float) -> CheckFinding:
-    """TLS with the receiver, through the endpoint's proxy, as deliveries do it. `timeout`: of each step, seconds."""
+    """TLS with the receiver, through the endpoint's proxy, like a delivery. `timeout`: of each step, seconds."""
     level, says, advice = _handshake(endpoint, timeout)
     return CheckFinding(level, f"endpoint {endpoint.name}", "certificate", says, advice)
 
 
 def _handshake(endpoint: EndpointSettings, timeout: float) -> CheckResult:
-    # Only a check that connects needs what deliveries are made with.
+    # Imported late: only a check with a connection needs the client of deliveries.
     from sweeperd.delivery.http import certificate_expiry  # noqa: PLC0415
 
     try:
@@ -42,7 +45,7 @@ def _handshake(endpoint: EndpointSettings, timeout: float) -> CheckResult:
 
 def _file(file: PemFile) -> CheckResult | None:
     try:
-        # An extra: without it the expiry is not known.
+        # An extra; if the package is missing, the expiry is not known.
         from cryptography import x509  # noqa: PLC0415
     except ImportError:
         return unknown_without("cryptography", "sweeperd[ed25519]")
@@ -55,7 +58,7 @@ def _file(file: PemFile) -> CheckResult | None:
 
 
 def expiry_result(expiry: int, what: str, advice: str) -> CheckResult:
-    """What an expiry means. `expiry`: seconds since the epoch, by the clock of this machine."""
+    """The result for an expiry, in seconds since the epoch, by the clock of this machine."""
     when = rfc3339(expiry * 1000)
     left = expiry - time.time()
     if left <= 0:
@@ -65,17 +68,10 @@ def expiry_result(expiry: int, what: str, advice: str) -> CheckResult:
     return ok(f"{what} is valid until {when}")
 
 
-# ---- whether the host of an endpoint, or of its proxy, is known and accepts a connection, and its certificates
-
-
-#: How long the name server may take to answer, seconds.
-RESOLVE_LIMIT = 5.0
-
-
 def check_endpoint(endpoint: EndpointSettings, *, connect: float | None = None) -> Iterator[CheckFinding]:
     """
-    Whether the host of the endpoint, or of its proxy, is known, and how long its certificates are valid. With `connect`
-    (seconds) also whether it takes a connection, and whether TLS works. Nothing is sent.
+    Whether the host of the endpoint, or of its proxy, is known, and how long the certificates are valid. If `connect`
+    (seconds) is given: also whether the host accepts a connection, and whether TLS works. Nothing is sent.
     """
     level, says, advice = _endpoint(endpoint, connect)
     check = "resolvable" if connect is None else "connectable"

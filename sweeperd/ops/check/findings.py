@@ -1,4 +1,4 @@
-"""What a check reports: one line for each thing that was checked."""
+"""The findings of checks, a line each, and the shard that is checked."""
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +15,6 @@ from sweeperd.store.shard import Shard
 
 
 class CheckLevel(enum.StrEnum):
-    """How good or bad a finding is."""
-
     OK = "ok"
     WARNING = "warning"
     FAILURE = "failure"
@@ -24,7 +22,7 @@ class CheckLevel(enum.StrEnum):
 
 @dataclass(frozen=True)
 class CheckFinding:
-    """One line: what was checked, the result, and what an operator should do about a bad one."""
+    """One line: the name of the check, the result, and what an operator should do if the result is bad."""
 
     level: CheckLevel
     #: `shard NAME` or `endpoint NAME`.
@@ -51,7 +49,7 @@ class CheckDocument(CommandDocument, title="sweeperd check --json"):
     checks: list[FindingDocument]
 
 
-#: The result of one check: level, what it says, what to do.
+#: The result of one check: level, text, advice.
 CheckResult = tuple[CheckLevel, str, str]
 
 
@@ -61,36 +59,32 @@ def ok(says: str) -> CheckResult:
 
 
 def warning(says: str, advice: str) -> CheckResult:
-    """It works, but less well than it could."""
+    """sweeperd works, but not as well as possible."""
     return CheckLevel.WARNING, says, advice
 
 
 def failure(says: str, advice: str) -> CheckResult:
-    """sweeperd does not work, or does not keep its promises."""
+    """sweeperd does not work, or does not keep a promise."""
     return CheckLevel.FAILURE, says, advice
 
 
 def unknown(command: str) -> CheckResult:
-    """The user has no right to run the command that would answer."""
+    """The user has no right to run the command that the check needs."""
     return warning(f"unknown: this user may not run {command}", f"run the check as a user who may run {command}")
 
 
 def unknown_without(package: str, extra: str) -> CheckResult:
-    """A package that is an extra, and that would answer, is missing."""
+    """The check needs a package, an extra, and the package is missing."""
     return warning(f"unknown: it needs the {package} package", f"pip install '{extra}'")
 
 
 def worst(findings: Sequence[CheckFinding]) -> CheckLevel:
-    """The worst level of these findings."""
     levels = {finding.level for finding in findings}
     return next((level for level in (CheckLevel.FAILURE, CheckLevel.WARNING) if level in levels), CheckLevel.OK)
 
 
-# ---- one shard, and what its server reports about itself
-
-
 class Subject:
-    """One shard and what its server says of itself, asked for once."""
+    """One shard, and INFO of its server, read once."""
 
     def __init__(self, shard: Shard, settings: Settings) -> None:
         self.shard = shard
@@ -100,13 +94,13 @@ class Subject:
 
     @property
     def info(self) -> Mapping[str, Any] | None:
-        """INFO; None where the user may not ask for it."""
+        """INFO; None if the user may not run the command."""
         if not self._asked:
             self._info, self._asked = self._allowed(self.shard.client.info), True
         return self._info
 
     def config(self, name: str) -> str | None:
-        """A setting of the server; None where the user may not ask, or where the server has none of that name."""
+        """A setting of the server; None if the user may not read settings, or if the server has no such setting."""
         values = self._allowed(lambda: self.shard.client.config_get(name))
         value = (values or {}).get(name)
         return value.decode() if isinstance(value, bytes) else value
@@ -116,6 +110,6 @@ class Subject:
         try:
             return ask()
         except redis.ResponseError:
-            return None  # refused, or taken away: managed services rename CONFIG
+            return None  # refused, or renamed: managed services rename CONFIG
         except REFUSED:
             return None

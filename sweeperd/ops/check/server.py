@@ -8,7 +8,7 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.ops.check import data, rights
+from sweeperd.ops.check import data
 from sweeperd.ops.check.data import CYCLES_CHECKS
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, Subject, failure, ok, unknown, warning
 from sweeperd.store.embedded import OLDEST
@@ -20,7 +20,7 @@ CLOSE_TO_FULL = 0.85
 
 
 def reachable(subject: Subject) -> CheckResult:
-    """Whether Redis answers, and where."""
+    """Whether Redis answers, and at which address."""
     subject.shard.read_clock()
     return ok(subject.shard.address)
 
@@ -39,7 +39,7 @@ def version(subject: Subject) -> CheckResult:
 
 
 def role(subject: Subject) -> CheckResult:
-    """Whether it is a primary."""
+    """Whether the server is a primary."""
     if subject.info is None:
         return unknown("INFO")
     if subject.info["role"] != "master":
@@ -87,7 +87,7 @@ def _mib(size: int) -> str:
 
 
 def persistence(subject: Subject) -> CheckResult:
-    """What a crash of Redis loses."""
+    """Which data a crash of Redis loses."""
     info = subject.info
     if info is None or "aof_enabled" not in info:
         return unknown("INFO")
@@ -109,7 +109,7 @@ def persistence(subject: Subject) -> CheckResult:
 
 
 def lazy_expire(subject: Subject) -> CheckResult:
-    """Whether Redis frees expired hashes in a thread of its own."""
+    """Whether Redis frees expired hashes in a separate thread."""
     value = subject.config("lazyfree-lazy-expire")
     if value is None:
         return unknown("CONFIG GET")
@@ -157,9 +157,6 @@ def clock(subject: Subject) -> CheckResult:
     return ok(f"this host is {abs(offset):.3f} s {'fast' if offset > 0 else 'slow'}; nothing depends on it")
 
 
-# ---- all checks of one shard, one after the other
-
-
 #: Every check of a shard, in the order in which they run.
 CHECKS: dict[str, Callable[[Subject], CheckResult]] = {
     "reachable": reachable,
@@ -179,7 +176,7 @@ CHECKS: dict[str, Callable[[Subject], CheckResult]] = {
     "other sweepers": data.foreign_expiries,
     "clock": clock,
 }
-#: What the ledger needs of a server, and of its own user.
+#: The checks for the user of a ledger.
 LEDGER_CHECKS = {
     name: CHECKS[name] for name in ("reachable", "version", "role", "writable", "maxmemory-policy", "memory")
 } | {
@@ -195,12 +192,12 @@ def check_shard(
     shard: Shard, settings: Settings, *, cycles: bool = False, ledger: bool = False
 ) -> Iterator[CheckFinding]:
     """
-    All checks of one shard, with `cycles` also those of a Cycles installation; with `ledger` those that a user of the
-    ledger alone can make. Each finding comes as soon as it is known. Raises nothing.
+    All checks of one shard. `cycles`: also the checks of a Cycles installation; `ledger`: only the checks that the user
+    of a ledger can make. Each finding comes as soon as the check has ended. Raises nothing.
     """
     where = f"shard {shard.name}"
     subject = Subject(shard, settings)
-    checks = CHECKS | {f"kind {kind.name}": functools.partial(rights.swept, kind) for kind in settings.kinds}
+    checks = CHECKS | {f"kind {kind.name}": functools.partial(data.swept, kind) for kind in settings.kinds}
     if ledger:
         checks = LEDGER_CHECKS
     if cycles:

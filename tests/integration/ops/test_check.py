@@ -19,7 +19,7 @@ from sweeperd.ops.acl import grants
 from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_shard, worst
 from sweeperd.ops.check import server as module
 from sweeperd.ops.check import server as server_checks
-from sweeperd.ops.check.rights import trials
+from sweeperd.ops.check.data import trials
 from sweeperd.runtime.sweeps import kind_sweeps
 from sweeperd.store import Shard
 from sweeperd.store.shard import open_shards

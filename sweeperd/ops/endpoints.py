@@ -1,4 +1,4 @@
-"""What operators do with endpoints: pause, resume, skip, try out; and the public keys of the endpoints."""
+"""The actions of operators on endpoints: pause, resume, skip, try out; and the public keys of the endpoints."""
 
 import json
 import secrets
@@ -24,6 +24,13 @@ from sweeperd.outbox.stream import NO_TENANT, Announcements, ConsumerGroups, Out
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 
+#: The type of a test event, by the Cycles protocol: no receiver takes such an event for an expiry.
+TEST_TYPE = "system.webhook_test"
+#: The reason of a dead letter that an operator made.
+SKIPPED = "an operator skipped it"
+#: How much of the body of a response is shown, characters.
+BODY_SHOWN = 1024
+
 
 class NoCryptography(Exception):
     """The cryptography package, which is an extra, is missing."""
@@ -40,30 +47,20 @@ def generate() -> tuple[str, str]:
 
 
 def jwks(endpoints: Iterable[EndpointSettings]) -> dict[str, Any]:
-    """The public keys of all their secrets `whsk_…`, as a JSON Web Key Set. Nothing in it is secret."""
+    """The public keys of all secrets `whsk_…` of these endpoints, as a JSON Web Key Set without any secret."""
     texts = [secret.get_secret_value() for endpoint in endpoints for secret in endpoint.secrets]
     private = [text for text in texts if text.startswith(PRIVATE)]
     if not private:
         return {"keys": []}
-    # Without such a key the cryptography package, which is an extra, may be missing.
+    # Imported late: if no key is asymmetric, the cryptography package, an extra, may be missing.
     from sweeperd.delivery import webhook  # noqa: PLC0415
 
     return webhook.jwks(private)
 
 
-# ---- pause, resume, skip an event
-
-#: The type of a test event, by the Cycles protocol: no receiver takes it for an expiry.
-TEST_TYPE = "system.webhook_test"
-#: The reason of a dead letter that an operator made.
-SKIPPED = "an operator skipped it"
-#: What is shown of the body of a response, characters.
-BODY_SHOWN = 1024
-
-
 def pause(shard: Shard, name: str, reason: str, announced: Collection[str] = ()) -> EndpointState:
     """
-    Stop sending to it, in all processes, within seconds. `announced`: the types of events that are made beside
+    Stop sending to the endpoint, in all processes, within seconds. `announced`: the types of events made beside
     expiries. Raises redis.RedisError.
     """
     shard.read_clock()
@@ -74,9 +71,9 @@ def pause(shard: Shard, name: str, reason: str, announced: Collection[str] = ())
 class Resumed:
     """The result of `resume`."""
 
-    #: Whether it was paused or muted.
+    #: Whether the endpoint was paused or muted.
     was_resting: bool
-    #: On how many processes its circuit was open.
+    #: On how many processes the circuit was open.
     was_open_on: int
     #: How many parked events are due now.
     due: int
@@ -95,14 +92,14 @@ def resume(shard: Shard, name: str) -> Resumed:
 
 
 def close_if_open(shard: Shard, name: str) -> None:
-    """Close its circuit on all processes if it is open on one. Raises redis.RedisError."""
+    """Close the circuit on all processes if any process has an open circuit. Raises redis.RedisError."""
     shard.read_clock()
     if CircuitStateStore(shard).read(name).open:
         close_circuit(shard, name)
 
 
 def close_circuit(shard: Shard, name: str) -> int:
-    """Close its circuit on all processes, within seconds. Returns on how many it was open. Raises RedisError."""
+    """Close the circuit on all processes, within seconds. Returns how many circuits were open. Raises RedisError."""
     circuits = CircuitStateStore(shard)
     open_on = circuits.read(name).open_on
     circuits.close(name)
@@ -111,8 +108,8 @@ def close_circuit(shard: Shard, name: str) -> int:
 
 def skip(shard: Shard, name: str, event: str) -> str | None:
     """
-    Give up on one pending event of an endpoint: it becomes a dead letter. `event`: its event id, or its stream id.
-    Returns its stream id; None if no such event is pending. Raises redis.RedisError.
+    Make a pending event of an endpoint a dead letter. `event`: the event id, or the stream id. Returns the stream id;
+    None if no such event is pending. Raises redis.RedisError.
     """
     shard.read_clock()
     outbox = Outbox(shard, "operator")
@@ -127,7 +124,7 @@ def skip(shard: Shard, name: str, event: str) -> str | None:
 
 
 def _pending(shard: Shard, outbox: Outbox, name: str) -> Iterator[tuple[Pending, dict[bytes, bytes]]]:
-    """The pending events of an endpoint with their fields, which are empty if an event is in the stream no more."""
+    """The pending events of an endpoint with the fields; empty if the event is no longer in the stream."""
     previous: bytes | None = None
     while page := outbox.pending(name, previous):
         pipeline = shard.client.pipeline(transaction=False)
@@ -138,14 +135,11 @@ def _pending(shard: Shard, outbox: Outbox, name: str) -> Iterator[tuple[Pending,
         previous = page[-1].id
 
 
-# ---- trying one out
-
-
 @dataclass(frozen=True, slots=True)
 class EndpointTest:
     """
-    Test events and what came of them: of several requests, the last one. No secret is in it: what is secret is hidden,
-    signatures are cut short.
+    The result of test events; if several requests were sent, of the last request. Secrets are hidden, signatures are
+    cut short.
     """
 
     endpoint: str
@@ -155,22 +149,22 @@ class EndpointTest:
     request_headers: dict[str, str]
     request_body: str
     delivered: bool
-    #: The status, or why there was none.
+    #: The status, or why there was no answer.
     result: str
     status: int | None
     response_headers: dict[str, str]
     response_body: str
     seconds: float
-    #: How many requests were sent, and how many events of them were accepted.
+    #: How many requests were sent, and how many events were accepted.
     requests: int
     accepted: int
 
 
 def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings, count: int = 1) -> EndpointTest:
     """
-    Send so many signed events of TEST_TYPE, each once, as the daemon would: in batches if the endpoint takes them,
-    until one request fails. Nothing in Redis changes; its clock is read, because that is what the signature's time is.
-    Raises redis.RedisError.
+    Send `count` signed events of TEST_TYPE, each once, like the daemon: in batches if the endpoint takes batches, until
+    a request fails. Nothing in Redis changes; only the clock is read, for the time of the signature. Raises
+    redis.RedisError.
     """
     from sweeperd.delivery.webhook import KEPT, WebhookClient  # noqa: PLC0415  only a test sends: requests is large
 
@@ -188,7 +182,7 @@ def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings
         webhook.close()
     masker, outcome, sent = Masker(endpoint), exchange.outcome, exchange.request_headers
     body = exchange.response_body
-    answered = dict(exchange.response_headers)  # one value for each name: `items` would give each line of its own
+    answered = dict(exchange.response_headers)  # a value for each name: `items` would give each line by itself
     return EndpointTest(
         endpoint.name,
         shown_url(endpoint),
@@ -207,7 +201,7 @@ def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings
 
 
 def _test_messages(shard: Shard, endpoint: EndpointSettings, count: int) -> list[Message]:
-    """The events of one request, `count` at most."""
+    """The events of one request, at most `count`."""
     now_ms = shard.read_clock()
     first = _test_message(shard.name, endpoint, now_ms)
     fitting = min(count, endpoint.batch_size, max(1, endpoint.batch_bytes // (len(first.body) + 2)))
@@ -228,12 +222,9 @@ def _test_message(shard: str, endpoint: EndpointSettings, now_ms: int) -> Messag
 
 
 def shown_url(endpoint: EndpointSettings) -> str:
-    """Its URL without user, password, query and fragment, which may be credentials; a query shows as `?…`."""
+    """The URL without user, password, query and fragment, because these may be credentials; a query shows as `?…`."""
     url = urlsplit(endpoint.url.get_secret_value())
     return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}{'?…' if url.query else ''}"
-
-
-# ---- what the commands print with --json
 
 
 class ListedEndpoint(EndpointFigures):
@@ -251,7 +242,7 @@ class ListedEndpoint(EndpointFigures):
 
     @classmethod
     def of(cls, shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | None) -> "ListedEndpoint":
-        """`endpoint`: its settings; None if it is not in the configuration."""
+        """`endpoint`: the settings; None if the endpoint is not in the configuration."""
         return cls(
             **dict(EndpointFigures.model_validate(status)),
             shard=shard.name,

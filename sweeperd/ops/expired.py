@@ -1,4 +1,4 @@
-"""What has expired, read from the stream, and the archive of expiries as a chain of lines."""
+"""The archive of expiries as a chain of lines, and the expiries in the event stream."""
 
 import functools
 import hashlib
@@ -25,15 +25,15 @@ START = "0" * 64
 
 
 def canonical(document: dict[str, Any]) -> str:
-    """The text that is hashed. Raises ValueError where a number is infinite or no number."""
+    """The text that is hashed. Raises ValueError if a number is infinite or NaN."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 class Chain:
-    """Links documents to lines."""
+    """Makes documents the lines of an archive."""
 
     def __init__(self, head: str = START) -> None:
-        """`head`: that of the archive which is continued."""
+        """`head`: the head of the archive that is continued."""
         self.head = head
         self.lines = 0
 
@@ -47,22 +47,22 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveVerdict:
-    """What an archive was found to be."""
+    """The result of the check of an archive."""
 
     #: Lines that were read, the broken one included.
     lines: int
     #: The hash of the last line that is well.
     head: str
-    #: The first broken line, from 1; one after the last line where the end is missing. None: all is well.
+    #: The first broken line, from 1; if the end is missing, the number after the last line. None: all is well.
     broken_line: int | None = None
-    #: What is wrong with it.
+    #: What is wrong; empty if all is well.
     problem: str = ""
 
 
 def verify(lines: Iterable[bytes], chain_from: str = START, head: str | None = None) -> ArchiveVerdict:
     """
-    Follow the chain up to the first broken line. `chain_from` is the head of the archive that this one continues;
-    `head`, where it is known, is what the last line must hash to.
+    Follow the chain up to the first broken line. `chain_from`: the head of the archive that this archive continues.
+    `head`: the hash of the last line, if the hash is known.
     """
     chain = Chain(chain_from)
     for line in lines:
@@ -115,40 +115,48 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"it holds {name}, which is not JSON")
 
 
-# ---- what expired in a span of time: the events of the stream, in order, once or as they come
+class ArchiveDocument(Document, title="sweeperd verify-archive FILE --json"):
+    file: Argument
+    whole: bool = Field(description="Whether the chain is whole.")
+    lines: Count = Field(description="Lines that were read, the broken one included.")
+    head: Sha256 = Field(description="The SHA-256 of the last line that is well.")
+    broken_line: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1})] | None = Field(
+        description="The first broken line, from 1; one after the last line if the end is missing. null: there is none."
+    )
+    problem: str = Field(description="What is wrong with it; empty if the chain is whole.")
 
 
 @dataclass(frozen=True)
 class Expiry:
-    """One event."""
+    """The event of one expiry."""
 
     shard: str
     stream_id: bytes
     #: ms on Redis's clock.
     expired_at_ms: int
-    #: From deadline and grace to the expiry; None where the event lacks one of the times.
+    #: From the end of the grace to the expiry; None if the event lacks the deadline or the grace.
     lag_ms: int | None
-    #: What identifies the shard in ids of events, and the fields of the entry.
+    #: The origin of the shard, a part of event ids; and the fields of the event.
     origin: bytes
     fields: Fields
 
     @functools.cached_property
     def body(self) -> dict[str, Any]:
-        """The body of its webhook. Made when it is asked for: a count needs none, and it is most of the work."""
+        """The body of the webhook. Made at the first use: most of the work, and a count needs no body."""
         body: dict[str, Any] = json.loads(message(self.origin, self.fields).body)
         return body
 
     @property
     def order(self) -> StreamId:
-        """By time; within one shard, as Redis wrote them."""
+        """The key to sort by: time, and within one shard the order in the stream."""
         return StreamId.parse(self.stream_id)
 
 
 class ExpiryReader:
     """
-    Reads the events of one shard with `since_ms` <= expired_at < `until_ms` (None: no end), of all tenants and kinds or
-    of one. What an operator had delivered again is no second expiry. It can be read again later, and goes on where it
-    was.
+    Reads the events of one shard with `since_ms` <= expired_at < `until_ms` (None: no end), of this tenant and kind
+    (None: all). An event that an operator had delivered again is no second expiry. Each `read` goes on after the last
+    event of the `read` before.
     """
 
     def __init__(
@@ -168,7 +176,7 @@ class ExpiryReader:
         self._last = streams.LAST if until_ms is None else str(until_ms + AHEAD_MS).encode()
 
     def read(self) -> Iterator[Expiry]:
-        """The events that are there and have not been read yet, page by page. Raises redis.RedisError."""
+        """The events that have not been read yet, page by page. Raises redis.RedisError."""
         for entry, fields in streams.read(self.shard, self.shard.keys.events, self._first, self._last):
             self._first = streams.after(entry)
             if ONLY_FOR not in fields and is_expiry(fields) and self._asked_for(fields):
@@ -183,7 +191,7 @@ class ExpiryReader:
         if self._tenant is None:
             return True
         tenant = fields.get(b"tenant", b"")
-        # What is not UTF-8 is asked for as it is shown, or as it is.
+        # A tenant that is not UTF-8 is given escaped, as shown, or as raw bytes.
         return decode(tenant) == self._tenant or tenant == self._tenant.encode("utf-8", "surrogateescape")
 
     def _expiry(self, entry: bytes, fields: dict[bytes, bytes], expired_at_ms: int) -> Expiry:
@@ -194,13 +202,13 @@ class ExpiryReader:
 
 def retention_gap(shard: Shard, since_ms: int) -> str:
     """
-    Why events from `since_ms` on may be missing from the stream; empty where none is. Without this an operator would
-    read a gap as a time without expiries. Raises redis.RedisError.
+    Why events from `since_ms` on may be missing from the stream; empty if none is missing. Without this an operator
+    would read a gap as a time without expiries. Raises redis.RedisError.
     """
     info = streams.info(shard.client, shard.keys.events)
     if info is None:
         return "there is no event stream: nothing has expired here yet, or the stream was deleted"
-    # Redis 6.2 does not count what was added.
+    # Redis 6.2 does not count the entries that were added.
     if info.get("entries-added") == info["length"] and info["length"]:
         return ""
     first = info["first-entry"]
@@ -210,20 +218,6 @@ def retention_gap(shard: Shard, since_ms: int) -> str:
     if oldest_ms <= since_ms:
         return ""
     return f"the oldest event that is still kept is of {rfc3339(oldest_ms)}; what expired before is not shown"
-
-
-# ---- what the commands print with --json
-
-
-class ArchiveDocument(Document, title="sweeperd verify-archive FILE --json"):
-    file: Argument
-    whole: bool = Field(description="Whether the chain is whole.")
-    lines: Count = Field(description="Lines that were read, the broken one included.")
-    head: Sha256 = Field(description="The SHA-256 of the last line that is well.")
-    broken_line: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1})] | None = Field(
-        description="The first broken line, from 1; one after the last line if the end is missing. null: there is none."
-    )
-    problem: str = Field(description="What is wrong with it; empty if the chain is whole.")
 
 
 class ExpiredCountDocument(CommandDocument, title="sweeperd expired --count --json"):

@@ -1,4 +1,7 @@
-"""Whether all is well: an answer to each question of an operator, with advice, and the shards in trouble."""
+"""
+Whether all is well: errors of shards as text, advice about findings, and three answers from the status of all shards:
+do we keep up, does everyone get the events, is anything set aside?
+"""
 
 import contextlib
 import enum
@@ -19,19 +22,39 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.reservations import kind_words
 from sweeperd.text import span
 
+#: If an event waits longer, seconds, the event is late. The alert SweeperdDeliveriesStuck has this limit too.
+LATE = 900.0
+#: The longest command that is offered, characters.
+LONGEST = 200
+#: Work of a process -> the role, and the section of the runbook if no process does this work.
+_DUTIES = {"sweeps": ("sweep", "sweeperdnobodysweeps"), "delivers": ("deliver", "sweeperdnobodydelivers")}
+
+
+#: If the last answer of a shard is older, seconds, the shard does not answer. Without a viewer the shard is read every
+#: 15 s.
+STALE = 30.0
+#: How long an entry may be overdue, or an event may wait, before the level is `watch`, and before it is `bad`, seconds.
+#: The alert rules have the same limits for `bad`.
+OVERDUE_WATCH, OVERDUE_BAD = 20.0, 60.0
+PENDING_WATCH, PENDING_BAD = 60.0, 900.0
+#: The finding about a shard whose Redis cannot be read.
+UNKNOWN = "not known"
+#: How many details an answer has at most.
+DETAILS = 5
+
 
 class ShardTrouble(Exception):
-    """A command could not do its work on one shard. The text is one line, without credentials."""
+    """A command could not work on a shard. The text is a line without credentials."""
 
     def __init__(self, shard: Shard, problem: str) -> None:
-        """`problem` is one line that names the shard's address."""
+        """`problem`: a line that names the shard's address."""
         super().__init__(problem if shard.name == DEFAULT_SHARD else f"shard {shard.name}: {problem}")
         self.shard = shard.name
         self.address = shard.address
         self.problem = problem
 
     def as_dict(self) -> dict[str, str]:
-        """The entry of `down`, the list of such shards in every JSON document: a `DownShard`."""
+        """A `DownShard`, for the list `down` of the JSON documents."""
         return {"shard": self.shard, "address": self.address, "error": self.problem}
 
 
@@ -51,20 +74,9 @@ def working_on(shard: Shard) -> Iterator[None]:
         raise ShardTrouble(shard, f"{shard.address}: {describe(error)}") from error
 
 
-# ---- what an operator may do about a finding: a sentence, the commands to copy, and the section of the runbook
-
-
-#: An event that waits for longer is late, seconds: the alert SweeperdDeliveriesStuck has the same limit.
-LATE = 900.0
-#: The longest command that is offered, characters.
-LONGEST = 200
-#: What a process does -> its role, and the section of the runbook if no process does it.
-_DUTIES = {"sweeps": ("sweep", "sweeperdnobodysweeps"), "delivers": ("deliver", "sweeperdnobodydelivers")}
-
-
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """`runbook`: the anchor of a section in docs/runbook.md; empty if none is about it."""
+    """What an operator may do. `runbook`: the anchor of a section in docs/runbook.md; empty if there is no section."""
 
     text: str = ""
     commands: tuple[str, ...] = ()
@@ -72,7 +84,7 @@ class Advice:
 
 
 def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[Advice]:
-    """What is worth a line about a shard that answers. `options` are added to each command."""
+    """About a shard that answers. `options` are added to each command."""
     if status.empty:
         yield Advice(f"{status.address}: {WARNING}", (_command("check", *options),))
     for duty in status.processes.missing:
@@ -87,7 +99,6 @@ def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[A
 
 
 def _walk_advice(status: ShardStatus, walk: LastWalk, name: str, options: Sequence[str]) -> Iterator[Advice]:
-    """What a walk has found."""
     found: dict[str, int] = {
         **{fault.value: count for fault, count in walk.found.items()},
         "expired by another sweeper": walk.foreign_expiries,
@@ -101,7 +112,7 @@ def _walk_advice(status: ShardStatus, walk: LastWalk, name: str, options: Sequen
 
 
 def endpoint_advice(endpoint: EndpointStatus, options: Sequence[str] = ()) -> Advice:
-    """What may be done about an endpoint, by its state."""
+    """About an endpoint, by state."""
     name = endpoint.name
     letters = _command("dead-letters", "list", "--endpoint", name, *options)
     replay = _command("dead-letters", "replay", "--endpoint", name, *options)
@@ -122,7 +133,7 @@ def endpoint_advice(endpoint: EndpointStatus, options: Sequence[str] = ()) -> Ad
 
 
 def reason_advice(reason: ReasonCount, options: Sequence[str] = ()) -> Advice:
-    """What may be done about quarantined entries with one reason."""
+    """About quarantined entries with one reason."""
     kind = kind_words(reason.kind)
     newest = reason.newest[0]
     by_reason = ("--reason", reason.reason) if reason.reason else ()
@@ -135,29 +146,13 @@ def reason_advice(reason: ReasonCount, options: Sequence[str] = ()) -> Advice:
 
 
 def _command(*words: str) -> str:
-    """The command for a shell. It is empty if a word cannot be shown as it is, and so cannot be copied."""
+    """The command for a shell; empty if a word cannot be shown unchanged, so that nobody could copy the command."""
     line = shlex.join(["sweeperd", *words])
     return line if line.isprintable() and len(line) <= LONGEST else ""
 
 
-# ----
-# Three answers from the status of all shards: do we keep up, does everyone get their events, is anything set aside?
-
-
-#: A shard whose last answer is older than this does not answer, seconds. Without a viewer it is read every 15 s or so.
-STALE = 30.0
-#: How long an entry may be overdue, or an event may wait, before the level is `watch`, and before it is `bad`, seconds.
-#: The alert rules have the same limits for `bad`.
-OVERDUE_WATCH, OVERDUE_BAD = 20.0, 60.0
-PENDING_WATCH, PENDING_BAD = 60.0, 900.0
-#: The finding about a shard whose Redis cannot be read.
-UNKNOWN = "not known"
-#: How many details an answer has.
-DETAILS = 5
-
-
 class HealthLevel(enum.StrEnum):
-    """How it is; the last is the worst."""
+    """From good to bad."""
 
     GOOD = "good"
     WATCH = "watch"
@@ -165,7 +160,7 @@ class HealthLevel(enum.StrEnum):
 
 
 class EndpointLook(NamedTuple):
-    """How a state of an endpoint is shown."""
+    """The look of an endpoint's state."""
 
     label: str
     #: None: neither good nor bad.
@@ -184,7 +179,7 @@ ENDPOINT_STATES = {
 
 @dataclass(frozen=True, slots=True)
 class ShardView:
-    """What is known of a shard: the last status that could be read, how old it is, and why there is no newer one."""
+    """The last status of a shard that could be read, the age of this status, and why there is no newer status."""
 
     name: str
     address: str
@@ -195,7 +190,7 @@ class ShardView:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To one question."""
+    """The answer to a question."""
 
     question: str
     answer: str
@@ -207,7 +202,7 @@ _Finding = tuple[HealthLevel, str]
 
 
 def summarize_health(settings: Settings, views: Sequence[ShardView]) -> tuple[Answer, Answer, Answer]:
-    """The three answers. If there is only one shard it is not named."""
+    """The three answers. If there is only one shard, the answers do not name the shard."""
 
     def collected(findings_of: Callable[[ShardView], Iterator[_Finding]]) -> list[_Finding]:
         prefix = "{}: " if len(views) > 1 else ""
@@ -284,7 +279,7 @@ def _ticks(settings: Settings, view: ShardView, status: ShardStatus) -> Iterator
 
 def _deliveries(view: ShardView) -> Iterator[_Finding]:
     if view.status is None or view.error or view.age_seconds > STALE:
-        # What cannot be read is not delivered either: events are taken from the same Redis.
+        # If Redis cannot be read, no event is delivered either.
         if view.status is None or view.status.endpoints:
             yield HealthLevel.WATCH, UNKNOWN
         return

@@ -1,4 +1,4 @@
-"""The status as one document, for the command, for `endpoints list` and for the status page, and its last hour."""
+"""The status as a document, for `status --json`, `endpoints list` and the status page, and the last hour."""
 
 import threading
 import time
@@ -30,10 +30,17 @@ from sweeperd.outbox.attempts import Attempt
 from sweeperd.outbox.endpoint_state import CircuitNote
 from sweeperd.store.lease import process_name
 
-#: Between two samples, seconds, and how far back they go.
+#: Between two samples, and how long a sample is kept, seconds.
 SAMPLE_EVERY, REMEMBERED = 15.0, 3600.0
 #: After a request for the status, every call of `update` reads Redis for so long, seconds.
 WATCHED_FOR = 15.0
+
+#: The longest text that is shown, characters.
+TEXT = 200
+#: How many reasons of quarantine are listed.
+REASONS = 20
+#: How many endpoints that are not configured are listed: their names come from the dead letters.
+UNKNOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,7 @@ class StatusSample:
     at: float
     overdue: int | None = None
     quarantined: int | None = None
-    #: Expiries per second, as `ops.rate` has them, and when this was read, ms on Redis's clock.
+    #: Expiries per second, and when the status was read, ms on Redis's clock.
     rate: float | None = None
     now_ms: int = 0
     #: Endpoint -> events that wait.
@@ -53,8 +60,8 @@ class StatusSample:
 
 class StatusHistory:
     """
-    One thread calls `update`; requests use `view` and `samples`, which never wait for Redis. `read` may take long, and
-    does not raise if Redis is not available. It is called every SAMPLE_EVERY, and at each `update` after a request.
+    One thread calls `update`; requests call `view` and `samples`, and never wait for Redis. `read` may take long, and
+    does not raise if Redis is not available; `read` is called every SAMPLE_EVERY, and at each `update` after a request.
     """
 
     def __init__(self, name: str, address: str, read: Callable[[], ShardStatus]) -> None:
@@ -69,14 +76,14 @@ class StatusHistory:
         self._asked_at: float | None = None
 
     def adopt(self, before: "StatusHistory") -> None:
-        """Take over what another remembers of the same shard."""
+        """Take over the samples and the status of another history of the same shard."""
         with before._lock:
             samples, status, read_at, error = before._samples.copy(), before._status, before._read_at, before._error
         with self._lock:
             self._samples, self._status, self._read_at, self._error = samples, status, read_at, error
 
     def update(self) -> None:
-        """Call it every few seconds."""
+        """To be called every few seconds."""
         now = time.monotonic()
         with self._lock:
             watched = self._asked_at is not None and now - self._asked_at < WATCHED_FOR
@@ -92,14 +99,14 @@ class StatusHistory:
                 self._samples.append(_sample(now, status))
 
     def view(self) -> ShardView:
-        """The last status that was read. This counts as a request: Redis is read more often from now on."""
+        """The last status that was read. A call counts as a request: Redis is read more often from now on."""
         with self._lock:
             self._asked_at = now = time.monotonic()
             age = now - self._read_at if self._status else 0.0
             return ShardView(self._name, self._address, self._status, age, self._error)
 
     def samples(self) -> list[StatusSample]:
-        """The last hour, the oldest first, with what is known now as the last one."""
+        """The last hour, the oldest sample first, the status of now last."""
         now = time.monotonic()
         with self._lock:
             kept = [sample for sample in self._samples if now - sample.at <= REMEMBERED]
@@ -120,9 +127,6 @@ def _sample(at: float, status: ShardStatus) -> StatusSample:
         status.now_ms,
         {endpoint.name: endpoint.pending for endpoint in status.endpoints if endpoint.configured},
     )
-
-
-# ---- the status as a document: what `status` and `endpoints list` print with --json, and the core of the page's
 
 
 class SweepDocument(Document):
@@ -196,7 +200,7 @@ class ReplicaDocument(Document):
 
 
 class EndpointFigures(Document):
-    """What `status` and `endpoints list` both say of an endpoint on a shard."""
+    """The fields of an endpoint on a shard that `status` and `endpoints list` share."""
 
     endpoint: str = Field(validation_alias="name")
     state: str = Field(
@@ -323,21 +327,10 @@ class StatusDocument(CommandDocument, title="sweeperd status --json"):
         return cls(shards=[model.model_validate(status) for model, status in zip(models, statuses, strict=True)])
 
 
-# ---- what the page shows: three answers, and of each shard its document, what an operator may do, and the last hour
-
-
-#: The longest text that is shown, characters.
-TEXT = 200
-#: How many reasons of quarantine are listed.
-REASONS = 20
-#: How many endpoints that are not configured are listed: their names come from the dead letters.
-UNKNOWN = 10
-
-
 def status_report(
     settings: Settings, shards: Sequence[tuple[ShardView, Sequence[StatusSample]]], now: float
 ) -> dict[str, Any]:
-    """All of it. `now`: monotonic, seconds, like the samples'."""
+    """The document of the page. `now`: monotonic, seconds, like the samples."""
     answers = summarize_health(settings, [view for view, _ in shards])
     return {
         "version": __version__,
@@ -362,7 +355,7 @@ def status_report(
 def _shard(
     settings: Settings, view: ShardView, samples: Sequence[StatusSample], now: float, options: Sequence[str]
 ) -> dict[str, Any]:
-    """`options`: what the commands to copy need, to mean this shard."""
+    """`options`: the options of the commands to copy that name this shard."""
     return {
         "shard": view.name,
         "address": _text(view.address),
@@ -382,7 +375,7 @@ def _shard(
 def _status(
     settings: Settings, status: ShardStatus, samples: Sequence[StatusSample], options: Sequence[str]
 ) -> dict[str, Any]:
-    """The document of the shard, with what only the page shows."""
+    """The document of the shard, with the fields for the page alone."""
     places = {endpoint.name: _place(endpoint.url.get_secret_value()) for endpoint in settings.consumers}
     known = [endpoint for endpoint in status.endpoints if endpoint.configured]
     unknown = [endpoint for endpoint in status.endpoints if not endpoint.configured]
@@ -422,7 +415,7 @@ def _reason(reason: ReasonCount, options: Sequence[str]) -> dict[str, Any]:
 
 
 def _attempt(status: ShardStatus, attempt: Attempt) -> dict[str, Any]:
-    """Without the response: it may repeat what only its receiver should see."""
+    """An attempt without the response, because a response may repeat what only the receiver should see."""
     return {
         "seconds_ago": round(max(0, status.now_ms - attempt.at_ms) / 1000, 1),
         "event": _text(attempt.event_id),
@@ -437,16 +430,16 @@ def _attempt(status: ShardStatus, attempt: Attempt) -> dict[str, Any]:
 
 
 def _place(url: str) -> str:
-    """Whom it is sent to: no more of the URL, because credentials may stand in all the rest."""
+    """Scheme, host and port of the receiver: all other parts of a URL may hold credentials."""
     parts = urlsplit(url)
     if not parts.hostname:
-        return parts.scheme  # the relay's
+        return parts.scheme  # of the relay
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     return _text(f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else ""))
 
 
 def _short(value: Any) -> Any:
-    """A JSON value with each of its texts as `_text` has it."""
+    """A JSON value with each text shortened by `_text`."""
     if isinstance(value, dict):
         return {name: _short(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -455,6 +448,6 @@ def _short(value: Any) -> Any:
 
 
 def _text(value: str) -> str:
-    """Short, and without characters that hide the text next to it or reverse its direction."""
+    """The text, short, and without characters that hide other text or reverse the direction of writing."""
     short = value if len(value) <= TEXT else value[: TEXT - 1] + "…"
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in short)

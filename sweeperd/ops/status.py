@@ -1,6 +1,10 @@
-"""The status of one shard: sweep, backlog, endpoints, quarantine, walks."""
+"""
+The status of one shard: sweep, backlog, endpoints, quarantine, walks.
 
-import logging
+All figures are read from Redis, so the status is about all replicas. Reading changes nothing, needs no more rights than
+a daemon has, and costs no more if the backlog grows.
+"""
+
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,12 +34,22 @@ from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.sweep.telemetry import LastSweep, read_last_sweep
 from sweeperd.text import decode, moment_ms
 
-log = logging.getLogger(__name__)
-
-
-#: How many keys are visited in search of one, and how many in one call.
+#: How many keys are visited in search of a key of sweeperd, and how many in one call.
 VISITED, PAGE = 10_000, 1_000
 WARNING = "no reservation, budget or index entry here: right database and prefix?"
+
+#: The window of a rate, seconds, and the most events that are counted. If there are more events, the window is shorter.
+WINDOW, COUNTED = 60.0, 2000
+_RATE = Script("ops/rate")
+
+
+#: How many dead letters are counted, and how many in one call.
+LETTERS, LETTERS_PAGE = 10_000, 500
+_LETTERS = Script("ops/letters")
+
+
+#: How many due entries are explained; if there are more, a sample of this size, evenly spread.
+SAMPLE = 200
 
 
 def is_empty(shard: Shard, settings: Settings) -> bool:
@@ -64,14 +78,6 @@ def is_empty(shard: Shard, settings: Settings) -> bool:
     return True
 
 
-# ---- a rate over a stated window; the rate of expiries is read from the event stream
-
-
-#: The window, seconds, and the most events that are counted. If more happened, the window is shorter.
-WINDOW, COUNTED = 60.0, 2000
-_RATE = Script("ops/rate")
-
-
 @dataclass(frozen=True, slots=True)
 class Rate:
     """Events per second, over the last `window_seconds`; 0.0 seconds if nothing is known."""
@@ -85,13 +91,13 @@ class Rate:
         return self.per_second if self.window_seconds else None
 
     def seconds_for(self, waiting: int) -> float | None:
-        """How long `waiting` of them take at this rate; None if it is 0 and some wait."""
+        """How long `waiting` events take at this rate, seconds; None if events wait and the rate is 0."""
         if not waiting:
             return 0.0
         return round(waiting / self.per_second, 1) if self.per_second else None
 
 
-#: Of what was not measured.
+#: The rate if nothing was measured.
 UNKNOWN = Rate(0.0, 0.0)
 
 
@@ -107,14 +113,6 @@ def read_rate(shard: Shard, now: int) -> Rate:
     return Rate(round(expiries / window, 2), round(window, 3))
 
 
-# ---- the state and the backlog of each endpoint of a shard, for `status` and `endpoints list`
-
-
-#: How many dead letters are counted, and how many of them in one call.
-LETTERS, LETTERS_PAGE = 10_000, 500
-_LETTERS = Script("ops/letters")
-
-
 @dataclass(frozen=True, slots=True)
 class ReplayStatus:
     """A replay that has begun and not ended. Times are ms on Redis's clock."""
@@ -125,9 +123,9 @@ class ReplayStatus:
     event_type: str | None
     began_at_ms: int
     events: int
-    #: How many of them are not done yet, about: not delivered, and no dead letter.
+    #: How many events are not done yet, about: not delivered, and no dead letter.
     left: int
-    #: Since it began.
+    #: Since the replay began.
     running_seconds: int
 
 
@@ -136,23 +134,23 @@ class EndpointStatus:
     """One endpoint on one shard. Times are ms on Redis's clock."""
 
     name: str
-    #: False: the endpoint is not in the configuration, and has a group or dead letters.
+    #: False if the endpoint is not in the configuration, and has a group or dead letters.
     configured: bool = True
     #: The last event that the group has taken; None if there is no group.
     position: str | None = None
-    #: Events that are to be sent to the endpoint, without those of other subscriptions. Not exact: an estimate. None:
-    #: nobody knows, because the group was not made yet or is lost.
+    #: Events to be sent to the endpoint, without events of other subscriptions. Not exact: an estimate. None if not
+    #: known, because the group was not made yet or is lost.
     pending: int | None = None
     pending_exact: bool = True
-    #: Age of the oldest event that is not acknowledged, seconds.
+    #: Age of the oldest event without an acknowledgement, seconds.
     oldest_pending_seconds: float = 0.0
     #: Since when the endpoint is paused, and why.
     paused_at_ms: int | None = None
     paused_reason: str = ""
-    #: How long nothing is sent because the receiver asked for it, seconds from now, and until when.
+    #: How long nothing is sent, at the request of the receiver: seconds from now, and until when.
     quiet_seconds: float = 0.0
     muted_until_ms: int | None = None
-    #: Whether a circuit is open, how many deliveries failed in a row, and why the last one did.
+    #: Whether a circuit is open, how many deliveries failed in a row, and why the last delivery failed.
     circuit_open: bool = False
     #: On how many processes the circuit is open, and how many processes deliver.
     open_on: int = 0
@@ -180,7 +178,7 @@ class EndpointStatus:
 
     @property
     def empty_in_seconds(self) -> float | None:
-        """The time to deliver what waits now at this rate, seconds; None if nothing is delivered."""
+        """The time to deliver the waiting events at this rate, seconds; None if nothing is delivered."""
         if self.pending is None or (self.pending and self.paused_at_ms is not None):
             return None
         return self.rate.seconds_for(self.pending)
@@ -194,8 +192,8 @@ def read_endpoints(
     memory: BacklogMemory | None = None,
 ) -> tuple[EndpointStatus, ...]:
     """
-    The configured endpoints in their order, then unknown ones that have a group or dead letters. `now` is the shard's
-    clock, ms. `memory`: of the backlogs of earlier calls. Raises redis.RedisError.
+    The configured endpoints in order, then unknown endpoints with a group or dead letters. `now`: ms on Redis's clock.
+    `memory`: the backlogs of earlier calls. Raises redis.RedisError.
     """
     groups = {decode(name): info for name, info in streams.groups(shard.client, shard.keys.events).items()}
     known = {endpoint.name: endpoint for endpoint in endpoints}
@@ -208,7 +206,7 @@ def read_endpoints(
 
 
 def count_dead_letters(shard: Shard) -> Counter[str]:
-    """How many each endpoint has, among the oldest LETTERS. Raises redis.RedisError."""
+    """Endpoint -> how many of the oldest LETTERS dead letters are of this endpoint. Raises redis.RedisError."""
     counts, first = Counter[str](), streams.FIRST
     for _ in range(0, LETTERS, LETTERS_PAGE):
         reply = _LETTERS.run(shard.client, Call([shard.keys.dead_letters], [first, LETTERS_PAGE]))
@@ -268,7 +266,7 @@ def _unknown(
 
 
 def _backlog(group: dict[str, Any] | None, backlog: GroupBacklog | None) -> dict[str, Any]:
-    """The fields of an EndpointStatus that are about its group."""
+    """The fields of an EndpointStatus about the group."""
     if group is None or backlog is None:
         return {}
     return {
@@ -279,34 +277,25 @@ def _backlog(group: dict[str, Any] | None, backlog: GroupBacklog | None) -> dict
     }
 
 
-# ---- are we keeping up, is anyone not getting their events, is something set aside?
-# Everything is read from Redis, so the answer is about all replicas. Reading changes nothing, needs no right that the
-# daemon does not have, and its cost does not grow with the backlog.
-
-
-#: How many due entries are explained; if there are more, so many of them, evenly spread.
-SAMPLE = 200
-
-
 @dataclass(frozen=True, slots=True)
 class Due:
     """
-    The entries whose deadline, as the index has it, has passed.
+    The entries whose deadline, by the index, has passed.
 
-    Whether the grace has passed too is not in the index, so expire.lua is asked about each of them, or about a sample
-    if they are many.
+    The index does not say whether the grace has passed too, so expire.lua is asked about each entry, or about a sample
+    if there are many.
     """
 
     entries: int = 0
-    #: Those that a sweep would leave where they are, because a late commit is still accepted.
+    #: Entries that a sweep would leave in the index, because a late commit is still accepted.
     in_grace: int = 0
-    #: All others: those that a sweep would act on now.
+    #: All other entries: a sweep would act on them now.
     overdue: int = 0
     #: False if `in_grace` and `overdue` are estimates from a sample.
     exact: bool = True
     #: Since the deadline of the oldest entry, in grace or not, seconds.
     oldest_seconds: float = 0.0
-    #: Since deadline and grace of the oldest entry that a sweep would act on; of those in the sample.
+    #: Since the end of the grace of the oldest overdue entry in the sample, seconds.
     oldest_overdue_seconds: float = 0.0
 
 
@@ -315,49 +304,49 @@ class KindStatus:
     """One of `[[kinds]]` on one shard."""
 
     name: str
-    #: The entries whose deadline, as the index has it, has passed, and since when that of the oldest one has, seconds.
+    #: The entries whose deadline, by the index, has passed, and the time since the oldest deadline, seconds.
     due: int
     oldest_due_seconds: float
     quarantined: int
     #: The last tick; None before the first.
     tick: LastSweep | None
-    #: Host, process id and a random part of the process that sweeps at this moment; empty if none does.
+    #: Host, process id and a random part of the process that sweeps now; empty if no process sweeps.
     sweeping: str
-    #: The last complete walk over all of its hashes; None before the first.
+    #: The last complete walk over all hashes; None before the first.
     last_walk: LastWalk | None
 
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """One shard. If `error` is not empty, Redis did not answer, and all else says nothing."""
+    """One shard. If `error` is not empty, Redis did not answer, and all other fields mean nothing."""
 
     name: str
-    #: Where it is, without credentials.
+    #: The address of Redis, without credentials.
     address: str
     error: str = ""
-    #: When this was read, ms on Redis's clock.
+    #: When the status was read, ms on Redis's clock.
     now_ms: int = 0
     due: Due = Due()
     quarantined: int = 0
     #: The last tick; None before the first.
     tick: LastSweep | None = None
-    #: Host, process id and a random part of who sweeps at this moment; empty if nobody does.
+    #: Host, process id and a random part of the process that sweeps now; empty if no process sweeps.
     sweeping: str = ""
-    #: Each configured kind. All else here is about reservations.
+    #: The configured kinds. The fields about sweep and walk above and below are about reservations.
     kinds: tuple[KindStatus, ...] = ()
     endpoints: tuple[EndpointStatus, ...] = ()
-    #: All dead letters; those of each endpoint are counted up to LETTERS, from the oldest on.
+    #: All dead letters. The dead letters of each endpoint are counted up to LETTERS, from the oldest on.
     dead_letters: int = 0
     dead_letters_counted: bool = True
     #: How fast entries expire.
     rate: Rate = field(default_factory=Rate)
     #: The last complete walk over all reservations; None before the first.
     last_walk: LastWalk | None = None
-    #: The daemons that run on it.
+    #: The daemons that run on the shard.
     processes: Processes = field(default_factory=Processes)
-    #: Only if they were asked for.
+    #: Read only if asked for.
     details: Details = field(default_factory=Details)
-    #: Whether there is no key that sweeperd works on: perhaps the database or the prefix is wrong.
+    #: Whether there is no key of sweeperd: perhaps the database or the prefix is wrong.
     empty: bool = False
 
     @property
@@ -372,7 +361,7 @@ class ShardStatus:
 
     @property
     def empty_in_seconds(self) -> float | None:
-        """The time to expire what is overdue now at this rate, seconds; None if nothing expires."""
+        """The time to expire the overdue entries at this rate, seconds; None if nothing expires."""
         return self.rate.seconds_for(self.due.overdue)
 
 
@@ -385,9 +374,9 @@ def read_status(
     memory: BacklogMemory | None = None,
 ) -> ShardStatus:
     """
-    One shard as it is now. It does not raise if Redis cannot be worked with: that is part of the answer.
-    `sample`: how many due entries are explained at most. `detailed`: with what only the status page shows.
-    `memory`: of the backlogs of earlier calls.
+    Read one shard. If Redis cannot be worked with, the status has an error, and nothing is raised. `sample`: how many
+    due entries are explained at most. `detailed`: also the details for the status page. `memory`: the backlogs of earlier
+    calls.
     """
     try:
         with shard.reaching():
@@ -400,7 +389,7 @@ def read_status(
 
 
 def read_all(settings: Settings, shards: Sequence[Shard]) -> list[ShardStatus]:
-    """All of these shards at the same time, so that one that does not answer delays no other's answer."""
+    """Read all shards at the same time, so that a shard that does not answer delays no other shard."""
     with ThreadPoolExecutor(len(shards), thread_name_prefix="status") as pool:
         return list(pool.map(lambda shard: read_status(settings, shard), shards))
 
@@ -453,7 +442,7 @@ def _due(shard: Shard, kind: Kind, batch: int, now: int, due: int, sample: int) 
         return Due()
     entries = _spread(shard, kind.index, due, sample)
     if not entries:
-        return Due()  # all of them were swept meanwhile
+        return Due()  # all entries were swept meanwhile
     explanations = explain(shard, kind, [entry for entry, _ in entries], batch)
     in_grace, oldest_overdue = 0, 0.0
     for (_, score), explanation in zip(entries, explanations, strict=True):
@@ -472,7 +461,7 @@ def _due(shard: Shard, kind: Kind, batch: int, now: int, due: int, sample: int) 
 
 
 def _spread(shard: Shard, index: bytes, due: int, sample: int) -> list[tuple[bytes, float]]:
-    """Id and score of the due entries, the oldest first; of `sample` of them, evenly spread, if there are more."""
+    """Id and score of the due entries, the oldest first; if there are more than `sample`, evenly spread entries."""
     if due <= sample:
         return list(shard.client.zrange(index, 0, due - 1, withscores=True))  # type: ignore[arg-type]
     pipeline = shard.client.pipeline(transaction=False)

@@ -20,6 +20,31 @@ from sweeperd.web.status_page import StatusPage
 
 log = logging.getLogger(__name__)
 
+#: The most open connections. If there is one more, the oldest is cut off: a deliberately slow client keeps no probe and
+#: no scrape out.
+CONNECTIONS = 32
+#: The most threads that serve: more than CONNECTIONS, since a thread takes a moment to end when it is cut off.
+THREADS = 2 * CONNECTIONS
+#: How long a client may be silent, seconds.
+SILENCE = 10.0
+
+
+#: Returns True if all is well, and the text of the answer.
+Check = Callable[[], tuple[bool, str]]
+
+#: How long one `/status.json` document is reused for every open status page, seconds.
+FRESH = 1.0
+#: The path of the public keys of asymmetric signatures.
+JWKS_PATH = "/.well-known/jwks.json"
+
+_HEADERS = [
+    ("X-Content-Type-Options", "nosniff"),
+    ("Cache-Control", "no-store"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+]
+_Start = Callable[..., Any]
+
 
 class AllowedHosts:
     """`localhost`, every IP address, and the configured `names` (compared without case and without a final dot)."""
@@ -28,7 +53,7 @@ class AllowedHosts:
         self._names = {_canonical(name) for name in names} | {"localhost"}
 
     def serves(self, header: str | None) -> bool:
-        """True if a request with this `Host` header is answered. None: the header is missing, so no browser asks."""
+        """Whether a request with this `Host` header is answered. None: no header, so the client is no browser."""
         if header is None:
             return True
         host = _canonical(_without_port(header.strip()))
@@ -51,18 +76,6 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-# ---- an HTTP server whose number of connections, and of threads, is bounded
-
-
-#: The most open connections. If there is one more, the oldest is cut off: a deliberately slow client keeps no probe and
-#: no scrape out.
-CONNECTIONS = 32
-#: The most threads that serve: more than CONNECTIONS, since a thread takes a moment to end when it is cut off.
-THREADS = 2 * CONNECTIONS
-#: How long a client may be silent, seconds.
-SILENCE = 10.0
 
 
 class BoundedServer(socketserver.ThreadingMixIn, WSGIServer):
@@ -95,12 +108,12 @@ class BoundedServer(socketserver.ThreadingMixIn, WSGIServer):
             super().shutdown_request(request)
 
     def handle_error(self, _request: Any, _client_address: Any) -> None:
-        """If a client went away, or was cut off, it is no error."""
+        """A client that went away, or was cut off, is no error."""
         log.debug("a connection ended early", exc_info=True)
 
 
 class BoundedServer6(BoundedServer):
-    """The same on an IPv6 address."""
+    """A `BoundedServer` on an IPv6 address."""
 
     address_family = socket.AF_INET6
 
@@ -114,28 +127,8 @@ class QuietHandler(WSGIRequestHandler):
         """Nothing."""
 
     def get_stderr(self) -> Any:
-        """A fault in an answer is logged by the application; all else means: the client went away."""
+        """A fault in an answer is logged by the application; all other text means: the client went away."""
         return io.StringIO()
-
-
-# ---- the HTTP port: the status page, metrics and health, read-only
-
-
-#: Returns True if all is well, and the text of the answer.
-Check = Callable[[], tuple[bool, str]]
-
-#: How long one `/status.json` document is reused for every open status page, seconds.
-FRESH = 1.0
-#: The path of the public keys of asymmetric signatures.
-JWKS_PATH = "/.well-known/jwks.json"
-
-_HEADERS = [
-    ("X-Content-Type-Options", "nosniff"),
-    ("Cache-Control", "no-store"),
-    ("Referrer-Policy", "no-referrer"),
-    ("Cross-Origin-Resource-Policy", "same-origin"),
-]
-_Start = Callable[..., Any]
 
 
 class WebServer:

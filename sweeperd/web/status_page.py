@@ -1,4 +1,4 @@
-"""The status page as one document: markup, style and script, and the headers that keep it harmless."""
+"""The status page as a single document: markup, style and script, and the headers for safety."""
 
 import base64
 import hashlib
@@ -7,8 +7,8 @@ from importlib import resources
 
 class StatusPage:
     """
-    The page as it is sent. The page may run only its own script and use only its own style, known by their hashes, and
-    ask only its own server. Whatever a text from Redis holds, the text cannot become code.
+    The page as sent to browsers. The policy names script and style by hash and allows requests to this server alone, so
+    a text from Redis can never become code.
     """
 
     def __init__(self) -> None:

@@ -375,8 +375,8 @@ def read_status(
 ) -> ShardStatus:
     """
     Read one shard. If Redis cannot be worked with, the status has an error, and nothing is raised. `sample`: how many
-    due entries are explained at most. `detailed`: also the details for the status page. `memory`: the backlogs of earlier
-    calls.
+    due entries are explained at most. `detailed`: also the details for the status page. `memory`: the backlogs of
+    earlier calls.
     """
     try:
         with shard.reaching():

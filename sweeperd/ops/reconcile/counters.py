@@ -1,32 +1,32 @@
 """
-The counters that walks compare with what hashes hold, while work goes on: budgets of reservations, and sums of a kind.
+The counters that walks compare with the amounts in hashes, while work goes on: budgets of reservations, sums of a kind.
 
-**Budgets.** A sum over a long walk is not the sum at any one moment, and the difference of two numbers that were read
-at different times is no drift. So such numbers are never compared. Before the walk begins, a script reads `reserved`
-together with the server's TIME: this is the moment T. The walk may then take as long as it needs, because a reservation
-says when it began (`created_at`) and when it ended (`committed_at`, `released_at`, `expired_at`), by the same clock and
-in the same atomic step that changed the budget. A reservation that is ACTIVE when it is read and began before T held
-its amount at T. So did a reservation that ended after T; a reservation that began after T did not. Every reservation
-that held at T existed when the walk began, and still exists when the walk reads it, because an ended reservation stays
-readable for an audit; and SCAN returns every key that exists from its beginning to its end. A walk that takes longer
-than half the shortest such time, as the settings of the sweep and the TTLs of ended reservations tell, judges nothing.
+**Budgets.** A sum over a long walk is not the sum at any moment, and the difference of two numbers that were read at
+different times is no drift, so such numbers are never compared. Before the walk, a script reads `reserved` together
+with the server's TIME: this is the moment T. The walk may then take as long as needed, because a reservation says when
+the reservation began (`created_at`) and ended (`committed_at`, `released_at`, `expired_at`), by the same clock and in
+the same atomic step that changed the budget. If a reservation is ACTIVE when read and began before T, it held the
+amount at T. A reservation that ended after T did too; a reservation that began after T did not. Every reservation that
+held at T existed when the walk began, and still exists when the walk reads the hash, because an ended reservation stays
+readable for an audit, and SCAN returns every key that exists from beginning to end. If a walk takes longer than half
+the shortest such time, by the settings of the sweep and the TTLs of ended reservations, the walk judges nothing.
 
-If it is not certain whether a reservation held at T, its amount counts as possible and not as certain, so for each
-budget there is a least and a most that can have been held at T. These cases are: the reservation began or ended in the
-very millisecond of T; a time is missing, or is after now (the server's clock was set back since); the state does not
-say whether it holds; SCAN may have returned it twice. Only a `reserved` outside of this range is a drift. T is taken
-three times, and the drift has to fit all three, because much happens within one millisecond of a busy budget.
+If it is not certain whether a reservation held at T, the amount counts as possible and not as certain, so each budget
+has a least and a most that can have been held at T. These cases are: the reservation began or ended in the millisecond
+of T; a time is missing, or is after now (the server's clock was set back since); the state does not say whether the
+reservation holds; SCAN may have returned the reservation twice. Only a `reserved` outside of this range is a drift. T
+is taken three times, and a drift has to fit all three, because much happens within a millisecond of a busy budget.
 
-A drift is reported if two walks, each with moments of its own, agree on it. This covers rules that are broken: the
-clock is set back, a service has a clock of its own, or a hash is removed as soon as its reservation ends.
+A drift is reported if two walks, each with moments of its own, agree. This covers broken rules: the clock is set back,
+a service has another clock, or a hash is removed as soon as the reservation ends.
 
-A reservation whose amount cannot be read may hold any amount of its budgets, and if its unit or scopes cannot be read,
-of any budget. Such a budget is not judged, unless its `reserved` is less than what readable reservations hold for
-certain. A CLOSED budget is not judged.
+If the amount of a reservation cannot be read, the reservation may hold any amount of its budgets; if unit or scopes
+cannot be read, of any budget. Such a budget is not judged, unless `reserved` is less than the readable reservations
+hold for certain. A CLOSED budget is not judged.
 
-**Sums.** A walk reads the hashes one after the other and the counters after them, so that work in between makes both
-differ. A difference is a finding only if AGREEING walks in a row agree on the counter, on the sum, and on the entries
-that make it up. The further walks are left out if nothing is suspect.
+**Sums.** A walk reads the hashes one after the other and the counters afterwards, so work in between makes both differ.
+A difference is a finding only if AGREEING walks in a row agree on the counter, the sum, and the entries behind the sum.
+If nothing is suspect, the further walks are left out.
 """
 
 import hashlib
@@ -60,32 +60,41 @@ from sweeperd.text import whole
 MOMENTS = 3
 #: Between two moments of a budget, seconds: more than one millisecond, the step of the server's TIME.
 MOMENT_PAUSE = 0.002
-#: How many walks have to agree on a sum. An entry that comes and goes while another one like it takes its place can
-#: look like a difference in one walk; that it does so in each of them, unseen, is improbable.
+#: How many walks have to agree on a sum. If an entry comes and goes while a similar entry takes its place, a walk may
+#: see a difference. The same difference in each of AGREEING walks is improbable.
 AGREEING = 5
-#: Who holds `sweeperd:lease:repair-budget` may repair a budget of the shard.
+#: Only the holder of `sweeperd:lease:repair-budget` may repair a budget of the shard.
 LEASE_JOB = "repair-budget"
 LEASE_LOST = "the lease of the repair was lost, so another repair may have been made: look again"
+
+#: Why a budget is not judged.
+_TOO_LONG = (
+    "the walk took longer than ended reservations are sure to stay readable; try without --rate, or at a quiet hour"
+)
+_INEXACT = "too much happened during the walks: the difference is not exact"
+
+#: Key and field.
+Counted = tuple[bytes, bytes]
 
 
 class Counters:
     """
-    The counters of a subject in one walk: `begin`, then `see` for each hash, then `end`, then `drifts`. A walk that
-    goes on from a cursor calls `drifts` alone. Methods raise RedisUnavailable, redis.RedisError, Interrupted.
+    The counters of a subject in one walk: `begin`, then `see` for each hash, then `end`, then `drifts`. If a walk goes
+    on from a cursor, only `drifts` is called. Methods raise RedisUnavailable, redis.RedisError, Interrupted.
     """
 
     #: How often a walk with these counters visits each key at most.
     passes = 2
-    #: ms: what an entry held before this moment does not matter. None: nothing does.
+    #: ms: amounts that ended before this moment do not matter. None: no amount matters.
     since_ms: int | None = None
-    #: How many were compared; not judged; CLOSED, which are not compared; and hashes whose amount cannot be read.
+    #: How many counters were compared; not judged; CLOSED, so not compared; and hashes whose amount cannot be read.
     count = unjudged = closed = unreadable = 0
 
     def begin(self) -> None:
         """The walk over the hashes begins."""
 
     def see(self, sight: Sight) -> None:
-        """What an entry holds."""
+        """An entry of the walk that holds amounts."""
 
     def end(self) -> None:
         """The walk over the hashes has ended."""
@@ -101,9 +110,6 @@ def counters_of(subject: Subject) -> Counters:
         return BudgetCounters(subject)
     declared = subject.kind.counters.declared if isinstance(subject.kind.counters, Sums) else ()
     return SumCounters(subject, declared) if isinstance(subject, ConfiguredKind) and declared else Counters()
-
-
-# ---- budgets
 
 
 @dataclass(slots=True)
@@ -125,8 +131,8 @@ class _Budget:
 @dataclass(frozen=True, slots=True)
 class Difference:
     """
-    `reserved` of one budget less what its reservations hold: at least and at most. `reserved` and `held` are as of
-    `at_ms` on the server's clock; `held` is the least.
+    `reserved` of a budget minus the amounts that reservations hold: at least and at most. `reserved` and `held` are of
+    the moment `at_ms` on the server's clock; `held` is the least.
     """
 
     least: int
@@ -142,14 +148,14 @@ class Difference:
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is one number."""
+        """Whether least and most are equal."""
         return self.least == self.most
 
     def meets(self, other: "Difference") -> "Difference | None":
         """
-        The range that both allow, as of the other's moment. None if there is none: something changed. None too if
-        only one of the two is a drift: each walk has to exclude 0 by itself, or what one walk does not know would make
-        a mistake of the other exact.
+        The range that both allow, of the other's moment. None if there is no such range: something changed. Also None
+        if only one of the two is a drift: each walk has to exclude 0 alone, or the ignorance of one walk would make a
+        mistake of the other walk exact.
         """
         if self.is_drift is not other.is_drift:
             return None
@@ -158,20 +164,20 @@ class Difference:
 
 
 class BudgetDrift:
-    """The budgets of one walk. First every budget's `reserved` comes in, then every reservation."""
+    """The budgets of one walk: first `reserved` is called for all budgets, then `held` for all reservations."""
 
     def __init__(self, keys: Keys, expected: int) -> None:
         self._keys = keys
         self._budgets: dict[bytes, _Budget] = {}
         self._seen = Seen(expected)
-        #: The first and the last moment, ms; None before there is one.
+        #: The first and the last moment, ms; None before the first.
         self.first_ms: int | None = None
         self.last_ms: int | None = None
         #: CLOSED budgets.
         self.closed: set[bytes] = set()
         #: ACTIVE reservations whose amount, unit or scopes cannot be read; a few may count twice.
         self.unreadable = 0
-        #: The budgets of which an unreadable reservation holds something, and whether any budget may be one of them.
+        #: The budgets of unreadable reservations, and whether an unreadable reservation may hold any budget.
         self._unread: set[bytes] = set()
         self._unread_anywhere = False
 
@@ -182,7 +188,7 @@ class BudgetDrift:
         return key in self._budgets
 
     def reserved(self, at_ms: int, budgets: Iterable[tuple[bytes, bytes]]) -> None:
-        """What these budgets had reserved at that moment, as reconcile_budgets.lua replies."""
+        """`reserved` of these budgets at this moment, as reconcile_budgets.lua replies."""
         self.first_ms = at_ms if self.first_ms is None else min(self.first_ms, at_ms)
         self.last_ms = at_ms if self.last_ms is None else max(self.last_ms, at_ms)
         for key, text in budgets:
@@ -198,7 +204,7 @@ class BudgetDrift:
                 budget.moments.append(_Moment(at_ms, int(text)))
 
     def held(self, entry: bytes, holding: Sequence[bytes]) -> None:
-        """What a reservation holds, as reconcile_look.lua replies."""
+        """The amounts of a reservation, as reconcile_look.lua replies."""
         if holding[0] == b"unreadable":
             self._hold_unreadable(holding[1:])
             return
@@ -228,12 +234,12 @@ class BudgetDrift:
         self._unread.update(self._keys.budget(scope, unit) for scope in scopes)
 
     def unread(self, key: bytes) -> bool:
-        """Whether a reservation that cannot be read may hold something of this budget."""
+        """Whether an unreadable reservation may hold an amount of this budget."""
         return self._unread_anywhere or key in self._unread
 
     def differences(self) -> Mapping[bytes, Difference | None]:
         """
-        For each budget; None where it is not judged: it or some of its reservations cannot be read, or its moments
+        For each budget; None if the budget is not judged: budget or reservations cannot be read, or the moments
         contradict each other.
         """
         return {key: self._judged(key, _difference(budget)) for key, budget in self._budgets.items()}
@@ -256,7 +262,7 @@ def _difference(budget: _Budget) -> Difference | None:
 class BudgetCounters(Counters):
     """Reads budgets and reservations, and judges which budgets have drifted."""
 
-    #: For the budgets, the reservations, the index, and once more for suspects.
+    #: Budgets, reservations, index, and the reservations once more for suspects.
     passes = 4
 
     def __init__(self, subject: Reservations) -> None:
@@ -269,17 +275,16 @@ class BudgetCounters(Counters):
         self._first: Mapping[bytes, Difference | None] | None = None
 
     def begin(self) -> None:
-        """Read the moments of every budget. All of them come before the walk over the reservations."""
+        """Read all moments of all budgets, before the walk over the reservations."""
         for _, page in self._subject.keys(WalkStage.BUDGETS, self._keys.budget_stem):
             self._read(self._drift, [key for key in page if key not in self._drift])
         self.since_ms = self._drift.first_ms
 
     def see(self, sight: Sight) -> None:
-        """What a reservation holds."""
         self._drift.held(sight.entry, sight.holding)
 
     def end(self) -> None:
-        """Judge each budget; none is judged if the walk took too long."""
+        """Judge each budget; no budget if the walk took too long."""
         self._first = self._differences(self._drift)
 
     def drifts(self) -> Iterator[Finding]:
@@ -311,7 +316,6 @@ class BudgetCounters(Counters):
                 self.unjudged += 1
 
     def judge(self, budget: bytes) -> "BudgetVerdict":
-        """Walk twice for one budget, given by its key."""
         agreed: Difference | None = None
         for _ in range(2):
             drift = BudgetDrift(self._keys, self._subject.size)
@@ -342,20 +346,20 @@ class BudgetCounters(Counters):
                 self._throttle.wait(MOMENT_PAUSE)
 
     def _hold(self, drift: BudgetDrift, stage: WalkStage) -> None:
-        """What every reservation holds."""
+        """Read the amounts of all reservations."""
         for _, ids in self._subject.hashes(stage):
             for sight in self._subject.look(ids, drift.first_ms):
                 if sight.holding:
                     drift.held(sight.entry, sight.holding)
 
     def _differences(self, drift: BudgetDrift) -> Mapping[bytes, Difference | None]:
-        """The result of a walk that has just ended; None for all budgets if `_took_too_long`."""
+        """The result of a walk that has just ended; None for each budget if `_took_too_long`."""
         differences = drift.differences()
         return dict.fromkeys(differences) if self._took_too_long(drift) else differences
 
     def _took_too_long(self, drift: BudgetDrift) -> bool:
         """
-        Whether reservations may have gone before this walk, which has just ended, could read them; or the server's
+        Whether reservations may have gone before the walk, which has just ended, could read the hashes, or the server's
         clock was set back.
         """
         if drift.first_ms is None or drift.last_ms is None:
@@ -366,25 +370,18 @@ class BudgetCounters(Counters):
 
 @dataclass(frozen=True, slots=True)
 class BudgetVerdict:
-    """One budget after two walks. `difference` None: the budget was not judged, and `reason` says why."""
+    """A budget after two walks. If `difference` is None, the budget was not judged, and `reason` says why."""
 
     difference: Difference | None = None
     reason: str = ""
-
-
-#: Why a budget is not judged.
-_TOO_LONG = (
-    "the walk took longer than ended reservations are sure to stay readable; try without --rate, or at a quiet hour"
-)
-_INEXACT = "too much happened during the walks: the difference is not exact"
 
 
 def judge_budget(
     shard: Shard, settings: SweepSettings, budget: bytes, throttle: Throttle, progress: WalkProgress = lambda *_: None
 ) -> BudgetVerdict:
     """
-    Walk twice for one budget, given by its key. The verdict has a difference only if both walks agree on one exact
-    number and all reservations of the budget could be read. Raises RedisUnavailable, redis.RedisError, Interrupted.
+    Walk twice for a budget, given by key. The verdict has a difference only if both walks agree on an exact number and
+    all reservations of the budget could be read. Raises RedisUnavailable, redis.RedisError, Interrupted.
     """
     with shard.reaching(), Reservations(shard, settings, throttle) as subject:
         subject.progress = progress
@@ -394,8 +391,8 @@ def judge_budget(
 @dataclass(frozen=True, slots=True)
 class BudgetRepair:
     """
-    What became of one budget, and by which difference. `result`: `repaired`, `no drift`, `NO_BUDGET`, `CLOSED`,
-    `INVALID_BUDGET`, `OUT_OF_BOUNDS`, or for people why nothing was changed.
+    The result for a budget, and the difference. `result`: `repaired`, `no drift`, `NO_BUDGET`, `CLOSED`,
+    `INVALID_BUDGET`, `OUT_OF_BOUNDS`, or a text for people: why nothing was changed.
     """
 
     result: str
@@ -406,11 +403,11 @@ def repair_budget(
     shard: Shard, settings: SweepSettings, budget: bytes, agreed: Difference | None = None, rate: float | None = None
 ) -> BudgetRepair:
     """
-    Judge one budget, given by its key, and take its drift out of `reserved` and add it to `remaining`, in one step.
-    `agreed`: the operator was shown this drift, and no other drift is ended.
+    Judge a budget, given by key, and move the drift from `reserved` to `remaining`, in one step. `agreed`: the operator
+    was shown this drift, and no other drift is ended.
 
-    Two repairs of one shard cannot both act on what they saw: the walks and the step that writes are under one lease,
-    and this step compares the lease's token. Raises RedisUnavailable, redis.RedisError.
+    Two repairs of a shard cannot both write: walks and write happen under one lease, and the write compares the token
+    of the lease. Raises RedisUnavailable, redis.RedisError.
     """
     lease = Lease(shard, LEASE_JOB, settings.lease_ttl)
     with shard.reaching():
@@ -436,25 +433,17 @@ def repair_budget(
             return BudgetRepair(LEASE_LOST if result == "LEASE_LOST" else result, found)
 
 
-# ---- sums
-
-
-#: Key and field.
-Counted = tuple[bytes, bytes]
-_Row = Mapping[bytes, bytes]
-
-
 class _Sum(NamedTuple):
-    """One counter in one walk: what it holds (None: no number), what the hashes hold, and which ones these were."""
+    """A counter in one walk: the value (None: no number), the sum over the hashes, and the entries behind the sum."""
 
     holds: int | None
     held: int
-    #: The sum of their fingerprints.
+    #: The sum of the fingerprints of the entries.
     entries: int
 
 
 class SumCounters(Counters):
-    """All counters that a configured kind declares in `sums`."""
+    """The counters that a configured kind declares in `sums`."""
 
     def __init__(self, subject: ConfiguredKind, declared: Sequence[SumSettings]) -> None:
         self._subject = subject
@@ -462,11 +451,11 @@ class SumCounters(Counters):
         self._client = subject.shard.client
         self._prefix = subject.shard.keys.prefix
         self._sums = declared
-        #: Hashes, index; for the sums, and to find the counters of each.
+        #: Hashes, index, walks for the sums, and a search for the counters of each sum.
         self.passes = 2 + AGREEING + len(self._sums)
 
     def drifts(self) -> Iterator[Finding]:
-        """The counters on whose difference all walks agree."""
+        """The counters with a difference on which all walks agree."""
         first = self._walk(WalkStage.COUNTERS, None)
         self.count = len(first)
         self.unjudged = sum(1 for each in first.values() if each.holds is None)
@@ -520,7 +509,7 @@ class SumCounters(Counters):
                 held[name] = sum_so_far + amount, entries + fingerprint(entry, amount)
 
     def _holdings(self, ids: Sequence[bytes]) -> dict[bytes, list[tuple[Counted, int] | None]]:
-        """What each of these hashes holds of each sum; None where it cannot be read."""
+        """Entry -> for each sum the counter and the amount in the hash; None if these cannot be read."""
         pipeline, fields = self._client.pipeline(transaction=False), self._fields()
         for entry in ids:
             pipeline.hmget(self._subject.kind.hash_key(entry), fields)
@@ -534,7 +523,7 @@ class SumCounters(Counters):
             found[entry] = [self._holding(declared, entry, row) for declared in self._sums]
         return found
 
-    def _holding(self, declared: SumSettings, entry: bytes, row: _Row) -> tuple[Counted, int] | None:
+    def _holding(self, declared: SumSettings, entry: bytes, row: Mapping[bytes, bytes]) -> tuple[Counted, int] | None:
         key, name = (_filled(parse_word(text), entry, row) for text in (declared.key, declared.field))
         amount = whole(row.get(declared.of.encode(), b""))
         if key is None or name is None or amount is None:
@@ -548,14 +537,14 @@ class SumCounters(Counters):
         return list(dict.fromkeys([*named, *(declared.of for declared in self._sums)]))
 
     def _declared(self) -> Iterator[Counted]:
-        """The counters that there may be, also without an entry that holds something of them."""
+        """The counters that may exist, also if no entry holds an amount of them."""
         for declared in self._sums:
             word, name = parse_word(declared.key), parse_word(declared.field)
             if all(isinstance(part, str) for part in name):
                 yield from ((key, declared.field.encode()) for key in self._like(word))
 
     def _like(self, word: Word) -> Iterator[bytes]:
-        """The keys that this template can name, but no entry of the kind."""
+        """The keys that this template can name, without the entries of the kind."""
         texts = [part if isinstance(part, str) else "" for part in word]
         stem, end = self._prefix + texts[0].encode(), texts[-1].encode()
         if all(texts):
@@ -582,15 +571,15 @@ class SumCounters(Counters):
 
 def fingerprint(entry: bytes, amount: int) -> int:
     """
-    64 bits that stand for an entry and what it holds. Those of many are added up, in any order. `hash` of a tuple will
-    not do: it is so regular that two entries that exchange their amounts often come to the same sum.
+    64 bits for an entry and its amount, to be added up in any order. `hash` of a tuple will not do: it is so regular
+    that two entries that exchange amounts often have the same sum.
     """
     digest = hashlib.blake2b(b"%d %b" % (amount, entry), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 
 
-def _filled(word: Word, entry: bytes, row: _Row) -> bytes | None:
-    """The text of a template; None where a field is missing or empty."""
+def _filled(word: Word, entry: bytes, row: Mapping[bytes, bytes]) -> bytes | None:
+    """The text of a template; None if a field is missing or empty."""
     parts = [
         (entry if part.name == ID else row.get(part.name.encode(), b"")) if isinstance(part, Field) else part.encode()
         for part in word

@@ -12,11 +12,10 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 
-#: If other clients keep Redis busy, a walk rests so many times as long as each step took: a walk then takes a quarter
-#: of the time at most.
+#: If other clients keep Redis busy, a walk rests after each step for REST times the duration of the step: at most a
+#: quarter of the time is then work.
 REST = 3.0
-#: The part of a step's time that the step waited for other clients: up to QUIET there is no rest, from BUSY on a full
-#: rest.
+#: The part of a step spent on waiting for other clients: up to QUIET there is no rest, from BUSY on a full rest.
 QUIET, BUSY = 0.15, 0.5
 #: How much of the estimate comes from the last step.
 WEIGHT = 0.05
@@ -121,7 +120,7 @@ class Keyspace:
         return self._pages(lambda at: self._client.scan(at, match=pattern, count=PAGE), cursor)
 
     def index(self, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
-        """The ids in the index, in the same way."""
+        """The ids in the index, page by page like `keys`."""
         pages = self._pages(lambda at: self._client.zscan(self._index, at, count=PAGE), cursor)
         return ((following, [entry for entry, _ in entries]) for following, entries in pages)
 

@@ -1,4 +1,4 @@
-"""What a walk finds: its faults, its report, its place, and what `sweeperd:reconcile` keeps of the last walk."""
+"""The results of a walk: faults, report, place; and the hash `sweeperd:reconcile`, which keeps the last walk."""
 
 import enum
 import json
@@ -28,8 +28,6 @@ MENDABLE, NAMED = 1_000_000, 20
 
 
 class Fault(enum.StrEnum):
-    """What can be wrong."""
-
     LOST = "lost"
     ORPHAN = "orphan"
     WRONG_SCORE = "wrong_score"
@@ -60,7 +58,7 @@ _SAYS = {
 
 
 def faults_of(kind: Kind) -> tuple[Fault, ...]:
-    """What a walk over this kind can find."""
+    """The faults that a walk over this kind can find."""
     foreign = (Fault.FOREIGN_QUARANTINE,) if kind.cycles else ()
     drift = Fault.BUDGET_DRIFT if isinstance(kind.counters, Budgets) else Fault.SUM_DRIFT
     return (*_INDEX_FAULTS, *foreign, drift)
@@ -68,8 +66,8 @@ def faults_of(kind: Kind) -> tuple[Fault, ...]:
 
 class WalkStage(enum.StrEnum):
     """
-    The stages of a walk. A walk over reservations reads the budgets first, and what the reservations hold on its way
-    over the hashes; all other counters are added up after the index, and again if a counter seems wrong.
+    The stages of a walk. A walk over reservations reads the budgets first, and adds up for them on the way over the
+    hashes; for all other counters a walk adds up after the index, and again if a counter seems wrong.
     """
 
     BUDGETS = "reading the budgets"
@@ -116,7 +114,7 @@ class Finding:
 
     fault: Fault
     subject: bytes
-    #: What is there, and what should be: scores as text, or amounts.
+    #: The value there is, and the right value: scores as text, or amounts.
     found: str
     expected: str
     field: bytes = b""
@@ -150,20 +148,20 @@ class Finding:
 
 @dataclass
 class Tally:
-    """What a walk, or a page of a walk, has counted so far."""
+    """The numbers of a walk, or of a page of a walk, so far."""
 
     #: Hashes and index entries that were read; the few that SCAN returns twice count twice.
     hashes: int = 0
     entries: int = 0
-    #: Reservations that an operator dismissed from the quarantine: they still hold their amounts.
+    #: Reservations that an operator dismissed from the quarantine, which still hold amounts.
     dismissed: int = 0
-    #: EXPIRED reservations without `expired_event`: another sweeper expired them. And the first of their ids.
+    #: EXPIRED reservations without `expired_event`, which another sweeper expired; and the first ids.
     foreign_expiries: int = 0
     foreign_ids: list[bytes] = field(default_factory=list)
     found: Counter[Fault] = field(default_factory=Counter)
-    #: The first of them.
+    #: The first findings.
     findings: list[Finding] = field(default_factory=list)
-    #: The ids of what `mend` can mend, with the fault of each; up to a limit.
+    #: Id and fault of the findings that `mend` can mend, up to MENDABLE.
     mendable: list[tuple[bytes, Fault]] = field(default_factory=list)
 
     def add(self, finding: Finding) -> None:
@@ -174,7 +172,7 @@ class Tally:
             self.mendable.append((finding.subject, finding.fault))
 
     def merge(self, page: "Tally", limit: int) -> None:
-        """Add what a page has counted, and keep findings up to `limit`."""
+        """Add the numbers of a page, and keep findings up to `limit`."""
         self.hashes += page.hashes
         self.entries += page.entries
         self.dismissed += page.dismissed
@@ -232,7 +230,7 @@ class ReconcileDocument(CommandDocument, title="sweeperd reconcile --json, also 
 
 
 class RepairBudgetDocument(CommandDocument, title="sweeperd reconcile --repair-budget BUDGET --json"):
-    """What became of one budget. The numbers are there if the budget was judged."""
+    """The result for one budget. If the budget was judged, the numbers are there."""
 
     budget: Argument
     result: str = Field(description="repaired, no drift, or why nothing was done.")
@@ -246,7 +244,7 @@ class ReconcileReport(Tally):
     """One walk over a kind in numbers."""
 
     kind: Kind
-    #: Counters that were compared with what the hashes hold: budgets, or sums. Counters that could not be compared, and
+    #: Counters, budgets or sums, that were compared with the amounts in the hashes; that could not be compared; and
     #: CLOSED budgets, which are not compared.
     counters: int = 0
     unjudged: int = 0
@@ -259,7 +257,7 @@ class ReconcileReport(Tally):
     #: ms on Redis's clock.
     started_at: int = 0
     duration_seconds: float = 0.0
-    #: How many entries `mend` has written; all others that count as mended were right by then.
+    #: How many entries `mend` has written; all other mended entries were right by then.
     changed: int = 0
 
     @property
@@ -301,8 +299,8 @@ class ReconcileReport(Tally):
 
 class WalkCursor(pydantic.BaseModel):
     """
-    The place of an unfinished walk, from which a later walk goes on: JSON. A cursor of SCAN holds for one run of one
-    server only, so the cursor is used only if the server's `run_id` is still the same.
+    The place of an unfinished walk, from which a later walk goes on: JSON. A cursor of SCAN is valid for a single run
+    of the server, so a later walk goes on only if the server's `run_id` is still the same.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
@@ -340,7 +338,7 @@ class WalkCursor(pydantic.BaseModel):
 
 
 class LastWalk(pydantic.BaseModel):
-    """When the last complete walk ended, and what it found: JSON."""
+    """When the last complete walk ended, and how many faults of each sort were found: JSON."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
@@ -358,8 +356,8 @@ class LastWalk(pydantic.BaseModel):
 
 class WalkStore:
     """
-    What the hash `sweeperd:reconcile` keeps of the walks over one kind: the fields `last`, `report` and `cursor`, each
-    with the suffix of the kind; reservations have none. Methods raise redis.RedisError.
+    The fields of the hash `sweeperd:reconcile` for the walks over one kind: `last`, `report` and `cursor`, each with
+    the suffix of the kind; reservations have no suffix. Methods raise redis.RedisError.
     """
 
     def __init__(self, shard: Shard, suffix: str = "") -> None:

@@ -1,4 +1,7 @@
-"""What can be walked on a shard: the reservations, or one configured kind. Each says how its entries are read."""
+"""
+The subjects of a walk: the reservations, or a configured kind, and how the entries are read. And the reservations that
+hold an amount of a budget.
+"""
 
 import abc
 from collections.abc import Callable, Iterator, Sequence
@@ -36,12 +39,12 @@ _ACTIVE = (Outcome.EXPIRED, Outcome.IN_GRACE, Outcome.NOT_DUE)
 
 
 class Sight(NamedTuple):
-    """What was seen of one entry."""
+    """An entry with a hint of a fault, or with amounts."""
 
     entry: bytes
     #: A fault, `dismissed`, `foreign_expiry`, or nothing.
     mark: bytes
-    #: What the entry holds, as reconcile_look.lua replies.
+    #: The amounts of the entry, as reconcile_look.lua replies.
     holding: Sequence[bytes] = ()
 
 
@@ -75,7 +78,7 @@ class Subject(abc.ABC):
         return self.keyspace.size()
 
     def is_entry(self, key: bytes) -> bool:
-        """Whether this is the name of an entry's hash."""
+        """Whether `key` is the name of an entry's hash."""
         longer = len(key) > len(self.kind.stem) + len(self.kind.end)
         named = longer and key.startswith(self.kind.stem) and key.endswith(self.kind.end)
         return named and key != self.kind.index
@@ -93,7 +96,7 @@ class Subject(abc.ABC):
             )
 
     def index(self, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
-        """The ids in the index, in the same way."""
+        """The ids in the index, page by page like `hashes`."""
         return self._told(WalkStage.INDEX, self.keyspace.index(cursor))
 
     def orphans(self, ids: Sequence[bytes]) -> list[bytes]:
@@ -107,8 +110,8 @@ class Subject(abc.ABC):
 
     def check(self, ids: Sequence[bytes], *, mend: bool = False) -> list[Finding]:
         """
-        What the index has wrong about these ids; each is read, and mended if `mend`, in one step. Whether a hash of a
-        configured kind is active is not asked.
+        The faults of the index about these ids. Each entry is read, and mended if `mend`, in one step. Whether a hash
+        of a configured kind is active is not asked.
         """
         found = []
         for part in batches(ids, CONFIRM):
@@ -134,12 +137,12 @@ class Subject(abc.ABC):
     @abc.abstractmethod
     def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Sight]:
         """
-        What is seen of these entries; nothing comes of an entry that is right and holds nothing. `since_ms`: what ended
-        before that moment is not held; None: nothing is.
+        The entries with a hint or an amount. `since_ms`: an amount that ended before this moment is not held; None: no
+        amount is read.
         """
 
     def confirmed(self, ids: Sequence[bytes]) -> list[Finding]:
-        """The faults of these ids, whatever was seen of them before."""
+        """The faults of these ids now, for entries with a hint."""
         return self.check(ids)
 
     def _told(self, stage: WalkStage, pages: Iterator[tuple[int, list[bytes]]]) -> Iterator[tuple[int, list[bytes]]]:
@@ -149,13 +152,13 @@ class Subject(abc.ABC):
 
 
 class Reservations(Subject):
-    """The reservations, which hold amounts of budgets. They are read on a connection of their own."""
+    """The reservations, which hold amounts of budgets. A separate connection reads the hashes."""
 
     def __init__(self, shard: Shard, settings: SweepSettings, throttle: Throttle | None = None) -> None:
         super().__init__(shard, reservations(shard.keys, settings), throttle)
         self._grace_ms = milliseconds(settings.grace)
-        #: How long an ended reservation stays readable, ms: the shortest time that the settings or what was read so far
-        #: name. Other writers have settings of their own.
+        #: How long an ended reservation stays readable, ms: the shortest time by the settings and by the TTLs read so
+        #: far, because other writers may have other settings.
         self.retention_ms = milliseconds(settings.audit_retention)
         self._pipeline = self._opened.enter_context(ScriptPipeline(Script("ops/reconcile_look"), shard.client))
 
@@ -183,7 +186,7 @@ class Reservations(Subject):
 
 
 class ConfiguredKind(Subject):
-    """One of `[[kinds]]`. Whether a hash is active says the kind's own script; its writes are not sent."""
+    """One of `[[kinds]]`. The script of the kind, with no write sent, says whether a hash is active."""
 
     def __init__(self, shard: Shard, kind: Kind, batch: int, throttle: Throttle | None = None) -> None:
         """`batch`: how many entries the kind's script explains in one round trip."""
@@ -205,8 +208,8 @@ class ConfiguredKind(Subject):
 
     def explained(self, ids: Sequence[bytes]) -> list[Explanation]:
         """
-        What the kind's script says of these ids. A script that fails ends the walk, or no entry would seem active.
-        Raises KindRefused if the script would fail for each entry, or was killed.
+        The decisions of the kind's script about these ids. If the script fails, the walk ends: else no entry would seem
+        active. Raises KindRefused if the script would fail for each entry, or was killed.
         """
         explanations = explain(self.shard, self.kind, ids, self._batch)
         for each in explanations:
@@ -234,12 +237,9 @@ def kind_named(shard: Shard, settings: Settings, name: str) -> Kind:
     return kinds_of(settings, shard).get(name) or reservations(shard.keys, settings.sweep)
 
 
-# ---- which reservations hold an amount of a budget
-
-
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One reservation. `amount`: what it holds of a budget, over all mentions of the scope."""
+    """One reservation. `amount`: the amount of a budget, over all mentions of the scope."""
 
     id: bytes
     amount: int
@@ -254,7 +254,7 @@ _HOLDER_FIELDS = (b"tenant", b"state", b"created_at", b"expires_at", b"quarantin
 
 
 def read_budget(shard: Shard, budget: bytes) -> dict[bytes, bytes] | None:
-    """The fields of a budget, given by its key; None if there is no such hash. Raises redis.RedisError."""
+    """The fields of a budget, given by key; None if there is no such hash. Raises redis.RedisError."""
     try:
         return cast(dict[bytes, bytes], shard.client.hgetall(budget)) or None
     except redis.ResponseError as error:
@@ -265,8 +265,8 @@ def read_budget(shard: Shard, budget: bytes) -> dict[bytes, bytes] | None:
 
 def find_holders(shard: Shard, settings: SweepSettings, budget: bytes) -> Iterator[Holder]:
     """
-    The reservations that hold an amount of the budget when they are read; quarantined ACTIVE ones hold too. A
-    reservation that SCAN returns twice comes once. Raises RedisUnavailable, redis.RedisError.
+    The reservations that hold an amount of the budget when read; quarantined ACTIVE reservations hold too. No
+    reservation comes twice. Raises RedisUnavailable, redis.RedisError.
     """
     known, now = set[bytes](), shard.read_clock()
     with Reservations(shard, settings) as subject:
@@ -281,7 +281,7 @@ def find_holders(shard: Shard, settings: SweepSettings, budget: bytes) -> Iterat
 
 
 def _amount(keys: Keys, budget: bytes, holding: Sequence[bytes]) -> int | None:
-    """What a holding of reconcile_look.lua takes of this budget now; None if it takes nothing."""
+    """The amount of this budget in a holding of reconcile_look.lua; None if there is none now."""
     if len(holding) < 4 or holding[0] == b"unreadable" or holding[1] not in (b"", b"?"):
         return None
     _, _, amount, unit, *scopes = holding

@@ -1,8 +1,8 @@
 """
-One walk over a subject: its hashes, its index, its counters; and what mends the index afterwards.
+One walk over a subject: hashes, index, counters. Afterwards `mend` may mend the index.
 
-The pages of a walk are settled in their order, once all hints of a page were read again, and only then counted: a later
-walk that goes on at the first page that is not settled counts no page twice, and leaves none out.
+The pages of a walk are settled in order, when all hints of a page were read again, and only then counted: if a later
+walk goes on at the first page that is not settled, no page is counted twice or left out.
 """
 
 import time
@@ -16,7 +16,7 @@ from sweeperd.ops.reconcile.keyspace import Interrupted, Seen
 from sweeperd.ops.reconcile.report import FINDINGS, Fault, ReconcileReport, Tally, WalkCursor, WalkStage
 from sweeperd.ops.reconcile.subjects import CONFIRM, Sight, Subject
 
-#: How long after the first sight a fault is read again, seconds, and how many hints wait for that at most.
+#: How long after the first sight a fault is read again, seconds, and how many hints wait at most.
 SETTLE, WAITING = 1.0, 50_000
 #: How often the place of a walk is handed out, seconds.
 CHECKPOINT = 10.0
@@ -34,9 +34,9 @@ def reconcile(
     checkpoint: Callable[[WalkCursor], None] = lambda _: None,
 ) -> ReconcileReport:
     """
-    Walk a subject, and change nothing. The rate of the throttle is raised if the walk would take longer than `within`
-    seconds. `limit` findings are kept. `resume`: go on from there, if the server is still the same. `checkpoint` gets
-    the place of the walk now and then, and when the throttle stops the walk.
+    Walk a subject, and change nothing. If the walk would take longer than `within` seconds, the rate of the throttle is
+    raised. `limit` findings are kept. `resume`: the place to go on from, if the server is still the same. `checkpoint`
+    gets the place of the walk now and then, and when the throttle stops the walk.
 
     Raises RedisUnavailable, redis.RedisError, Interrupted, and KindRefused if the script of the kind is broken.
     """
@@ -51,9 +51,9 @@ def reconcile(
 
 def mend(subject: Subject, report: ReconcileReport) -> ReconcileReport:
     """
-    Mend the index if the report says that it is wrong, without another walk; returns the report with what was mended.
-    Each entry is read and written in one step, so an entry that is right by now stays as it is, and counts as mended.
-    No counter is changed. Raises RedisUnavailable, redis.RedisError, Interrupted.
+    Mend the faults of the index in the report, without another walk; returns the report with the mended findings. Each
+    entry is read and written in one step: an entry that is right by now is not written, and counts as mended. No
+    counter is changed. Raises RedisUnavailable, redis.RedisError, Interrupted.
     """
     faults = dict(report.mendable)
     with subject.shard.reaching():
@@ -67,7 +67,7 @@ def mend(subject: Subject, report: ReconcileReport) -> ReconcileReport:
 
 @dataclass
 class _Page:
-    """A page of hashes or of index entries, and what was counted in it."""
+    """A page of hashes or of index entries, and the numbers of this page."""
 
     place: Place
     tally: Tally = field(default_factory=Tally)
@@ -137,7 +137,7 @@ class _Walk:
         return report
 
     def _walk_hashes(self, position: int) -> None:
-        # What the first walk saw of the counters is lost: a walk that goes on adds up for them afterwards.
+        # The numbers of the interrupted walk are lost, so a walk that goes on adds up for the counters afterwards.
         counted = not self._report.resumed
         if counted:
             self._counters.begin()
@@ -161,7 +161,7 @@ class _Walk:
     def _walked(
         self, stage: WalkStage, following: WalkStage, pages: Iterator[tuple[int, list[bytes]]], position: int
     ) -> Iterator[tuple[_Page, list[bytes]]]:
-        """The pages of a stage. After each page settle what can be settled."""
+        """The pages of a stage. After each page, settle hints that have waited long enough."""
         for cursor, ids in pages:
             page = _Page((stage, position))
             self._pages.append(page)
@@ -187,7 +187,7 @@ class _Walk:
         self._hints.append(_Hint(time.monotonic(), entry, page))
 
     def _settle(self, *, all_of_them: bool = False) -> None:
-        """Read the hints again that have waited long enough; wait for more if they are too many, or for all."""
+        """Read hints again that have waited long enough. If there are too many, or for `all_of_them`, wait first."""
         self._count()
         while self._hints:
             wait = self._hints[0].seen_at + SETTLE - time.monotonic()
@@ -203,7 +203,7 @@ class _Walk:
             self._count()
 
     def _confirm(self, hints: list[_Hint]) -> None:
-        """Each walk finds its own faults: the walk over the index the entries without a hash, the other the rest."""
+        """The walk over the index finds entries without a hash; the walk over the hashes finds all other faults."""
         entries = list(dict.fromkeys(hint.entry for hint in hints))
         found = {finding.subject: finding for finding in self._subject.confirmed(entries)}
         for hint in hints:
@@ -217,7 +217,7 @@ class _Walk:
 
     @property
     def _place(self) -> Place | None:
-        """The first page that is not settled, or else the next page."""
+        """The first page that is not settled; if all are settled, the next page."""
         return self._pages[0].place if self._pages else self._next
 
     def _cursor(self, place: Place) -> WalkCursor:

@@ -27,7 +27,7 @@ from sweeperd.ops.reconcile.report import (
     WalkStore,
     faults_of,
 )
-from sweeperd.ops.reconcile.subjects import ConfiguredKind, Reservations, Subject, WalkProgress, kind_named, subject_of
+from sweeperd.ops.reconcile.subjects import ConfiguredKind, Reservations, Subject, WalkProgress, subject_of
 from sweeperd.ops.reconcile.walk import mend, reconcile
 
 __all__ = [
@@ -52,7 +52,6 @@ __all__ = [
     "WalkedShardDocument",
     "faults_of",
     "judge_budget",
-    "kind_named",
     "mend",
     "reconcile",
     "repair_budget",

@@ -226,15 +226,10 @@ class ConfiguredKind(Subject):
 
 def subject_of(shard: Shard, settings: Settings, name: str, throttle: Throttle | None = None) -> Subject:
     """The entries of the kind of this name."""
-    kind = kind_named(shard, settings, name)
+    kind = kinds_of(settings, shard)[name]
     if isinstance(kind.counters, Budgets):
         return Reservations(shard, settings.sweep, throttle)
     return ConfiguredKind(shard, kind, settings.sweep.pipeline_depth, throttle)
-
-
-def kind_named(shard: Shard, settings: Settings, name: str) -> Kind:
-    """The configured kind of this name, or else reservations, which can be walked also if they are not swept."""
-    return kinds_of(settings, shard).get(name) or reservations(shard.keys, settings.sweep)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The daemon: what it does for each shard, and the scheduler, started and stopped in order."""
+"""The daemon: the work on each shard, and the scheduler, started and stopped in order."""
 
 import contextlib
 import functools
@@ -33,13 +33,12 @@ from sweeperd.store.shard import open_shards
 
 log = logging.getLogger(__name__)
 
-
 #: The name of the work that a daemon without a sweep reports to `/readyz`.
 _MAINTENANCE = "maintenance"
 
 
 class ShardRunner:
-    """What a daemon does for one shard: sweep, delivery, maintenance."""
+    """The daemon's work on one shard: sweep, delivery, maintenance."""
 
     def __init__(self, context: ShardContext, role: Role = Role.ALL) -> None:
         settings, shard, metrics, stop = context.settings, context.shard, context.metrics, context.stop
@@ -49,7 +48,7 @@ class ShardRunner:
         self._stop = stop
         self._role = role
         self._timing = context.timing
-        #: The sweep waits for no connection of a delivery.
+        #: A separate client, so that the sweep waits for no connection of a delivery.
         self._sweep_shard = shard.twin()
         self._cycles_lease = CyclesLease(self._sweep_shard) if settings.cycles.enabled and role.sweeps else None
         self._sweeps: list[KindSweep] = []
@@ -64,18 +63,18 @@ class ShardRunner:
         metrics.reconcile.retain(shard.name, self._reconciler.swept if self._reconciler else ())
         read = functools.partial(read_status, settings, shard, detailed=True, memory=BacklogMemory())
         self.status_history = StatusHistory(shard.name, shard.address, read)
-        #: The tasks without which the process is not well.
+        #: The tasks whose being stuck makes the process unhealthy.
         self._essential = list(self._essential_tasks(settings))
         interval = min(self._timing.status_every, 3 * settings.sweep.interval.total_seconds())
-        #: The reading for the status page has a thread of its own, so that no other task waits for it.
+        #: A separate thread reads the status for the page, so that no other task waits for the reading.
         self.tasks = [
             *self._essential,
             PeriodicTask(f"status of {self.name}", self._read_status, interval, _patience(settings)),
         ]
         works = [sweep.name for sweep in self._sweeps] if role.sweeps else [_MAINTENANCE]
-        #: Kind, or the maintenance -> why it fails now; empty where it does not.
+        #: Kind, or the maintenance -> why the work fails now; empty if the work succeeds.
         self._troubles = dict.fromkeys(works, "no sweep yet" if role.sweeps else "not maintained yet")
-        #: Those of them that were tried.
+        #: The kinds, or the maintenance, that were tried.
         self._tried: set[str] = set()
 
     @property
@@ -85,22 +84,22 @@ class ShardRunner:
 
     @property
     def trouble(self) -> str:
-        """Why this shard cannot be worked with now; empty where it can."""
+        """Why this shard cannot be worked with now; empty if the shard can."""
         return ", ".join(dict.fromkeys(trouble for trouble in self._troubles.values() if trouble))
 
     @property
     def missing(self) -> list[str]:
-        """What no daemon does on this shard, as a sentence each."""
+        """The duties that no daemon does on this shard, as a sentence each."""
         return [f"no process {duty}" for duty in self._announcer.missing]
 
     @property
     def address(self) -> str:
-        """Where the shard is, without credentials."""
+        """The shard's address, without credentials."""
         return self._shard.address
 
     @property
     def place(self) -> tuple[str, str, bytes]:
-        """What makes it the same shard after a reload: its name, where it is, its prefix."""
+        """Name, address and prefix: if all three are the same after a reload, the shard is the same."""
         return self.name, self.address, self._shard.keys.prefix
 
     def adopt(self, before: "ShardRunner") -> None:
@@ -115,7 +114,7 @@ class ShardRunner:
 
     @property
     def health(self) -> list[str]:
-        """What is wrong with its threads."""
+        """The threads of this shard that are stuck or have died, as a sentence each."""
         problems = [f"the {task.name} is stuck" for task in self._essential if task.stuck]
         if self._role.delivers and not self._stop.is_set() and not self.delivery.complete:
             problems.append(f"a delivery thread of {self.name} has died")
@@ -160,7 +159,7 @@ class ShardRunner:
             yield PeriodicTask(f"reconcile of {self.name}", work, self._reconciler.check_every, math.inf)
 
     def _waiting(self, name: str, work: Callable[[], object]) -> Callable[[], None]:
-        """The work as a task that waits where Redis cannot be reached."""
+        """The work as a task that waits while Redis cannot be reached."""
         outage = Outage(log, name, {"shard": self.name})
 
         def run() -> None:
@@ -198,7 +197,7 @@ class ShardRunner:
 
     def _note(self, work: str, trouble: str) -> None:
         if work in self._troubles:
-            if work is _MAINTENANCE:  # a sweep says so itself
+            if work is _MAINTENANCE:  # each sweep sets `redis_up` itself
                 self._metrics.sweep.redis_up.labels(self.name).set(not trouble)
             self._troubles[work] = trouble
             self._tried.add(work)
@@ -211,7 +210,7 @@ class ShardRunner:
 
 
 def _patience(settings: Settings) -> float:
-    """How long a task may take beyond its own work before it counts as stuck, seconds."""
+    """How long a task may take beyond the limit of its work before the task counts as stuck, seconds."""
     return 60 + 4 * settings.redis.socket_timeout.total_seconds()
 
 
@@ -233,7 +232,7 @@ class Daemon:
         self._scheduler = BackgroundScheduler(timezone=UTC, executors={"default": SchedulerPool(len(self._tasks))})
 
     def start(self) -> None:
-        """Start all threads. Raises RuntimeError if the system gives no more of them; `stop` ends those there are."""
+        """Start all threads. Raises RuntimeError if the system gives no more threads; `stop` ends the started ones."""
         if self._role.delivers:
             for runner in self._runners:
                 runner.delivery.start()
@@ -242,7 +241,7 @@ class Daemon:
             task.schedule(self._scheduler)
 
     def about(self) -> dict[str, object]:
-        """What it works on, for the log."""
+        """Role, shards and endpoints, for the log."""
         return {
             "role": self._role.value,
             "shards": {runner.name: runner.address for runner in self._runners},
@@ -251,21 +250,21 @@ class Daemon:
         }
 
     def catch_up(self) -> None:
-        """Call it every second or so: what the scheduler has forgotten runs at once."""
+        """Call this about every second: tasks that the scheduler has forgotten run at once."""
         for task in self._tasks:
             task.catch_up()
 
     def retire(self, seconds: float) -> bool:
-        """Take no more work; wait so long for the current batches. Returns whether they have ended."""
+        """Take no more work; wait up to `seconds` for the current batches. Returns whether the batches have ended."""
         self._stop.set()
         deadline = time.monotonic() + seconds
         return all([task.join(deadline) for task in self._tasks])
 
     def finish(self, deadline: float) -> bool:
         """
-        Take no more work, finish the current batches and what is in flight, and end every thread, until `deadline`
-        (monotonic). Returns whether they all ended. Nothing is lost where they did not: what was not acknowledged is
-        delivered by another replica or later.
+        Take no more work, finish the current batches and the requests in flight, and end every thread, until `deadline`
+        (monotonic). Returns whether all threads ended. If some did not, nothing is lost: events that were not
+        acknowledged are delivered by another replica or later.
         """
         self._stop.set()
         ended = set[ShardRunner]()
@@ -274,7 +273,7 @@ class Daemon:
             if runner.end(deadline):
                 ended.add(runner)
 
-        # All at once: a shard that does not answer takes none of the others' time.
+        # All at once: a shard that does not answer takes no time of other shards.
         threads = [threading.Thread(target=end, args=(runner,), name="end", daemon=True) for runner in self._runners]
         for thread, runner in zip(threads, self._runners, strict=True):
             try:
@@ -285,7 +284,7 @@ class Daemon:
             if thread.ident is not None:
                 thread.join()
         if self._scheduler.running:
-            with contextlib.suppress(RuntimeError):  # its own thread could not be started
+            with contextlib.suppress(RuntimeError):  # the scheduler's thread could not be started
                 self._scheduler.shutdown(wait=False)
         return len(ended) == len(self._runners)
 
@@ -294,7 +293,7 @@ class Daemon:
         return self.finish(deadline or time.monotonic() + self._settings.shutdown_grace.total_seconds())
 
     def adopt(self, before: "Daemon") -> None:
-        """Take over from a daemon that has retired: what it knows of its shards is still so."""
+        """Take over the state of each shard from a daemon that has retired."""
         predecessors = {runner.place: runner for runner in before._runners}
         for runner in self._runners:
             if predecessor := predecessors.get(runner.place):
@@ -309,15 +308,15 @@ class Daemon:
         return {endpoint.name for endpoint in self._settings.consumers}
 
     def health(self) -> tuple[bool, str]:
-        """Whether the process is well, and what is wrong with it."""
+        """Whether the process is well, and the problems."""
         problems = [problem for runner in self._runners for problem in runner.health]
         return not problems, ", ".join(problems) or "ok"
 
     def readiness(self) -> tuple[bool, str]:
         """
-        Ready once each shard has been tried, and as long as one can be swept. All replicas see the same dead Redis, so
-        were one enough to be unready, it would stop a roll-out and take the metrics of all others away. That no process
-        sweeps, or none delivers, is named and makes this one not unready.
+        Ready when each shard has been tried, and while at least one shard can be swept. All replicas see the same dead
+        Redis: if a single dead shard made a replica unready, a roll-out would stop, and the metrics of all other shards
+        would be gone. If no process sweeps or delivers, the text says so, and this process stays ready.
         """
         troubles = [f"{runner.name}: {runner.trouble}" for runner in self._runners if runner.trouble]
         ready = all(runner.tried for runner in self._runners) and len(troubles) < len(self._runners)
@@ -325,6 +324,6 @@ class Daemon:
         return ready, "\n".join(["ok"] * ready + troubles + missing)
 
     def report(self) -> dict[str, Any]:
-        """What the page shows: of each shard the last that is known. Waits for nothing."""
+        """The last known status of each shard, for the page. Waits for nothing."""
         shards = [(runner.status_history.view(), runner.status_history.samples()) for runner in self._runners]
         return status_report(self._settings, shards, time.monotonic())

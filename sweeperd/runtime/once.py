@@ -1,4 +1,4 @@
-"""One run for cron: drain what is due, deliver what is in the stream, end. All shards at the same time."""
+"""One run for cron: expire all due entries, deliver the events of the stream, end. All shards at the same time."""
 
 import contextlib
 import enum
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 #: Between two attempts to take a lease that another process holds, seconds.
 LEASE_RETRY_EVERY = 0.1
-#: Between two reports of the delivery's progress, seconds. So late may a stop or the limit be noticed.
+#: Between two reports of the delivery's progress, seconds; a stop or the limit is noticed this late at most.
 PROGRESS_EVERY = 0.2
 
 
 class OnceStage(enum.StrEnum):
-    """What the run is busy with."""
+    """The two stages of a run."""
 
     SWEEPING = "sweeping"
     DELIVERING = "delivering"
@@ -49,11 +49,11 @@ class OnceReport:
     """One run in numbers, all shards together."""
 
     counts: Counter[Outcome]
-    #: False where a signal ended the sweep before its end.
+    #: False if a signal cut the sweep short.
     complete: bool
     delivery: DeliveryReport
     duration_seconds: float
-    #: What went wrong, a line for each shard or kind that could not be brought to the end.
+    #: A line for each shard or kind that could not be brought to the end.
     failures: tuple[str, ...] = ()
     #: False if no kind was swept, and nothing was delivered.
     any_done: bool = True
@@ -67,7 +67,7 @@ class OnceReport:
 
     @property
     def document(self) -> "OnceDocument":
-        """What `--json` prints."""
+        """The report as `--json` prints it."""
         counts = {outcome.value: self.counts[outcome] for outcome in Outcome if outcome is not Outcome.ERROR}
         return OnceDocument(
             candidates=self.counts.total(),
@@ -105,8 +105,8 @@ def run_once(
     delivery_limit: timedelta | None = None,
 ) -> OnceReport:
     """
-    On every shard: sweep until the end of what is due now, then deliver until nothing is left that can be delivered
-    now, but no longer than `delivery_limit`. `stop` ends it early. A shard that fails keeps no other from its end.
+    On every shard: sweep all entries that are due now, then deliver until no event can be delivered now, but no longer
+    than `delivery_limit`. `stop` ends the run early. If a shard fails, the other shards go on.
     """
     started = time.monotonic()
     metrics = metrics or Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
@@ -141,23 +141,18 @@ def run_once(
 
 
 class _Run:
-    """The run on one shard, and what came of it."""
+    """The run on one shard, and the result."""
 
-    def __init__(
-        self,
-        context: ShardContext,
-        delivery_limit: timedelta | None,
-        progress: "_Progress",
-    ) -> None:
+    def __init__(self, context: ShardContext, delivery_limit: timedelta | None, progress: "_Progress") -> None:
         settings, shard = context.settings, context.shard
         self.name = shard.name
         self.counts: Counter[Outcome] = Counter()
-        #: False once a signal has ended a sweep before its end.
+        #: False if a signal has cut a sweep short.
         self.complete = True
         self.delivery = DeliveryReport(0, 0, 0)
-        #: Why it, or a part of it, was not brought to the end.
+        #: Why the run, or a part of the run, was not brought to the end.
         self.failures: list[str] = []
-        #: Whether a part of it was.
+        #: Whether a part of the run reached the end.
         self.any_done = False
         self._metrics = context.metrics
         self._settings = settings
@@ -180,7 +175,7 @@ class _Run:
                 swept = [
                     self._does(sweep.name, functools.partial(self._sweep, sweep), [sweep]) for sweep in self._sweeps
                 ]
-            # Whatever became of the sweeps, what stands in the stream is delivered.
+            # The events of the stream are delivered even if every sweep failed.
             delivered = self._does("", self._deliver)
             self._does("", self._delivery.maintain)
             counted = self._does("", self._count_delivered)
@@ -192,7 +187,7 @@ class _Run:
             self._shard.close()
 
     def _does(self, kind: str, work: Callable[[], None], sweeps: Sequence[KindSweep] = ()) -> bool:
-        """One part of the run, which keeps no other part from its end. Returns whether it reached its own."""
+        """Do a part of the run. If the part fails, the other parts go on. Returns whether the part reached its end."""
         try:
             work()
         except Exception as error:
@@ -230,9 +225,7 @@ class _Run:
         self._progress(self.name, OnceStage.SWEEPING, self.counts.total(), self._due)
 
     def _sweep(self, sweep: KindSweep) -> None:
-        """
-        Under the lease where it can be had in time, else without: correctness never rests on it.
-        """
+        """Under the lease if the lease is free in time, else without: correctness never rests on the lease."""
         self._due += sweep.backlog().due
         if not self._await(sweep.lease):
             self._drain(sweep)
@@ -242,8 +235,9 @@ class _Run:
 
     def _await(self, lease: Lease) -> bool:
         """
-        Wait for the lease for its TTL: if its holder has died, it is free by then. Who still holds it then is at a long
-        sweep or no sweeper at all, and must not keep cron from its work for ever. Returns whether it was acquired.
+        Wait for the lease for one TTL: if the holder has died, the lease is free by then. A holder that still renews
+        the lease is at a long sweep, or is no sweeper at all, and must not block cron for ever. Returns whether the
+        lease was acquired.
         """
         ttl = self._settings.sweep.lease_ttl.total_seconds()
         until = time.monotonic() + ttl
@@ -279,7 +273,7 @@ class _Run:
         try:
             self._delivery.start()
         except BaseException:
-            # A thread could not be started: those that were end.
+            # A thread could not be started: end the started ones.
             self._delivery_stop.set()
             self._delivery.join(time.monotonic() + self._settings.shutdown_grace.total_seconds())
             raise
@@ -295,7 +289,7 @@ class _Run:
 
 
 class _Progress:
-    """Sums the shards' progress. The second stage is shown once every shard has left the first."""
+    """Sums the shards' progress. The second stage is shown when every shard has left the first."""
 
     def __init__(self, progress: OnceProgress, shards: Sequence[str]) -> None:
         self._progress = progress
@@ -314,6 +308,6 @@ class _Progress:
                 self._progress(stage, sum(done for done, _ in on_shards), sum(expected for _, expected in on_shards))
 
     def left(self, shard: str) -> None:
-        """This shard's run has ended, well or not."""
+        """The run on this shard has ended, well or not."""
         with self._lock:
             self._sweeping.discard(shard)

@@ -1,4 +1,4 @@
-"""A background task of the daemon: what it does, how often, and whether it is stuck."""
+"""A background task of the daemon: the work, the interval, and whether a run is stuck."""
 
 import logging
 import threading
@@ -12,21 +12,21 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 log = logging.getLogger(__name__)
 
-
 #: The part of the interval by which runs are spread, so that replicas do not all run at the same moment.
 JITTER = 0.1
-#: How much later than one interval from now a run may be planned without the host's clock having been set, seconds.
+#: If the next run is planned later than one interval and this time from now, the host's clock was set; seconds.
 PLANNED_LATE = 0.5
 
 
 class _Interval(IntervalTrigger):  # type: ignore[misc]
     """
-    An interval that leaves out what was missed. The scheduler asks for each missed run in turn, to make one of them. A
-    host's clock that is set from 1970 to today, as on a computer without a battery, would be billions of runs.
+    An interval that leaves out missed runs. The scheduler asks for each missed run in turn, to merge the missed runs
+    into a single run. If the host's clock is set from 1970 to today, as on a computer without a battery, there would be
+    billions of them.
     """
 
     def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime | None:
-        """The first run after `previous`; where that has long passed, one that is due now."""
+        """The first run after `previous`; a run that is due now if this time has long passed."""
         if previous is not None:
             previous = max(previous, now - self.interval)
         following: datetime | None = super().get_next_fire_time(previous, now)
@@ -42,7 +42,7 @@ class _Job(Protocol):
 class PeriodicTask:
     """
     Runs `work` at once and then every `interval` seconds or a little sooner, never twice at a time. An exception is
-    logged, and does not end the task. `longest` is how many seconds one run may take before it counts as stuck.
+    logged, and does not end the task. If a run takes longer than `longest` seconds, the task counts as stuck.
     """
 
     def __init__(self, name: str, work: Callable[[], None], interval: float, longest: float) -> None:
@@ -52,7 +52,7 @@ class PeriodicTask:
         self._longest = longest
         self._idle = threading.Event()
         self._idle.set()
-        #: When it last began or ended, by the monotonic clock.
+        #: When the last run began or ended, by the monotonic clock.
         self._changed_at = time.monotonic()
         self._job: _Job | None = None
 
@@ -61,7 +61,7 @@ class PeriodicTask:
         self._changed_at = time.monotonic()
         self._job = scheduler.add_job(
             self._run,
-            # The scheduler only ever adds its jitter, and a run must not come later than the interval says.
+            # The scheduler only adds jitter, and a run must not come later than the interval says.
             _Interval(seconds=self._interval * (1 - JITTER), jitter=self._interval * JITTER, timezone=UTC),
             name=self.name,
             next_run_time=datetime.now(UTC),
@@ -72,15 +72,15 @@ class PeriodicTask:
 
     @property
     def stuck(self) -> bool:
-        """Whether it takes too long, or has not begun when it should have."""
+        """Whether a run takes too long, or has not begun when due."""
         silent_for = time.monotonic() - self._changed_at
         return silent_for > (3 * self._interval + 5 if self._idle.is_set() else self._longest)
 
     def catch_up(self) -> None:
         """
-        Run now if the host's clock was set back. The scheduler goes by the host's clock: set back by an hour, it would
-        wait for an hour. What shows it is a run that is planned for later than one interval from now, however busy the
-        host is and whatever was under way when the clock was set.
+        Run now if the host's clock was set back. The scheduler goes by the host's clock: if the clock is set back by an
+        hour, the scheduler waits for an hour. Then a run is planned for later than one interval from now, however busy
+        the host is and whatever was under way when the clock was set.
         """
         if self._job is None or not self._idle.is_set():
             return
@@ -90,7 +90,7 @@ class PeriodicTask:
             self._job.modify(next_run_time=datetime.now(UTC))
 
     def join(self, deadline: float) -> bool:
-        """Wait until `deadline` (monotonic) for the run that is under way. Returns whether it has ended."""
+        """Wait until `deadline` (monotonic) for the run that is under way. Returns whether the run has ended."""
         return self._idle.wait(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:

@@ -39,7 +39,7 @@ class DailyWalk:
 
     def __init__(self, kind: Kind, settings: Settings, shard: Shard, metrics: Metrics) -> None:
         self.kind = kind.name
-        #: Monotonic: not to be walked before.
+        #: When the next walk may begin at the earliest, monotonic.
         self.wait_until = 0.0
         self._settings = settings
         self._shard = shard
@@ -51,7 +51,7 @@ class DailyWalk:
         self._metrics.announce(shard.name, kind.name, list(self._faults))
 
     def last(self) -> LastWalk | None:
-        """The last complete walk, by any process; its findings are exported."""
+        """The last complete walk, by any process. The findings are exported."""
         known = [walk for walk in (self._own, self._store.last()) if walk]
         last = max(known, key=lambda walk: walk.finished_at, default=None)
         if last:
@@ -59,7 +59,7 @@ class DailyWalk:
         return last
 
     def walk(self, within: float, stop: threading.Event) -> None:
-        """Walk, within about so many seconds; the findings are kept, exported and logged. Raises Interrupted."""
+        """Walk, in about `within` seconds; the findings are kept, exported and logged. Raises Interrupted."""
         throttle = Throttle(self._settings.reconcile.rate, stop)
         report = reconcile(
             subject_of(self._shard, self._settings, self.kind, throttle),
@@ -77,7 +77,7 @@ class DailyWalk:
         self._export(walk)
 
     def count(self, result: str) -> None:
-        """Count a walk that has ended in this way, `ok` or `error`."""
+        """Count a walk with the result `ok` or `error`."""
         self._metrics.runs.labels(self._shard.name, self.kind, result).inc()
 
     def _export(self, walk: LastWalk) -> None:
@@ -112,9 +112,8 @@ class DailyWalk:
 class PeriodicReconciler:
     """
     Walks the reservations and each configured kind of one shard, one after the other. The end of each last walk is kept
-    in Redis: a daemon that restarts does not walk again too early, and all replicas export what the walk found. The
-    place of an unfinished walk is kept as well: the next walk goes on from there, while Redis is still the same
-    process.
+    in Redis: if a daemon restarts, the next walk is not too early, and all replicas export the findings. The place of
+    an unfinished walk is kept too: the next walk goes on from there if Redis was not restarted in between.
 
     The rate rises if `reconcile.rate` would not end all walks within half of the interval.
     """
@@ -136,13 +135,13 @@ class PeriodicReconciler:
         return [walk.kind for walk in self._walks]
 
     def run_if_due(self) -> None:
-        """Export what is known; walk what is due. Raises RedisUnavailable, redis.RedisError."""
+        """Export the last walks; walk the kinds that are due. Raises RedisUnavailable, redis.RedisError."""
         if self._stop.is_set():
             return
         with self._shard.reaching():
             now = self._shard.read_clock()
             due = [walk for walk in self._walks if self._is_due(walk, now)]
-            # Not at the first check: a daemon that starts has more urgent work.
+            # Not at the first check: when a daemon starts, other work is more urgent.
             first, self._checked = not self._checked, True
             if first or not due or not self._lease.acquire():
                 return
@@ -151,12 +150,12 @@ class PeriodicReconciler:
 
     def _is_due(self, walk: DailyWalk, now: int) -> bool:
         last = walk.last()
-        # The end of a walk in the future comes from a clock that was wrong.
+        # If the end of a walk lies in the future, a clock was wrong.
         rested = last and last.finished_at <= now < last.finished_at + self._interval * 1000
         return not rested and time.monotonic() >= walk.wait_until
 
     def _walk_all(self, due: list[DailyWalk]) -> None:
-        """A walk that fails keeps no other from being made."""
+        """If a walk fails, the other walks go on."""
         within = self._interval / 2 / len(self._walks)
         for walk in due:
             walk.wait_until = time.monotonic() + min(RETRY, self._interval)

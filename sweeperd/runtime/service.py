@@ -31,9 +31,9 @@ CHECK_EVERY = 1.0
 
 class Service:
     """
-    Runs a daemon until SIGTERM or SIGINT. A SIGHUP has another, with the settings as they are then, take its place;
-    the counters and the HTTP port stay. `load` reads the settings (raises ConfigError), `apply_log` sets the log up by
-    them. Raises ConfigError where the HTTP address cannot be had.
+    Runs a daemon until SIGTERM or SIGINT. At a SIGHUP a new daemon with the settings of that moment takes over; the
+    counters and the HTTP port stay. `load` reads the settings (raises ConfigError), `apply_log` sets up the log from
+    the settings. Raises ConfigError if the HTTP address cannot be had.
     """
 
     def __init__(
@@ -52,20 +52,20 @@ class Service:
         self._metrics = Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
         self._daemon = Daemon(settings, self._metrics, self._role)
         self._web = self._listen(settings)
-        #: The daemon of a reload, until it has taken the place of the one before it.
+        #: The daemon of a reload, until the new daemon has taken over.
         self._successor: Daemon | None = None
-        #: Finishes what the daemon before this one had in flight.
+        #: Finishes the work in flight of the replaced daemon.
         self._last_work: threading.Thread | None = None
-        # The handlers of signals run in the middle of anything in this thread, and may touch only what can bear that:
-        # plain attributes, and a queue whose `put` is reentrant. An Event's `set` can dead-lock with its own `wait`.
+        # The handlers of signals interrupt this thread anywhere, so the handlers touch only plain attributes, and a
+        # queue whose `put` is reentrant. An Event's `set` can dead-lock with a `wait` on the same Event.
         self._ending: signal.Signals | None = None
         self._reload_wanted = False
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self, reload_wanted: Callable[[], bool] = lambda: False) -> bool:
         """
-        Start, serve until SIGTERM or SIGINT, stop. A second one of these ends the process at once. `reload_wanted`:
-        whether a SIGHUP came before this call. Returns False if the process could not go on: its parts are stopped too.
+        Start, serve until SIGTERM or SIGINT, stop. A second signal ends the process at once. `reload_wanted`: whether a
+        SIGHUP came before this call. Returns False if the process could not go on; all parts are stopped then too.
         """
         signal.signal(signal.SIGHUP, self._on_reload)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -83,7 +83,7 @@ class Service:
             failed = False
         self._notifier.stopping()
         if not self._stop():
-            # Threads that hang in a request would keep the interpreter from ending.
+            # If a thread hangs in a request, the interpreter would not end.
             logging.shutdown()
             os._exit(int(failed))
         return not failed
@@ -103,22 +103,20 @@ class Service:
         log.info("stopping", extra={"signal": self._ending.name})
 
     def health(self) -> tuple[bool, str]:
-        """Whether the process is well, and what is wrong with it."""
+        """Whether the process is well, and the problems."""
         return self._daemon.health()
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether it is ready, and the shards that are not."""
+        """Whether the process is ready, and the shards that are not."""
         return (False, "stopping") if self._ending else self._daemon.readiness()
 
     def report(self) -> dict[str, Any]:
-        """What the page shows."""
+        """The document of the status page."""
         return self._daemon.report()
 
     def jwks(self) -> dict[str, Any]:
         """The public keys of the endpoints, as a JSON Web Key Set."""
         return jwks(self._settings.webhooks.endpoints)
-
-    # ---- signals
 
     def _on_end(self, number: int, _frame: object) -> None:
         for name in (signal.SIGTERM, signal.SIGINT):
@@ -134,15 +132,13 @@ class Service:
         with contextlib.suppress(queue.Empty):
             self._wake.get(timeout=seconds)
 
-    # ---- messages to the service manager
-
     def _check(self) -> None:
         self._daemon.catch_up()
         self._feed()
         self._notifier.status(self._status())
 
     def _feed(self) -> None:
-        """The watchdog gets its food only while the sweep makes progress: a daemon that hangs is to be restarted."""
+        """Ping the systemd watchdog only while healthy, so that a daemon that hangs is restarted."""
         well, _ = self.health()
         if well:
             self._notifier.alive()
@@ -161,15 +157,13 @@ class Service:
         work = [sweeping] * self._role.sweeps + [delivering] * self._role.delivers
         return ", ".join(work).capitalize()
 
-    # ---- new settings
-
     def _reload(self) -> None:
         """
-        Take the settings as they are now, or refuse them and go on with those there are. What fails once the daemon has
-        retired is raised: nothing works then any more.
+        Take the new settings, or refuse them and go on with the old settings. An error after the daemon has retired is
+        raised, because nothing works any more then.
         """
         self._clear_up()
-        self._reload_wanted = False  # before the file is read: a signal from here on may be about a newer one
+        self._reload_wanted = False  # before the file is read: a signal from here on may be about a newer file
         self._notifier.reloading()
         try:
             prepared = self._prepare(self._load())
@@ -190,7 +184,7 @@ class Service:
 
     def _prepare(self, settings: Settings) -> tuple[Settings, Daemon, WebServer | None] | None:
         """
-        A daemon with these settings and its HTTP server, neither of them started. None if nothing has changed. Raises
+        A daemon with these settings and an HTTP server, both not yet started. None if nothing has changed. Raises
         ConfigError.
         """
         if settings.metrics != self._settings.metrics:
@@ -209,8 +203,8 @@ class Service:
 
     def _replace(self, settings: Settings, daemon: Daemon, web: WebServer | None) -> None:
         """
-        Only the sweep is waited for, which ends after its current batch. Requests in flight go on while the new daemon
-        runs, as the requests of another replica would, so that no tick waits for a receiver.
+        Wait for the sweep only, which ends after the current batch. Requests in flight go on while the new daemon runs,
+        as the requests of another replica would, so that no tick waits for a receiver.
         """
         before, grace = self._daemon, self._settings.shutdown_grace.total_seconds()
         deadline = time.monotonic() + grace
@@ -235,8 +229,8 @@ class Service:
 
     def _clear_up(self) -> None:
         """
-        Free what a replaced daemon held, once the daemon has ended. The parts of a daemon refer to each other, so only
-        the garbage collector frees them, and Python may wait long with a search: the memory of TLS is not counted.
+        Free the memory of a replaced daemon when that daemon has ended. The parts of a daemon refer to each other, so
+        only the garbage collector frees them, and Python may wait long, because the memory of TLS is not counted.
         """
         if self._last_work is not None and not self._finishing:
             self._last_work = None
@@ -244,11 +238,11 @@ class Service:
 
     @property
     def _finishing(self) -> bool:
-        """Whether a daemon that was replaced still has work in flight. One at a time, however many signals come."""
+        """Whether a replaced daemon still has work in flight. If so, the next reload waits."""
         return self._last_work is not None and self._last_work.is_alive()
 
     def _listen(self, settings: Settings) -> WebServer | None:
-        """None where HTTP is off. Raises ConfigError where the address cannot be had."""
+        """None if HTTP is off. Raises ConfigError if the address cannot be had."""
         address = settings.http.address
         if not address:
             return None
@@ -261,12 +255,10 @@ class Service:
             reason = error.strerror or error
             raise ConfigError(f"http.listen: cannot listen on {settings.http.listen}: {reason}{advice}") from None
 
-    # ---- the end
-
     def _stop(self) -> bool:
         """Stop everything within `shutdown_grace`. Returns whether all threads have ended."""
         deadline = time.monotonic() + self._settings.shutdown_grace.total_seconds()
-        if self._successor is not None:  # it could not be started, or not in whole
+        if self._successor is not None:  # the new daemon could not be started, or only in part
             self._successor.retire(0)
         ended = self._daemon.stop(deadline)
         if self._successor is not None:

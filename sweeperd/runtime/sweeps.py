@@ -1,4 +1,4 @@
-"""The sweep of one kind on one shard, with its lease, its log and metrics, its last tick."""
+"""The sweep of one kind on one shard: leases, errors, log and metrics, the last tick."""
 
 import contextlib
 import logging
@@ -26,6 +26,15 @@ from sweeperd.sweep.sweeper import Sweeper
 from sweeperd.sweep.telemetry import ExpiryRates, LastSweepStore, SweepTelemetry, read_last_sweep
 
 log = logging.getLogger(__name__)
+
+#: The TTL that the services of Cycles give to their lease.
+TTL = timedelta(seconds=30)
+#: Between two renewals of that lease, and between two attempts to take the lease, seconds.
+RENEW_EVERY, RETRY_EVERY = 10.0, 1.0
+#: After so long without that lease the sweep goes on, seconds.
+PATIENCE = 30.0
+#: A lease of sweeperd that lasts for so many TTLs without a sweep is not believed any more.
+LEASE_PATIENCE = 4
 
 
 @dataclass(frozen=True)
@@ -63,27 +72,19 @@ class Failure:
         log.log(level, line, extra={**fields, "error": text or self.cause}, exc_info=traceback)
 
 
-#: As long as the services of Cycles take it for.
-TTL = timedelta(seconds=30)
-#: Between two renewals, and between two attempts to take it, seconds.
-RENEW_EVERY, RETRY_EVERY = 10.0, 1.0
-#: After so long without it the sweep goes on, seconds.
-PATIENCE = 30.0
-
-
 class CyclesLease:
     """
-    `cycles:maintenance:lease:reservation_expiry`, by the rule of the services that share it: taken with SET NX and a
-    TTL, renewed by each process that has the token. It is never released: it runs out when no replica of sweeperd
-    renews it, and then the services sweep again.
+    `cycles:maintenance:lease:reservation_expiry`, by the rule of the Cycles services: taken with SET NX and a TTL,
+    renewed by each process that has the token, never released. When no replica of sweeperd renews the lease any more,
+    the lease runs out, and the services sweep again.
     """
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._renew = Script("lease/renew")
-        #: When it was last taken or renewed, monotonic.
+        #: When the lease was last taken or renewed, monotonic.
         self._renewed_at: float | None = None
-        #: Since when it has been missing, monotonic.
+        #: Since when the lease has been missing, monotonic.
         self._missing_since = time.monotonic()
         self._warned = False
 
@@ -92,7 +93,7 @@ class CyclesLease:
         self._renewed_at, self._missing_since, self._warned = before._renewed_at, before._missing_since, before._warned
 
     def hold(self) -> None:
-        """Take or renew it, when it is time. Call it about every second. Raises RedisUnavailable."""
+        """Take or renew the lease when due. Call this about every second. Raises RedisUnavailable."""
         now = time.monotonic()
         if self._held and self._renewed_at is not None and now - self._renewed_at < RENEW_EVERY:
             return
@@ -106,11 +107,11 @@ class CyclesLease:
             self._renewed_at, self._missing_since = None, now
 
     def permits(self) -> bool:
-        """Whether to sweep now: under the lease, or after 30 s without it."""
+        """Whether to sweep now: under the lease, or after 30 s without the lease."""
         now = time.monotonic()
         if self._held:
             return True
-        if self._renewed_at is not None:  # it was held, and Redis could not be reached since
+        if self._renewed_at is not None:  # the lease was held, and Redis could not be reached since
             self._missing_since = self._renewed_at + TTL.total_seconds()
             self._renewed_at = None
         missing = now - self._missing_since
@@ -126,7 +127,7 @@ class CyclesLease:
 
     @contextlib.contextmanager
     def kept(self, stop: threading.Event) -> Iterator[None]:
-        """For a run that is no daemon: hold it during the block, which begins when `permits` says so, or at `stop`."""
+        """For `--once`: hold the lease during the block, which begins when `permits` allows or `stop` is set."""
         end = threading.Event()
         thread = threading.Thread(target=self._keep, args=(end,), name=f"cycles-lease-{self._shard.name}", daemon=True)
         thread.start()
@@ -154,15 +155,11 @@ class CyclesLease:
         return self._renewed_at is not None and time.monotonic() - self._renewed_at < TTL.total_seconds()
 
 
-#: So many TTLs without a sweep, and the lease is not believed any more.
-LEASE_PATIENCE = 4
-
-
 class StandBy:
     """
-    A holder renews its lease, sweeps, and notes each sweep. A lease that never runs out, because its key has no TTL or
-    is not a lease at all, would stop every sweep for ever: so a replica that has stood by for 4 TTLs, in which no sweep
-    was noted, sweeps without the lease. Correctness never rests on it.
+    A holder renews the lease, sweeps, and notes each sweep. If a lease never runs out, because the key has no TTL or is
+    no lease at all, every sweep would stop for ever. So if a replica has stood by for 4 TTLs and no sweep was noted
+    meanwhile, the replica sweeps without the lease. Correctness never rests on the lease.
     """
 
     def __init__(self, shard: Shard, kind: Kind, lease: Lease, settings: SweepSettings) -> None:
@@ -171,7 +168,7 @@ class StandBy:
         self._lease = lease
         self._limit = LEASE_PATIENCE * settings.lease_ttl
         self._time_budget = settings.time_budget
-        #: When it began to stand by, monotonic; None while this process holds the lease itself.
+        #: When this process began to stand by, monotonic; None while this process holds the lease.
         self._since: float | None = None
         self._warned = False
 
@@ -181,13 +178,13 @@ class StandBy:
         self._warned = False
 
     def is_pointless(self) -> bool:
-        """Call it each time that the lease was not acquired: whether to sweep without it. Raises redis.RedisError."""
+        """Call this when the lease was not acquired: whether to sweep without the lease. Raises redis.RedisError."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
         if now - self._since < self._limit.total_seconds():
             return False
-        # A sweep is noted when it ends, and one whose lease is renewed may take all of its time budget.
+        # A sweep is noted at the end, and while the lease is renewed a sweep may take the whole time budget.
         limit = self._limit + self._time_budget if self._lease.runs_out() else self._limit
         if now - self._since < limit.total_seconds() or self._another_swept_within(limit):
             return False
@@ -207,7 +204,7 @@ class StandBy:
 
 
 class KindSweep:
-    """`observe` gets the decisions of each batch, after they are logged and counted. Methods raise RedisUnavailable."""
+    """`observe` gets the decisions of each batch after log and metrics. Methods raise RedisUnavailable."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """
-What a service manager is told of this process: systemd's notify protocol (sd_notify), over the socket that
-NOTIFY_SOCKET names. Without that variable nothing happens.
+Messages to the service manager by systemd's notify protocol (sd_notify), over the socket in NOTIFY_SOCKET. If the
+variable is not set, nothing happens.
 """
 
 import logging
@@ -11,12 +11,12 @@ from collections.abc import Mapping
 
 log = logging.getLogger(__name__)
 
-#: How long a message may take to be sent, seconds. A service manager that is busy must not hold the sweep up.
+#: The longest time for sending a message, seconds: a busy service manager must not delay the sweep.
 SEND_LIMIT = 1.0
 
 
 class SystemdNotifier:
-    """Sends messages to the service manager. One that cannot be sent is logged once and changes nothing else."""
+    """Sends messages to the service manager. If a message cannot be sent, this is logged once, and nothing else."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environment.get("NOTIFY_SOCKET", ""))
@@ -24,40 +24,40 @@ class SystemdNotifier:
         self._failed = False
         self._status = ""
         self._fed_at = 0.0
-        #: Seconds after which the service manager takes silence for death; None without a watchdog.
+        #: The service manager restarts the process after so many seconds of silence; None without a watchdog.
         self.watchdog_limit = _watchdog_limit(environment) if self._address else None
 
     def ready(self, status: str) -> None:
-        """It has started, or has reloaded."""
+        """The process has started, or has reloaded."""
         self._status = status
         self._send(f"READY=1\nSTATUS={_line(status)}")
 
     def reloading(self) -> None:
-        """It reloads its settings; `ready` ends that."""
-        # systemd takes only a message that is younger than the signal it sent, by the clock that it shares with us.
+        """The process reloads its settings, until `ready`."""
+        # systemd takes the message only if the time is later than the signal's, by the clock of the host.
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._status = "Reloading"
         self._send(f"RELOADING=1\nMONOTONIC_USEC={now}\nSTATUS=Reloading")
 
     def stopping(self) -> None:
-        """It has begun to end."""
+        """The process has begun to end."""
         self._status = "Stopping"
         self._send("STOPPING=1\nSTATUS=Stopping")
 
     def status(self, text: str) -> None:
-        """What it does, for people; sent where it has changed."""
+        """The state of the process, for people; sent if the text has changed."""
         if text != self._status:
             self._status = text
             self._send(f"STATUS={_line(text)}")
 
     def alive(self) -> None:
-        """It is well. Call it as often as you like: it is said four times within the watchdog's limit."""
+        """The process is well. Call this as often as you like: the watchdog gets four messages within its limit."""
         if self.watchdog_limit is not None and time.monotonic() - self._fed_at >= self.watchdog_limit / 4:
             self._fed_at = time.monotonic()
             self._send("WATCHDOG=1")
 
     def close(self) -> None:
-        """Say no more."""
+        """Send no more messages."""
         self._address = None
         if self._socket is not None:
             self._socket.close()
@@ -90,7 +90,7 @@ def _address(text: str) -> str | None:
 
 def _watchdog_limit(environment: Mapping[str, str]) -> float | None:
     if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return None  # meant for another process, which passed its environment on
+        return None  # meant for the parent process, whose environment this process has inherited
     try:
         microseconds = int(environment.get("WATCHDOG_USEC", "0"))
     except ValueError:

@@ -21,7 +21,7 @@ from sweeperd.sweep.kind_script import BASIC_GLOBALS, FILE_FAILED, HIDDEN_GLOBAL
 from sweeperd.sweep.reservations import RESERVATIONS, reservations
 from sweeperd.text import decode, decode_list
 
-#: The kinds of each shard, and the settings that they were built from.
+#: The kinds of each shard, and the settings that the kinds were built from.
 _built: "weakref.WeakKeyDictionary[Shard, tuple[Settings, Mapping[str, Kind]]]" = weakref.WeakKeyDictionary()
 _COMPILES = Script("sweep/kind_compiles")
 #: One harmless form of each command, after its key.
@@ -50,7 +50,7 @@ def kind_names(settings: Settings) -> list[str]:
 
 
 def kinds_of(settings: Settings, shard: Shard) -> Mapping[str, Kind]:
-    """All kinds that are swept on the shard, by name; built once for each shard, so that scripts are made once."""
+    """All kinds that are swept on the shard, by name; built once per shard, so that each script is made once."""
     known, kinds = _built.get(shard, (None, {}))
     if known is not settings:
         built_in = [reservations(shard.keys, settings.sweep)] if settings.reservations.enabled else []
@@ -63,7 +63,7 @@ def kinds_of(settings: Settings, shard: Shard) -> Mapping[str, Kind]:
 def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
     """One of `[[kinds]]`."""
     index, events, quarantine = keys.kind_index(kind.index), keys.events, keys.kind_quarantine(kind.name)
-    # Hashes that were expired together must not all end together: Redis would have to free them in the same moment.
+    # Hashes that were expired together must not all end together, because Redis would free all in the same moment.
     retention_ms, spread_ms = kind.retention_ms, int(kind.retention_ms * settings.sweep.audit_spread)
     stem, end = (keys.prefix + kind.entry[0].encode(), kind.entry[1].encode())
     text = functools.partial(kind_script, kind, settings.kinds, settings.reservations.enabled)
@@ -98,8 +98,8 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
 
 
 def _explaining(source: str) -> str:
-    """The script with a `redis` that records the writes and sends none."""
-    # The code before the user's script stands on one line, so that its errors name the lines of the user's file.
+    """The script with a `redis` that records the writes and sends no write."""
+    # The code before the user's script stands on one line, so that errors name the lines of the user's file.
     lines = (line.strip() for line in own_text("include/recorder").splitlines())
     recorder = " ".join(line for line in lines if line and not line.startswith("--"))
     return (
@@ -114,7 +114,7 @@ def _is_broken_by(error: Exception) -> bool:
 
 
 def _decision(entry: bytes, reply: Sequence[Any]) -> Decision:
-    """The reply of a kind's script; its shapes are listed in kind_script.py."""
+    """The decision in a reply of a kind's script; the shapes are listed in kind_script.py."""
     outcome = Outcome(reply[0].decode())
     match outcome:
         case Outcome.EXPIRED:
@@ -158,7 +158,7 @@ def _check_script(kind: KindSettings, script: Script, index: bytes, client: "red
 
 
 def _own_commands(kind: KindSettings) -> list[str]:
-    """The commands of the writes that every entry of the kind may need, and those of its plan."""
+    """The commands of the writes that every entry of the kind may need, and the commands of the plan."""
     planned = [command.name for command in kind.given_back] + (kind.commands or [])
     # A sum is written with HSET.
     planned = ["HSET" if name == "HINCRBY" else name for name in planned]
@@ -168,8 +168,8 @@ def _own_commands(kind: KindSettings) -> list[str]:
 
 def _refused_commands(kind: KindSettings, index: bytes, client: "redis.Redis") -> Iterator[str]:
     """
-    The commands that the user may not run. Asked of servers before Redis 7.0, whose scripts cannot ask before a write:
-    each command is queued in a transaction that is then discarded, so nothing runs.
+    The commands that the user may not run, on a server before Redis 7.0, on which no script can ask before a write.
+    Each command is queued in a transaction, and the transaction is discarded, so nothing runs.
     """
     if isinstance(client, ClusterClient):
         return

@@ -1,4 +1,4 @@
-"""The values of a sweep: a kind (what is swept), a decision about one entry, and the report of a tick."""
+"""The values of a sweep: a kind of entries, a decision about one entry, and the report of a tick."""
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from sweeperd.store.scripts import Call, Script
 
 
 class Outcome(enum.StrEnum):
-    """What became of one index entry."""
+    """The result of a decision about one index entry."""
 
     EXPIRED = "expired"
     SKIPPED = "skipped"
@@ -29,20 +29,20 @@ class Outcome(enum.StrEnum):
 
 
 class Decision(NamedTuple):
-    """What the script decided for one entry. A plain tuple: there are millions of them after an outage."""
+    """The script's decision about one entry. A plain tuple: there are millions of decisions after an outage."""
 
     id: bytes
     outcome: Outcome
     #: The state of a skipped entry, the reason of a quarantine, the text of an error.
     detail: str = ""
     tenant: bytes = b""
-    #: From the moment when it could be expired to the moment when it was, ms.
+    #: From the end of the grace to the expiry, ms.
     lag_ms: int = 0
     #: When the grace of an entry in grace ends, ms on the server's clock; 0 if unknown.
     grace_end_ms: int = 0
-    #: The scopes whose budget should have got the amount back, and does not exist.
+    #: The scopes whose budget does not exist, so that the amount could not be given back.
     missing: tuple[str, ...] = ()
-    #: What exactly is wrong, if a quarantine of a configured kind says so.
+    #: The exact fault, if a quarantine of a configured kind names the fault.
     why: str = ""
     #: The scopes whose budget was closed and has less reserved than the amount: left alone.
     closed: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class Kind:
 
     name: str
     words: Words
-    #: The keys: ZSET of deadlines, ZSET of what was set aside, HASH of the last tick.
+    #: The keys: ZSET of deadlines, ZSET of the quarantine, HASH of the last tick.
     index: bytes
     quarantine: bytes
     ticks: bytes
@@ -104,9 +104,9 @@ class Kind:
     tenant: str
     #: The job whose lease a sweep of this kind holds.
     lease_job: str
-    #: How the names of the kind's fields in `sweeperd:reconcile` end.
+    #: The end of the names of the kind's fields in `sweeperd:reconcile`.
     walk_suffix: str = ""
-    #: What every log line about the kind says.
+    #: The fields of every log line about the kind.
     log_fields: Mapping[str, object] = field(default_factory=dict)
     counters: Budgets | Sums = Sums()
     #: How much later than its deadline the index may have an entry, because the script lets the entry wait; ms.

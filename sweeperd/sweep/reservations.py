@@ -1,4 +1,4 @@
-"""Reservations, the kind that is built in: how expire.lua is called, what its reply says, which rights it needs."""
+"""Reservations, the built-in kind: the call of expire.lua, the reply, and the needed rights."""
 
 import functools
 import random
@@ -16,9 +16,9 @@ from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep.kind import Budgets, Decision, GraceScan, Kind, Outcome, Words
 from sweeperd.text import decode, decode_list
 
-#: The name of the kind. Its keys and its events have no name of a kind in them.
+#: The name of the kind. The keys and the events of reservations hold no name of a kind.
 RESERVATIONS = "reservations"
-#: The reasons of a quarantine, as expire.lua names them, and what each means for the operator who repairs.
+#: The reasons of a quarantine in expire.lua, and the meaning of each for the operator who repairs.
 REASONS: Mapping[str, str] = {
     "WRONG_TYPE": "the reservation's key is no hash",
     "INVALID_STATE": "state is missing or none of ACTIVE, COMMITTED, RELEASED, EXPIRED",
@@ -37,12 +37,12 @@ _RIGHTS = Script("sweep/rights")
 
 
 def kind_of_event(fields: Mapping[bytes, bytes]) -> str:
-    """The kind of the entry that an event of the stream is about."""
+    """The kind of the entry in an event of the stream."""
     return decode(fields.get(b"kind", RESERVATIONS.encode()))
 
 
 def kind_words(name: str) -> tuple[str, ...]:
-    """The option by which an operator's command names the kind; none for reservations, the default."""
+    """The option `--kind` of an operator's command; none for reservations, the default."""
     return () if name == RESERVATIONS else ("--kind", name)
 
 
@@ -50,7 +50,7 @@ def reservations(keys: Keys, settings: SweepSettings) -> Kind:
     """The kind under these keys."""
     grace_ms = milliseconds(settings.grace)
     retention_ms = milliseconds(settings.audit_retention)
-    # Hashes that were expired together must not all end together: Redis would have to free them in the same moment.
+    # Hashes that were expired together must not all end together, because Redis would free all in the same moment.
     spread_ms = int(retention_ms * settings.audit_spread)
     index, events, quarantine, budget_stem = keys.reservation_index, keys.events, keys.quarantine, keys.budget_stem
     stem = keys.reservation(b"")
@@ -91,8 +91,8 @@ def reservations(keys: Keys, settings: SweepSettings) -> Kind:
 
 def _check_rights(needed: Mapping[bytes, Sequence[str]], client: "redis.Redis") -> None:
     """
-    Without one of these commands on these keys nothing may be moved at all. Raises KindRefused, which names what the
-    user may not run, or redis.RedisError.
+    If a right to one of these commands is missing, no entry may be moved at all. Raises KindRefused, which names the
+    missing rights, or redis.RedisError.
     """
     replies = _RIGHTS.run_many(client, [Call([key], commands) for key, commands in needed.items()])
     missing = [problem for key, reply in zip(needed, replies, strict=True) if (problem := _missing(key, reply))]

@@ -48,10 +48,10 @@ BELIEVED = 0.25
 NO_PAUSE = 10
 #: From the first part of `max_lag` on the size grows; from the second part on, the next batch is always sent ahead.
 HURRY, SEND_AHEAD = 0.5, 0.75
-#: If no more entries fail than this, the tick has not: a few bad hashes must not make a rollout wait.
+#: If no more entries fail than this, the tick does not count as failed: a few bad hashes must not block a rollout.
 FEW = 10
 
-#: Entries that are decided together: one script call for each of them that is not marked as in grace.
+#: Entries that are decided together: one script call for each entry that is not marked as in grace.
 Batch = Sequence[IndexEntry]
 
 
@@ -68,14 +68,14 @@ class _Tick:
     in_flight: deque[Batch] = field(default_factory=deque)
     #: How many entries were passed by as in grace without a decision about each.
     passed: int = 0
-    #: The first error of an entry, and whether every one was about the script, which concerns all entries.
+    #: The first error of an entry, and whether every error was about the script, which concerns all entries.
     error: str = ""
     general: bool = True
-    #: The first reply that is a refusal of rights. A right may have been taken away, so the tick ends there.
+    #: The first refusal of rights. A right may have been taken away, so the tick ends there.
     refused: str = ""
     #: The error after which the kind must not be swept any more.
     broken: str = ""
-    #: Whether it has got any further. A time budget that is too short for a slow server must not end each tick at once.
+    #: Whether a batch was decided. If the time budget is too short for a slow server, each tick still decides a batch.
     progressed: bool = False
 
     def pass_by(self, entries: int) -> None:
@@ -85,7 +85,7 @@ class _Tick:
             self.counts[Outcome.IN_GRACE] += entries
 
     def fail(self, reply: Exception) -> str:
-        """An entry failed with this reply. Returns it in one line."""
+        """An entry failed with this reply. Returns the reply in one line."""
         text = describe(reply)
         self.error = self.error or text
         self.general = self.general and is_script_fault(reply)
@@ -105,7 +105,7 @@ class _Tick:
 
     @property
     def duration(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the tick began."""
         return time.monotonic() - self.started
 
 
@@ -169,9 +169,8 @@ class AdaptiveBatchSize:
 
 class Sweeper:
     """
-    Sweeps one kind on one shard.
-
-    `observe` gets the decisions of each batch as soon as they are known. `stop` ends a tick after its current batch.
+    Sweeps one kind on one shard. `observe` gets the decisions of each batch at once. `stop` ends a tick after the
+    current batch.
     """
 
     def __init__(
@@ -189,7 +188,7 @@ class Sweeper:
         self._stop = stop
         self._reader = IndexReader(shard, kind, settings.batch_size)
         # Two batches are in flight: while Redis runs one, this process handles the other. They have `pipeline_depth`
-        # calls together, and as many each where the sweep is in a hurry.
+        # calls together, and as many each if the sweep is in a hurry.
         self._batches_in_flight = min(2, settings.pipeline_depth)
         self._batch_size = AdaptiveBatchSize(
             max(1, settings.pipeline_depth_min // self._batches_in_flight),
@@ -202,11 +201,11 @@ class Sweeper:
     def tick(self, give_way: Callable[[], bool] = lambda: False, trace_id: str = "") -> SweepReport:
         """
         Decide every entry that is due by the server's clock at the start of the tick, each once, until the end, the
-        time budget or `stop`, a refusal of rights, or until it is to `give_way` to another replica. The next tick takes
-        up where one that was cut short stopped. Memory holds one page. The events carry `trace_id`, 32 hex digits.
+        time budget, `stop`, a refusal of rights, or until `give_way` is true, for another replica. If a tick is cut
+        short, the next tick goes on from there. Memory holds one page. The events carry `trace_id`, 32 hex digits.
 
-        Raises RedisUnavailable. The tick after that goes on after the batch that failed: if Redis fails because of that
-        batch, it must not keep the following entries from being decided.
+        Raises RedisUnavailable. The next tick then goes on after the batch that failed: if Redis fails because of that
+        batch, the following entries are still decided.
         """
         with self._shard.reaching(), ScriptPipeline(self._kind.script, self._shard.client) as pipeline:
             tick = _Tick(pipeline, give_way, trace_id or secrets.token_hex(16))
@@ -222,7 +221,7 @@ class Sweeper:
         )
 
     def backlog(self) -> Backlog:
-        """How much is due now, how long the oldest has been, how much is in quarantine. Raises RedisUnavailable."""
+        """How many entries are due, since when the oldest, how many are in quarantine. Raises RedisUnavailable."""
         with self._shard.reaching():
             now = self._shard.read_clock()
             pipeline = self._shard.client.pipeline(transaction=False)
@@ -234,7 +233,7 @@ class Sweeper:
         return Backlog(due, age, quarantined)
 
     def _drain(self, tick: _Tick) -> bool:
-        """Go through the index. Returns False where it stopped before the end."""
+        """Go through the index. Returns False if the tick stopped before the end."""
         while not self._reader.ended:
             if self._is_over(tick):
                 return False
@@ -250,7 +249,7 @@ class Sweeper:
         return True
 
     def _is_over(self, tick: _Tick) -> bool:
-        """Whether the tick is to stop here. Then the replies to the batches in flight are received first."""
+        """Whether the tick is to stop here. If so, the replies to the batches in flight are received first."""
         spent = tick.progressed and tick.duration > self._time_budget
         if not (spent or tick.broken or tick.refused or self._stop.is_set() or tick.give_way()):
             return False
@@ -259,7 +258,7 @@ class Sweeper:
         return True
 
     def _batches(self, entries: Batch) -> Iterator[Batch]:
-        """Batches with as many undecided entries as fit into one at that moment."""
+        """Batches with as many undecided entries as fit into a batch at that moment."""
         start = 0
         while start < len(entries) and not self._reader.rereads:
             end, left = start, int(self._batch_size)
@@ -270,7 +269,7 @@ class Sweeper:
             start = end
 
     def _send(self, tick: _Tick, batch: Batch) -> None:
-        # Redis may fail because of an earlier batch in flight, which is noticed only when this one is written.
+        # If Redis fails because of an earlier batch in flight, this is noticed only when the next batch is written.
         tick.in_flight.append(batch)
         if undecided := [entry.id for entry in batch if not entry.in_grace]:
             tick.pipeline.send([self._kind.call(entry, tick.trace_id) for entry in undecided])
@@ -286,16 +285,15 @@ class Sweeper:
             tick.progressed = True
 
     def _abandon(self, tick: _Tick) -> None:
-        """Receive what the server did of the batches after the oldest one, which has failed."""
+        """The oldest batch has failed: receive the replies to the later batches, which the server may have run."""
         while len(tick.in_flight) > 1:
-            batch = tick.in_flight[1]
-            self._decide(tick, batch)
+            self._decide(tick, tick.in_flight[1])
             del tick.in_flight[1]
 
     def _decide(self, tick: _Tick, batch: Batch) -> tuple[list[Decision], Exception | None]:
         """
-        The decisions about a batch in flight, observed and counted; and the server's trouble that some entries met in
-        place of a decision, or None.
+        The decisions about a batch in flight, observed and counted; and the server's trouble if some entries got no
+        decision for this reason, else None.
         """
         replies = iter(self._replies(tick.pipeline, sum(not entry.in_grace for entry in batch)))
         decisions, trouble = [], None
@@ -310,13 +308,13 @@ class Sweeper:
                 decisions.append(self._decision(tick, entry.id, reply))
         if expired := [decision.lag_ms for decision in decisions if decision.outcome is Outcome.EXPIRED]:
             self._batch_size.late_by(max(expired))
-        # Also where the batch fails as a whole: the expiries in it have happened.
+        # Also when the batch fails as a whole: the expiries in the batch have happened.
         self._observe(decisions, tick.trace_id)
         tick.counts.update(decision.outcome for decision in decisions)
         return decisions, trouble
 
     def _replies(self, pipeline: ScriptPipeline, count: int) -> list[Any]:
-        """The replies to the oldest batch. How long Redis took for it sets the size of the next ones."""
+        """The replies to the oldest batch. How long Redis took sets the size of the next batches."""
         if not count:
             return []
         received = pipeline.receive()

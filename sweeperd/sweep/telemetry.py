@@ -1,4 +1,4 @@
-"""What becomes known of a sweep: logs, metrics, the last tick, and the rates of expiry."""
+"""Logs and metrics of a sweep, the last tick, and the rates of expiry."""
 
 import logging
 from collections import Counter
@@ -27,21 +27,21 @@ _FIELDS = (b"at", b"by", b"seconds", b"complete", b"expired", b"earlier_at", b"e
 class LastSweep:
     """The last tick over a shard, by any process."""
 
-    #: When it ended, ms on Redis's clock.
+    #: When the tick ended, ms on Redis's clock.
     at_ms: int
     #: Host, process id and a random part.
     by: str
     seconds: float
-    #: False where it stopped before the end of what was due.
+    #: False if the tick stopped before the end of the due entries.
     complete: bool
-    #: How many entries have expired in all. What a process had not noted when it died is missing.
+    #: How many entries have expired in all, without the expiries that a process had not noted when the process died.
     expired: int
-    #: An earlier reading of that total, one to two minutes before the last tick, and when it was taken, ms.
+    #: An earlier reading of that total, one to two minutes before the last tick, and the time of the reading, ms.
     earlier_expired: int
     earlier_at_ms: int
 
     def rate(self, now_ms: int) -> float:
-        """How many have expired a second, from the earlier reading until now."""
+        """Expiries per second, from the earlier reading until now."""
         elapsed = now_ms - self.earlier_at_ms
         return 1000 * (self.expired - self.earlier_expired) / elapsed if elapsed > 0 else 0.0
 
@@ -58,7 +58,7 @@ class LastSweepStore:
         self._refusal_logged = False
 
     def decided(self, decisions: Sequence[Decision]) -> None:
-        """The decisions of a batch: they count, even if the tick fails later."""
+        """The decisions of a batch, which count even if the tick fails later."""
         self._expired += sum(decision.outcome is Outcome.EXPIRED for decision in decisions)
 
     def note(self, report: SweepReport) -> None:
@@ -98,7 +98,7 @@ def read_last_sweep(shard: Shard, kind: Kind) -> LastSweep | None:
         return None
 
 
-#: How many tenants are counted; further ones are not, until some have had no expiry for an hour or so.
+#: How many tenants are counted. Further tenants are not, until some have had no expiry for an hour or so.
 TENANTS = 10_000
 #: How many tenants go into one call of the script.
 TOGETHER = 500
@@ -164,7 +164,7 @@ LINE = 50
 
 #: The outcomes that need an operator.
 _ALARMING = {Outcome.QUARANTINED: logging.WARNING, Outcome.ERROR: logging.ERROR}
-#: What the Cycles services call the results of a sweep.
+#: The names that the Cycles services give to the results of a sweep.
 _CYCLES_OUTCOMES = {"ok": "success", "error": "failed", "standby": "skipped_locked"}
 _DETAIL = {Outcome.SKIPPED: "state", Outcome.QUARANTINED: "reason", Outcome.ERROR: "error"}
 
@@ -176,7 +176,7 @@ class SweepTelemetry:
         self._metrics = metrics.sweep
         self._shard = shard
         self._kind = kind
-        #: What every log line of this sweep says.
+        #: The fields of every log line of this sweep.
         self._about: dict[str, object] = {"shard": shard, **kind.log_fields}
         metrics.sweep.announce(shard, kind.name, list(Outcome), list(kind.reasons))
 
@@ -223,7 +223,7 @@ class SweepTelemetry:
         self._metrics.redis_up.labels(self._shard).set(1)
 
     def spiked(self, tenants: int) -> None:
-        """So many tenants' rates of expiries rose above their usual ones."""
+        """The rates of expiries of so many tenants rose above the usual rates."""
         self._metrics.expiry_spikes.labels(self._shard).inc(tenants)
         log.warning("expiries of tenants rose above their usual rate", extra={"shard": self._shard, "tenants": tenants})
 
@@ -277,7 +277,7 @@ class SweepTelemetry:
         log.log(level, outcome.value.replace("_", " "), extra=common | fields)
 
     def _fields_of(self, decision: Decision) -> dict[str, object]:
-        """What the log has of an entry."""
+        """The fields of the log for an entry."""
         words = self._kind.words
         fields: dict[str, object] = {words.id: decode(decision.id)}
         if decision.tenant:

@@ -15,6 +15,25 @@ from sweeperd import __version__
 _HASH = 8
 #: The label shared by the tenants without their own label.
 OTHER_TENANTS = "_other"
+#: The built-in kind.
+_RESERVATIONS = "reservations"
+#: Seconds. One request.
+WEBHOOK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+#: The states of an endpoint, the worst last.
+ENDPOINT_STATES = ("delivering", "open", "paused")
+#: The labels of measurements of the sweep of one kind on one shard.
+SWEEP = ["shard", "kind"]
+#: Seconds. A sweep of an idle shard takes a millisecond, a drain as long as its time budget.
+SWEEP_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
+#: Seconds. Up to the interval when all is well, hours after an outage.
+LAG_BUCKETS = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600, 14400, 86400)
+#: All outcomes counted by the Cycles services. Ours are the first three.
+CYCLES_OUTCOMES = ("success", "failed", "skipped_locked", "skipped_disabled", "lease_error", "lease_lost")
+#: If a reservation has no tenant, its tenant in the metrics of the Cycles services.
+CYCLES_NO_TENANT = "UNKNOWN"
+
+# A `_created` series for each counter would double the size of a scrape, and nothing here uses it.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class TenantLabels:
@@ -40,9 +59,6 @@ class TenantLabels:
                     return OTHER_TENANTS
                 self._known.add(tenant)
         return tenant
-
-
-# ---- a counter with values kept in Redis
 
 
 class KeptCounter:
@@ -73,13 +89,6 @@ class KeptCounter:
                 for label, value in values.items():
                     family.add_metric([shard, label], value)
         yield family
-
-
-# ---- the metrics of the daily walks over all reservations, and over each configured kind
-
-
-#: The built-in kind.
-_RESERVATIONS = "reservations"
 
 
 class ReconcileMetrics:
@@ -147,15 +156,6 @@ class ReconcileMetrics:
 def _remove(metric: Gauge | Counter, *labels: str) -> None:
     with contextlib.suppress(KeyError):
         metric.remove(*labels)
-
-
-# ---- the metrics of the delivery
-
-
-#: Seconds. One request.
-WEBHOOK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-#: The states of an endpoint, the worst last.
-ENDPOINT_STATES = ("delivering", "open", "paused")
 
 
 class WebhookMetrics:
@@ -268,22 +268,6 @@ class WebhookMetrics:
         self.oldest_pending.labels(endpoint).set(max((oldest for _, oldest in on_shards.values()), default=0))
 
 
-# ---- the metrics of the sweep
-
-
-#: The labels of measurements of the sweep of one kind on one shard.
-SWEEP = ["shard", "kind"]
-#: Seconds. A sweep of an idle shard takes a millisecond, a drain as long as its time budget.
-SWEEP_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
-#: Seconds. Up to the interval when all is well, hours after an outage.
-LAG_BUCKETS = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600, 14400, 86400)
-
-#: All outcomes counted by the Cycles services. Ours are the first three.
-CYCLES_OUTCOMES = ("success", "failed", "skipped_locked", "skipped_disabled", "lease_error", "lease_lost")
-#: If a reservation has no tenant, its tenant in the metrics of the Cycles services.
-CYCLES_NO_TENANT = "UNKNOWN"
-
-
 class CyclesMetrics:
     """The counters of the Cycles services' own expiry sweep, so that their alerts go on working."""
 
@@ -391,13 +375,6 @@ class SweepMetrics:
             for labels in [(shard,)] if gauge is self.redis_up else [(shard, kind) for kind in swept]:
                 with contextlib.suppress(KeyError):  # not measured yet
                     gauge.remove(*labels)
-
-
-# ---- all of them
-
-
-# A `_created` series for each counter would double the size of a scrape, and nothing here uses it.
-disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:

@@ -7,6 +7,10 @@ import os
 import re
 from datetime import UTC, datetime
 
+_BYTE = re.compile(rb"\\x([0-9a-f]{2})")
+_CHARACTER = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|([nrt]))")
+_LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
+
 
 def decode(value: bytes) -> str:
     """As UTF-8; if bytes are not UTF-8, they are escaped (`\\xff`)."""
@@ -78,14 +82,6 @@ def per_second(rate: float) -> str:
 def parse_rfc3339(instant: str) -> int:
     """The opposite of `rfc3339`. Raises ValueError for a text of another form."""
     return round(datetime.fromisoformat(instant).timestamp() * 1000)
-
-
-# ---- the ids typed by people: arbitrary bytes, typed raw or as logs and tables show them
-
-
-_BYTE = re.compile(rb"\\x([0-9a-f]{2})")
-_CHARACTER = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|([nrt]))")
-_LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def candidates(text: str) -> list[bytes]:

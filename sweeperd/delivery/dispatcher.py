@@ -21,18 +21,16 @@ from sweeperd.context import ShardContext
 from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.lane import Lane
-from sweeperd.delivery.rate_limit import RateLimit
 from sweeperd.delivery.reader import Consumer
 from sweeperd.delivery.relay import SENDERS, Relay
 from sweeperd.delivery.senders import BatchSender, Client, Encode
-from sweeperd.delivery.webhook import WebhookClient
+from sweeperd.delivery.webhook import RateLimit, WebhookClient
 from sweeperd.errors import RedisUnavailable
-from sweeperd.outbox.backlog import BacklogMemory, GroupBacklog, read_backlog
 from sweeperd.outbox.endpoint_state import CircuitStateStore
 from sweeperd.outbox.event import EventEncoder
 from sweeperd.outbox.replays import ReplayNote, ReplayStore, ReplaySubscription, end_cancelled
 from sweeperd.outbox.stream import Announcements, ConsumerGroups, Outbox, Replication
-from sweeperd.outbox.subscription import Subscription
+from sweeperd.outbox.subscription import BacklogMemory, GroupBacklog, Subscription, read_backlog
 from sweeperd.store import streams
 from sweeperd.store.lease import process_name
 from sweeperd.store.shard import Shard

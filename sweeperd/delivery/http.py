@@ -53,6 +53,25 @@ _REASONS = {
     "WRONG_VERSION_NUMBER": "the receiver speaks no TLS on this port",
     "HTTP_REQUEST": "the receiver speaks no TLS on this port",
 }
+#: The statuses from 400 to 499 that are about the endpoint: rights, a wrong route, rights at a proxy, a time-out, gone,
+#: too many requests.
+_OF_THE_ENDPOINT = frozenset({401, 403, 404, 405, 407, 408, 410, 429})
+#: How http.client begins its words about a proxy that refuses to connect; its status follows.
+_NO_TUNNEL = "Tunnel connection failed:"
+#: A receiver that refuses the client's certificate says so after the handshake, within this time, seconds.
+REFUSAL_WAIT = 0.5
+#: How much a response may send before its headers are complete, bytes; interim responses count too.
+HEAD_LIMIT = 64 * 1024
+#: The most digits of a Content-Length. Python reads no number of more.
+LONGEST_LENGTH = 4300
+#: How much longer than its limit a wait may take, as a share of the limit, so that a time-out is seldom set anew: that
+#: is a system call, during which another thread takes the interpreter.
+TOLERANCE = 0.05
+#: How long to wait for the alert of a receiver that has closed the connection, seconds. It has been sent before.
+ALERT_WAIT = 0.1
+#: Whether a text is visible ASCII only. Nearly every value of a header is, and then requests refuses none: to ask it
+#: about each takes 6 % of the time that a request takes.
+_visible = re.compile("[!-~]*").fullmatch
 
 
 def tls_context(endpoint: EndpointSettings, bundle: str) -> ssl.SSLContext:
@@ -81,18 +100,6 @@ def tls_reason(error: ssl.SSLError) -> str:
         name = error.reason or type(error).__name__
         reason = next((words for piece, words in _REASONS.items() if piece in name), name)
     return f"TLS: {reason}"
-
-
-# ---- the result of a request to an endpoint: the status, `Retry-After`, or the reason why there was no response
-
-
-#: The statuses from 400 to 499 that are about the endpoint: rights, a wrong route, rights at a proxy, a time-out, gone,
-#: too many requests.
-_OF_THE_ENDPOINT = frozenset({401, 403, 404, 405, 407, 408, 410, 429})
-
-
-#: How http.client begins its words about a proxy that refuses to connect; its status follows.
-_NO_TUNNEL = "Tunnel connection failed:"
 
 
 class Result(StrEnum):
@@ -215,13 +222,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         current = inner if isinstance(inner, BaseException) else current.__cause__ or current.__context__
 
 
-# ---- a TLS handshake with a receiver as its deliveries make it, without a request
-
-
-#: A receiver that refuses the client's certificate says so after the handshake, within this time, seconds.
-REFUSAL_WAIT = 0.5
-
-
 def certificate_expiry(endpoint: EndpointSettings, timeout: float) -> int:
     """
     When the receiver's certificate expires, seconds since the epoch. `timeout`: for each step, seconds. Raises
@@ -260,18 +260,6 @@ def _certificate_expiry(endpoint: EndpointSettings, timeout: float) -> int:
         return int(ssl.cert_time_to_seconds(expiry))
     finally:
         connection.close()
-
-
-# ---- responses that end in time
-
-
-#: How much a response may send before its headers are complete, bytes; interim responses count too.
-HEAD_LIMIT = 64 * 1024
-#: The most digits of a Content-Length. Python reads no number of more.
-LONGEST_LENGTH = 4300
-#: How much longer than its limit a wait may take, as a share of the limit, so that a time-out is seldom set anew: that
-#: is a system call, during which another thread takes the interpreter.
-TOLERANCE = 0.05
 
 
 def limit_wait(sock: Any, seconds: float) -> None:
@@ -388,14 +376,6 @@ def read_headers(lines: Any) -> http.client.HTTPMessage:
     return message
 
 
-# ---- connections that end in time
-# A receiver that sends a byte now and then would hold a request of urllib3 for ever.
-
-
-#: How long to wait for the alert of a receiver that has closed the connection, seconds. It has been sent before.
-ALERT_WAIT = 0.1
-
-
 class _Exchange(threading.local):
     """
     The exchange that the current thread is busy with. urllib3 chooses the connection by itself, so the deadline cannot
@@ -459,14 +439,6 @@ def _raise_alert(sock: Any) -> None:
 def bounded(kind: type) -> type:
     """This kind of connection (plain, TLS, through a SOCKS proxy), bounded in time."""
     return kind if issubclass(kind, _Bounded) else type(f"Bounded{kind.__name__}", (_Bounded, kind), {})
-
-
-# ---- POSTs to one URL through requests' own adapter. What is the same for each request is computed once
-
-
-#: Whether a text is visible ASCII only. Nearly every value of a header is, and then requests refuses none: to ask it
-#: about each takes 6 % of the time that a request takes.
-_visible = re.compile("[!-~]*").fullmatch
 
 
 class Transport:

@@ -19,10 +19,9 @@ from sweeperd.ops.processes import Processes, read_processes
 from sweeperd.ops.reconcile import LastWalk, WalkStore
 from sweeperd.ops.show import Details, explain, read_details
 from sweeperd.outbox import replays as replay
-from sweeperd.outbox.backlog import BacklogMemory, GroupBacklog, read_backlog
 from sweeperd.outbox.endpoint_state import CircuitNote, CircuitStateStore, EndpointStateStore
 from sweeperd.outbox.replays import GROUP_PREFIX
-from sweeperd.outbox.subscription import Subscription
+from sweeperd.outbox.subscription import BacklogMemory, GroupBacklog, Subscription, read_backlog
 from sweeperd.store import streams
 from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.lease import holder

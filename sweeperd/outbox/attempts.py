@@ -16,6 +16,10 @@ from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, StreamRow
 from sweeperd.text import decode, whole
 
+#: How much of the response's body is kept, characters.
+ANSWER = 256
+#: How many attempts of each endpoint are searched for those with one event.
+SEARCH = 10_000
 HIDDEN = "***"
 #: How much of a signature is shown, characters.
 SIGNATURE_SHOWN = 12
@@ -31,6 +35,89 @@ _OPEN_HEADERS = {
 _SIGNATURES = {"webhook-signature", "x-cycles-signature"}
 #: The characters beside ASCII's letters that Go and .NET escape in JSON; .NET with digits in upper case.
 _GO, _NET = re.compile("[<>&]"), re.compile("[\"'<>&+`\x7f-\uffff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One request with one event, or with a batch of them. No secret is in it."""
+
+    #: When it ended, ms on Redis's clock.
+    at_ms: int
+    #: The id of the event, and of what has expired; of a batch: those of its first event.
+    event_id: str
+    reservation: bytes
+    #: The first and the last event in the stream, and how many the request had.
+    first: bytes
+    last: bytes
+    events: int
+    #: Which hand-over of the first event it was, and which attempt within that, both from 1.
+    hand_over: int
+    attempt: int
+    #: `delivered`, `rejected` or `failed`.
+    result: str
+    #: The status, or why there was no response.
+    reason: str
+    milliseconds: int
+    #: The beginning of the response's body; what is secret is hidden.
+    answer: str
+    #: The process that sent it.
+    replica: str
+
+    def fields(self) -> dict[str, str | bytes | int]:
+        """As the entry of a stream."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def parse(cls, fields: Mapping[bytes, bytes]) -> "Attempt":
+        """The opposite of `fields`. A field that is missing, or is no number where one is needed, counts as empty."""
+        text = {name: decode(fields.get(name.encode(), b"")) for name in cls.__slots__}
+        number = {name: whole(fields.get(name.encode(), b"")) or 0 for name in cls.__slots__}
+        return cls(
+            number["at_ms"],
+            text["event_id"],
+            fields.get(b"reservation", b""),
+            fields.get(b"first", b""),
+            fields.get(b"last", b""),
+            number["events"],
+            number["hand_over"],
+            number["attempt"],
+            text["result"],
+            text["reason"],
+            number["milliseconds"],
+            text["answer"],
+            text["replica"],
+        )
+
+    def includes(self, entry: bytes) -> bool:
+        """Whether this entry of the stream is in the range of the request."""
+        try:
+            return StreamId.parse(self.first) <= StreamId.parse(entry) <= StreamId.parse(self.last)
+        except ValueError:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAttempt:
+    """One attempt, and where it went."""
+
+    shard: str
+    endpoint: str
+    attempt: Attempt
+
+
+def read_attempts(shard: Shard, endpoint: str, limit: int) -> list[RecordedAttempt]:
+    """The last attempts of one endpoint, the newest first. Raises redis.RedisError."""
+    rows: Any = shard.client.xrevrange(shard.keys.attempts(endpoint), count=limit)
+    return [RecordedAttempt(shard.name, endpoint, Attempt.parse(fields)) for _, fields in cast(list[StreamRow], rows)]
+
+
+def attempts_with(shard: Shard, endpoints: Iterable[str], entry: bytes) -> list[RecordedAttempt]:
+    """
+    The recorded attempts with this entry of the event stream, the newest first. Of a batch the first and the last entry
+    are known, so a batch that begins before this entry and ends after it is among them. Raises redis.RedisError.
+    """
+    found = [each for name in endpoints for each in read_attempts(shard, name, SEARCH) if each.attempt.includes(entry)]
+    return sorted(found, key=lambda each: each.attempt.at_ms, reverse=True)
 
 
 class Masker:
@@ -211,100 +298,3 @@ def _without(text: str, spans: list[tuple[int, int]]) -> str:
             shown += [text[position:start], HIDDEN]
         position = max(position, end)
     return "".join(shown) + text[position:]
-
-
-# ---- one attempt: what the log keeps of one request to an endpoint
-
-
-#: How much of the response's body is kept, characters.
-ANSWER = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One request with one event, or with a batch of them. No secret is in it."""
-
-    #: When it ended, ms on Redis's clock.
-    at_ms: int
-    #: The id of the event, and of what has expired; of a batch: those of its first event.
-    event_id: str
-    reservation: bytes
-    #: The first and the last event in the stream, and how many the request had.
-    first: bytes
-    last: bytes
-    events: int
-    #: Which hand-over of the first event it was, and which attempt within that, both from 1.
-    hand_over: int
-    attempt: int
-    #: `delivered`, `rejected` or `failed`.
-    result: str
-    #: The status, or why there was no response.
-    reason: str
-    milliseconds: int
-    #: The beginning of the response's body; what is secret is hidden.
-    answer: str
-    #: The process that sent it.
-    replica: str
-
-    def fields(self) -> dict[str, str | bytes | int]:
-        """As the entry of a stream."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    @classmethod
-    def parse(cls, fields: Mapping[bytes, bytes]) -> "Attempt":
-        """The opposite of `fields`. A field that is missing, or is no number where one is needed, counts as empty."""
-        text = {name: decode(fields.get(name.encode(), b"")) for name in cls.__slots__}
-        number = {name: whole(fields.get(name.encode(), b"")) or 0 for name in cls.__slots__}
-        return cls(
-            number["at_ms"],
-            text["event_id"],
-            fields.get(b"reservation", b""),
-            fields.get(b"first", b""),
-            fields.get(b"last", b""),
-            number["events"],
-            number["hand_over"],
-            number["attempt"],
-            text["result"],
-            text["reason"],
-            number["milliseconds"],
-            text["answer"],
-            text["replica"],
-        )
-
-    def includes(self, entry: bytes) -> bool:
-        """Whether this entry of the stream is in the range of the request."""
-        try:
-            return StreamId.parse(self.first) <= StreamId.parse(entry) <= StreamId.parse(self.last)
-        except ValueError:
-            return False
-
-
-# ---- the last attempts to deliver, as the daemons have recorded them
-
-
-#: How many attempts of each endpoint are searched for those with one event.
-SEARCH = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedAttempt:
-    """One attempt, and where it went."""
-
-    shard: str
-    endpoint: str
-    attempt: Attempt
-
-
-def read_attempts(shard: Shard, endpoint: str, limit: int) -> list[RecordedAttempt]:
-    """The last attempts of one endpoint, the newest first. Raises redis.RedisError."""
-    rows: Any = shard.client.xrevrange(shard.keys.attempts(endpoint), count=limit)
-    return [RecordedAttempt(shard.name, endpoint, Attempt.parse(fields)) for _, fields in cast(list[StreamRow], rows)]
-
-
-def attempts_with(shard: Shard, endpoints: Iterable[str], entry: bytes) -> list[RecordedAttempt]:
-    """
-    The recorded attempts with this entry of the event stream, the newest first. Of a batch the first and the last entry
-    are known, so a batch that begins before this entry and ends after it is among them. Raises redis.RedisError.
-    """
-    found = [each for name in endpoints for each in read_attempts(shard, name, SEARCH) if each.attempt.includes(entry)]
-    return sorted(found, key=lambda each: each.attempt.at_ms, reverse=True)

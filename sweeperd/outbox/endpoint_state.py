@@ -45,11 +45,6 @@ class DeliveryRate:
             self.per_second, self.window_seconds = round((delivered - before) / window, 2), round(window, 3)
 
 
-# ----
-# What all replicas must know of an endpoint: that it is paused, by a 410 or by an operator, or muted by `Retry-After`.
-# Each delivering process reads it every few seconds, so it obeys an operator within as many.
-
-
 class EndpointState(pydantic.BaseModel):
     """Times are ms on Redis's clock. Fields that a later version adds are ignored."""
 

@@ -38,6 +38,12 @@ EXPIRY_FIELDS = [
 
 #: The field of a replayed event: the one endpoint that receives it. Such an entry is no expiry.
 ONLY_FOR = b"only_for"
+_CONTENT_TYPES = {
+    ("event", False): "application/json",
+    ("event", True): "application/json",
+    ("cloudevents", False): "application/cloudevents+json",
+    ("cloudevents", True): "application/cloudevents-batch+json",
+}
 
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 #: The one character of ASCII beyond the printable ones. The standard library escapes it, orjson does not.
@@ -275,17 +281,6 @@ def _time(fields: Fields, name: bytes) -> str | None:
         return None if milliseconds is None else rfc3339(milliseconds)
     except (OverflowError, ValueError):
         return None
-
-
-# ---- from events of the outbox to the request that carries them
-
-
-_CONTENT_TYPES = {
-    ("event", False): "application/json",
-    ("event", True): "application/json",
-    ("cloudevents", False): "application/cloudevents+json",
-    ("cloudevents", True): "application/cloudevents-batch+json",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,9 +209,6 @@ def _time_ms(entry: bytes, fields: Fields) -> int:
     return milliseconds(entry)
 
 
-# ---- the replays of one shard that have begun and not ended: notes in `sweeperd:groups`, and their consumer groups
-
-
 class ReplayStore:
     """Every method raises redis.RedisError."""
 
@@ -286,31 +283,11 @@ class ReplayStore:
         return ReplayProgress(False, left, waiting)
 
 
-def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:
-    """
-    End a cancelled replay, unless a process that lives has events of it in hand. Returns whether it has ended. Raises
-    redis.RedisError.
-    """
-    try:
-        in_hand = outbox.in_hand(note.group)
-    except redis.ResponseError as error:
-        if not is_missing_group(error):
-            raise
-        in_hand = False
-    if in_hand:
-        return False
-    store.end(note, by_force=True)
-    return True
-
-
 def _parse(value: bytes) -> ReplayNote | None:
     try:
         return ReplayNote.model_validate_json(value)
     except ValueError:
         return None  # written by hand, and wrongly
-
-
-# ---- having the events of a span of time delivered to one endpoint again: count them, begin, watch, cancel
 
 
 def count_events(shard: Shard, endpoint: EndpointSettings, span: ReplaySpan) -> ReplayNote:
@@ -351,6 +328,23 @@ def cancel(shard: Shard, note: ReplayNote) -> bool:
 def progress(shard: Shard, note: ReplayNote) -> ReplayProgress:
     """How far this replay is. Raises redis.RedisError."""
     return ReplayStore(shard).progress(note)
+
+
+def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:
+    """
+    End a cancelled replay, unless a process that lives has events of it in hand. Returns whether it has ended. Raises
+    redis.RedisError.
+    """
+    try:
+        in_hand = outbox.in_hand(note.group)
+    except redis.ResponseError as error:
+        if not is_missing_group(error):
+            raise
+        in_hand = False
+    if in_hand:
+        return False
+    store.end(note, by_force=True)
+    return True
 
 
 def obstacle(shard: Shard, endpoint: str) -> str:

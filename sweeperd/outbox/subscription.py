@@ -1,18 +1,193 @@
-"""Which events an endpoint gets, and which a webhook subscription of a Cycles installation gets."""
+"""The events that an endpoint gets, how many of them wait, and those of a webhook subscription of Cycles."""
 
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from itertools import islice
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
+import redis
 
 from sweeperd.config import EndpointSettings, Start
 from sweeperd.outbox.event import ONLY_FOR, Fields, OutboxEntry, category, event_type, is_expiry
-from sweeperd.store.streams import StreamId
+from sweeperd.store import streams
+from sweeperd.store.errors import is_missing_group
+from sweeperd.store.shard import Shard
+from sweeperd.store.streams import StreamId, StreamRow
 from sweeperd.text import decode
 
+#: How many events that an endpoint has not taken yet are counted one by one; more are estimated from their share.
+EXACT = 10_000
+#: How long such a share is remembered while the endpoint takes no event, seconds.
+REMEMBERED = 60.0
 #: The set of subscriptions that may match the events of every tenant.
 SYSTEM = b"__system__"
+
+
+class EventFilter:
+    """
+    The events that the settings of an endpoint ask for: of its tenants, its types or categories, and its scopes.
+
+    A category stands for the expiries of that kind only. An event about the sweep or about deliveries has to be named
+    by its type.
+    """
+
+    def __init__(self, endpoint: EndpointSettings) -> None:
+        self._tenants = None if endpoint.tenants is None else {tenant.encode() for tenant in endpoint.tenants}
+        self._events = None if endpoint.events is None else set(endpoint.events)
+        self._scopes = None if endpoint.scopes is None else [scope.encode() for scope in endpoint.scopes]
+        #: Whether every expiry is one of them.
+        self.open = endpoint.tenants is None and endpoint.events is None and endpoint.scopes is None
+
+    def matches(self, fields: Fields) -> bool:
+        """Whether the event with these fields is one of them."""
+        return (
+            (self._tenants is None or fields.get(b"tenant", b"") in self._tenants)
+            and self._wants_type(fields)
+            and (self._scopes is None or self._wants_scope(fields.get(b"scope", b"")))
+        )
+
+    def _wants_type(self, fields: Fields) -> bool:
+        if self._events is None:
+            return b"type" not in fields or is_expiry(fields)  # a reservation's event, the usual one, names no type
+        expired = is_expiry(fields)
+        return event_type(fields) in self._events or (expired and category(fields) in self._events)
+
+    def _wants_scope(self, scope: bytes) -> bool:
+        return any(
+            len(scope) >= len(wanted) and scope.startswith(wanted[:-1]) if wanted.endswith(b"*") else scope == wanted
+            for wanted in self._scopes or ()
+        )
+
+
+class Subscription:
+    """
+    The consumer group and the filter of one endpoint. An event that it does not want is acknowledged without a request.
+    """
+
+    def __init__(self, endpoint: EndpointSettings) -> None:
+        self.group = endpoint.name
+        #: Where its group begins, if it is new.
+        self.start: Start | StreamId = endpoint.start
+        #: Whether its group reads no more. Only that of a replay ends.
+        self.exhausted = False
+        self._filter = EventFilter(endpoint)
+        #: Whether it gets every ordinary expiry: then nobody has to look into one.
+        self._gets_all = self._filter.open
+
+    def wants(self, entry: OutboxEntry) -> bool:
+        """Whether the endpoint receives this event."""
+        return (self._gets_all and entry.is_plain_expiry) or self.takes(entry.id, entry.fields)
+
+    def takes(self, _stream_id: bytes, fields: Fields, /) -> bool:
+        """Whether the endpoint receives the event with this id in the stream and these fields."""
+        if ONLY_FOR in fields:
+            # A replayed event was wanted when it became a dead letter. To drop it now would lose it without a trace.
+            return decode(fields[ONLY_FOR]) == self.group
+        return self._filter.matches(fields)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBacklog:
+    """The events that are to be sent to an endpoint. Events that it does not want are left out."""
+
+    events: int = 0
+    #: False: an estimate.
+    exact: bool = True
+    #: Age of the oldest one, seconds.
+    oldest_seconds: float = 0.0
+
+
+class _Share(NamedTuple):
+    """Of the first events that a group has not taken: how many, how many its endpoint wants, and the first of these."""
+
+    seen: int
+    wanted: int
+    first: bytes | None
+
+
+class BacklogMemory:
+    """
+    The shares of the groups of one shard, so that a long backlog of an endpoint that takes nothing is not read again
+    and again.
+    """
+
+    def __init__(self) -> None:
+        #: Group -> its position, when it was read (monotonic), and the share after that position.
+        self._shares: dict[bytes, tuple[bytes, float, _Share]] = {}
+
+    def find(self, group: dict[str, Any]) -> _Share | None:
+        """What is remembered of this row of XINFO GROUPS, where that still holds."""
+        known, lag = self._shares.get(group["name"]), group.get("lag")
+        if known is None or (lag is not None and lag < EXACT):
+            return None
+        position, read_at, share = known
+        holds = position == group["last-delivered-id"] and time.monotonic() <= read_at + REMEMBERED
+        return share if holds else None
+
+    def keep(self, group: dict[str, Any], share: _Share) -> None:
+        """Remember it, where nothing that is added later changes it."""
+        self._shares.pop(group["name"], None)
+        if share.seen == EXACT:
+            self._shares[group["name"]] = group["last-delivered-id"], time.monotonic(), share
+
+
+def read_backlog(
+    shard: Shard,
+    group: dict[str, Any] | None,
+    subscription: Subscription | None,
+    now_ms: int,
+    *,
+    to_the_end: bool = False,
+    memory: BacklogMemory | None = None,
+) -> GroupBacklog | None:
+    """
+    The events that the group has taken and not acknowledged, and those that it has not taken and its endpoint wants.
+    None: there is no group, so nobody knows.
+
+    `group`: its row of XINFO GROUPS; None: there is none. `subscription`: None wants every event. `now_ms`: the
+    shard's clock. Redis 6.2 does not count what a group has not taken: there more than EXACT events are counted only
+    with `to_the_end`, else they are at least EXACT. `memory`: of earlier calls; it spares the reading where the group
+    has not moved since. Raises redis.RedisError.
+    """
+    if group is None:
+        return None
+    memory = memory or BacklogMemory()
+    taken = int(group["pending"])
+    events = streams.read(shard, shard.keys.events, streams.after(group["last-delivered-id"]))
+    share = None if to_the_end else memory.find(group)
+    if share is None:
+        memory.keep(group, share := _share(islice(events, EXACT), subscription))
+    seen, wanted, first = share
+    if taken:
+        try:
+            first = shard.client.xpending(shard.keys.events, group["name"])["min"] or first
+        except redis.ResponseError as error:
+            if is_missing_group(error):
+                return None  # it has gone since
+            raise
+    oldest = 0.0 if first is None else max(0.0, (now_ms - streams.milliseconds(first)) / 1000)
+    if seen < EXACT:
+        return GroupBacklog(taken + wanted, True, oldest)
+    lag = group.get("lag")
+    if lag is None:
+        lag = seen + (sum(1 for _ in events) if to_the_end else 0)
+    return GroupBacklog(taken + wanted * int(lag) // seen, group.get("lag") == seen, oldest)
+
+
+def _share(events: Iterator[StreamRow], subscription: Subscription | None) -> _Share:
+    seen = wanted = 0
+    first = None
+    for entry, fields in events:
+        seen += 1
+        if subscription is None or subscription.takes(entry, fields):
+            wanted += 1
+            first = first or entry
+    return _Share(seen, wanted, first)
+
 
 EventCategory = Literal["budget", "tenant", "api_key", "policy", "reservation", "system"]
 EventType = Literal[
@@ -145,69 +320,3 @@ class CyclesSubscription(_Record):
 def parse(record: bytes) -> CyclesSubscription:
     """Raises ValueError for a record that the runtime could not read."""
     return CyclesSubscription.model_validate_json(record)
-
-
-# ---- which events of the stream an endpoint receives
-
-
-class EventFilter:
-    """
-    The events that the settings of an endpoint ask for: of its tenants, its types or categories, and its scopes.
-
-    A category stands for the expiries of that kind only. An event about the sweep or about deliveries has to be named
-    by its type.
-    """
-
-    def __init__(self, endpoint: EndpointSettings) -> None:
-        self._tenants = None if endpoint.tenants is None else {tenant.encode() for tenant in endpoint.tenants}
-        self._events = None if endpoint.events is None else set(endpoint.events)
-        self._scopes = None if endpoint.scopes is None else [scope.encode() for scope in endpoint.scopes]
-        #: Whether every expiry is one of them.
-        self.open = endpoint.tenants is None and endpoint.events is None and endpoint.scopes is None
-
-    def matches(self, fields: Fields) -> bool:
-        """Whether the event with these fields is one of them."""
-        return (
-            (self._tenants is None or fields.get(b"tenant", b"") in self._tenants)
-            and self._wants_type(fields)
-            and (self._scopes is None or self._wants_scope(fields.get(b"scope", b"")))
-        )
-
-    def _wants_type(self, fields: Fields) -> bool:
-        if self._events is None:
-            return b"type" not in fields or is_expiry(fields)  # a reservation's event, the usual one, names no type
-        expired = is_expiry(fields)
-        return event_type(fields) in self._events or (expired and category(fields) in self._events)
-
-    def _wants_scope(self, scope: bytes) -> bool:
-        return any(
-            len(scope) >= len(wanted) and scope.startswith(wanted[:-1]) if wanted.endswith(b"*") else scope == wanted
-            for wanted in self._scopes or ()
-        )
-
-
-class Subscription:
-    """
-    The consumer group and the filter of one endpoint. An event that it does not want is acknowledged without a request.
-    """
-
-    def __init__(self, endpoint: EndpointSettings) -> None:
-        self.group = endpoint.name
-        #: Where its group begins, if it is new.
-        self.start: Start | StreamId = endpoint.start
-        #: Whether its group reads no more. Only that of a replay ends.
-        self.exhausted = False
-        self._filter = EventFilter(endpoint)
-        #: Whether it gets every ordinary expiry: then nobody has to look into one.
-        self._gets_all = self._filter.open
-
-    def wants(self, entry: OutboxEntry) -> bool:
-        """Whether the endpoint receives this event."""
-        return (self._gets_all and entry.is_plain_expiry) or self.takes(entry.id, entry.fields)
-
-    def takes(self, _stream_id: bytes, fields: Fields, /) -> bool:
-        """Whether the endpoint receives the event with this id in the stream and these fields."""
-        if ONLY_FOR in fields:
-            # A replayed event was wanted when it became a dead letter. To drop it now would lose it without a trace.
-            return decode(fields[ONLY_FOR]) == self.group
-        return self._filter.matches(fields)

@@ -24,7 +24,7 @@ from sweeperd.ops.actions import ActionExporter
 from sweeperd.ops.history import StatusHistory, status_report
 from sweeperd.ops.processes import ProcessAnnouncer
 from sweeperd.ops.status import read_status
-from sweeperd.outbox.backlog import BacklogMemory
+from sweeperd.outbox.subscription import BacklogMemory
 from sweeperd.runtime.periodic import PeriodicTask
 from sweeperd.runtime.process import Role
 from sweeperd.runtime.reconciler import PeriodicReconciler

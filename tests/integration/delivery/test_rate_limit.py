@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, Counter
 
 from sweeperd.config import Settings
 from sweeperd.context import USUAL, ShardContext
-from sweeperd.delivery import rate_limit
+from sweeperd.delivery import webhook
 from sweeperd.delivery.dispatcher import Dispatcher
-from sweeperd.delivery.rate_limit import AHEAD, BURST, LAPSE, RateLimit
+from sweeperd.delivery.webhook import AHEAD, BURST, LAPSE, RateLimit
 from sweeperd.metrics import Metrics
 from sweeperd.store import Shard
 from sweeperd.store.scripts import Call, Script
@@ -136,7 +136,7 @@ class StopInTheWait(threading.Event):
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """The process's clock, as RateLimit reads it. Redis has its own."""
     made = ManualClock()
-    monkeypatch.setattr(rate_limit, "time", made)
+    monkeypatch.setattr(webhook, "time", made)
     return made
 
 

@@ -272,7 +272,7 @@ def test_pending_counts_only_what_will_be_sent(shard: Shard, client: redis.Redis
 def test_pending_beyond_the_limit_is_an_estimate(
     shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sweeperd.outbox.backlog.EXACT", 100)
+    monkeypatch.setattr("sweeperd.outbox.subscription.EXACT", 100)
     for number in range(400):
         client.xadd("sweeperd:events", {"id": str(number), "tenant": "acme" if number % 2 else "globex"})
     client.xgroup_create("sweeperd:events", "some", id="0")

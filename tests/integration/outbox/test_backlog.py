@@ -10,8 +10,8 @@ import redis
 from sweeperd.config import EndpointSettings, RedisSettings, Settings
 from sweeperd.ops.status import read_status
 from sweeperd.outbox import Outbox, Subscription
-from sweeperd.outbox import backlog as module
-from sweeperd.outbox.backlog import BacklogMemory, GroupBacklog, read_backlog
+from sweeperd.outbox import subscription as module
+from sweeperd.outbox.subscription import BacklogMemory, GroupBacklog, read_backlog
 from sweeperd.store import Shard, streams
 from tests.integration.outbox.test_outbox import GROUP, KEY, add, ids
 from tests.support.harness import daemon, environment, eventually, server_time
@@ -116,7 +116,7 @@ def test_a_long_backlog_is_remembered_for_a_minute(
 ) -> None:
     clock: Any = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(module, "EXACT", 20)
-    monkeypatch.setattr("sweeperd.outbox.backlog.time", clock)
+    monkeypatch.setattr("sweeperd.outbox.subscription.time", clock)
     stream.groups.ensure(GROUP)
     add(client, 20)  # exactly as many as are counted one by one
     memory = BacklogMemory()

@@ -16,8 +16,7 @@ import standardwebhooks
 from sweeperd import __version__
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.http import DeliveryResult, Result
-from sweeperd.delivery.rate_limit import RateLimit
-from sweeperd.delivery.webhook import KEPT, RESPONSE_LIMIT, WebhookClient
+from sweeperd.delivery.webhook import KEPT, RESPONSE_LIMIT, RateLimit, WebhookClient
 from sweeperd.outbox.event import Message, WebhookRequest, webhook_request
 from sweeperd.store import Clock
 from tests.support.harness import eventually

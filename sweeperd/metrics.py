@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily
 
 from sweeperd import __version__
 
-#: If a name is too long, its label ends with so many hex digits of a hash.
+#: If a name is too long, the label ends with so many hex digits of a hash.
 _HASH = 8
 #: The label shared by the tenants without their own label.
 OTHER_TENANTS = "_other"
@@ -39,7 +39,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 class TenantLabels:
     """
     The label of a tenant. The first `limit` tenants have a label each, and all further tenants share `_other`, because
-    each label makes a new series. If a name is longer than `length`, it is cut, and ends with a hash of the whole name.
+    each label makes a new series. If a name is longer than `length`, the label is cut and ends with a hash of the name.
     """
 
     def __init__(self, limit: int, length: int) -> None:
@@ -62,7 +62,7 @@ class TenantLabels:
 
 
 class KeptCounter:
-    """A counter with values kept in Redis: when a command of an operator ends, its own counters end too."""
+    """A counter with values kept in Redis, because the counters of a command end with the process."""
 
     def __init__(self, name: str, documentation: str, labels: list[str]) -> None:
         self.labels = labels
@@ -77,12 +77,12 @@ class KeptCounter:
             self._values[shard] = dict(values)
 
     def forget(self, shard: str) -> None:
-        """The shard is configured no more."""
+        """Forget a shard that is configured no more."""
         with self._lock:
             self._values.pop(shard, None)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """For the registry."""
+        """The samples, for the registry."""
         family = CounterMetricFamily(*self._family, labels=self.labels)
         with self._lock:
             for shard, values in self._values.items():
@@ -92,7 +92,7 @@ class KeptCounter:
 
 
 class ReconcileMetrics:
-    """Of all shards. Not `lasting`: of a run that ends and makes no walks."""
+    """The daily walks over reservations and kinds, all shards. Not `lasting`: a run that ends and makes no walks."""
 
     def __init__(self, registry: CollectorRegistry, *, lasting: bool) -> None:
         counter = functools.partial(Counter, registry=registry if lasting else None)
@@ -121,21 +121,21 @@ class ReconcileMetrics:
         )
 
     def announce(self, shard: str, swept: str, kinds: list[str]) -> None:
-        """Show the series of the walks at 0 from the start; their findings are shown after the first walk."""
+        """Show the series of the walks at 0 from the start; the findings are shown after the first walk."""
         self._kinds.setdefault(shard, {})[swept] = kinds
         for result in ("ok", "error"):
             self.runs.labels(shard, swept, result)
 
     def reconciled(self, shard: str, swept: str, counts: dict[str, int], finished_at: float) -> None:
-        """The findings of the last walk over these entries, by this process or another; when it ended, Unix time."""
+        """Set the findings of the last walk, by any process; `finished_at`: Unix time."""
         for kind, count in counts.items():
             self.findings.labels(shard, swept, kind).set(count)
         self.last.labels(shard, swept).set(finished_at)
 
     def retain(self, shard: str, swept: Collection[str]) -> None:
         """
-        From now on only `swept` is walked on the shard. The others show no findings, because the findings would never
-        change again, and no count of walks, because if there is a count, an alert waits for the first walk.
+        From now on only `swept` is walked on the shard. Drop the findings of all other kinds, because these findings
+        would never change again, and the counts of walks, because with a count an alert waits for the first walk.
         """
         known = self._kinds.get(shard, {})
         for name in known.keys() - set(swept):
@@ -148,7 +148,7 @@ class ReconcileMetrics:
                 _remove(self.foreign_expiries, shard)
 
     def forget_shard(self, shard: str) -> None:
-        """If a shard is configured no more, it is walked no more."""
+        """If a shard is configured no more, drop all its series."""
         self.retain(shard, ())
         self._kinds.pop(shard, None)
 
@@ -159,7 +159,7 @@ def _remove(metric: Gauge | Counter, *labels: str) -> None:
 
 
 class WebhookMetrics:
-    """Of all endpoints. Not `lasting`: of a run that ends."""
+    """The delivery, all endpoints. Not `lasting`: a run that ends."""
 
     def __init__(self, registry: CollectorRegistry, *, lasting: bool) -> None:
         counter = functools.partial(Counter, registry=registry)
@@ -223,8 +223,8 @@ class WebhookMetrics:
 
     def waiting(self, shard: str, endpoint: str, events: int, oldest_seconds: float) -> None:
         """
-        The events that wait for an endpoint on one shard. The gauges show the sum and the oldest of all shards; if a
-        shard cannot be measured now, it counts as last seen.
+        Set how many events wait for an endpoint on one shard. The gauges show the sum and the oldest of all shards; if
+        a shard cannot be measured now, the last measurement counts.
         """
         with self._lock:
             on_shards = self._waiting.setdefault(endpoint, {})
@@ -232,14 +232,14 @@ class WebhookMetrics:
             self._show_waiting(endpoint, on_shards)
 
     def endpoint_state(self, shard: str, endpoint: str, state: str) -> None:
-        """The state of an endpoint on one shard, one of ENDPOINT_STATES."""
+        """Set the state of an endpoint on one shard, a member of ENDPOINT_STATES."""
         with self._lock:
             on_shards = self._states.setdefault(endpoint, {})
             on_shards[shard] = state
             self._show_state(endpoint, on_shards)
 
     def forget(self, endpoint: str) -> None:
-        """If an endpoint is configured no more, it has no waiting events; its counters stay."""
+        """If an endpoint is configured no more, drop the gauges; the counters stay."""
         with self._lock:
             if self._waiting.pop(endpoint, None) is not None:
                 self.pending.remove(endpoint)
@@ -249,7 +249,7 @@ class WebhookMetrics:
                     self._endpoint_state.remove(endpoint, state)
 
     def forget_shard(self, shard: str) -> None:
-        """The same for a shard: its waiting events count no more."""
+        """If a shard is configured no more, the waiting events of the shard count no more."""
         with self._lock:
             for endpoint, on_shards in self._waiting.items():
                 if on_shards.pop(shard, None) is not None:
@@ -269,7 +269,7 @@ class WebhookMetrics:
 
 
 class CyclesMetrics:
-    """The counters of the Cycles services' own expiry sweep, so that their alerts go on working."""
+    """The counters of the Cycles services' own expiry sweep, so alerts on them go on working."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = functools.partial(Counter, registry=registry)
@@ -283,7 +283,7 @@ class CyclesMetrics:
 
 
 class SweepMetrics:
-    """Of all kinds on all shards."""
+    """The sweep, all kinds on all shards."""
 
     def __init__(self, registry: CollectorRegistry, tenants: TenantLabels, *, tenant_label: bool, cycles: bool) -> None:
         counter = functools.partial(Counter, registry=registry)
@@ -329,7 +329,7 @@ class SweepMetrics:
         self.redis_up = gauge("sweeperd_redis_up", "Whether Redis answers and can be written", ["shard"])
 
     def announce(self, shard: str, kind: str, outcomes: list[str], reasons: list[str]) -> None:
-        """Show the series of a kind on a shard at 0 from the start, so that a rate over them sees the first event."""
+        """Show the series of a kind on a shard at 0 from the start, so rates see the first event."""
         self._swept.setdefault(shard, set()).add(kind)
         for result in ("ok", "error", "standby"):
             self.sweeps.labels(shard, kind, result)
@@ -356,12 +356,12 @@ class SweepMetrics:
             self._cycles.expired.labels(self._cycles_tenant(tenant)).inc(count)
 
     def cycles_quarantined(self, tenant: str, reason: str) -> None:
-        """The same for one reservation in quarantine."""
+        """Count a reservation in quarantine under the name used by the Cycles services."""
         if self._cycles:
             self._cycles.quarantined.labels(self._cycles_tenant(tenant), reason).inc()
 
     def cycles_run(self, outcome: str) -> None:
-        """The same for a sweep: `success`, `failed`, or `skipped_locked` if another process holds a lease."""
+        """Count a sweep: `success`, `failed`, or `skipped_locked` if another process holds a lease."""
         if self._cycles:
             self._cycles.runs.labels("reservation_expiry", outcome).inc()
 
@@ -369,7 +369,7 @@ class SweepMetrics:
         return self._tenants.label(tenant) if tenant.strip() else CYCLES_NO_TENANT
 
     def forget_shard(self, shard: str) -> None:
-        """If a shard is configured no more, it has no gauges; its counters stay."""
+        """If a shard is configured no more, drop the gauges; the counters stay."""
         swept = self._swept.pop(shard, set())
         for gauge in (self.pipeline_depth, self.due_entries, self.oldest_due, self.quarantined_entries, self.redis_up):
             for labels in [(shard,)] if gauge is self.redis_up else [(shard, kind) for kind in swept]:
@@ -379,8 +379,8 @@ class SweepMetrics:
 
 class Metrics:
     """
-    The metrics of one process, in a separate registry. Not `lasting`: of a run that ends, without the metrics that only
-    a lasting process can fill.
+    All metrics of one process, in a separate registry. Not `lasting`: a run that ends, without the metrics that only a
+    lasting process can fill.
     """
 
     def __init__(
@@ -392,7 +392,7 @@ class Metrics:
         cycles: bool = False,
         lasting: bool = True,
     ) -> None:
-        """`cycles`: count under the names of the Cycles services too. The others are the settings of `[metrics]`."""
+        """`cycles`: count under the names of the Cycles services too. The rest are the settings of `[metrics]`."""
         self.registry = registry = CollectorRegistry()
         tenants = TenantLabels(tenant_limit, tenant_length)
         self.sweep = SweepMetrics(registry, tenants, tenant_label=tenant_label, cycles=cycles)
@@ -409,13 +409,13 @@ class Metrics:
         )
         if lasting:
             registry.register(self.operator_actions)
-            # node_exporter has series of these names itself, and refuses a file with the same names.
+            # node_exporter has series of the same names, and refuses a file with such names.
             ProcessCollector(registry=registry)
         build_info = Gauge("sweeperd_build_info", "The running version", ["version"], registry=registry)
         build_info.labels(__version__).set(1)
 
     def forget_shard(self, shard: str) -> None:
-        """If a shard is configured no more, it has no gauges; its counters stay, but not the counters of walks."""
+        """If a shard is configured no more, drop the gauges and the counters of walks; other counters stay."""
         self.sweep.forget_shard(shard)
         self.webhooks.forget_shard(shard)
         self.reconcile.forget_shard(shard)

@@ -20,21 +20,21 @@ log = logging.getLogger(__name__)
 class Disposition(enum.IntEnum):
     """What happens to an event."""
 
-    #: It was delivered: acknowledge it and count it.
+    #: Delivered: acknowledge the event and count the delivery.
     ACKNOWLEDGE = enum.auto()
-    #: The endpoint does not want it: acknowledge it, no request was made.
+    #: Not wanted by the endpoint: acknowledge the event, no request was made.
     SKIP = enum.auto()
-    #: It was sent in vain: park it, its wait begins now.
+    #: Sent in vain: park the event, the wait begins now.
     NACK = enum.auto()
-    #: It was not sent: park it, any process may take it at once.
+    #: Not sent: park the event, any process may take the event at once.
     RELEASE = enum.auto()
-    #: It is given up on.
+    #: Given up on: replace the event by a dead letter.
     DEAD_LETTER = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """One action for events that are in hand."""
+    """One action for some events in hand."""
 
     action: Disposition
     entries: Sequence[OutboxEntry]
@@ -43,18 +43,17 @@ class Settlement:
 
     @property
     def ids(self) -> list[bytes]:
-        """The ids of its events."""
         return [entry.id for entry in self.entries]
 
 
 class Acknowledger:
     """
-    Gathers the settlements of one group. `run` is the work of a thread, which writes to Redis as soon as
-    `Lane.settled_together` settlements have gathered, or the first has waited for `Timing.gather_settlements`. A round
-    trip for each event would cost half as much as the event's request.
+    Gathers the settlements of one group. `run` is the work of a thread: write to Redis when `Lane.settled_together`
+    settlements have gathered, or when the first has waited for `Timing.gather_settlements`. A round trip for each event
+    would cost half as much as a request.
 
-    If Redis is unavailable the settlements stay in hand and are tried again, until `end` was called. An event that
-    could not be settled stays pending: the process that takes the event over later sends the event again.
+    If Redis is unavailable, the settlements stay in hand and are tried again until `end` is called. If an event is
+    never settled, the event stays pending, and another process takes the event over and sends the event again.
     """
 
     def __init__(self, lane: Lane) -> None:
@@ -66,14 +65,14 @@ class Acknowledger:
         self._counts: Counter[str] = Counter()
 
     def add(self, settlement: Settlement) -> None:
-        """Settle these events soon."""
+        """Settle these events with the next round trip."""
         with self._changed:
             self._waiting.append(settlement)
             if len(self._waiting) in (1, self._lane.settled_together):
                 self._changed.notify()
 
     def end(self) -> None:
-        """Nothing will be added any more: `run` settles what it has and returns."""
+        """No settlement follows: `run` settles the rest and returns."""
         with self._changed:
             self._ended = True
             self._changed.notify()
@@ -84,14 +83,11 @@ class Acknowledger:
             return Counter(self._counts)
 
     def run(self) -> None:
-        """Settle until `end`."""
+        """Settle until `end` is called and nothing waits."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._ended)
-                self._changed.wait_for(
-                    lambda: self._ended or len(self._waiting) >= self._lane.settled_together,
-                    self._lane.timing.gather_settlements,
-                )
+                self._changed.wait_for(self._enough, self._lane.timing.gather_settlements)
                 settlements, self._waiting, last = self._waiting, [], self._ended
             if settlements:
                 self._settle(settlements, last=last)
@@ -122,14 +118,13 @@ class Acknowledger:
             log.warning("events are left pending", extra=fields)
         except Exception as error:
             if is_missing_group(error):
-                # A replay that was ended. Or the group is lost: once it is made again it gives them out again.
+                # A replay has ended. Or the group is lost: when the group is made again, the events come again.
                 log.info("the group has gone before its events were settled", extra=self._lane.log_fields)
             else:
                 log.exception("events could not be settled", extra=self._lane.log_fields)
-        self._finish(left)  # nothing is left if all went well
+        self._finish(left)  # if all went well, nothing is left
 
     def _finish(self, settlements: Sequence[Settlement]) -> None:
-        """These are not in hand any more."""
         self._lane.in_flight.remove([entry for settlement in settlements for entry in settlement.ids])
 
     def _write(self, action: Disposition, settlements: Sequence[Settlement]) -> None:
@@ -150,7 +145,7 @@ class Acknowledger:
     def _dead_letter(self, settlement: Settlement) -> None:
         for entry in settlement.entries:
             if not self._lane.outbox.dead_letter(self._lane.group, entry, settlement.reason, self._lane.endpoint):
-                continue  # another process has settled it, or has it in hand
+                continue  # another process has settled the event, or has the event in hand
             self._count("dead_lettered", 1)
             self._dead_letters.inc()
             log.error(

@@ -1,4 +1,4 @@
-"""When an endpoint gets a request again: the waits of one event, and the circuit of the endpoint."""
+"""When an endpoint gets the next request: the waits of one event, and the circuit and the state of the endpoint."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ from sweeperd.store.shard import Shard
 
 
 def growing_wait(initial: float, longest: float, times: int) -> float:
-    """Seconds to wait after so many failures: nothing, `initial`, twice that, ... up to `longest`."""
+    """Seconds to wait after so many failures: 0, `initial`, twice `initial`, ... up to `longest`."""
     if times <= 0:
         return 0.0
     return min(longest, initial * 2.0 ** min(times - 1, 60))
@@ -26,12 +26,12 @@ def growing_wait(initial: float, longest: float, times: int) -> float:
 
 @dataclass(slots=True)
 class Redelivery:
-    """The waits between the deliveries of one event, and its greatest age. Times in seconds, ages in ms."""
+    """The waits between the deliveries of one event, seconds, and the greatest age of an event, ms."""
 
     initial: float
     longest: float
     max_age_ms: int
-    #: When the group was made, if it began in the past: an older event counts as if it had been added then.
+    #: If the group began in the past: when the group was made. An older event counts as if added at this time.
     counts_from_ms: int = 0
 
     @classmethod
@@ -44,7 +44,7 @@ class Redelivery:
         )
 
     def oldest_ms(self, now_ms: int) -> int:
-        """Events that were added before then are too old; 0: none is. `now_ms`: Redis's clock."""
+        """Oldest add time that is still retried, ms; 0: no limit. `now_ms`: Redis's clock."""
         oldest = now_ms - self.max_age_ms
         return oldest if self.counts_from_ms < oldest else 0
 
@@ -55,7 +55,7 @@ class Redelivery:
 
 #: So many failed deliveries in a row open the circuit.
 FAILURES_TO_OPEN = 5
-#: So many different events, each sent alone and refused, in a row: the route or a secret is wrong, not the events.
+#: If so many different events in a row, each sent alone, are refused, the route or a secret is wrong, not the events.
 REFUSED_TO_FAIL = 5
 
 
@@ -63,8 +63,8 @@ class CircuitBreaker:
     """
     Closed: events flow. Open: nothing is sent until the wait is over; then the result of one probe decides.
 
-    A failure of the endpoint moves the circuit. A refusal (a 4xx about one event) does not: a refused probe only lets
-    another event be the probe. REFUSED_TO_FAIL different events refused in a row count as a failure of the endpoint.
+    A failure of the endpoint moves the circuit. A refusal (a 4xx about one event) does not: if a probe is refused,
+    another event becomes the probe. REFUSED_TO_FAIL different events refused in a row count as a failure.
     """
 
     def __init__(self, initial: float, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -78,7 +78,7 @@ class CircuitBreaker:
         self._succeeded_at: float | None = None
         #: How many requests have succeeded.
         self.successes = 0
-        #: Since the last success: the last event that failed, whether another one failed too, and the refused events.
+        #: Since the last success: the last event that failed, whether another event failed too, and the refused events.
         self._failed_event: bytes | None = None
         self._several_failed = False
         self._refused: set[bytes] = set()
@@ -91,12 +91,12 @@ class CircuitBreaker:
 
     @property
     def failures(self) -> int:
-        """How many deliveries failed in a row; while it is open only probes count."""
+        """How many deliveries failed in a row; while the circuit is open, only probes count."""
         return self._failures
 
     @property
     def rests_on_one_event(self) -> bool:
-        """Whether the same event failed each time: then the event may be the cause, and no other one was tried."""
+        """Whether the same event failed each time: the event may be the cause, and no other event was tried."""
         return not self._several_failed
 
     @property
@@ -111,11 +111,10 @@ class CircuitBreaker:
 
     @property
     def probe_due(self) -> bool:
-        """Whether it is time for the probe."""
         return self.open and self._clock() >= self._open_until
 
     def take_probe(self) -> bool:
-        """Whether the caller sends the probe that is due. For a while no other reader of this process gets it."""
+        """Whether the caller sends the probe that is due. For a while no other reader of this process gets a probe."""
         with self._lock:
             if not self.probe_due:
                 return False
@@ -128,13 +127,13 @@ class CircuitBreaker:
             self._open_until = self._clock()
 
     def succeeded(self) -> bool:
-        """A delivery succeeded. Returns whether that closed the circuit."""
+        """A delivery succeeded. Returns whether the success closed the circuit."""
         self._succeeded_at = self._clock()
         self.successes += 1
         return self.close()
 
     def close(self) -> bool:
-        """Let events flow. Returns whether it was open."""
+        """Let events flow. Returns whether the circuit was open."""
         with self._lock:
             was_open, self._failures = self.open, 0
             self._failed_event, self._several_failed = None, False
@@ -143,8 +142,8 @@ class CircuitBreaker:
 
     def failed(self, event: bytes, reason: str, *, probe: bool = False) -> bool:
         """
-        The endpoint failed on this event. Returns whether that opened the circuit. While it is open only the probe
-        counts: a request that was in flight when it opened says nothing new.
+        The endpoint failed on this event. Returns whether the failure opened the circuit. While the circuit is open,
+        only the probe counts: a request that was in flight when the circuit opened says nothing new.
         """
         with self._lock:
             self.reason = reason
@@ -155,7 +154,7 @@ class CircuitBreaker:
             return self._fail(self._failures + 1)
 
     def refused(self, event: bytes, reason: str, *, probe: bool = False) -> bool:
-        """This event, sent alone, was refused. Returns whether that opened the circuit."""
+        """This event, sent alone, was refused. Returns whether the refusal opened the circuit."""
         with self._lock:
             if self.open and not probe:
                 return False
@@ -178,8 +177,8 @@ class CircuitBreaker:
 
 class CircuitPublisher:
     """
-    Publishes the circuit and the rate of this process for operators, and closes the circuit if an operator asks for
-    that. Threads may share a publisher. Its methods raise redis.RedisError.
+    Publishes the circuit and the rate of this process for operators, and closes the circuit when an operator asks.
+    Threads may share a publisher. All methods raise redis.RedisError.
     """
 
     def __init__(
@@ -194,18 +193,18 @@ class CircuitPublisher:
         self._published = False
         self._rate = DeliveryRate()
         self._sampled = 0
-        #: The last time that was read at which an operator closed the circuit; "": nothing was read yet.
+        #: When an operator last closed the circuit, as read from Redis; "": not read yet.
         self._closed_at: bytes | str | None = ""
 
     def publish(self) -> None:
-        """Write the circuit as it is now."""
+        """Write the circuit now."""
         self._published = True
         self._publish_at = time.monotonic() + self._every
         self._store.write(self._endpoint, self._process, self._circuit, self._rate)
 
     def publish_when_due(self, delivered: int) -> None:
         """
-        Write the circuit again after `Timing.note_every`: operators see that this process lives. `delivered`: how many
+        Write the circuit again after `Timing.note_every`, so operators see a living process. `delivered`: how many
         events the process has delivered so far. If there are more than at the last call, write at once.
         """
         now = time.monotonic()
@@ -215,7 +214,7 @@ class CircuitPublisher:
             self.publish()
 
     def operator_closes(self) -> bool:
-        """Whether an operator has closed the circuit since the last call; then it is closed here as well."""
+        """Whether an operator has closed the circuit since the last call; then close the circuit here too."""
         closed_at, before = self._store.closed_at(self._endpoint), self._closed_at
         self._closed_at = closed_at
         if before in ("", closed_at):
@@ -225,15 +224,15 @@ class CircuitPublisher:
         return True
 
     def remove(self) -> None:
-        """This process has ended."""
+        """Remove the note: this process has ended."""
         if self._published:
             self._store.remove(self._endpoint, self._process)
 
 
 class EndpointStateCache:
     """
-    The state of one endpoint in this process. The reader refreshes it from Redis; a sender pauses or mutes it by the
-    response of the receiver, which holds here at once, and is kept until Redis has taken it.
+    The state of one endpoint in this process. The reader refreshes the state from Redis. If a response asks for a pause
+    or a mute, a sender changes the state here at once, and the change is kept until Redis has taken the change.
     """
 
     def __init__(self, shard: Shard, endpoint: str, announcements: Announcements | None = None) -> None:
@@ -242,18 +241,18 @@ class EndpointStateCache:
         self._clock = shard.clock
         self._endpoint = endpoint
         self._lock = threading.Lock()
-        #: A state that Redis has not taken yet.
+        #: A state not yet taken by Redis.
         self._unsaved: EndpointState | None = None
-        #: How often a sender has changed the state: a read that began before the change is out of date.
+        #: How often a sender has changed the state: if a read began before a change, the read is out of date.
         self._changes = 0
 
     @property
     def resting(self) -> bool:
-        """Whether nothing may be sent now."""
+        """Whether the endpoint is paused or muted now."""
         return self.state.resting(self._clock.now_ms())
 
     def refresh(self) -> None:
-        """Save what is not saved yet, then take the state that Redis has. Raises redis.RedisError."""
+        """Save the last change, then take the state from Redis. Raises redis.RedisError."""
         self.save()
         changes = self._changes
         state = self._store.read(self._endpoint)
@@ -266,11 +265,11 @@ class EndpointStateCache:
         self._change(EndpointState(paused_at=self._clock.now_ms(), reason=reason))
 
     def mute(self, seconds: float) -> None:
-        """Send nothing for so many seconds, or longer if a longer mute holds already. `save` has to follow."""
+        """Send nothing for so many seconds, or longer if a longer mute holds. `save` has to follow."""
         self._change(EndpointState(muted_until=self._clock.now_ms() + int(seconds * 1000)))
 
     def save(self) -> None:
-        """Write the last change to Redis, or keep it for the next time where Redis refuses it. Raises RedisError."""
+        """Write the last change to Redis; if Redis refuses, keep the change for the next call. Raises RedisError."""
         unsaved = self._unsaved
         if unsaved is None:
             return

@@ -40,9 +40,8 @@ log = logging.getLogger(__name__)
 
 class EndpointDelivery:
     """
-    The threads of one lane: the acknowledger's, the senders', and last the reader's, which ends the others. They are
-    handed up in `threads`, to be started. `until_idle`: they end by themselves when nothing is left that can be
-    delivered now.
+    The threads of one lane: the acknowledger, the senders, and last the reader, who ends the others. `threads` hands
+    the threads up, to be started. `until_idle`: the threads end when nothing is left to deliver now.
     """
 
     def __init__(self, lane: Lane, client: Client, encode: Encode, *, until_idle: bool = False) -> None:
@@ -60,7 +59,7 @@ class EndpointDelivery:
 
     @property
     def threads(self) -> list[threading.Thread]:
-        """All threads, in the order in which they are to be started."""
+        """All threads, in the order of their start."""
         return [self._acknowledging, *self._senders, self._reading]
 
     @property
@@ -70,52 +69,52 @@ class EndpointDelivery:
 
     @property
     def complete(self) -> bool:
-        """Whether all threads that were started run, the reader's among them."""
+        """Whether the reader and all other started threads run."""
         return self.reads and all(thread.is_alive() for thread in self.threads if thread.ident is not None)
 
     def prepare(self) -> None:
-        """Make the group if it is missing. Raises redis.RedisError."""
+        """If the group is missing, make the group. Raises redis.RedisError."""
         self._consumer.ensure_group()
 
     def count_ages_from(self, made_at: int) -> None:
         """
-        The group was made then, ms, and began in the past: older events count as if they had been added then. 0, if the
-        note of the group was lost, changes nothing.
+        Count older events as if added at `made_at`, ms: when the group was made and began in the past. 0 (the note of
+        the group was lost) changes nothing.
         """
         redelivery = self.lane.redelivery
         redelivery.counts_from_ms = max(redelivery.counts_from_ms, made_at)
 
     def abandon(self) -> None:
-        """The system gives no more threads: those that were started end, unless the reader runs, which ends them."""
+        """If the system gives no more threads: end the started threads, unless the reader runs and ends them."""
         if not self.reads:
             self.lane.batches.close()
             self._acknowledger.end()
 
     def join(self, deadline: float | None = None) -> bool:
-        """Wait for the threads until `deadline` (monotonic). Returns whether they have all ended."""
+        """Wait for the threads until `deadline` (monotonic). Returns whether all have ended."""
         ended = join(self.threads, deadline)
         if ended:
             self._sender.close()
         return ended
 
     def leave(self) -> None:
-        """Remove what this process has published. Raises redis.RedisError."""
+        """Remove the note of this process. Raises redis.RedisError."""
         self.lane.publisher.remove()
 
     @property
     def state(self) -> str:
-        """`paused`, `open` if the circuit is, else `delivering`."""
+        """`paused`, `open` if the circuit is open, else `delivering`."""
         if self.lane.state.state.paused:
             return "paused"
         return "open" if self.lane.circuit.open else "delivering"
 
     @property
     def resting(self) -> bool:
-        """Whether one connection is enough: the endpoint is paused or muted, or the circuit is open."""
+        """Whether a single connection is enough: the endpoint is paused or muted, or the circuit is open."""
         return self.lane.circuit.open or self.lane.state.resting
 
     def lend(self, connections: int) -> None:
-        """From now on so many requests may be in flight; there may be more threads to start."""
+        """Allow so many requests in flight from now on; there may be more threads to start."""
         self.lane.lend(connections)
         self._grow(connections)
 
@@ -147,7 +146,7 @@ class EndpointDelivery:
             self._consumer.run(until_idle=self._until_idle)
         finally:
             self.lane.batches.close()
-            # A request may take longer than it takes other processes to regard this one as dead.
+            # During a long request, other processes would regard this process as dead.
             while not join(tuple(self._senders), time.monotonic() + 1.0):
                 self._heartbeat()
             self._acknowledger.end()
@@ -174,7 +173,7 @@ def never_preempt() -> None:
 
 
 def join(threads: Iterable[threading.Thread], deadline: float | None) -> bool:
-    """Wait until `deadline` (monotonic) for those that were started. Returns whether they have all ended."""
+    """Wait until `deadline` (monotonic) for the started threads. Returns whether all of them have ended."""
     started = [thread for thread in threads if thread.ident is not None]
     for thread in started:
         thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -183,7 +182,7 @@ def join(threads: Iterable[threading.Thread], deadline: float | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunningReplay:
-    """One replay in this process. It has a stop of its own, because it ends before the process does."""
+    """One replay in this process, with a separate stop: a replay ends before the process ends."""
 
     note: ReplayNote
     subscription: ReplaySubscription
@@ -191,15 +190,14 @@ class RunningReplay:
     stop: threading.Event
 
 
-#: Makes the delivery of a replay, which is not started.
+#: Makes the delivery of a replay, without a start.
 Make = Callable[[ReplayNote], RunningReplay]
 
 
 class Replays:
     """
-    Works on each replay to one of these endpoints that an operator has begun, and ends a replay whose events have all
-    been delivered. `refresh` is called every few seconds, by one thread at a time; then the threads of new ones are to
-    be started.
+    Works on each replay to these endpoints, and ends a replay when all events of the replay are delivered. Call
+    `refresh` every few seconds, from a single thread; then start the threads of new replays.
     """
 
     def __init__(self, shard: Shard, outbox: Outbox, endpoints: Iterable[str], make: Make) -> None:
@@ -213,7 +211,7 @@ class Replays:
 
     @property
     def deliveries(self) -> list[EndpointDelivery]:
-        """Those that have not ended."""
+        """The deliveries of all replays that have not ended."""
         return [replay.delivery for replay in list(self._running.values())]
 
     @property
@@ -222,7 +220,7 @@ class Replays:
         return [replay.note.group for replay in list(self._running.values())]
 
     def refresh(self) -> None:
-        """Begin, stop and end what is to be. Raises redis.RedisError."""
+        """Begin, stop and end replays as their notes say. Raises redis.RedisError."""
         notes = self._notes()
         for endpoint, replay in list(self._running.items()):
             note = notes.get(endpoint)
@@ -245,14 +243,14 @@ class Replays:
             replay.delivery.wake()
 
     def join(self, deadline: float | None = None) -> bool:
-        """Wait until `deadline` (monotonic) for their threads. Returns whether they have all ended."""
+        """Wait until `deadline` (monotonic) for all threads. Returns whether all have ended."""
         for endpoint, replay in list(self._running.items()):
             replay.delivery.join(deadline)
             self._remove_ended(endpoint, replay)
         return not self._running
 
     def finish(self) -> None:
-        """End the replays that are at their end. Raises redis.RedisError."""
+        """End each replay whose events are all delivered. Raises redis.RedisError."""
         self._end_finished(self._notes().values())
 
     def counts(self) -> Counter[str]:
@@ -270,7 +268,7 @@ class Replays:
         replay = self._make(note)
         replay.delivery.prepare()
         if replay.stop.is_set():
-            return  # the replay has ended since the note was read
+            return  # since the note was read, the replay has ended
         self._running[note.endpoint] = replay
         log.info("a replay begins here", extra=self._log_fields(note))
 
@@ -280,7 +278,7 @@ class Replays:
                 continue
             replay, exhausted = self._running.get(note.endpoint), self._store.exhausted(note)
             if replay is not None:
-                # A group that was lost and is made again takes events anew.
+                # If a group is lost and made again, the group takes events anew.
                 replay.subscription.exhausted = exhausted
             if exhausted and self._store.end(note):
                 log.warning("a replay has ended: all of its events were delivered", extra=self._log_fields(note))
@@ -312,7 +310,7 @@ class DeliveryReport:
 
 
 class Dispatcher:
-    """All endpoints of one process and one shard."""
+    """All endpoints and replays of one process and one shard."""
 
     def __init__(self, context: ShardContext) -> None:
         settings, shard, metrics = context.settings, context.shard, context.metrics
@@ -333,8 +331,8 @@ class Dispatcher:
         self._backlogs = BacklogMemory()
         self._ready = self._started = False
         self._subscriptions = {endpoint.name: Subscription(endpoint) for endpoint in settings.consumers}
-        #: Endpoint -> its `max_rate`, which its delivery and a replay to it share. Shards share no Redis, so each shard
-        #: gets an equal part.
+        #: Endpoint -> `max_rate`, shared by the delivery to the endpoint and by a replay. Shards share no Redis, so
+        #: each shard gets an equal part.
         self._limits = {
             endpoint.name: RateLimit(
                 shard,
@@ -346,7 +344,7 @@ class Dispatcher:
             for endpoint in webhooks.endpoints
             if endpoint.max_rate
         }
-        #: Each endpoint has connections of its own, so that a receiver that hangs does not delay another endpoint.
+        #: Each endpoint has separate connections: if a receiver hangs, no other endpoint waits.
         self.endpoints = [
             self._delivery(context, endpoint, Lane.of(context, endpoint, outbox, senders))
             for endpoint, senders in zip(
@@ -354,7 +352,7 @@ class Dispatcher:
             )
         ]
         self._concurrency = context.concurrency
-        #: Those that share the connections, with the replays; the relay has none.
+        #: These and the replays share the connections; the relay has no connections.
         self._receivers = tuple(self.endpoints)
         self._replays = Replays(shard, outbox, [each.name for each in self._receivers], self._replay)
         if settings.cycles.enabled:
@@ -365,16 +363,14 @@ class Dispatcher:
             metrics.webhooks.announce(endpoint.name)
 
     def prepare(self) -> None:
-        """
-        The same as `keep_groups`, before each sweep; once it was done it does nothing. Raises RedisUnavailable.
-        """
+        """Before each sweep: `keep_groups`, unless done already. Raises RedisUnavailable."""
         if not self._ready:
             self.keep_groups()
 
     def keep_groups(self) -> None:
         """
-        Make each endpoint's group where it is missing, whatever the endpoint does, and note its position. Call it in
-        every round of maintenance, also where nothing is delivered. Raises RedisUnavailable.
+        Make each missing group, and note the position of each group. Call this in every round of maintenance, also when
+        nothing is delivered. Raises RedisUnavailable.
         """
         with self._shard.reaching():
             made_at = self._groups.keep({each.name: each.lane.subscription.start for each in self.endpoints})
@@ -383,15 +379,15 @@ class Dispatcher:
         self._ready = True
 
     def adopt(self, before: "Dispatcher") -> None:
-        """Take over the positions of the groups from a dispatcher of the same shard that has been stopped."""
-        # An endpoint that was left out meanwhile begins by its note: what is remembered of its group is out of date.
+        """Take over the positions of the groups from a stopped dispatcher of the same shard."""
+        # If an endpoint was left out meanwhile, the position in memory is out of date, and the note decides.
         names = {endpoint.name for endpoint in self.endpoints}
         self._groups.adopt(before._groups, names.intersection(endpoint.name for endpoint in before.endpoints))
 
     def start(self) -> None:
         """
-        Start each thread that was not started yet: at first those of every endpoint, later those of new replays and of
-        connections that were lent. Raises RuntimeError if the system gives no more threads.
+        Start each thread that was not started yet: first the threads of every endpoint, later those for new replays and
+        for lent connections. Raises RuntimeError if the system gives no more threads.
         """
         first, self._started = not self._started, True
         for delivery in (*self.endpoints, *self._replays.deliveries):
@@ -410,8 +406,8 @@ class Dispatcher:
 
     def refresh_replays(self) -> None:
         """
-        Begin to work on new replays, end those that are done, and share the connections anew, also if an endpoint
-        rests no more. Call it often. Raises RedisUnavailable.
+        Begin new replays, end finished replays, and share the connections anew, also when an endpoint rests no more.
+        Call this every few seconds. Raises RedisUnavailable.
         """
         with self._shard.reaching():
             self._shard.read_clock()
@@ -423,7 +419,7 @@ class Dispatcher:
     def join(self, deadline: float | None = None) -> bool:
         """
         Wait until `deadline` (monotonic) for all threads to end, then remove this process from the groups. Returns
-        whether they ended; an event that is still in flight then is delivered again, by another replica or later.
+        whether all ended; if an event is still in flight, another replica or a later process delivers the event again.
         """
         if self._stop.is_set():
             self._replays.stop()
@@ -468,7 +464,7 @@ class Dispatcher:
             self._circuits.remove_stale()
 
     def _lend_connections(self) -> None:
-        """An endpoint that rests keeps one connection; the endpoints that can use the others share them."""
+        """While an endpoint rests, a single connection stays; the active endpoints share the others."""
         receivers = [*self._receivers, *self._replays.deliveries]
         resting = [endpoint for endpoint in receivers if endpoint.resting]
         active = [endpoint for endpoint in receivers if endpoint not in resting]
@@ -478,7 +474,7 @@ class Dispatcher:
             endpoint.lend(max(1, count))
 
     def report(self) -> DeliveryReport:
-        """The pairs that this process has delivered, and those that are left. Raises RedisUnavailable."""
+        """How many pairs this process has delivered, and how many are left. Raises RedisUnavailable."""
         counts: Counter[str] = Counter()
         with self._shard.reaching():
             counts += self._replays.counts()
@@ -490,7 +486,7 @@ class Dispatcher:
         return DeliveryReport(counts["delivered"], counts["undelivered"], counts["dead_lettered"])
 
     def _delivery(self, context: ShardContext, endpoint: EndpointSettings, lane: Lane) -> EndpointDelivery:
-        """The delivery to one endpoint, or that of a replay to the endpoint."""
+        """The delivery of a lane to the endpoint, live or of a replay."""
         webhooks, shard, observe = context.settings.webhooks, context.shard, self._observer(endpoint.name)
         limit = self._limits.get(endpoint.name)
         client = WebhookClient(endpoint, webhooks, shard.clock, context.concurrency, observe, context.stop, limit)
@@ -524,5 +520,5 @@ class Dispatcher:
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """`total` shared out as evenly as it goes."""
+    """`total` shared out as evenly as possible."""
     return [total // parts + (number < total % parts) for number in range(parts)] if parts else []

@@ -53,31 +53,31 @@ _REASONS = {
     "WRONG_VERSION_NUMBER": "the receiver speaks no TLS on this port",
     "HTTP_REQUEST": "the receiver speaks no TLS on this port",
 }
-#: The statuses from 400 to 499 that are about the endpoint: rights, a wrong route, rights at a proxy, a time-out, gone,
-#: too many requests.
+#: 4xx about the endpoint, not about an event: rights, a wrong route, rights at a proxy, a time-out, gone, too many
+#: requests.
 _OF_THE_ENDPOINT = frozenset({401, 403, 404, 405, 407, 408, 410, 429})
-#: How http.client begins its words about a proxy that refuses to connect; its status follows.
+#: http.client begins with these words, before the status, if a proxy refuses to connect.
 _NO_TUNNEL = "Tunnel connection failed:"
-#: A receiver that refuses the client's certificate says so after the handshake, within this time, seconds.
+#: If a receiver refuses the client's certificate, the refusal comes after the handshake, within this time, seconds.
 REFUSAL_WAIT = 0.5
-#: How much a response may send before its headers are complete, bytes; interim responses count too.
+#: How much of a response may come before the headers are complete, bytes; interim responses count too.
 HEAD_LIMIT = 64 * 1024
-#: The most digits of a Content-Length. Python reads no number of more.
+#: The most digits of a Content-Length: Python reads no longer number.
 LONGEST_LENGTH = 4300
-#: How much longer than its limit a wait may take, as a share of the limit, so that a time-out is seldom set anew: that
-#: is a system call, during which another thread takes the interpreter.
+#: How much longer than the limit a wait may take, as a share of the limit, to set time-outs seldom: each is a system
+#: call, and during a system call another thread takes the interpreter.
 TOLERANCE = 0.05
-#: How long to wait for the alert of a receiver that has closed the connection, seconds. It has been sent before.
+#: How long to wait for the alert of a receiver that has closed the connection, seconds: the alert was sent before.
 ALERT_WAIT = 0.1
-#: Whether a text is visible ASCII only. Nearly every value of a header is, and then requests refuses none: to ask it
-#: about each takes 6 % of the time that a request takes.
+#: Matches visible ASCII. If all header values match, as nearly always, requests would refuse none of them; to have
+#: requests check each value takes 6 % of the time of a request.
 _visible = re.compile("[!-~]*").fullmatch
 
 
 def tls_context(endpoint: EndpointSettings, bundle: str) -> ssl.SSLContext:
     """
-    For all connections to this endpoint. `bundle`: the file, or the directory, with the CAs that are trusted if the
-    endpoint names no `ca`. Raises OSError, ssl.SSLError if a file cannot be loaded any more.
+    The context of all connections to this endpoint. `bundle`: file or directory of the trusted CAs if the endpoint
+    names no `ca`. Raises OSError, ssl.SSLError if a file cannot be loaded any more.
     """
     context = urllib3.util.ssl_.create_urllib3_context()
     trusted = endpoint.ca.path if endpoint.ca else Path(bundle)
@@ -91,7 +91,7 @@ def tls_context(endpoint: EndpointSettings, bundle: str) -> ssl.SSLContext:
 
 
 def tls_reason(error: ssl.SSLError) -> str:
-    """Why a handshake failed, or why the receiver ended the connection. It names no file."""
+    """Why a handshake failed, or why the receiver ended the connection, without the name of a file."""
     if isinstance(error, ssl.SSLEOFError):
         reason = "the receiver closed the connection"
     elif isinstance(error, ssl.SSLCertVerificationError):
@@ -112,21 +112,21 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeliveryResult:
-    """The result of one request, or of the last one of several attempts."""
+    """The result of one request, or of the last of several attempts."""
 
     result: Result
     #: The status, or why there was no response. Never a URL, because a URL may hold a password.
     reason: str
     status: int | None = None
-    #: The wait that `Retry-After` asks for, seconds.
+    #: The wait asked for by `Retry-After`, seconds.
     retry_after: float | None = None
     #: From the start of the request to the end of the response.
     seconds: float = 0.0
-    #: When it ended, ms on Redis's clock.
+    #: The end of the request, ms on Redis's clock.
     at_ms: int = field(default=0, compare=False)
-    #: The response's body, as far as it is kept; what is secret is hidden.
+    #: The kept part of the response's body, without secrets.
     answer: str = field(default="", compare=False, repr=False)
-    #: The results of the attempts before the last one.
+    #: The results of the earlier attempts.
     earlier: tuple["DeliveryResult", ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -141,17 +141,17 @@ class DeliveryResult:
 
     @property
     def content_refused(self) -> bool:
-        """The receiver refuses what is in the request. Of a batch, a smaller one may be accepted."""
+        """The receiver refuses the content of the request; a smaller batch may be accepted."""
         return self.status in (400, 413, 422)
 
     @property
     def refused(self) -> bool:
-        """The response is about the events, not about the endpoint. A 4xx that says neither counts for the events."""
+        """The response is about the events, not about the endpoint; so is any unknown 4xx."""
         return self.status is not None and 400 <= self.status < 500 and self.status not in _OF_THE_ENDPOINT
 
 
 def judge(status: int, headers: Mapping[str, str], now_ms: int, seconds: float, answer: str = "") -> DeliveryResult:
-    """The result of a response. `now_ms`: Redis's clock, for a `Retry-After` date in a response that has no `Date`."""
+    """The result of a response. `now_ms`: Redis's clock, for a `Retry-After` date if the response has no `Date`."""
     if 200 <= status < 300:
         return DeliveryResult(Result.DELIVERED, f"HTTP {status}", status, None, seconds, now_ms, answer)
     result = Result.REJECTED if 300 <= status < 500 else Result.FAILED
@@ -159,7 +159,7 @@ def judge(status: int, headers: Mapping[str, str], now_ms: int, seconds: float, 
 
 
 def failed(error: BaseException, seconds: float, now_ms: int, mask: Callable[[str], str]) -> DeliveryResult:
-    """The result of a request without a response. `mask` hides what is secret in the words of a proxy."""
+    """The result of a request without a response. `mask` hides the secrets in the words of a proxy."""
     return DeliveryResult(Result.FAILED, _reason(error, mask), seconds=seconds, at_ms=now_ms)
 
 
@@ -185,7 +185,7 @@ def _http_date(text: str) -> float | None:
 
 
 def _reason(error: BaseException, mask: Callable[[str], str]) -> str:
-    """Why there was no response, in words that hold neither URL nor credentials."""
+    """Why there was no response, without URL and credentials."""
     if isinstance(error, requests.exceptions.InvalidSchema | requests.exceptions.InvalidURL):
         return "the URL cannot be used"
     if isinstance(error, requests.exceptions.ProxyError):
@@ -201,7 +201,7 @@ def _innermost_reason(error: BaseException, mask: Callable[[str], str]) -> str:
             case socket.gaierror() | urllib3.exceptions.NameResolutionError():
                 return "the host's name cannot be resolved"
             case urllib3.exceptions.NewConnectionError():
-                continue  # urllib3 counts it as a time-out; the error inside it has the reason
+                continue  # urllib3 counts this error as a time-out; the inner error has the reason
             case urllib3.exceptions.ConnectTimeoutError() | requests.ConnectTimeout():
                 return "no connection in time"
             case urllib3.exceptions.ReadTimeoutError() | requests.ReadTimeout() | TimeoutError():
@@ -214,7 +214,7 @@ def _innermost_reason(error: BaseException, mask: Callable[[str], str]) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and the errors inside it: requests and urllib3 keep them as reason, as first argument, or as cause."""
+    """An error and the inner errors: requests and urllib3 keep them as reason, as first argument, or as cause."""
     current: BaseException | None = error
     while current is not None:
         yield current
@@ -224,8 +224,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def certificate_expiry(endpoint: EndpointSettings, timeout: float) -> int:
     """
-    When the receiver's certificate expires, seconds since the epoch. `timeout`: for each step, seconds. Raises
-    ConnectionError with the reason if deliveries to the endpoint would fail.
+    Make a TLS handshake as deliveries do, without a request. Returns when the receiver's certificate expires, seconds
+    since the epoch. `timeout`: for each step, seconds. Raises ConnectionError if deliveries would fail.
     """
     try:
         return _certificate_expiry(endpoint, timeout)
@@ -255,7 +255,7 @@ def _certificate_expiry(endpoint: EndpointSettings, timeout: float) -> int:
         sock: ssl.SSLSocket = connection.sock
         expiry = str((sock.getpeercert() or {})["notAfter"])
         sock.settimeout(REFUSAL_WAIT)
-        with contextlib.suppress(TimeoutError):  # it has nothing against the client
+        with contextlib.suppress(TimeoutError):  # the receiver has nothing against the client
             sock.recv(1)
         return int(ssl.cert_time_to_seconds(expiry))
     finally:
@@ -263,7 +263,7 @@ def _certificate_expiry(endpoint: EndpointSettings, timeout: float) -> int:
 
 
 def limit_wait(sock: Any, seconds: float) -> None:
-    """The next wait on this socket may take so long, but for TOLERANCE, and at least half of it."""
+    """Limit the next wait on this socket to so many seconds, up to TOLERANCE more and down to half of them."""
     limit = sock.gettimeout()
     if limit is None or not seconds / 2 <= limit <= seconds * (1 + TOLERANCE):
         sock.settimeout(seconds)
@@ -271,8 +271,8 @@ def limit_wait(sock: Any, seconds: float) -> None:
 
 class BoundedReader(io.RawIOBase):
     """
-    Reads from a socket until this deadline (monotonic), and not longer than the time-out that the socket has at the
-    start. While `head_left` is a number, so many bytes may still come.
+    Reads from a socket until this deadline (monotonic), and not longer than the time-out of the socket at the start.
+    While `head_left` is a number, so many bytes may still come.
     """
 
     def __init__(self, sock: Any, deadline: float) -> None:
@@ -280,11 +280,11 @@ class BoundedReader(io.RawIOBase):
         self._raw = sock.makefile("rb", buffering=0)
         self._deadline = min(deadline, time.monotonic() + (sock.gettimeout() or math.inf))
         self.head_left: int | None = HEAD_LIMIT
-        #: The error's text if more comes.
+        #: If more comes: the text of the error.
         self.too_long = f"the response's headers are above {HEAD_LIMIT // 1024} KB"
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        """What http.client asks a socket for."""
+        """For http.client, in place of a socket."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:
@@ -305,7 +305,7 @@ class BoundedReader(io.RawIOBase):
 
 
 def seconds_left(deadline: float) -> float:
-    """Until this deadline (monotonic). Raises TimeoutError if nothing is left."""
+    """Seconds until this deadline (monotonic). Raises TimeoutError if nothing is left."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -313,7 +313,7 @@ def seconds_left(deadline: float) -> float:
 
 
 class BoundedResponse(http.client.HTTPResponse):
-    """A response that ends in time, without the interim responses (1xx) before it. `deadline`: monotonic."""
+    """A response that ends in time, without interim responses (1xx). `deadline`: monotonic."""
 
     deadline: Callable[[], float] = staticmethod(lambda: math.inf)
     _method: str
@@ -348,7 +348,7 @@ class BoundedResponse(http.client.HTTPResponse):
         self.will_close = self._check_close() or not (self.chunked or self.length is not None)  # type: ignore[attr-defined]
 
     def _body_length(self, headers: http.client.HTTPMessage) -> int | None:
-        """In bytes; None: the chunks say it, or the end of the connection. Raises OSError."""
+        """In bytes; None: up to the last chunk, or to the end of the connection. Raises OSError."""
         if self.status in (204, 304) or self._method == "HEAD":
             return 0
         length = headers.get("content-length", "")
@@ -360,7 +360,7 @@ class BoundedResponse(http.client.HTTPResponse):
 
 
 def read_headers(lines: Any) -> http.client.HTTPMessage:
-    """Read header lines up to the empty one. A line that is no header is passed over. Raises OSError."""
+    """Read lines up to an empty line. If a line is no header, the line is passed over. Raises OSError."""
     found: list[tuple[str, str]] = []
     while (line := lines.readline()) not in (b"\r\n", b"\n", b""):
         text = line.decode("latin-1").rstrip("\r\n")
@@ -378,8 +378,7 @@ def read_headers(lines: Any) -> http.client.HTTPMessage:
 
 class _Exchange(threading.local):
     """
-    The exchange that the current thread is busy with. urllib3 chooses the connection by itself, so the deadline cannot
-    be an argument.
+    The exchange of the current thread. urllib3 chooses the connection by itself, so the deadline cannot be an argument.
     """
 
     #: On the monotonic clock, seconds.
@@ -390,18 +389,20 @@ _exchange = _Exchange()
 
 
 def begin_exchange(seconds: float) -> None:
-    """The exchange that this thread starts now must end within so many seconds."""
+    """The next exchange of this thread must end within so many seconds."""
     _exchange.deadline = time.monotonic() + seconds
 
 
 class _Response(BoundedResponse):
-    """The response to the exchange that the current thread is busy with."""
+    """The response in the exchange of the current thread."""
 
     deadline = staticmethod(lambda: _exchange.deadline)
 
 
 class _Bounded:
-    """A connection whose exchange ends in time."""
+    """
+    A connection whose exchange ends in time. If a receiver sends a byte now and then, a request of urllib3 never ends.
+    """
 
     response_class = _Response
     sock: Any
@@ -426,8 +427,8 @@ class _Bounded:
 
 def _raise_alert(sock: Any) -> None:
     """
-    Raise what a TLS receiver said before it closed the connection: ssl.SSLError. A client certificate is verified after
-    the client's handshake has ended, so the first request finds a connection that is closed already.
+    Raise the alert that a TLS receiver sent before closing the connection: ssl.SSLError. A client certificate is
+    verified after the handshake of the client has ended, so the first request finds a closed connection.
     """
     if isinstance(sock, ssl.SSLSocket):
         with contextlib.suppress(ssl.SSLEOFError, ConnectionError, TimeoutError):
@@ -437,16 +438,17 @@ def _raise_alert(sock: Any) -> None:
 
 @functools.cache
 def bounded(kind: type) -> type:
-    """This kind of connection (plain, TLS, through a SOCKS proxy), bounded in time."""
+    """This kind of connection (plain, TLS, through a SOCKS proxy), but bounded in time."""
     return kind if issubclass(kind, _Bounded) else type(f"Bounded{kind.__name__}", (_Bounded, kind), {})
 
 
 class Transport:
     """
-    POSTs to one endpoint over connections that stay open. `fixed`: the headers of each request. Threads may share it.
+    POSTs to one endpoint through requests' own adapter, over connections that stay open. `fixed`: the headers of each
+    request. Threads may share a transport. Everything that is the same for each request is computed once.
 
-    It follows no redirect, keeps no cookie and reads no netrc. Proxy and CAs are those of the endpoint; if the
-    endpoint has none, those of the environment when the transport was made.
+    A transport follows no redirect, keeps no cookie and reads no netrc. If the endpoint names no proxy or CAs, the
+    environment at the start names them.
 
     `connect_timeout` limits the connecting, `read_timeout` the response with its body, and both together the whole
     exchange, seconds.
@@ -477,14 +479,14 @@ class Transport:
 
     def request(self, headers: dict[str, str], body: bytes) -> requests.PreparedRequest:
         """
-        A request with these headers and the fixed headers. Raises requests.RequestException if URL or headers cannot be
-        sent, ValueError.
+        A request with these headers and the fixed headers. If URL or headers cannot be sent, raises
+        requests.RequestException, ValueError.
         """
         if self._pattern is None:
             pattern = self._session.prepare_request(
                 requests.Request("POST", self._url, headers=self._fixed, data=b"", auth=_url_auth(self._url))
             )
-            # A plain dict is faster than requests' dict that ignores case. The names that a request adds are new ones.
+            # A plain dict is faster than requests' dict that ignores case, and a request adds only new names.
             self._headers = dict(pattern.headers)
             self._pattern = pattern
         if not _visible("".join(headers.values())):
@@ -498,8 +500,8 @@ class Transport:
 
     def send(self, request: requests.PreparedRequest) -> urllib3.BaseHTTPResponse:
         """
-        Send it and wait for the headers of the response. The caller reads the body, closes the response and releases
-        its connection. Raises requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError.
+        Send a request and wait for the headers of the response. The caller reads the body, closes the response and
+        releases the connection. Raises requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError.
         """
         begin_exchange(self._time_limit)
         answer: urllib3.BaseHTTPResponse = self._adapter.send(request, timeout=self._timeout, **self._environment)
@@ -512,9 +514,9 @@ class Transport:
 
 class _Adapter(requests.adapters.HTTPAdapter):
     """
-    requests' adapter for a single URL. It overrides only methods that requests documents for that.
+    requests' adapter for a single URL. Only methods documented for overriding are overridden.
 
-    All connections share one TLS context, so that no certificate file is read for each of them.
+    All connections share a TLS context, so certificate files are read once, not for each connection.
     """
 
     def __init__(self, connections: int, tls: Callable[[], ssl.SSLContext]) -> None:
@@ -538,25 +540,25 @@ class _Adapter(requests.adapters.HTTPAdapter):
         return host, options
 
     def close(self) -> None:
-        """Close the connections now: requests only forgets the pool, which closes when it is collected."""
+        """Close the connections now: requests only forgets the pool, and the pool closes when collected."""
         if self._pool is not None:
             self._pool.close()
 
     def cert_verify(self, *_: Any) -> None:
-        """Nothing: the TLS context does it."""
+        """Nothing: the TLS context verifies."""
 
     def request_url(self, *_: Any) -> str:
         return self._target
 
     def build_response(self, _request: Any, response: Any) -> Any:
-        """urllib3's own response. requests' wrapper around it is not needed."""
+        """urllib3's own response, without requests' wrapper."""
         return response
 
 
 def _url_auth(url: str) -> Any:
     """
-    User and password of the URL; without them, a function that adds nothing. Without any `auth`, requests would read
-    ~/.netrc and overwrite the Authorization header of an endpoint.
+    User and password of the URL; if there are none, a function that adds nothing. Without any `auth`, requests would
+    read ~/.netrc and overwrite the Authorization header of an endpoint.
     """
     user, password = requests.utils.get_auth_from_url(url)
     return (user, password) if user or password else lambda request: request

@@ -1,4 +1,4 @@
-"""What the threads of one endpoint share: the events in hand, the batches that are queued, the log of attempts."""
+"""The lane of an endpoint, shared by all threads of the endpoint: events in hand, queued batches, log of attempts."""
 
 import contextlib
 import functools
@@ -30,10 +30,10 @@ from sweeperd.store.streams import StreamId
 
 log = logging.getLogger(__name__)
 
-#: How many bytes of events of one endpoint are in hand, as far as the size of the next ones can be foreseen. With
-#: events of 8 kB in batches a process needs 135 MiB at most; with twice as many bytes in hand it was 168.
+#: How many bytes of events of one endpoint are in hand, if the next events are as large as the last ones. With events
+#: of 8 kB in batches a process needs 135 MiB at most; with twice as many bytes in hand, 168 MiB.
 IN_FLIGHT_BYTES = 12 * 1024 * 1024
-#: At most one success in this time is recorded, ms. Every failure is.
+#: At most one success in this time is recorded, ms; failures are always recorded.
 SUCCESS_EVERY_MS = 100
 #: How many attempts wait to be written, at most; the oldest ones are dropped.
 WAITING = 1000
@@ -41,9 +41,9 @@ WAITING = 1000
 
 class AttemptLog:
     """
-    Gathers the attempts of one endpoint on one shard. Threads may share it.
+    Gathers the attempts of one endpoint on one shard. Threads may share a log.
 
-    `kept`: how many attempts the stream keeps, about; 0: none is recorded. `dropped` counts what was not written.
+    `kept`: about how many attempts the stream keeps; 0: record nothing. `dropped` counts the attempts never written.
     """
 
     def __init__(self, shard: Shard, endpoint: str, kept: int, dropped: prometheus_client.Counter) -> None:
@@ -59,8 +59,8 @@ class AttemptLog:
 
     def record(self, entries: Sequence[OutboxEntry], event_id: str, result: DeliveryResult) -> None:
         """
-        The result of a hand-over, with its quick retries, of these events; `event_id` is of the first one. It is
-        written with the next `write`.
+        Record the result of a hand-over of these events, with the quick retries, for the next `write`. `event_id`: the
+        id of the first event.
         """
         if not self._kept:
             return
@@ -75,8 +75,8 @@ class AttemptLog:
 
     def write(self) -> None:
         """
-        Write what has gathered, in one round trip. What Redis refuses, because it is full or a right is missing, is
-        dropped: no delivery waits for the log.
+        Write the gathered attempts in a single round trip. If Redis refuses an attempt (full, or a missing right), the
+        attempt is dropped: no delivery waits for the log.
         """
         attempts = [self._waiting.popleft() for _ in range(len(self._waiting))]
         if not attempts:
@@ -121,13 +121,13 @@ class Batch:
     """The events of one request, in the order of the stream."""
 
     entries: tuple[OutboxEntry, ...]
-    #: Whether its result closes an open circuit. A probe is sent once, without quick retries.
+    #: Whether the result closes an open circuit. A probe is sent once, without quick retries.
     probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How large a batch may be, and how long a partial one may wait, seconds."""
+    """How large a batch may be, and how long a partial batch may wait, seconds."""
 
     events: int
     bytes: int
@@ -141,9 +141,9 @@ class BatchLimits:
 
 class InFlight:
     """
-    The events in hand: queued, being sent, or sent and not settled yet. The reader takes no more than `capacity` of
-    them, and no more than `capacity_bytes`, by the size of the events that it took last. So memory does not grow with
-    the backlog. The heartbeat names exactly these events. Threads may share it.
+    The events in hand: queued, being sent, or sent and not settled yet. The reader takes `capacity` events at most, and
+    `capacity_bytes` at most if the next events are as large as the last ones, so memory does not grow with the backlog.
+    The heartbeat names exactly these events. Threads may share the object.
     """
 
     def __init__(self, capacity: int, capacity_bytes: int, stop: threading.Event) -> None:
@@ -153,7 +153,7 @@ class InFlight:
         self._typical = 1.0
         self._stop = stop
         self._sizes: dict[bytes, int] = {}
-        #: How few events the reader waits for; 0 while it does not wait.
+        #: The reader sleeps until fewer than this are in flight; 0: the reader does not sleep.
         self._awaited = 0
         self._changed = threading.Condition(threading.Lock())
 
@@ -165,12 +165,12 @@ class InFlight:
 
     @property
     def free(self) -> int:
-        """How many more events may be taken; one where nothing is in hand, however large it is."""
+        """How many more events may be taken; at least 1 if nothing is in hand, however large the event is."""
         by_bytes = int((self._capacity_bytes - self._bytes) / self._typical)
         return max(0 if self._sizes else 1, min(self.capacity - len(self._sizes), by_bytes))
 
     def count_of(self, size: int) -> int:
-        """About how many events have so many bytes; at least one."""
+        """About how many events have so many bytes; at least 1."""
         return max(1, int(size / self._typical))
 
     def ids(self) -> list[bytes]:
@@ -179,7 +179,7 @@ class InFlight:
             return list(self._sizes)
 
     def add(self, entries: Sequence[OutboxEntry]) -> None:
-        """The reader has taken these."""
+        """Events that the reader has taken."""
         sizes = {entry.id: entry.size for entry in entries}
         with self._changed:
             self._bytes += sum(sizes.values()) - sum([self._sizes.get(entry, 0) for entry in sizes])
@@ -187,14 +187,14 @@ class InFlight:
             self._typical = max(1.0, sum(sizes.values()) / len(sizes)) if sizes else self._typical
 
     def remove(self, ids: Iterable[bytes]) -> None:
-        """These are settled."""
+        """Forget these events, because they are settled."""
         with self._changed:
             self._bytes -= sum([self._sizes.pop(entry, 0) for entry in ids])
             if len(self._sizes) < self._awaited:
                 self._changed.notify_all()
 
     def await_fewer(self, count: int, seconds: float) -> None:
-        """Wait until less than `count` are in hand, or a stop, for so many seconds at most."""
+        """Wait until fewer than `count` events are in hand, or until a stop, for so many seconds at most."""
         with self._changed:
             self._awaited = count
             self._changed.wait_for(lambda: self._stop.is_set() or len(self._sizes) < count, seconds)
@@ -208,8 +208,8 @@ class InFlight:
 
 class BatchQueue:
     """
-    From the reader to the senders. A full batch is taken at once. A partial one is held while another request of the
-    endpoint is in flight, and `wait` at most: else idle senders would take batches of a few events each.
+    From the reader to the senders. A full batch is taken at once. A partial batch is held while another request of the
+    endpoint is in flight, for `wait` at most: else idle senders would take batches of a few events each.
     """
 
     def __init__(self, limits: BatchLimits, requests: int) -> None:
@@ -218,9 +218,9 @@ class BatchQueue:
         self._most_requests = requests
         self._waiting: deque[OutboxEntry] = deque()
         self._bytes = 0
-        #: Batches of a single event, which share a request with no other: a probe, an event that was refused alone.
+        #: Batches of a single event that must not share a request: a probe, an event that was refused alone.
         self._single: deque[Batch] = deque()
-        #: When the first waiting event came, monotonic; and whether the waiting events are in the order of the stream.
+        #: When the first waiting event came (monotonic), and whether the waiting events are in the order of the stream.
         self._since, self._in_order = 0.0, True
         self._requests = 0
         self._closed = False
@@ -228,11 +228,11 @@ class BatchQueue:
 
     @property
     def size(self) -> int:
-        """How many events a full batch has; 1 where nothing is gained by waiting for more."""
+        """How many events a full batch has."""
         return self._limits.events
 
     def put(self, entries: Sequence[OutboxEntry], *, in_order: bool = False, probe: bool = False) -> None:
-        """Queue these events. `in_order`: each comes later in the stream than all that were queued before."""
+        """Queue these events. `in_order`: each comes later in the stream than all events queued before."""
         with self._changed:
             if not self._waiting:
                 self._since, self._in_order = time.monotonic(), True
@@ -246,7 +246,7 @@ class BatchQueue:
             self._changed.notify(len(self._single) + 1 + len(self._waiting) // self._limits.events)
 
     def take(self) -> Batch | None:
-        """Wait for a batch and take it; then `done` has to follow. None: the queue is closed and empty."""
+        """Wait for a batch and take the batch; then call `done`. None: the queue is closed and empty."""
         with self._changed:
             while not self._ready():
                 if self._closed:
@@ -257,18 +257,18 @@ class BatchQueue:
             return self._single.popleft() if self._single else self._next()
 
     def done(self) -> None:
-        """The request of a batch has ended. The thread that calls this takes the next batch, so it wakes no other."""
+        """The request of a batch has ended. The caller takes the next batch, so no other thread is woken."""
         with self._changed:
             self._requests -= 1
 
     def allow(self, requests: int) -> None:
-        """From now on so many requests may be in flight."""
+        """Allow so many requests in flight from now on."""
         with self._changed:
             self._most_requests = requests
             self._changed.notify_all()
 
     def close(self) -> None:
-        """No event follows: what is queued is taken, and then `take` returns None."""
+        """No event follows: when the queue is empty, `take` returns None."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -304,12 +304,11 @@ class BatchQueue:
 @dataclass(frozen=True, slots=True)
 class Lane:
     """
-    One endpoint on one shard, as the threads that work for the endpoint share it. Events go forward through three
-    stages:
+    One endpoint on one shard, shared by the threads of the endpoint. Events go forward through three stages:
 
         Consumer -> batches -> BatchSender -> settlements -> Acknowledger
 
-    At most two batches for each sender are in hand, and IN_FLIGHT_BYTES, so memory does not grow with the backlog.
+    At most two batches for each sender and IN_FLIGHT_BYTES are in hand, so memory does not grow with the backlog.
     """
 
     shard: Shard
@@ -317,7 +316,7 @@ class Lane:
     subscription: Subscription
     outbox: Outbox
     metrics: Metrics
-    #: Ends the threads.
+    #: When set, the threads end.
     stop: threading.Event
     redelivery: Redelivery
     circuit: CircuitBreaker
@@ -330,13 +329,13 @@ class Lane:
     #: How many threads send at first.
     senders: int
     log_fields: dict[str, object]
-    #: A sender waits for a turn before each batch.
+    #: Before each batch a sender waits for a turn.
     turn: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     timing: Timing = USUAL
     # A round trip to Redis costs half as much as a request, so each carries many events.
-    #: The acknowledger waits until so many settlements have gathered.
+    #: The acknowledger writes when so many settlements have gathered.
     settled_together: int = 1
-    #: The reader waits until there is room for so many events.
+    #: The reader reads when there is room for so many events.
     read_together: int = 1
 
     @classmethod
@@ -350,8 +349,8 @@ class Lane:
         live: "Lane | None" = None,
     ) -> "Lane":
         """
-        The lane that the settings ask for. `live`: the new lane is a replay to the endpoint of this one. Both share the
-        circuit and the state of the endpoint; the consumer group, the threads and the connections are the replay's own.
+        The lane by the settings. `live`: the new lane is a replay to the endpoint of the live lane. Both share the
+        circuit and the state of the endpoint; a replay has a separate consumer group, threads and connections.
         """
         shard, metrics, stop, timing = context.shard, context.metrics, context.stop, context.timing
         redelivery, limits = Redelivery.of(context.settings.webhooks), BatchLimits.of(endpoint)
@@ -385,7 +384,7 @@ class Lane:
             attempts=AttemptLog(shard, endpoint.name, kept, dropped),
             senders=senders,
             log_fields=fields | ({"replay": True} if live else {}),
-            # In batches an event costs so little that it need not wait for the sweep.
+            # In batches an event costs little CPU time, so batches need not wait for the sweep.
             turn=contextlib.nullcontext if limits.events > 1 else sparing,
             timing=timing,
             settled_together=max(1, senders // 2),
@@ -398,6 +397,6 @@ class Lane:
         return self.subscription.group
 
     def lend(self, connections: int) -> None:
-        """From now on so many requests may be in flight."""
+        """Allow so many requests in flight from now on."""
         self.in_flight.capacity = connections * 2 * self.limits.events
         self.batches.allow(connections)

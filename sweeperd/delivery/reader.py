@@ -1,4 +1,4 @@
-"""The reader of one endpoint: new events, events that are due again, and the probes of an open circuit."""
+"""The reader of one endpoint: takes new events, events that are due again, and the probes of an open circuit."""
 
 import logging
 import math
@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 class ProbeChooser:
     """
-    Rotates the probes of one endpoint, so that an event which the receiver cannot take does not keep the circuit open:
-    events that were never sent come first, then the one with the fewest deliveries within a page. Each choice takes
-    the next page of parked events. The same event is not chosen twice in a row where there is another.
+    Rotates the probes of one endpoint: if the receiver cannot take some event, this event does not keep the circuit
+    open. Events that were never sent come first, then the event with the fewest deliveries of a page. Each choice takes
+    the next page of parked events. If there is another event, the same event is not chosen twice in a row.
     """
 
     def __init__(self, group: str, outbox: Outbox) -> None:
@@ -33,7 +33,7 @@ class ProbeChooser:
         self._last: bytes | None = None
 
     def take(self) -> list[OutboxEntry]:
-        """Take the next probe: one event, or none where nothing waits. Raises redis.RedisError."""
+        """Take the next probe: an event, or none if nothing waits. Raises redis.RedisError."""
         chosen = self._choose()
         entries: list[OutboxEntry] = []
         if chosen is None or chosen.deliveries or chosen.id == self._last:
@@ -51,40 +51,39 @@ class ProbeChooser:
         return min(page, key=lambda pending: (pending.id == self._last, pending.deliveries), default=None)
 
 
-#: How many pages one step reads at most. A page takes the server a fraction of a millisecond.
+#: How many pages a step reads at most. A page takes the server a fraction of a millisecond.
 PAGES_PER_STEP = 8
 
 
 class DueScan:
     """
-    Walks over the pending events of one endpoint again and again. Each step goes on where the last one stopped, so that
+    Walks over the pending events of one endpoint again and again. Each step goes on after the end of the last step, so
     a million parked events cost no more at a time than a few pages.
     """
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        #: After so long, ms, a process without a heartbeat is dead.
+        #: If a process sends no heartbeat for so long, ms, the process is dead.
         self._dead_ms = int(lane.timing.take_over_after * 1000)
-        # A released event (0 deliveries) has no wait; it was released with a long idle time.
+        # A released event (0 deliveries) has no wait, and was released with a long idle time.
         self._least_idle_ms = min(int(lane.redelivery.initial * 1000), self._dead_ms)
-        #: The last event that was passed; None before the first.
+        #: The last event passed; None before the first.
         self._after: bytes | None = None
         self._next_at = 0.0
-        #: When to look for orphaned events by themselves.
+        #: When `take_orphaned` looks again.
         self._orphaned_at = 0.0
-        #: Where there is room for one event only, parked and new ones take turns.
+        #: If there is room for a single event, parked and new events take turns.
         self._turn = 0
-        #: When an operator last ended all waits, as this process learnt it (monotonic).
+        #: When this process learnt that an operator ended all waits (monotonic).
         self._waits_ended_at: float | None = None
 
     @property
     def at_start(self) -> bool:
-        """Whether the last step came to the end, and the next one begins anew."""
+        """Whether the last step came to the end, and the next step begins anew."""
         return self._after is None
 
     @property
     def due(self) -> bool:
-        """Whether it is time for the next step."""
         return time.monotonic() >= self._next_at
 
     def hurry(self) -> None:
@@ -93,16 +92,16 @@ class DueScan:
 
     def end_waits(self) -> None:
         """
-        An operator has made all parked events due. What was parked since then, before this process learnt of it, was
-        sent before the receiver was back: it does not wait either.
+        An operator has made all parked events due. If an event was parked since, but before this process learnt of the
+        order, the event was sent before the receiver was back, and does not wait either.
         """
         self._waits_ended_at = time.monotonic()
         self.hurry()
 
     def take(self, room: int, pause: float) -> list[OutboxEntry]:
         """
-        Take the events of one step; half of the room is left to new events. `pause`: how long to wait after a scan that
-        came to its end, seconds. Raises redis.RedisError.
+        Take the events of one step; half of the room is left to new events. `pause`: how long to wait at the end of a
+        scan, seconds. Raises redis.RedisError.
         """
         self._turn = 1 - self._turn
         due = self.step((room + self._turn) // 2)
@@ -110,13 +109,13 @@ class DueScan:
             self.hurry()  # there may be more
         else:
             self._next_at = time.monotonic() + (pause if self.at_start else self._lane.timing.scan_every)
-        # An event that another replica has taken and parked again since then is idle for less than any wait.
+        # If another replica has since taken and parked an event again, the event is idle for less than any wait.
         return self._lane.outbox.claim(self._lane.group, due, self._least_idle_ms)
 
     def take_orphaned(self, room: int, pause: float) -> list[OutboxEntry]:
         """
-        Take events whose process is dead, and nothing else: a page of them, when it is time. `pause`: how long to wait
-        where there are none, seconds. Raises redis.RedisError.
+        When due, take a page of events whose process is dead, and nothing else. `pause`: how long to wait if there are
+        none, seconds. Raises redis.RedisError.
         """
         if time.monotonic() < self._orphaned_at:
             return []
@@ -127,7 +126,7 @@ class DueScan:
         return entries
 
     def step(self, count: int) -> list[Pending]:
-        """The next due events, `count` at most: parked with their wait over, or in the hands of a dead process."""
+        """The next due events, `count` at most: parked with the wait over, or in the hands of a dead process."""
         due: list[Pending] = []
         for _ in range(PAGES_PER_STEP):
             parked_before_end_ms = self._ms_since_waits_ended()
@@ -144,34 +143,34 @@ class DueScan:
         return due
 
     def _ms_since_waits_ended(self) -> float:
-        """An event that has been parked for so long needs no further wait, ms. `take` claims none that is younger."""
+        """If an event has been parked for so long, ms, no wait is left. `take` claims no younger event."""
         if self._waits_ended_at is None:
             return math.inf
         return max(self._least_idle_ms, (time.monotonic() - self._waits_ended_at) * 1000)
 
     def _due(self, pending: Pending, parked_before_end_ms: float) -> bool:
         if pending.id in self._lane.in_flight:
-            return False  # also where it waits: it is being parked, and is in hand no more once that is done
+            return False  # also if parked: the event is in hand until the settlement is done
         if pending.owner not in WAITING:
             return pending.idle_ms >= self._dead_ms
         return pending.idle_ms >= min(self._lane.redelivery.wait_ms(pending.deliveries), parked_before_end_ms)
 
 
-#: How many events one read takes at most, and how many bytes of them: the client holds the whole reply at once.
+#: How many events, and how many bytes, a read takes at most: the client holds the whole reply at once.
 READ_COUNT, READ_BYTES = 1000, 2 * 1024 * 1024
 
 
 class Consumer:
     """
-    Takes the events of one shard for one endpoint: new ones, parked ones whose wait is over, and those of processes
-    that have died. `run` is the work of a thread.
+    Takes the events of one shard for one endpoint: new events, parked events when the wait is over, and the events of
+    dead processes. `run` is the work of a thread.
     """
 
     def __init__(self, lane: Lane, acknowledger: Acknowledger) -> None:
         self._lane = lane
         self._acknowledger = acknowledger
         self._outage = Outage(log, "delivery", self._lane.log_fields)
-        # A read that waits must be answered before the socket times out.
+        # The answer to a waiting read must come before the socket times out.
         self._block_ms = int(min(lane.timing.block, lane.shard.socket_timeout / 2) * 1000)
         self._refresh_every = min(lane.timing.refresh_every, lane.redelivery.initial / 4)
         self._scan = DueScan(lane)
@@ -180,7 +179,7 @@ class Consumer:
         self._heartbeat_at = 0.0
 
     def run(self, *, until_idle: bool) -> None:
-        """Read until a stop. `until_idle`: until nothing is left that can be delivered now."""
+        """Read until a stop. `until_idle`: until nothing is left to deliver now."""
         timing = self._lane.timing
         dead_until: float | None = None
         while not self._lane.stop.is_set():
@@ -192,7 +191,7 @@ class Consumer:
                     elif busy:
                         self._lane.in_flight.await_fewer(max(1, len(self._lane.in_flight)), timing.block)
                     else:
-                        # Nothing is left, except events that another process has in hand, or had when it died.
+                        # Nothing is left, except events in hand of another process, alive or dead.
                         dead_until = dead_until or time.monotonic() + timing.take_over_after + timing.refresh_every
                         if (
                             time.monotonic() > dead_until
@@ -218,8 +217,8 @@ class Consumer:
 
     def ensure_group(self) -> None:
         """
-        Make the endpoint's group where it is missing. Where it is that of a replay which has ended, the reader ends
-        too. Raises redis.RedisError.
+        Make the group if the group is missing. If the group belongs to a replay that has ended, the reader ends too.
+        Raises redis.RedisError.
         """
         made_at = self._lane.outbox.groups.ensure(self._lane.group, self._lane.subscription.start)
         self._lane.redelivery.counts_from_ms = made_at
@@ -227,16 +226,16 @@ class Consumer:
             self._lane.stop.set()
 
     def heartbeat(self) -> None:
-        """Name the events in hand, when it is time, so that no other process takes them. Raises redis.RedisError."""
+        """When due, name the events in hand, so no other process takes them. Raises redis.RedisError."""
         now = time.monotonic()
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + self._lane.timing.heartbeat_every
             self._lane.outbox.heartbeat(self._lane.group, self._lane.in_flight.ids())
 
     def _step(self, *, block: bool) -> bool:
-        """Take the events that can be delivered now, up to the capacity. Returns whether there was anything to do."""
+        """Take the events to deliver now, up to the capacity. Returns whether there was anything to do."""
         self.heartbeat()
-        # A run that ends when it is idle draws that conclusion from a step with nothing in hand, so this one refreshes.
+        # A run until idle ends after a step with nothing in hand, so such a step refreshes first.
         last_step = not (block or len(self._lane.in_flight))
         if last_step or time.monotonic() >= self._refresh_at:
             self._refresh(publish=block)
@@ -274,7 +273,7 @@ class Consumer:
         return self._lane.state.resting or self._lane.circuit.open
 
     def _refresh(self, *, publish: bool) -> None:
-        """Read Redis's clock, and the endpoint's state that operators and other replicas may have changed."""
+        """Read Redis's clock, and the endpoint's state: operators and other replicas may have changed the state."""
         self._lane.shard.read_clock()
         before = self._lane.state.state.paused
         self._lane.state.refresh()
@@ -298,7 +297,7 @@ class Consumer:
         return False
 
     def _probe(self) -> bool:
-        """The circuit is open: when it is time, and nothing else is in hand, try a single event."""
+        """While the circuit is open: when a probe is due, and nothing else is in hand, try a single event."""
         if self._lane.state.resting or len(self._lane.in_flight) or not self._lane.circuit.take_probe():
             return False
         entries = self._probe_chooser.take()
@@ -307,7 +306,7 @@ class Consumer:
         return self._queue(entries, probe=True)
 
     def _make_group_again(self) -> None:
-        """The group is missing (a fail-over, a flush), or could not be made before: make it where it was."""
+        """The group is missing (a fail-over, a flush), or could not be made before: make the group at its position."""
         try:
             with self._lane.shard.reaching():
                 self.ensure_group()
@@ -318,10 +317,10 @@ class Consumer:
 
     def _queue(self, entries: Sequence[OutboxEntry], *, in_order: bool = False, probe: bool = False) -> bool:
         """
-        Queue the events that the endpoint wants for the senders; settle the rest without a request. `in_order`: as in
-        `BatchQueue.put`. Returns whether there were any. Where replicas are asked for, an event that they do not have
-        is released and queued later. Raises RedisUnavailable then. What is in hand already stays so: a group that was
-        lost and is made again gives some events anew.
+        If the endpoint wants an event, queue the event for the senders; settle the rest without a request. `in_order`:
+        as in `BatchQueue.put`. Returns whether there were any events. If the settings ask for replicas and too few have
+        the events, release the events for later. Raises RedisUnavailable then. An event that is in hand already is left
+        out: if a group is lost and made again, the group gives some events anew.
         """
         entries = [entry for entry in entries if entry.id not in self._lane.in_flight]
         if not self._lane.outbox.confirmed(self._lane.group, entries):
@@ -348,8 +347,8 @@ class Consumer:
 
     def _take_back(self) -> bool:
         """
-        While the circuit is open nothing else looks at events whose process is dead: when it is time, park some of them
-        again, so that they become probes, or dead letters. Returns whether there were any.
+        While the circuit is open, nothing else looks at events whose process is dead: when due, park some of them
+        again, to become probes or dead letters. Returns whether there were any.
         """
         entries = self._scan.take_orphaned(self._lane.in_flight.free, self._refresh_every)
         there = [entry for entry in entries if entry.pairs]
@@ -364,9 +363,9 @@ class Consumer:
 
     def _dead_letter_old(self) -> bool:
         """
-        While the circuit is open only probes are sent, so events that are too old are given up on here, as many in a
-        step as may be in hand. Where the circuit rests on one event, the other events were not tried, and are kept: the
-        next probe is one of them. Returns whether there were any.
+        While the circuit is open, only probes are sent, so events that are too old are given up on here, as many in a
+        step as may be in hand. If the circuit rests on a single event, the other events were not tried, and are kept:
+        the next probe is among them. Returns whether there were any.
         """
         before_ms = self._lane.redelivery.oldest_ms(self._lane.shard.clock.now_ms())
         free, untried_too = self._lane.in_flight.free, not self._lane.circuit.rests_on_one_event
@@ -380,10 +379,10 @@ class Consumer:
             for pending in self._lane.outbox.pending(self._lane.group, owner=owner)
             if pending.added_ms < before_ms
             and (pending.deliveries or untried_too)
-            and pending.id not in self._lane.in_flight  # it is being parked
+            and pending.id not in self._lane.in_flight  # not settled yet
         ][:free]
         entries = [
-            # The claim has counted a delivery, and there was none.
+            # The claim has counted a delivery, but there was none.
             entry._replace(deliveries=entry.deliveries - 1) if entry.pairs else entry
             for entry in self._lane.outbox.claim(self._lane.group, old, 0)
         ]

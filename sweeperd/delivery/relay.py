@@ -1,8 +1,8 @@
 """
-Writes the records of a Cycles installation for each expiry: its event, and a pending delivery for each subscription
-that matches. The service's own dispatcher sends them, and its event API and delivery lists go on as before.
+Writes the records of a Cycles installation for each expiry: an event, and a pending delivery for each matching
+subscription. Cycles' own dispatcher sends the deliveries; the event API and the delivery lists go on as before.
 
-The formats, the keys and the rule of the delivery id are those of cycles-server and cycles-server-admin.
+Formats, keys and the rule of the delivery id come from cycles-server and cycles-server-admin.
 """
 
 import hashlib
@@ -30,19 +30,19 @@ log = logging.getLogger(__name__)
 
 #: How many events are relayed at a time.
 SENDERS = 4
-#: How long the service keeps an event and a delivery.
+#: How long Cycles keeps an event and a delivery.
 EVENT_RETENTION, DELIVERY_RETENTION = timedelta(days=90), timedelta(days=14)
-#: How many unreadable records are remembered, so that each is logged once.
+#: How many unreadable records are remembered, to log each record once.
 REMEMBERED = 1000
 
 
 class Relay:
     """
-    Takes requests with one event, as `sender.WebhookClient` does, and writes the event into the shard's own Redis.
-    Threads may share it.
+    Takes requests with a single event, as `webhook.WebhookClient` does, and writes the event into the shard's Redis.
+    Threads may share a relay.
 
-    An event that was written before is written again without effect, so a relay that dies between the write and the
-    acknowledgement doubles nothing.
+    To write the same event again has no effect: if a relay dies between the write and the acknowledgement, nothing is
+    doubled.
     """
 
     def __init__(self, shard: Shard, observe: Callable[[DeliveryResult], None]) -> None:
@@ -51,7 +51,7 @@ class Relay:
         self._observe = observe
         self._keys = shard.keys.cycles
         self._script = Script("delivery/relay")
-        #: Subscription id -> hash of its last record that could not be read.
+        #: Subscription id -> hash of the last unreadable record.
         self._unreadable: dict[bytes, int] = {}
 
     def deliver(
@@ -60,9 +60,8 @@ class Relay:
         attempts: int | None = None,  # noqa: ARG002 - one attempt says all: Redis has refused, or has not
     ) -> DeliveryResult:
         """
-        Write the records of its event. An event without a tenant, or of a type that is not `reservation.expired`, has
-        none. The result is FAILED where Redis refuses the records (it is full, or a key is of another type) or cannot
-        be reached.
+        Write the records of the event. If the event has no tenant, or if the type is not `reservation.expired`, there
+        are no records. FAILED if Redis refuses the records (full, or a key of another type) or cannot be reached.
         """
         started = time.monotonic()
         try:
@@ -105,7 +104,7 @@ class Relay:
         return int(self._script.run(self._shard.client, Call(call_keys, args)))
 
     def _matching(self, tenant: bytes, event: Mapping[str, Any]) -> list[CyclesSubscription]:
-        """The subscriptions that get this event, each once."""
+        """Each subscription that gets this event, once."""
         sets = self._shard.client.pipeline(transaction=False)
         sets.smembers(self._keys.subscriptions(tenant))
         sets.smembers(self._keys.subscriptions(SYSTEM))
@@ -113,7 +112,7 @@ class Relay:
         records = self._shard.client.pipeline(transaction=False)
         for subscription in ids:
             records.get(self._keys.subscription(subscription))
-        # A record of another type is an error in its place.
+        # If a record is of another type, the list has an error in place of the record.
         read = self._read(zip(ids, records.execute(raise_on_error=False), strict=True))
         scope = event.get("scope", "")
         wanted = [each for each in read if each.matches(event["event_type"], event["category"], scope)]
@@ -145,8 +144,8 @@ class Relay:
 
 def _delivery(delivery_id: str, subscription: CyclesSubscription, event: Mapping[str, Any], now_ms: int) -> str:
     """
-    A delivery that waits for the dispatcher, JSON. `attempted_at` is the present, because the dispatcher drops a
-    delivery whose time is long past as stale.
+    A delivery that waits for Cycles' dispatcher, JSON. `attempted_at` is the present: if the time is long past, the
+    dispatcher drops the delivery as stale.
     """
     known = {
         "delivery_id": delivery_id,

@@ -1,4 +1,4 @@
-"""The threads that send the batches of one endpoint, and what the result of a batch means for the batch's events."""
+"""Sends the batches of one endpoint, and decides by the result of a batch about the batch's events."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -20,20 +20,20 @@ Encode = Callable[[Sequence[OutboxEntry]], WebhookRequest]
 
 
 class Client(Protocol):
-    """What carries requests to an endpoint: HTTP, or the relay's script."""
+    """The way of a request to an endpoint: HTTP, or the relay's script."""
 
     def deliver(self, request: WebhookRequest, attempts: int | None = None) -> DeliveryResult:
-        """Send it, with at most so many attempts."""
+        """Send the request, with at most so many attempts."""
 
     def await_turn(self) -> bool:
         """Wait until the endpoint may get a request. False: a stop came first."""
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
 
 
 class BatchSender:
-    """Sends batches to one endpoint. Threads may share it."""
+    """Sends batches to one endpoint. Threads may share a sender."""
 
     def __init__(self, lane: Lane, client: Client, encode: Encode) -> None:
         self._lane = lane
@@ -42,7 +42,7 @@ class BatchSender:
         self._events = {result: lane.metrics.webhooks.events.labels(lane.endpoint, result) for result in Result}
 
     def run(self, acknowledger: Acknowledger) -> None:
-        """The work of each sending thread: take a batch, wait for a turn, send, pass on what has to happen then."""
+        """The work of each sending thread: take a batch, wait for a turn, send, pass the settlements on."""
         while batch := self._lane.batches.take():
             with self._lane.turn():
                 settlements = self.send(batch)
@@ -51,11 +51,11 @@ class BatchSender:
             self._lane.batches.done()
 
     def send(self, batch: Batch) -> list[Settlement]:
-        """Send it, with its quick retries. Returns what has to happen with its events."""
+        """Send a batch, with quick retries. Returns the settlements of the batch's events."""
         try:
             return self._deliver(batch.entries, probe=batch.probe, attempts=1 if batch.probe else None)
         except Exception:
-            # A fault of sweeperd: it says nothing about the endpoint, and the events wait like any other.
+            # A fault of sweeperd, not of the endpoint: the events wait like any other event.
             first = batch.entries[0]
             log.exception("events could not be sent", extra=self._lane.log_fields | {"stream_id": first.id.decode()})
             return self._nack([entry._replace(alone=self._batches) for entry in batch.entries], "it cannot be sent")
@@ -111,7 +111,7 @@ class BatchSender:
         self._client.close()
 
     def _nack(self, entries: Sequence[OutboxEntry], reason: str) -> list[Settlement]:
-        """The events wait for their next delivery; those that are too old are given up on."""
+        """The events wait for the next delivery; if an event is too old, the event is given up on."""
         oldest = self._lane.redelivery.oldest_ms(self._lane.shard.clock.now_ms())
         old = [entry for entry in entries if entry.added_ms < oldest]
         young = [entry for entry in entries if entry.added_ms >= oldest]
@@ -147,14 +147,14 @@ class BatchSender:
             self._publish()
 
     def _request_fields(self, entries: Sequence[OutboxEntry], request: WebhookRequest) -> dict[str, object]:
-        """The log fields of a request: its first event, and how many there are."""
+        """The log fields of a request: the first event, and how many events there are."""
         fields = self._lane.log_fields | {"event_id": request.event_id, "trace_id": request.trace_id}
         if entries[0].only_for is not None:
             fields["replay"] = True
         return fields | ({"events": len(entries)} if len(entries) > 1 else {})
 
     def _publish(self) -> None:
-        """For other replicas and operators: the endpoint's state and its circuit. What fails is saved by the reader."""
+        """Publish state and circuit for other replicas and operators. If the write fails, the reader retries."""
         try:
             with self._lane.shard.reaching():
                 self._lane.state.save()

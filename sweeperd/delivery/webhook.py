@@ -2,7 +2,7 @@
 Webhooks to one endpoint: the keys that sign a request, `max_rate`, the signed request itself, and its quick retries.
 
 With an asymmetric key (`whsk_`) the receiver needs the public key only, and cannot sign in sweeperd's name. Such keys
-need the cryptography package, an extra: only the functions about such keys import the package.
+need the cryptography package, an extra: only functions about such keys import the package.
 """
 
 import base64
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How much of a response is read, bytes. A response that is read to its end leaves its connection usable.
+#: How much of a response is read, bytes. If a response is read to the end, the connection can be used again.
 RESPONSE_LIMIT = 64 * 1024
 #: How much of a response's body is kept for `endpoints test`, bytes.
 KEPT = 4 * 1024
 #: After a pause so many seconds' worth of requests may come at once, one request at least.
 BURST = 0.25
-#: A process takes the tokens of so many seconds at once, or of one round trip where that is longer.
+#: A process takes the tokens of so many seconds at once, or of a round trip if a round trip takes longer.
 AHEAD = 0.02
 #: The shortest wait for a token, seconds: by then there may be several.
 SHORTEST_WAIT = 0.005
-#: Tokens that were not used for so long are given up, seconds.
+#: If tokens are not used for so long, seconds, they lapse.
 LAPSE = 1.0
 
 
@@ -97,12 +97,12 @@ def _url_safe(data: bytes) -> str:
 
 
 class Signer:
-    """Signs the requests to one endpoint with each of its secrets, so that a receiver may rotate its own."""
+    """Signs the requests to one endpoint with each configured secret, so a receiver may rotate secrets."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
         self._schemes = [_scheme(secret) for secret in secrets]
         shared = [secret for secret in secrets if not secret.startswith(PRIVATE)]
-        # Cycles does not decode a secret, so the receivers of Cycles use its text, `whsec_` included.
+        # Cycles does not decode a secret: the receivers of Cycles use the text, `whsec_` included.
         self._cycles_key = shared[0].encode() if shared else None
 
     def headers(self, webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:
@@ -119,7 +119,7 @@ class Signer:
 
 
 def _scheme(secret: str) -> tuple[str, Callable[[bytes], bytes]]:
-    """The version of the signature, and the function that makes it."""
+    """The version of the signature, and the function that signs."""
     if secret.startswith(PRIVATE):
         return "v1a", private_key(secret).sign
     key = hmac_key(secret)
@@ -128,10 +128,11 @@ def _scheme(secret: str) -> tuple[str, Callable[[bytes], bytes]]:
 
 class RateLimit:
     """
-    The bucket of one endpoint on one shard. It is in Redis, so all processes take their tokens from the same one, by
-    Redis's clock. Threads may share it. `waits` counts the requests that had to wait.
+    `max_rate` on one shard: how many requests a second the endpoint gets from all processes together. The bucket is in
+    Redis, so all processes take tokens from the same bucket, by Redis's clock. Threads may share a limit.
 
-    Each shard has a Redis of its own, so each has its part of `max_rate`: `per_second`.
+    `per_second`: the shard's part of `max_rate`, because shards share no Redis. `waits` counts the requests that had to
+    wait.
     """
 
     def __init__(self, shard: Shard, endpoint: str, per_second: float, waits: Counter, timing: Timing = USUAL) -> None:
@@ -146,12 +147,12 @@ class RateLimit:
         self._outage = Outage(log, "max_rate", {"shard": shard.name, "endpoint": endpoint})
         self._lock = threading.Lock()
         self._tokens = 0
-        #: Monotonic: when the tokens lapse, and when it is time to ask for more.
+        #: Monotonic: when the tokens lapse, and when to ask for more.
         self._lapse_at = self._ask_at = 0.0
         self._round_trip = 0.0
 
     def take(self, stop: threading.Event) -> bool:
-        """Wait for the right to send one request. False: the stop came first."""
+        """Wait for a token, the right to send one request. False: the stop came first."""
         waited = False
         while not stop.is_set():
             with self._lock:
@@ -165,7 +166,7 @@ class RateLimit:
         return False
 
     def _try(self) -> float:
-        """Take one token; else how long to wait before the next try, seconds."""
+        """Take a token; if there is none, return how long to wait before the next try, seconds."""
         now = time.monotonic()
         if now >= self._lapse_at:
             self._tokens = 0
@@ -180,7 +181,7 @@ class RateLimit:
         return 0.0
 
     def _ask(self) -> float:
-        """Ask Redis for tokens. Without any: how long to wait, seconds. Where Redis fails nothing is sent."""
+        """Ask Redis for tokens. Returns how long to wait if there are none, seconds. If Redis fails, send nothing."""
         wanted = max(1, min(self.burst, math.ceil(self.per_second * max(AHEAD, self._round_trip))))
         call = Call([self._shard.keys.pace], [self._endpoint, repr(1e6 / self.per_second), self.burst, wanted])
         began = time.monotonic()
@@ -198,13 +199,13 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request and its response. Headers and body may hold secrets: mask them before they are printed."""
+    """A request and its response. Headers and body may hold secrets: mask them before printing."""
 
     outcome: DeliveryResult
     request_headers: dict[str, str]
     #: Empty without a response.
     response_headers: Mapping[str, str]
-    #: The first KEPT bytes of the response's body, as they came over the wire.
+    #: The first KEPT bytes of the response's body, as sent.
     response_body: bytes
 
     def __repr__(self) -> str:
@@ -213,10 +214,10 @@ class Exchange:
 
 class WebhookClient:
     """
-    The connections and the keys of one endpoint. Threads may share it.
+    The connections and the keys of one endpoint. Threads may share a client.
 
-    `observe` is called with the result of each single request. `stop` ends the waits between retries. `limit` is its
-    `max_rate`; several clients of the same endpoint share it.
+    `observe` is called with the result of each single request. `stop` ends the waits between retries. `limit`:
+    `max_rate`, shared by all clients of the endpoint.
     """
 
     def __init__(
@@ -247,13 +248,13 @@ class WebhookClient:
 
     def deliver(self, request: WebhookRequest, attempts: int | None = None) -> DeliveryResult:
         """
-        Send this request, and retry quickly while a retry may help: `attempts` requests at most. Returns the result of
-        the last one. A `Retry-After` that is longer than the longest back-off ends the retries, and so does a batch of
-        several events that is refused: only a smaller one can help.
+        Send this request, and retry quickly while a retry may help: `attempts` requests at most. Returns the last
+        result. No retry follows if `Retry-After` is longer than the longest back-off, or if a batch of several events
+        is refused: only a smaller batch can help.
         """
         with tracing.delivery(self._name, request.trace_ids) as span:
             result = self._send(request, span).outcome
-            # Most requests need no retry, and to set up tenacity costs a tenth of a request.
+            # Most requests need no retry, and tenacity costs a tenth of a request.
             if self._retryable(result) and not (request.events > 1 and result.content_refused):
                 result = self._retry(request, result, attempts or self._attempts, span)
             if not result.delivered:
@@ -295,7 +296,7 @@ class WebhookClient:
             return self._send(request, span)
 
     def _send(self, webhook: WebhookRequest, span: Span) -> Exchange:
-        # The receiver compares the timestamp with its own clock. sweeperd trusts Redis's clock only.
+        # The receiver compares the timestamp with its own clock; sweeperd trusts only Redis's clock.
         timestamp = self._clock.now_ms() // 1000
         headers, body = self._headers(webhook, timestamp, span.traceparent), b""
         answered: Mapping[str, str] = {}
@@ -309,10 +310,8 @@ class WebhookClient:
             result = failed(error, time.monotonic() - started, self._clock.now_ms(), mask)
         else:
             answered, body = response.headers, _read_some(response)
-            seconds, answer = (
-                time.monotonic() - started,
-                self._masker.body(body, headers, answered, cut=len(body) == KEPT),
-            )
+            seconds = time.monotonic() - started
+            answer = self._masker.body(body, headers, answered, cut=len(body) == KEPT)
             result = judge(response.status, response.headers, self._clock.now_ms(), seconds, answer)
         self._observe(result)
         span.event("attempt", {"result": result.reason, "seconds": result.seconds})
@@ -350,10 +349,10 @@ def _last_result(retry_state: tenacity.RetryCallState) -> DeliveryResult:
 
 def _read_some(response: urllib3.BaseHTTPResponse) -> bytes:
     """
-    Read the response's body up to RESPONSE_LIMIT, and give the connection back. Returns the first KEPT bytes. An error
-    in the body, such as the end of its time, does not change the result.
+    Read the response's body up to RESPONSE_LIMIT, and give the connection back. Returns the first KEPT bytes. If an
+    error, such as a time-out, ends the body, the result stays the same.
     """
-    if response.closed:  # it has no body
+    if response.closed:  # there is no body
         response.release_conn()
         return b""
     left, kept = RESPONSE_LIMIT, b""

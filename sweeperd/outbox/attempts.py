@@ -1,4 +1,4 @@
-"""The recorded attempts of deliveries, with all secrets hidden."""
+"""The recorded attempts of deliveries, and the masking of secrets in them."""
 
 import base64
 import functools
@@ -18,39 +18,39 @@ from sweeperd.text import decode, whole
 
 #: How much of the response's body is kept, characters.
 ANSWER = 256
-#: How many attempts of each endpoint are searched for those with one event.
+#: How many attempts of each endpoint are searched for an event.
 SEARCH = 10_000
 HIDDEN = "***"
 #: How much of a signature is shown, characters.
 SIGNATURE_SHOWN = 12
-#: A shorter value (bytes) is hidden only beside its name: to hide the value everywhere would hide half of a response.
+#: If a value is shorter (bytes), only the value beside the name is hidden: else half of a response might be hidden.
 SHORTEST_HIDDEN = 4
 
-#: Headers of a request that hold no secret. All others come from the configuration or the URL.
+#: Headers of a request without secrets. All others come from the configuration or the URL.
 _OPEN_HEADERS = {
     *("accept", "accept-encoding", "connection", "content-length", "content-type", "traceparent", "user-agent"),
     *("webhook-id", "webhook-timestamp", "x-sweeperd-sequence"),
     *("x-cycles-event-id", "x-cycles-event-type", "x-cycles-trace-id"),
 }
 _SIGNATURES = {"webhook-signature", "x-cycles-signature"}
-#: The characters beside ASCII's letters that Go and .NET escape in JSON; .NET with digits in upper case.
+#: The characters escaped in JSON by Go and by .NET; .NET uses digits in upper case.
 _GO, _NET = re.compile("[<>&]"), re.compile("[\"'<>&+`\x7f-\uffff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One request with one event, or with a batch of them. No secret is in it."""
+    """A request with an event or a batch, without secrets."""
 
-    #: When it ended, ms on Redis's clock.
+    #: When the request ended, ms on Redis's clock.
     at_ms: int
-    #: The id of the event, and of what has expired; of a batch: those of its first event.
+    #: The id of the first event, and the id of the expired entry.
     event_id: str
     reservation: bytes
-    #: The first and the last event in the stream, and how many the request had.
+    #: The first and the last event in the stream, and how many events the request had.
     first: bytes
     last: bytes
     events: int
-    #: Which hand-over of the first event it was, and which attempt within that, both from 1.
+    #: The number of the hand-over of the first event, and of the attempt within the hand-over, both from 1.
     hand_over: int
     attempt: int
     #: `delivered`, `rejected` or `failed`.
@@ -58,18 +58,18 @@ class Attempt:
     #: The status, or why there was no response.
     reason: str
     milliseconds: int
-    #: The beginning of the response's body; what is secret is hidden.
+    #: The beginning of the response's body, without secrets.
     answer: str
-    #: The process that sent it.
+    #: The process that sent the request.
     replica: str
 
     def fields(self) -> dict[str, str | bytes | int]:
-        """As the entry of a stream."""
+        """The fields of the entry in the stream."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def parse(cls, fields: Mapping[bytes, bytes]) -> "Attempt":
-        """The opposite of `fields`. A field that is missing, or is no number where one is needed, counts as empty."""
+        """The opposite of `fields`. If a field is missing, or is no number, the field counts as empty or as 0."""
         text = {name: decode(fields.get(name.encode(), b"")) for name in cls.__slots__}
         number = {name: whole(fields.get(name.encode(), b"")) or 0 for name in cls.__slots__}
         return cls(
@@ -89,7 +89,7 @@ class Attempt:
         )
 
     def includes(self, entry: bytes) -> bool:
-        """Whether this entry of the stream is in the range of the request."""
+        """Whether this entry of the stream is in the range of the request's events."""
         try:
             return StreamId.parse(self.first) <= StreamId.parse(entry) <= StreamId.parse(self.last)
         except ValueError:
@@ -98,7 +98,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAttempt:
-    """One attempt, and where it went."""
+    """One attempt, with the shard and the endpoint."""
 
     shard: str
     endpoint: str
@@ -106,15 +106,15 @@ class RecordedAttempt:
 
 
 def read_attempts(shard: Shard, endpoint: str, limit: int) -> list[RecordedAttempt]:
-    """The last attempts of one endpoint, the newest first. Raises redis.RedisError."""
+    """The last attempts of one endpoint, newest first. Raises redis.RedisError."""
     rows: Any = shard.client.xrevrange(shard.keys.attempts(endpoint), count=limit)
     return [RecordedAttempt(shard.name, endpoint, Attempt.parse(fields)) for _, fields in cast(list[StreamRow], rows)]
 
 
 def attempts_with(shard: Shard, endpoints: Iterable[str], entry: bytes) -> list[RecordedAttempt]:
     """
-    The recorded attempts with this entry of the event stream, the newest first. Of a batch the first and the last entry
-    are known, so a batch that begins before this entry and ends after it is among them. Raises redis.RedisError.
+    The recorded attempts with this entry of the event stream, newest first. Only the first and the last entry of a
+    batch are known: if a batch begins before this entry and ends after, the batch is included. Raises redis.RedisError.
     """
     found = [each for name in endpoints for each in read_attempts(shard, name, SEARCH) if each.attempt.includes(entry)]
     return sorted(found, key=lambda each: each.attempt.at_ms, reverse=True)
@@ -122,8 +122,8 @@ def attempts_with(shard: Shard, endpoints: Iterable[str], entry: bytes) -> list[
 
 class Masker:
     """
-    What is secret about one endpoint, and about the proxy that the environment named when the masker was made. Threads
-    may share a masker.
+    Hides the secrets of one endpoint, and of the proxy named by the environment at the start. Threads may share a
+    masker.
     """
 
     def __init__(self, endpoint: EndpointSettings) -> None:
@@ -134,7 +134,7 @@ class Masker:
             secrets |= _proxy_credentials(proxy)
         for _, value in named:
             secrets |= _parts(value)
-        # A key is sent nowhere, but a receiver that answers with a key has the key.
+        # A key is never sent, but a receiver may know the key and answer with the key.
         for key in endpoint.secrets:
             text = key.get_secret_value()
             secrets |= {text, re.sub("^wh(sec|sk)_", "", text)}
@@ -143,15 +143,15 @@ class Masker:
         self._short = [_beside(name, value) for name, value in named if 0 < len(value) < SHORTEST_HIDDEN]
 
     def header(self, name: str, value: str) -> str:
-        """The value of a header of a request."""
+        """The value of a header of a request, masked."""
         if name.lower() in _SIGNATURES:
             return " ".join(f"{part[:SIGNATURE_SHOWN]}…" for part in value.split())
         return value if name.lower() in _OPEN_HEADERS else HIDDEN
 
     def text(self, text: str, sent: Mapping[str, str], *, cut: bool = False) -> str:
         """
-        A text from the response to a request with the headers `sent`. `cut`: more followed, so the text may end with
-        the beginning of a secret.
+        A text from the response to a request with the headers `sent`, masked. `cut`: more followed, so the text may end
+        with the beginning of a secret.
         """
         if len(text.encode()) < SHORTEST_HIDDEN and not self._short:
             return text
@@ -168,7 +168,7 @@ class Masker:
         return _without(text, spans) if spans else text
 
     def body(self, body: bytes, sent: Mapping[str, str], answered: Mapping[str, str], *, cut: bool = False) -> str:
-        """The body of a response with the headers `answered`. `cut`: it is only the beginning of the body."""
+        """The body of a response with the headers `answered`, masked. `cut`: only the beginning of the body."""
         if not body:
             return ""
         coding = {name.lower(): value for name, value in answered.items()}.get("content-encoding")
@@ -176,7 +176,7 @@ class Masker:
 
 
 def _query(url: SplitResult) -> Iterator[tuple[str, str]]:
-    """Names and values. A parameter without a value counts as a value without a name."""
+    """Names and values. If a parameter has no value, the name counts as a value without a name."""
     for part in {*url.query.split("&"), *re.split("[&;]", url.query)}:
         name, equals, value = part.partition("=")
         yield (name, value) if equals else ("", name)
@@ -190,7 +190,7 @@ def _credentials(url: SplitResult) -> set[str]:
 
 
 def _proxy_credentials(proxy: str) -> set[str]:
-    """The proxy of the environment may be without a scheme, or be nothing that can be used."""
+    """The proxy of the environment may lack a scheme, or be no URL at all."""
     try:
         return _credentials(urlsplit(proxy if "://" in proxy else f"http://{proxy}"))
     except ValueError:
@@ -199,8 +199,8 @@ def _proxy_credentials(proxy: str) -> set[str]:
 
 def _parts(value: str) -> set[str]:
     """
-    The value of a parameter or of a header, and what a receiver may repeat of the value alone: a token without
-    `Bearer`, user and password of `Basic`, a cookie without its name.
+    The value of a parameter or of a header, and the parts that a receiver may repeat alone: a token without `Bearer`,
+    user and password of `Basic`, a cookie without the name.
     """
     words, pieces = re.split("[ \t]+", value), re.split("[ \t;,]+", value)
     scheme = len(words) > 1 and words[0].isalpha()
@@ -226,13 +226,13 @@ def _beside(name: str, value: str) -> re.Pattern[str]:
 
 @functools.lru_cache(maxsize=256)
 def _forms(secrets: frozenset[str]) -> tuple[str, ...]:
-    """How these secrets may stand in a text. Secrets that are too short have no form."""
+    """The forms of these secrets in a text. If a secret is too short, there is no form."""
     texts = {text for each in secrets for text in (each, *map(_unquoted, (each, each.replace("+", " "))))}
     long = {text for text in texts if len(text.encode()) >= SHORTEST_HIDDEN}
     forms = {form for text in long | {text.rstrip("=") for text in long} for form in _escaped(text)}
     for raw in {raw for text in long for raw in (text.encode(), text.encode("latin-1", "replace"))}:
         full = base64.b64encode(raw).decode()
-        # Of a longer text in base64 only the characters that hold nothing but bits of the secret are known.
+        # If a longer text is in base64, only characters made of nothing but bits of the secret are known.
         inside = (
             base64.b64encode(bytes(offset) + raw).decode()[-(-8 * offset // 6) : 8 * (offset + len(raw)) // 6]
             for offset in range(3)
@@ -244,15 +244,15 @@ def _forms(secrets: frozenset[str]) -> tuple[str, ...]:
 
 
 def _unquoted(secret: str) -> str:
-    """As the receiver of a URL gets it."""
+    """The form that the receiver of a URL gets."""
     return decode(unquote_to_bytes(secret))
 
 
 def _escaped(text: str) -> Iterator[str]:
-    """A secret as frameworks write it."""
+    """The forms that frameworks write."""
     yield from (text, html.escape(text), repr(text.encode())[2:-1])
     if not text.isascii():
-        yield decode(text.encode("latin-1", "replace"))  # a header is sent so
+        yield decode(text.encode("latin-1", "replace"))  # the form of a header
     for safe in ("", "/"):
         for quoted in (quote(text, safe=safe), quote_plus(text, safe=safe)):
             yield from (quoted, re.sub("%..", lambda escape: escape[0].lower(), quoted))
@@ -265,13 +265,13 @@ def _escaped(text: str) -> Iterator[str]:
 
 
 def _unit(text: str, digits: str) -> str:
-    """Each character with a JSON escape."""
+    """Each character as a JSON escape."""
     units = text.encode("utf-16-be")
     return "".join(f"\\u{high << 8 | low:{digits}}" for high, low in zip(units[::2], units[1::2], strict=True))
 
 
 def _found(form: str, text: str, *, cut: bool) -> Iterator[tuple[int, int]]:
-    """All places of a form, which may overlap; with `cut` also the beginning of the form at the end of the text."""
+    """All places of a form, overlaps included; with `cut` also the beginning of the form at the end of the text."""
     start = text.find(form)
     while start >= 0:
         yield start, start + len(form)
@@ -283,7 +283,7 @@ def _found(form: str, text: str, *, cut: bool) -> Iterator[tuple[int, int]]:
 
 
 def _without_signatures(text: str, signatures: str) -> str:
-    """Without these signatures. Each is good for one request only, so just the usual forms are looked for."""
+    """Hide these signatures, in the usual forms only: a signature is good for a single request."""
     for signature in signatures.split():
         for part in (signature, re.split("[,=]", signature, maxsplit=1)[-1]):
             text = text.replace(part, HIDDEN).replace(part.replace("/", "\\/"), HIDDEN)
@@ -291,7 +291,7 @@ def _without_signatures(text: str, signatures: str) -> str:
 
 
 def _without(text: str, spans: list[tuple[int, int]]) -> str:
-    """The text with these parts hidden; parts that meet are hidden together."""
+    """The text with these parts hidden; if parts meet, they are hidden together."""
     shown, position = list[str](), 0
     for start, end in sorted(spans):
         if start > position or not shown:

@@ -1,4 +1,4 @@
-"""Deliveries that were given up on: which there are, having them delivered again, dropping them."""
+"""Dead letters, the deliveries that were given up on: read, count, replay and drop them."""
 
 import json
 from collections import Counter
@@ -15,50 +15,50 @@ from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
 from sweeperd.text import decode, whole
 
-#: How many are replayed or dropped in one go.
+#: How many dead letters are replayed or dropped in one go.
 PAGE = 100
-#: The most dead letters of one shard that are counted for a list of endpoints.
+#: How many dead letters of a shard are counted at most for a list of endpoints.
 COUNT_LIMIT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One event that one endpoint did not get."""
+    """An event that an endpoint did not get."""
 
     shard: str
     id: str
     endpoint: str
     reason: str
-    #: How many times it was handed over.
+    #: How many times the event was handed over.
     attempts: int
     #: The tenant's name, as in Redis.
     tenant: bytes
-    #: The webhook's body; None where the event was out of the stream before it was given up on.
+    #: The webhook's body; None if the event was out of the stream already when given up on.
     body: dict[str, Any] | None
 
     @property
     def at_ms(self) -> int:
-        """When it was given up on, ms on Redis's clock."""
+        """When the event was given up on, ms on Redis's clock."""
         return streams.milliseconds(self.id)
 
     @property
     def order(self) -> StreamId:
-        """By time."""
+        """For sorting by time."""
         return StreamId.parse(self.id)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Selects dead letters by endpoint and by tenant; without either it selects all."""
+    """Selects dead letters by endpoint and by tenant; by default all."""
 
     endpoint: str | None = None
     tenant: str | None = None
 
     def fits(self, letter: DeadLetter) -> bool:
-        """Whether it is one of them."""
+        """Whether the letter is selected."""
         if self.endpoint is not None and letter.endpoint != self.endpoint:
             return False
-        # What is not UTF-8 is asked for as it is shown, or as it is.
+        # If the tenant is not UTF-8, the user may type the shown form or the bytes.
         return (
             self.tenant is None
             or decode(letter.tenant) == self.tenant
@@ -67,7 +67,7 @@ class DeadLetterFilter:
 
 
 class Replayed(StrEnum):
-    """What came of a replay."""
+    """The outcome of a replay of one dead letter."""
 
     REPLAYED = "replayed"
     GONE = "gone"
@@ -76,7 +76,7 @@ class Replayed(StrEnum):
 
     @property
     def why_not(self) -> str:
-        """For people; empty where it was replayed."""
+        """For people; empty if the letter was replayed."""
         return _WHY_NOT[self]
 
 
@@ -89,7 +89,7 @@ _WHY_NOT = {
 
 
 def last_id(shard: Shard) -> str | None:
-    """The id of the newest dead letter; None where there is none. Raises redis.RedisError."""
+    """The id of the newest dead letter, if there is one. Raises redis.RedisError."""
     newest = cast(list[streams.StreamRow], shard.client.xrevrange(shard.keys.dead_letters, count=1))
     return newest[0][0].decode() if newest else None
 
@@ -97,7 +97,7 @@ def last_id(shard: Shard) -> str | None:
 def read(
     shard: Shard, wanted: DeadLetterFilter, last: str | None = None, *, newest_first: bool = False
 ) -> Iterator[DeadLetter]:
-    """The dead letters that are meant, up to the id `last`, page by page. Raises redis.RedisError."""
+    """The wanted dead letters, up to the id `last`, page by page. Raises redis.RedisError."""
     end = b"+" if last is None else last.encode()
     for entry, fields in streams.read(shard, shard.keys.dead_letters, b"-", end, backwards=newest_first):
         letter = _letter(shard, entry, fields)
@@ -106,7 +106,7 @@ def read(
 
 
 def find(shard: Shard, ids: Sequence[str]) -> list[DeadLetter]:
-    """The dead letters with these ids, as far as they exist. Raises redis.RedisError."""
+    """The existing dead letters among these ids. Raises redis.RedisError."""
     found = []
     for start in range(0, len(ids), PAGE):
         pipeline = shard.client.pipeline(transaction=False)
@@ -117,7 +117,7 @@ def find(shard: Shard, ids: Sequence[str]) -> list[DeadLetter]:
 
 
 def count(shard: Shard) -> tuple[Counter[str], bool]:
-    """How many each endpoint has among the first COUNT_LIMIT, and whether these are all. Raises redis.RedisError."""
+    """By endpoint, how many are among the first COUNT_LIMIT, and whether these are all. Raises redis.RedisError."""
     counts: Counter[str] = Counter()
     for number, (_, fields) in enumerate(streams.read(shard, shard.keys.dead_letters)):
         if number == COUNT_LIMIT:
@@ -127,7 +127,7 @@ def count(shard: Shard) -> tuple[Counter[str], bool]:
 
 
 def objection(letter: DeadLetter, endpoints: Sequence[EndpointSettings]) -> str:
-    """Why a replay would not reach its endpoint, as these settings have it; empty where it would."""
+    """Why, by these settings, a replay would not reach the endpoint; empty if a replay would."""
     for endpoint in endpoints:
         if endpoint.name == letter.endpoint:
             wants = endpoint.tenants is None or letter.tenant in [tenant.encode() for tenant in endpoint.tenants]
@@ -137,8 +137,8 @@ def objection(letter: DeadLetter, endpoints: Sequence[EndpointSettings]) -> str:
 
 def replay(shard: Shard, ids: Sequence[str]) -> list[Replayed]:
     """
-    Have each of these delivered to its endpoint again: event and letter change places in one step each. Raises
-    redis.RedisError: where the connection fails half-way, some are replayed and are letters no more, the rest still is.
+    Have each of these letters delivered again: letter by letter, the event replaces the letter in one step. Raises
+    redis.RedisError: if the connection fails half-way, some letters are replayed and gone, and the others stay.
     """
     script, keys = Script("ops/replay"), [shard.keys.events, shard.keys.dead_letters]
     outcomes = []
@@ -150,7 +150,7 @@ def replay(shard: Shard, ids: Sequence[str]) -> list[Replayed]:
 
 
 def drop(shard: Shard, ids: Sequence[str]) -> list[bool]:
-    """Remove each of these. False for one that another command has replayed or dropped. Raises redis.RedisError."""
+    """Remove these letters. False: another command has replayed or dropped the letter. Raises redis.RedisError."""
     pipeline = shard.client.pipeline(transaction=False)
     for letter_id in ids:
         pipeline.xdel(shard.keys.dead_letters, letter_id)

@@ -1,4 +1,4 @@
-"""What all replicas must know of an endpoint: paused, muted, and the circuits and rates of each process."""
+"""The state of each endpoint, shared by all replicas: paused, muted, and the circuit and the rate of each process."""
 
 from collections import deque
 from collections.abc import Callable
@@ -14,27 +14,27 @@ from sweeperd.store.errors import is_server_trouble
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 
-#: The longest window, seconds, and how many events are enough for a shorter one.
+#: The longest window, seconds, and how many events are enough for a shorter window.
 WINDOW, COUNTED = 60.0, 2000
-#: A window that is shorter says nothing, seconds.
+#: If a window is shorter, seconds, there is no rate.
 SHORTEST = 0.5
 
 
 class DeliveryRate:
     """
-    The samples of one endpoint in one process: a time (monotonic, seconds) and how many events were delivered until
-    then. One thread adds them, others may read the rate.
+    The samples of one endpoint in one process: a time (monotonic, seconds) and how many events were delivered so far.
+    A single thread adds samples, others may read the rate.
     """
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
-        #: Events per second, and over how many seconds. 0.0 seconds: it is not known yet.
+        #: Events per second, and over how many seconds. 0.0 seconds: not known yet.
         self.per_second, self.window_seconds = 0.0, 0.0
 
     def add(self, now: float, delivered: int) -> None:
         """
-        One more sample. From then on the rate is over the last WINDOW seconds, or over the last COUNTED events where
-        these took less time.
+        Add a sample. The rate is then over the last WINDOW seconds, or over the last COUNTED events if these took less
+        time.
         """
         samples = self._samples
         samples.append((now, delivered))
@@ -46,28 +46,31 @@ class DeliveryRate:
 
 
 class EndpointState(pydantic.BaseModel):
-    """Times are ms on Redis's clock. Fields that a later version adds are ignored."""
+    """
+    Paused, by a 410 or by an operator, or muted by `Retry-After`. Each delivering process reads the state every few
+    seconds. Times are ms on Redis's clock. Unknown fields of later versions are ignored.
+    """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
-    #: Since when nothing is sent until an operator resumes it, and why.
+    #: When and why the endpoint was paused. Nothing is sent until an operator resumes the endpoint.
     paused_at: int | None = None
     reason: str = ""
-    #: Until when nothing is sent, because the receiver asked for it.
+    #: Until when nothing is sent, because the receiver asked for a pause.
     muted_until: int = 0
 
     @property
     def paused(self) -> bool:
-        """Nothing is sent until an operator resumes the endpoint; its events wait."""
+        """Nothing is sent, and events wait, until an operator resumes the endpoint."""
         return self.paused_at is not None
 
     def resting(self, now_ms: int) -> bool:
-        """Whether nothing is sent now: it is paused or muted."""
+        """Whether the endpoint is paused or muted now."""
         return self.paused or self.muted_until > now_ms
 
 
 class EndpointStateStore:
-    """`sweeperd:endpoints`: the state of each endpoint for all replicas. No entry: it is neither paused nor muted."""
+    """`sweeperd:endpoints`: the state of each endpoint for all replicas. No entry: neither paused nor muted."""
 
     def __init__(self, shard: Shard, announcements: Announcements | None = None) -> None:
         self._set_state = Script("delivery/set_state")
@@ -87,14 +90,14 @@ class EndpointStateStore:
     def write(self, endpoint: str, state: EndpointState) -> EndpointState:
         """
         Write a state for all replicas, at maxmemory too. A mute ends neither a pause nor a longer mute. Returns the
-        state that holds now. Raises redis.RedisError.
+        state now in Redis. Raises redis.RedisError.
         """
         event = self._announcements.disabled(endpoint, state.reason) if state.paused else []
         call = Call([self._key, self._events], [endpoint, state.model_dump_json(), *event])
         return self._parse(self._set_state.run(self._client, call))
 
     def pause(self, endpoint: str, reason: str) -> EndpointState:
-        """Stop sending to an endpoint, on all replicas, until it is resumed. Raises redis.RedisError."""
+        """Stop sending to an endpoint, on all replicas, until `resume`. Raises redis.RedisError."""
         return self.write(endpoint, EndpointState(paused_at=self._clock.now_ms(), reason=reason))
 
     def mute(self, endpoint: str, seconds: float) -> EndpointState:
@@ -102,29 +105,29 @@ class EndpointStateStore:
         return self.write(endpoint, EndpointState(muted_until=self._clock.now_ms() + int(seconds * 1000)))
 
     def resume(self, endpoint: str) -> bool:
-        """Send again, on all replicas. False where it was neither paused nor muted. Raises redis.RedisError."""
+        """Send again, on all replicas. False if the endpoint was neither paused nor muted. Raises redis.RedisError."""
         return bool(self._client.hdel(self._key, endpoint))
 
     def _parse(self, entry: bytes) -> EndpointState:
         try:
             return EndpointState.model_validate_json(entry)
         except ValueError:
-            # Written by hand, and wrongly. To send to a receiver that must be left alone is worse than to wait.
+            # Written by hand, and wrongly: to wait is better than to send to a paused receiver.
             return EndpointState(paused_at=0, reason=f"the entry in {self._key.decode()} cannot be read")
 
 
 class CircuitNote(pydantic.BaseModel):
-    """The circuit of one process, as it has published it. Times are ms on Redis's clock."""
+    """The published circuit of one process. Times are ms on Redis's clock."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
-    #: The name of the process in the groups; "": an earlier version wrote it.
+    #: The name of the process in the groups; "": written by an earlier version.
     process: str = ""
-    #: When it was published.
+    #: When the note was published.
     at: int = 0
     #: When the next probe is due; 0: the circuit is closed.
     probe_at: int = 0
-    #: How many deliveries have failed in a row, and why the last one did.
+    #: How many deliveries have failed in a row, and why the last delivery failed.
     failures: int = 0
     reason: str = ""
     #: The last delivery; 0: none yet.
@@ -136,9 +139,9 @@ class CircuitNote(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class CircuitState:
-    """The circuits of one endpoint over all processes that live."""
+    """The circuits of one endpoint over all living processes."""
 
-    #: The notes of the processes, those with an open circuit first.
+    #: The notes of the processes, open circuits first.
     notes: tuple[CircuitNote, ...] = ()
 
     @property
@@ -153,32 +156,32 @@ class CircuitState:
 
     @property
     def rate_window(self) -> float:
-        """The longest time, seconds, that the rate of a process is about; 0.0 where no rate is known."""
+        """The longest window, seconds, of the rates of the processes; 0.0 if no rate is known."""
         return max((note.rate_window for note in self.notes), default=0.0)
 
     @property
     def open_on(self) -> int:
-        """How many of them have an open circuit."""
+        """How many processes have an open circuit."""
         return sum(note.probe_at > 0 for note in self.notes)
 
     @property
     def open(self) -> bool:
-        """Whether the circuit is open on a process."""
+        """Whether the circuit of some process is open."""
         return self.open_on > 0
 
     @property
     def failures(self) -> int:
-        """The most failures in a row; 0 where no circuit is open."""
+        """The most failures in a row; 0 if no circuit is open."""
         return max((note.failures for note in self.notes if note.probe_at), default=0)
 
     @property
     def reason(self) -> str:
-        """Why a delivery failed; empty where no circuit is open."""
+        """Why a delivery failed; empty if no circuit is open."""
         return next((note.reason for note in self.notes if note.probe_at), "")
 
 
 class Circuit(Protocol):
-    """What is published of a circuit: `delivery.circuit.CircuitBreaker` says what each value means."""
+    """The published values of a circuit, explained in `delivery.circuit.CircuitBreaker`."""
 
     @property
     def open(self) -> bool: ...
@@ -194,9 +197,9 @@ class Circuit(Protocol):
 
 class CircuitStateStore:
     """
-    `sweeperd:circuits`. Each process has circuits of its own and publishes them here for operators, in a field
-    `<endpoint>@<process>`, every few seconds. The field `<endpoint>` is the one that processes obey: the time at
-    which an operator has closed the circuit on all of them.
+    `sweeperd:circuits`. Each process has separate circuits, and publishes them here for operators every few seconds, in
+    a field `<endpoint>@<process>`. All processes obey the field `<endpoint>`: the time when an operator has closed the
+    circuit everywhere.
     """
 
     def __init__(self, shard: Shard, timing: Timing = USUAL) -> None:
@@ -207,11 +210,11 @@ class CircuitStateStore:
         self._clock = shard.clock
 
     def read(self, endpoint: str) -> CircuitState:
-        """The circuits of processes that live. Raises redis.RedisError."""
+        """The circuits of living processes. Raises redis.RedisError."""
         prefix = f"{endpoint}@".encode()
         fields = cast(dict[bytes, bytes], self._client.hgetall(self._key))
         notes = [_note(value) for field, value in fields.items() if field.startswith(prefix)]
-        # A process that misses a note may be dead: then the success of another process overrules it.
+        # If a process misses a note, the process may be dead: then the success of another process overrules the note.
         now, success = self._clock.now_ms(), max((note.delivered_at for note in notes), default=0)
         living = [
             note
@@ -222,8 +225,8 @@ class CircuitStateStore:
 
     def write(self, endpoint: str, process: str, circuit: Circuit, rate: DeliveryRate | None = None) -> None:
         """
-        Publish the circuit of a process, and how fast it delivers. Where Redis refuses it, only operators miss it.
-        Raises RedisError.
+        Publish the circuit of a process, and the rate of deliveries. If Redis refuses the write, only operators miss
+        the note. Raises redis.RedisError.
         """
         now, rate = self._clock.now_ms(), rate or DeliveryRate()
         note = CircuitNote(
@@ -239,11 +242,11 @@ class CircuitStateStore:
         self._change(lambda: self._set(f"{endpoint}@{process}", note.model_dump_json()))
 
     def remove(self, endpoint: str, process: str) -> None:
-        """The process has ended. Raises redis.RedisError."""
+        """Remove the note of a process that has ended. Raises redis.RedisError."""
         self._change(lambda: self._client.hdel(self._key, f"{endpoint}@{process}"))
 
     def remove_stale(self) -> None:
-        """Remove the notes of processes that have died. Raises redis.RedisError."""
+        """Remove the notes of dead processes. Raises redis.RedisError."""
         oldest = self._clock.now_ms() - self._timing.note_kept * 1000
         fields = cast(dict[bytes, bytes], self._client.hgetall(self._key))
         stale = [field for field, value in fields.items() if b"@" in field and _note(value).at < oldest]
@@ -255,7 +258,7 @@ class CircuitStateStore:
         self._set(endpoint, str(self._clock.now_ms()))
 
     def closed_at(self, endpoint: str) -> bytes | None:
-        """When an operator last closed it; None: never. Raises redis.RedisError."""
+        """When an operator last closed the circuit; None: never. Raises redis.RedisError."""
         return cast(bytes | None, self._client.hget(self._key, endpoint))
 
     def _set(self, field: str, value: str) -> None:
@@ -274,4 +277,4 @@ def _note(value: bytes) -> CircuitNote:
     try:
         return CircuitNote.model_validate_json(value)
     except ValueError:
-        return CircuitNote()  # as old as can be, so it counts for nothing
+        return CircuitNote()  # so old that the note counts for nothing

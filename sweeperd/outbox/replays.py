@@ -1,9 +1,9 @@
 """
-A replay: one endpoint gets the events of a span of time again.
+A replay: one endpoint gets the events of a span of time again. Count the events, begin, watch, cancel.
 
-It is a consumer group of its own on the stream, which begins at the first of these events, and a note of what it is
-about. So a replay copies no event, each of its events is handed out once over all processes, and it goes on where it
-was after every kill. The group and the note are removed together when the replay has ended.
+A replay is a separate consumer group on the stream, from the first of these events on, and a note about the span. So a
+replay copies no event, hands out each event once over all processes, and goes on after every kill. When the replay has
+ended, group and note are removed together.
 """
 
 import bisect
@@ -25,44 +25,44 @@ from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, milliseconds
 from sweeperd.text import decode, rfc3339, whole
 
-#: What the name of a replay's group begins with. The name of no endpoint does.
+#: The prefix of the names of the groups of replays. No name of an endpoint begins so.
 GROUP_PREFIX = "_replay."
-#: Between how many events, as even as it goes, a note holds the places of; up to twice as many.
+#: A note marks so many events, evenly spread, up to twice as many.
 MARKS = 50
-#: The id of an event holds the time when it was added, which is the moment of its expiry. But ids never go back. Where
-#: Redis's clock was set back, or a fail-over went to a host whose clock is slow, ids are ahead of the clock, ms.
+#: The id of an event holds the time of the expiry. But ids never go back: if Redis's clock was set back, or if a
+#: fail-over went to a host with a slow clock, ids are ahead of the clock, ms.
 AHEAD_MS = 60_000
-#: Redis 6.2 takes the two readings of its clock one after the other, ms.
+#: Redis 6.2 reads the clock for the id and for the expiry one after the other, ms.
 BEHIND_MS = 1_000
 
 
 def replay_group(endpoint: str) -> str:
-    """The name of the consumer group of a replay to this endpoint. There is at most one at a time."""
+    """The name of the consumer group of a replay to this endpoint; at most one replay runs at a time."""
     return GROUP_PREFIX + endpoint
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySpan:
-    """Which events are meant: those with `since_ms` <= their time < `until_ms`, of a tenant, of a type or category."""
+    """Selects events with `since_ms` <= time < `until_ms`, of a tenant, of a type or category."""
 
     since_ms: int
     until_ms: int
-    #: As `decode` makes it of the bytes in Redis.
+    #: In the form of `decode`.
     tenant: str | None = None
     event_type: str | None = None
 
     @property
     def first(self) -> bytes:
-        """No event of the span has a smaller id."""
+        """A lower bound of the ids of the events."""
         return str(max(0, self.since_ms - BEHIND_MS)).encode()
 
     @property
     def last(self) -> bytes:
-        """No event of the span has a greater id."""
+        """An upper bound of the ids of the events."""
         return str(self.until_ms + AHEAD_MS).encode()
 
     def matches(self, entry: bytes, fields: Fields) -> bool:
-        """Whether the event is one of them. A copy of an event, from the replay of a dead letter, is none."""
+        """Whether the event is selected. A copy of an event, from the replay of a dead letter, never is."""
         if ONLY_FOR in fields:
             return False
         if self.tenant is not None and decode(fields.get(b"tenant", b"")) != self.tenant:
@@ -74,46 +74,46 @@ class ReplaySpan:
 
 class ReplayNote(pydantic.BaseModel):
     """
-    The note of a replay, a field of `sweeperd:groups`. Ids are those of the stream, times are ms on Redis's clock.
-    Fields that a later version adds are ignored.
+    The note of a replay, a field of `sweeperd:groups`. Ids are ids of the stream, times ms on Redis's clock. Unknown
+    fields are ignored.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
-    #: When it began: the age of older events counts from then.
+    #: When the replay began: the age of older events counts from this time.
     made_at: int = 0
     endpoint: str
     since_ms: int
     until_ms: int
     tenant: str | None = None
     event_type: str | None = None
-    #: The first and the last of its events, and how many there are.
+    #: The first and the last event, and how many there are.
     first: str
     last: str
     events: int
     #: The ids of the first event and of each `every`-th after it.
     marks: tuple[str, ...] = ()
     every: int = 1
-    #: An operator has ended it.
+    #: Whether an operator has ended the replay.
     cancelled: bool = False
 
     @property
     def group(self) -> str:
-        """The name of its consumer group."""
+        """The name of the consumer group."""
         return replay_group(self.endpoint)
 
     @property
     def span(self) -> ReplaySpan:
-        """Which events it is about."""
+        """The selection of the events."""
         return ReplaySpan(self.since_ms, self.until_ms, self.tenant, self.event_type)
 
     @property
     def start(self) -> StreamId:
-        """The position of its group at first."""
+        """The first position of the group."""
         return StreamId.parse(self.first).before
 
     def left(self, position: StreamId) -> int:
-        """How many events its group has not been given, as exactly as the marks say. `position`: its last event."""
+        """How many events come after `position`, the last event given to the group, as exact as the marks."""
         if position >= StreamId.parse(self.last):
             return 0
         passed = bisect.bisect_right([StreamId.parse(mark) for mark in self.marks], position)
@@ -122,23 +122,23 @@ class ReplayNote(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """How far a replay is."""
+    """The progress of a replay."""
 
-    #: Whether it has ended.
+    #: Whether the replay has ended.
     ended: bool = True
     #: How many events are not delivered, about.
     left: int = 0
-    #: How many of them wait for their next attempt.
+    #: How many events wait for the next attempt.
     waiting: int = 0
 
     @property
     def only_waits(self) -> bool:
-        """Whether all of its events were sent, and each one that is left waits for its next attempt."""
+        """Whether all events were sent, and each event that is left waits for the next attempt."""
         return not self.ended and self.left == self.waiting
 
 
 class ReplayCount:
-    """Counts the events of a replay as they are read, in the order of the stream, and takes their marks."""
+    """Counts and marks the events of a replay, read in the order of the stream."""
 
     def __init__(self) -> None:
         self.events = 0
@@ -147,7 +147,7 @@ class ReplayCount:
         self.every = 1
 
     def add(self, entry: bytes) -> None:
-        """The next event has this id."""
+        """Count the next event."""
         if self.events % self.every == 0:
             self.marks.append(entry)
         if len(self.marks) > 2 * MARKS:
@@ -157,7 +157,7 @@ class ReplayCount:
         self.events += 1
 
     def note(self, endpoint: str, span: ReplaySpan) -> ReplayNote:
-        """The note of a replay of these events; `made_at` is missing until it begins."""
+        """The note of a replay of these events; `made_at` follows when the replay begins."""
         return ReplayNote(
             endpoint=endpoint,
             since_ms=span.since_ms,
@@ -185,7 +185,7 @@ class ReplayFilter:
 
 
 class ReplaySubscription(Subscription):
-    """What one replay hands out. All other events of the stream are acknowledged in its group without a request."""
+    """Selects the events of one replay. All other events are acknowledged without a request."""
 
     def __init__(self, endpoint: EndpointSettings, note: ReplayNote) -> None:
         super().__init__(endpoint)
@@ -201,7 +201,7 @@ class ReplaySubscription(Subscription):
 
 
 def _time_ms(entry: bytes, fields: Fields) -> int:
-    """The time of an event: of its expiry, or of what it is about."""
+    """The time of the expiry, or of the announced change."""
     for name in (b"expired_at", b"at"):
         time_ms = whole(fields.get(name, b""))
         if time_ms is not None:
@@ -210,7 +210,7 @@ def _time_ms(entry: bytes, fields: Fields) -> int:
 
 
 class ReplayStore:
-    """Every method raises redis.RedisError."""
+    """The running replays of one shard: notes in `sweeperd:groups`. Every method raises redis.RedisError."""
 
     def __init__(self, shard: Shard) -> None:
         self._client = shard.client
@@ -220,44 +220,44 @@ class ReplayStore:
         self._cancel = Script("delivery/cancel_replay")
 
     def read(self, endpoint: str) -> ReplayNote | None:
-        """The replay to this endpoint; None: there is none."""
+        """The replay to this endpoint that has begun and not ended."""
         found = self._client.hget(self._keys[1].decode(), replay_group(endpoint))
         return _parse(found) if isinstance(found, bytes) else None
 
     def all(self) -> dict[str, ReplayNote]:
-        """Each replay by its endpoint."""
+        """Each replay by endpoint."""
         fields = cast(dict[bytes, bytes], self._client.hgetall(self._keys[1].decode()))
         notes = [_parse(value) for group, value in fields.items() if group.startswith(GROUP_PREFIX.encode())]
         return {note.endpoint: note for note in notes if note is not None}
 
     def begin(self, note: ReplayNote) -> str:
         """
-        Begin it, at maxmemory too. Returns `begun`; `running`: another one to this endpoint has not ended; `gone`: its
-        first event is in the stream no more.
+        Begin a replay, at maxmemory too. Returns `begun`; `running`: another replay to this endpoint has not ended;
+        `gone`: the first event is in the stream no more.
         """
         args = [note.group, str(note.start), note.first, note.model_dump_json()]
         return cast(bytes, self._begin.run(self._client, Call(self._keys, args))).decode()
 
     def end(self, note: ReplayNote, *, by_force: bool = False) -> bool:
         """
-        Remove its group and its note. False where it has ended already, or has pending events and not `by_force`. Call
-        it once its group has been given all of its events.
+        When the group has been given all events, remove group and note. False if the replay has ended already, or if
+        events are pending and not `by_force`.
         """
         call = Call(self._keys, [note.group, note.made_at, int(by_force)])
         return bool(self._end.run(self._client, call))
 
     def cancel(self, note: ReplayNote) -> bool:
-        """Have all processes leave it alone. False where it has ended already."""
+        """Have all processes leave the replay alone. False if the replay has ended already."""
         cancelled = note.model_copy(update={"cancelled": True}).model_dump_json()
         return bool(self._cancel.run(self._client, Call(self._keys[1:], [note.group, note.made_at, cancelled])))
 
     def position(self, note: ReplayNote) -> StreamId | None:
-        """The last event that its group has been given; None: the group is not there."""
+        """The last event given to the group; None: the group is missing."""
         info = streams.groups(self._client, self._keys[0]).get(note.group.encode())
         return None if info is None else StreamId.parse(info["last-delivered-id"])
 
     def exhausted(self, note: ReplayNote) -> bool:
-        """Whether its group has been given all of its events."""
+        """Whether the group has been given all events."""
         position = self.position(note)
         if position is None:
             return False
@@ -265,7 +265,7 @@ class ReplayStore:
         return not self._client.xrange(self._keys[0], streams.after(bytes(position)), last, 1)
 
     def progress(self, note: ReplayNote) -> ReplayProgress:
-        """How far it is. One whose group is lost has all of its events left: with a new group it begins anew."""
+        """If the group is lost, all events are left: with a new group the replay begins anew."""
         position, found = self.position(note), self.read(note.endpoint)
         if found is None or found.made_at != note.made_at:
             return ReplayProgress()
@@ -276,10 +276,10 @@ class ReplayStore:
             summary = self._client.xpending(self._keys[0], note.group)
         except redis.ResponseError as error:
             if is_missing_group(error):
-                return ReplayProgress()  # it has ended since its note was read
+                return ReplayProgress()  # since the note was read, the replay has ended
             raise
         waiting = sum(row["pending"] for row in summary["consumers"] if row["name"] in WAITING)
-        left = min(note.events, untaken + summary["pending"])  # what is not taken is an estimate
+        left = min(note.events, untaken + summary["pending"])  # `untaken` is an estimate
         return ReplayProgress(False, left, waiting)
 
 
@@ -291,7 +291,7 @@ def _parse(value: bytes) -> ReplayNote | None:
 
 
 def count_events(shard: Shard, endpoint: EndpointSettings, span: ReplaySpan) -> ReplayNote:
-    """Count the events of the span that the endpoint asks for by its settings. Raises redis.RedisError."""
+    """Count the events of the span that the settings of the endpoint ask for. Raises redis.RedisError."""
     wanted, count = ReplayFilter(endpoint, span), ReplayCount()
     for entry, fields in streams.read(shard, shard.keys.events, span.first, span.last):
         if wanted.matches(entry, fields):
@@ -301,8 +301,8 @@ def count_events(shard: Shard, endpoint: EndpointSettings, span: ReplaySpan) -> 
 
 def begin(shard: Shard, counted: ReplayNote) -> tuple[str, ReplayNote]:
     """
-    Begin the replay of the counted events: `begun`, `running` where another one to this endpoint has not ended, `gone`
-    where its first event was trimmed since. Returns that and its note. Raises redis.RedisError.
+    Begin the replay of the counted events. Returns the outcome, as `ReplayStore.begin` does, and the note. Raises
+    redis.RedisError.
     """
     note = counted.model_copy(update={"made_at": shard.read_clock()})
     return ReplayStore(shard).begin(note), note
@@ -315,8 +315,8 @@ def running(shard: Shard, endpoint: str) -> ReplayNote | None:
 
 def cancel(shard: Shard, note: ReplayNote) -> bool:
     """
-    End a replay before its end: no more of its events are sent, within seconds. False where it has ended already.
-    Raises redis.RedisError.
+    End a replay early: within seconds no more events are sent. False if the replay has ended already. Raises
+    redis.RedisError.
     """
     store = ReplayStore(shard)
     if not store.cancel(note):
@@ -332,8 +332,8 @@ def progress(shard: Shard, note: ReplayNote) -> ReplayProgress:
 
 def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:
     """
-    End a cancelled replay, unless a process that lives has events of it in hand. Returns whether it has ended. Raises
-    redis.RedisError.
+    End a cancelled replay, unless a living process has events of the replay in hand. Returns whether the replay has
+    ended. Raises redis.RedisError.
     """
     try:
         in_hand = outbox.in_hand(note.group)
@@ -348,7 +348,7 @@ def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:
 
 
 def obstacle(shard: Shard, endpoint: str) -> str:
-    """Why nothing of it is sent at this moment; empty where it is sent. Raises redis.RedisError."""
+    """Why no event of a replay is sent at this moment; empty if events are sent. Raises redis.RedisError."""
     if EndpointStateStore(shard).read(endpoint).paused:
         return f"{endpoint} is paused: its events wait until `sweeperd endpoints resume {endpoint}`"
     if not CircuitStateStore(shard).read(endpoint).processes:
@@ -357,7 +357,7 @@ def obstacle(shard: Shard, endpoint: str) -> str:
 
 
 def described(note: ReplayNote) -> str:
-    """Which events a replay is about, for people: the options that name the same ones."""
+    """The options of the command that select the events of a replay."""
     options = [f"--since {rfc3339(note.since_ms)} --until {rfc3339(note.until_ms)}"]
     if note.tenant is not None:
         options.append(f"--tenant {note.tenant}")

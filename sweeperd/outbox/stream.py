@@ -1,10 +1,9 @@
 """
-The event stream of one shard: what is written about deliveries, the consumer groups, and the events that one process
-takes.
+The event stream of one shard: the consumer groups, the events that a process takes, the announcements of deliveries.
 
-Each endpoint is a group. An event that a group has taken and not acknowledged is pending. A pending event has an owner:
-the process that has the event in hand and sends a heartbeat every few seconds, or `PARKED` while the event waits for
-the next delivery. If the owner has sent no heartbeat for `Timing.take_over_after`, the process is dead and any other
+Each endpoint is a group. When a group has taken an event and not acknowledged it, the event is pending and has an
+owner: the process with the event in hand, or `PARKED` while the event waits for the next delivery. A process sends a
+heartbeat every few seconds. If a process sends none for `Timing.take_over_after`, the process is dead and any other
 process takes the event.
 """
 
@@ -37,7 +36,7 @@ log = logging.getLogger(__name__)
 
 #: The owner of events that wait for their next delivery.
 PARKED = b"(parked)"
-#: The same, of events that were refused alone: they share a request with no other event.
+#: The same for events that were refused alone: no other event shares their request.
 PARKED_ALONE = b"(parked alone)"
 #: Both are no processes.
 WAITING = frozenset({PARKED, PARKED_ALONE})
@@ -48,24 +47,24 @@ CLAIM_COUNT = 100
 LONG_IDLE_MS = 10**10
 #: How many groups one call of the script looks at, while other clients wait.
 GROUPS_COUNT = 100
-#: How far back a group begins whose position is known from its note only, where nothing else is said, ms.
+#: By default, if only the note knows the position of a group: how far back the group begins at most, ms.
 MAX_AGE_MS = 72 * 3_600_000
 #: How many pending events are listed in one round trip.
 PAGE = 250
-#: The tenant of an event that belongs to none.
+#: The tenant of an event without a tenant.
 NO_TENANT = "__system__"
 
-#: The fields of a stream entry, name and value in turn; empty where there is no event.
+#: The fields of a stream entry, name and value in turn; empty: no event.
 Entry = list[str | int]
 
 
 class Announcements:
     """
-    Events about deliveries: an endpoint was paused, a delivery was given up on. They go into the stream like expiries,
-    and only if an endpoint names their type in `events`. The forms of `data` are the Cycles protocol's
+    Events about deliveries: an endpoint was paused, a delivery was given up on. These events go into the stream like
+    expiries, if an endpoint names the type in `events`. The forms of `data` come from the Cycles protocol
     (EventDataSystem, EventDataWebhookLifecycle).
 
-    `wanted`: the types that are made. `clock`: Redis's, which has been read.
+    `wanted`: the types to make. `clock`: Redis's clock, read before.
     """
 
     def __init__(self, clock: Clock, wanted: Collection[str] = ()) -> None:
@@ -73,7 +72,7 @@ class Announcements:
         self._wanted = frozenset(wanted)
 
     def delivery_failed(self, endpoint: str, event: Fields, deliveries: int, reason: str) -> Entry:
-        """A dead letter was written. None is made about an event of this module's own kind, or it might never end."""
+        """A dead letter was written. Empty if the event is an announcement: else announcements might never end."""
         if event_type(event) in (DELIVERY_FAILED, WEBHOOK_DISABLED):
             return []
         details = {"endpoint": endpoint, "event_type": event_type(event), "attempts": deliveries, "reason": reason}
@@ -100,10 +99,10 @@ class Announcements:
 
 class ConsumerGroups:
     """
-    The groups of one shard's event stream: makes them, removes the consumers of dead processes, and trims the stream to
-    the events that a group still needs. `consumer`: the name of this process in them. `max_age_ms`: how far back a
-    group begins whose position is known from its note only. `remade`: counts the groups that were lost and are made
-    again. Raises redis.RedisError.
+    The groups of one shard's event stream: makes groups, removes the consumers of dead processes, and trims the stream
+    to the events that a group still needs. `consumer`: the name of this process in the groups. `max_age_ms`: how far
+    back a group begins at most, if only the note knows the position. `remade`: counts the groups that were lost and
+    made again. All methods raise redis.RedisError.
     """
 
     def __init__(
@@ -125,26 +124,26 @@ class ConsumerGroups:
         self._leave = Script("delivery/leave")
         self._make_due = Script("delivery/make_due")
         self._keep_groups = Script("delivery/keep_groups")
-        #: Up to here each group has acknowledged every event. A group that is made again starts here.
+        #: Up to here each group has acknowledged every event. If a group is made again, the group starts here.
         self.positions: dict[str, StreamId] = {}
-        #: The groups that have been there. Where a call to make one fails, it has a position and is not among them.
+        #: The groups known to exist. If a call to make a group fails, the group has a position, but is not seen.
         self._seen: set[str] = set()
-        #: Held while groups are made. A second thread would take the group for one that was there before, and make it
-        #: without the note that it begins in the past.
+        #: Held while groups are made. Else a second thread might take a new group for an old one, and make the group
+        #: without the note about a begin in the past.
         self._making = threading.Lock()
 
     def keep(self, wanted: Mapping[str, Start | StreamId]) -> dict[str, int]:
         """
-        Make each of these groups where it is missing, at maxmemory too, and renew its note where its position has
-        moved. `wanted`: group -> where it begins if it is new, so without a note.
+        If a group is missing, make the group, at maxmemory too. If a position has moved, renew the note. `wanted`:
+        group -> the start of the group if there is no note.
 
-        A group that is lost starts again at the first event that it had not acknowledged: some events are delivered
-        again, and none is passed over. Where this process has not seen the group, its position is that of its note,
-        but `max_age_ms` back at most, and the age of its events counts from now.
+        If a group is lost, the group starts again at the first event not acknowledged: some events are delivered again,
+        and no event is passed over. If this process has not seen the group, the note has the position, but `max_age_ms`
+        back at most, and the age of events counts from now.
 
-        Where the start is an id the group is that of a replay: once that has ended no group is made.
+        If the start is an id, the group belongs to a replay: when the replay has ended, no group is made.
 
-        Returns for each group when it was made, ms, where it began in the past; else 0.
+        Returns for each group when the group was made, ms, if the group began in the past; else 0.
         """
         with self._making:
             asked, made_at, names = self._asked(wanted), dict[str, int](), list(wanted)
@@ -162,26 +161,26 @@ class ConsumerGroups:
         return made_at
 
     def ensure(self, group: str, start: Start | StreamId = "now") -> int:
-        """The same for one group."""
+        """`keep` for a single group."""
         return self.keep({group: start})[group]
 
     def adopt(self, before: "ConsumerGroups", groups: Collection[str]) -> None:
-        """Take over what another object knows of these groups of this shard."""
+        """Take over the positions of these groups from another object of this shard."""
         self.positions |= {group: position for group, position in before.positions.items() if group in groups}
         self._seen |= before._seen.intersection(groups)
 
     def forget(self, group: str) -> None:
-        """The group is not needed any more."""
+        """Forget a group that is not needed any more."""
         self.positions.pop(group, None)
         self._seen.discard(group)
 
     def held_elsewhere(self, group: str) -> bool:
-        """Whether another process has events in hand, or had when it died."""
+        """Whether another process, alive or dead, has events in hand."""
         summary = self._client.xpending(self._key, group)
         return any(row["name"] not in (*WAITING, self._consumer) for row in summary["consumers"])
 
     def untaken(self, group: str, before_ms: int, count: int) -> int:
-        """How many events, up to `count`, were added before then and have not been taken by the group."""
+        """How many events, up to `count`, were added before `before_ms` and not taken by the group."""
         info = self._groups().get(group.encode())
         if info is None:
             return 0
@@ -189,16 +188,16 @@ class ConsumerGroups:
         return len(self._range(after(info["last-delivered-id"]), last, count))
 
     def make_due(self, group: str) -> int:
-        """End the waits of all parked events. Returns how many there are. A group that is missing has none."""
+        """End the waits of all parked events. Returns how many there are; 0 if the group is missing."""
         if group.encode() not in self._groups():
             return 0
         return sum(self._make_owners_due(group, owner) for owner in (PARKED, PARKED_ALONE))
 
     def trim(self, configured: Iterable[str], retention_ms: int, max_age_ms: int) -> int:
         """
-        Remove events that are older than the retention and that every configured group has acknowledged; a group that
-        is not configured holds them for `max_age_ms` at most. Returns how many were removed. Whole nodes of the stream
-        are removed at once, so a few older ones stay. After `Timing.trim_for` the rest is left to the next call.
+        Remove events older than the retention, if every configured group has acknowledged them; a group that is not
+        configured holds events for `max_age_ms` at most. Returns how many events were removed. Redis removes whole
+        nodes of the stream, so a few older events stay. After `Timing.trim_for` the rest is left to the next call.
         """
         now = self._shard.read_clock()
         keep_from = StreamId.at(now - retention_ms)
@@ -211,14 +210,14 @@ class ConsumerGroups:
                 self._seen.add(decode(name))
             keep_from = min(keep_from, first if decode(name) in wanted else max(first, StreamId.at(now - max_age_ms)))
         for unmade in wanted - {decode(name) for name in groups}:
-            # It could not be made yet. Once it is made it takes everything from its position on.
+            # The group could not be made yet. When made, the group takes all events after its position.
             keep_from = min(keep_from, self.positions.get(unmade, START))
         return self._trim(str(keep_from))
 
     def leave(self, group: str, consumer: bytes | None = None) -> bool:
         """
-        Remove a consumer (by default this process) from the group, unless it still holds events. Returns whether it is
-        removed; a group that has gone has none.
+        Remove a consumer (by default this process) from the group, unless the consumer still holds events. Returns
+        whether the consumer was removed; False if the group has gone.
         """
         try:
             return bool(self._leave.run(self._client, Call([self._key], [group, consumer or self._consumer])))
@@ -228,7 +227,7 @@ class ConsumerGroups:
             raise
 
     def remove_silent(self, group: str) -> int:
-        """Remove the consumers of processes that are gone and hold nothing. Returns how many."""
+        """Remove the consumers of dead processes without events. Returns how many."""
         try:
             consumers = self._client.xinfo_consumers(self._key, group)
         except redis.ResponseError as error:
@@ -244,11 +243,11 @@ class ConsumerGroups:
         )
 
     def _asked(self, wanted: Mapping[str, Start | StreamId]) -> dict[str, tuple[str, str, str]]:
-        """Each group as keep_groups.lua takes it."""
+        """The arguments of keep_groups.lua about each group."""
         unknown = [group for group in wanted if group not in self.positions]
         last = StreamId.parse(streams.last_id(self._client, self._key)) if unknown else START
         for group in unknown:
-            # Kept: if the group cannot be made now, it is made at this position later.
+            # Kept: if the group cannot be made now, a later call makes the group at this position.
             self.positions[group] = self._first_position(wanted[group], last)
         return {
             group: (group, str(self.positions[group]), _kind_of_group(start, seen=group in self._seen))
@@ -262,7 +261,7 @@ class ConsumerGroups:
         log.warning("a consumer group was lost and is made again", extra=fields)
 
     def _first_position(self, start: Start | StreamId, last: StreamId) -> StreamId:
-        """A group that is made here gets the events after this id. `last`: the last id of the stream."""
+        """A new group gets the events after this id. `last`: the last id of the stream."""
         if isinstance(start, StreamId):
             return start
         if start == "now":
@@ -282,7 +281,7 @@ class ConsumerGroups:
             first = after(last[0])
 
     def _trim(self, keep_from: str) -> int:
-        # One XTRIM with `~` removes 10,000 entries at most, so that it does not hold the server for long.
+        # XTRIM with `~` removes 10,000 entries at most, so a call never holds the server for long.
         removed, until = 0, time.monotonic() + self._timing.trim_for
         while count := int(self._client.xtrim(self._key, minid=keep_from, approximate=True)):
             removed += count
@@ -303,7 +302,7 @@ class ConsumerGroups:
         return StreamId.parse(info["last-delivered-id"])
 
     def _summary(self, group: str) -> dict[str, Any]:
-        """What XPENDING says; a group that is missing has nothing pending."""
+        """The answer of XPENDING; if the group is missing, nothing is pending."""
         try:
             return self._client.xpending(self._key, group)
         except redis.ResponseError as error:
@@ -313,7 +312,7 @@ class ConsumerGroups:
 
 
 def _kind_of_group(start: Start | StreamId, *, seen: bool) -> str:
-    """As keep_groups.lua takes it."""
+    """The sort of group, for keep_groups.lua."""
     if isinstance(start, StreamId):
         return "replay"
     if seen:
@@ -332,13 +331,13 @@ class Pending:
 
     @property
     def added_ms(self) -> int:
-        """When it was added, ms on Redis's clock."""
+        """When the event was added, ms on Redis's clock."""
         return milliseconds(self.id)
 
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """How many replicas must have an expiry before its event is delivered, and how long they may take."""
+    """How many replicas must have an expiry before the event is delivered, and how long to wait for them."""
 
     replicas: int = 0
     timeout_seconds: float = 1.0
@@ -369,11 +368,11 @@ class Outbox:
         self._consumer = consumer.encode()
         self._dead_letter = Script("delivery/dead_letter")
         self._change_owner = Script("delivery/change_owner")
-        #: The group of each endpoint, as a whole.
+        #: The groups of the endpoints.
         self.groups = groups or ConsumerGroups(shard, consumer, timing=timing)
 
     def read(self, group: str, count: int, block_ms: int = 0) -> list[OutboxEntry]:
-        """Take new events, waiting up to `block_ms` for one (0: not at all)."""
+        """Take new events; if there are none, wait up to `block_ms` (0: not at all)."""
         block = block_ms or None
         entries: Any = self._client.xreadgroup(group, self.consumer, {self._key: ">"}, count=count, block=block)
         return cast(list[OutboxEntry], entries)
@@ -382,8 +381,8 @@ class Outbox:
         self, group: str, previous: bytes | None = None, owner: bytes | None = None, idle_ms: int | None = None
     ) -> list[Pending]:
         """
-        A page of the events that a group has not acknowledged, by id: PAGE of them at most, from the first one after
-        `previous` on, of one owner or of all, that have been idle for so long. Less than PAGE: it is the last page.
+        A page of the events that a group has not acknowledged, by id: PAGE events at most, after `previous`, of one
+        owner or of all, idle for so long. If there are less than PAGE, the page is the last.
         """
         first = FIRST if previous is None else after(previous)
         rows = self._client.xpending_range(self._key, group, first, LAST, PAGE, owner, idle_ms)
@@ -393,13 +392,13 @@ class Outbox:
         ]
 
     def parked(self, group: str, previous: bytes | None = None) -> list[Pending]:
-        """The same, of the events that wait for their next delivery; events that travel alone come last."""
+        """A page of the events that wait for the next delivery; events that travel alone come last."""
         return self.pending(group, previous, PARKED) or self.pending(group, previous, PARKED_ALONE)
 
     def orphaned(self, group: str, in_hand: Container[bytes], count: int) -> list[Pending]:
         """
-        Events whose process is dead, and those of this process that are not `in_hand`: `count` of them at most. Each
-        call reads a page of each process.
+        Events of dead processes, and events of this process that are not `in_hand`: `count` at most. Each call reads a
+        page for each process.
         """
         found: list[Pending] = []
         for owner in self._processes(group):
@@ -409,15 +408,15 @@ class Outbox:
         return found[:count]
 
     def in_hand(self, group: str) -> bool:
-        """Whether a process that lives has events in hand."""
+        """Whether a living process has events in hand."""
         pages = (self.pending(group, owner=owner) for owner in self._processes(group))
         return any(pending.idle_ms < self._timing.take_over_after * 1000 for page in pages for pending in page)
 
     def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> list[OutboxEntry]:
         """
-        Take these for another delivery, except events that another process has taken since they were listed: `wanted`
-        says whose they were. An event that is not in the stream any more is returned without fields and is not claimed,
-        because Redis 7 would forget that it is pending.
+        Take these events for another delivery, except events that changed their owner since listed in `wanted`. If an
+        event is in the stream no more, return the event without fields and without a claim, because a claim would make
+        Redis 7 forget the pending event.
         """
         if not wanted:
             return []
@@ -440,8 +439,8 @@ class Outbox:
 
     def confirmed(self, group: str, entries: Sequence[OutboxEntry]) -> bool:
         """
-        Whether as many replicas as the settings ask for have these events, and with them the expiries. Waits for the
-        replicas; true at once where none are asked for.
+        Whether as many replicas as configured have these events, and so the expiries. Waits for the replicas; True at
+        once if the settings ask for none.
         """
         wanted = self._replication.replicas
         if not wanted or not (ids := [entry.id for entry in entries if entry.pairs]):
@@ -449,11 +448,12 @@ class Outbox:
         # The answer has to come before the socket gives up.
         timeout = min(self._replication.timeout_seconds, self._shard.socket_timeout / 2)
         pipeline: Any = self._client.pipeline(transaction=False)
-        # WAIT is about the writes of its own connection. Other connections wrote the expiries, but a replica applies
-        # all writes in one order: one that has this XCLAIM has the expiries. XREADGROUP may have begun before them.
+        # WAIT covers only writes of the same connection. Other connections wrote the expiries, but a replica applies
+        # all writes in the same order: if a replica has this XCLAIM, the replica has the expiries. XREADGROUP would
+        # not do, because a read may begin before the expiries.
         for some in _ranges(ids):
             call = self._owning(group, self._consumer, self._consumer, some, 0)
-            # Whole, because a pipeline cannot send again what the server does not know.
+            # The whole script: if the server did not know a hash, a pipeline could not send the script again.
             pipeline.eval(self._change_owner.source, len(call.keys), *call.keys, *call.args)
         pipeline.wait(wanted, int(timeout * 1000))
         *changed, having = pipeline.execute()
@@ -461,19 +461,19 @@ class Outbox:
 
     def heartbeat(self, group: str, ids: Sequence[bytes]) -> None:
         """
-        These are in hand, so no other process may take them. What has been parked since the ids were listed, or taken
-        by another process while this one was stopped, is left alone.
+        Tell other processes that these events are in hand. If an event was parked since the ids were listed, or taken
+        by another process while this process was stopped, the event is left alone.
         """
         self._own(group, self._consumer, self._consumer, ids, 0)
 
     def nack(self, group: str, entries: Sequence[OutboxEntry]) -> None:
-        """Park events that were sent in vain, as far as this process still has them; their wait begins now."""
+        """If this process still has these events, sent in vain, park them; the wait begins now."""
         for owner in (PARKED, PARKED_ALONE):
             ids = [entry.id for entry in entries if entry.alone == (owner == PARKED_ALONE)]
             self._own(group, self._consumer, owner, ids, 0)
 
     def release(self, group: str, entries: Sequence[OutboxEntry]) -> None:
-        """Park events that this process has taken and not sent, for any process to take at once."""
+        """Park events that were taken, but not sent, for any process to take at once."""
         by_deliveries: dict[int, list[bytes]] = {}
         for entry in entries:
             by_deliveries.setdefault(entry.deliveries, []).append(entry.id)
@@ -481,7 +481,7 @@ class Outbox:
             self._own(group, self._consumer, PARKED, ids, LONG_IDLE_MS, deliveries - 1)
 
     def acknowledge(self, group: str, ids: Sequence[bytes]) -> None:
-        """The group does not need these any more."""
+        """The group needs these events no more."""
         if ids:
             self._client.xack(self._key, group, *ids)
 
@@ -490,8 +490,8 @@ class Outbox:
     ) -> bool:
         """
         Replace a pending event by a dead letter. `endpoint`: if the group has another name. `in_hand`: only if this
-        process still has the event, unless the event is in the stream no more, since nobody can take it then. False if
-        it was not pending any more, or another process has taken or parked it.
+        process still has the event, or if the event is in the stream no more, because then nobody can take the event.
+        False if the event was pending no more, or if another process has taken or parked the event.
         """
         owner = self._consumer if in_hand and entry.pairs else b""
         endpoint = endpoint or group
@@ -501,7 +501,7 @@ class Outbox:
         return bool(self._dead_letter.run(self._client, call))
 
     def _processes(self, group: str) -> list[bytes]:
-        """The processes that have events of the group in hand, or had when they died."""
+        """The processes, alive or dead, with events of the group in hand."""
         return [
             row["name"] for row in self._client.xpending(self._key, group)["consumers"] if row["name"] not in WAITING
         ]
@@ -516,7 +516,7 @@ class Outbox:
         deliveries: int | None = None,
         least_idle_ms: int = 0,
     ) -> list[bytes]:
-        """Change the owner of those that are still the ones of `before`. Returns their ids."""
+        """Change the owner of the events that `before` still owns. Returns the ids of these events."""
         calls = (self._owning(group, before, owner, some, idle_ms, deliveries, least_idle_ms) for some in _ranges(ids))
         return [entry for call in calls for entry in self._change_owner.run(self._client, call)]
 
@@ -535,12 +535,12 @@ class Outbox:
 
 
 def _ranges(ids: Sequence[bytes]) -> Iterator[list[Any]]:
-    """The ids in ranges of CLAIM_COUNT, because other clients wait while their owner changes, and come in between."""
+    """The ids in ranges of CLAIM_COUNT: other clients wait while a range changes owners, and come in between."""
     for start in range(0, len(ids), CLAIM_COUNT):
         yield list(ids[start : start + CLAIM_COUNT])
 
 
 def _entries(reply: Any, **_options: Any) -> list[OutboxEntry]:
-    """The entries in a reply to XREADGROUP. Made of the raw reply, because most of the time of a read goes into it."""
+    """The entries of a raw reply to XREADGROUP; parsing takes most of the time of a read."""
     rows = reply[0][1] if reply else []
     return [OutboxEntry(entry, 1, pairs, False, len(b"".join(pairs))) for entry, pairs in rows]

@@ -1,4 +1,4 @@
-"""The events that an endpoint gets, how many of them wait, and those of a webhook subscription of Cycles."""
+"""Decides which events an endpoint or a Cycles subscription gets, and counts the events that wait."""
 
 import time
 from collections.abc import Iterator
@@ -19,31 +19,31 @@ from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, StreamRow
 from sweeperd.text import decode
 
-#: How many events that an endpoint has not taken yet are counted one by one; more are estimated from their share.
+#: So many events not taken yet are counted singly; if there are more, the share of wanted events is extrapolated.
 EXACT = 10_000
-#: How long such a share is remembered while the endpoint takes no event, seconds.
+#: How long such a share is remembered if the endpoint takes no event, seconds.
 REMEMBERED = 60.0
-#: The set of subscriptions that may match the events of every tenant.
+#: The tenant of subscriptions to the events of every tenant.
 SYSTEM = b"__system__"
 
 
 class EventFilter:
     """
-    The events that the settings of an endpoint ask for: of its tenants, its types or categories, and its scopes.
+    Selects events by the settings of an endpoint: tenants, types or categories, and scopes.
 
-    A category stands for the expiries of that kind only. An event about the sweep or about deliveries has to be named
-    by its type.
+    A category stands for the expiries of a kind only. An event about the sweep or about deliveries must be named by
+    type.
     """
 
     def __init__(self, endpoint: EndpointSettings) -> None:
         self._tenants = None if endpoint.tenants is None else {tenant.encode() for tenant in endpoint.tenants}
         self._events = None if endpoint.events is None else set(endpoint.events)
         self._scopes = None if endpoint.scopes is None else [scope.encode() for scope in endpoint.scopes]
-        #: Whether every expiry is one of them.
+        #: Whether every expiry matches.
         self.open = endpoint.tenants is None and endpoint.events is None and endpoint.scopes is None
 
     def matches(self, fields: Fields) -> bool:
-        """Whether the event with these fields is one of them."""
+        """Whether the endpoint asks for an event with these fields."""
         return (
             (self._tenants is None or fields.get(b"tenant", b"") in self._tenants)
             and self._wants_type(fields)
@@ -65,17 +65,17 @@ class EventFilter:
 
 class Subscription:
     """
-    The consumer group and the filter of one endpoint. An event that it does not want is acknowledged without a request.
+    The consumer group and the filter of one endpoint. Unwanted events are acknowledged without a request.
     """
 
     def __init__(self, endpoint: EndpointSettings) -> None:
         self.group = endpoint.name
-        #: Where its group begins, if it is new.
+        #: The start of the group, if the group is new.
         self.start: Start | StreamId = endpoint.start
-        #: Whether its group reads no more. Only that of a replay ends.
+        #: Whether the group reads no more, because a replay is at the end.
         self.exhausted = False
         self._filter = EventFilter(endpoint)
-        #: Whether it gets every ordinary expiry: then nobody has to look into one.
+        #: Whether the endpoint gets every plain expiry: then nobody has to look into the fields.
         self._gets_all = self._filter.open
 
     def wants(self, entry: OutboxEntry) -> bool:
@@ -85,24 +85,24 @@ class Subscription:
     def takes(self, _stream_id: bytes, fields: Fields, /) -> bool:
         """Whether the endpoint receives the event with this id in the stream and these fields."""
         if ONLY_FOR in fields:
-            # A replayed event was wanted when it became a dead letter. To drop it now would lose it without a trace.
+            # A replayed event was wanted once. If dropped now, the event would be lost without a trace.
             return decode(fields[ONLY_FOR]) == self.group
         return self._filter.matches(fields)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupBacklog:
-    """The events that are to be sent to an endpoint. Events that it does not want are left out."""
+    """How many events are to be sent to an endpoint, unwanted events left out."""
 
     events: int = 0
     #: False: an estimate.
     exact: bool = True
-    #: Age of the oldest one, seconds.
+    #: Age of the oldest event, seconds.
     oldest_seconds: float = 0.0
 
 
 class _Share(NamedTuple):
-    """Of the first events that a group has not taken: how many, how many its endpoint wants, and the first of these."""
+    """Of the first events not taken by a group: how many, how many are wanted, and the first wanted id."""
 
     seen: int
     wanted: int
@@ -111,16 +111,15 @@ class _Share(NamedTuple):
 
 class BacklogMemory:
     """
-    The shares of the groups of one shard, so that a long backlog of an endpoint that takes nothing is not read again
-    and again.
+    The shares of the groups of one shard: if an endpoint takes nothing, a long backlog is not read again and again.
     """
 
     def __init__(self) -> None:
-        #: Group -> its position, when it was read (monotonic), and the share after that position.
+        #: Group -> position, time of the read (monotonic), and the share after the position.
         self._shares: dict[bytes, tuple[bytes, float, _Share]] = {}
 
     def find(self, group: dict[str, Any]) -> _Share | None:
-        """What is remembered of this row of XINFO GROUPS, where that still holds."""
+        """The remembered share for this row of XINFO GROUPS, if the share still holds."""
         known, lag = self._shares.get(group["name"]), group.get("lag")
         if known is None or (lag is not None and lag < EXACT):
             return None
@@ -129,7 +128,7 @@ class BacklogMemory:
         return share if holds else None
 
     def keep(self, group: dict[str, Any], share: _Share) -> None:
-        """Remember it, where nothing that is added later changes it."""
+        """Remember the share, if later events cannot change the share."""
         self._shares.pop(group["name"], None)
         if share.seen == EXACT:
             self._shares[group["name"]] = group["last-delivered-id"], time.monotonic(), share
@@ -145,13 +144,13 @@ def read_backlog(
     memory: BacklogMemory | None = None,
 ) -> GroupBacklog | None:
     """
-    The events that the group has taken and not acknowledged, and those that it has not taken and its endpoint wants.
-    None: there is no group, so nobody knows.
+    Count the events that the group has taken and not acknowledged, and the wanted events not taken yet. None: there is
+    no group, so nobody knows.
 
-    `group`: its row of XINFO GROUPS; None: there is none. `subscription`: None wants every event. `now_ms`: the
-    shard's clock. Redis 6.2 does not count what a group has not taken: there more than EXACT events are counted only
-    with `to_the_end`, else they are at least EXACT. `memory`: of earlier calls; it spares the reading where the group
-    has not moved since. Raises redis.RedisError.
+    `group`: the row of XINFO GROUPS, if there is one. `subscription`: None wants every event. `now_ms`: the shard's
+    clock. Redis 6.2 counts no events that a group has not taken: there more than EXACT events are counted only with
+    `to_the_end`, else the count is at least EXACT. `memory`: of earlier calls; if the group has not moved since, the
+    events are not read again. Raises redis.RedisError.
     """
     if group is None:
         return None
@@ -167,7 +166,7 @@ def read_backlog(
             first = shard.client.xpending(shard.keys.events, group["name"])["min"] or first
         except redis.ResponseError as error:
             if is_missing_group(error):
-                return None  # it has gone since
+                return None  # the group has gone since
             raise
     oldest = 0.0 if first is None else max(0.0, (now_ms - streams.milliseconds(first)) / 1000)
     if seen < EXACT:
@@ -233,7 +232,7 @@ EventType = Literal[
     "system.webhook_delivery_failed",
     "system.webhook_test",
 ]
-#: A point in time as the runtime reads it: ISO 8601, or seconds since the epoch.
+#: A point in time in a form that Cycles reads: ISO 8601, or seconds since the epoch.
 Instant = Annotated[datetime | float, pydantic.Field(union_mode="left_to_right")]
 
 
@@ -267,7 +266,7 @@ class _Thresholds(_Record):
 
 
 class CyclesSubscription(_Record):
-    """One record, `webhook:<id>`. Only the fields that decide about a match are used."""
+    """A record `webhook:<id>` of Cycles. The first block of fields decides about matches, the rest is only checked."""
 
     subscription_id: str
     status: SubscriptionStatus | None = None
@@ -292,7 +291,7 @@ class CyclesSubscription(_Record):
     metadata: dict[str, Any] | None = None
 
     def matches(self, event_type: str, category: str, scope: str) -> bool:
-        """Whether it gets an event of this type, category and scope (empty: the event has none)."""
+        """Whether the subscription gets an event of this type, category and scope (empty: no scope)."""
         return (
             self.status is SubscriptionStatus.ACTIVE
             and self._wants_type(event_type, category)
@@ -312,11 +311,11 @@ class CyclesSubscription(_Record):
             return False
         if not wanted.endswith("*"):
             return scope == wanted
-        # Only the last star is a wildcard, for at least one character.
+        # Only the last star is a wildcard, for 1 character or more.
         prefix = wanted[:-1]
         return scope.startswith(prefix) and len(scope) > len(prefix)
 
 
 def parse(record: bytes) -> CyclesSubscription:
-    """Raises ValueError for a record that the runtime could not read."""
+    """Raises ValueError if Cycles could not read the record."""
     return CyclesSubscription.model_validate_json(record)

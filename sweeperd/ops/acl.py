@@ -55,12 +55,10 @@ class Grant(NamedTuple):
 
 
 def granted(duty: Duty, key: bytes, commands: str) -> Grant:
-    """The grant of these commands, separated by spaces."""
     return Grant(duty, key, tuple(commands.split()))
 
 
 def grants(settings: Settings, keys: Keys) -> list[Grant]:
-    """All grants for one shard with these settings."""
     return [
         *(_reservations(keys) if settings.reservations.enabled else []),
         *(grant for kind in settings.kinds for grant in kind_grants(kind, keys)),
@@ -78,7 +76,6 @@ def channels(settings: Settings) -> list[str]:
 
 
 def connection_grants(url: str) -> Iterator[Grant]:
-    """For a connection to this Redis."""
     yield granted(Duty.STATUS, b"", "TIME CLIENT|SETNAME")
     address = redis_url.parse(url)
     if address.options.get("db"):
@@ -99,7 +96,6 @@ def _reservations(keys: Keys) -> Iterable[Grant]:
 
 
 def _swept(index: bytes, entry: bytes, quarantine: bytes, ticks: bytes, lease: bytes) -> Iterable[Grant]:
-    """For the sweep of any kind."""
     return [
         granted(Duty.STATUS, index, "EVAL EVALSHA EXISTS ZCARD ZCOUNT ZRANGE"),
         granted(Duty.SWEEP, index, "ZADD ZREM"),
@@ -119,7 +115,6 @@ def _swept(index: bytes, entry: bytes, quarantine: bytes, ticks: bytes, lease: b
 
 
 def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
-    """For a configured kind."""
     entry = keys.kind_entry(kind.entry, ANY)
     quarantine, ticks = keys.kind_quarantine(kind.name), keys.kind_ticks(kind.name)
     yield from _swept(keys.kind_index(kind.index), entry, quarantine, ticks, keys.lease(f"sweep:{kind.name}"))
@@ -213,7 +208,6 @@ def ledger_grants(keys: Keys) -> list[Grant]:
 
 
 def cycles_grants(keys: Keys) -> Iterator[Grant]:
-    """For the lease and the relay of a Cycles installation."""
     cycles, name = keys.cycles, _ANY
     yield granted(Duty.SWEEP, cycles.lease, "SET GET PEXPIRE")
     yield granted(Duty.DELIVER, cycles.subscriptions(ANY), "SMEMBERS")
@@ -290,8 +284,6 @@ def _literal(text: str) -> str:
 
 
 class AclUserDocument(Document):
-    """The user of one Redis."""
-
     address: str = Field(description="Where the Redis is, without credentials.")
     shards: list[str]
     user: str

@@ -29,8 +29,6 @@ EXPORT_EVERY = 10.0
 
 
 class Action(enum.StrEnum):
-    """The actions that are recorded."""
-
     REQUEUE = "requeue"
     DISMISS = "dismiss"
     ADOPT = "adopt"
@@ -57,8 +55,6 @@ class RecordedAction:
 
 
 class ActionDocument(Document):
-    """An action of an operator."""
-
     at: Moment
     shard: str
     who: str = Field(description="user@host.")

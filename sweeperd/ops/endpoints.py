@@ -69,8 +69,6 @@ def pause(shard: Shard, name: str, reason: str, announced: Collection[str] = ())
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The result of `resume`."""
-
     #: Whether the endpoint was paused or muted.
     was_resting: bool
     #: On how many processes the circuit was open.
@@ -201,7 +199,6 @@ def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings
 
 
 def _test_messages(shard: Shard, endpoint: EndpointSettings, count: int) -> list[Message]:
-    """The events of one request, at most `count`."""
     now_ms = shard.read_clock()
     first = _test_message(shard.name, endpoint, now_ms)
     fitting = min(count, endpoint.batch_size, max(1, endpoint.batch_bytes // (len(first.body) + 2)))
@@ -228,8 +225,6 @@ def shown_url(endpoint: EndpointSettings) -> str:
 
 
 class ListedEndpoint(EndpointFigures):
-    """An endpoint on a shard."""
-
     shard: str
     address: str
     url: str | None = Field(description="Without credentials and query.")
@@ -284,8 +279,6 @@ class StateDocument(Document):
 
 
 class ChangedEndpoint(StateDocument):
-    """An endpoint on one shard, after the command."""
-
     shard: str
     changed: bool
     was: StateDocument | None = Field(default=None, description="The state before; only with resume.")
@@ -302,8 +295,6 @@ class EndpointChangeDocument(
 
 
 class SkippedEvent(Document):
-    """The event on one shard."""
-
     shard: str
     stream_id: str
 
@@ -316,8 +307,6 @@ class SkipDocument(CommandDocument, title="sweeperd endpoints skip --json"):
 
 
 class RequestDocument(Document):
-    """A request."""
-
     method: Literal["POST"]
     url: str
     headers: dict[str, str]
@@ -325,8 +314,6 @@ class RequestDocument(Document):
 
 
 class ResponseDocument(Document):
-    """The response to a request."""
-
     status: int | None = Field(description="null without an answer.")
     headers: dict[str, str]
     body: str

@@ -47,8 +47,6 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveVerdict:
-    """The result of the check of an archive."""
-
     #: Lines that were read, the broken one included.
     lines: int
     #: The hash of the last line that is well.
@@ -128,8 +126,6 @@ class ArchiveDocument(Document, title="sweeperd verify-archive FILE --json"):
 
 @dataclass(frozen=True)
 class Expiry:
-    """The event of one expiry."""
-
     shard: str
     stream_id: bytes
     #: ms on Redis's clock.

@@ -160,8 +160,6 @@ class HealthLevel(enum.StrEnum):
 
 
 class EndpointLook(NamedTuple):
-    """The look of an endpoint's state."""
-
     label: str
     #: None: neither good nor bad.
     level: HealthLevel | None
@@ -190,8 +188,6 @@ class ShardView:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a question."""
-
     question: str
     answer: str
     level: HealthLevel

@@ -130,8 +130,6 @@ def _sample(at: float, status: ShardStatus) -> StatusSample:
 
 
 class SweepDocument(Document):
-    """The last sweep."""
-
     at: Moment = Field(validation_alias="at_ms")
     by: str = Field(description="Host, process id and a random part.")
     seconds: Seconds
@@ -151,8 +149,6 @@ class WalkDocument(Document):
 
 
 class KindDocument(Document):
-    """A configured kind."""
-
     kind: str = Field(validation_alias="name")
     due: Count = Field(description="Entries whose deadline has passed, by the index.")
     oldest_due_seconds: float
@@ -165,8 +161,6 @@ class KindDocument(Document):
 
 
 class ReplayDocument(Document):
-    """A replay that is running."""
-
     since: Moment = Field(validation_alias="since_ms")
     until: Moment = Field(validation_alias="until_ms")
     tenant: str | None
@@ -178,8 +172,6 @@ class ReplayDocument(Document):
 
 
 class ReplicaDocument(Document):
-    """A process that delivers to an endpoint."""
-
     process: str
     circuit_open: bool
     failures: Count
@@ -235,8 +227,6 @@ class EndpointFigures(Document):
 
 
 class EndpointDocument(EndpointFigures):
-    """An endpoint on a shard."""
-
     position: str | None = Field(description="The stream id up to which the endpoint has taken events.")
     paused_reason: str
     quiet_seconds: Seconds = Field(description="How long muted_until is from now.")
@@ -253,8 +243,6 @@ class EndpointDocument(EndpointFigures):
 
 
 class ProcessDocument(Document):
-    """A daemon."""
-
     process: str = Field(description="Host, process id and a random part.")
     sweeps: bool
     delivers: bool
@@ -317,8 +305,6 @@ class ShardDocument(Document):
 
 
 class StatusDocument(CommandDocument, title="sweeperd status --json"):
-    """One reading, read from Redis."""
-
     shards: list[ShardDocument | UnreachableShard]
 
     @classmethod

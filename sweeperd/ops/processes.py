@@ -93,7 +93,6 @@ class ProcessAnnouncer:
             self.missing = read_processes(self._shard, now).missing
 
     def leave(self) -> None:
-        """The daemon has ended."""
         with contextlib.suppress(RedisUnavailable, redis.RedisError):
             self._remove([self._field.encode()])
 

@@ -100,16 +100,14 @@ class Quarantine:
         removed: set[bytes] = set()
         for page in self._pages(wanted, lambda entry: entry.id not in removed):
             removed.clear()
-            replies = self._dismiss.run_many(self._shard.client, [self._dismissal(entry.id) for entry in page])
+            calls = [Call([self._kind.hash_key(entry.id), self._kind.quarantine], [entry.id]) for entry in page]
+            replies = self._dismiss.run_many(self._shard.client, calls)
             for reply in replies:
                 if isinstance(reply, Exception):
                     raise reply
             removed.update(entry.id for entry in page)
             problems = ["" if reply == b"dismissed" else NOT_THERE for reply in replies]
             yield [QuarantineChange(entry, problem) for entry, problem in zip(page, problems, strict=True)]
-
-    def _dismissal(self, entry: bytes) -> Call:
-        return Call([self._kind.hash_key(entry), self._kind.quarantine], [entry])
 
     def _requeue_page(self, page: Sequence[SetAside]) -> list[QuarantineChange]:
         problems = self._problems([entry.id for entry in page])
@@ -212,8 +210,6 @@ def adopt(shard: Shard, ids: Sequence[bytes]) -> list[bool]:
 
 
 class SetAsideDocument(Document):
-    """One entry of the quarantine."""
-
     id: Text
     reason: str
     quarantined_at: Moment | None
@@ -230,8 +226,6 @@ class SetAsideDocument(Document):
 
 
 class QuarantinedShard(Document):
-    """The quarantine of one shard."""
-
     shard: str
     quarantined: Count = Field(description="All entries, listed here or not.")
     more: bool = Field(description="Whether there are more than --limit.")
@@ -244,8 +238,6 @@ class QuarantineDocument(CommandDocument, title="sweeperd quarantine list --json
 
 
 class StayingEntry(Document):
-    """An entry that stays in quarantine, and why."""
-
     shard: str
     id: str
     reason: str

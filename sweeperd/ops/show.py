@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated, Any, cast
 
-from pydantic import AliasPath, Field, WithJsonSchema
+from pydantic import AliasGenerator, AliasPath, ConfigDict, Field, WithJsonSchema
 
 from sweeperd.config import Settings
 from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Seconds, Text
@@ -137,8 +137,6 @@ class Fate(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EventDelivery:
-    """One event at one endpoint."""
-
     endpoint: str
     fate: Fate
     #: How many times the event was handed over.
@@ -166,8 +164,6 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """One entry on one shard."""
-
     kind: Kind
     id: bytes
     #: The name of the hash.
@@ -301,47 +297,34 @@ def _groups(shard: Shard) -> dict[str, bytes]:
 class AttemptDocument(Document):
     """A recorded attempt to deliver."""
 
+    # A field without an alias is read from the attempt inside the RecordedAttempt.
+    model_config = ConfigDict(
+        alias_generator=AliasGenerator(validation_alias=lambda name: AliasPath("attempt", name)),
+    )
+
     at: Moment = Field(validation_alias=AliasPath("attempt", "at_ms"))
-    shard: str
-    endpoint: str
-    result: Annotated[str, WithJsonSchema({"enum": ["delivered", "rejected", "failed"]})] = Field(
-        validation_alias=AliasPath("attempt", "result")
-    )
-    reason: str = Field(
-        validation_alias=AliasPath("attempt", "reason"), description="The status, or why there was no response."
-    )
-    milliseconds: Count = Field(validation_alias=AliasPath("attempt", "milliseconds"))
-    hand_over: Count = Field(
-        validation_alias=AliasPath("attempt", "hand_over"),
-        description="Which hand-over of the first event it was, from 1.",
-    )
-    attempt: Count = Field(
-        validation_alias=AliasPath("attempt", "attempt"),
-        description="Which attempt within the hand-over, from 1.",
-    )
-    events: Count = Field(
-        validation_alias=AliasPath("attempt", "events"), description="How many events the request had."
-    )
-    event_id: str = Field(validation_alias=AliasPath("attempt", "event_id"), description="Of the first event.")
+    shard: str = Field(validation_alias="shard")
+    endpoint: str = Field(validation_alias="endpoint")
+    result: Annotated[str, WithJsonSchema({"enum": ["delivered", "rejected", "failed"]})]
+    reason: str = Field(description="The status, or why there was no response.")
+    milliseconds: Count
+    hand_over: Count = Field(description="Which hand-over of the first event it was, from 1.")
+    attempt: Count = Field(description="Which attempt within the hand-over, from 1.")
+    events: Count = Field(description="How many events the request had.")
+    event_id: str = Field(description="Of the first event.")
     reservation_id: Text = Field(
         validation_alias=AliasPath("attempt", "reservation"),
         description="What has expired; of the first event. Bytes that are not UTF-8 are escaped.",
     )
     first_stream_id: Text = Field(validation_alias=AliasPath("attempt", "first"))
     last_stream_id: Text = Field(validation_alias=AliasPath("attempt", "last"))
-    replica: str = Field(
-        validation_alias=AliasPath("attempt", "replica"),
-        description="Host, process id and a random part of the daemon.",
-    )
+    replica: str = Field(description="Host, process id and a random part of the daemon.")
     answer: Annotated[str, WithJsonSchema({"type": "string", "maxLength": 256})] = Field(
-        validation_alias=AliasPath("attempt", "answer"),
-        description="The beginning of the response's body; secrets are hidden.",
+        description="The beginning of the response's body; secrets are hidden."
     )
 
 
 class DeliveryDocument(Document):
-    """The event at one endpoint."""
-
     endpoint: str
     fate: str = Field(description="What has become of it there.")
     hand_overs: Count
@@ -351,8 +334,6 @@ class DeliveryDocument(Document):
 
 
 class EventDocument(Document):
-    """The event of an expiry, as it is in the stream."""
-
     webhook_id: str
     stream_id: Text = Field(validation_alias="id")
     fields: dict[Text, Text]
@@ -364,8 +345,6 @@ class EventDocument(Document):
 
 
 class VerdictDocument(Document):
-    """What a sweep would decide now."""
-
     outcome: str
     detail: str
     why: str
@@ -373,8 +352,6 @@ class VerdictDocument(Document):
 
 
 class InspectionDocument(Document):
-    """One entry on one shard."""
-
     shard: str
     kind: str = Field(description="`reservations`, or a configured kind.")
     id: Text

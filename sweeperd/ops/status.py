@@ -350,7 +350,6 @@ class ShardStatus:
 
     @property
     def reachable(self) -> bool:
-        """Whether Redis answered."""
         return not self.error
 
     @property

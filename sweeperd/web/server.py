@@ -56,26 +56,16 @@ class AllowedHosts:
         """Whether a request with this `Host` header is answered. None: no header, so the client is no browser."""
         if header is None:
             return True
-        host = _canonical(_without_port(header.strip()))
-        return host in self._names or _is_address(host)
+        name = header.strip()
+        host = _canonical(name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0])
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(host)
+            return True
+        return host in self._names
 
 
 def _canonical(host: str) -> str:
     return host.lower().removesuffix(".")
-
-
-def _without_port(header: str) -> str:
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0]
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 class BoundedServer(socketserver.ThreadingMixIn, WSGIServer):
@@ -124,7 +114,7 @@ class QuietHandler(WSGIRequestHandler):
     timeout = SILENCE
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+        pass
 
     def get_stderr(self) -> Any:
         """A fault in an answer is logged by the application; all other text means: the client went away."""
@@ -164,12 +154,10 @@ class WebServer:
 
     @property
     def port(self) -> int:
-        """The port of the server."""
         return self._server.server_port
 
     @property
     def alive(self) -> bool:
-        """True if the server serves."""
         return self._thread.is_alive()
 
     def allow(self, hosts: Iterable[str]) -> None:
@@ -177,11 +165,9 @@ class WebServer:
         self._hosts = AllowedHosts(hosts)
 
     def start(self) -> None:
-        """Serve, in a thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join(timeout=5)

@@ -91,7 +91,6 @@ def writable(subject: Subject) -> CheckResult:
 
 
 def key_types(subject: Subject) -> CheckResult:
-    """Whether every key of sweeperd has the right type."""
     keys, client = subject.shard.keys, subject.shard.client
     checks: list[tuple[bytes, str, Callable[[bytes], object]]] = [
         (keys.reservation_index, "ZSET", client.zcard),
@@ -137,7 +136,6 @@ def full_streams(subject: Subject) -> CheckResult:
 
 
 def scripts(subject: Subject) -> CheckResult:
-    """Whether the user may load and run every script."""
     return _load(subject, script_names())
 
 
@@ -253,7 +251,6 @@ def rights(subject: Subject) -> CheckResult:
 
 
 def ledger_rights(subject: Subject) -> CheckResult:
-    """Whether the user may run every command of the ledger."""
     missing = refused(subject.shard, _grants(subject, Duty.LEDGER))
     if missing:
         return failure(f"this user may not {', '.join(missing)}", "`sweeperd acl --ledger` prints the rights to grant")

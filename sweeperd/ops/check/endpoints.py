@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from sweeperd.config import EndpointSettings
 from sweeperd.config.types import PemFile
-from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, failure, ok, unknown_without, warning
+from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, failure, ok, warning
 from sweeperd.text import rfc3339
 
 #: If a certificate expires within this time, the check warns, seconds.
@@ -19,70 +19,24 @@ SOON = 30 * 86_400
 RESOLVE_LIMIT = 5.0
 
 
-def check_files(endpoint: EndpointSettings) -> Iterator[CheckFinding]:
-    """The certificates in the files of the endpoint. A file that cannot be read gives no finding: no settings load."""
-    files = {"client_cert": endpoint.client_cert, "ca": endpoint.ca}
-    for key, file in files.items():
-        if file is not None and (result := _file(file)) is not None:
-            yield CheckFinding(result[0], f"endpoint {endpoint.name}", key, *result[1:])
-
-
-def check_handshake(endpoint: EndpointSettings, timeout: float) -> CheckFinding:
-    """TLS with the receiver, through the endpoint's proxy, like a delivery. `timeout`: of each step, seconds."""
-    level, says, advice = _handshake(endpoint, timeout)
-    return CheckFinding(level, f"endpoint {endpoint.name}", "certificate", says, advice)
-
-
-def _handshake(endpoint: EndpointSettings, timeout: float) -> CheckResult:
-    # Imported late: only a check with a connection needs the client of deliveries.
-    from sweeperd.delivery.http import certificate_expiry  # noqa: PLC0415
-
-    try:
-        return expiry_result(certificate_expiry(endpoint, timeout), "the receiver's certificate", "have it renewed")
-    except ConnectionError as error:
-        return failure(str(error), "see Certificates and proxies in docs/webhooks.md")
-
-
-def _file(file: PemFile) -> CheckResult | None:
-    try:
-        # An extra; if the package is missing, the expiry is not known.
-        from cryptography import x509  # noqa: PLC0415
-    except ImportError:
-        return unknown_without("cryptography", "sweeperd[ed25519]")
-    try:
-        certificates = x509.load_pem_x509_certificates(file.path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    first = min(certificate.not_valid_after_utc for certificate in certificates)
-    return expiry_result(int(first.timestamp()), f"the certificate in {file}", "replace the file, then reload")
-
-
-def expiry_result(expiry: int, what: str, advice: str) -> CheckResult:
-    """The result for an expiry, in seconds since the epoch, by the clock of this machine."""
-    when = rfc3339(expiry * 1000)
-    left = expiry - time.time()
-    if left <= 0:
-        return failure(f"{what} expired at {when}", advice)
-    if left < SOON:
-        return warning(f"{what} expires at {when}, in {left / 86_400:.0f} days", advice)
-    return ok(f"{what} is valid until {when}")
-
-
 def check_endpoint(endpoint: EndpointSettings, *, connect: float | None = None) -> Iterator[CheckFinding]:
     """
     Whether the host of the endpoint, or of its proxy, is known, and how long the certificates are valid. If `connect`
     (seconds) is given: also whether the host accepts a connection, and whether TLS works. Nothing is sent.
     """
-    level, says, advice = _endpoint(endpoint, connect)
-    check = "resolvable" if connect is None else "connectable"
-    yield CheckFinding(level, f"endpoint {endpoint.name}", check, says, advice)
-    yield from check_files(endpoint)
+    where = f"endpoint {endpoint.name}"
+    host = _host(endpoint, connect)
+    yield CheckFinding(host[0], where, "resolvable" if connect is None else "connectable", *host[1:])
+    for key, file in {"client_cert": endpoint.client_cert, "ca": endpoint.ca}.items():
+        if file is not None and (result := _file(file)) is not None:
+            yield CheckFinding(result[0], where, key, *result[1:])
     tls = endpoint.url.get_secret_value().lower().startswith("https:")
-    if connect is not None and tls and level is CheckLevel.OK:
-        yield check_handshake(endpoint, connect)
+    if connect is not None and tls and host[0] is CheckLevel.OK:
+        level, says, advice = _handshake(endpoint, connect)
+        yield CheckFinding(level, where, "certificate", says, advice)
 
 
-def _endpoint(endpoint: EndpointSettings, connect: float | None) -> CheckResult:
+def _host(endpoint: EndpointSettings, connect: float | None) -> CheckResult:
     parts = urlsplit((endpoint.proxy or endpoint.url).get_secret_value())
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -106,3 +60,40 @@ def _endpoint(endpoint: EndpointSettings, connect: float | None) -> CheckResult:
         why = getattr(error, "strerror", None) or error
         return failure(f"{says}, which takes no connection on port {port}: {why}", "see that the receiver runs")
     return ok(f"{says}, and takes connections on port {port}")
+
+
+def _handshake(endpoint: EndpointSettings, timeout: float) -> CheckResult:
+    """TLS with the receiver, through the endpoint's proxy, like a delivery. `timeout`: of each step, seconds."""
+    # Imported late: only a check with a connection needs the client of deliveries.
+    from sweeperd.delivery.http import certificate_expiry  # noqa: PLC0415
+
+    try:
+        return expiry_result(certificate_expiry(endpoint, timeout), "the receiver's certificate", "have it renewed")
+    except ConnectionError as error:
+        return failure(str(error), "see Certificates and proxies in docs/webhooks.md")
+
+
+def _file(file: PemFile) -> CheckResult | None:
+    """The certificates in a file. None if the file cannot be read: then no settings load either."""
+    try:
+        # An extra; if the package is missing, the expiry is not known.
+        from cryptography import x509  # noqa: PLC0415
+    except ImportError:
+        return warning("unknown: it needs the cryptography package", "pip install 'sweeperd[ed25519]'")
+    try:
+        certificates = x509.load_pem_x509_certificates(file.path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    first = min(certificate.not_valid_after_utc for certificate in certificates)
+    return expiry_result(int(first.timestamp()), f"the certificate in {file}", "replace the file, then reload")
+
+
+def expiry_result(expiry: int, what: str, advice: str) -> CheckResult:
+    """The result for an expiry, in seconds since the epoch, by the clock of this machine."""
+    when = rfc3339(expiry * 1000)
+    left = expiry - time.time()
+    if left <= 0:
+        return failure(f"{what} expired at {when}", advice)
+    if left < SOON:
+        return warning(f"{what} expires at {when}, in {left / 86_400:.0f} days", advice)
+    return ok(f"{what} is valid until {when}")

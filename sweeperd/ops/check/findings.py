@@ -33,8 +33,6 @@ class CheckFinding:
 
 
 class FindingDocument(Document):
-    """One check."""
-
     level: CheckLevel
     where: str = Field(description="configuration, a shard or an endpoint.")
     check: str
@@ -43,8 +41,6 @@ class FindingDocument(Document):
 
 
 class CheckDocument(CommandDocument, title="sweeperd check --json"):
-    """All checks of all shards and endpoints."""
-
     result: CheckLevel = Field(description="The worst level.")
     checks: list[FindingDocument]
 
@@ -54,7 +50,6 @@ CheckResult = tuple[CheckLevel, str, str]
 
 
 def ok(says: str) -> CheckResult:
-    """Nothing to do."""
     return CheckLevel.OK, says, ""
 
 
@@ -71,11 +66,6 @@ def failure(says: str, advice: str) -> CheckResult:
 def unknown(command: str) -> CheckResult:
     """The user has no right to run the command that the check needs."""
     return warning(f"unknown: this user may not run {command}", f"run the check as a user who may run {command}")
-
-
-def unknown_without(package: str, extra: str) -> CheckResult:
-    """The check needs a package, an extra, and the package is missing."""
-    return warning(f"unknown: it needs the {package} package", f"pip install '{extra}'")
 
 
 def worst(findings: Sequence[CheckFinding]) -> CheckLevel:

@@ -20,7 +20,6 @@ CLOSE_TO_FULL = 0.85
 
 
 def reachable(subject: Subject) -> CheckResult:
-    """Whether Redis answers, and at which address."""
     subject.shard.read_clock()
     return ok(subject.shard.address)
 
@@ -39,7 +38,6 @@ def version(subject: Subject) -> CheckResult:
 
 
 def role(subject: Subject) -> CheckResult:
-    """Whether the server is a primary."""
     if subject.info is None:
         return unknown("INFO")
     if subject.info["role"] != "master":

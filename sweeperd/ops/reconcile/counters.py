@@ -91,13 +91,13 @@ class Counters:
     count = unjudged = closed = unreadable = 0
 
     def begin(self) -> None:
-        """The walk over the hashes begins."""
+        """Before the walk over the hashes."""
 
     def see(self, sight: Sight) -> None:
         """An entry of the walk that holds amounts."""
 
     def end(self) -> None:
-        """The walk over the hashes has ended."""
+        """After the walk over the hashes."""
 
     def drifts(self) -> Iterable[Finding]:
         """The counters that are not what the hashes hold."""
@@ -114,8 +114,6 @@ def counters_of(subject: Subject) -> Counters:
 
 @dataclass(slots=True)
 class _Moment:
-    """One budget at one moment."""
-
     at_ms: int
     reserved: int
     least: int = 0
@@ -148,7 +146,6 @@ class Difference:
 
     @property
     def is_exact(self) -> bool:
-        """Whether least and most are equal."""
         return self.least == self.most
 
     def meets(self, other: "Difference") -> "Difference | None":
@@ -206,7 +203,9 @@ class BudgetDrift:
     def held(self, entry: bytes, holding: Sequence[bytes]) -> None:
         """The amounts of a reservation, as reconcile_look.lua replies."""
         if holding[0] == b"unreadable":
-            self._hold_unreadable(holding[1:])
+            self.unreadable += 1
+            self._unread_anywhere |= len(holding) == 1
+            self._unread.update(self._keys.budget(scope, holding[1]) for scope in holding[2:])
             return
         began, ended, amount_text, unit, *scopes = holding
         amount = int(amount_text)
@@ -225,14 +224,6 @@ class BudgetDrift:
                 if first_time and surely_began and surely_holds:
                     moment.least += amount
 
-    def _hold_unreadable(self, unit_and_scopes: Sequence[bytes]) -> None:
-        self.unreadable += 1
-        if not unit_and_scopes:
-            self._unread_anywhere = True
-            return
-        unit, *scopes = unit_and_scopes
-        self._unread.update(self._keys.budget(scope, unit) for scope in scopes)
-
     def unread(self, key: bytes) -> bool:
         """Whether an unreadable reservation may hold an amount of this budget."""
         return self._unread_anywhere or key in self._unread
@@ -242,21 +233,17 @@ class BudgetDrift:
         For each budget; None if the budget is not judged: budget or reservations cannot be read, or the moments
         contradict each other.
         """
-        return {key: self._judged(key, _difference(budget)) for key, budget in self._budgets.items()}
+        return {key: self._difference(key, budget) for key, budget in self._budgets.items()}
 
-    def _judged(self, key: bytes, difference: Difference | None) -> Difference | None:
-        if difference is None or not self.unread(key) or difference.most < 0:
-            return difference
-        return None
-
-
-def _difference(budget: _Budget) -> Difference | None:
-    if not budget.readable or not budget.moments:
-        return None
-    least = max(moment.reserved - moment.most for moment in budget.moments)
-    most = min(moment.reserved - moment.least for moment in budget.moments)
-    last = budget.moments[-1]
-    return Difference(least, most, last.reserved, last.least, last.at_ms) if least <= most else None
+    def _difference(self, key: bytes, budget: _Budget) -> Difference | None:
+        if not budget.readable or not budget.moments:
+            return None
+        least = max(moment.reserved - moment.most for moment in budget.moments)
+        most = min(moment.reserved - moment.least for moment in budget.moments)
+        if least > most or (self.unread(key) and most >= 0):
+            return None
+        last = budget.moments[-1]
+        return Difference(least, most, last.reserved, last.least, last.at_ms)
 
 
 class BudgetCounters(Counters):
@@ -337,7 +324,6 @@ class BudgetCounters(Counters):
         return BudgetVerdict(agreed) if agreed and agreed.is_exact else BudgetVerdict(reason=_INEXACT)
 
     def _read(self, drift: BudgetDrift, budgets: Sequence[bytes]) -> None:
-        """The moments of these budgets."""
         for part in batches(list(dict.fromkeys(budgets)), SCRIPT_BATCH):
             for _ in range(MOMENTS):
                 with self._throttle.step():
@@ -346,7 +332,6 @@ class BudgetCounters(Counters):
                 self._throttle.wait(MOMENT_PAUSE)
 
     def _hold(self, drift: BudgetDrift, stage: WalkStage) -> None:
-        """Read the amounts of all reservations."""
         for _, ids in self._subject.hashes(stage):
             for sight in self._subject.look(ids, drift.first_ms):
                 if sight.holding:

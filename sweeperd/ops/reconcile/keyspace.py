@@ -63,7 +63,6 @@ class Throttle:
         self.end(keys)
 
     def begin(self) -> None:
-        """A step begins."""
         if self._stop.is_set():
             raise Interrupted
         self._began = time.monotonic()
@@ -111,7 +110,6 @@ class Keyspace:
         self._identified_at = time.monotonic()
 
     def size(self) -> int:
-        """How many keys the database holds."""
         return int(self._client.dbsize())
 
     def keys(self, stem: bytes, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:

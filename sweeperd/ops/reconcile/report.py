@@ -37,7 +37,6 @@ class Fault(enum.StrEnum):
 
     @property
     def says(self) -> str:
-        """For people."""
         return _SAYS[self]
 
     @property
@@ -123,7 +122,6 @@ class Finding:
     mended: bool = False
 
     def document(self) -> FindingDocument:
-        """For logs and JSON."""
         if self.bounds is None:
             return IndexFindingDocument(
                 fault=self.fault,
@@ -165,7 +163,6 @@ class Tally:
     mendable: list[tuple[bytes, Fault]] = field(default_factory=list)
 
     def add(self, finding: Finding) -> None:
-        """Count a finding, and keep it."""
         self.found[finding.fault] += 1
         self.findings.append(finding)
         if finding.fault.mendable:
@@ -219,8 +216,6 @@ class WalkedShardDocument(Document):
 
 
 class ReconcileDocument(CommandDocument, title="sweeperd reconcile --json, also with --repair and --last"):
-    """All walks of one command."""
-
     repair: bool
     found: Count
     remaining: Count = Field(description="Findings that are not mended.")
@@ -241,8 +236,6 @@ class RepairBudgetDocument(CommandDocument, title="sweeperd reconcile --repair-b
 
 @dataclass(kw_only=True)
 class ReconcileReport(Tally):
-    """One walk over a kind in numbers."""
-
     kind: Kind
     #: Counters, budgets or sums, that were compared with the amounts in the hashes; that could not be compared; and
     #: CLOSED budgets, which are not compared.
@@ -262,7 +255,6 @@ class ReconcileReport(Tally):
 
     @property
     def truncated(self) -> bool:
-        """Whether there are more findings than `findings` holds."""
         return len(self.findings) < self.found.total()
 
     @property
@@ -350,7 +342,6 @@ class LastWalk(pydantic.BaseModel):
 
     @property
     def total(self) -> int:
-        """How many findings there were."""
         return sum(self.found.values())
 
 
@@ -381,7 +372,6 @@ class WalkStore:
             return None
 
     def cursor(self) -> WalkCursor | None:
-        """The place of an unfinished walk."""
         return self._read("cursor", WalkCursor)
 
     def write_cursor(self, cursor: WalkCursor) -> None:

@@ -100,7 +100,6 @@ class Subject(abc.ABC):
         return self._told(WalkStage.INDEX, self.keyspace.index(cursor))
 
     def orphans(self, ids: Sequence[bytes]) -> list[bytes]:
-        """The ids that have no hash."""
         found = []
         for part in batches(ids, CONFIRM):
             with self.throttle.step():
@@ -126,7 +125,6 @@ class Subject(abc.ABC):
         return found
 
     def entry_call(self, entry: bytes, *, mend: bool = False) -> Call:
-        """The call of reconcile_entry.lua for one entry."""
         keys = [self.kind.index, self.kind.quarantine, self.kind.hash_key(entry)]
         return Call(keys, [entry, int(mend), *self._rule()])
 
@@ -225,7 +223,6 @@ class ConfiguredKind(Subject):
 
 
 def subject_of(shard: Shard, settings: Settings, name: str, throttle: Throttle | None = None) -> Subject:
-    """The entries of the kind of this name."""
     kind = kinds_of(settings, shard)[name]
     if isinstance(kind.counters, Budgets):
         return Reservations(shard, settings.sweep, throttle)

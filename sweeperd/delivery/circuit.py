@@ -186,6 +186,7 @@ class CircuitPublisher:
     ) -> None:
         self._store = CircuitStateStore(shard, timing)
         self._every = timing.note_every
+        self._clock = timing.clock
         self._endpoint = endpoint
         self._process = process
         self._circuit = circuit
@@ -199,7 +200,7 @@ class CircuitPublisher:
     def publish(self) -> None:
         """Write the circuit now."""
         self._published = True
-        self._publish_at = time.monotonic() + self._every
+        self._publish_at = self._clock() + self._every
         self._store.write(self._endpoint, self._process, self._circuit, self._rate)
 
     def publish_when_due(self, delivered: int) -> None:
@@ -207,7 +208,7 @@ class CircuitPublisher:
         Write the circuit again after `Timing.note_every`, so operators see a living process. `delivered`: how many
         events the process has delivered so far. If there are more than at the last call, write at once.
         """
-        now = time.monotonic()
+        now = self._clock()
         self._rate.add(now, delivered)
         changed, self._sampled = delivered != self._sampled, delivered
         if changed or now >= self._publish_at:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import time
 from collections.abc import Sequence
 
 import redis
@@ -84,7 +83,7 @@ class DueScan:
 
     @property
     def due(self) -> bool:
-        return time.monotonic() >= self._next_at
+        return self._lane.timing.clock() >= self._next_at
 
     def hurry(self) -> None:
         """Events have become due: make the next step at once."""
@@ -95,7 +94,7 @@ class DueScan:
         An operator has made all parked events due. If an event was parked since, but before this process learnt of the
         order, the event was sent before the receiver was back, and does not wait either.
         """
-        self._waits_ended_at = time.monotonic()
+        self._waits_ended_at = self._lane.timing.clock()
         self.hurry()
 
     def take(self, room: int, pause: float) -> list[OutboxEntry]:
@@ -108,7 +107,7 @@ class DueScan:
         if due:
             self.hurry()  # there may be more
         else:
-            self._next_at = time.monotonic() + (pause if self.at_start else self._lane.timing.scan_every)
+            self._next_at = self._lane.timing.clock() + (pause if self.at_start else self._lane.timing.scan_every)
         # If another replica has since taken and parked an event again, the event is idle for less than any wait.
         return self._lane.outbox.claim(self._lane.group, due, self._least_idle_ms)
 
@@ -117,12 +116,12 @@ class DueScan:
         When due, take a page of events whose process is dead, and nothing else. `pause`: how long to wait if there are
         none, seconds. Raises redis.RedisError.
         """
-        if time.monotonic() < self._orphaned_at:
+        if self._lane.timing.clock() < self._orphaned_at:
             return []
         orphaned = self._lane.outbox.orphaned(self._lane.group, self._lane.in_flight, min(PAGE, room))
         entries = self._lane.outbox.claim(self._lane.group, orphaned, self._dead_ms)
         more = any(entry.pairs for entry in entries)
-        self._orphaned_at = 0.0 if more else time.monotonic() + pause
+        self._orphaned_at = 0.0 if more else self._lane.timing.clock() + pause
         return entries
 
     def step(self, count: int) -> list[Pending]:
@@ -146,7 +145,7 @@ class DueScan:
         """If an event has been parked for so long, ms, no wait is left. `take` claims no younger event."""
         if self._waits_ended_at is None:
             return math.inf
-        return max(self._least_idle_ms, (time.monotonic() - self._waits_ended_at) * 1000)
+        return max(self._least_idle_ms, (self._lane.timing.clock() - self._waits_ended_at) * 1000)
 
     def _due(self, pending: Pending, parked_before_end_ms: float) -> bool:
         if pending.id in self._lane.in_flight:
@@ -192,9 +191,9 @@ class Consumer:
                         self._lane.in_flight.await_fewer(max(1, len(self._lane.in_flight)), timing.block)
                     else:
                         # Nothing is left, except events in hand of another process, alive or dead.
-                        dead_until = dead_until or time.monotonic() + timing.take_over_after + timing.refresh_every
+                        dead_until = dead_until or timing.clock() + timing.take_over_after + timing.refresh_every
                         if (
-                            time.monotonic() > dead_until
+                            timing.clock() > dead_until
                             or self._held_back
                             or not self._lane.outbox.groups.held_elsewhere(self._lane.group)
                         ):
@@ -227,7 +226,7 @@ class Consumer:
 
     def heartbeat(self) -> None:
         """When due, name the events in hand, so no other process takes them. Raises redis.RedisError."""
-        now = time.monotonic()
+        now = self._lane.timing.clock()
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + self._lane.timing.heartbeat_every
             self._lane.outbox.heartbeat(self._lane.group, self._lane.in_flight.ids())
@@ -237,7 +236,7 @@ class Consumer:
         self.heartbeat()
         # A run until idle ends after a step with nothing in hand, so such a step refreshes first.
         last_step = not (block or len(self._lane.in_flight))
-        if last_step or time.monotonic() >= self._refresh_at:
+        if last_step or self._lane.timing.clock() >= self._refresh_at:
             self._refresh(publish=block)
         if self._lane.circuit.open and not self._lane.state.state.paused:
             return self._take_back() or self._dead_letter_old() or self._probe() or self._rest(block)
@@ -277,7 +276,7 @@ class Consumer:
         self._lane.shard.read_clock()
         before = self._lane.state.state.paused
         self._lane.state.refresh()
-        self._refresh_at = time.monotonic() + self._refresh_every
+        self._refresh_at = self._lane.timing.clock() + self._refresh_every
         if self._lane.publisher.operator_closes():
             log.warning("an operator has closed the circuit", extra=self._lane.log_fields)
             self._scan.end_waits()

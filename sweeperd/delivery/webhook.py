@@ -143,6 +143,7 @@ class RateLimit:
         self._endpoint = endpoint
         self._waits = waits
         self._recovery_pause = timing.recovery_pause
+        self._clock = timing.clock
         self._script = Script("delivery/take_tokens")
         self._outage = Outage(log, "max_rate", {"shard": shard.name, "endpoint": endpoint})
         self._lock = threading.Lock()
@@ -167,7 +168,7 @@ class RateLimit:
 
     def _try(self) -> float:
         """Take a token; if there is none, return how long to wait before the next try, seconds."""
-        now = time.monotonic()
+        now = self._clock()
         if now >= self._lapse_at:
             self._tokens = 0
         if not self._tokens:
@@ -175,7 +176,7 @@ class RateLimit:
                 return self._ask_at - now
             wait = self._ask()
             if not self._tokens:
-                self._ask_at = time.monotonic() + wait
+                self._ask_at = self._clock() + wait
                 return wait
         self._tokens -= 1
         return 0.0
@@ -184,7 +185,7 @@ class RateLimit:
         """Ask Redis for tokens. Returns how long to wait if there are none, seconds. If Redis fails, send nothing."""
         wanted = max(1, min(self.burst, math.ceil(self.per_second * max(AHEAD, self._round_trip))))
         call = Call([self._shard.keys.pace], [self._endpoint, repr(1e6 / self.per_second), self.burst, wanted])
-        began = time.monotonic()
+        began = self._clock()
         try:
             with self._shard.reaching():
                 taken, micros = self._script.run(self._shard.client, call)
@@ -192,8 +193,8 @@ class RateLimit:
             self._outage.begin(error)
             return self._recovery_pause
         self._outage.end()
-        self._round_trip = time.monotonic() - began
-        self._tokens, self._lapse_at = int(taken), time.monotonic() + LAPSE
+        self._round_trip = self._clock() - began
+        self._tokens, self._lapse_at = int(taken), self._clock() + LAPSE
         return max(SHORTEST_WAIT, int(micros) / 1e6)
 
 

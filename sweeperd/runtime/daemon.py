@@ -59,7 +59,7 @@ class ShardRunner:
         self._announcer = ProcessAnnouncer(shard, sweeps=role.sweeps, delivers=role.delivers)
         self._reconciler: PeriodicReconciler | None = None
         if settings.reconcile.interval and role.sweeps and (settings.reservations.enabled or settings.kinds):
-            self._reconciler = PeriodicReconciler(settings, shard, metrics, stop)
+            self._reconciler = PeriodicReconciler(settings, shard, metrics, stop, context.timing)
         metrics.reconcile.retain(shard.name, self._reconciler.swept if self._reconciler else ())
         read = functools.partial(read_status, settings, shard, detailed=True, memory=BacklogMemory())
         self.status_history = StatusHistory(shard.name, shard.address, read)

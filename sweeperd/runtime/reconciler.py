@@ -6,6 +6,7 @@ import threading
 import time
 
 from sweeperd.config import Settings
+from sweeperd.context import USUAL, Timing
 from sweeperd.metrics import Metrics
 from sweeperd.ops.reconcile import (
     Fault,
@@ -37,13 +38,14 @@ RETRY = 600.0
 class DailyWalk:
     """The walks over one kind on one shard. Methods raise RedisUnavailable, redis.RedisError."""
 
-    def __init__(self, kind: Kind, settings: Settings, shard: Shard, metrics: Metrics) -> None:
+    def __init__(self, kind: Kind, settings: Settings, shard: Shard, metrics: Metrics, timing: Timing) -> None:
         self.kind = kind.name
         #: When the next walk may begin at the earliest, monotonic.
         self.wait_until = 0.0
         self._settings = settings
         self._shard = shard
         self._metrics = metrics.reconcile
+        self._timing = timing
         self._faults = faults_of(kind)
         self._store = WalkStore(shard, kind.walk_suffix)
         #: The last walk of this process, if Redis was too full to keep it.
@@ -60,7 +62,7 @@ class DailyWalk:
 
     def walk(self, within: float, stop: threading.Event) -> None:
         """Walk, in about `within` seconds; the findings are kept, exported and logged. Raises Interrupted."""
-        throttle = Throttle(self._settings.reconcile.rate, stop)
+        throttle = Throttle(self._settings.reconcile.rate, stop, self._timing)
         report = reconcile(
             subject_of(self._shard, self._settings, self.kind, throttle),
             within=within,
@@ -118,12 +120,14 @@ class PeriodicReconciler:
     The rate rises if `reconcile.rate` would not end all walks within half of the interval.
     """
 
-    def __init__(self, settings: Settings, shard: Shard, metrics: Metrics, stop: threading.Event) -> None:
+    def __init__(
+        self, settings: Settings, shard: Shard, metrics: Metrics, stop: threading.Event, timing: Timing = USUAL
+    ) -> None:
         assert settings.reconcile.interval  # noqa: S101 - for the type checker
         self._interval = settings.reconcile.interval.total_seconds()
         self._shard = shard
         self._stop = stop
-        self._walks = [DailyWalk(kind, settings, shard, metrics) for kind in kinds_of(settings, shard).values()]
+        self._walks = [DailyWalk(kind, settings, shard, metrics, timing) for kind in kinds_of(settings, shard).values()]
         self._lease = Lease(shard, "reconcile", settings.sweep.lease_ttl)
         #: How often `run_if_due` should be called, seconds.
         self.check_every = min(CHECK_EVERY, self._interval / 4)

@@ -11,11 +11,22 @@ from sweeperd.delivery.circuit import CircuitBreaker, CircuitPublisher, Endpoint
 from sweeperd.delivery.lane import AttemptLog, BatchLimits, BatchQueue, InFlight, Lane
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import Outbox, Subscription
-from sweeperd.store import Keys, Shard
+from sweeperd.store import Clock, Keys, Shard
 from sweeperd.sweep import Decision, Kind
 from sweeperd.sweep.configured import configured
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper
+
+
+class StillClock(Clock):
+    """Redis's clock, ms, as it would be read if it stood still; `now` may be moved."""
+
+    def __init__(self, now: int) -> None:
+        super().__init__()
+        self.now = now
+
+    def now_ms(self) -> int:
+        return self.now
 
 
 def batch_limits(events: int = 1, size: int = 1024 * 1024, wait: float = 0.05) -> BatchLimits:

@@ -5,6 +5,7 @@ from contextlib import closing
 import pytest
 
 from sweeperd.config import Settings, SweepSettings
+from sweeperd.context import Timing
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.check import CheckLevel, check_shard, worst
 from sweeperd.ops.reconcile import (
@@ -14,7 +15,6 @@ from sweeperd.ops.reconcile import (
     Throttle,
     WalkProgress,
     WalkStage,
-    keyspace,
     mend,
     reconcile,
 )
@@ -29,15 +29,13 @@ IDS = [str(number) for number in range(150)]
 
 
 def walk(shard: Shard, progress: WalkProgress = lambda *_: None, *, repair: bool = False) -> ReconcileReport:
-    subject = Reservations(shard, SweepSettings(), Throttle(1e9))
+    subject = Reservations(shard, SweepSettings(), Throttle(1e9, timing=Timing(settle_faults=0.0, identify_every=0.0)))
     subject.progress = progress
     report = reconcile(subject)
     return mend(subject, report) if repair else report
 
 
-def test_a_slot_that_moves_under_the_walk(topology_binary: Binary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sweeperd.ops.reconcile.walk.SETTLE", 0.0)
-    monkeypatch.setattr(keyspace, "IDENTIFY", 0.0)
+def test_a_slot_that_moves_under_the_walk(topology_binary: Binary) -> None:
     with cluster(topology_binary) as running:
         source, target = running.owner(PREFIX), running.other_primary(PREFIX)
         with running.client(source) as client:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
+from sweeperd.context import USUAL, Timing
 from sweeperd.errors import RedisUnavailable
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -23,8 +24,6 @@ WEIGHT = 0.05
 FLOOR_GROWTH = 1.02
 #: How many keys one SCAN visits: about 0.1 ms of Redis's time.
 PAGE = 200
-#: How often the server is asked for its run_id, seconds.
-IDENTIFY = 1.0
 #: Bits of `Seen` for each key of the database, and how many bits there are at least and at most: 32 MiB.
 _BITS_EACH, _BITS_LEAST, _BITS_MOST = 16, 1 << 20, 1 << 28
 
@@ -42,7 +41,8 @@ class Throttle:
     network, which the shortest wait so far shows, and for other clients.
     """
 
-    def __init__(self, rate: float | None = None, stop: threading.Event | None = None) -> None:
+    def __init__(self, rate: float | None = None, stop: threading.Event | None = None, timing: Timing = USUAL) -> None:
+        self.timing = timing
         self._rate = rate
         self._stop = stop or threading.Event()
         self._began = self._next = time.monotonic()
@@ -137,7 +137,7 @@ class Keyspace:
 
     def _check_server(self, *, at_once: bool) -> None:
         now = time.monotonic()
-        if not at_once and now < self._identified_at + IDENTIFY:
+        if not at_once and now < self._identified_at + self._throttle.timing.identify_every:
             return
         self._identified_at = now
         if self._read_run_id() != self.run_id:

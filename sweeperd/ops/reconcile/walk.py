@@ -16,10 +16,8 @@ from sweeperd.ops.reconcile.keyspace import Interrupted, Seen
 from sweeperd.ops.reconcile.report import FINDINGS, Fault, ReconcileReport, Tally, WalkCursor, WalkStage
 from sweeperd.ops.reconcile.subjects import CONFIRM, Sight, Subject
 
-#: How long after the first sight a fault is read again, seconds, and how many hints wait at most.
-SETTLE, WAITING = 1.0, 50_000
-#: How often the place of a walk is handed out, seconds.
-CHECKPOINT = 10.0
+#: How many hints wait at most until they are read again.
+WAITING = 50_000
 
 #: A stage of the walk and its cursor.
 Place = tuple[WalkStage, int]
@@ -97,6 +95,7 @@ class _Walk:
     ) -> None:
         self._subject = subject
         self._throttle = subject.throttle
+        self._timing = subject.throttle.timing
         self._counters = counters
         self._limit = limit
         self._checkpoint = checkpoint
@@ -169,7 +168,7 @@ class _Walk:
             page.visited, position = True, cursor
             self._next = (stage, cursor) if cursor else (following, 0)
             self._settle()
-            if time.monotonic() >= self._saved_at + CHECKPOINT and (place := self._place):
+            if time.monotonic() >= self._saved_at + self._timing.keep_walk_every and (place := self._place):
                 self._saved_at = time.monotonic()
                 self._checkpoint(self._cursor(place))
 
@@ -190,11 +189,11 @@ class _Walk:
         """Read hints again that have waited long enough. If there are too many, or for `all_of_them`, wait first."""
         self._count()
         while self._hints:
-            wait = self._hints[0].seen_at + SETTLE - time.monotonic()
+            wait = self._hints[0].seen_at + self._timing.settle_faults - time.monotonic()
             if wait > 0 and not all_of_them and len(self._hints) < WAITING:
                 return
             self._throttle.wait(wait)
-            latest = time.monotonic() - SETTLE
+            latest = time.monotonic() - self._timing.settle_faults
             ripe = [hint for hint in islice(self._hints, CONFIRM) if hint.seen_at <= latest]  # in the order of time
             self._confirm(ripe)
             for hint in ripe:

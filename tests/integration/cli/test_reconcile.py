@@ -22,11 +22,6 @@ LATER = -50_000
 DRIFTED = f"budget:{SCOPES[0]}:TOKENS"
 
 
-@pytest.fixture(autouse=True)
-def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sweeperd.ops.reconcile.walk.SETTLE", 0.0)
-
-
 def document(done: Result) -> dict[str, Any]:
     parsed: dict[str, Any] = json.loads(done.stdout)
     return parsed

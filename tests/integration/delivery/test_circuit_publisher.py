@@ -1,11 +1,8 @@
 """When a process publishes its circuit and its rate, and what it does where an operator closes the circuit."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from sweeperd.context import USUAL
-from sweeperd.delivery import circuit
+from sweeperd.context import USUAL, Timing
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, CircuitPublisher
 from sweeperd.outbox.endpoint_state import CircuitState, CircuitStateStore
 from sweeperd.store import Shard
@@ -18,11 +15,13 @@ class World:
 
     now = 1000.0
 
-    def __init__(self, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(circuit, "time", SimpleNamespace(monotonic=lambda: self.now))
+    def __init__(self, shard: Shard) -> None:
         self.store = CircuitStateStore(shard)
-        self.circuit = CircuitBreaker(30.0, 3600.0)
-        self.publisher = CircuitPublisher(shard, "billing", "us", self.circuit)
+        self.circuit = CircuitBreaker(30.0, 3600.0, self.clock)
+        self.publisher = CircuitPublisher(shard, "billing", "us", self.circuit, Timing(clock=self.clock))
+
+    def clock(self) -> float:
+        return self.now
 
     @property
     def seen(self) -> CircuitState:
@@ -40,8 +39,8 @@ class World:
 
 
 @pytest.fixture
-def world(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(shard, monkeypatch)
+def world(shard: Shard) -> World:
+    return World(shard)
 
 
 def test_it_publishes_at_once_and_then_every_few_seconds(world: World) -> None:

@@ -6,15 +6,13 @@ No thread runs here. The reader's clock is the test's own, and its waits are not
 
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 
 from sweeperd.config import RedisSettings
-from sweeperd.context import USUAL
-from sweeperd.delivery import reader as reader_module
+from sweeperd.context import USUAL, Timing
 from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, Redelivery
 from sweeperd.delivery.lane import Batch, BatchLimits, BatchQueue, InFlight
@@ -25,7 +23,7 @@ from sweeperd.outbox.endpoint_state import CircuitStateStore
 from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, Replication
 from sweeperd.store import Shard
 from sweeperd.store.streams import StreamId
-from tests.support.builders import batch_limits, make_lane
+from tests.support.builders import StillClock, batch_limits, make_lane
 from tests.support.deliveries import EVENTS, expire
 from tests.support.harness import server_time
 from tests.support.servers import Server
@@ -115,6 +113,7 @@ class Reader:
             metrics=self.metrics,
             read_together=together,
             stop=self.stop,
+            timing=Timing(clock=lambda: self.now),
         )
         self.subscription = lane.subscription
         self.acknowledger = Acknowledger(lane)
@@ -159,12 +158,11 @@ MakeReader = Callable[..., Reader]
 
 
 @pytest.fixture
-def make_reader(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> MakeReader:
+def make_reader(shard: Shard) -> MakeReader:
     """A reader on this shard, by default the test's."""
 
     def make(on: Shard = shard, /, **settings: Any) -> Reader:
         reader = Reader(on, **settings)
-        monkeypatch.setattr(reader_module, "time", SimpleNamespace(monotonic=lambda: reader.now))
         reader.consumer.ensure_group()
         return reader
 
@@ -603,10 +601,10 @@ def test_no_probe_is_sent_before_its_time_or_beside_other_events(client: redis.R
 
 
 @pytest.fixture
-def at_noon(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> int:
+def at_noon(shard: Shard) -> int:
     """The time on Redis's clock, ms, which does not go on."""
     noon = 1_795_000_000_000
-    monkeypatch.setattr(shard.clock, "now_ms", lambda: noon)
+    shard.clock = StillClock(noon)
     return noon
 
 

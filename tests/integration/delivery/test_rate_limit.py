@@ -12,8 +12,7 @@ import redis
 from prometheus_client import CollectorRegistry, Counter
 
 from sweeperd.config import Settings
-from sweeperd.context import USUAL, ShardContext
-from sweeperd.delivery import webhook
+from sweeperd.context import USUAL, ShardContext, Timing
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.webhook import AHEAD, BURST, LAPSE, RateLimit
 from sweeperd.metrics import Metrics
@@ -112,7 +111,7 @@ class ManualClock:
         self.step = 0.0
         self._readings = 0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         self._readings += 1
         assert self._readings < 1000, "it waits for nothing"
         self.now += self.step
@@ -133,18 +132,16 @@ class StopInTheWait(threading.Event):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+def clock() -> ManualClock:
     """The process's clock, as RateLimit reads it. Redis has its own."""
-    made = ManualClock()
-    monkeypatch.setattr(webhook, "time", made)
-    return made
+    return ManualClock()
 
 
 def test_where_there_is_no_token_one_thread_asks_and_all_wait(
     shard: Shard, client: redis.Redis, clock: ManualClock
 ) -> None:
     waits, stops = counter(), [StopInTheWait() for _ in range(4)]
-    limit = RateLimit(shard, "hook", 0.1, waits)
+    limit = RateLimit(shard, "hook", 0.1, waits, Timing(clock=clock))
     client.config_resetstat()
     assert limit.take(threading.Event())
     assert not any(limit.take(stop) for stop in stops[:3])
@@ -161,7 +158,7 @@ def test_where_there_is_no_token_one_thread_asks_and_all_wait(
 
 @pytest.mark.parametrize(("later", "asked"), [(LAPSE - 0.25, 1), (LAPSE, 2)])
 def test_tokens_lapse(later: float, asked: int, shard: Shard, client: redis.Redis, clock: ManualClock) -> None:
-    limit, stop = RateLimit(shard, "hook", 1000, counter()), threading.Event()
+    limit, stop = RateLimit(shard, "hook", 1000, counter(), Timing(clock=clock)), threading.Event()
     client.config_resetstat()
     assert limit.take(stop)
     clock.now += later
@@ -174,12 +171,12 @@ def test_no_more_is_taken_in_advance_than_a_round_trip_needs(
 ) -> None:
     """The rest of the bucket is left to other processes."""
     rate, burst, stop = 100, 25, threading.Event()
-    limit = RateLimit(shard, "hook", rate, counter())
+    limit = RateLimit(shard, "hook", rate, counter(), Timing(clock=clock))
     assert limit.take(stop)
     assert take(client, rate, burst, burst)[0] >= burst - rate * AHEAD
     client.delete(PACE)
     client.config_resetstat()
-    limit = RateLimit(shard, "hook", rate, counter())
+    limit = RateLimit(shard, "hook", rate, counter(), Timing(clock=clock))
     clock.step = 1 / 16  # so long a round trip takes
     for _ in range(2 + 7):
         assert limit.take(stop)
@@ -191,7 +188,7 @@ def test_a_redis_that_fails_is_logged_once_and_asked_again_after_a_pause(
     shard: Shard, client: redis.Redis, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    limit, stops = RateLimit(shard, "hook", 1000, counter()), [StopInTheWait() for _ in range(2)]
+    limit, stops = RateLimit(shard, "hook", 1000, counter(), Timing(clock=clock)), [StopInTheWait() for _ in range(2)]
     client.set(PACE, "no hash")
     for stop in stops:
         assert not limit.take(stop)

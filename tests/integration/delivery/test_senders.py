@@ -21,7 +21,7 @@ from sweeperd.outbox import EndpointStateStore, OutboxEntry, Subscription
 from sweeperd.outbox.endpoint_state import CircuitState, CircuitStateStore
 from sweeperd.outbox.event import EventEncoder, WebhookRequest
 from sweeperd.store import Shard
-from tests.support.builders import batch_limits, make_lane
+from tests.support.builders import StillClock, batch_limits, make_lane
 from tests.support.harness import eventually
 
 pytestmark = pytest.mark.newest_redis
@@ -100,9 +100,9 @@ class Sending:
 
 
 @pytest.fixture(autouse=True)
-def _clock(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+def _clock(shard: Shard) -> None:
     """Redis's clock stands still at NOW."""
-    monkeypatch.setattr(shard.clock, "now_ms", lambda: NOW)
+    shard.clock = StillClock(NOW)
 
 
 def entries(count: int, added_ms: int = NOW, **fields: bytes) -> list[OutboxEntry]:

@@ -11,6 +11,7 @@ from datetime import timedelta
 import pytest
 
 from sweeperd.config import RedisSettings, SweepSettings
+from sweeperd.context import Timing
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
 from sweeperd.ops.quarantine import Quarantine, QuarantineFilter
@@ -23,7 +24,6 @@ from sweeperd.ops.reconcile import (
     WalkCursor,
     WalkStage,
     judge_budget,
-    keyspace,
     mend,
     reconcile,
 )
@@ -44,16 +44,18 @@ INDEX = "reservation:ttl"
 LATER = -50_000
 
 
-@pytest.fixture(autouse=True)
-def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No client writes a hash and its entry in two steps here."""
-    monkeypatch.setattr("sweeperd.ops.reconcile.walk.SETTLE", 0.0)
+#: No client writes a hash and its entry in two steps here.
+UNSETTLED = Timing(settle_faults=0.0)
 
 
 def subject(
-    shard: Shard, stop: threading.Event | None = None, progress: WalkProgress | None = None, rate: float = FAST
+    shard: Shard,
+    stop: threading.Event | None = None,
+    progress: WalkProgress | None = None,
+    rate: float = FAST,
+    timing: Timing = UNSETTLED,
 ) -> Reservations:
-    made = Reservations(shard, SweepSettings(), Throttle(rate, stop))
+    made = Reservations(shard, SweepSettings(), Throttle(rate, stop, timing))
     made.progress = progress or made.progress
     return made
 
@@ -191,7 +193,7 @@ def test_a_closed_budget_is_not_judged(shard: Shard) -> None:
     assert (found(report), report.closed, report.counters) == (set(), 1, 1)
 
 
-def interrupted(shard: Shard, at: WalkStage) -> WalkCursor:
+def interrupted(shard: Shard, at: WalkStage, timing: Timing = UNSETTLED) -> WalkCursor:
     """Where a walk was that was stopped in this stage."""
     stop, places = threading.Event(), list[WalkCursor]()
 
@@ -200,7 +202,7 @@ def interrupted(shard: Shard, at: WalkStage) -> WalkCursor:
             stop.set()
 
     with pytest.raises(Interrupted):
-        reconcile(subject(shard, stop, progress), checkpoint=places.append)
+        reconcile(subject(shard, stop, progress, timing=timing), checkpoint=places.append)
     return places[-1]
 
 
@@ -261,13 +263,11 @@ def test_a_walk_counts_the_same_wherever_it_was_interrupted(shard: Shard) -> Non
 
 
 @pytest.mark.newest_redis
-def test_pages_whose_hints_still_wait_are_counted_once(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_whose_hints_still_wait_are_counted_once(shard: Shard) -> None:
     """The place is that of the first page with such a hint, so a later walk visits the pages after it again."""
     plant_many(shard)
     whole = counts(reconcile(subject(shard)))
-    with monkeypatch.context() as patch:
-        patch.setattr("sweeperd.ops.reconcile.walk.SETTLE", 60.0)
-        place = interrupted(shard, WalkStage.INDEX)
+    place = interrupted(shard, WalkStage.INDEX, Timing(settle_faults=60.0))
     assert place.stage is WalkStage.HASHES
     assert counts(reconcile(subject(shard), resume=place)) == whole
 
@@ -484,9 +484,8 @@ def test_it_stops_at_once(shard: Shard) -> None:
     timer.join()
 
 
-def test_a_restart_ends_the_walk(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_ends_the_walk(own_server: Server) -> None:
     """A cursor means nothing to another process, so what the walk has seen by then is worth nothing."""
-    monkeypatch.setattr(keyspace, "IDENTIFY", 0.0)
     with a_shard(own_server) as shard:
         reserve(shard.client, [str(number) for number in range(500)], overdue_by=LATER)
 
@@ -498,5 +497,5 @@ def test_a_restart_ends_the_walk(own_server: Server, monkeypatch: pytest.MonkeyP
 
         restarted: list[bool] = []
         with pytest.raises(RedisUnavailable):
-            reconcile(subject(shard, progress=restart_once))
+            reconcile(subject(shard, progress=restart_once, timing=Timing(settle_faults=0.0, identify_every=0.0)))
         assert restarted

@@ -7,7 +7,8 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.ops.reconcile import Fault, ReconcileReport, WalkStage, keyspace, mend, reconcile, subject_of
+from sweeperd.context import Timing
+from sweeperd.ops.reconcile import Fault, ReconcileReport, Throttle, WalkStage, keyspace, mend, reconcile, subject_of
 from sweeperd.ops.reconcile.counters import fingerprint
 from sweeperd.store import Shard
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
@@ -22,8 +23,7 @@ SUM_STAGES = (WalkStage.COUNTERS, WalkStage.AGAIN)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No waiting, and all keys on one page, however large the server's table has become in other tests."""
-    monkeypatch.setattr("sweeperd.ops.reconcile.walk.SETTLE", 0.0)
+    """All keys on one page, however large the server's table has become in other tests."""
     monkeypatch.setattr(keyspace, "PAGE", 10_000_000)
 
 
@@ -37,7 +37,7 @@ def walk(shard: Shard, in_each_walk_over_the_sums: Callable[[int], None]) -> Rec
             in_each_walk_over_the_sums(walks)
             walks += 1
 
-    subject = subject_of(shard, SETTINGS, "seat-hold")
+    subject = subject_of(shard, SETTINGS, "seat-hold", Throttle(timing=Timing(settle_faults=0.0)))
     subject.progress = progress
     return reconcile(subject)
 

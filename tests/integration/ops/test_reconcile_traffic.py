@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from sweeperd.config import SweepSettings
+from sweeperd.context import USUAL, Timing
 from sweeperd.ledger import Ledger
 from sweeperd.ops.reconcile import (
     Fault,
@@ -73,12 +74,10 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         (subjects, "CONFIRM"),
     ):
         monkeypatch.setattr(module, name, 1)
-    monkeypatch.setattr("sweeperd.ops.reconcile.walk.SETTLE", 0.0)
-    monkeypatch.setattr(keyspace, "IDENTIFY", 0.0)
 
 
-def subject(shard: Shard) -> Reservations:
-    return Reservations(shard, SweepSettings(), Throttle(FAST))
+def subject(shard: Shard, timing: Timing = USUAL) -> Reservations:
+    return Reservations(shard, SweepSettings(), Throttle(FAST, timing=timing))
 
 
 @dataclass
@@ -95,7 +94,7 @@ class Walks:
         def walk() -> None:
             while True:
                 last = over.is_set()
-                report = reconcile(subject(shard))
+                report = reconcile(subject(shard, Timing(settle_faults=0.0, identify_every=0.0)))
                 self.reports.append(mend(subject(shard), report) if repair else report)
                 if last:
                     return

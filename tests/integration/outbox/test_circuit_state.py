@@ -10,6 +10,7 @@ from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker
 from sweeperd.ops import endpoints
 from sweeperd.outbox.endpoint_state import CircuitNote, CircuitState, CircuitStateStore, DeliveryRate
 from sweeperd.store import Shard
+from tests.support.builders import StillClock
 from tests.support.deliveries import Deliver, expire
 from tests.support.fixtures import full
 from tests.support.harness import eventually
@@ -70,14 +71,14 @@ def test_it_is_open_on_one_of_three_processes(shard: Shard) -> None:
     ],
 )
 def test_a_note_is_believed_for_a_while(
-    shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, success: int, later: int, living: bool
+    shard: Shard, client: redis.Redis, success: int, later: int, living: bool
 ) -> None:
     at = 1_795_000_000_000
     ours = CircuitNote(process="a", at=at, probe_at=at, failures=3)
     theirs = CircuitNote(process="b", at=at + later, delivered_at=at + success)
     for note in (ours, theirs):
         client.hset(KEY, f"billing@{note.process}", note.model_dump_json())
-    monkeypatch.setattr(shard.clock, "now_ms", lambda: at + later)
+    shard.clock = StillClock(at + later)
     notes = CircuitStateStore(shard).read("billing").notes
     assert [note.process for note in notes] == (["a", "b"] if living else ["b"])
 
@@ -107,22 +108,20 @@ def test_notes_of_the_dead_are_removed(shard: Shard, client: redis.Redis) -> Non
 
 
 @pytest.mark.parametrize(("age", "left"), [(USUAL.note_kept * 1000, 2), (USUAL.note_kept * 1000 + 1, 1)])
-def test_a_note_is_kept_for_so_long(
-    age: float, left: int, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_note_is_kept_for_so_long(age: float, left: int, shard: Shard, client: redis.Redis) -> None:
     client.hset(KEY, "billing@a", CircuitNote(process="a", at=NOW - int(age)).model_dump_json())
     client.hset(KEY, "billing@b", CircuitNote(process="b", at=NOW).model_dump_json())
-    monkeypatch.setattr(shard.clock, "now_ms", lambda: NOW)
+    shard.clock = StillClock(NOW)
     CircuitStateStore(shard).remove_stale()
     assert client.hlen(KEY) == left
 
 
-def test_what_a_process_publishes(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_process_publishes(shard: Shard) -> None:
     """Times are of Redis's clock, whatever the process counts from."""
     seconds = 1000.0
     circuit, rate = CircuitBreaker(30.0, 3600.0, lambda: seconds), DeliveryRate()
+    shard.clock = StillClock(NOW)
     store = CircuitStateStore(shard)
-    monkeypatch.setattr(shard.clock, "now_ms", lambda: NOW)
     store.write("billing", "a", circuit)
     assert store.read("billing").notes == (CircuitNote(process="a", at=NOW),)
     circuit.succeeded()

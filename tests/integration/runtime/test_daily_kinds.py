@@ -6,12 +6,14 @@ import threading
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
 
 from sweeperd.config import RedisSettings, Settings
+from sweeperd.context import Timing
 from sweeperd.metrics import Metrics
 from sweeperd.ops.acl import acl_users
 from sweeperd.ops.reconcile import WalkStage
@@ -40,16 +42,25 @@ ended = { state = "EXPIRED" }
 """
 KINDS = tomllib.loads(SEAT_HOLD + SUMS + LOCK)["kinds"]
 SUM = [{"key": "seats:{show}", "field": "held", "of": "qty"}]
+#: What is planted stays, so a walk need not wait before it looks again.
+UNSETTLED = Timing(settle_faults=0.0)
 NOTHING = dict.fromkeys(("lost", "orphan", "wrong_score", "sum_drift"), 0)
 
 
 class Replica:
     """One daemon's reconciler, which has checked once whether a walk is due."""
 
-    def __init__(self, shard: Shard, stop: threading.Event | None = None, rate: int = 1_000_000, **more: Any) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        stop: threading.Event | None = None,
+        rate: int = 1_000_000,
+        timing: Timing = UNSETTLED,
+        **more: Any,
+    ) -> None:
         settings = Settings.model_validate({"reconcile": {"interval": "1d", "rate": rate}, "kinds": KINDS, **more})
         self.metrics, self.stop = Metrics(), stop or threading.Event()
-        self.reconciler = PeriodicReconciler(settings, shard, self.metrics, self.stop)
+        self.reconciler = PeriodicReconciler(settings, shard, self.metrics, self.stop, timing)
         self.walk()
 
     def walk(self) -> None:
@@ -69,11 +80,6 @@ class Replica:
 
 
 Make = Callable[..., Replica]
-
-
-@pytest.fixture(autouse=True)
-def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sweeperd.ops.reconcile.walk.SETTLE", 0.0)
 
 
 @pytest.fixture
@@ -162,10 +168,8 @@ def test_a_walk_that_fails_keeps_no_other_from_being_made(
     assert one.runs("seat-hold", "error") == 1, "not at once again"
 
 
-def test_another_replica_goes_on_where_a_stopped_one_was(
-    replica: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sweeperd.ops.reconcile.walk.CHECKPOINT", 0.0)  # each page is a place to go on at
+def test_another_replica_goes_on_where_a_stopped_one_was(replica: Make, client: redis.Redis) -> None:
+    timing = replace(UNSETTLED, keep_walk_every=0.0)  # each page is a place to go on at
     total = 600
     with client.pipeline(transaction=False) as pipeline:
         for number in range(total):
@@ -173,7 +177,7 @@ def test_another_replica_goes_on_where_a_stopped_one_was(
         pipeline.execute()
     # A page of 200 keys takes half a second.
     stop = threading.Event()
-    one = replica(stop=stop, reconcile={"interval": "1h", "rate": 400}, reservations={"enabled": False})
+    one = replica(stop=stop, timing=timing, reconcile={"interval": "1h", "rate": 400}, reservations={"enabled": False})
     client.hset(RECORD, "last:seat-hold", json.dumps({"finished_at": int(client.time()[0]) * 1000, "found": {}}))
     walking = threading.Thread(target=one.walk)
     walking.start()
@@ -230,7 +234,7 @@ def test_a_kind_whose_script_is_broken_is_walked_once(shard: Shard, caplog: pyte
     seats.hold()
     shard.client.delete("seats:ttl")
     metrics = Metrics()
-    reconciler = PeriodicReconciler(seats.settings, shard, metrics, threading.Event())
+    reconciler = PeriodicReconciler(seats.settings, shard, metrics, threading.Event(), UNSETTLED)
     for _ in range(3):
         reconciler.run_if_due()
     labels = {"shard": "default", "swept": "seat-hold", "result": "error"}
@@ -251,7 +255,7 @@ def test_the_rights_of_the_acl_suffice(own_server: Server) -> None:
     shard = Shard(RedisSettings.model_validate({"url": url}))
     try:
         metrics = Metrics()
-        reconciler = PeriodicReconciler(seats.settings, shard, metrics, threading.Event())
+        reconciler = PeriodicReconciler(seats.settings, shard, metrics, threading.Event(), UNSETTLED)
         for _ in range(2):
             reconciler.run_if_due()
     finally:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 import pytest
 
 from sweeperd.config import Settings
-from sweeperd.context import ShardContext
+from sweeperd.context import ShardContext, Timing
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.runtime import reconciler as module
@@ -25,11 +25,6 @@ RECORD = "sweeperd:reconcile"
 LABELS = {"shard": "default", "swept": "reservations"}
 
 
-@pytest.fixture(autouse=True)
-def no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sweeperd.ops.reconcile.walk.SETTLE", 0.0)
-
-
 @pytest.fixture
 def replica(server: Server) -> Iterator[Make]:
     """Makes the patrol of one more replica, which has checked for a due walk once."""
@@ -41,7 +36,7 @@ def replica(server: Server) -> Iterator[Make]:
             shard = shards.enter_context(a_shard(at))
             settings = Settings.model_validate({"reconcile": {"interval": interval, "rate": rate}})
             metrics = Metrics()
-            patrol = PeriodicReconciler(settings, shard, metrics, stop or threading.Event())
+            patrol = PeriodicReconciler(settings, shard, metrics, stop or threading.Event(), Timing(settle_faults=0.0))
             patrol.run_if_due()
             return patrol, metrics
 

@@ -12,6 +12,7 @@ from sweeperd.store import Shard
 from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep import Decision, Outcome
 from sweeperd.sweep.telemetry import ExpiryRates
+from tests.support.builders import StillClock
 from tests.support.fixtures import full
 
 WINDOW_MS = 60_000
@@ -20,12 +21,13 @@ Expire = Callable[..., int]
 
 
 @pytest.fixture
-def expire(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> Expire:
+def expire(shard: Shard) -> Expire:
     """Count so many expiries of a tenant at a moment, in windows of a minute from 0. Returns how many spikes began."""
+    shard.clock = clock = StillClock(0)
     rates = ExpiryRates(shard, CyclesSettings.model_validate({"spike_factor": 5.0, "spike_window": "1m"}))
 
     def at(window: float, count: int, tenant: bytes = b"acme") -> int:
-        monkeypatch.setattr(shard.clock, "now_ms", lambda: 1_795_000_000_000 + int(window * WINDOW_MS))
+        clock.now = 1_795_000_000_000 + int(window * WINDOW_MS)
         rates.decided([Decision(b"r", Outcome.EXPIRED, tenant=tenant)] * count + [Decision(b"s", Outcome.SKIPPED)])
         return rates.record("f" * 32)
 
@@ -77,6 +79,7 @@ def test_tenants_are_counted_apart(expire: Expire, client: redis.Redis) -> None:
 
 
 def test_only_what_expired_is_counted_and_only_of_a_known_tenant(shard: Shard, client: redis.Redis) -> None:
+    shard.clock = StillClock(0)
     rates = ExpiryRates(shard, CyclesSettings())
     others = [outcome for outcome in Outcome if outcome is not Outcome.EXPIRED]
     rates.decided([Decision(b"r", outcome, tenant=b"acme") for outcome in others])

@@ -1,17 +1,17 @@
 """Which pending events are due, to the millisecond, and when the next step of the scan is."""
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sweeperd.context import USUAL
-from sweeperd.delivery import reader
+from sweeperd.context import USUAL, Timing
 from sweeperd.delivery.circuit import Redelivery
 from sweeperd.delivery.lane import InFlight
-from sweeperd.delivery.reader import DueScan
+from sweeperd.delivery.reader import PAGES_PER_STEP, DueScan
 from sweeperd.outbox import Outbox, OutboxEntry
 from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, Pending
 
@@ -42,28 +42,26 @@ class ManualClock:
     def __init__(self) -> None:
         self.now = 1000.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
-    made = ManualClock()
-    monkeypatch.setattr(reader, "time", made)
-    return made
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 def parked(number: int, idle: float, deliveries: int = 1, owner: bytes = PARKED) -> Pending:
     return Pending(b"%06d-0" % number, owner, int(idle * 1000), deliveries)
 
 
-def scan(outbox: Outbox, in_flight: InFlight | None = None) -> DueScan:
+def scan(outbox: Outbox, in_flight: InFlight | None = None, clock: Callable[[], float] = time.monotonic) -> DueScan:
     lane: Any = SimpleNamespace(
         group="hook",
         outbox=outbox,
         redelivery=Redelivery(INITIAL, 3600, 10**9),
         in_flight=in_flight or none_in_hand(),
-        timing=USUAL,
+        timing=Timing(clock=clock),
     )
     return DueScan(lane)
 
@@ -91,7 +89,7 @@ def test_an_event_of_a_dead_process_is_due_unless_this_process_has_it_in_hand() 
 def test_only_what_was_parked_before_an_operator_ended_all_waits_is_due_by_that(clock: ManualClock) -> None:
     before, after = parked(1, 20, 5), parked(2, 19.999, 5)
     outbox = Listed(before, after)
-    steps = scan(outbox)
+    steps = scan(outbox, clock=clock)
     assert steps.step(10) == []
     steps.end_waits()
     clock.now += 20
@@ -104,7 +102,7 @@ def test_no_event_is_due_by_the_end_of_all_waits_that_a_claim_would_refuse(clock
     least = USUAL.take_over_after
     due, younger = parked(1, least, 5), parked(2, least - 0.001, 5)
     outbox = Listed(due, younger)
-    steps = scan(outbox)
+    steps = scan(outbox, clock=clock)
     steps.end_waits()
     assert [entry.id for entry in steps.take(10, 5)] == [due.id]
     assert outbox.least_idle == [least * 1000]
@@ -112,19 +110,19 @@ def test_no_event_is_due_by_the_end_of_all_waits_that_a_claim_would_refuse(clock
 
 def test_half_of_the_room_is_left_to_new_events(clock: ManualClock) -> None:
     outbox = Listed(*(parked(number, 100) for number in range(100)))
-    steps = scan(outbox)
+    steps = scan(outbox, clock=clock)
     assert [len(steps.take(10, 5)) for _ in range(4)] == [5, 5, 5, 5]
 
 
 def test_where_there_is_room_for_one_event_parked_and_new_ones_take_turns(clock: ManualClock) -> None:
     outbox = Listed(*(parked(number, 100) for number in range(10)))
-    steps = scan(outbox)
+    steps = scan(outbox, clock=clock)
     assert [len(steps.take(1, 5)) for _ in range(6)] == [1, 0, 1, 0, 1, 0]
 
 
 def test_the_next_step_is_at_once_after_one_that_found_something(clock: ManualClock) -> None:
     outbox = Listed()
-    steps = scan(outbox)
+    steps = scan(outbox, clock=clock)
     assert steps.due
     steps.take(10, 5)
     assert not steps.due
@@ -135,12 +133,12 @@ def test_the_next_step_is_at_once_after_one_that_found_something(clock: ManualCl
 
 @pytest.mark.parametrize(
     ("events", "pause"),
-    [(0, 5), (PAGE * reader.PAGES_PER_STEP + 1, USUAL.scan_every)],
+    [(0, 5), (PAGE * PAGES_PER_STEP + 1, USUAL.scan_every)],
     ids=["at the end", "on the way"],
 )
 def test_the_next_step_after_one_that_found_nothing(events: int, pause: float, clock: ManualClock) -> None:
     """After a whole scan there is a pause; a scan over many events goes on soon."""
-    steps = scan(Listed(*(parked(number, 1) for number in range(events))))
+    steps = scan(Listed(*(parked(number, 1) for number in range(events))), clock=clock)
     began = clock.now
     assert steps.take(10, 5) == []
     assert steps.at_start == (events == 0)
@@ -151,7 +149,7 @@ def test_the_next_step_after_one_that_found_nothing(events: int, pause: float, c
 
 
 def test_the_end_of_all_waits_begins_a_step_at_once(clock: ManualClock) -> None:
-    steps = scan(Listed())
+    steps = scan(Listed(), clock=clock)
     steps.take(10, 5)
     assert not steps.due
     steps.end_waits()

@@ -10,7 +10,16 @@ from sweeperd.cli.output import Output
 from sweeperd.config import Settings
 from sweeperd.errors import ConfigError
 from sweeperd.ops.acl import AclDocument, AclUserDocument, Role, acl_users
-from sweeperd.ops.check import CheckDocument, CheckFinding, CheckLevel, check_endpoint, check_shard, worst
+from sweeperd.ops.check import (
+    CheckDocument,
+    CheckFinding,
+    CheckLevel,
+    check_endpoint,
+    check_shard,
+    failure,
+    ok,
+    worst,
+)
 
 _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAILURE: "bold red"}
 
@@ -49,7 +58,7 @@ def command(
         complete, problems = (None, []) if ledger else _with_secrets(options)
         endpoints = [] if ledger else (complete or settings).webhooks.endpoints
         loaded = f"{len(settings.all_shards)} shard(s), {len(endpoints)} endpoint(s)"
-        note(CheckFinding(CheckLevel.OK, "configuration", "loads", loaded))
+        note(CheckFinding.of("configuration", "loads", ok(loaded)))
         for finding in problems:
             note(finding)
         for each in shards:
@@ -76,7 +85,7 @@ def _with_secrets(options: Options) -> tuple[Settings | None, list[CheckFinding]
     except ConfigError as error:
         advice = "the daemon does not start so"
         lines = str(error).splitlines()
-        return None, [CheckFinding(CheckLevel.FAILURE, "configuration", "secrets", line, advice) for line in lines]
+        return None, [CheckFinding.of("configuration", "secrets", failure(line, advice)) for line in lines]
 
 
 def _user_name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:

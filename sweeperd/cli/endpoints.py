@@ -20,7 +20,6 @@ from sweeperd.ops.endpoints import (
     ChangedEndpoint,
     EndpointChangeDocument,
     EndpointsDocument,
-    EndpointTest,
     ListedEndpoint,
     Resumed,
     SkipDocument,
@@ -285,7 +284,7 @@ def test(run: Run, name: str, count: int) -> None:
     if trial.delivered:
         run.each(lambda shard: endpoints.close_if_open(shard, name))
     if run.output.as_json:
-        run.output.json(TrialDocument.of(trial))
+        run.output.json(trial)
     else:
         _show(run.output, trial)
     if not trial.delivered:
@@ -293,16 +292,16 @@ def test(run: Run, name: str, count: int) -> None:
     sys.exit(Exit.DONE)  # also if a shard is down
 
 
-def _show(output: Output, trial: EndpointTest) -> None:
-    output.say(f"POST {trial.url}", "bold")
-    for name, value in trial.request_headers.items():
+def _show(output: Output, trial: TrialDocument) -> None:
+    output.say(f"POST {trial.request.url}", "bold")
+    for name, value in trial.request.headers.items():
         output.say(f"{name}: {value}")
-    output.say(trial.request_body if len(trial.request_body) <= BODY_SHOWN else trial.request_body[:BODY_SHOWN] + "…")
+    output.say(trial.request.body if len(trial.request.body) <= BODY_SHOWN else trial.request.body[:BODY_SHOWN] + "…")
     output.say("")
     if trial.requests > 1 or trial.accepted > 1:
         output.say(f"{trial.accepted} events were accepted, in {trial.requests} requests; the last one:")
     output.say(f"{trial.result} after {trial.seconds * 1000:.0f} ms", "green" if trial.delivered else "red")
-    for name, value in trial.response_headers.items():
+    for name, value in trial.response.headers.items():
         output.say(f"{name}: {value}")
-    if trial.response_body:
-        output.say(trial.response_body)
+    if trial.response.body:
+        output.say(trial.response.body)

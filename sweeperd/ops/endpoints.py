@@ -133,32 +133,7 @@ def _pending(shard: Shard, outbox: Outbox, name: str) -> Iterator[tuple[Pending,
         previous = page[-1].id
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointTest:
-    """
-    The result of test events; if several requests were sent, of the last request. Secrets are hidden, signatures are
-    cut short.
-    """
-
-    endpoint: str
-    url: str
-    #: The first event of the request.
-    event_id: str
-    request_headers: dict[str, str]
-    request_body: str
-    delivered: bool
-    #: The status, or why there was no answer.
-    result: str
-    status: int | None
-    response_headers: dict[str, str]
-    response_body: str
-    seconds: float
-    #: How many requests were sent, and how many events were accepted.
-    requests: int
-    accepted: int
-
-
-def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings, count: int = 1) -> EndpointTest:
+def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings, count: int = 1) -> "TrialDocument":
     """
     Send `count` signed events of TEST_TYPE, each once, like the daemon: in batches if the endpoint takes batches, until
     a request fails. Nothing in Redis changes; only the clock is read, for the time of the signature. Raises
@@ -181,20 +156,25 @@ def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings
     masker, outcome, sent = Masker(endpoint), exchange.outcome, exchange.request_headers
     body = exchange.response_body
     answered = dict(exchange.response_headers)  # a value for each name: `items` would give each line by itself
-    return EndpointTest(
-        endpoint.name,
-        shown_url(endpoint),
-        request.event_id,
-        {name: masker.header(name, value) for name, value in sent.items()},
-        request.body.decode(),
-        outcome.delivered,
-        outcome.reason,
-        outcome.status,
-        {masker.text(name, sent): masker.text(value, sent) for name, value in answered.items()},
-        masker.body(body, sent, answered, cut=len(body) == KEPT)[:BODY_SHOWN],
-        outcome.seconds,
-        requests,
-        accepted,
+    return TrialDocument(
+        endpoint=endpoint.name,
+        delivered=outcome.delivered,
+        result=outcome.reason,
+        seconds=outcome.seconds,
+        requests=requests,
+        accepted=accepted,
+        event_id=request.event_id,
+        request=RequestDocument(
+            method="POST",
+            url=shown_url(endpoint),
+            headers={name: masker.header(name, value) for name, value in sent.items()},
+            body=request.body.decode(),
+        ),
+        response=ResponseDocument(
+            status=outcome.status,
+            headers={masker.text(name, sent): masker.text(value, sent) for name, value in answered.items()},
+            body=masker.body(body, sent, answered, cut=len(body) == KEPT)[:BODY_SHOWN],
+        ),
     )
 
 
@@ -320,11 +300,11 @@ class ResponseDocument(Document):
 
 
 class TrialDocument(CommandDocument, title="sweeperd endpoints test --json"):
-    """Test events; of several requests, the last one. Secrets are hidden in it."""
+    """The result of test events; of several requests, the last one. Secrets are hidden, signatures cut short."""
 
     endpoint: str
     delivered: bool
-    result: str
+    result: str = Field(description="The status, or why there was no answer.")
     seconds: Seconds
     requests: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1})] = Field(
         description="How many requests were sent."
@@ -333,14 +313,3 @@ class TrialDocument(CommandDocument, title="sweeperd endpoints test --json"):
     event_id: str = Field(description="Of the first event of the request.")
     request: RequestDocument
     response: ResponseDocument
-
-    @classmethod
-    def of(cls, trial: EndpointTest) -> Self:
-        names = ("endpoint", "delivered", "result", "seconds", "requests", "accepted", "event_id")
-        return cls(
-            **{name: getattr(trial, name) for name in names},
-            request=RequestDocument(
-                method="POST", url=trial.url, headers=trial.request_headers, body=trial.request_body
-            ),
-            response=ResponseDocument(status=trial.status, headers=trial.response_headers, body=trial.response_body),
-        )

@@ -4,7 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -321,15 +321,7 @@ def status_report(
     return {
         "version": __version__,
         "by": _text(process_name()),
-        "answers": [
-            {
-                "question": answer.question,
-                "answer": answer.answer,
-                "level": answer.level,
-                "details": [_text(detail) for detail in answer.details],
-            }
-            for answer in answers
-        ],
+        "answers": [asdict(answer) | {"details": [_text(detail) for detail in answer.details]} for answer in answers],
         "runbook": settings.http.runbook,
         "shards": [
             _shard(settings, view, samples, now, ("--shard", view.name) if len(shards) > 1 else ())

@@ -26,14 +26,13 @@ def check_endpoint(endpoint: EndpointSettings, *, connect: float | None = None) 
     """
     where = f"endpoint {endpoint.name}"
     host = _host(endpoint, connect)
-    yield CheckFinding(host[0], where, "resolvable" if connect is None else "connectable", *host[1:])
+    yield CheckFinding.of(where, "resolvable" if connect is None else "connectable", host)
     for key, file in {"client_cert": endpoint.client_cert, "ca": endpoint.ca}.items():
         if file is not None and (result := _file(file)) is not None:
-            yield CheckFinding(result[0], where, key, *result[1:])
+            yield CheckFinding.of(where, key, result)
     tls = endpoint.url.get_secret_value().lower().startswith("https:")
     if connect is not None and tls and host[0] is CheckLevel.OK:
-        level, says, advice = _handshake(endpoint, connect)
-        yield CheckFinding(level, where, "certificate", says, advice)
+        yield CheckFinding.of(where, "certificate", _handshake(endpoint, connect))
 
 
 def _host(endpoint: EndpointSettings, connect: float | None) -> CheckResult:

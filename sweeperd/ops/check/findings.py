@@ -2,14 +2,13 @@
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import redis
 from pydantic import Field
 
 from sweeperd.config import Settings
-from sweeperd.document import CommandDocument, Document
+from sweeperd.document import Argument, CommandDocument, Document
 from sweeperd.store.errors import REFUSED
 from sweeperd.store.shard import Shard
 
@@ -20,29 +19,25 @@ class CheckLevel(enum.StrEnum):
     FAILURE = "failure"
 
 
-@dataclass(frozen=True)
-class CheckFinding:
-    """One line: the name of the check, the result, and what an operator should do if the result is bad."""
+class CheckFinding(Document):
+    """The name of a check, the result, and what an operator should do if the result is bad."""
 
-    level: CheckLevel
-    #: `shard NAME` or `endpoint NAME`.
-    where: str
-    check: str
-    says: str
-    advice: str = ""
-
-
-class FindingDocument(Document):
     level: CheckLevel
     where: str = Field(description="configuration, a shard or an endpoint.")
     check: str
-    says: str
+    says: Argument
     advice: str = Field(description="What to do; empty if the level is ok.")
+
+    @classmethod
+    def of(cls, where: str, check: str, result: "CheckResult") -> Self:
+        """`where`: `configuration`, `shard NAME` or `endpoint NAME`."""
+        level, says, advice = result
+        return cls(level=level, where=where, check=check, says=says, advice=advice)
 
 
 class CheckDocument(CommandDocument, title="sweeperd check --json"):
     result: CheckLevel = Field(description="The worst level.")
-    checks: list[FindingDocument]
+    checks: list[CheckFinding]
 
 
 #: The result of one check: level, text, advice.

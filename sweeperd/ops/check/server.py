@@ -206,7 +206,6 @@ def check_shard(
                 result = check(subject)
         except (RedisUnavailable, redis.RedisError) as error:
             result = failure(describe(error), "see that Redis runs and that the URL, user and password are right")
-        level, says, advice = result
-        yield CheckFinding(level, where, name, says, advice)
-        if name == "reachable" and level is CheckLevel.FAILURE:
+        yield CheckFinding.of(where, name, result)
+        if name == "reachable" and result[0] is CheckLevel.FAILURE:
             return

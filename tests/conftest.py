@@ -1,10 +1,13 @@
 """Real servers for the tests: one redis-server of each version at hand for the session, emptied before each test."""
 
+import contextlib
+import importlib
 import logging
 import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -35,6 +38,23 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = SEED
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """
+    Each worker of pytest-xdist collects all the files of the run. It first imports a share of them, so that each file's
+    assertions are rewritten by one worker, and kept for the others.
+    """
+    worker: dict[str, Any] | None = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    root = session.config.rootpath
+    paths = [session.config.invocation_params.dir / argument.partition("::")[0] for argument in session.config.args]
+    files = sorted({file for path in paths for file in path.rglob("test_*.py")})
+    for file in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # told when pytest itself imports the file
+            importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the seed, also with -q."""
     seed = config.getoption("hypothesis_seed")
@@ -57,15 +77,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """What needs no other runs on the newest Redis at hand; all runs on each if SWEEPERD_TEST_ALL_SERVERS is set."""
     if os.environ.get("SWEEPERD_TEST_ALL_SERVERS"):
         return
-    left = [
+    left = {
         item
         for item in items
         if not _needs_each_redis(item)
         and isinstance(item, pytest.Function)
         and hasattr(item, "callspec")
         and item.callspec.params.get("redis_binary") not in (None, *BINARIES[:1])
-    ]
-    config.hook.pytest_deselected(items=left)
+    }
+    config.hook.pytest_deselected(items=[*left])
     items[:] = [item for item in items if item not in left]
 
 

@@ -1,4 +1,4 @@
-"""The command itself: the daemon, `--once`, and which subcommands there are."""
+"""The command `sweeperd`: the daemon, `--once`, and the list of the subcommands."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from sweeperd.config import CONFIG_VARIABLE
 from sweeperd.errors import ConfigError, RedisUnavailable
 from sweeperd.runtime.process import Role, hung_up, release_hang_ups
 
-#: Subcommand -> its module in this folder, and the name in there. The module is imported when the subcommand runs.
+#: Subcommand -> a module of this folder and a name in the module. The module is imported when the subcommand runs.
 _COMMANDS = {
     "demo": "app:demo",
     "prove": "prove:command",
@@ -43,7 +43,7 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _Commands(click.Group):
-    """The subcommands. Redis being away is one line on each of them."""
+    """The subcommands. If Redis is away, each subcommand says so in a line."""
 
     def list_commands(self, _context: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -64,7 +64,7 @@ class _Commands(click.Group):
         return super().resolve_command(context, arguments)
 
     def main(self, *arguments: Any, **extra: Any) -> Any:
-        """As click's, and an output that takes nothing more (a full disk) is one line, with exit code 1."""
+        """As click's. If the output takes nothing more (a full disk), print a line and end with exit code 1."""
         _open_closed_streams()
         try:
             return super().main(*arguments, **extra)
@@ -84,15 +84,15 @@ class _Commands(click.Group):
 
 
 def _open_closed_streams() -> None:
-    """Who starts a process without its standard streams (`>&-`) wants none of their text."""
-    # In this order: each takes the lowest free descriptor, which is its own.
+    """If the process starts without standard streams (`>&-`), drop their text."""
+    # In this order, because each open takes the lowest free descriptor.
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123 - for as long as the process
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
 
 
 def _drop_broken_streams() -> None:
-    """Without what a stream still holds, which Python would try to write again at its end, and fail."""
+    """Drop what a stream still holds, or Python would try to write the rest when the process ends, and fail."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -124,7 +124,7 @@ def _drop_broken_streams() -> None:
 @click.option(
     "--exit-zero-on-pending",
     is_flag=True,
-    help="With --once: exit with 0 in place of 3 where events wait for delivery.",
+    help="With --once: exit with 0 in place of 3 if events wait for delivery.",
 )
 @click.option(
     "--delivery-limit",

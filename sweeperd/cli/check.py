@@ -1,4 +1,4 @@
-"""`sweeperd check` and `sweeperd acl`: whether what is there suits the settings, and the rights that they need."""
+"""`sweeperd check` and `sweeperd acl`: the checks before the first sweep, and the rights for the settings."""
 
 import re
 import sys
@@ -36,7 +36,7 @@ def command(
     options: Options, strict: bool, connect: bool, cycles: bool, ledger: bool, shard: str | None, as_json: bool
 ) -> None:
     """
-    Check the configuration, the Redis of each shard and the endpoints; one line for each check. Changes nothing.
+    Check the configuration, the Redis of each shard and the endpoints; a line for each check. Changes nothing.
 
     Exit codes: 0 no failure; 1 a failure, and with --strict a warning; 2 bad option or configuration.
     """
@@ -79,7 +79,7 @@ def command(
 
 
 def _with_secrets(options: Options) -> tuple[Settings | None, list[CheckFinding]]:
-    """The settings with the secrets of the endpoints; a failure for each of these that cannot be read."""
+    """The settings with the secrets of the endpoints; a failure for each secret that cannot be read."""
     try:
         return options.load(), []
     except ConfigError as error:
@@ -125,10 +125,10 @@ def acl(
     as_json: bool,
 ) -> None:
     """
-    Print the ACL SETUSER command of each Redis: the keys, channels and commands that these settings need, and no more.
+    Print the ACL SETUSER command of each Redis: the keys, channels and commands for these settings, and no more.
 
-    Nothing is sent. `sweeperd acl | redis-cli` runs the command; run it again after each change of the settings. It
-    replaces all rules of the user but its passwords, and sets no password.
+    Nothing is sent. `sweeperd acl | redis-cli` runs the command; run this again after each change of the
+    settings. The command replaces all rules of the user but no password, and sets no password.
     """
     if ledger and (commands or role != "all"):
         raise click.UsageError("--ledger is for a user of its own: leave out --role and --commands")

@@ -1,4 +1,4 @@
-"""`sweeperd dead-letters`: list the deliveries that were given up on, send them again, drop them."""
+"""`sweeperd dead-letters`: list the deliveries that were given up on, replay or drop them."""
 
 import heapq
 import itertools
@@ -43,7 +43,7 @@ class LetterDocument(Document):
 
     @classmethod
     def of(cls, letter: DeadLetter, **more: Any) -> Self:
-        """`more`: the fields that a subclass adds."""
+        """`more`: the fields of a subclass."""
         return cls(
             id=letter.id,
             shard=letter.shard,
@@ -63,7 +63,7 @@ class ListedLetter(LetterDocument):
 
 
 class ChangedLetter(LetterDocument):
-    """A dead letter that was to be changed."""
+    """A dead letter and the result of its change."""
 
     result: Literal["replayed", "dropped", "left"]
     problem: str = Field(default="", description="Why it was left.")
@@ -78,7 +78,7 @@ class DeadLettersDocument(CommandDocument, title="sweeperd dead-letters list --j
 class DeadLettersChangeDocument(
     CommandDocument, title="sweeperd dead-letters replay --json, sweeperd dead-letters drop --json"
 ):
-    """One of replayed and dropped is there, by the command."""
+    """The command decides whether `replayed` or `dropped` is there."""
 
     dead_letters: list[ChangedLetter]
     replayed: Count = 0
@@ -98,7 +98,7 @@ def command() -> None:
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most so many.")
 @on_shards()
 def list_(run: Run, endpoint: str | None, tenant: str | None, limit: int) -> None:
-    """The newest first. The first column is what `replay` and `drop` take."""
+    """The newest first. `replay` and `drop` take the ids of the first column."""
     now = {shard.name: now_ms for shard, now_ms in run.each(Shard.read_clock)}
     _check_endpoint(run, endpoint)
     wanted = DeadLetterFilter(endpoint, tenant)
@@ -145,8 +145,8 @@ def replay(change: Change, **selected: Any) -> None:
     """
     Deliver dead letters to their endpoint again: by ID, by --endpoint, by --tenant, or --all.
 
-    The webhook has the same webhook-id as before, and webhooks.max_age counts anew. A letter that would not reach its
-    endpoint, because that is in the configuration no more or does not ask for the tenant any more, stays where it is.
+    The webhook has the same webhook-id as before, and webhooks.max_age counts anew. If an endpoint is no
+    longer in the configuration, or no longer asks for the tenant, its letters stay dead letters.
     """
     _change_letters(change, _Verb(Action.REPLAY, "Deliver {} again?", "replayed", _replay), **selected)
 
@@ -157,14 +157,14 @@ def drop(change: Change, **selected: Any) -> None:
     """
     Remove dead letters for good: by ID, by --endpoint, by --tenant, or --all.
 
-    With --json they are printed whole, so that the output can serve as a copy.
+    With --json the letters are printed whole, so the output can serve as a copy.
     """
     _change_letters(change, _Verb(Action.DROP, "Drop {} for good?", "dropped", _drop), **selected)
 
 
 @dataclass(frozen=True)
 class _Verb:
-    """A way to change dead letters. `act` returns why each letter was left as it is; empty if it was changed."""
+    """A way to change dead letters. `act` returns why each letter was left; empty if the letter was changed."""
 
     action: Action
     question: str
@@ -224,7 +224,7 @@ def _find(change: Change, ids: Sequence[str], wanted: DeadLetterFilter) -> list[
     places = defaultdict[str, list[str]](list)
 
     def find(shard: Shard) -> _Found:
-        # Letters that are written from now on are not selected: a replay that fails again is not replayed again.
+        # Letters written from now on are not selected: if a replay fails again, the letter is not replayed again.
         last = None if ids else dead_letters.last_id(shard)
 
         def letters() -> Iterator[DeadLetter]:
@@ -264,7 +264,7 @@ def _check_endpoint(run: Run, endpoint: str | None) -> None:
 
 
 class _Log:
-    """Prints each letter as soon as it is changed, so that a crash loses no line and memory stays bounded."""
+    """Prints each letter as soon as the letter is changed: a crash loses no line, and memory stays bounded."""
 
     def __init__(self, output: Output, done: str) -> None:
         self._output = output

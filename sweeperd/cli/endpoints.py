@@ -1,4 +1,4 @@
-"""`sweeperd endpoints`: list them, pause, resume, skip an event, show attempts, make and print keys, try one out."""
+"""`sweeperd endpoints`: list, pause, resume, skip an event, show attempts, make and print keys, test."""
 
 import json
 import sys
@@ -46,7 +46,7 @@ def command() -> None:
 @command.command("list")
 @on_shards()
 def list_(run: Run) -> None:
-    """Each endpoint on each shard: where it is, what waits for it, and whether it is paused."""
+    """Each endpoint on each shard: URL, state, and how many events wait."""
 
     def read(shard: Shard) -> Sequence[EndpointStatus]:
         return read_endpoints(shard, run.settings.consumers, shard.read_clock(), count_dead_letters(shard))
@@ -87,7 +87,7 @@ def _state_text(status: EndpointStatus) -> str:
 
 
 def paused_since(paused_at: int | None, reason: str) -> str:
-    """For people: since when an endpoint is paused, and why. A moment of 0: its note cannot be read."""
+    """For people: since when an endpoint is paused, and why. A moment of 0: the note about the pause cannot be read."""
     since = f"since {rfc3339(paused_at)}" if paused_at else "since an unknown time"
     return f"{since}: {reason}"
 
@@ -99,7 +99,7 @@ def paused_since(paused_at: int | None, reason: str) -> str:
 )
 @changing
 def pause(change: Change, name: str, reason: str) -> None:
-    """Send nothing to it until it is resumed. Its events wait, and none is lost. Every daemon obeys within seconds."""
+    """Send nothing to an endpoint until `resume`. Events wait, and none is lost. Every daemon obeys within seconds."""
     found, results = _states(change, name), list[ChangedEndpoint]()
     if any(not before.paused for _, before in found):
         change.confirm(f"Pause {name}?")
@@ -124,8 +124,8 @@ def pause(change: Change, name: str, reason: str) -> None:
 @changing
 def resume(change: Change, name: str) -> None:
     """
-    Send to it again, from all processes, within seconds. This ends a pause and the quiet that a receiver asked for,
-    closes the circuit, and makes events due that wait for their next attempt.
+    Send to an endpoint again, from all processes, within seconds. This ends a pause, and the quiet if the receiver
+    asked for quiet, closes the circuit, and makes waiting events due.
     """
     found, results = _states(change, name), list[ChangedEndpoint]()
     if any(before != EndpointState() for _, before in found):
@@ -149,8 +149,8 @@ def resume(change: Change, name: str) -> None:
 @changing
 def skip(change: Change, name: str, event: str) -> None:
     """
-    Make one pending event of an endpoint a dead letter, so that it is not sent again. EVENT is its event id (evt_...)
-    or its stream id; the log has both. It can be replayed later, like any dead letter.
+    Make one pending event of an endpoint a dead letter, so that the event is not sent again. EVENT is the event id
+    (evt_...) or the stream id; the log has both. The event can be replayed later, like any dead letter.
     """
     endpoint_of(change.settings, name)
     change.confirm(f"Make {event} a dead letter of {name}?")
@@ -192,8 +192,8 @@ def _states(change: Change, name: str) -> list[tuple[Shard, EndpointState]]:
 @on_shards()
 def attempts(run: Run, name: str, limit: int) -> None:
     """
-    The last attempts to deliver to it, the newest first: every failure, and a sample of the successes. Of a batch, the
-    ids are those of its first event. What is secret in an answer is hidden. Times are of Redis's clock.
+    The last attempts to deliver to an endpoint, the newest first: every failure, and a sample of the successes. For a
+    batch, the ids of the first event. Secrets in an answer are hidden. Times are of Redis's clock.
     """
     endpoint_of(run.settings, name)
     every = [each for _, found in run.each(lambda one: read_attempts(one, name, limit)) for each in found]
@@ -207,7 +207,6 @@ def attempts(run: Run, name: str, limit: int) -> None:
 
 
 def attempt_text(recorded: RecordedAttempt) -> Cell:
-    """One line about it."""
     attempt = recorded.attempt
     batch = f", in a batch of {attempt.events}" if attempt.events > 1 else ""
     number = f"{attempt.hand_over}.{attempt.attempt}"
@@ -253,8 +252,8 @@ def keygen(as_json: bool) -> None:
 @click.pass_obj
 def keys(options: Options, name: str | None) -> None:
     """
-    Print the public keys of all endpoints, or of one, as a JSON Web Key Set (JWKS). Host it where the receivers can
-    reach it; the daemon serves it to operators at /.well-known/jwks.json.
+    Print the public keys of all endpoints, or of endpoint NAME, as a JSON Web Key Set (JWKS) to host for the receivers.
+    The daemon serves the set to operators at /.well-known/jwks.json.
     """
     with options.shards(secrets=True) as (settings, _):
         found = settings.webhooks.endpoints if name is None else [endpoint_of(settings, name)]
@@ -270,13 +269,13 @@ def keys(options: Options, name: str | None) -> None:
 @on_shards(secrets=True)
 def test(run: Run, name: str, count: int) -> None:
     """
-    Send it signed events of the type system.webhook_test, each once, and show the last request, its answer and timing.
-    They are sent even while the endpoint is paused, until one request fails. A 2xx response closes an open circuit on
-    all processes; nothing else is written to Redis.
+    Send an endpoint signed events of the type system.webhook_test, each once, and show the last request, answer and
+    timing. The events are sent even while the endpoint is paused, until a request fails. A 2xx response closes an open
+    circuit on all processes; nothing else is written to Redis.
     """
     endpoint, trial = endpoint_of(run.settings, name), None
     for shard in run.shards:
-        if trial is None:  # any shard will do: it is asked for the time
+        if trial is None:  # any shard will do: the shard gives the time
             with run.noted(shard):
                 trial = endpoints.try_out(shard, endpoint, run.settings.webhooks, count)
     if trial is None:

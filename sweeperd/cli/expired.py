@@ -54,104 +54,12 @@ _COLUMNS = {
     "trace_id": 32,
     "shard": 16,
 }
-#: So many of them are shown however narrow the terminal is.
+#: So many columns are shown even if the terminal is narrower.
 _LEAST = 6
-# What a spreadsheet takes for a formula, the full-width signs as well. Tab and line ends are escaped before.
+# The first signs of a formula in a spreadsheet, full-width ones as well. Tab and line ends are escaped before.
 _FORMULA = re.compile("[=+@\uff1d\uff0b\uff20\uff0d-]")
-
-
-def writer(output: Output, form: str, chain: Chain | None) -> Writer:
-    """`form`: table, csv or jsonl. `chain`: each JSON line carries the hash of the line before it."""
-    if form == "table":
-        click.secho(output.first_line(), dim=True)
-        return _write_lines(output.console.width) if output.terminal else _write_tabs()
-    output.name_address()
-    return _write_csv() if form == "csv" else _write_json(chain)
-
-
-def _write_csv() -> Writer:
-    def line(cells: Iterable[object]) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerow([_safe(cell) for cell in cells])
-        click.echo(text.getvalue(), nl=False)
-
-    def write(events: Iterable[Expiry]) -> None:
-        for event in events:
-            line(_row(event))
-
-    line(_COLUMNS)
-    return write
-
-
-def _write_json(chain: Chain | None) -> Writer:
-    def write(events: Iterable[Expiry]) -> None:
-        for event in events:
-            document = event.body | {"shard": event.shard}
-            click.echo(chain.link(document) if chain else json.dumps(document))
-
-    return write
-
-
-def _write_tabs() -> Writer:
-    click.echo("\t".join(_COLUMNS))
-
-    def write(events: Iterable[Expiry]) -> None:
-        for event in events:
-            click.echo("\t".join(map(printable, _row(event))))
-
-    return write
-
-
-def _write_lines(left: int) -> Writer:
-    """
-    Columns of a fixed width, as many as fit into `left` characters, because rows are printed as they come. A longer
-    value is not cut: it moves the values after it.
-    """
-    widths = list[int]()
-    for width in _COLUMNS.values():
-        left -= width + 2
-        if left < 0 and len(widths) >= _LEAST:
-            break
-        widths.append(width)
-
-    def line(cells: Iterable[object]) -> str:
-        texts = [printable(cell) for cell, _ in zip(cells, widths, strict=False)]
-        padded = (text + " " * (width - cell_len(text)) for text, width in zip(texts, widths, strict=True))
-        return "  ".join(padded).rstrip()
-
-    click.secho(line(_COLUMNS), bold=True)
-
-    def write(events: Iterable[Expiry]) -> None:
-        for event in events:
-            click.echo(line(_row(event)))
-
-    return write
-
-
-def _row(event: Expiry) -> list[object]:
-    body = event.body
-    data: dict[str, Any] = body["data"]
-    return [
-        body.get("timestamp", event.stream_id.decode()),
-        body.get("tenant_id", ""),
-        data.get("reservation_id", data.get("id", "")),
-        data.get("estimated_amount", ""),
-        data.get("unit", ""),
-        "" if event.lag_ms is None else f"{event.lag_ms / 1000:.3f}s",
-        data.get("scope", ""),
-        ", ".join(data.get("missing_budgets", ())),
-        body["event_id"],
-        body.get("trace_id", ""),
-        event.shard,
-    ]
-
-
-def _safe(cell: object) -> str:
-    text = printable(cell)
-    return f"'{text}" if _FORMULA.match(text) else text
-
-
-# ---- `sweeperd verify-archive`
+#: Between two reads of new events, and between two tries if a shard is down; seconds.
+READ_EVERY, RETRY_EVERY = 0.5, 2.0
 
 
 def sha256(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -159,47 +67,6 @@ def sha256(context: click.Context, parameter: click.Parameter, value: str | None
     if value is None or re.fullmatch("[0-9a-f]{64}", value.lower()):
         return value and value.lower()
     raise click.BadParameter(f"{value[:80]!r} is no SHA-256: 64 hexadecimal digits", context, parameter)
-
-
-@click.command("verify-archive", short_help="Verify an archive that `expired --json --chain` wrote.")
-@click.argument("file", type=click.File("rb"))
-@click.option("--head", metavar="SHA256", callback=sha256, help="What the last line must hash to; finds a cut-off end.")
-@click.option(
-    "--chain-from",
-    metavar="SHA256",
-    callback=sha256,
-    help="The head of the archive that this one continues.  [default: it continues none]",
-)
-@json_option
-def verify_archive(file: BinaryIO, head: str | None, chain_from: str | None, as_json: bool) -> None:
-    """
-    Verify that no line of an archive was changed, removed, added or moved, and name the first broken line.
-
-    FILE is what `sweeperd expired --json --chain` wrote; - is standard input. Several archives, each of which continues
-    the one before, may stand in one FILE. Without --head, a changed last line or a missing end cannot be noticed.
-
-    Exit codes: 0 the chain is whole; 1 it is broken; 2 bad option, or FILE cannot be read.
-    """
-    output = Output(as_json=as_json)
-    try:
-        verdict = verify(file, chain_from or START, head)
-    except OSError as error:
-        fail(f"{printable(file.name)}: cannot be read: {error.strerror}", Exit.USAGE)
-    whole = verdict.broken_line is None
-    if as_json:
-        output.json(ArchiveDocument(file=file.name, whole=whole, **dataclasses.asdict(verdict)))
-    elif whole:
-        output.say(f"{file.name}: the chain is whole: {verdict.lines} lines, head {verdict.head}", "green")
-    if not whole:
-        fail(f"{printable(file.name)}: line {verdict.broken_line}: {printable(verdict.problem)}", Exit.FAILED)
-    sys.exit(Exit.DONE)
-
-
-# ---- `sweeperd expired`
-
-
-#: Between two reads of new events, and between two tries of a shard that is down; seconds.
-READ_EVERY, RETRY_EVERY = 0.5, 2.0
 
 
 @click.command("expired", short_help="What expired in a span of time, in order.")
@@ -254,14 +121,14 @@ def command(
     What expired from --since up to --until, in order: the events of the stream.
 
     A time is as in RFC 3339, such as 2026-11-21T12:00:05Z or 2026-11-21T13:00:05.250+01:00; or a time of day such as
-    12:00, the latest one; or a duration such as 15m or 1h30m: that long ago. A time without an offset is UTC. All
+    12:00, the latest one; or a duration such as 15m or 1h30m: so long ago. A time without an offset is UTC. All
     times are of Redis's clock, to the millisecond.
 
-    JSON lines hold the body of each webhook, and the shard. In CSV a text that a spreadsheet would take for a formula
-    begins with an apostrophe. Where events of the span are no longer kept, standard error says so.
+    JSON lines hold the body of each webhook, and the shard. In CSV a text begins with an apostrophe if a
+    spreadsheet would take the text for a formula. If events of the span are no longer kept, standard error says so.
 
-    With --json --chain the lines are an archive that `sweeperd verify-archive` verifies. Its head, on standard error at
-    the end, is to be kept elsewhere.
+    With --json --chain the lines are an archive for `sweeperd verify-archive`. Keep the head, on standard error at the
+    end, in another place.
     """
     if as_json and form not in ("jsonl", "table"):
         raise click.UsageError(f"--json and --format {form} exclude each other")
@@ -342,7 +209,7 @@ def _noted(troubles: Troubles, reader: ExpiryReader) -> Iterator[Expiry]:
 
 
 def _follow(readers: list[ExpiryReader], write: Writer) -> None:
-    """Until a signal. A shard that is down is reported once; it goes on where it stopped when it answers again."""
+    """Print until a signal. If a shard is down, say so once; if the shard answers again, go on."""
     down: dict[ExpiryReader, float] = {}
 
     def events(reader: ExpiryReader) -> Iterator[Expiry]:
@@ -369,3 +236,129 @@ def _follow(readers: list[ExpiryReader], write: Writer) -> None:
 
 def _by_time(event: Expiry) -> tuple[int, int]:
     return event.order
+
+
+def writer(output: Output, form: str, chain: Chain | None) -> Writer:
+    """`form`: table, csv or jsonl. `chain`: each JSON line carries the hash of the line before."""
+    if form == "table":
+        click.secho(output.first_line(), dim=True)
+        return _write_lines(output.console.width) if output.terminal else _write_tabs()
+    output.name_address()
+    return _write_csv() if form == "csv" else _write_json(chain)
+
+
+def _write_csv() -> Writer:
+    def line(cells: Iterable[object]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow([_safe(cell) for cell in cells])
+        click.echo(text.getvalue(), nl=False)
+
+    def write(events: Iterable[Expiry]) -> None:
+        for event in events:
+            line(_row(event))
+
+    line(_COLUMNS)
+    return write
+
+
+def _write_json(chain: Chain | None) -> Writer:
+    def write(events: Iterable[Expiry]) -> None:
+        for event in events:
+            document = event.body | {"shard": event.shard}
+            click.echo(chain.link(document) if chain else json.dumps(document))
+
+    return write
+
+
+def _write_tabs() -> Writer:
+    click.echo("\t".join(_COLUMNS))
+
+    def write(events: Iterable[Expiry]) -> None:
+        for event in events:
+            click.echo("\t".join(map(printable, _row(event))))
+
+    return write
+
+
+def _write_lines(left: int) -> Writer:
+    """
+    Columns of a fixed width, as many as fit into `left` characters, because rows are printed as they come. A longer
+    value is not cut, and moves the rest of the line.
+    """
+    widths = list[int]()
+    for width in _COLUMNS.values():
+        left -= width + 2
+        if left < 0 and len(widths) >= _LEAST:
+            break
+        widths.append(width)
+
+    def line(cells: Iterable[object]) -> str:
+        texts = [printable(cell) for cell, _ in zip(cells, widths, strict=False)]
+        padded = (text + " " * (width - cell_len(text)) for text, width in zip(texts, widths, strict=True))
+        return "  ".join(padded).rstrip()
+
+    click.secho(line(_COLUMNS), bold=True)
+
+    def write(events: Iterable[Expiry]) -> None:
+        for event in events:
+            click.echo(line(_row(event)))
+
+    return write
+
+
+def _row(event: Expiry) -> list[object]:
+    body = event.body
+    data: dict[str, Any] = body["data"]
+    return [
+        body.get("timestamp", event.stream_id.decode()),
+        body.get("tenant_id", ""),
+        data.get("reservation_id", data.get("id", "")),
+        data.get("estimated_amount", ""),
+        data.get("unit", ""),
+        "" if event.lag_ms is None else f"{event.lag_ms / 1000:.3f}s",
+        data.get("scope", ""),
+        ", ".join(data.get("missing_budgets", ())),
+        body["event_id"],
+        body.get("trace_id", ""),
+        event.shard,
+    ]
+
+
+def _safe(cell: object) -> str:
+    text = printable(cell)
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+@click.command("verify-archive", short_help="Verify an archive that `expired --json --chain` wrote.")
+@click.argument("file", type=click.File("rb"))
+@click.option("--head", metavar="SHA256", callback=sha256, help="What the last line must hash to; finds a cut-off end.")
+@click.option(
+    "--chain-from",
+    metavar="SHA256",
+    callback=sha256,
+    help="The head of the archive that this one continues.  [default: it continues none]",
+)
+@json_option
+def verify_archive(file: BinaryIO, head: str | None, chain_from: str | None, as_json: bool) -> None:
+    """
+    Verify an archive: no line was changed, removed, added or moved. Else name the first broken line.
+
+    FILE is what `sweeperd expired --json --chain` wrote; - is standard input. If each archive continues
+    the archive before, several may stand in a FILE. Without --head, a changed last line or a missing end cannot be
+    noticed.
+
+    Exit codes: 0 the chain is whole; 1 the chain is broken; 2 bad option, or FILE cannot be read.
+    """
+    output = Output(as_json=as_json)
+    try:
+        verdict = verify(file, chain_from or START, head)
+    except OSError as error:
+        fail(f"{printable(file.name)}: cannot be read: {error.strerror}", Exit.USAGE)
+    whole = verdict.broken_line is None
+    if as_json:
+        output.json(ArchiveDocument(file=file.name, whole=whole, **dataclasses.asdict(verdict)))
+    elif whole:
+        output.say(f"{file.name}: the chain is whole: {verdict.lines} lines, head {verdict.head}", "green")
+    if not whole:
+        fail(f"{printable(file.name)}: line {verdict.broken_line}: {printable(verdict.problem)}", Exit.FAILED)
+    sys.exit(Exit.DONE)

@@ -14,13 +14,13 @@ from sweeperd.ops.reconcile.subjects import Holder, find_holders, read_budget
 from sweeperd.store.shard import Shard
 
 
-@click.group("ledger", short_help="The budgets: what holds an amount of one.")
+@click.group("ledger", short_help="The budgets: the holders of a budget.")
 def command() -> None:
-    """The budgets of the ledger. Nothing here changes one; see `sweeperd reconcile --repair-budget`."""
+    """The budgets of the ledger. Nothing here changes a budget; see `sweeperd reconcile --repair-budget`."""
 
 
 class HolderDocument(Document):
-    """A reservation that holds an amount of the budget."""
+    """A reservation with an amount of the budget."""
 
     id: Text
     amount: int
@@ -59,10 +59,10 @@ class LedgerDocument(CommandDocument, title="sweeperd ledger show BUDGET --json"
 @click.pass_obj
 def show(options: Options, budget: str, limit: int, shard: str | None, as_json: bool) -> None:
     """
-    A budget's balances, and every reservation that holds an amount of it.
+    A budget's balances, and every reservation with an amount of the budget.
 
-    BUDGET is <scope>:<unit>, such as tenant:acme/workspace:prod:TOKENS. The command walks over all reservations, so it
-    takes a while. Exit code 1 where no shard has the budget.
+    BUDGET is <scope>:<unit>, such as tenant:acme/workspace:prod:TOKENS. The command walks over all reservations, and
+    takes a while. Exit code 1 if no shard has the budget.
     """
     output, troubles = Output(as_json=as_json), Troubles()
     with options.shards(shard) as (settings, shards):

@@ -1,4 +1,4 @@
-"""`sweeperd --once`: the run, its progress on a terminal, its report."""
+"""`sweeperd --once`: the run, the progress on a terminal, the report."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ PUSH_TIMEOUT = 10.0
 
 
 def run(options: Options, once: OnceOptions) -> int:
-    """Run and report. Returns the exit code, or ends the process with one."""
+    """Run and report. Returns the exit code, or ends the process if the run fails."""
     show = sys.stderr.isatty() and not options.as_json
     # A progress bar and a line for each expiry do not go together.
     settings = options.settings(default_level="warning" if show else None)
@@ -60,8 +60,7 @@ def _run(options: Options, once: OnceOptions, settings: Settings, *, show: bool,
 @contextlib.contextmanager
 def _metrics_left(metrics: Metrics, once: OnceOptions) -> Iterator[None]:
     """
-    Write and push the metrics when the block has ended, well or not: a failed run must not look like one that never
-    was.
+    Write and push the metrics when the block ends, also if the block fails: a failed run must not look like no run.
     """
     try:
         yield
@@ -74,7 +73,7 @@ def _metrics_left(metrics: Metrics, once: OnceOptions) -> Iterator[None]:
 
 def _write_metrics(metrics: Metrics, path: Path) -> None:
     try:
-        # Into a temporary file, which replaces the old one when it is complete.
+        # Into a temporary file, which replaces the old file when complete.
         write_to_textfile(str(path), metrics.registry)
     except OSError as error:
         fail(f"the metrics cannot be written to {path}: {error.strerror or error}", Exit.FAILED)

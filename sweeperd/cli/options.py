@@ -1,5 +1,5 @@
 """
-The options that commands share, the moments and signals that they understand, and the address of the Redis at hand.
+The options and exit codes of all commands, the shards of a command, moments as operators type them, and signals.
 """
 
 import contextlib
@@ -28,6 +28,106 @@ from sweeperd.store.shard import Shard, open_shards
 _KEY = "sweeperd.cli.options"
 
 
+class Exit(IntEnum):
+    """The exit codes."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    UNDELIVERED = 3
+
+
+@dataclass(frozen=True)
+class OnceOptions:
+    """The options of `--once`."""
+
+    #: The file for the run's metrics, for node_exporter's textfile collector.
+    metrics_file: Path | None = None
+    #: The URL of a Pushgateway for the run's metrics.
+    metrics_push: str | None = None
+    #: Whether the run ends with 0 in place of 3 if events wait for delivery.
+    exit_zero_on_pending: bool = False
+    #: How long to deliver; None: until nothing more can be delivered now.
+    delivery_limit: timedelta | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """What stood before the subcommand."""
+
+    config_file: Path | None
+    log_level: Literal["debug", "info", "warning", "error"] | None
+    log_format: Literal["text", "json"] | None
+    as_json: bool = False
+
+    def settings(self, default_level: str | None = None, *, secrets: bool = True) -> Settings:
+        """
+        Load the settings, the secrets of the endpoints only if `secrets`, and set the log up. Ends the process if the
+        settings cannot be used.
+        """
+        try:
+            settings = self.load(secrets=secrets)
+        except ConfigError as error:
+            fail(str(error), Exit.USAGE)
+        self.apply_log(settings, default_level)
+        return settings
+
+    def load(self, *, secrets: bool = True) -> Settings:
+        """The settings as they are now. Raises ConfigError."""
+        return load(self.config_file, secrets=secrets)
+
+    def apply_log(self, settings: Settings, default_level: str | None = None) -> None:
+        """Set the log up."""
+        logs.configure(self.log_level or default_level or settings.log.level, self.log_format or settings.log.format)
+
+    @contextlib.contextmanager
+    def shards(self, only: str | None = None, *, secrets: bool = False) -> Iterator[tuple[Settings, list[Shard]]]:
+        """
+        The settings and all shards, or only the shard of this name, closed at the end. For an operator's command: the
+        log holds errors only, and the secrets of endpoints are read only if `secrets`. Ends the process if there is no
+        such shard.
+        """
+        settings = self.settings(default_level="error", secrets=secrets)
+        shards = open_shards(settings)
+        try:
+            known = [shard.name for shard in shards]
+            if only is not None and only not in known:
+                fail(f"there is no shard {only!r} in the configuration, only {', '.join(known)}", Exit.USAGE)
+            chosen = [shard for shard in shards if only in (None, shard.name)]
+            remember(chosen)
+            yield settings, chosen
+        finally:
+            for shard in shards:
+                shard.close()
+
+
+def fail(problem: str, code: Exit) -> Never:
+    """Print the problem on standard error and end the process."""
+    for line in problem.splitlines():
+        click.echo(f"sweeperd: {line}", err=True)
+    sys.exit(code)
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+#: `--json`, as `as_json`; also if the option stands before the subcommand.
+json_option: Decorator = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    callback=lambda context, _parameter, value: value or context.find_object(Options).as_json,
+    help="Print JSON.",
+)
+#: `--shard NAME`, as `shard`.
+shard_option: Decorator = click.option("--shard", metavar="NAME", help="Only this shard.  [default: all]")
+#: `--kind NAME`, as `kind`.
+kind_option: Decorator = click.option(
+    "--kind", metavar="NAME", help="This kind.  [default: reservations, or the only kind]"
+)
+#: `--yes`, as `yes`.
+yes_option: Decorator = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
 def remember(shards: Sequence[Shard]) -> None:
     """These are the shards of the running command."""
     click.get_current_context().meta[_KEY] = list(shards)
@@ -39,7 +139,7 @@ def json_address() -> str | None:
 
 
 def text_address() -> str:
-    """The same for people: with the names of several shards, and with the prefix of the keys where there is one."""
+    """The same for people: with the names if there are several shards, and with the prefix of the keys if any."""
     shards = _remembered()
     return ", ".join((f"{shard.name} " if len(shards) > 1 else "") + _place(shard) for shard in shards)
 
@@ -54,14 +154,11 @@ def _remembered() -> list[Shard]:
     return context.meta.get(_KEY, []) if context else []
 
 
-# ---- moments as an operator types them
-
-
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)?)?", re.ASCII | re.IGNORECASE
 )
 _TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
-#: Several durations in one, such as 1h30m.
+#: Several durations in a row, such as 1h30m.
 _PARTS = re.compile(r"(?:\d{1,9}(?:ms|s|m|h|d))+", re.ASCII)
 _PART = re.compile(r"\d+[a-z]+", re.ASCII)
 _DAY_MS = 86_400_000
@@ -88,7 +185,7 @@ class Moment:
 
 def moment(context: click.Context, parameter: click.Parameter, value: str | None) -> Moment | None:
     """
-    The callback of an option: a time as in RFC 3339, a duration (that long ago), or a time of day (the latest one). A
+    The callback of an option: a time as in RFC 3339, a duration (so long ago), or a time of day (the latest). A
     time without an offset is UTC. Raises click.BadParameter.
     """
     if value is None:
@@ -103,7 +200,7 @@ def moment(context: click.Context, parameter: click.Parameter, value: str | None
     if _RFC3339.fullmatch(value):
         with contextlib.suppress(ValueError, OverflowError):
             found = datetime.fromisoformat(value.upper())
-            # Everything is whole milliseconds, so what is at or after a fraction of one is at or after the next.
+            # All times are whole milliseconds, so a fraction counts as the next millisecond.
             since = (found if found.tzinfo else found.replace(tzinfo=UTC)) - datetime.fromtimestamp(0, UTC)
             return Moment(at_ms=max(0, math.ceil(since / timedelta(milliseconds=1))))
     raise click.BadParameter(
@@ -122,13 +219,10 @@ def duration(context: click.Context, parameter: click.Parameter, value: str | No
         raise click.BadParameter(f"{str(value)[:60]!r} is no duration such as 30s or 10m", context, parameter) from None
 
 
-# ---- signals that end a command
-
-
 def end_at_once(code: int) -> None:
     """
-    SIGTERM and SIGINT end the process with this code: nothing has begun that would have to be finished. A process that
-    is the first of its container has to do so itself, since the kernel ignores such a signal for it.
+    SIGTERM and SIGINT end the process with this code: nothing has begun that needs an end. If the process
+    is the first of a container, the kernel ignores a signal that has no handler.
     """
 
     def end(_number: int, _frame: object) -> None:
@@ -143,7 +237,7 @@ def end_at_once(code: int) -> None:
 def stop_on_signals(*, last: bool = False) -> Iterator[threading.Event]:
     """
     The first SIGTERM, SIGINT or SIGHUP sets the event, the second ends the process at once. `last`: the process ends
-    after the block, and no such signal changes its exit code any more, if the process is that of the command.
+    after the block, and no such signal changes the exit code any more, if the command has a process of its own.
     """
     stop = threading.Event()
 
@@ -161,106 +255,3 @@ def stop_on_signals(*, last: bool = False) -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if last and in_own_process() else handler)
-
-
-# ---- what all commands share: the global options, the exit codes, the shards that a command is about
-
-
-class Exit(IntEnum):
-    """The exit codes."""
-
-    DONE = 0
-    FAILED = 1
-    USAGE = 2
-    UNDELIVERED = 3
-
-
-@dataclass(frozen=True)
-class OnceOptions:
-    """The options that go with `--once`."""
-
-    #: Where the run's metrics are written, for node_exporter's textfile collector.
-    metrics_file: Path | None = None
-    #: The URL of a Pushgateway that gets the run's metrics.
-    metrics_push: str | None = None
-    #: Whether a run that leaves events waiting ends with 0 in place of 3.
-    exit_zero_on_pending: bool = False
-    #: How long to deliver; None: until nothing is left that can be delivered now.
-    delivery_limit: timedelta | None = None
-
-
-@dataclass(frozen=True)
-class Options:
-    """What stood before the subcommand."""
-
-    config_file: Path | None
-    log_level: Literal["debug", "info", "warning", "error"] | None
-    log_format: Literal["text", "json"] | None
-    as_json: bool = False
-
-    def settings(self, default_level: str | None = None, *, secrets: bool = True) -> Settings:
-        """
-        Load the settings, the secrets of the endpoints only where `secrets`, and set the log up. Ends the process where
-        they cannot be used.
-        """
-        try:
-            settings = self.load(secrets=secrets)
-        except ConfigError as error:
-            fail(str(error), Exit.USAGE)
-        self.apply_log(settings, default_level)
-        return settings
-
-    def load(self, *, secrets: bool = True) -> Settings:
-        """The settings as they are now. Raises ConfigError."""
-        return load(self.config_file, secrets=secrets)
-
-    def apply_log(self, settings: Settings, default_level: str | None = None) -> None:
-        """Set the log up."""
-        logs.configure(self.log_level or default_level or settings.log.level, self.log_format or settings.log.format)
-
-    @contextlib.contextmanager
-    def shards(self, only: str | None = None, *, secrets: bool = False) -> Iterator[tuple[Settings, list[Shard]]]:
-        """
-        The settings and all shards, or the one of that name, closed at the end. For an operator's command: its log
-        holds errors only, and files and variables with secrets of endpoints are read only where `secrets`. Ends the
-        process where there is no such shard.
-        """
-        settings = self.settings(default_level="error", secrets=secrets)
-        shards = open_shards(settings)
-        try:
-            known = [shard.name for shard in shards]
-            if only is not None and only not in known:
-                fail(f"there is no shard {only!r} in the configuration, only {', '.join(known)}", Exit.USAGE)
-            chosen = [shard for shard in shards if only in (None, shard.name)]
-            remember(chosen)
-            yield settings, chosen
-        finally:
-            for shard in shards:
-                shard.close()
-
-
-def fail(problem: str, code: Exit) -> Never:
-    """Say it on standard error and end the process."""
-    for line in problem.splitlines():
-        click.echo(f"sweeperd: {line}", err=True)
-    sys.exit(code)
-
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-#: `--json`, as `as_json`; where the option stood before the subcommand, it counts as well.
-json_option: Decorator = click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    callback=lambda context, _parameter, value: value or context.find_object(Options).as_json,
-    help="Print JSON.",
-)
-#: `--shard NAME`, as `shard`.
-shard_option: Decorator = click.option("--shard", metavar="NAME", help="Only this shard.  [default: all]")
-#: `--kind NAME`, as `kind`.
-kind_option: Decorator = click.option(
-    "--kind", metavar="NAME", help="This kind.  [default: reservations, or the only kind]"
-)
-#: `--yes`, as `yes`.
-yes_option: Decorator = click.option("--yes", is_flag=True, help="Do not ask.")

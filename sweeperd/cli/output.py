@@ -1,4 +1,4 @@
-"""What the subcommands print: tables and colours on a terminal, tab-separated lines elsewhere, JSON where asked for."""
+"""The output of subcommands: tables and colours on a terminal, else tab-separated lines; JSON if asked for."""
 
 import json
 import re
@@ -20,19 +20,19 @@ from sweeperd.text import timestamp
 
 __all__ = ["timestamp"]
 
-#: The longest that one cell of a table on a terminal may be, characters.
+#: The longest cell of a table on a terminal, characters.
 CELL = 60
 # What a terminal would obey or cannot show: controls, and what turns the direction of writing or ends a line.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 
 
 def printable(value: object) -> str:
-    """As text that any terminal shows and none obeys: what it would obey is escaped (`\\x1b`)."""
+    """Text for any terminal: what a terminal would obey or cannot show is escaped (`\\x1b`)."""
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), str(value))
 
 
 def shortened(text: str, limit: int = CELL) -> str:
-    """Its beginning and its end, where it is longer."""
+    """If the text is longer than `limit`: the beginning and the end."""
     return text if len(text) <= limit else f"{text[: limit - 8]}…{text[-7:]}"
 
 
@@ -49,7 +49,7 @@ class Cell:
 
 
 class Output:
-    """Where one command prints. `as_json`: nothing but JSON goes to standard output."""
+    """The output of a command. `as_json`: nothing but JSON goes to standard output."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -59,22 +59,22 @@ class Output:
         self._address_named = False
 
     def json(self, document: Document | dict[str, Any]) -> None:
-        """Print one JSON document on one line, with `address` in it."""
+        """Print a JSON document on a line, with `address`."""
         values = document.as_json() if isinstance(document, Document) else document
         click.echo(json.dumps(with_address(values), default=Document.as_json))
 
     def name_address(self) -> None:
-        """Name the address of the shards on standard error, unless this command has named it."""
+        """Name the address of the shards on standard error, unless this command has done so before."""
         if text := self.first_line():
             click.echo(f"sweeperd: on {text}", err=True)
 
     def first_line(self) -> str:
-        """The address for the first line of a table; empty where this command has named it."""
+        """The address for the first line of a table; empty if this command has named the address."""
         named, self._address_named = self._address_named, True
         return "" if named else printable(text_address())
 
     def say(self, text: str, style: str = "") -> None:
-        """One line for people; nothing with `--json`."""
+        """A line for people; nothing if `--json` is given."""
         if not self.as_json:
             self.name_address()
         if self.terminal:
@@ -85,8 +85,8 @@ class Output:
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """
         Rows of values or `Cell`s. On a terminal values are never cut, and columns without a value are left out; a table
-        that is wider than the terminal becomes a list of records. Elsewhere: tab-separated lines, the names first.
-        Above the first table of a command stands the address of the shards.
+        wider than the terminal becomes a list of records. If there is no terminal: tab-separated lines, the names
+        first. Above the first table of a command stands the address of the shards.
         """
         if address := self.first_line():
             click.secho(address, dim=True)
@@ -99,12 +99,12 @@ class Output:
             click.echo("\t".join(printable(_value(cell)) for cell in row))
 
     def check_consent(self, question: str, *, yes: bool) -> None:
-        """Raises click.UsageError where neither `yes` nor a terminal can answer the question."""
+        """Raises click.UsageError if neither `yes` nor a terminal can answer the question."""
         if not yes and (self.as_json or not sys.stdin.isatty()):
             raise click.UsageError(f"{printable(question)} This is no terminal to ask on; use --yes")
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Go on only where the operator agrees. Raises click.UsageError without a terminal to ask on."""
+        """Go on only if the operator agrees. Raises click.UsageError without a terminal to ask on."""
         self.check_consent(question, yes=yes)
         if yes:
             return
@@ -115,13 +115,13 @@ class Output:
 
 
 def with_address(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with the address of the command's shards in front; as it is where there are none."""
+    """The document with the address of the command's shards in front; unchanged if there are none."""
     address = json_address()
     return document if address is None else {"address": address} | document
 
 
 def fitted(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> RenderableType:
-    """The rows as a table of rich, or as records where they do not fit: an id is never broken across two lines."""
+    """The rows as a table of rich; as records if the table does not fit, since no id is broken across two lines."""
     said = [number for number, name in enumerate(columns) if not rows or _says_something(name, number, rows)]
     texts = [[_text(row[number]) for number in said] for row in rows]
     names = [columns[number] for number in said]
@@ -137,7 +137,7 @@ def fitted(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int)
 
 
 def _says_something(name: str, number: int, rows: Sequence[Sequence[object]]) -> bool:
-    """Whether a column has a value; that of shards, whether there is more than the default one."""
+    """Whether a column has a value; the column of shards: whether there is more than the default shard."""
     values = {str(_value(row[number])) for row in rows}
     return values not in ({""}, {DEFAULT_SHARD} if name == "shard" else {""})
 

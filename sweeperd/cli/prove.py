@@ -26,9 +26,9 @@ from sweeperd.kit.samples import derived_samples, read_samples, without_after
 @click.pass_obj
 def command(options: Options, name: str, file: Path | None, as_json: bool) -> None:
     """
-    Prove a configured kind on a Redis of its own: each property with every sample, one a line.
+    Prove a configured kind on a Redis of its own: each property with every sample, a line each.
 
-    Exit codes: 0 every property holds; 1 one does not; 2 bad option, configuration or samples.
+    Exit codes: 0 every property holds; 1 a property does not hold; 2 bad option, configuration or samples.
     """
     output = Output(as_json=as_json)
     proofs: list[Proof] = []

@@ -1,5 +1,5 @@
 """
-`sweeperd quarantine`: list what was set aside, put entries back after a repair, dismiss them, adopt those of others.
+`sweeperd quarantine`: list what was set aside, put entries back after a repair, dismiss or adopt entries.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.reservations import REASONS
 from sweeperd.text import candidates, decode, span, whole
 
-#: How many of the entries that stay are named, how many units are summed, and how many are adopted in one round trip.
+#: How many entries are named if they stay, how many units are summed, how many entries a round trip adopts.
 NAMED, UNITS, BATCH = 100, 20, 100
 #: In these states a reservation holds nothing any more.
 _FINAL = (b"COMMITTED", b"RELEASED", b"EXPIRED")
@@ -46,8 +46,8 @@ reason_option = click.option("--reason", metavar="REASON", help="Only those set 
 @click.group("quarantine", short_help="What was set aside: list it, put it back after a repair, or dismiss it.")
 def command() -> None:
     """
-    Reservations that the sweep could not decide or not release exactly. They keep their state and their budget, and
-    no sweep comes to them any more.
+    Reservations that the sweep could not decide or not release exactly. Such a reservation keeps its state and its
+    budget, and no sweep reads the reservation any more.
     """
 
 

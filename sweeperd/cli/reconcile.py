@@ -111,7 +111,7 @@ def _last(change: Change, kind: str | None) -> list[WalkedShardDocument]:
 
 
 def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool) -> list[WalkedShardDocument]:
-    """Walk over one kind, show `limit` findings of each shard, and mend if asked to."""
+    """Walk over a kind, show `limit` findings of each shard, and mend if asked to."""
 
     def walk(shard: Shard) -> ReconcileReport:
         subject = subject_of(shard, change.settings, kind, Throttle(rate))
@@ -144,7 +144,7 @@ def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool)
 
 
 def _show(change: Change, walks: Sequence[WalkedShardDocument], *, repair: bool) -> None:
-    """Print the reports: one JSON document; or a table of the findings, and a few lines for each walk."""
+    """Print the reports: a JSON document; or a table of the findings, and a few lines for each walk."""
     output = change.output
     if output.as_json:
         document = {
@@ -177,7 +177,7 @@ def _rows(walk: WalkedShardDocument) -> Iterator[Sequence[object]]:
 
 
 def _summary(walk: WalkedShardDocument) -> str:
-    """A few lines about one walk, as any terminal can show them."""
+    """A few lines about a walk, for any terminal."""
     return "\n".join(map(printable, _lines(walk)))
 
 
@@ -237,7 +237,7 @@ def _shown_progress(shard: str) -> Iterator[WalkProgress]:
 
 def _repair_budget(change: Change, name: str, rate: int | None) -> None:
     """
-    Judge one budget and repair the budget. If the operator is asked, the budget is judged before and after the
+    Judge and repair a budget. If the operator is asked, the budget is judged before and after the
     question, because traffic or another operator may change the budget in between.
     """
     if len(change.shards) > 1:

@@ -23,17 +23,17 @@ from sweeperd.text import decode
 
 #: Between two readings of the progress, seconds.
 READ_EVERY = 0.5
-#: After so many readings in a row with nothing but events that wait for their next attempt the command ends.
+#: The command ends if so many readings in a row find nothing but events waiting for the next attempt.
 WAITING_READINGS = 10
 
 
 @dataclass
 class _Replay:
-    """The replay on one shard, as far as the command is."""
+    """The replay on a shard, as far as the command is."""
 
     shard: Shard
     note: ReplayNote
-    #: Whether it runs, because this command has begun it (`began`) or an earlier one.
+    #: Whether the replay runs, because this command (`began`) or an earlier command has begun the replay.
     running: bool
     began: bool = False
     progress: ReplayProgress = field(default_factory=ReplayProgress)
@@ -53,7 +53,7 @@ class _Replay:
 
 
 class ShardReplay(Document):
-    """The replay on one shard."""
+    """The replay on a shard."""
 
     shard: str
     address: str = Field(description="Where Redis is, without credentials.")
@@ -92,20 +92,20 @@ def command(
     cancel: bool,
 ) -> None:
     """
-    Deliver the events from --since up to --until to one endpoint again, with the same webhook-id.
+    Deliver the events from --since up to --until to an endpoint again, with the same webhook-id.
 
     A time is the moment of the expiry, written as in `sweeperd expired`: 2026-11-21T12:00:05Z, 12:00, or 15m for so
-    long ago. The events are those that the endpoint asks for by its settings. They are counted first.
+    long ago. The settings of the endpoint select the events. The events are counted first.
 
-    The processes that deliver do the work, and the command waits for them. It can be ended at any time: the replay
-    goes on, and the same command waits for it again. One replay to an endpoint runs at a time.
+    The processes that deliver do the work, and the command waits for them. If the command is ended, the replay goes
+    on, and the same command waits again. Each endpoint has a single replay at a time.
 
     Exit code 3 if all events were sent and some of them wait for their next attempt.
     """
     if cancel == (since is not None):
         raise click.UsageError("either --since, or --cancel")
     if since is None:
-        # Also a replay to an endpoint that is not in the configuration any more.
+        # Also if the endpoint is not in the configuration any more.
         replays = _cancel(change, name)
     else:
         endpoint = endpoint_of(change.settings, name)
@@ -131,7 +131,7 @@ def _prepare(
     tenant: str | None,
     event_type: str | None,
 ) -> _Replay:
-    """Take up the replay that is running, or count the events of a new one. Ends the process if neither is possible."""
+    """Take up the running replay, or count the events of a new replay. Ends the process if neither is possible."""
     now = shard.read_clock()
     span = ReplaySpan(since.on(now), now if until is None else until.on(now), tenant, event_type)
     if span.since_ms >= span.until_ms:

@@ -1,8 +1,8 @@
 """
-The shards that a command works on, of which some may be down.
+The shards of a command, if some may be down.
 
-Every command works so: what the other shards give is printed; each shard that is down is one line on standard error and
-an entry of `down` in the JSON document (`{"shard", "address", "error"}`); the exit code is 1.
+Every command works so: the answers of the other shards are printed; if a shard is down, the command prints a line on
+standard error and adds an entry of `down` in the JSON document (`{"shard", "address", "error"}`); the exit code is 1.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Troubles:
-    """What one command could not do: the shards that are down, and other problems."""
+    """The shards that are down, and other problems of a command."""
 
     def __init__(self) -> None:
         self._down: dict[str, ShardTrouble] = {}
@@ -34,7 +34,7 @@ class Troubles:
 
     @property
     def down(self) -> list[Any]:
-        """The shards that could not be worked with, for the JSON document: each as `DownShard` has it."""
+        """The shards that are down, for the JSON document: each a `DownShard`."""
         return [trouble.as_dict() for trouble in self._down.values()]
 
     def is_down(self, shard: Shard) -> bool:
@@ -57,7 +57,7 @@ class Troubles:
             yield from items
 
     def fail(self, problem: str) -> None:
-        """Print a problem on standard error, and remember it for the exit code."""
+        """Print a problem on standard error; the exit code will be 1."""
         self._failed = True
         warn(problem)
 
@@ -68,7 +68,7 @@ class Troubles:
 
 
 class Run(Troubles):
-    """One run of a command. `yes`: the operator agrees to every question."""
+    """A run of a command. `yes`: the operator agrees to every question."""
 
     def __init__(self, settings: Settings, shards: list[Shard], output: Output, *, yes: bool) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Run(Troubles):
         self.yes = yes
 
     def each(self, work: Callable[[Shard], T]) -> list[tuple[Shard, T]]:
-        """Do the work on each shard that answers, and return each of these shards with its result."""
+        """Do the work on each shard that answers; returns each such shard with the result."""
         return for_each_shard(self.shards, work, self)
 
     def report(self, document: Document | dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ def on_shards(kind: type[Run] = Run, *, secrets: bool = False) -> Decorator:
 
 
 def for_each_shard(shards: Iterable[Shard], work: Callable[[Shard], T], troubles: Troubles) -> list[tuple[Shard, T]]:
-    """Do the work on each shard, and return each shard with its result. A shard that is down goes to `troubles`."""
+    """Do the work on each shard; returns each shard with the result. If a shard is down, `troubles` notes the shard."""
     done = []
     for shard in shards:
         if troubles.is_down(shard):
@@ -133,7 +133,7 @@ def for_each_shard(shards: Iterable[Shard], work: Callable[[Shard], T], troubles
 
 
 def warn(text: str) -> None:
-    """One line on standard error."""
+    """Print a line on standard error."""
     click.echo(f"sweeperd: {printable(text)}", err=True)
 
 
@@ -161,8 +161,8 @@ def endpoint_of(settings: Settings, name: str) -> EndpointSettings:
 
 def one_kind(settings: Settings, name: str | None) -> str:
     """
-    The kind that `--kind` names: without the option reservations, or the only kind there is. Ends the process if there
-    is no such kind, or nothing says which.
+    The kind of `--kind`: without the option reservations, or the only kind. Ends the process if there is no such kind,
+    or if there are several and no reservations.
     """
     names = kind_names(settings)
     if name is not None:

@@ -34,11 +34,11 @@ _WHY = {
 @click.pass_obj
 def command(options: Options, entry: str, kind: str | None, shard: str | None, as_json: bool) -> None:
     r"""
-    Everything about one reservation, or one entry of a configured kind: its hash, where it stands in index and
-    quarantine, the budgets of a reservation's scopes, its event and who got it, and what a sweep would decide now and
-    why. Nothing is changed.
+    Everything about a reservation, or an entry of a configured kind: the hash, the places in index and quarantine, the
+    budgets of a reservation's scopes, the event and its deliveries, and what a sweep would decide now and why. Nothing
+    is changed.
 
-    ID is the bare id, as it is or as logs and tables show it (\xff). Exit code 1 if no shard knows the id.
+    ID is the bare id, raw or as in logs and tables (\xff). Exit code 1 if no shard knows the id.
     """
     output, troubles = Output(as_json=as_json), Troubles()
     with options.shards(shard) as (settings, shards):
@@ -63,7 +63,7 @@ def command(options: Options, entry: str, kind: str | None, shard: str | None, a
 
 
 def _inspect(settings: Settings, shard: Shard, names: Sequence[str], text: str) -> Iterator[Inspection]:
-    """The entry of each of these kinds that the text means first."""
+    """The first entry of each of these kinds with this id."""
     for name in names:
         kind = kinds_of(settings, shard)[name]
         inspections = (inspect(settings, shard, kind, entry) for entry in candidates(text))

@@ -52,12 +52,12 @@ def command(options: Options, watch: bool, interval: float, shard: str | None, a
     What is due, overdue and set aside on each shard, who swept last, and what each endpoint waits for.
 
     due: the deadline has passed, by the index. in grace: a late commit is still accepted, so the sweep leaves it.
-    overdue: the rest, which the next tick takes. If more than 200 entries are due, the last two are estimates from
-    200 of them, marked with ~. pending: events that are to be sent; beyond 10,000 an estimate, marked with ~; no group:
-    nobody knows, because the consumer group of the endpoint is missing. A daemon makes it within 15 s.
+    overdue: the rest; the next tick takes these. If more than 200 entries are due, the last two are estimates from
+    200 of them, marked with ~. pending: events to send; beyond 10,000 an estimate, marked with ~; no group:
+    nobody knows, because the consumer group of the endpoint is missing. A daemon makes the group within 15 s.
 
     a second: expiries, or events delivered by all processes, over the last minute or the last 2,000 of them. empty in:
-    how long it takes at this rate to expire what is overdue now, or to deliver what is pending now.
+    how long at this rate to expire what is overdue now, or to deliver what is pending now.
 
     Exit code 1 if a shard cannot be reached.
     """
@@ -76,7 +76,7 @@ def command(options: Options, watch: bool, interval: float, shard: str | None, a
                     _show(output, statuses)
                     troubles = _troubles(statuses)
         except KeyboardInterrupt:
-            return  # that is how a watch ends
+            return  # the end of a watch
     if troubles:
         fail("\n".join(map(printable, troubles)), Exit.FAILED)
 

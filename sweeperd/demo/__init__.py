@@ -1,4 +1,4 @@
-"""The demo: tenants who reserve budget and forget it, the real daemon, and a receiver that verifies its webhooks."""
+"""The demo: tenants who reserve budget and forget it, the real daemon, and a receiver that verifies the webhooks."""
 
 import base64
 import contextlib
@@ -35,7 +35,7 @@ STEP_EVERY = 0.05
 
 
 class DaemonLog(logging.Handler):
-    """Takes the daemon's log off the screen: its decisions become news, its warnings and errors are kept."""
+    """Takes the daemon's log off the screen: decisions become news, warnings and errors are kept."""
 
     def __init__(self, news: "queue.SimpleQueue[News]") -> None:
         super().__init__()
@@ -74,14 +74,14 @@ class DaemonLog(logging.Handler):
 
 
 class Interrupt:
-    """Remembers the signal that asked for the end, so that everything started can be stopped in good order."""
+    """Remembers a signal to end, so that everything started can be stopped in good order."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
         self.number = 0
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a signal; returns True if there was one."""
+        """Wait for a signal; returns True if a signal came."""
         return self._asked.wait(seconds)
 
     def __enter__(self) -> "Interrupt":
@@ -102,7 +102,7 @@ def run_demo(echo: Callable[[str], None]) -> int:
     """Run the demo to the end, within half a minute. Returns the exit code: 0 if all books balance."""
     screen = Screen(echo)
     try:
-        from sweeperd.demo.receiver import Receiver  # noqa: PLC0415 - its imports come with the extra
+        from sweeperd.demo.receiver import Receiver  # noqa: PLC0415 - the imports come with the extra
     except ModuleNotFoundError as error:
         return _fail(screen, f"the demo needs the package {error.name}: pip install 'sweeperd[demo]'")
     _introduce(screen)

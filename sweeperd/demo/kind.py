@@ -19,11 +19,17 @@ from sweeperd.text import decode
 
 #: How long an entry of the demo lives, ms.
 SHORT, LONG = 1_500, 600_000
+#: When the demo gives up, and how long the demo watches for a second event, seconds.
+LIMIT, WATCH = 20.0, 1.0
+#: Between two readings of the event stream, seconds.
+PAUSE = 0.05
+#: The prefix of a kind's own fields in the stream.
+_OWN = b"data."
 
 
 @dataclass(frozen=True)
 class Example:
-    """One example. Each step is an action of the service, with a line for the screen."""
+    """An example. Each step is an action of the service, with a line for the screen."""
 
     folder: str
     #: The class of writer.py, made with a client of Redis.
@@ -31,8 +37,8 @@ class Example:
     steps: tuple[tuple[str, Callable[[Any], object]], ...]
     #: The ids that expire.
     expiring: frozenset[str]
-    #: The values to show before and after: a line for the screen -> how to read the value, and its due value at the
-    #: end.
+    #: The values to show before and after: a line for the screen -> how to read the value, and the due value at
+    #: the end.
     books: Mapping[str, tuple[Callable[[Any], object], object]]
 
     @property
@@ -106,17 +112,6 @@ EXAMPLES: Mapping[str, Example] = {
 }
 
 
-# ---- `sweeperd demo --kind`: one example of a kind, its real service, and the real daemon on a Redis of its own
-
-
-#: The demo gives up after LIMIT, and watches for WATCH that nothing comes twice; seconds.
-LIMIT, WATCH = 20.0, 1.0
-#: Between two readings of the event stream, seconds.
-PAUSE = 0.05
-#: The prefix of a kind's own fields in the stream.
-_OWN = b"data."
-
-
 def run_kind_demo(name: str, echo: Callable[[str], None]) -> int:
     """Run the demo to the end, within half a minute. Returns the exit code: 0 if all is as it should be."""
     example = EXAMPLES[name]
@@ -161,7 +156,7 @@ def _show(name: str, example: Example, server: str, url: str, client: Any, echo:
 
 
 def _watch(example: Example, client: Any, line: Callable[[str, str, str], None]) -> list[str]:
-    """Show each event as it comes, until all have come and nothing has come twice. Returns the ids, in order."""
+    """Show each event at once, until all have come and nothing has come twice. Returns the ids, in order."""
     seen: list[str] = []
     last, complete_at, deadline = "-", 0.0, time.monotonic() + LIMIT
     while time.monotonic() < deadline:

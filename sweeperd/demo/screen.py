@@ -107,11 +107,11 @@ class Screen:
         self.echo("\n" + click.style(text, bold=True))
 
     def fact(self, label: str, text: str) -> None:
-        """Write something that holds all the time."""
+        """Write a fact about the whole demo."""
         self.echo(f"  {click.style(f'{label:<10}', bold=True)}{text}")
 
     def line(self, label: str, name: str, text: str, change: str = "") -> None:
-        """Write something that has happened just now."""
+        """Write what has happened just now."""
         what = click.style(f"{label:<12}", **STYLES[label])
         self.echo(f"{self.seconds:5.1f}s  {what}{name:<11}{text:<27}{change}".rstrip())
 

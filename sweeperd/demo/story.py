@@ -46,7 +46,7 @@ SEARCH, BILLING = "tenant:globex/workspace:search", "tenant:initech/workspace:bi
 
 @dataclass(frozen=True)
 class Plan:
-    """One reservation and what becomes of it; times are in seconds."""
+    """A reservation and its fate; times are in seconds."""
 
     name: str
     scope: str
@@ -55,7 +55,7 @@ class Plan:
     grace: float
     #: How long after the reservation the owner comes back; None: never.
     after: float | None = None
-    #: The amount that the owner commits then; None: the owner releases.
+    #: The amount to commit then; None: the owner releases.
     used: int | None = None
     #: How long after the reservation the owner asks for more time, and for how much; None: the owner does not ask.
     longer: tuple[float, float] | None = None
@@ -121,7 +121,7 @@ class Play:
         self._left = {tenant: BUDGETS[f"tenant:{tenant}"] for tenant in UNITS}
         #: When the grace of each reservation ends, monotonic.
         self._ends: dict[str, float] = {}
-        #: Webhooks that were faster than the log line about their expiry.
+        #: Webhooks that came before the log line about the expiry.
         self._early: list[News] = []
         self._shown: set[tuple[str, str]] = set()
         self.plans = {plan.name: plan for plan in PLANS}

@@ -15,6 +15,14 @@ from sweeperd.kit.samples import DEADLINE, Content, Sample, counter_keys
 from sweeperd.sweep.kind import Decision, Outcome
 from sweeperd.text import decode, strings, whole
 
+#: The longest search for a smaller entry, seconds.
+LIMIT = 2.0
+#: The line number of the script in an error of Redis.
+_LINE = re.compile(r"user_script:\s*(\d+)")
+#: The outcomes after which the entry is still in the index.
+_STAYING = (Outcome.IN_GRACE, Outcome.NOT_DUE)
+_MARKS = (b"quarantined_at", b"quarantine_reason", b"quarantine_detail")
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -38,18 +46,11 @@ class Failure:
 Property = Callable[[Lab, Sample], Failure | None]
 
 
-# ---- the faults of one run of a kind's script
-# Everything in Redis before the run is compared with everything after the run. The permitted differences follow from
-# the outcome and the settings alone, not from the script.
-
-
-#: The outcomes after which the entry is still in the index.
-_STAYING = (Outcome.IN_GRACE, Outcome.NOT_DUE)
-_MARKS = (b"quarantined_at", b"quarantine_reason", b"quarantine_detail")
-
-
 def problem(lab: Lab, sample: Sample, result: Decision | redis.RedisError, before: World) -> str:
-    """The fault of the last run; empty if there is none. `before`: the world before the run."""
+    """
+    The fault of the last run; empty if there is none. `before`: the world before the run, which is compared with all of
+    Redis after the run. The permitted differences follow from the outcome and the settings alone, not from the script.
+    """
     after = lab.world(sample)
     if isinstance(result, redis.RedisError):
         changed = after.changed_since(before)
@@ -92,8 +93,6 @@ class _Judged:
         yield from self._other_keys()
         yield from self._books()
 
-    # ---- shared by the judgements
-
     @property
     def _entry(self) -> bytes:
         return self.sample.id.encode()
@@ -125,8 +124,6 @@ class _Judged:
         then, now = (dict(world.of(key, "zset")) for world in (self.before, self.after))
         scores = then.pop(self._entry, None), now.pop(self._entry, None)
         return *scores, then == now
-
-    # ---- the judgements
 
     def _index(self) -> Iterator[str]:
         then, now, same = self._members(self.lab.kind.index)
@@ -302,9 +299,6 @@ class _Judged:
                 yield f"the sum of {' + '.join(group)} changed"
 
 
-# ---- the statements of the sample about the end
-
-
 def stated(lab: Lab, sample: Sample, before: World) -> str:
     """The difference from the sample's `after`; empty if there is none."""
     return next(_differing(lab, sample, before), "")
@@ -367,9 +361,6 @@ def _readable(value: Any) -> Any:
     return value
 
 
-# ---- runs a kind's script once and judges the run, for the properties
-
-
 def attempt(lab: Lab, sample: Sample, about: str, *, errors: bool = False, **run: Any) -> Failure | None:
     """Load the sample, run, and judge. `errors`: an error is right if nothing has changed."""
     lab.load(sample)
@@ -420,15 +411,6 @@ def first(failures: Iterable[Failure | None]) -> Failure | None:
 def short(value: str | None) -> str:
     """A value in the form for a report."""
     return "nothing" if value is None else repr(value if len(value) <= 40 else value[:37] + "...")
-
-
-# ---- makes a failure easy to read: the smallest entry that fails in the same way, and the guilty line of Lua
-
-
-#: The longest search for a smaller entry, seconds.
-LIMIT = 2.0
-#: The line number of the script in an error of Redis.
-_LINE = re.compile(r"user_script:\s*(\d+)")
 
 
 def explained(lab: Lab, holds: Property, sample: Sample, failure: Failure) -> Failure:

@@ -1,4 +1,4 @@
-"""One kind on one embedded Redis: load a sample, run the script, and see all changes."""
+"""A kind on an embedded Redis: load a sample, run the script, and see all changes."""
 
 import functools
 import re

@@ -44,6 +44,18 @@ HOSTILE = (
 MAX_WAITS = 100
 #: Additions to the deadline, ms: time and seconds of the deadline are even, then odd.
 SHIFTS = (0, 1_234_567)
+#: Possible values of a counter.
+COUNTERS = ("", "x", "1.5", "007", "0", "1", str(INT64_MAX), str(INT64_MAX - 1), str(INT64_MIN), "9" * 40)
+#: The TTL of a key, ms: beyond the end of any proof.
+TTL_MS = 86_400_000
+#: After this id a stream takes no other entry.
+LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
+#: The most that one run may take, seconds and commands.
+MAX_SECONDS, MAX_COMMANDS = 0.25, 400
+#: The number of copies of a sample in a drain, beside the sample itself.
+ENTRIES = 40
+#: The name of the trial before the properties.
+COMPILES = "the script compiles"
 
 
 def expires(lab: Lab, sample: Sample) -> Failure | None:
@@ -58,7 +70,7 @@ def expires(lab: Lab, sample: Sample) -> Failure | None:
 def never_early(lab: Lab, sample: Sample) -> Failure | None:
     """
     An entry does not expire at the end of the grace or before, with any arguments of a caller; and one millisecond
-    later it does. Both with an even and with an odd deadline.
+    later the entry expires. Both with an even and with an odd deadline.
     """
     return first(_on_time(lab, sample, DEADLINE + shift) for shift in SHIFTS)
 
@@ -202,19 +214,6 @@ def reused(lab: Lab, sample: Sample) -> Failure | None:
     return judge(lab, sample, f"{sample.id} used again")
 
 
-# ---- properties of a kind about the surroundings of the entry: the written keys, rights, memory, time
-
-
-#: Possible values of a counter.
-COUNTERS = ("", "x", "1.5", "007", "0", "1", str(INT64_MAX), str(INT64_MAX - 1), str(INT64_MIN), "9" * 40)
-#: The TTL of a key, ms: beyond the end of any proof.
-TTL_MS = 86_400_000
-#: After this id a stream takes no other entry.
-LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
-#: The most that one run may take, seconds and commands.
-MAX_SECONDS, MAX_COMMANDS = 0.25, 400
-
-
 def counters(lab: Lab, sample: Sample) -> Failure | None:
     """A written key may be of another type, hold no number or be absent: all is moved, or nothing."""
     counted = counter_keys(lab.settings, sample.hash, sample.id) if sample.outcome == "expired" else []
@@ -328,7 +327,7 @@ def _comparable(held: tuple[str, Any]) -> tuple[str, Any]:
 
 
 def bounded(lab: Lab, sample: Sample) -> Failure | None:
-    """One run takes little time and few commands."""
+    """A run takes little time and few commands."""
     lab.load(sample)
     lab.client.config_resetstat()
     lab.run(sample.id.encode())
@@ -346,13 +345,6 @@ def _major(lab: Lab) -> int:
 
 def _glob(key: bytes) -> str:
     return re.sub(r"([*?\[\]\\])", r"\\\1", key.decode("utf-8", "surrogateescape"))
-
-
-# ---- the properties of a whole drain: rivals on the same entries, and a sweeper killed in the middle
-
-
-#: The number of copies of a sample in a drain, beside the sample itself.
-ENTRIES = 40
 
 
 def rivals(lab: Lab, sample: Sample) -> Failure | None:
@@ -442,9 +434,6 @@ def _drained(lab: Lab, sample: Sample, work: Callable[[], None]) -> Failure | No
     return None
 
 
-# ---- the properties required of every kind: each is a function that returns the first input that breaks it
-
-
 #: All properties, in the order of the report.
 PROPERTIES: tuple[tuple[str, Property], ...] = (
     ("expires when it is due", expires),
@@ -473,13 +462,9 @@ PROPERTIES: tuple[tuple[str, Property], ...] = (
 )
 
 
-#: The name of the trial before the properties.
-COMPILES = "the script compiles"
-
-
 @dataclass(frozen=True)
 class Proof:
-    """One property of a kind."""
+    """A property of a kind."""
 
     name: str
     failure: Failure | None = None

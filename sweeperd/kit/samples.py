@@ -13,6 +13,9 @@ from sweeperd.errors import ConfigError
 #: The deadline of every sample, ms: long ago, so that a sample is overdue on any server's clock.
 DEADLINE = 1_700_000_000_000
 _TYPES = ("hash", "string", "set", "zset", "list")
+#: An amount of a derived sample, and the value of the counters before.
+AMOUNT, COUNTER = "3", "1000"
+_OTHER = "another"
 
 #: A key's type and content: {"hash": {..}}, {"string": ".."}, {"set": [..]}, {"zset": {..}} or {"list": [..]}.
 Content = dict[str, Any]
@@ -108,14 +111,6 @@ def without_after(samples: Sequence[Sample]) -> str:
     """A warning with the names of the expired samples without `after`; empty for none."""
     names = [sample.id for sample in samples if sample.outcome == "expired" and sample.after is None]
     return f"no `after` says what these have to leave in Redis: {', '.join(names)}" if names else ""
-
-
-# ---- samples of a declared kind, from its own templates: the templates state what the kind writes
-
-
-#: An amount of a derived sample, and the value of the counters before.
-AMOUNT, COUNTER = "3", "1000"
-_OTHER = "another"
 
 
 def derived_samples(kind: KindSettings) -> list[Sample]:

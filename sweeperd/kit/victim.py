@@ -1,8 +1,7 @@
 """
-A process that sweeps and is killed. The process sends requests to Redis one after the other; from the middle on it
-reads no more replies and writes a line, so that its parent can kill it while requests are on the way. It never ends by
-itself, unless the parent ends. This file needs nothing but the standard library, so that the process starts at once,
-and without a path to other packages.
+A process that sweeps and is killed. The process sends requests to Redis in turn; from the middle on it reads no more
+replies and writes a line, so that the parent can kill the process while requests are on the way. The process ends when
+the parent ends. This file needs only the standard library, so the process starts at once, without a path to packages.
 """
 
 import marshal
@@ -13,7 +12,7 @@ import time
 
 def main() -> None:
     """The port of Redis is the argument, the requests come in on standard input."""
-    requests: list[bytes] = marshal.load(sys.stdin.buffer)  # noqa: S302 - from the process that started this one
+    requests: list[bytes] = marshal.load(sys.stdin.buffer)  # noqa: S302 - from the parent
     with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection:
         for number, request in enumerate(requests):
             connection.sendall(request)

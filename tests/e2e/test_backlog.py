@@ -3,14 +3,12 @@
 import os
 import subprocess
 
-import pytest
 import redis
 
 from tests.support.harness import command, environment, reserve
 from tests.support.servers import Server
 
 
-@pytest.mark.newest_redis
 def test_memory_does_not_grow_with_the_backlog(server: Server, client: redis.Redis) -> None:
     small, large = (peak_memory(server, client, entries) for entries in (1500, 30_000))
     assert large < 1.2 * small

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import redis
 
 from tests.support.books import Property, check, read
@@ -86,7 +85,6 @@ class Rival:
                 self.expired.append(name)
 
 
-@pytest.mark.newest_redis
 def test_it_waits_while_a_replica_lives_and_takes_over_when_none_does(
     server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:

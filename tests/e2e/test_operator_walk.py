@@ -45,7 +45,6 @@ def test_the_whole_way(bare_environment: None, log_restored: None, tmp_path: Pat
             assert running.terminate() == 0
 
 
-@pytest.mark.newest_redis
 def test_redis_that_is_down_is_one_clear_line(
     bare_environment: None, log_restored: None, own_server: Server, tmp_path: Path
 ) -> None:
@@ -96,7 +95,6 @@ def down_is_told_clearly(running: Daemon, operator: Operator, url: str, before: 
     assert url in told
 
 
-@pytest.mark.newest_redis
 @pytest.mark.skipif(not fake_clock(), reason="faketime is not installed")
 def test_a_clock_that_is_really_set_back_is_told(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     """The walk shows that it is not told of where it was not; here the sweep goes on at once."""

@@ -20,7 +20,6 @@ LONG = 30.0
 RATE = 50
 
 
-@pytest.mark.newest_redis
 def test_three_daemons_keep_to_the_rate(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     """In no time more than the rate and one burst; over 30 s, within 5 % of the rate."""
     total = int(RATE * (SECONDS + 1))

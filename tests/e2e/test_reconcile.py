@@ -134,7 +134,6 @@ def test_on_a_terminal_there_are_a_bar_and_a_table(client: redis.Redis, server: 
         assert told in shown, shown
 
 
-@pytest.mark.newest_redis
 def test_a_restarted_daemon_goes_on_with_its_walk(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     """The place is kept in Redis: the second process does not begin anew, and finds what the first had not reached."""
     total = 1200

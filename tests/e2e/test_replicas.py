@@ -38,7 +38,6 @@ def sweeps(running: Daemon, result: str) -> float:
     return running.metric("sweeperd_sweeps_total", shard="default", result=result)
 
 
-@pytest.mark.newest_redis
 @pytest.mark.parametrize("taken", [None, "another replica"], ids=["deleted", "taken"])
 def test_a_lease_that_is_lost_in_the_middle_of_a_sweep(
     taken: str | None, server: Server, client: redis.Redis, tmp_path: Path
@@ -69,7 +68,6 @@ def test_a_lease_that_is_lost_in_the_middle_of_a_sweep(
     check(read(client), set(Property))
 
 
-@pytest.mark.newest_redis
 def test_a_lease_is_renewed_for_as_long_as_the_sweep_lasts(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     """A renewal is seen: the key has longer to live than it had before."""
     env = environment(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import nacl.exceptions
 import nacl.signing
-import pytest
 import redis
 import standardwebhooks
 
@@ -87,7 +86,6 @@ def load(client: redis.Redis) -> Iterator[Callable[[], int]]:
         thread.join()
 
 
-@pytest.mark.newest_redis
 def test_both_kinds_of_keys_are_rotated_and_no_delivery_is_rejected(
     server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:

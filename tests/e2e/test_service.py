@@ -190,7 +190,6 @@ def test_a_storm_of_signals_ends_with_the_last_file(
         )
 
 
-@pytest.mark.newest_redis
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads and files are counted on Linux only")
 def test_reloads_leave_no_thread_and_no_connection(
     env: dict[str, str], client: redis.Redis, config: Path, tmp_path: Path

@@ -32,7 +32,6 @@ def in_hand(client: redis.Redis, group: str, process: int) -> int:
     return sum(consumer["pending"] for consumer in consumers if consumer["name"].startswith(own))
 
 
-@pytest.mark.newest_redis
 @pytest.mark.timeout(1800)
 def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> None:
     """Only what was in hand at a kill comes twice: single events at the one endpoint, batches at the other."""
@@ -86,7 +85,6 @@ def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> 
         check(read(client), set(Property))
 
 
-@pytest.mark.newest_redis
 @pytest.mark.timeout(600)
 def test_the_relay_is_killed_again_and_again(server: Server, client: redis.Redis) -> None:
     """Each event and each delivery of a Cycles installation is written exactly once."""

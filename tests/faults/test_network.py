@@ -26,7 +26,6 @@ def check_books(client: redis.Redis, total: int) -> None:
     assert budget(client) == (0, 5 * total)
 
 
-@pytest.mark.newest_redis
 def test_connections_to_redis_are_cut_again_and_again(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     with Subscribers() as subscribers, Proxy(server.port) as proxy:
         env = environment(proxy.url, sweep__interval="100ms", endpoints=subscribers.endpoints)
@@ -44,7 +43,6 @@ def test_connections_to_redis_are_cut_again_and_again(server: Server, client: re
     check_books(client, TOTAL)
 
 
-@pytest.mark.newest_redis
 def test_redis_answers_in_drips_and_then_not_at_all(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     with Receiver() as receiver, Proxy(server.port) as proxy:
         env = environment(
@@ -69,7 +67,6 @@ def test_redis_answers_in_drips_and_then_not_at_all(server: Server, client: redi
     check_books(client, TOTAL)
 
 
-@pytest.mark.newest_redis
 def test_two_daemons_and_a_once_on_one_backlog(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     with Subscribers() as subscribers:
         env = environment(

@@ -36,7 +36,6 @@ def test_redis_is_not_there_at_start(redis_binary: Binary, tmp_path: Path) -> No
                 assert running.terminate() == 0
 
 
-@pytest.mark.newest_redis
 def test_redis_is_killed_and_restarted_while_it_drains(redis_binary: Binary, tmp_path: Path) -> None:
     total, kills = 3000, 3
     with Subscribers() as subscribers, Server(redis_binary, AOF) as server:
@@ -112,7 +111,6 @@ def test_a_primary_that_became_a_replica_is_not_written_to(own_server: Server, t
             eventually(lambda: running.get("/readyz")[0] == 200)
 
 
-@pytest.mark.newest_redis
 def test_redis_is_paused_for_longer_than_the_time_out(own_server: Server, tmp_path: Path) -> None:
     with Receiver() as receiver, connect(own_server) as client:
         env = environment(

@@ -40,7 +40,6 @@ def test_one_client(client: redis.Redis, server: Server, traffic: Sequence[Step]
     # Threads do not meet in the same way twice, so there is no smaller example to search for.
     phases=[Phase.explicit, Phase.generate],
 )
-@pytest.mark.newest_redis
 def test_clients_at_once(
     client: redis.Redis, server: Server, pool: ThreadPoolExecutor, clients: Sequence[Sequence[Step]]
 ) -> None:

@@ -87,7 +87,6 @@ def run(environment: Mapping[str, str], *arguments: str) -> Result:
     return result
 
 
-@pytest.mark.newest_redis
 @pytest.mark.parametrize("arguments", TABLES, ids=" ".join)
 def test_a_table_has_it_in_its_first_line(arguments: list[str], environment: dict[str, str], server: Server) -> None:
     result = run(environment, *arguments)
@@ -95,7 +94,6 @@ def test_a_table_has_it_in_its_first_line(arguments: list[str], environment: dic
     assert result.output.count(f"{server.url}\n") == 1, "once"
 
 
-@pytest.mark.newest_redis
 @pytest.mark.parametrize("arguments", [*TABLES, *LINES], ids=" ".join)
 def test_a_json_document_has_it(arguments: list[str], environment: dict[str, str], server: Server) -> None:
     if arguments == ["expired"]:
@@ -104,7 +102,6 @@ def test_a_json_document_has_it(arguments: list[str], environment: dict[str, str
     assert json.loads(result.stdout)["address"] == server.url
 
 
-@pytest.mark.newest_redis
 @pytest.mark.parametrize("arguments", [*LINES, *OTHERS], ids=" ".join)
 def test_all_else_has_it_on_standard_error(arguments: list[str], environment: dict[str, str], server: Server) -> None:
     result = run(environment, *arguments)
@@ -112,7 +109,6 @@ def test_all_else_has_it_on_standard_error(arguments: list[str], environment: di
     assert server.url not in result.stdout
 
 
-@pytest.mark.newest_redis
 @pytest.mark.parametrize("arguments", [["show", "unknown"], ["ledger", "show", "unknown:TOKENS"]], ids=" ".join)
 def test_where_nothing_is_found_too(arguments: list[str], environment: dict[str, str], server: Server) -> None:
     result = run(environment, *arguments)
@@ -194,7 +190,6 @@ def unreadable(environment: dict[str, str], receiver: Receiver, tmp_path: Path) 
     return environment | {"SWEEPERD_CONFIG": str(path)}
 
 
-@pytest.mark.newest_redis
 @pytest.mark.parametrize("arguments", WITHOUT_SECRETS, ids=" ".join)
 def test_a_command_that_needs_no_secret_works_without_them(arguments: list[str], unreadable: dict[str, str]) -> None:
     result = run(unreadable, *arguments)
@@ -202,7 +197,6 @@ def test_a_command_that_needs_no_secret_works_without_them(arguments: list[str],
     assert "gone" not in result.output
 
 
-@pytest.mark.newest_redis
 @pytest.mark.parametrize("arguments", WITH_SECRETS, ids=lambda value: " ".join(value) or "daemon")
 def test_a_command_that_needs_secrets_names_file_and_key(arguments: list[str], unreadable: dict[str, Any]) -> None:
     result = run(unreadable, *arguments)

@@ -134,7 +134,6 @@ def test_what_was_trimmed_is_said(invoke: Run, client: redis.Redis, now: int) ->
     assert "Deliver 2 events" in counted.stderr
 
 
-@pytest.mark.newest_redis
 def test_it_waits_for_the_end(invoke: Run, server: Server, client: redis.Redis, now: int) -> None:
     """And ends with 3 where an event waits for its next attempt."""
     refused = {"r3"}

@@ -46,7 +46,6 @@ def run(server: Server, arguments: str, *, buffered: bool = True) -> tuple[int, 
     return done.returncode, done.stderr
 
 
-@pytest.mark.newest_redis
 @pytest.mark.parametrize("arguments", COMMANDS)
 def test_a_full_disk_is_one_line(server: Server, client: redis.Redis, arguments: str) -> None:
     reserve(client, ["late"])
@@ -56,7 +55,6 @@ def test_a_full_disk_is_one_line(server: Server, client: redis.Redis, arguments:
     assert "Exception ignored" not in told
 
 
-@pytest.mark.newest_redis
 def test_what_was_done_is_recorded_nevertheless(server: Server, client: redis.Redis, shard: Shard) -> None:
     give_up(shard, ["l1", "l2"])
     reserve(client, ["late"], overdue_by=-50_000)
@@ -68,7 +66,6 @@ def test_what_was_done_is_recorded_nevertheless(server: Server, client: redis.Re
     assert [action.count for action in read_actions(shard)] == [2, 1]
 
 
-@pytest.mark.newest_redis
 def test_without_standard_streams_it_works(server: Server) -> None:
     closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command("status")]
     assert subprocess.run(closed, env=environment(server.url), timeout=60, check=False).returncode == 0

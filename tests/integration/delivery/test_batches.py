@@ -15,8 +15,6 @@ from tests.support.deliveries import Deliver, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
 
-pytestmark = pytest.mark.newest_redis
-
 
 def names(request: Request) -> list[str]:
     """The reservations in a request, in order."""

@@ -14,8 +14,6 @@ from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
 from tests.support.streams import entries
 
-pytestmark = pytest.mark.newest_redis
-
 
 def name(request: Request) -> str:
     return str(request.event["data"]["reservation_id"])

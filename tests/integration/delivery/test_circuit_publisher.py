@@ -7,8 +7,6 @@ from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, CircuitP
 from sweeperd.outbox.endpoint_state import CircuitState, CircuitStateStore
 from sweeperd.store import Shard
 
-pytestmark = pytest.mark.newest_redis
-
 
 class World:
     """One publisher on a clock of the test's own, and what operators see of it."""

@@ -26,8 +26,6 @@ from tests.support.deliveries import EVENTS, Deliver, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Receiver, Request
 
-pytestmark = pytest.mark.newest_redis
-
 
 def test_events_in_hand_have_a_heartbeat(client: redis.Redis, deliver: Deliver) -> None:
     """Without one, another replica would take them after a while and send them again."""

@@ -29,8 +29,6 @@ from tests.support.harness import server_time
 from tests.support.servers import Server
 from tests.support.streams import entries
 
-pytestmark = pytest.mark.newest_redis
-
 HOUR_MS = 3_600_000
 DEAD_LETTERS = "sweeperd:dead-letters"
 

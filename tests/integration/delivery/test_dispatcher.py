@@ -23,8 +23,6 @@ from tests.support.harness import eventually, server_time
 from tests.support.raw_server import raw_server
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
 
-pytestmark = pytest.mark.newest_redis
-
 #: The reader sees a stop soon.
 QUICK = Timing(block=0.05)
 

@@ -11,8 +11,6 @@ from sweeperd.outbox.stream import PAGE, PARKED
 from sweeperd.store import Shard
 from tests.support.deliveries import EVENTS, expire
 
-pytestmark = pytest.mark.newest_redis
-
 
 @pytest.fixture
 def outbox(shard: Shard) -> Outbox:

@@ -128,7 +128,6 @@ def test_an_endpoint_gets_only_what_it_asks_for(shard: Shard, client: redis.Redi
     assert replay.count_events(shard, HOOK, ReplaySpan(now - HOUR + 1, now - HOUR + 2)).events == 2
 
 
-@pytest.mark.newest_redis
 def test_the_age_counts_from_the_replay_and_what_fails_is_a_dead_letter_of_the_endpoint(
     shard: Shard, client: redis.Redis, deliver: Deliver
 ) -> None:
@@ -176,7 +175,6 @@ def test_replicas_share_a_replay_beside_the_events_of_now(shard: Shard, client: 
     assert got == Counter([*names, *(f"new{number}" for number in range(100))])
 
 
-@pytest.mark.newest_redis
 def test_a_paused_endpoint_gets_nothing_until_it_is_resumed(
     shard: Shard, client: redis.Redis, deliver: Deliver
 ) -> None:
@@ -201,7 +199,6 @@ def test_a_paused_endpoint_gets_nothing_until_it_is_resumed(
         assert Outbox(shard, "us").groups.trim(["hook"], HOUR, HOUR) > 0
 
 
-@pytest.mark.newest_redis
 def test_a_failing_endpoint_gets_one_probe_at_a_time(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:
     """A replay and the events of now share the circuit, which closes for both."""
     now = server_time(client)
@@ -294,7 +291,6 @@ def test_its_events_were_trimmed_since_they_were_counted(shard: Shard, client: r
     assert not client.exists(GROUPS)
 
 
-@pytest.mark.newest_redis
 def test_a_group_that_is_lost_is_made_again_unless_the_replay_has_ended(
     shard: Shard, client: redis.Redis, deliver: Deliver
 ) -> None:

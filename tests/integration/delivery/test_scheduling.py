@@ -10,10 +10,7 @@ from sweeperd.store import Shard
 from tests.support.deliveries import Deliver
 from tests.support.harness import eventually
 
-pytestmark = [
-    pytest.mark.newest_redis,
-    pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has one rule for all threads"),
-]
+pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has one rule for all threads")
 
 
 def policies(group: str) -> dict[str, int]:

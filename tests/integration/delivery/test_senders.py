@@ -24,8 +24,6 @@ from sweeperd.store import Shard
 from tests.support.builders import StillClock, batch_limits, make_lane
 from tests.support.harness import eventually
 
-pytestmark = pytest.mark.newest_redis
-
 NOW = 1_795_000_000_000
 MAX_AGE_MS = 60_000
 BATCHES = batch_limits(events=100)

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 from tests.support.servers import Server
 
 #: A program that has tracing of its own; it is a process, since OpenTelemetry is set up once for each.
@@ -62,7 +60,6 @@ with Ledger.from_url(sys.argv[1]) as ledger:
 """
 
 
-@pytest.mark.newest_redis
 def test_the_api_alone_is_enough(server: Server) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BARE, server.url], check=False, capture_output=True, text=True, timeout=60

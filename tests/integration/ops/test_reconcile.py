@@ -245,7 +245,6 @@ def test_a_walk_goes_on_where_it_was_interrupted(shard: Shard, stage: WalkStage)
     assert report.hashes == 1113
 
 
-@pytest.mark.newest_redis
 def test_a_walk_counts_the_same_wherever_it_was_interrupted(shard: Shard) -> None:
     plant_many(shard)
     unbroken, whole = StopsAt(10**9), counts(reconcile(subject(shard)))
@@ -262,7 +261,6 @@ def test_a_walk_counts_the_same_wherever_it_was_interrupted(shard: Shard) -> Non
     assert resumed > 2
 
 
-@pytest.mark.newest_redis
 def test_pages_whose_hints_still_wait_are_counted_once(shard: Shard) -> None:
     """The place is that of the first page with such a hint, so a later walk visits the pages after it again."""
     plant_many(shard)

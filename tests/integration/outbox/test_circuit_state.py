@@ -16,8 +16,6 @@ from tests.support.fixtures import full
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Receiver
 
-pytestmark = pytest.mark.newest_redis
-
 KEY = "sweeperd:circuits"
 #: A moment of Redis's clock, ms.
 NOW = 1_795_000_000_000

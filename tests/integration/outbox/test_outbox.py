@@ -795,7 +795,6 @@ def test_to_ask_replicas_writes_on_the_same_connection(shard: Shard, client: red
     assert idle(stream, entry) < 30_000
 
 
-@pytest.mark.newest_redis
 def test_as_many_replicas_as_are_asked_for_are_enough(
     own_server: Server, own_shard: Shard, redis_binary: Binary
 ) -> None:

@@ -30,7 +30,7 @@ from sweeperd.outbox.endpoint_state import CircuitStateStore
 from sweeperd.outbox.event import EventEncoder
 from sweeperd.outbox.replays import ReplayNote, ReplayStore, ReplaySubscription, end_cancelled
 from sweeperd.outbox.stream import Announcements, ConsumerGroups, Outbox, Replication
-from sweeperd.outbox.subscription import BacklogMemory, GroupBacklog, Subscription, read_backlog
+from sweeperd.outbox.subscription import BacklogMemory, GroupBacklog, read_backlog
 from sweeperd.store import streams
 from sweeperd.store.lease import process_name
 from sweeperd.store.shard import Shard
@@ -96,10 +96,6 @@ class EndpointDelivery:
         if ended:
             self._sender.close()
         return ended
-
-    def leave(self) -> None:
-        """Remove the note of this process. Raises redis.RedisError."""
-        self.lane.publisher.remove()
 
     @property
     def state(self) -> str:
@@ -330,7 +326,6 @@ class Dispatcher:
         self._outbox = outbox = Outbox(shard, consumer, replication, announcements, self._groups, context.timing)
         self._backlogs = BacklogMemory()
         self._ready = self._started = False
-        self._subscriptions = {endpoint.name: Subscription(endpoint) for endpoint in settings.consumers}
         #: Endpoint -> `max_rate`, shared by the delivery to the endpoint and by a replay. Shards share no Redis, so
         #: each shard gets an equal part.
         self._limits = {
@@ -432,12 +427,10 @@ class Dispatcher:
                     self._replays.finish()
                     for endpoint in self.endpoints:
                         self._groups.leave(endpoint.name)
-                        endpoint.leave()
+                        endpoint.lane.publisher.remove()
             except (RedisUnavailable, redis.RedisError) as error:
-                log.info(
-                    "the consumer is not removed from its groups",
-                    extra={"shard": self._shard.name, "error": str(error)},
-                )
+                fields = {"shard": self._shard.name, "error": str(error)}
+                log.info("the consumer is not removed from its groups", extra=fields)
         return ended
 
     @property
@@ -455,7 +448,7 @@ class Dispatcher:
             groups = [*(endpoint.name for endpoint in self.endpoints), *self._replays.groups]
             self._groups.trim(groups, self._retention_ms, self._max_age_ms)  # reads Redis's clock
             for endpoint in self.endpoints:
-                if backlog := self._backlog(endpoint.name):
+                if backlog := self._backlog(endpoint):
                     waiting = backlog.events, backlog.oldest_seconds
                     self._metrics.webhooks.waiting(self._shard.name, endpoint.name, *waiting)
                 self._metrics.webhooks.endpoint_state(self._shard.name, endpoint.name, endpoint.state)
@@ -481,7 +474,7 @@ class Dispatcher:
             counts["undelivered"] += self._replays.left()
             for endpoint in self.endpoints:
                 counts += endpoint.counts()
-                backlog = self._backlog(endpoint.name, to_the_end=True)
+                backlog = self._backlog(endpoint, to_the_end=True)
                 counts["undelivered"] += backlog.events if backlog else 0
         return DeliveryReport(counts["delivered"], counts["undelivered"], counts["dead_lettered"])
 
@@ -502,10 +495,9 @@ class Dispatcher:
         lane = Lane.of(context, endpoint, self._outbox, 1, subscription, live)
         return RunningReplay(note, subscription, self._delivery(context, endpoint, lane), context.stop)
 
-    def _backlog(self, endpoint: str, *, to_the_end: bool = False) -> GroupBacklog | None:
-        groups = streams.groups(self._shard.client, self._shard.keys.events)
-        subscription, now_ms = self._subscriptions[endpoint], self._shard.clock.now_ms()
-        group, memory = groups.get(endpoint.encode()), self._backlogs
+    def _backlog(self, endpoint: EndpointDelivery, *, to_the_end: bool = False) -> GroupBacklog | None:
+        group = streams.groups(self._shard.client, self._shard.keys.events).get(endpoint.name.encode())
+        subscription, now_ms, memory = endpoint.lane.subscription, self._shard.clock.now_ms(), self._backlogs
         return read_backlog(self._shard, group, subscription, now_ms, to_the_end=to_the_end, memory=memory)
 
     def _observer(self, endpoint: str) -> Callable[[DeliveryResult], None]:

@@ -188,9 +188,8 @@ def _reason(error: BaseException, mask: Callable[[str], str]) -> str:
     """Why there was no response, without URL and credentials."""
     if isinstance(error, requests.exceptions.InvalidSchema | requests.exceptions.InvalidURL):
         return "the URL cannot be used"
-    if isinstance(error, requests.exceptions.ProxyError):
-        return f"the proxy: {_innermost_reason(error, mask)}"
-    return _innermost_reason(error, mask)
+    proxy = "the proxy: " if isinstance(error, requests.exceptions.ProxyError) else ""
+    return proxy + _innermost_reason(error, mask)
 
 
 def _innermost_reason(error: BaseException, mask: Callable[[str], str]) -> str:
@@ -228,38 +227,34 @@ def certificate_expiry(endpoint: EndpointSettings, timeout: float) -> int:
     since the epoch. `timeout`: for each step, seconds. Raises ConnectionError if deliveries would fail.
     """
     try:
-        return _certificate_expiry(endpoint, timeout)
+        with contextlib.closing(_handshake_connection(endpoint, timeout)) as connection:
+            connection.connect()
+            sock: ssl.SSLSocket = connection.sock
+            expiry = str((sock.getpeercert() or {})["notAfter"])
+            sock.settimeout(REFUSAL_WAIT)
+            with contextlib.suppress(TimeoutError):  # the receiver has nothing against the client
+                sock.recv(1)
+            return int(ssl.cert_time_to_seconds(expiry))
     except (OSError, http.client.HTTPException, ValueError) as error:
         mask = functools.partial(Masker(endpoint).text, sent={})
         raise ConnectionError(failed(error, 0, 0, mask).reason) from error
 
 
-def _certificate_expiry(endpoint: EndpointSettings, timeout: float) -> int:
+def _handshake_connection(endpoint: EndpointSettings, timeout: float) -> http.client.HTTPSConnection:
     url = urlsplit(endpoint.url.get_secret_value())
     host, port = url.hostname or "", url.port or 443
     named = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
     context = tls_context(endpoint, named or requests.utils.DEFAULT_CA_BUNDLE_PATH)
     if endpoint.proxy is None:
-        connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
-    else:
-        proxy = urlsplit(endpoint.proxy.get_secret_value())
-        place = proxy.hostname or "", proxy.port or 80
-        connection = http.client.HTTPSConnection(*place, timeout=timeout, context=context)
-        headers = {}
-        if proxy.username is not None:
-            credentials = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-            headers = {"Proxy-Authorization": "Basic " + base64.b64encode(credentials.encode()).decode()}
-        connection.set_tunnel(host, port, headers)
-    try:
-        connection.connect()
-        sock: ssl.SSLSocket = connection.sock
-        expiry = str((sock.getpeercert() or {})["notAfter"])
-        sock.settimeout(REFUSAL_WAIT)
-        with contextlib.suppress(TimeoutError):  # the receiver has nothing against the client
-            sock.recv(1)
-        return int(ssl.cert_time_to_seconds(expiry))
-    finally:
-        connection.close()
+        return http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
+    proxy = urlsplit(endpoint.proxy.get_secret_value())
+    connection = http.client.HTTPSConnection(proxy.hostname or "", proxy.port or 80, timeout=timeout, context=context)
+    headers = {}
+    if proxy.username is not None:
+        credentials = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+        headers = {"Proxy-Authorization": "Basic " + base64.b64encode(credentials.encode()).decode()}
+    connection.set_tunnel(host, port, headers)
+    return connection
 
 
 def limit_wait(sock: Any, seconds: float) -> None:
@@ -324,14 +319,14 @@ class BoundedResponse(http.client.HTTPResponse):
 
     def begin(self) -> None:
         """Read up to the end of the headers. Raises http.client.HTTPException, OSError."""
-        version, status, reason = self._read_status()  # type: ignore[attr-defined]
-        headers = read_headers(self.fp)
-        while 100 <= status < 200 and status != 101:
+        while True:
+            version, status, reason = self._read_status()  # type: ignore[attr-defined]
+            headers = read_headers(self.fp)
+            if not 100 <= status < 200 or status == 101:
+                break
             self._reader.too_long = (
                 f"more than {HEAD_LIMIT // 1024} KB of interim responses (1xx) came before the response"
             )
-            version, status, reason = self._read_status()  # type: ignore[attr-defined]
-            headers = read_headers(self.fp)
         self._reader.head_left = None
         if not version.startswith(("HTTP/1.", "HTTP/0.9")):
             raise http.client.UnknownProtocol(version)

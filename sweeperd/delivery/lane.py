@@ -68,10 +68,27 @@ class AttemptLog:
             if 0 <= result.at_ms - self._success_ms < SUCCESS_EVERY_MS:
                 return
             self._success_ms = result.at_ms
+        first, last = entries[0], entries[-1]
         for number, each in enumerate((*result.earlier, result), 1):
             if len(self._waiting) == self._waiting.maxlen:
                 self._dropped.inc()
-            self._waiting.append(self._attempt(entries, event_id, each, number))
+            self._waiting.append(
+                Attempt(
+                    each.at_ms,
+                    event_id,
+                    first.fields.get(b"id", b""),
+                    first.id,
+                    last.id,
+                    len(entries),
+                    first.deliveries,
+                    number,
+                    each.result,
+                    each.reason,
+                    round(each.seconds * 1000),
+                    each.answer[:ANSWER],
+                    self._replica,
+                )
+            )
 
     def write(self) -> None:
         """
@@ -96,24 +113,6 @@ class AttemptLog:
                 extra={"shard": self._shard.name, "endpoint": self._endpoint, "error": describe(refused[0])},
             )
         self._refused = bool(refused)
-
-    def _attempt(self, entries: Sequence[OutboxEntry], event_id: str, result: DeliveryResult, number: int) -> Attempt:
-        first = entries[0]
-        return Attempt(
-            result.at_ms,
-            event_id,
-            first.fields.get(b"id", b""),
-            first.id,
-            entries[-1].id,
-            len(entries),
-            first.deliveries,
-            number,
-            result.result,
-            result.reason,
-            round(result.seconds * 1000),
-            result.answer[:ANSWER],
-            self._replica,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,18 +275,14 @@ class BatchQueue:
     def _ready(self) -> bool:
         if self._requests >= self._most_requests and not self._closed:
             return False
-        if self._single or self._full:
+        if self._single or len(self._waiting) >= self._limits.events or self._bytes >= self._limits.bytes:
             return True
         if not self._waiting:
             return False
         return self._closed or not self._requests or time.monotonic() >= self._since + self._limits.wait
 
-    @property
-    def _full(self) -> bool:
-        return len(self._waiting) >= self._limits.events or self._bytes >= self._limits.bytes
-
     def _next(self) -> Batch:
-        entries, size = [self._waiting.popleft()], 0
+        entries = [self._waiting.popleft()]
         size = entries[0].size
         while (
             self._waiting and len(entries) < self._limits.events and size + self._waiting[0].size <= self._limits.bytes

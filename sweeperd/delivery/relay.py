@@ -66,11 +66,10 @@ class Relay:
         started = time.monotonic()
         try:
             with self._shard.reaching():
-                made = self._relay(request)
+                outcome, reason = Result.DELIVERED, f"{self._relay(request)} deliveries"
         except (RedisUnavailable, redis.RedisError) as error:
-            result = DeliveryResult(Result.FAILED, describe(error), seconds=time.monotonic() - started)
-        else:
-            result = DeliveryResult(Result.DELIVERED, f"{made} deliveries", seconds=time.monotonic() - started)
+            outcome, reason = Result.FAILED, describe(error)
+        result = DeliveryResult(outcome, reason, seconds=time.monotonic() - started)
         self._observe(result)
         return result
 
@@ -132,11 +131,12 @@ class Relay:
         return found
 
     def _warn(self, subscription: bytes, record: object, error: Exception) -> None:
-        if self._unreadable.get(subscription) == hash(record if isinstance(record, bytes) else str(error)):
+        seen = hash(record if isinstance(record, bytes) else str(error))
+        if self._unreadable.get(subscription) == seen:
             return
         if len(self._unreadable) >= REMEMBERED:
             self._unreadable.clear()
-        self._unreadable[subscription] = hash(record if isinstance(record, bytes) else str(error))
+        self._unreadable[subscription] = seen
         reason = str(error).splitlines()[0]
         fields = {"shard": self._shard.name, "subscription": decode(subscription), "error": reason}
         log.warning("a subscription record cannot be read, so the subscription gets no events", extra=fields)

@@ -97,10 +97,7 @@ class BatchSender:
 
     def _halves(self, entries: Sequence[OutboxEntry], attempts: int | None) -> list[Settlement]:
         middle = (len(entries) + 1) // 2
-        return [
-            *self._deliver(entries[:middle], attempts=attempts),
-            *self._deliver(entries[middle:], attempts=attempts),
-        ]
+        return self._deliver(entries[:middle], attempts=attempts) + self._deliver(entries[middle:], attempts=attempts)
 
     @property
     def _batches(self) -> bool:
@@ -115,11 +112,8 @@ class BatchSender:
         oldest = self._lane.redelivery.oldest_ms(self._lane.shard.clock.now_ms())
         old = [entry for entry in entries if entry.added_ms < oldest]
         young = [entry for entry in entries if entry.added_ms >= oldest]
-        return [
-            Settlement(action, part, reason)
-            for action, part in ((Disposition.DEAD_LETTER, old), (Disposition.NACK, young))
-            if part
-        ]
+        parts = ((Disposition.DEAD_LETTER, old), (Disposition.NACK, young))
+        return [Settlement(action, part, reason) for action, part in parts if part]
 
     def _succeeded(self, entries: Sequence[OutboxEntry], request: WebhookRequest, result: DeliveryResult) -> None:
         if self._lane.circuit.succeeded():

@@ -1,11 +1,12 @@
 """The recorded attempts of deliveries, and the masking of secrets in them."""
 
 import base64
+import dataclasses
 import functools
 import html
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import SplitResult, quote, quote_plus, unquote_to_bytes, urlsplit
@@ -70,23 +71,9 @@ class Attempt:
     @classmethod
     def parse(cls, fields: Mapping[bytes, bytes]) -> "Attempt":
         """The opposite of `fields`. If a field is missing, or is no number, the field counts as empty or as 0."""
-        text = {name: decode(fields.get(name.encode(), b"")) for name in cls.__slots__}
-        number = {name: whole(fields.get(name.encode(), b"")) or 0 for name in cls.__slots__}
-        return cls(
-            number["at_ms"],
-            text["event_id"],
-            fields.get(b"reservation", b""),
-            fields.get(b"first", b""),
-            fields.get(b"last", b""),
-            number["events"],
-            number["hand_over"],
-            number["attempt"],
-            text["result"],
-            text["reason"],
-            number["milliseconds"],
-            text["answer"],
-            text["replica"],
-        )
+        read: dict[Any, Callable[[bytes], Any]] = {int: lambda value: whole(value) or 0, str: decode, bytes: bytes}
+        found = {each.name: read[each.type](fields.get(each.name.encode(), b"")) for each in dataclasses.fields(cls)}
+        return cls(**found)
 
     def includes(self, entry: bytes) -> bool:
         """Whether this entry of the stream is in the range of the request's events."""

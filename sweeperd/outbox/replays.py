@@ -172,18 +172,6 @@ class ReplayCount:
         )
 
 
-class ReplayFilter:
-    """The events of a span that one endpoint asks for by its settings."""
-
-    def __init__(self, endpoint: EndpointSettings, span: ReplaySpan) -> None:
-        self._span = span
-        self._filter = EventFilter(endpoint)
-
-    def matches(self, entry: bytes, fields: Fields) -> bool:
-        """Whether the event is one of them."""
-        return self._span.matches(entry, fields) and self._filter.matches(fields)
-
-
 class ReplaySubscription(Subscription):
     """Selects the events of one replay. All other events are acknowledged without a request."""
 
@@ -192,12 +180,13 @@ class ReplaySubscription(Subscription):
         self.group = note.group
         self.start = note.start
         self._last = StreamId.parse(note.last)
-        self._replayed = ReplayFilter(endpoint, note.span)
+        self._span = note.span
         self._gets_all = False
 
     def takes(self, stream_id: bytes, fields: Fields, /) -> bool:
         """Whether the endpoint gets this event again."""
-        return StreamId.parse(stream_id) <= self._last and self._replayed.matches(stream_id, fields)
+        in_span = StreamId.parse(stream_id) <= self._last and self._span.matches(stream_id, fields)
+        return in_span and self._filter.matches(fields)
 
 
 def _time_ms(entry: bytes, fields: Fields) -> int:
@@ -292,9 +281,9 @@ def _parse(value: bytes) -> ReplayNote | None:
 
 def count_events(shard: Shard, endpoint: EndpointSettings, span: ReplaySpan) -> ReplayNote:
     """Count the events of the span that the settings of the endpoint ask for. Raises redis.RedisError."""
-    wanted, count = ReplayFilter(endpoint, span), ReplayCount()
+    wanted, count = EventFilter(endpoint), ReplayCount()
     for entry, fields in streams.read(shard, shard.keys.events, span.first, span.last):
-        if wanted.matches(entry, fields):
+        if span.matches(entry, fields) and wanted.matches(fields):
             count.add(entry)
     return count.note(endpoint.name, span)
 

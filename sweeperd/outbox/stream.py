@@ -185,7 +185,8 @@ class ConsumerGroups:
         if info is None:
             return 0
         last = str(before_ms - 1).encode()
-        return len(self._range(after(info["last-delivered-id"]), last, count))
+        rows = self._client.xrange(self._key, after(info["last-delivered-id"]), last, count=count)
+        return len(cast(list[StreamRow], rows))
 
     def make_due(self, group: str) -> int:
         """End the waits of all parked events. Returns how many there are; 0 if the group is missing."""
@@ -212,7 +213,13 @@ class ConsumerGroups:
         for unmade in wanted - {decode(name) for name in groups}:
             # The group could not be made yet. When made, the group takes all events after its position.
             keep_from = min(keep_from, self.positions.get(unmade, START))
-        return self._trim(str(keep_from))
+        # XTRIM with `~` removes 10,000 entries at most, so a call never holds the server for long.
+        removed, until = 0, time.monotonic() + self._timing.trim_for
+        while count := int(self._client.xtrim(self._key, minid=str(keep_from), approximate=True)):
+            removed += count
+            if time.monotonic() > until:
+                break
+        return removed
 
     def leave(self, group: str, consumer: bytes | None = None) -> bool:
         """
@@ -280,35 +287,18 @@ class ConsumerGroups:
                 return count
             first = after(last[0])
 
-    def _trim(self, keep_from: str) -> int:
-        # XTRIM with `~` removes 10,000 entries at most, so a call never holds the server for long.
-        removed, until = 0, time.monotonic() + self._timing.trim_for
-        while count := int(self._client.xtrim(self._key, minid=keep_from, approximate=True)):
-            removed += count
-            if time.monotonic() > until:
-                break
-        return removed
-
     def _groups(self) -> dict[bytes, dict[str, Any]]:
         return streams.groups(self._client, self._key)
 
-    def _range(self, first: bytes, last: bytes, count: int) -> list[StreamRow]:
-        return cast(list[Any], self._client.xrange(self._key, first, last, count=count))
-
     def _first_needed(self, group: str, info: dict[str, Any]) -> StreamId:
         """The group has acknowledged every event up to this id."""
-        if info["pending"] and (first := self._summary(group)["min"]):
-            return StreamId.parse(first).before
-        return StreamId.parse(info["last-delivered-id"])
-
-    def _summary(self, group: str) -> dict[str, Any]:
-        """The answer of XPENDING; if the group is missing, nothing is pending."""
         try:
-            return self._client.xpending(self._key, group)
+            if info["pending"] and (first := self._client.xpending(self._key, group)["min"]):
+                return StreamId.parse(first).before
         except redis.ResponseError as error:
-            if is_missing_group(error):
-                return {"pending": 0, "min": None, "max": None, "consumers": []}
-            raise
+            if not is_missing_group(error):
+                raise
+        return StreamId.parse(info["last-delivered-id"])
 
 
 def _kind_of_group(start: Start | StreamId, *, seen: bool) -> str:
@@ -430,7 +420,7 @@ class Outbox:
         there = sorted((pending for pending, rows in found if rows), key=listed)
         for (owner, deliveries), some in itertools.groupby(there, listed):
             ids = [pending.id for pending in some]
-            claimed.update(self._own(group, owner, self._consumer, ids, 0, deliveries + 1, min_idle_ms))
+            claimed.update(self._own(self._owning(group, owner, self._consumer, ids, 0, deliveries + 1, min_idle_ms)))
         return gone + [
             OutboxEntry.of(pending.id, pending.deliveries + 1, rows[0][1], pending.owner == PARKED_ALONE)
             for pending, rows in found
@@ -451,8 +441,7 @@ class Outbox:
         # WAIT covers only writes of the same connection. Other connections wrote the expiries, but a replica applies
         # all writes in the same order: if a replica has this XCLAIM, the replica has the expiries. XREADGROUP would
         # not do, because a read may begin before the expiries.
-        for some in _ranges(ids):
-            call = self._owning(group, self._consumer, self._consumer, some, 0)
+        for call in self._owning(group, self._consumer, self._consumer, ids, 0):
             # The whole script: if the server did not know a hash, a pipeline could not send the script again.
             pipeline.eval(self._change_owner.source, len(call.keys), *call.keys, *call.args)
         pipeline.wait(wanted, int(timeout * 1000))
@@ -464,13 +453,13 @@ class Outbox:
         Tell other processes that these events are in hand. If an event was parked since the ids were listed, or taken
         by another process while this process was stopped, the event is left alone.
         """
-        self._own(group, self._consumer, self._consumer, ids, 0)
+        self._own(self._owning(group, self._consumer, self._consumer, ids, 0))
 
     def nack(self, group: str, entries: Sequence[OutboxEntry]) -> None:
         """If this process still has these events, sent in vain, park them; the wait begins now."""
         for owner in (PARKED, PARKED_ALONE):
             ids = [entry.id for entry in entries if entry.alone == (owner == PARKED_ALONE)]
-            self._own(group, self._consumer, owner, ids, 0)
+            self._own(self._owning(group, self._consumer, owner, ids, 0))
 
     def release(self, group: str, entries: Sequence[OutboxEntry]) -> None:
         """Park events that were taken, but not sent, for any process to take at once."""
@@ -478,7 +467,7 @@ class Outbox:
         for entry in entries:
             by_deliveries.setdefault(entry.deliveries, []).append(entry.id)
         for deliveries, ids in by_deliveries.items():
-            self._own(group, self._consumer, PARKED, ids, LONG_IDLE_MS, deliveries - 1)
+            self._own(self._owning(group, self._consumer, PARKED, ids, LONG_IDLE_MS, deliveries - 1))
 
     def acknowledge(self, group: str, ids: Sequence[bytes]) -> None:
         """The group needs these events no more."""
@@ -506,18 +495,8 @@ class Outbox:
             row["name"] for row in self._client.xpending(self._key, group)["consumers"] if row["name"] not in WAITING
         ]
 
-    def _own(
-        self,
-        group: str,
-        before: bytes,
-        owner: bytes,
-        ids: Sequence[bytes],
-        idle_ms: int,
-        deliveries: int | None = None,
-        least_idle_ms: int = 0,
-    ) -> list[bytes]:
-        """Change the owner of the events that `before` still owns. Returns the ids of these events."""
-        calls = (self._owning(group, before, owner, some, idle_ms, deliveries, least_idle_ms) for some in _ranges(ids))
+    def _own(self, calls: Iterable[Call]) -> list[bytes]:
+        """Change owners by the calls of `_owning`. Returns the ids of the events that were changed."""
         return [entry for call in calls for entry in self._change_owner.run(self._client, call)]
 
     def _owning(
@@ -529,15 +508,14 @@ class Outbox:
         idle_ms: int,
         deliveries: int | None = None,
         least_idle_ms: int = 0,
-    ) -> Call:
-        counted = "" if deliveries is None else deliveries
-        return Call([self._key], [group, before, owner, least_idle_ms, idle_ms, counted, *ids])
-
-
-def _ranges(ids: Sequence[bytes]) -> Iterator[list[Any]]:
-    """The ids in ranges of CLAIM_COUNT: other clients wait while a range changes owners, and come in between."""
-    for start in range(0, len(ids), CLAIM_COUNT):
-        yield list(ids[start : start + CLAIM_COUNT])
+    ) -> Iterator[Call]:
+        """
+        The calls that change the owner of the events that `before` still owns, CLAIM_COUNT events in a call: other
+        clients wait during a call, and come in between.
+        """
+        how: list[Any] = [group, before, owner, least_idle_ms, idle_ms, "" if deliveries is None else deliveries]
+        for start in range(0, len(ids), CLAIM_COUNT):
+            yield Call([self._key], [*how, *ids[start : start + CLAIM_COUNT]])
 
 
 def _entries(reply: Any, **_options: Any) -> list[OutboxEntry]:

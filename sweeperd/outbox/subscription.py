@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -236,14 +235,6 @@ EventType = Literal[
 Instant = Annotated[datetime | float, pydantic.Field(union_mode="left_to_right")]
 
 
-class SubscriptionStatus(StrEnum):
-    """Only an ACTIVE subscription gets events."""
-
-    ACTIVE = "ACTIVE"
-    PAUSED = "PAUSED"
-    DISABLED = "DISABLED"
-
-
 class _Record(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
@@ -269,7 +260,7 @@ class CyclesSubscription(_Record):
     """A record `webhook:<id>` of Cycles. The first block of fields decides about matches, the rest is only checked."""
 
     subscription_id: str
-    status: SubscriptionStatus | None = None
+    status: Literal["ACTIVE", "PAUSED", "DISABLED"] | None = None
     event_types: list[EventType] | None = None
     event_categories: list[EventCategory] | None = None
     scope_filter: str | None = None
@@ -292,11 +283,7 @@ class CyclesSubscription(_Record):
 
     def matches(self, event_type: str, category: str, scope: str) -> bool:
         """Whether the subscription gets an event of this type, category and scope (empty: no scope)."""
-        return (
-            self.status is SubscriptionStatus.ACTIVE
-            and self._wants_type(event_type, category)
-            and self._wants_scope(scope)
-        )
+        return self.status == "ACTIVE" and self._wants_type(event_type, category) and self._wants_scope(scope)
 
     def _wants_type(self, event_type: str, category: str) -> bool:
         if not self.event_types and not self.event_categories:

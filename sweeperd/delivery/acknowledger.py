@@ -148,11 +148,8 @@ class Acknowledger:
                 continue  # another process has settled the event, or has the event in hand
             self._count("dead_lettered", 1)
             self._dead_letters.inc()
-            log.error(
-                "given up: the event is a dead letter",
-                extra=self._lane.log_fields
-                | {"stream_id": entry.id.decode(), "reason": settlement.reason, "hand_overs": entry.deliveries},
-            )
+            fields = {"stream_id": entry.id.decode(), "reason": settlement.reason, "hand_overs": entry.deliveries}
+            log.error("given up: the event is a dead letter", extra=self._lane.log_fields | fields)
 
     def _count(self, name: str, count: int) -> None:
         with self._changed:

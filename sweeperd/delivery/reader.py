@@ -244,10 +244,8 @@ class Consumer:
             return self._rest(block)
         free = self._lane.in_flight.free
         if free < self._lane.read_together and len(self._lane.in_flight):
-            self._lane.in_flight.await_fewer(
-                min(len(self._lane.in_flight), self._lane.in_flight.capacity - self._lane.read_together + 1),
-                self._lane.timing.block,
-            )
+            fewer = min(len(self._lane.in_flight), self._lane.in_flight.capacity - self._lane.read_together + 1)
+            self._lane.in_flight.await_fewer(fewer, self._lane.timing.block)
             return True
         parked: list[OutboxEntry] = []
         if scanning := last_step or self._scan.due:
@@ -284,9 +282,8 @@ class Consumer:
             self._lane.publisher.publish_when_due(self._acknowledger.counts()["delivered"])
         state = self._lane.state.state
         if state.paused and not before:
-            log.warning(
-                "the endpoint is paused; its events wait", extra=self._lane.log_fields | {"reason": state.reason}
-            )
+            fields = self._lane.log_fields | {"reason": state.reason}
+            log.warning("the endpoint is paused; its events wait", extra=fields)
         elif before and not state.paused:
             log.warning("the endpoint is resumed", extra=self._lane.log_fields)
 

@@ -25,7 +25,6 @@ import tenacity
 import urllib3
 import urllib3.exceptions
 from prometheus_client import Counter
-from tenacity.wait import wait_base
 
 from sweeperd import __version__, tracing
 from sweeperd.config import EndpointSettings, WebhooksSettings
@@ -237,7 +236,8 @@ class WebhookClient:
         connect_timeout, timeout = settings.connect_timeout.total_seconds(), settings.timeout.total_seconds()
         self._attempts = settings.attempts
         self._longest_wait = settings.backoff_max.total_seconds()
-        self._wait = _Wait(settings.backoff_initial.total_seconds(), self._longest_wait)
+        initial = settings.backoff_initial.total_seconds()
+        self._backoff = tenacity.wait_random_exponential(multiplier=initial, max=self._longest_wait)
         self._clock = clock
         self._observe = observe
         self._stop = stop
@@ -325,20 +325,14 @@ class WebhookClient:
             headers["traceparent"] = traceparent or f"00-{webhook.trace_id}-{random.getrandbits(64) or 1:016x}-01"
         return headers | self._signer.headers(webhook.webhook_id, timestamp, webhook.body)
 
+    def _wait(self, retry_state: tenacity.RetryCallState) -> float:
+        """Seconds: exponential back-off with full jitter, or the receiver's `Retry-After` if longer."""
+        return max(self._backoff(retry_state), _last_result(retry_state).retry_after or 0.0)
+
     def _retryable(self, result: DeliveryResult) -> bool:
         if result.delivered or result.gone:
             return False
         return result.retry_after is None or result.retry_after <= self._longest_wait
-
-
-class _Wait(wait_base):
-    """Exponential back-off with full jitter, or the receiver's `Retry-After` if longer."""
-
-    def __init__(self, initial: float, longest: float) -> None:
-        self._backoff = tenacity.wait_random_exponential(multiplier=initial, max=longest)
-
-    def __call__(self, retry_state: tenacity.RetryCallState) -> float:
-        return max(self._backoff(retry_state), _last_result(retry_state).retry_after or 0.0)
 
 
 def _last_result(retry_state: tenacity.RetryCallState) -> DeliveryResult:

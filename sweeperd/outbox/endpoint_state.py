@@ -83,9 +83,7 @@ class EndpointStateStore:
     def read(self, endpoint: str) -> EndpointState:
         """Raises redis.RedisError."""
         entry = self._client.hget(self._key, endpoint)
-        if not isinstance(entry, bytes):
-            return EndpointState()
-        return self._parse(entry)
+        return self._parse(entry) if isinstance(entry, bytes) else EndpointState()
 
     def write(self, endpoint: str, state: EndpointState) -> EndpointState:
         """

@@ -1,4 +1,4 @@
-"""Events of the outbox, and the requests that carry them: bodies as bytes, and the headers about the events."""
+"""The events of the outbox, and the requests with these events: bodies as bytes, and headers about the events."""
 
 import hashlib
 import json
@@ -12,14 +12,14 @@ from sweeperd.config import Format
 from sweeperd.store.streams import milliseconds
 from sweeperd.text import decode, decode_list, rfc3339, whole
 
-#: The type of an event that names none: a reservation's.
+#: The type of an event without a type: the expiry of a reservation.
 EVENT_TYPE = "reservation.expired"
-#: What the names of a configured kind's own fields begin with in the stream.
+#: The prefix, in the stream, of the fields of a configured kind.
 DATA = b"data."
 
 #: The fields of one entry of the outbox.
 Fields = dict[bytes, bytes]
-#: Those of an expired reservation, in the order in which expire.lua writes them.
+#: The fields of an expired reservation, in the order of expire.lua.
 EXPIRY_FIELDS = [
     b"id",
     b"tenant",
@@ -36,7 +36,7 @@ EXPIRY_FIELDS = [
     b"trace_id",
 ]
 
-#: The field of a replayed event: the one endpoint that receives it. Such an entry is no expiry.
+#: The field of a replayed event: the only endpoint to receive the event. Such an entry is no expiry.
 ONLY_FOR = b"only_for"
 _CONTENT_TYPES = {
     ("event", False): "application/json",
@@ -46,21 +46,21 @@ _CONTENT_TYPES = {
 }
 
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
-#: The one character of ASCII beyond the printable ones. The standard library escapes it, orjson does not.
+#: The ASCII character beyond the printable characters, escaped by the standard library, but not by orjson.
 _DELETE = b"\x7f"
 
 
 class OutboxEntry(NamedTuple):
-    """One event that a group has taken. A plain tuple: there are millions of them after an outage."""
+    """One event taken by a group. A plain tuple: after an outage there are millions of entries."""
 
     id: bytes
-    #: How many times it was taken for delivery, this time included.
+    #: How many times the event was taken for delivery, this time included.
     deliveries: int
-    #: The names of its fields and their values in turn, as Redis replies them; empty where the stream has it no more.
+    #: Names and values of the fields in turn, as in Redis's reply; empty if the event is in the stream no more.
     pairs: Sequence[bytes]
-    #: Whether it was refused alone, and so travels alone from then on.
+    #: If the event was refused alone, the event travels alone from then on.
     alone: bool = False
-    #: The length of its names and values, bytes.
+    #: The length of names and values, bytes.
     size: int = 0
 
     @classmethod
@@ -71,34 +71,34 @@ class OutboxEntry(NamedTuple):
 
     @property
     def fields(self) -> Fields:
-        """A dict of its fields. It is made at each call, and costs as much as the rest of a read."""
+        """The fields as a dict, made at each call: costs as much as the rest of a read."""
         return dict(zip(*[iter(self.pairs)] * 2, strict=True))
 
     @property
     def is_plain_expiry(self) -> bool:
-        """Whether its fields are exactly EXPIRY_FIELDS, as those of nearly all events are."""
+        """Whether the fields are exactly EXPIRY_FIELDS, as for nearly all events."""
         return self.pairs[::2] == EXPIRY_FIELDS
 
     @property
     def added_ms(self) -> int:
-        """When it was added, ms on Redis's clock: the first half of its id."""
+        """When the event was added, ms on Redis's clock: the first half of the id."""
         return milliseconds(self.id)
 
     @property
     def only_for(self) -> str | None:
-        """The one endpoint that receives it, because an operator has replayed it; None: every endpoint."""
+        """If an operator has replayed the event, the only endpoint to receive the event; None: every endpoint."""
         names = self.pairs[::2]
         return decode(self.pairs[2 * names.index(ONLY_FOR) + 1]) if ONLY_FOR in names else None
 
 
 class Message(NamedTuple):
-    """One event, ready to be sent. `body` is its JSON in the format of the endpoint."""
+    """An event, ready to be sent. `body`: JSON in the format of the endpoint."""
 
     event_id: str
     event_type: str
     trace_id: str
     body: bytes
-    #: The event's place in its stream, sortable as text; empty for an event that is in no stream.
+    #: The event's place in the stream, sortable as text; empty if the event is in no stream.
     sequence: str = ""
 
     def __repr__(self) -> str:
@@ -108,8 +108,8 @@ class Message(NamedTuple):
 
 def message(origin: bytes, fields: Fields) -> Message:
     """
-    The webhook of one entry of the event stream, in the format `event`. `origin` identifies the shard. A field that is
-    absent or malformed is left out of the body.
+    The webhook of an entry of the event stream, in the format `event`. `origin` identifies the shard. If a field is
+    absent or malformed, the body has no such field.
     """
     return encode("event", "", origin, "", fields)
 
@@ -177,7 +177,7 @@ _BUILDERS: dict[Format, _Builder] = {"event": _event, "cloudevents": _cloud_even
 
 
 def event_type(fields: Fields) -> str:
-    """The type of an event."""
+    """The type of an event, by default EVENT_TYPE."""
     return _text(fields, b"type") or EVENT_TYPE
 
 
@@ -187,7 +187,7 @@ def is_expiry(fields: Fields) -> bool:
 
 
 def category(fields: Fields) -> str:
-    """The category of an event: its type up to the dot. A configured kind's name is its category."""
+    """The category of an event: the type up to the dot; for a configured kind the name of the kind."""
     return event_type(fields).partition(".")[0]
 
 
@@ -199,7 +199,7 @@ def _data(fields: Fields) -> dict[str, Any]:
 
 
 def _kind_data(fields: Fields) -> dict[str, Any]:
-    """The data of a configured kind: its own fields as texts, and what sweeperd knows of every kind."""
+    """The data of a configured kind: the fields of the kind as texts, and the fields of every kind."""
     own = {decode(name.removeprefix(DATA)): decode(value) for name, value in fields.items() if name.startswith(DATA)}
     return own | _known(
         {
@@ -237,26 +237,26 @@ def _known(values: dict[str, Any]) -> dict[str, Any]:
 
 def event_id(origin: bytes, fields: Fields) -> str:
     """
-    The id is the same for every attempt, endpoint and replica, because only the reservation and its expiry go into it.
-    A reservation id that is used again expires at another time, and so gets another event id. Of a configured kind its
-    name goes into it too: two kinds may use the same id.
+    The same for every attempt, endpoint and replica, because the id is a hash of the reservation and the expiry only.
+    If a reservation id is used again, the expiry has another time, and so the event has another id. For a configured
+    kind the name is hashed too: two kinds may use the same id.
     """
     parts = [origin, fields.get(b"tenant", b""), fields.get(b"id", b""), fields.get(b"expired_at", b"")]
     if b"kind" in fields:
         parts.append(fields[b"kind"])
-    if b"data" in fields:  # no expiry: what it says, and when, makes it one event
+    if b"data" in fields:  # no expiry: content and time make the event unique
         parts += [fields.get(b"type", b""), fields.get(b"at", b""), fields[b"data"]]
     hashed = b"".join(map(hash_part, parts))
     return "evt_" + hashlib.sha256(hashed).hexdigest()[:32]
 
 
 def hash_part(part: bytes) -> bytes:
-    """One part of what is hashed to an event id: with its length, so that no other parts make the same bytes."""
+    """A part of the hashed bytes, after the length of the part: so no other parts make the same bytes."""
     return len(part).to_bytes(4, "big") + part
 
 
 def trace_id(fields: Fields) -> str:
-    """The trace of the sweep that made the event; empty where it has none."""
+    """The trace of the sweep that made the event; empty if there is none."""
     return decode(fields.get(b"trace_id", b""))
 
 
@@ -285,15 +285,15 @@ def _time(fields: Fields, name: bytes) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class WebhookRequest:
-    """What stays the same in each attempt: the signature, its time and the span id are made anew."""
+    """The constant part of all attempts: signature, timestamp and span id are made anew for each attempt."""
 
     webhook_id: str
     body: bytes
-    #: The headers that speak of the events.
+    #: The headers about the events.
     headers: dict[str, str]
     #: The id of the first event.
     event_id: str
-    #: The trace of each event, in order; empty where it has none.
+    #: The trace of each event, in order; empty if an event has none.
     trace_ids: Sequence[str]
 
     @property
@@ -303,12 +303,12 @@ class WebhookRequest:
 
     @property
     def events(self) -> int:
-        """How many events are in it."""
+        """How many events are in the request."""
         return len(self.trace_ids)
 
 
 def webhook_request(messages: Sequence[Message], form: Format, *, batches: bool) -> WebhookRequest:
-    """The request with these events, at least one; with exactly one where the endpoint takes no batches."""
+    """The request with these events, at least one; exactly one if the endpoint takes no batches."""
     if batches:
         return batch_request(messages, form)
     (message,) = messages
@@ -326,8 +326,8 @@ def single_request(message: Message, form: Format) -> WebhookRequest:
 
 def batch_request(messages: Sequence[Message], form: Format) -> WebhookRequest:
     """
-    The request with these events as a JSON array, even of a single one. Its webhook id is made of the events' ids in
-    order, so the same batch has the same id again. `messages` is not empty, and is in the order of the stream.
+    The request with these events as a JSON array, even of a single event. The webhook id is a hash of the event ids in
+    order, so the same batch has the same id again. `messages` is not empty, and in the order of the stream.
     """
     event_ids, trace_ids = [message.event_id for message in messages], [message.trace_id for message in messages]
     webhook_id = "batch_" + hashlib.sha256(",".join(event_ids).encode()).hexdigest()[:32]

@@ -157,7 +157,10 @@ class ConsumerGroups:
                     self.positions[name] = StreamId.parse(position)
                     self._seen.add(name)
                     if outcome == b"remade":
-                        self._report(name, position)
+                        if self._remade is not None:
+                            self._remade.inc()
+                        fields = {"shard": self._shard.name, "group": name, "position": decode(position)}
+                        log.warning("a consumer group was lost and is made again", extra=fields)
         return made_at
 
     def ensure(self, group: str, start: Start | StreamId = "now") -> int:
@@ -260,12 +263,6 @@ class ConsumerGroups:
             group: (group, str(self.positions[group]), _kind_of_group(start, seen=group in self._seen))
             for group, start in wanted.items()
         }
-
-    def _report(self, group: str, position: bytes) -> None:
-        if self._remade is not None:
-            self._remade.inc()
-        fields = {"shard": self._shard.name, "group": group, "position": decode(position)}
-        log.warning("a consumer group was lost and is made again", extra=fields)
 
     def _first_position(self, start: Start | StreamId, last: StreamId) -> StreamId:
         """A new group gets the events after this id. `last`: the last id of the stream."""
@@ -491,9 +488,8 @@ class Outbox:
 
     def _processes(self, group: str) -> list[bytes]:
         """The processes, alive or dead, with events of the group in hand."""
-        return [
-            row["name"] for row in self._client.xpending(self._key, group)["consumers"] if row["name"] not in WAITING
-        ]
+        consumers = self._client.xpending(self._key, group)["consumers"]
+        return [row["name"] for row in consumers if row["name"] not in WAITING]
 
     def _own(self, calls: Iterable[Call]) -> list[bytes]:
         """Change owners by the calls of `_owning`. Returns the ids of the events that were changed."""

@@ -4,14 +4,18 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import redis
+
 from sweeperd.config import EndpointSettings, Settings, SweepSettings
 from sweeperd.config.kinds import KindSettings
-from sweeperd.context import USUAL
+from sweeperd.context import USUAL, Timing
 from sweeperd.delivery.circuit import CircuitBreaker, CircuitPublisher, EndpointStateCache, Redelivery
 from sweeperd.delivery.lane import AttemptLog, BatchLimits, BatchQueue, InFlight, Lane
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import Outbox, Subscription
+from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store import Clock, Keys, Shard
+from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep import Decision, Kind
 from sweeperd.sweep.configured import configured
 from sweeperd.sweep.reservations import reservations
@@ -84,3 +88,22 @@ def make_sweeper(
     """A sweeper of this kind, by default of the reservations. `observe` gets each page's decisions."""
     chosen = settings or SweepSettings()
     return Sweeper(shard, kind or reservations_kind(shard.keys, chosen), chosen, observe, stop or threading.Event())
+
+
+# ---- scripts and walks
+
+
+def run_script(name: str, client: redis.Redis, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
+    """Run a script of the package once. Returns its reply; raises redis.RedisError."""
+    return Script(name).run(client, Call(list(keys), list(arguments)))
+
+
+def make_reconciler(
+    settings: Settings,
+    shard: Shard,
+    metrics: Metrics | None = None,
+    stop: threading.Event | None = None,
+    timing: Timing = USUAL,
+) -> PeriodicReconciler:
+    """The daily walks of one daemon."""
+    return PeriodicReconciler(settings, shard, metrics or Metrics(), stop or threading.Event(), timing)

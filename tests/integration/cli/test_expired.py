@@ -11,7 +11,7 @@ import redis
 
 from sweeperd.outbox.event import message
 from sweeperd.outbox.replays import AHEAD_MS
-from sweeperd.store import streams
+from sweeperd.store.streams import PAGE
 from tests.integration.cli.conftest import HOSTILE, Run, expire
 from tests.support.harness import reserve, server_time
 from tests.support.servers import Server, free_port
@@ -79,9 +79,8 @@ def test_a_clock_that_was_set_back(invoke: Run, client: redis.Redis) -> None:
     assert ids(result.stdout) == ["after"]
 
 
-def test_pages(invoke: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "PAGE", 3)
-    for count in (2, 3, 4, 9):
+def test_pages(invoke: Run, client: redis.Redis) -> None:
+    for count in (PAGE - 1, PAGE, PAGE + 1, 3 * PAGE):
         client.delete(EVENTS)
         for number in range(count):
             add(client, T + number, str(number))

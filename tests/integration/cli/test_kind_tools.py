@@ -12,10 +12,10 @@ from sweeperd.config import load
 from sweeperd.metrics import Metrics
 from sweeperd.ops.reconcile import WalkStage, reconcile, subject_of
 from sweeperd.runtime.once import run_once
-from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store import Shard
 from tests.integration.cli.test_schemas import check
 from tests.integration.conftest import Ran, Sweeperd
+from tests.support.builders import make_reconciler
 from tests.support.harness import reserve
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 from tests.support.servers import Server
@@ -259,7 +259,7 @@ def daemon_walks(kinds: Kinds) -> None:
     settings = load(kinds.config, {"SWEEPERD_REDIS__URL": kinds.url})
     shard = Shard(settings.redis)
     try:
-        reconciler = PeriodicReconciler(settings, shard, Metrics(), threading.Event())
+        reconciler = make_reconciler(settings, shard, Metrics(), threading.Event())
         for _ in range(2):  # the first time it does not walk
             reconciler.run_if_due()
     finally:

@@ -17,14 +17,14 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.ops.quarantine import NOT_THERE, Quarantine, QuarantineChange, QuarantineFilter, SetAside
 from sweeperd.store import Shard
-from sweeperd.store.scripts import Call, Script, source
+from sweeperd.store.scripts import source
 from sweeperd.sweep.reservations import REASONS
 from sweeperd.text import rfc3339
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
 from tests.lua.builders import DEADLINE, NOW, RID, World
 from tests.support.acl import limited
 from tests.support.books import ALWAYS, check, read
-from tests.support.builders import make_sweeper, reservations_kind
+from tests.support.builders import make_sweeper, reservations_kind, run_script
 from tests.support.fixtures import full
 from tests.support.harness import budget, command, environment, eventually, reserve, server_time
 from tests.support.servers import Server, free_port
@@ -256,8 +256,8 @@ def without_record(world: World) -> Any:
 
 def requeue(world: World, rid: bytes = RID) -> Any:
     keys = world.keys
-    call = Call([keys.reservation(rid), keys.reservation_index, keys.quarantine], [rid, "expires_at"])
-    return Script("ops/requeue").run(world.client, call)
+    named = [keys.reservation(rid), keys.reservation_index, keys.quarantine]
+    return run_script("ops/requeue", world.client, named, [rid, "expires_at"])
 
 
 def test_the_script_alone(world: World) -> None:
@@ -293,9 +293,9 @@ def test_the_script_works_at_maxmemory(own_shard: Shard) -> None:
 def test_adopt_works_at_maxmemory(own_shard: Shard) -> None:
     world = World(own_shard.client)
     world.reservation(indexed=False, quarantined_at=1234, quarantine_reason="INVALID_ESTIMATE")
-    call = Call([world.keys.reservation(RID), world.keys.reservation_index, world.keys.quarantine], [RID])
+    named = [world.keys.reservation(RID), world.keys.reservation_index, world.keys.quarantine]
     with full(own_shard):
-        assert Script("ops/adopt").run(world.client, call) == b"adopted"
+        assert run_script("ops/adopt", world.client, named, [RID]) == b"adopted"
     assert world.client.zscore(world.keys.quarantine, RID) == 1234
 
 
@@ -401,7 +401,7 @@ def test_without_the_right_to_read_the_hash_it_stays_on_the_list(server: Server,
         user.time()
         client.execute_command("ACL", "SETUSER", "sweeperd", "-hmget")
         with pytest.raises(redis.ResponseError):
-            Script("ops/dismiss").run(user, Call([f"reservation:res_{rid}".encode(), b"sweeperd:quarantine"], [rid]))
+            run_script("ops/dismiss", user, [f"reservation:res_{rid}".encode(), b"sweeperd:quarantine"], [rid])
         client.acl_log_reset()
     assert client.zrange("sweeperd:quarantine", 0, -1) == [rid.encode()]
 

@@ -17,8 +17,8 @@ from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.webhook import AHEAD, BURST, LAPSE, RateLimit
 from sweeperd.metrics import Metrics
 from sweeperd.store import Shard
-from sweeperd.store.scripts import Call, Script
 from tests.integration.delivery.test_replays import add, begin, ended, refreshed
+from tests.support.builders import run_script
 from tests.support.deliveries import Deliver, expire
 from tests.support.fixtures import a_shard, full
 from tests.support.harness import eventually, server_time
@@ -48,8 +48,8 @@ def runs(client: redis.Redis) -> int:
 
 def take(client: redis.Redis, rate: float, burst: int, wanted: int) -> tuple[int, float]:
     """One run of the script: how many tokens, and the wait in seconds."""
-    call = Call([PACE.encode()], ["hook", repr(1e6 / rate), burst, wanted])
-    taken, micros = Script("delivery/take_tokens").run(client, call)
+    arguments = ["hook", repr(1e6 / rate), burst, wanted]
+    taken, micros = run_script("delivery/take_tokens", client, [PACE.encode()], arguments)
     return int(taken), int(micros) / 1e6
 
 

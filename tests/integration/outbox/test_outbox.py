@@ -1,6 +1,7 @@
 """The event stream and its groups, on real servers."""
 
 import functools
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -768,22 +769,18 @@ def test_replicas_that_are_not_there_confirm_nothing(shard: Shard, client: redis
     assert stream.confirmed(GROUP, [gone]), "what is no more has nothing to confirm"
 
 
-def test_the_wait_ends_before_the_socket_gives_up(
-    shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wait_ends_before_the_socket_gives_up(shard: Shard, client: redis.Redis) -> None:
     stream = Outbox(shard, "us", Replication(replicas=1, timeout_seconds=3600))
     entries = taken(stream, client)
     shard.socket_timeout = 0.2
-    asked: list[tuple[int, int]] = []
-    wait = redis.client.Pipeline.wait
-
-    def noticed(pipeline: redis.client.Pipeline, replicas: int, timeout_ms: int) -> Any:
-        asked.append((replicas, timeout_ms))
-        return wait(pipeline, replicas, timeout_ms)
-
-    monkeypatch.setattr(redis.client.Pipeline, "wait", noticed)
-    assert not stream.confirmed(GROUP, entries)
-    assert asked == [(1, 100)], "the hour is not waited for"
+    with client.monitor() as monitor:
+        assert not stream.confirmed(GROUP, entries)
+        client.echo("that was all")
+        commands = itertools.takewhile(
+            lambda each: "that was all" not in each, (c["command"] for c in monitor.listen())
+        )
+        asked = [each for each in commands if each.startswith("WAIT ")]
+    assert asked == ["WAIT 1 100"], "the hour is not waited for"
 
 
 def test_to_ask_replicas_writes_on_the_same_connection(shard: Shard, client: redis.Redis) -> None:

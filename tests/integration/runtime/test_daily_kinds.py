@@ -17,10 +17,10 @@ from sweeperd.context import Timing
 from sweeperd.metrics import Metrics
 from sweeperd.ops.acl import acl_users
 from sweeperd.ops.reconcile import WalkStage
-from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store import Shard
 from tests.lua.kinds.world import SCRIPT, Seats, scripted
 from tests.support.acl import refusals
+from tests.support.builders import make_reconciler
 from tests.support.fixtures import a_shard, full
 from tests.support.harness import eventually
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
@@ -60,7 +60,7 @@ class Replica:
     ) -> None:
         settings = Settings.model_validate({"reconcile": {"interval": "1d", "rate": rate}, "kinds": KINDS, **more})
         self.metrics, self.stop = Metrics(), stop or threading.Event()
-        self.reconciler = PeriodicReconciler(settings, shard, self.metrics, self.stop, timing)
+        self.reconciler = make_reconciler(settings, shard, self.metrics, self.stop, timing)
         self.walk()
 
     def walk(self) -> None:
@@ -234,7 +234,7 @@ def test_a_kind_whose_script_is_broken_is_walked_once(shard: Shard, caplog: pyte
     seats.hold()
     shard.client.delete("seats:ttl")
     metrics = Metrics()
-    reconciler = PeriodicReconciler(seats.settings, shard, metrics, threading.Event(), UNSETTLED)
+    reconciler = make_reconciler(seats.settings, shard, metrics, threading.Event(), UNSETTLED)
     for _ in range(3):
         reconciler.run_if_due()
     labels = {"shard": "default", "swept": "seat-hold", "result": "error"}
@@ -255,7 +255,7 @@ def test_the_rights_of_the_acl_suffice(own_server: Server) -> None:
     shard = Shard(RedisSettings.model_validate({"url": url}))
     try:
         metrics = Metrics()
-        reconciler = PeriodicReconciler(seats.settings, shard, metrics, threading.Event(), UNSETTLED)
+        reconciler = make_reconciler(seats.settings, shard, metrics, threading.Event(), UNSETTLED)
         for _ in range(2):
             reconciler.run_if_due()
     finally:

@@ -23,6 +23,18 @@ ID = "id"
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _WHOLE = re.compile(r"0|-?[1-9]\d{0,18}")
+#: Names that could be mistaken for a name of sweeperd itself.
+RESERVED_NAMES = {"reservation", "reservations", "system", "webhook", "sweeperd"}
+#: The fields of the event's data set by sweeperd itself.
+OWN_DATA = {"id", "expires_at", "expired_at", "missing"}
+#: The fields of the hash set by sweeperd itself.
+OWN_FIELDS = {"expired_at", "quarantined_at", "quarantine_reason", "quarantine_detail"}
+#: The first parts of the keys of sweeperd, and of reservations if they are swept.
+OWN_KEYS = "sweeperd:"
+RESERVATION_KEYS = ("reservation:", "budget:")
+MAX_WRITES = 64
+#: The most fields that a script may read of the hash, and the largest script file, bytes.
+MAX_FIELDS, MAX_SCRIPT = 256, 65_536
 
 
 class Field(NamedTuple):
@@ -222,23 +234,6 @@ def _least(words: Sequence[str]) -> str | None:
             raise ValueError("after the amount comes nothing, or MIN and a whole number")
 
 
-# ---- `[[kinds]]`: swept in addition to reservations
-
-
-#: Names that could be mistaken for a name of sweeperd itself.
-RESERVED_NAMES = {"reservation", "reservations", "system", "webhook", "sweeperd"}
-#: The fields of the event's data set by sweeperd itself.
-OWN_DATA = {"id", "expires_at", "expired_at", "missing"}
-#: The fields of the hash set by sweeperd itself.
-OWN_FIELDS = {"expired_at", "quarantined_at", "quarantine_reason", "quarantine_detail"}
-#: The first parts of the keys of sweeperd, and of reservations if they are swept.
-OWN_KEYS = "sweeperd:"
-RESERVATION_KEYS = ("reservation:", "budget:")
-MAX_WRITES = 64
-#: The most fields that a script may read of the hash, and the largest script file, bytes.
-MAX_FIELDS, MAX_SCRIPT = 256, 65_536
-
-
 def _script_text(value: object, info: ValidationInfo) -> object:
     """`file:PATH`, relative to the settings file, to the text of the file."""
     if value is None:
@@ -339,8 +334,6 @@ class KindSettings(Section):
         for problem in _problems(self):
             raise ValueError(problem)
         return self
-
-    # ---- values made from the settings
 
     @cached_property
     def entry(self) -> tuple[str, str]:

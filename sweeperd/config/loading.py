@@ -21,7 +21,12 @@ from sweeperd.errors import ConfigError
 ENVIRONMENT_PREFIX = "SWEEPERD_"
 #: Stands for the file's name if the problem is in the environment.
 ENVIRONMENT = "environment"
-
+#: Names the configuration file if `--config` does not.
+CONFIG_VARIABLE = "SWEEPERD_CONFIG"
+#: The places of the configuration file if neither `--config` nor the variable names a file.
+CONFIG_PLACES = (Path("config.toml"), Path("/etc/sweeperd/config.toml"))
+#: The settings with a list as value, written as JSON in the environment.
+JSON_KEYS = (["shards"], ["kinds"], ["webhooks", "endpoints"], ["http", "hosts"])
 #: A key of the settings, or the name of a header.
 _KEY = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]*")
 
@@ -89,17 +94,6 @@ def _names(detail: ErrorDetails) -> list[str]:
 
 def _variable(names: list[str]) -> str:
     return ENVIRONMENT_PREFIX + "__".join(names).upper() if names else ""
-
-
-# ---- reads the settings from a TOML file and the environment
-
-
-#: Names the configuration file if `--config` does not.
-CONFIG_VARIABLE = "SWEEPERD_CONFIG"
-#: The places of the configuration file if neither names one.
-CONFIG_PLACES = (Path("config.toml"), Path("/etc/sweeperd/config.toml"))
-#: The settings with a list as value: in the environment they are JSON.
-JSON_KEYS = (["shards"], ["kinds"], ["webhooks", "endpoints"], ["http", "hosts"])
 
 
 def load(path: Path | None = None, environment: Mapping[str, str] = os.environ, *, secrets: bool = True) -> Settings:

@@ -19,6 +19,12 @@ from sweeperd import redis_url
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
+#: A key for HMAC, shared with the receiver.
+SHARED = "whsec_"
+#: An ed25519 key: the private key signs, and the receiver has the public key.
+PRIVATE, PUBLIC = "whsk_", "whpk_"
+#: Bytes of an ed25519 seed, and of the public key that may come after the seed.
+SEED = 32
 
 
 def _duration(value: object) -> object:
@@ -63,11 +69,11 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True)
 
 
-# ---- references in settings: a secret may stand in a file (`file:PATH`) or in the environment (`env:NAME`)
-
-
 def fetched(value: object, info: ValidationInfo) -> object:
-    """The text behind the reference, or the text itself. Raises ValueError if the reference cannot be read."""
+    """
+    The text of the file behind `file:PATH`, of the variable behind `env:NAME`, or the text itself. Raises ValueError if
+    the reference cannot be read.
+    """
     if not isinstance(value, str):
         return value
     if value.startswith("file:"):
@@ -91,19 +97,11 @@ def unread(value: object, info: ValidationInfo) -> bool:
     return elsewhere and not (info.context or {}).get("secrets", True)
 
 
-# ---- the forms of a webhook's secret: a Standard Webhooks key in base64, shared or private, or any other text
-
-
-#: A key for HMAC, shared with the receiver.
-SHARED = "whsec_"
-#: An ed25519 key: the private one signs, and the receiver has the public one.
-PRIVATE, PUBLIC = "whsk_", "whpk_"
-#: Bytes of an ed25519 seed, and of the public key that may come after the seed.
-SEED = 32
-
-
 def check_secret(secret: str) -> None:
-    """Raises ValueError if the secret cannot sign."""
+    """
+    Raises ValueError if the secret cannot sign. A secret is a Standard Webhooks key in base64, shared or private, or
+    any other text.
+    """
     if not secret.startswith(PRIVATE):
         hmac_key(secret)
         return
@@ -147,9 +145,6 @@ def _decode(secret: str, prefix: str) -> bytes:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except binascii.Error:
         raise ValueError(f"what follows {prefix} is not base64") from None
-
-
-# ---- the addresses in settings: Redis's and a receiver's URL, a proxy's, and the host and port to listen on
 
 
 def _redis_url(value: SecretStr) -> SecretStr:
@@ -218,15 +213,9 @@ def host_and_port(listen: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-# ---- the PEM files of an endpoint: its client certificate with the key, and the CAs for the receiver's certificate
-
-
-_NO_CERTIFICATE = "holds no certificate in PEM form"
-
-
 @dataclass(frozen=True, slots=True)
 class PemFile:
-    """A file, and the content read with the settings."""
+    """A file with certificates or a key, and the digest of its content when the settings were read."""
 
     path: Path
     #: SHA-256 of the content. A reload compares the digests and so finds a changed file. Empty: the file was not read.
@@ -266,7 +255,7 @@ def check_certificates(file: PemFile) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file.path)
     except (ssl.SSLError, OSError):
-        raise ValueError(f"{file}: {_NO_CERTIFICATE}") from None
+        raise ValueError(f"{file}: holds no certificate in PEM form") from None
 
 
 def check_key(certificate: PemFile, key: PemFile | None) -> None:

@@ -1,4 +1,4 @@
-"""The values of the ledger: what callers hand in, what the scripts answer, what callers get."""
+"""The values of the ledger: checked arguments of the scripts, the scripts' JSON answers, and results."""
 
 import hashlib
 import json
@@ -13,6 +13,15 @@ from sweeperd.text import decode
 
 #: An id, tenant, scope, unit or idempotency key: bytes, or text in place of its UTF-8 bytes. Answers hold bytes.
 Name = str | bytes
+#: The types of a name at run time. (bytes() of an int is that many NUL bytes.)
+_NAMES = (str, bytes, bytearray, memoryview)
+INT64_MAX = 2**63 - 1
+#: The greatest `max_extensions`: up to here the scripts count exactly.
+MAX_EXTENSIONS = 2**53
+#: The shortest `audit_retention`, ms.
+LEAST_RETENTION = 3_600_000
+#: The most scopes of one operation: a script stays bounded.
+MAX_SCOPES = 256
 
 
 class OveragePolicy(StrEnum):
@@ -114,12 +123,9 @@ class Debited:
     unbudgeted: tuple[bytes, ...]
 
 
-# ---- reads the JSON answers of the ledger's scripts
-
-
 class LedgerAnswer:
     """
-    One answer. Numbers in it are decimal text, because a JSON number of Lua is a double.
+    The JSON answer of a script. Numbers are decimal text, because a JSON number of Lua is a double.
 
     Names need not be UTF-8: other bytes become lone surrogates in the JSON's text, and bytes again here.
     """
@@ -166,20 +172,6 @@ def _balance(unit: bytes, scope: str, *rest: Any) -> Balance:
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
-
-
-# ---- checks the arguments of a caller, and turns them into arguments of the scripts: bytes
-
-
-INT64_MAX = 2**63 - 1
-#: The greatest `max_extensions`: up to here the scripts count exactly.
-MAX_EXTENSIONS = 2**53
-#: The shortest `audit_retention`, ms.
-LEAST_RETENTION = 3_600_000
-#: The types of a name. (bytes() of an int is that many NUL bytes.)
-_NAMES = (str, bytes, bytearray, memoryview)
-#: The most scopes of one operation: a script stays bounded.
-MAX_SCOPES = 256
 
 
 def name(what: str, value: Name) -> bytes:

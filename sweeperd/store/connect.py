@@ -1,5 +1,17 @@
 """
 The connections of a shard: to one server, to the primary that Sentinel names, or to the owner of a slot in a Cluster.
+
+All keys of a shard lie in one slot, so the client of a slot is simpler than a client of a whole Cluster, and more
+exact. The client connects to the owner of the slot. If a connection fails or a node names another owner, the client
+asks again for the owner. A command is sent again only if a node has refused to run the command (MOVED, ASK), so every
+command runs once. redis-py's own RedisCluster sends commands again after a connection failed, when the commands may
+have been run.
+
+While a slot moves from one node to another, key by key, the keys are in two places. A command on one key is run on the
+key's node. If a script on several keys meets some here and some there, Redis refuses the script with TRYAGAIN, or with
+ASK: the other node has to be asked. We ask there for scripts on a single key only. With ASKING, a key that has not come
+over yet looks like a missing key, and expire.lua finds the budgets by itself: the script would take such budgets for
+closed, and never give back the reserved amounts. So such a script waits until the slot has moved.
 """
 
 import threading
@@ -16,6 +28,12 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from sweeperd.redis_url import Address, Node, Topology
+
+#: How often one command may be redirected before the next tick has to try.
+REDIRECTS = 5
+_SCRIPTS = ("EVAL", "EVALSHA")
+#: If a node does not own the slot any more, the node still answers TIME, but refuses this script.
+TIME_SCRIPT = "return redis.call('TIME')"
 
 
 def connect(
@@ -76,26 +94,6 @@ class _Sentinels(Sentinel):
                 self.sentinels = [sentinel, *(other for other in self.sentinels if other is not sentinel)]
                 return state["ip"], state["port"]
         raise MasterNotFoundError(f"no sentinel names a primary of {service_name}: {'; '.join(problems)}")
-
-
-# ---- one slot of a Redis Cluster as if it were one Redis
-# All keys of a shard lie in one slot, so this client is simpler than a client of a whole Cluster, and more exact. It
-# connects to the owner of the slot. If a connection fails or a node names another owner, the client asks again for the
-# owner. A command is sent again only if a node has refused to run the command (MOVED, ASK): so everything runs once.
-# redis-py's own RedisCluster sends commands again after a connection failed, when they may have been run.
-#
-# While a slot moves from one node to another, key by key, its keys are in two places. A command on one key is run
-# on the key's node. A script on several may meet some here and some there; Redis refuses the script with TRYAGAIN, or
-# with ASK: the other node has to be asked. We ask there for scripts on a single key only. With ASKING, a key that has
-# not come over yet looks like a missing key, and expire.lua finds its budgets by itself: the script would take them for
-# closed, and never give back the reserved amounts. So such a script waits until the slot has moved.
-
-
-#: How often one command may be redirected before the next tick has to try.
-REDIRECTS = 5
-_SCRIPTS = ("EVAL", "EVALSHA")
-#: If a node does not own the slot any more, it answers TIME too, but refuses this script.
-TIME_SCRIPT = "return redis.call('TIME')"
 
 
 class SlotOwner:

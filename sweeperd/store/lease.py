@@ -1,4 +1,7 @@
-"""Leases that save work among replicas, and the name of this process in them."""
+"""
+Leases: which of several processes does a job now, and the name of this process in them. A lease saves work. Correctness
+rests on the lease only if the script that writes compares the lease's token.
+"""
 
 import contextlib
 import functools
@@ -18,6 +21,13 @@ from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode
 
+#: The token of the lease of the Cycles services: the same for all replicas, so that each can renew another's lease.
+CYCLES_TOKEN = "sweeperd"  # noqa: S105 - no secret
+#: The text after the process's name in a token: 16 hex digits.
+_UNIQUE = re.compile("-[0-9a-f]{16}$")
+#: The longest wait at the end of the job for a running renewal, seconds. A renewal that lasts longer does no harm.
+LAST_RENEWAL = 1.0
+
 
 @functools.cache
 def process_name() -> str:
@@ -26,16 +36,6 @@ def process_name() -> str:
     name, and each of them may have the process id 1.
     """
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-
-
-# ---- a lease: which of several processes does a job now
-# A lease saves work. Correctness rests on the lease only if the script that writes compares the lease's token.
-
-
-#: The text after the process's name in a token: 16 hex digits.
-_UNIQUE = re.compile("-[0-9a-f]{16}$")
-#: The longest wait at the end of the job for a running renewal, seconds. A renewal that lasts longer does no harm.
-LAST_RENEWAL = 1.0
 
 
 def holder(shard: Shard, job: str) -> str:
@@ -47,10 +47,6 @@ def holder(shard: Shard, job: str) -> str:
             return ""  # the key is no lease
         raise
     return _UNIQUE.sub("", decode(token)) if isinstance(token, bytes) else ""
-
-
-#: The token of the lease of the Cycles services: the same for all replicas, so that each can renew another's lease.
-CYCLES_TOKEN = "sweeperd"  # noqa: S105 - no secret
 
 
 class Lease:

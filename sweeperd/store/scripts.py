@@ -21,6 +21,7 @@ _INCLUDE = re.compile(r"^( *)-- @include ([\w/]+)\n", re.MULTILINE)
 
 #: The folder of the fragments: text for scripts to include. A fragment is no script by itself.
 INCLUDE = "include"
+_PACKED_TIME = pack_command(("TIME",))
 
 
 def script_names(folder: str = "") -> list[str]:
@@ -149,12 +150,6 @@ def evaluate(
     if around:
         pipeline.execute_command(*around)
     return list(pipeline.execute(raise_on_error=False))
-
-
-# ---- runs of one script, sent before the replies to earlier runs have been read
-
-
-_PACKED_TIME = pack_command(("TIME",))
 
 
 class PipelineReplies(NamedTuple):

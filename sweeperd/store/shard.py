@@ -17,6 +17,9 @@ from sweeperd.store.connect import connect
 from sweeperd.store.errors import REFUSED, describe, is_server_trouble
 from sweeperd.store.keys import Keys
 
+#: Connections for all but deliveries: sweeps, leases, maintenance, walks, the status page.
+SPARE_CONNECTIONS = 20
+
 
 class Clock:
     """
@@ -36,13 +39,6 @@ class Clock:
         if self._offset_ms is None:
             raise RedisUnavailable("the server's clock has not been read yet")
         return int(self._offset_ms + time.monotonic() * 1000)
-
-
-# ---- one Redis with its key prefix: the connection, the names of the keys, the server's clock
-
-
-#: Connections for all but deliveries: sweeps, leases, maintenance, walks, the status page.
-SPARE_CONNECTIONS = 20
 
 
 class Shard:

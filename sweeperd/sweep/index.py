@@ -1,4 +1,12 @@
-"""Reads the due entries of an index page by page, past those that stay."""
+"""
+Reads the due entries of an index page by page, past the entries that stay.
+
+A page is read in one of three ways. Plain: the entries only. With a grace scan: one script reads the page and the hash
+of each entry, and marks the entries in grace, so that expire.lua is not asked about each. Not at all: a cached range of
+entries that are known to be in grace is passed by. A scan costs more than a plain page, so pages are scanned while at
+least half of the entries turn out to be in grace: a backlog in grace lies at the beginning of the index, in front of
+the entries that are to be expired, and each tick has to pass the backlog.
+"""
 
 import math
 import random
@@ -12,25 +20,31 @@ from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Decision, GraceScan, Kind, Outcome
 
+#: How long a range is used before the next scan: at least, at most, seconds. The time is random, so that the ranges are
+#: not all scanned in the same tick.
+RESCAN_AFTER = (30.0, 60.0)
+#: The most ranges in the cache: with 200 entries each, the ranges of a million entries take about a MiB.
+CAPACITY = 5_000
+#: In the time that Redis takes to expire one entry, this many are scanned, or passed by in cached ranges.
+SCANS, SKIPS = 8, 32
+
 
 class IndexEntry(NamedTuple):
-    """One entry of the index."""
-
     id: bytes
     score: bytes
-    #: Whether it was in grace when the page was read. False where the page was read without a grace scan.
+    #: Whether the entry was in grace when the page was read. False if the page was read without a grace scan.
     in_grace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where reading goes on: at this score, after this many entries of exactly that score, which stay."""
+    """A place in the index: at this score, after this many entries of exactly this score that stay."""
 
     score: bytes = b"-inf"
     passed: int = 0
 
     def after(self, entries: Iterable[tuple[IndexEntry, bool]]) -> "Position":
-        """The position after these entries, each with whether it stays where it is."""
+        """The position after these entries, each with whether the entry stays in the index."""
         score, passed = self.score, self.passed
         for entry, stays in entries:
             if entry.score != score:
@@ -51,27 +65,27 @@ class Position:
 START = Position()
 
 
-# ---- where each tick begins to read the index
-# A tick that was cut short is taken up by the next one where it stopped. Entries in grace before that place stay in
-# the index, and their graces may end while the ticks are cut short again and again. So the cursor remembers the
-# earliest of these ends, and once it has passed, a second walk visits the entries from the start of the index up to
-# that place. The two walks take turns, tick by tick: neither can keep the other one waiting for more than a tick.
-
-
 class Cursor:
-    """The places at which the two walks over one index stopped."""
+    """
+    The places at which each tick begins to read the index.
+
+    If a tick was cut short, the next tick goes on from there. Entries in grace before that place stay in the index, and
+    their graces may end while ticks are cut short again and again. So the cursor remembers the earliest of these ends,
+    and when that time has passed, a second walk visits the entries from the start of the index up to that place. The
+    two walks take turns, tick by tick, so neither waits for longer than a tick.
+    """
 
     def __init__(self) -> None:
-        #: Where the walk over the whole index stopped.
+        #: The place at which the walk over the whole index stopped.
         self._main = START
-        #: Where the second walk stopped; None where there is none.
+        #: The place at which the second walk stopped; None if there is no second walk.
         self._second: Position | None = None
         self._on_second = False
         #: The earliest end of grace among the entries that were passed by, ms on the server's clock.
         self._first_end = math.inf
 
     def start(self, now_ms: int) -> Position:
-        """A tick begins at this time of the server. Returns where."""
+        """A tick begins at this time of the server. Returns the position to begin at."""
         if self._main == START:
             self._second, self._first_end = None, math.inf
         elif self._second is None and now_ms > self._first_end:
@@ -80,7 +94,7 @@ class Cursor:
         return self._second if self._on_second and self._second else self._main
 
     def pass_by(self, grace_end_ms: int) -> None:
-        """An entry whose grace ends then was left in the index."""
+        """An entry was left in the index whose grace ends at this time, ms."""
         self._first_end = min(self._first_end, grace_end_ms)
 
     def stop(self, position: Position) -> None:
@@ -93,33 +107,18 @@ class Cursor:
             self._main, self._second = position, None
 
     def finish(self) -> None:
-        """The tick has come to the end of the index: the next one begins at its start."""
+        """The tick has reached the end of the index: the next tick begins at the start."""
         self._main = START
-
-
-# ---- the grace cache: entries in grace are passed by without a script call for each
-# A backlog in grace lies at the beginning of the index, in front of the entries that are to be expired, and each tick
-# has to get past it. To ask expire.lua about each entry is exact, and slow. Two faster ways are as exact:
-#
-# - A grace scan: one script reads a page, and the hash of each entry of it, and marks the entries that are in grace.
-# - A cached range: consecutive entries which were all in grace when they were scanned. The first of these graces ends
-#   at a known time. Until then nothing is to be done in the range, as long as the same entries stand in it with the
-#   same scores. A script checks that by a fingerprint.
-#
-# The services that commit, release or extend a reservation change its index entry too. A service that changes the hash
-# only would not be noticed by the fingerprint, so each range is scanned again after a while.
-
-
-#: How long a range is used before it is scanned again: at least, at most, seconds. The time is random, so that the
-#: ranges are not all scanned in the same tick.
-RESCAN_AFTER = (30.0, 60.0)
-#: The most ranges in the cache: with 200 entries each, those of a million entries take about a MiB.
-CAPACITY = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRange:
-    """Consecutive entries of the index, every one of them in grace when it was scanned."""
+    """
+    Consecutive entries of the index that were all in grace when scanned. Until the first of these graces ends, nothing
+    is to be done in the range, if the same entries are still there with the same scores: a script checks a fingerprint.
+    The services that commit, release or extend a reservation change the index entry too. If a service changed the hash
+    only, the fingerprint would stay the same, so each range is scanned again after a while.
+    """
 
     count: int
     #: The scores of the first and of the last entry, and how many of the entries have the last score.
@@ -127,13 +126,13 @@ class CachedRange:
     last: bytes
     tail: int
     fingerprint: bytes
-    #: When the first grace among them ends, ms on the server's clock.
+    #: When the first grace of the entries ends, ms on the server's clock.
     first_end_ms: int
-    #: When it is scanned again (monotonic).
+    #: When the range is scanned again (monotonic).
     rescan_at: float
 
     def end(self, begin: Position) -> Position:
-        """The position after the range, where the range follows `begin`."""
+        """The position after the range, if the range follows `begin`."""
         return Position(self.last, self.tail + (begin.passed if begin.score == self.last else 0))
 
 
@@ -141,7 +140,7 @@ class SkippedRanges(NamedTuple):
     """Cached ranges that were passed by."""
 
     position: Position
-    #: How many entries they have. 0: none was passed by, and a page is to be scanned.
+    #: The number of entries in the ranges. If 0, no range was passed by, and a page is to be scanned.
     entries: int = 0
     first_end_ms: int = 0
 
@@ -150,9 +149,9 @@ class ScannedPage(NamedTuple):
     """A page that was read with a grace scan."""
 
     entries: list[IndexEntry]
-    #: Whether there are no more due entries after it.
+    #: Whether this is the last page of due entries.
     last: bool
-    #: When the first grace among them ends, ms; None where no entry is in grace.
+    #: When the first grace of the entries ends, ms; None if no entry is in grace.
     first_end_ms: int | None
 
 
@@ -164,24 +163,22 @@ class GraceCache:
         self._index = index
         self._grace_scan = grace_scan
         self._unchanged_ranges = Script("sweep/unchanged_ranges")
-        #: The ranges that this tick has still to come to.
+        #: The ranges still ahead in this tick.
         self._next: deque[CachedRange] = deque()
-        #: The ranges that this tick has found unchanged, or made.
+        #: The ranges that were unchanged in this tick, or are new.
         self._passed: list[CachedRange] = []
-        #: The last score of a range that is scanned again. Pages end there, so that the next range begins where it did.
+        #: The last score of a range that is scanned again. Pages end there, so that the next range begins as before.
         self._bound: bytes | None = None
 
     def start(self) -> bool:
-        """A tick begins. Returns whether there are any ranges."""
+        """A tick begins. Returns whether there are ranges."""
         self._next = deque([*self._passed, *self._next])
         self._passed = []
         self._bound = None
         return bool(self._next)
 
     def skip(self, position: Position, entries: int) -> SkippedRanges:
-        """
-        Pass by the ranges at this position that are unchanged, with about so many entries. Raises redis.RedisError.
-        """
+        """Pass by the unchanged ranges at this position, about `entries` entries. Raises redis.RedisError."""
         ranges = [] if self._bound is not None else self._choose(position, entries)
         if not ranges:
             return SkippedRanges(position)
@@ -203,8 +200,8 @@ class GraceCache:
 
     def scan(self, until: int, position: Position, count: int) -> ScannedPage:
         """
-        The next entries with a score up to `until`, at most `count`, each marked where it is in grace. Where all of
-        them are, they become a range. Raises redis.RedisError.
+        The next entries with a score up to `until`, at most `count`, with marks if in grace. If all entries are in
+        grace, they become a range. Raises redis.RedisError.
         """
         bounded = self._bound is not None and float(self._bound) < until
         last: bytes | int = self._bound if bounded and self._bound is not None else until
@@ -219,7 +216,7 @@ class GraceCache:
         return ScannedPage(entries, more != b"1" and not bounded, int(first_end) if first_end else None)
 
     def _choose(self, position: Position, entries: int) -> list[CachedRange]:
-        """The next ranges to be checked, with about so many entries."""
+        """The next ranges to be checked, with about `entries` entries."""
         now = time.monotonic()
         while self._next and float(self._next[0].first) < float(position.score):
             # The tick began in the middle of the index, or the entries of this range were read as a page.
@@ -245,19 +242,8 @@ class GraceCache:
         self._passed.append(CachedRange(len(entries), first, last, tail, fingerprint, first_end_ms, rescan_at))
 
 
-# ---- the pages of an index, for one tick after another
-# A page is read in one of three ways. Plain: the entries only. With a grace scan: one script reads the page and marks
-# the entries that are in grace, so that expire.lua need not be asked about each. Not at all: a range of which it is
-# known that every entry is in grace is passed by. A scan costs more than a plain page, so it is used while at least
-# half of the entries turn out to be in grace.
-
-
-#: In the time that it takes to expire one entry, this many are scanned, or passed by in remembered ranges.
-SCANS, SKIPS = 8, 32
-
-
 class IndexPager:
-    """Reads an index page by page."""
+    """Reads plain pages."""
 
     def __init__(self, shard: Shard, index: bytes) -> None:
         self._shard = shard
@@ -276,7 +262,7 @@ class IndexPage:
     """Consecutive entries of the index."""
 
     entries: Sequence[IndexEntry] = ()
-    #: How many entries were passed by as in grace in place of a page.
+    #: How many entries in grace were passed by in place of a page.
     passed: int = 0
 
 
@@ -290,14 +276,14 @@ class IndexReader:
         self._cursor = Cursor()
         self._position = START
         self._until = 0
-        #: Whether the next page is read with a grace scan. Entries in grace stand in front, so the first page is.
+        #: Whether the next page is scanned, as the first page is, because entries in grace stand in front.
         self._scans = self._cache is not None
         self._page_scanned = False
         #: Whether the last page was read.
         self.ended = False
 
     def start(self, now_ms: int) -> None:
-        """A tick begins: it reads the entries that are due at this time of the server."""
+        """A tick begins, and reads the entries that are due at this time of the server."""
         if self.ended:
             self._cursor.finish()
         self.ended = False
@@ -308,12 +294,12 @@ class IndexReader:
 
     @property
     def rereads(self) -> bool:
-        """Whether the rest of the page is not to be used, because it is read again with a grace scan."""
+        """Whether to skip the rest of the page, because the same entries are read again with a grace scan."""
         return self._scans and not self._page_scanned
 
     def next(self, batch_size: int) -> IndexPage:
         """
-        The next page. To scan it, or to pass by ranges in its place, takes Redis about as long as a batch of
+        The next page, or ranges passed by in place of a page. Either takes Redis about as long as a batch of
         `batch_size` expiries. Raises redis.RedisError.
         """
         self._page_scanned = self._scans
@@ -334,7 +320,7 @@ class IndexReader:
         return IndexPage(page.entries)
 
     def advance(self, entries: Sequence[IndexEntry], decisions: Sequence[Decision]) -> None:
-        """These entries, the next ones of the page, were decided."""
+        """The next entries of the page were decided."""
         stays = [decision.outcome.stays for decision in decisions]
         self._position = self._position.after(zip(entries, stays, strict=True))
         for decision in decisions:
@@ -345,6 +331,6 @@ class IndexReader:
             self.ended = self.ended and not self._scans
 
     def stop(self, failed: Sequence[IndexEntry] = ()) -> None:
-        """The tick was cut short here, or by the failure of these entries, which the next tick passes over."""
+        """The tick was cut short here; the entries that failed are passed over by the next tick."""
         self.ended = False
         self._cursor.stop(self._position.after_all(failed))

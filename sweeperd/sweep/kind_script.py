@@ -1,56 +1,265 @@
-"""The script of a configured kind, generated from its settings."""
+"""
+The script of a configured kind, generated from the settings. The kind's writes are declared (`give_back`), or planned
+by the user's script. Both forms check the entry in the same order.
+"""
 
 import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 from sweeperd.config.kinds import ID, OWN_KEYS, RESERVATION_KEYS, Amount, Command, Field, KindSettings, Word, may_meet
 from sweeperd.store.scripts import expand
 
-#: The characters that stand for themselves in a Lua string.
+#: The globals of a Redis server that a user's script must not see. If a server has further globals, `check` fails.
+HIDDEN_GLOBALS = tuple(
+    """
+    redis server KEYS ARGV cjson cmsgpack struct bit os io debug package module require coroutine collectgarbage gcinfo
+    newproxy print _G _VERSION load loadstring loadfile dofile setfenv getfenv getmetatable __redis__err__handler
+    __redis__compare_helper __server__err__handler __server__compare_helper
+    """.split()  # noqa: SIM905
+)
+#: The globals for user scripts; as locals, because Redis 6.2 lets a script replace a global for all scripts.
+BASIC_GLOBALS = tuple(
+    """
+    assert error ipairs next pairs pcall rawequal rawget rawset select setmetatable tonumber tostring type unpack xpcall
+    """.split()  # noqa: SIM905
+)
+#: The libraries that a user's script gets a copy of, and the functions.
+LIBRARIES = {
+    "string": "byte char find format gmatch gsub len lower match rep reverse sub upper",
+    "table": "concat insert maxn remove sort",
+    "math": "abs ceil floor fmod huge max min",
+}
+#: The error begins so if the user's file fails before `decide` or `plan` is called.
+FILE_FAILED = "KINDFILE"
+#: After the checks of a plan: if the server is in trouble, the error is the reply; if a check failed, a quarantine.
+_STOP = (
+    "if failure then\n  return failure\nend\n"
+    "if problem then\n  return entry.set_aside(problem.reason, problem.why)\nend"
+)
+#: The characters that need no escape in a Lua string.
 _PLAIN = set(string.ascii_letters + string.digits + " !#$%&()*+,-./:;<=>?@[]^_`{|}~")
 #: Below this, an addition in floating point is exact.
 _SMALL = 10**15
-#: The most keys of a quick plan. Each is compared with all before it.
+#: The most keys of a quick plan. Each key is compared with all keys before.
 _MAX_QUICK_KEYS = 8
 #: The most bytes of a plan and its event.
 _MAX_BYTES = 65_536
 
 
-class Row(Protocol):
-    """The fields of the hash, each as Lua."""
+class Row:
+    """The fields of the hash that the script reads, each as Lua."""
 
-    def __getitem__(self, field: str) -> str: ...
+    def __init__(self, kind: KindSettings, more: Iterable[str]) -> None:
+        wanted = [*kind.active, *kind.ended, kind.deadline, *([kind.tenant] if kind.tenant else []), *more]
+        self.fields = list(dict.fromkeys(wanted))
+
+    def __getitem__(self, field: str) -> str:
+        return f"row[{self.fields.index(field) + 1}]"
+
+    def read(self) -> str:
+        fields = ", ".join(map(quoted, self.fields))
+        return f"local row, reply = entry.read({fields})\nif not row then\n  return reply\nend"
 
 
-def quoted(text: str) -> str:
-    """A Lua string. All but plain ASCII letters, digits and a few signs are escaped."""
-    characters = (chr(byte) if chr(byte) in _PLAIN else f"\\{byte:03d}" for byte in text.encode())
-    return f"'{''.join(characters)}'"
+def kind_script(kind: KindSettings, kinds: Sequence[KindSettings], reservations: bool) -> str:
+    """The text of the script. `kinds`: all kinds, whose indexes and hashes no plan may write."""
+    body = _script_body(kind) if kind.script is not None else _declared_body(kind)
+    lines = [
+        "-- @include kind_entry",
+        *_writable(kind, kinds, reservations),
+        f"entry.open(KEYS, ARGV[1], ARGV[2] .. {' .. NOT_THERE .. '.join(map(quoted, kind.entry))})",
+        *body,
+    ]
+    prelude_and_body = expand("\n".join(line for line in lines if line) + "\n")
+    return prelude_and_body if kind.script is None else f"{_user_function(kind.script)}\n{prelude_and_body}"
 
 
-def needed_fields(commands: Sequence[Command]) -> list[str]:
-    """The fields of the hash that the commands cannot do without."""
-    return list(dict.fromkeys(field for command in commands for field in command.fields))
+def _declared_body(kind: KindSettings) -> Iterable[str]:
+    commands = kind.given_back
+    row = Row(kind, [*needed_fields(commands), *kind.event])
+    yield from _begin(kind, row)
+    for field in kind.active:
+        yield f"if not {row[field]} then\n  return entry.set_aside('INVALID_STATE', {quoted(field)})\nend"
+    for field, value in kind.active.items():
+        yield f"if {row[field]} ~= {quoted(value)} then\n  return entry.drop('skipped', {row[field]})\nend"
+    yield from _due(kind, row)
+    yield "local event_bytes = 0"
+    for field in kind.event:
+        value = row[field]
+        yield f"if {value} then"
+        yield f"  event[#event + 1], event[#event + 2] = {quoted('data.' + field)}, {value}"
+        yield f"  event_bytes = event_bytes + #{value}\nend"
+    yield "-- @include kind_checks"
+    yield "local checked, problem, failure"
+    if has_quick_plan(commands):
+        yield "-- @include kind_quick\nlocal function quick_plan()"
+        yield from quick_plan(commands, row, "event_bytes")
+        yield "end\nchecked = quick_plan()"
+    yield from _plan(kind, command_list(commands, row), field_checks(commands, row))
+    yield from _end(kind, row)
+
+
+def _script_body(kind: KindSettings) -> Iterable[str]:
+    row = Row(kind, kind.fields or [])
+    yield from _begin(kind, row)
+    if kind.fields is None:
+        yield "if redis.call('HLEN', KEYS[1]) > 256 then\n  return entry.set_aside('TOO_MANY_FIELDS')\nend"
+        yield "local hash, flat = {}, redis.call('HGETALL', KEYS[1])"
+        yield "for i = 1, #flat, 2 do\n  hash[flat[i]] = flat[i + 1]\nend"
+    else:
+        yield f"local hash = {{{', '.join(f'[{quoted(field)}] = {row[field]} or nil' for field in row.fields)}}}"
+    yield "-- @include kind_sandbox"
+    json = "nil"
+    if _names(kind.script or "", "json"):
+        yield "-- @include json"
+        json = "{decode = json.decode, encode = json.encode}"
+    given = ["sandbox.reader(ARGV[2], readable)", json, *_libraries(kind.script or "")]
+    yield f"local decide, plan_of, broken = sandbox.load(user, {quoted(FILE_FAILED)}, {', '.join(given)})"
+    yield "if broken then\n  return broken\nend"
+    yield "local verdict, detail, problem, failure ="
+    yield f"  run_checks(sandbox.decided, decide, {kind.max_wait_ms}, hash, clock.now, ARGV[1])"
+    yield _STOP
+    yield "if verdict == 'skip' then\n  return entry.drop('skipped', detail)\nend"
+    yield "if verdict == 'quarantine' then\n  return entry.set_aside(detail)\nend"
+    yield from _due(kind, row)
+    yield "if verdict == 'wait' then\n  return entry.move(detail)\nend"
+    yield f"if verdict == 'extend' then\n  return entry.move(detail, {quoted(kind.deadline)})\nend"
+    yield "local list, event_bytes"
+    yield "list, event_bytes, problem, failure = run_checks(sandbox.planned, plan_of, event, hash, clock.now, ARGV[1])"
+    yield _STOP
+    yield "-- @include kind_quick_list"
+    if kind.commands is None or "HINCRBY" in kind.commands:
+        yield f"local checked = kind_quick_list(list, ARGV[2], writable, {kind.max_writes}, event_bytes)"
+    else:
+        yield "local checked"
+    copied = ["-- @include kind_lists", f"list = kind_lists.commands(list, {kind.max_writes})"]
+    yield from _plan(kind, "list", copied)
+    yield from _end(kind, row)
+
+
+def _user_function(text: str) -> str:
+    """
+    The user's file as the body of a function. The first line of the file is the script's first line, so that errors
+    name the lines of the file. No local of the prelude exists yet, and every global in the file is shadowed.
+    """
+    named = [name for name in BASIC_GLOBALS if _names(text, name)]
+    basics = f"local {', '.join(named)} = {', '.join(named)}; " if named else ""
+    return (
+        f"local user = function(get, json, {', '.join(LIBRARIES)}, decide, plan) "
+        f"local {', '.join(HIDDEN_GLOBALS)}; {basics}"
+        f"{text}\nreturn decide, plan\nend"
+    )
+
+
+def _names(text: str, name: str) -> bool:
+    """Whether the name stands anywhere in the text. If not, the text cannot reach the global of this name."""
+    return re.search(rf"\b{name}\b", text) is not None
+
+
+def _libraries(text: str) -> Iterable[str]:
+    """Copies of the libraries that the text names, so that no change to a library stays."""
+    for library, functions in LIBRARIES.items():
+        copies = (f"{name} = {library}.{name}" for name in functions.split())
+        yield f"{{{', '.join(copies)}}}" if _names(text, library) else "nil"
+
+
+def _begin(kind: KindSettings, row: Row) -> Iterable[str]:
+    """From the hash to the first check of the state."""
+    yield row.read()
+    yield f"if not {row[row.fields[0]]} and redis.call('EXISTS', KEYS[1]) == 0 then"
+    yield "  return entry.drop('not_found')\nend"
+    if kind.tenant:
+        yield f"entry.belongs_to({row[kind.tenant]})"
+    if kind.ended:
+        carries_all = " and ".join(f"{row[field]} == {quoted(value)}" for field, value in kind.ended.items())
+        yield f"if {carries_all} then\n  return entry.drop('skipped', {row[next(iter(kind.ended))]})\nend"
+
+
+def _due(kind: KindSettings, row: Row) -> Iterable[str]:
+    """The deadline and the grace."""
+    deadline, grace = row[kind.deadline], kind.grace_ms
+    yield f"local expires_at = entry.deadline({deadline})"
+    yield f"if not expires_at then\n  return entry.set_aside('INVALID_EXPIRY', {quoted(kind.deadline)})\nend"
+    yield f"if clock.now <= expires_at then\n  return entry.move({deadline})\nend"
+    if grace:
+        yield f"if clock.now <= expires_at + {grace} then\n  return {{'in_grace', expires_at + {grace}}}\nend"
+    tenant = f"{row[kind.tenant]} or ''" if kind.tenant else "''"
+    yield (
+        f"local event = {{'type', {quoted(kind.name + '.expired')}, 'kind', {quoted(kind.name)}, 'id', ARGV[1],"
+        f" 'tenant', {tenant}, 'expires_at', {deadline}, 'expired_at', clock.now_text, 'trace_id', ARGV[4]}}"
+    )
+
+
+def _plan(kind: KindSettings, commands: str, before: Iterable[str]) -> Iterable[str]:
+    """The full check if there is no `checked` yet. `commands`: the list; `before`: statements before the list."""
+    yield "local _\nif not checked then\n  checked, _, problem, failure = run_checks(function()"
+    yield f"    -- @include kind_plan\n    full_plan.open(ARGV[2], writable, audible, {kind.max_writes}{_usable(kind)})"
+    yield from (f"    {line}" for line in before)
+    yield f"    full_plan.weigh(event_bytes)\n    full_plan.commands({commands})"
+    yield "    return full_plan.checked()\n  end)\nend"
+    yield _STOP
+
+
+def _usable(kind: KindSettings) -> str:
+    """The last argument of full_plan.open."""
+    return "" if kind.commands is None else f", {{{', '.join(f'{name} = true' for name in kind.commands)}}}"
+
+
+def _end(kind: KindSettings, row: Row) -> Iterable[str]:
+    marks = "".join(f", {quoted(field)}, {quoted(value)}" for field, value in kind.ended.items())
+    lag = f"clock.now - expires_at - {kind.grace_ms}"
+    yield f"return entry.expire(event, checked, {row[kind.deadline]}, {lag}, ARGV[3]{marks})"
+
+
+def _writable(kind: KindSettings, kinds: Sequence[KindSettings], reservations: bool) -> Iterable[str]:
+    forbidden = [f"{OWN_KEYS}*", *(other.entry_pattern for other in kinds), *(other.index for other in kinds)]
+    if reservations:
+        forbidden += [f"{stem}*" for stem in RESERVATION_KEYS]
+    # A pattern that no writable key can match is left out.
+    forbidden = [each for each in forbidden if any(may_meet(each, pattern) for pattern in kind.write_patterns)]
+    # The keys of templates match the patterns that are derived from the templates.
+    allowed = "true" if kind.writes is None else lua_match(kind.writes)
+    yield "-- @include kind_pattern\nlocal sub = string.sub"
+    yield f"local function writable(key)\n  return ({allowed}) and not ({lua_match(forbidden)})\nend"
+    yield f"local function audible(key)\n  return {lua_match(kind.channels)}\nend"
+    if kind.script is not None:
+        yield f"local function readable(key)\n  return {lua_match(kind.read_patterns)}\nend"
+
+
+def lua_match(patterns: Sequence[str]) -> str:
+    """Lua for whether `key` matches one of the patterns, with the local functions `sub` and `is_like`."""
+    return " or ".join(_match(pattern) for pattern in dict.fromkeys(patterns)) or "false"
+
+
+def _match(pattern: str) -> str:
+    """Lua for whether `key` matches the pattern. Only `*` is special."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return f"key == {quoted(first)}"
+    if rest == [""]:
+        return f"sub(key, 1, {len(first.encode())}) == {quoted(first)}" if first else "true"
+    *middle, last = rest
+    return f"is_like(key, {', '.join(map(quoted, [first, last, *filter(None, middle)]))})"
 
 
 def field_checks(commands: Sequence[Command], row: Row) -> Iterator[str]:
-    """Lua statements that raise if a field is missing, or an amount is none."""
+    """Lua statements that raise if a field is missing, or an amount is no number."""
     for field in needed_fields(commands):
         yield f"full_plan.field({row[field]}, {quoted(field)})"
     for field in _amount_fields(commands):
         yield f"full_plan.amount({row[field]})"
 
 
+def needed_fields(commands: Sequence[Command]) -> list[str]:
+    """The fields of the hash that the commands use."""
+    return list(dict.fromkeys(field for command in commands for field in command.fields))
+
+
 def command_list(commands: Sequence[Command], row: Row) -> str:
-    """The Lua of a list of the commands. Its fields must have been checked."""
+    """The Lua of a list of the commands. The fields must have been checked."""
     return f"{{{', '.join(_command(command, row) for command in commands)}}}"
-
-
-def _amount_fields(commands: Sequence[Command]) -> list[str]:
-    return list(dict.fromkeys(c.amount.field for c in commands if c.amount and c.amount.field))
 
 
 def _command(command: Command, row: Row) -> str:
@@ -82,7 +291,8 @@ def _amount(amount: Amount, row: Row) -> str:
     return f"'-' .. {row[amount.field]}" if amount.negative else row[amount.field]
 
 
-# ---- the quick form
+def _amount_fields(commands: Sequence[Command]) -> list[str]:
+    return list(dict.fromkeys(c.amount.field for c in commands if c.amount and c.amount.field))
 
 
 def has_quick_plan(commands: Sequence[Command]) -> bool:
@@ -96,8 +306,14 @@ def has_quick_plan(commands: Sequence[Command]) -> bool:
     )
 
 
+def _is_plain(command: Command) -> bool:
+    literals = [command.amount.literal if command.amount else "0", command.minimum or "0"]
+    (field,) = command.words
+    return all(abs(int(literal)) < _SMALL for literal in literals) and all(isinstance(part, str) for part in field)
+
+
 def quick_plan(commands: Sequence[Command], row: Row, event_bytes: str) -> Iterator[str]:
-    """The body of a Lua function that returns what the plan comes to (kind_plan.lua), or nil. `event_bytes`: Lua."""
+    """The body of a Lua function that returns the checked plan (kind_plan.lua), or nil. `event_bytes`: Lua."""
     numbers = {field: f"amount_{number}" for number, field in enumerate(_amount_fields(commands))}
     for field, number in numbers.items():
         yield f"local {number} = quick_amount({row[field]})"
@@ -112,12 +328,6 @@ def quick_plan(commands: Sequence[Command], row: Row, event_bytes: str) -> Itera
         yield from _quick_key(place, together, numbers, row)
         writes.append(_quick_write(place, together, row))
     yield f"return {{writes = {{{', '.join(writes)}}}}}"
-
-
-def _is_plain(command: Command) -> bool:
-    literals = [command.amount.literal if command.amount else "0", command.minimum or "0"]
-    (field,) = command.words
-    return all(abs(int(literal)) < _SMALL for literal in literals) and all(isinstance(part, str) for part in field)
 
 
 def _quick_key(place: int, commands: Sequence[Command], numbers: Mapping[str, str], row: Row) -> Iterator[str]:
@@ -160,7 +370,7 @@ def _bytes(commands: Sequence[Command], row: Row) -> str:
 
 
 def _parts(command: Command) -> Iterator[str | Field]:
-    """All that the words of a command consist of, but for its name."""
+    """All parts of the words of a command, without the command's name."""
     for word in (command.key, *command.words):
         yield from word
     if command.amount:
@@ -170,245 +380,7 @@ def _parts(command: Command) -> Iterator[str | Field]:
         yield from ("MIN", command.minimum)
 
 
-# ---- the script
-
-
-#: The globals of a Redis server that a user's script must not see. Another one that a server has fails `check`.
-HIDDEN_GLOBALS = tuple(
-    """
-    redis server KEYS ARGV cjson cmsgpack struct bit os io debug package module require coroutine collectgarbage gcinfo
-    newproxy print _G _VERSION load loadstring loadfile dofile setfenv getfenv getmetatable __redis__err__handler
-    __redis__compare_helper __server__err__handler __server__compare_helper
-    """.split()  # noqa: SIM905
-)
-#: The globals that it may use; as locals, because Redis 6.2 lets a script replace a global for all scripts.
-BASIC_GLOBALS = tuple(
-    """
-    assert error ipairs next pairs pcall rawequal rawget rawset select setmetatable tonumber tostring type unpack xpcall
-    """.split()  # noqa: SIM905
-)
-#: The libraries that it gets a copy of, and their functions.
-LIBRARIES = {
-    "string": "byte char find format gmatch gsub len lower match rep reverse sub upper",
-    "table": "concat insert maxn remove sort",
-    "math": "abs ceil floor fmod huge max min",
-}
-
-
-def kind_script(kind: KindSettings, kinds: Sequence[KindSettings], reservations: bool) -> str:
-    """The text of the script. `kinds`: all kinds, whose indexes and hashes no plan may write."""
-    body = _script_body(kind) if kind.script is not None else _declared_body(kind)
-    lines = [
-        "-- @include kind_entry",
-        *_writable(kind, kinds, reservations),
-        f"entry.open(KEYS, ARGV[1], ARGV[2] .. {' .. NOT_THERE .. '.join(map(quoted, kind.entry))})",
-        *body,
-    ]
-    prelude_and_body = expand("\n".join(line for line in lines if line) + "\n")
-    return prelude_and_body if kind.script is None else f"{_user_function(kind.script)}\n{prelude_and_body}"
-
-
-#: What the error begins with if the user's file fails before its functions are called.
-FILE_FAILED = "KINDFILE"
-#: After the checks of a plan: trouble of the server is the reply, a check that failed is a quarantine.
-_STOP = (
-    "if failure then\n  return failure\nend\n"
-    "if problem then\n  return entry.set_aside(problem.reason, problem.why)\nend"
-)
-
-
-# ---- what may be written
-
-
-def _writable(kind: KindSettings, kinds: Sequence[KindSettings], reservations: bool) -> Iterable[str]:
-    forbidden = [f"{OWN_KEYS}*", *(other.entry_pattern for other in kinds), *(other.index for other in kinds)]
-    if reservations:
-        forbidden += [f"{stem}*" for stem in RESERVATION_KEYS]
-    # A key that may be written cannot match a pattern that begins otherwise.
-    forbidden = [each for each in forbidden if any(may_meet(each, pattern) for pattern in kind.write_patterns)]
-    # The keys of templates match the patterns that are derived from them.
-    allowed = "true" if kind.writes is None else lua_match(kind.writes)
-    yield "-- @include kind_pattern\nlocal sub = string.sub"
-    yield f"local function writable(key)\n  return ({allowed}) and not ({lua_match(forbidden)})\nend"
-    yield f"local function audible(key)\n  return {lua_match(kind.channels)}\nend"
-    if kind.script is not None:
-        yield f"local function readable(key)\n  return {lua_match(kind.read_patterns)}\nend"
-
-
-def lua_match(patterns: Sequence[str]) -> str:
-    """Lua that says whether `key` matches one of these. It needs the local functions `sub` and `is_like`."""
-    return " or ".join(_match(pattern) for pattern in dict.fromkeys(patterns)) or "false"
-
-
-def _match(pattern: str) -> str:
-    """Lua that says whether `key` matches the pattern. Only `*` is special."""
-    first, *rest = pattern.split("*")
-    if not rest:
-        return f"key == {quoted(first)}"
-    if rest == [""]:
-        return f"sub(key, 1, {len(first.encode())}) == {quoted(first)}" if first else "true"
-    *middle, last = rest
-    return f"is_like(key, {', '.join(map(quoted, [first, last, *filter(None, middle)]))})"
-
-
-# ---- the order of checks, which both forms share
-
-
-class _Row:
-    """The fields that are read of the hash, and where each stands in the reply."""
-
-    def __init__(self, kind: KindSettings, more: Iterable[str]) -> None:
-        wanted = [*kind.active, *kind.ended, kind.deadline, *([kind.tenant] if kind.tenant else []), *more]
-        self.fields = list(dict.fromkeys(wanted))
-
-    def __getitem__(self, field: str) -> str:
-        return f"row[{self.fields.index(field) + 1}]"
-
-    def read(self) -> str:
-        fields = ", ".join(map(quoted, self.fields))
-        return f"local row, reply = entry.read({fields})\nif not row then\n  return reply\nend"
-
-
-def _begin(kind: KindSettings, row: _Row) -> Iterable[str]:
-    """From the hash to the first check of the state."""
-    yield row.read()
-    yield f"if not {row[row.fields[0]]} and redis.call('EXISTS', KEYS[1]) == 0 then"
-    yield "  return entry.drop('not_found')\nend"
-    if kind.tenant:
-        yield f"entry.belongs_to({row[kind.tenant]})"
-    if kind.ended:
-        carries_all = " and ".join(f"{row[field]} == {quoted(value)}" for field, value in kind.ended.items())
-        yield f"if {carries_all} then\n  return entry.drop('skipped', {row[next(iter(kind.ended))]})\nend"
-
-
-def _due(kind: KindSettings, row: _Row) -> Iterable[str]:
-    """The deadline and the grace."""
-    deadline, grace = row[kind.deadline], kind.grace_ms
-    yield f"local expires_at = entry.deadline({deadline})"
-    yield f"if not expires_at then\n  return entry.set_aside('INVALID_EXPIRY', {quoted(kind.deadline)})\nend"
-    yield f"if clock.now <= expires_at then\n  return entry.move({deadline})\nend"
-    if grace:
-        yield f"if clock.now <= expires_at + {grace} then\n  return {{'in_grace', expires_at + {grace}}}\nend"
-    tenant = f"{row[kind.tenant]} or ''" if kind.tenant else "''"
-    yield (
-        f"local event = {{'type', {quoted(kind.name + '.expired')}, 'kind', {quoted(kind.name)}, 'id', ARGV[1],"
-        f" 'tenant', {tenant}, 'expires_at', {deadline}, 'expired_at', clock.now_text, 'trace_id', ARGV[4]}}"
-    )
-
-
-def _end(kind: KindSettings, row: _Row) -> Iterable[str]:
-    marks = "".join(f", {quoted(field)}, {quoted(value)}" for field, value in kind.ended.items())
-    lag = f"clock.now - expires_at - {kind.grace_ms}"
-    yield f"return entry.expire(event, checked, {row[kind.deadline]}, {lag}, ARGV[3]{marks})"
-
-
-def _plan(kind: KindSettings, commands: str, before: Iterable[str]) -> Iterable[str]:
-    """
-    The full check if there is no `checked` yet. `commands`: the list; `before`: statements that come before it.
-    """
-    yield "local _\nif not checked then\n  checked, _, problem, failure = run_checks(function()"
-    yield f"    -- @include kind_plan\n    full_plan.open(ARGV[2], writable, audible, {kind.max_writes}{_usable(kind)})"
-    yield from (f"    {line}" for line in before)
-    yield f"    full_plan.weigh(event_bytes)\n    full_plan.commands({commands})"
-    yield "    return full_plan.checked()\n  end)\nend"
-    yield _STOP
-
-
-def _usable(kind: KindSettings) -> str:
-    """The last argument of full_plan.open."""
-    return "" if kind.commands is None else f", {{{', '.join(f'{name} = true' for name in kind.commands)}}}"
-
-
-# ---- the declared form
-
-
-def _declared_body(kind: KindSettings) -> Iterable[str]:
-    commands = kind.given_back
-    row = _Row(kind, [*needed_fields(commands), *kind.event])
-    yield from _begin(kind, row)
-    for field in kind.active:
-        yield f"if not {row[field]} then\n  return entry.set_aside('INVALID_STATE', {quoted(field)})\nend"
-    for field, value in kind.active.items():
-        yield f"if {row[field]} ~= {quoted(value)} then\n  return entry.drop('skipped', {row[field]})\nend"
-    yield from _due(kind, row)
-    yield "local event_bytes = 0"
-    for field in kind.event:
-        value = row[field]
-        yield f"if {value} then"
-        yield f"  event[#event + 1], event[#event + 2] = {quoted('data.' + field)}, {value}"
-        yield f"  event_bytes = event_bytes + #{value}\nend"
-    yield "-- @include kind_checks"
-    yield "local checked, problem, failure"
-    if has_quick_plan(commands):
-        yield "-- @include kind_quick\nlocal function quick_plan()"
-        yield from quick_plan(commands, row, "event_bytes")
-        yield "end\nchecked = quick_plan()"
-    yield from _plan(kind, command_list(commands, row), field_checks(commands, row))
-    yield from _end(kind, row)
-
-
-# ---- the script form
-
-
-def _user_function(text: str) -> str:
-    """
-    The user's file as the body of a function. Its first line is the script's first line, so that errors name the lines
-    of the file. No local of the prelude exists yet, and every global that it names is shadowed.
-    """
-    named = [name for name in BASIC_GLOBALS if _names(text, name)]
-    basics = f"local {', '.join(named)} = {', '.join(named)}; " if named else ""
-    return (
-        f"local user = function(get, json, {', '.join(LIBRARIES)}, decide, plan) "
-        f"local {', '.join(HIDDEN_GLOBALS)}; {basics}"
-        f"{text}\nreturn decide, plan\nend"
-    )
-
-
-def _names(text: str, name: str) -> bool:
-    """Whether the text has this name in it anywhere. What it does not name it cannot reach."""
-    return re.search(rf"\b{name}\b", text) is not None
-
-
-def _libraries(text: str) -> Iterable[str]:
-    """Copies of the libraries that the text names, so that nothing that it changes stays."""
-    for library, functions in LIBRARIES.items():
-        copies = (f"{name} = {library}.{name}" for name in functions.split())
-        yield f"{{{', '.join(copies)}}}" if _names(text, library) else "nil"
-
-
-def _script_body(kind: KindSettings) -> Iterable[str]:
-    row = _Row(kind, kind.fields or [])
-    yield from _begin(kind, row)
-    if kind.fields is None:
-        yield "if redis.call('HLEN', KEYS[1]) > 256 then\n  return entry.set_aside('TOO_MANY_FIELDS')\nend"
-        yield "local hash, flat = {}, redis.call('HGETALL', KEYS[1])"
-        yield "for i = 1, #flat, 2 do\n  hash[flat[i]] = flat[i + 1]\nend"
-    else:
-        yield f"local hash = {{{', '.join(f'[{quoted(field)}] = {row[field]} or nil' for field in row.fields)}}}"
-    yield "-- @include kind_sandbox"
-    json = "nil"
-    if _names(kind.script or "", "json"):
-        yield "-- @include json"
-        json = "{decode = json.decode, encode = json.encode}"
-    given = ["sandbox.reader(ARGV[2], readable)", json, *_libraries(kind.script or "")]
-    yield f"local decide, plan_of, broken = sandbox.load(user, {quoted(FILE_FAILED)}, {', '.join(given)})"
-    yield "if broken then\n  return broken\nend"
-    yield "local verdict, detail, problem, failure ="
-    yield f"  run_checks(sandbox.decided, decide, {kind.max_wait_ms}, hash, clock.now, ARGV[1])"
-    yield _STOP
-    yield "if verdict == 'skip' then\n  return entry.drop('skipped', detail)\nend"
-    yield "if verdict == 'quarantine' then\n  return entry.set_aside(detail)\nend"
-    yield from _due(kind, row)
-    yield "if verdict == 'wait' then\n  return entry.move(detail)\nend"
-    yield f"if verdict == 'extend' then\n  return entry.move(detail, {quoted(kind.deadline)})\nend"
-    yield "local list, event_bytes"
-    yield "list, event_bytes, problem, failure = run_checks(sandbox.planned, plan_of, event, hash, clock.now, ARGV[1])"
-    yield _STOP
-    yield "-- @include kind_quick_list"
-    if kind.commands is None or "HINCRBY" in kind.commands:
-        yield f"local checked = kind_quick_list(list, ARGV[2], writable, {kind.max_writes}, event_bytes)"
-    else:
-        yield "local checked"
-    copied = ["-- @include kind_lists", f"list = kind_lists.commands(list, {kind.max_writes})"]
-    yield from _plan(kind, "list", copied)
-    yield from _end(kind, row)
+def quoted(text: str) -> str:
+    """A Lua string. All but plain ASCII letters, digits and a few signs are escaped."""
+    characters = (chr(byte) if chr(byte) in _PLAIN else f"\\{byte:03d}" for byte in text.encode())
+    return f"'{''.join(characters)}'"

@@ -5,9 +5,8 @@ from typing import Annotated
 import click
 from pydantic import BeforeValidator, Field
 
-from sweeperd.cli.options import Options, json_option, shard_option
 from sweeperd.cli.output import Output, shortened
-from sweeperd.cli.shards import Troubles, for_each_shard, warn
+from sweeperd.cli.shards import Run, on_shards, warn
 from sweeperd.config import SweepSettings
 from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Text
 from sweeperd.ops.reconcile.subjects import Holder, find_holders, read_budget
@@ -54,29 +53,22 @@ class LedgerDocument(CommandDocument, title="sweeperd ledger show BUDGET --json"
 @click.option(
     "--limit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Reservations shown for a shard."
 )
-@shard_option
-@json_option
-@click.pass_obj
-def show(options: Options, budget: str, limit: int, shard: str | None, as_json: bool) -> None:
+@on_shards()
+def show(run: Run, budget: str, limit: int) -> None:
     """
     A budget's balances, and every reservation with an amount of the budget.
 
     BUDGET is <scope>:<unit>, such as tenant:acme/workspace:prod:TOKENS. The command walks over all reservations, and
     takes a while. Exit code 1 if no shard has the budget.
     """
-    output, troubles = Output(as_json=as_json), Troubles()
-    with options.shards(shard) as (settings, shards):
-        read = for_each_shard(shards, lambda each: _read(each, settings.sweep, budget, limit), troubles)
+    read = run.each(lambda shard: _read(shard, run.settings.sweep, budget, limit))
     documents = [document for _, document in read if document]
-    if not documents and not troubles.down:
-        output.name_address()
-        troubles.fail(f"there is no budget {shortened(budget)}")
-    if as_json:
-        output.json(LedgerDocument(budget=budget, shards=documents, down=troubles.down))
-    else:
-        for each in documents:
-            _show(output, each)
-    troubles.end()
+    if not documents and not run.down:
+        run.output.name_address()
+        run.fail(f"there is no budget {shortened(budget)}")
+    run.report(LedgerDocument(budget=budget, shards=documents, down=run.down))
+    for each in () if run.output.as_json else documents:
+        _show(run.output, each)
 
 
 def _read(shard: Shard, settings: SweepSettings, budget: str, limit: int) -> BudgetDocument | None:

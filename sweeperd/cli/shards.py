@@ -79,7 +79,13 @@ class Run(Troubles):
 
     def each(self, work: Callable[[Shard], T]) -> list[tuple[Shard, T]]:
         """Do the work on each shard that answers; returns each such shard with the result."""
-        return for_each_shard(self.shards, work, self)
+        done = []
+        for shard in self.shards:
+            if self.is_down(shard):
+                continue
+            with self.noted(shard):
+                done.append((shard, work(shard)))
+        return done
 
     def report(self, document: Document | dict[str, Any]) -> None:
         """Print the document if --json is given."""
@@ -119,17 +125,6 @@ def on_shards(kind: type[Run] = Run, *, secrets: bool = False) -> Decorator:
         return opened
 
     return decorated
-
-
-def for_each_shard(shards: Iterable[Shard], work: Callable[[Shard], T], troubles: Troubles) -> list[tuple[Shard, T]]:
-    """Do the work on each shard; returns each shard with the result. If a shard is down, `troubles` notes the shard."""
-    done = []
-    for shard in shards:
-        if troubles.is_down(shard):
-            continue
-        with troubles.noted(shard):
-            done.append((shard, work(shard)))
-    return done
 
 
 def warn(text: str) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 import click
 
 from sweeperd.cli.endpoints import attempt_text
-from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
+from sweeperd.cli.options import Exit, fail
 from sweeperd.cli.output import Cell, Output, printable, shortened, timestamp
-from sweeperd.cli.shards import Troubles, check_name, for_each_shard
+from sweeperd.cli.shards import Run, check_name, on_shards
 from sweeperd.config import Settings
 from sweeperd.ops.show import EventDelivery, Fate, Inspection, InspectionDocument, ShowDocument, inspect
 from sweeperd.store.shard import Shard
@@ -29,10 +29,8 @@ _WHY = {
 @click.command("show", short_help="Everything about one entry, and what a sweep would do with it.")
 @click.argument("entry", metavar="ID")
 @click.option("--kind", metavar="NAME", help="The kind of the entry, if two kinds have an entry of this id.")
-@shard_option
-@json_option
-@click.pass_obj
-def command(options: Options, entry: str, kind: str | None, shard: str | None, as_json: bool) -> None:
+@on_shards()
+def command(run: Run, entry: str, kind: str | None) -> None:
     r"""
     Everything about a reservation, or an entry of a configured kind: the hash, the places in index and quarantine, the
     budgets of a reservation's scopes, the event and its deliveries, and what a sweep would decide now and why. Nothing
@@ -40,26 +38,23 @@ def command(options: Options, entry: str, kind: str | None, shard: str | None, a
 
     ID is the bare id, raw or as in logs and tables (\xff). Exit code 1 if no shard knows the id.
     """
-    output, troubles = Output(as_json=as_json), Troubles()
-    with options.shards(shard) as (settings, shards):
-        names = kind_names(settings)
-        if kind is not None:
-            check_name("kind", kind, names)
-            names = [kind]
-        seen = for_each_shard(shards, lambda each: list(_inspect(settings, each, names, entry)), troubles)
-        thing = " or ".join(kinds_of(settings, shards[0])[name].words.entry for name in names) or "kind"
-    found = [(each, inspection) for each, inspections in seen for inspection in inspections]
+    names = kind_names(run.settings)
+    if kind is not None:
+        check_name("kind", kind, names)
+        names = [kind]
+    seen = run.each(lambda shard: list(_inspect(run.settings, shard, names, entry)))
+    found = [(shard, inspection) for shard, inspections in seen for inspection in inspections]
     if len(kinds := {inspection.kind.name for _, inspection in found}) > 1:
         fail(f"it is an id of {' and '.join(sorted(kinds))}: name one with --kind", Exit.USAGE)
-    if as_json and found:
-        documents = [InspectionDocument.of(each, inspection, _why(inspection)) for each, inspection in found]
-        output.json(ShowDocument(shards=documents, down=troubles.down))
+    if run.output.as_json and found:
+        documents = [InspectionDocument.of(shard, inspection, _why(inspection)) for shard, inspection in found]
+        run.report(ShowDocument(shards=documents, down=run.down))
     elif found:
-        _show(output, found)
-    if not found and not troubles.down:
-        output.name_address()
+        _show(run.output, found)
+    if not found and not run.down:
+        run.output.name_address()
+        thing = " or ".join(kinds_of(run.settings, run.shards[0])[name].words.entry for name in names) or "kind"
         fail(f"there is no {thing} {shortened(printable(entry))}", Exit.FAILED)
-    troubles.end()
 
 
 def _inspect(settings: Settings, shard: Shard, names: Sequence[str], text: str) -> Iterator[Inspection]:

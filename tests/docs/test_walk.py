@@ -1,4 +1,4 @@
-"""The walk of one id in docs/architecture.md names files and functions that exist, and no file more than twice."""
+"""docs/architecture.md names files and functions that exist, and the walk of one id enters no file more than twice."""
 
 import ast
 import re
@@ -7,11 +7,24 @@ from collections import Counter
 from tests.docs.documents import ROOT
 
 ROW = re.compile(r"^\| \d+ \| `([\w/]+\.py)` \| `([\w.]+)` \|", re.MULTILINE)
+FILE = re.compile(r"`([\w/]+\.py)`")
+
+
+def text() -> str:
+    return (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
 def steps() -> list[tuple[str, str]]:
     """File and function of each step."""
-    return ROW.findall((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
+    return ROW.findall(text())
+
+
+def test_each_file_and_folder_exists() -> None:
+    (tree,) = re.findall(r"## Folders\n+```\nsweeperd/\n(.*?)```", text(), re.DOTALL)
+    named = {*FILE.findall(text()), *re.findall(r"\b[a-z_]+(?:/|\.py)", tree)}
+    assert not [file for file in sorted(named - {"include/"}) if not (ROOT / "sweeperd" / file).exists()]
+    top = {path.name + "/" * path.is_dir() for path in (ROOT / "sweeperd").glob("[a-z]*") if path.name != "py.typed"}
+    assert top <= named
 
 
 def test_each_step_is_in_the_code() -> None:

@@ -1,7 +1,7 @@
 """Decides which events an endpoint or a Cycles subscription gets, and counts the events that wait."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -113,24 +113,27 @@ class BacklogMemory:
     The shares of the groups of one shard: if an endpoint takes nothing, a long backlog is not read again and again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exact: int = EXACT, clock: Callable[[], float] = time.monotonic) -> None:
+        """`exact`: how many events are counted one by one. `clock`: monotonic, seconds."""
+        self.exact = exact
+        self._clock = clock
         #: Group -> position, time of the read (monotonic), and the share after the position.
         self._shares: dict[bytes, tuple[bytes, float, _Share]] = {}
 
     def find(self, group: dict[str, Any]) -> _Share | None:
         """The remembered share for this row of XINFO GROUPS, if the share still holds."""
         known, lag = self._shares.get(group["name"]), group.get("lag")
-        if known is None or (lag is not None and lag < EXACT):
+        if known is None or (lag is not None and lag < self.exact):
             return None
         position, read_at, share = known
-        holds = position == group["last-delivered-id"] and time.monotonic() <= read_at + REMEMBERED
+        holds = position == group["last-delivered-id"] and self._clock() <= read_at + REMEMBERED
         return share if holds else None
 
     def keep(self, group: dict[str, Any], share: _Share) -> None:
         """Remember the share, if later events cannot change the share."""
         self._shares.pop(group["name"], None)
-        if share.seen == EXACT:
-            self._shares[group["name"]] = group["last-delivered-id"], time.monotonic(), share
+        if share.seen == self.exact:
+            self._shares[group["name"]] = group["last-delivered-id"], self._clock(), share
 
 
 def read_backlog(
@@ -158,7 +161,7 @@ def read_backlog(
     events = streams.read(shard, shard.keys.events, streams.after(group["last-delivered-id"]))
     share = None if to_the_end else memory.find(group)
     if share is None:
-        memory.keep(group, share := _share(islice(events, EXACT), subscription))
+        memory.keep(group, share := _share(islice(events, memory.exact), subscription))
     seen, wanted, first = share
     if taken:
         try:
@@ -168,7 +171,7 @@ def read_backlog(
                 return None  # the group has gone since
             raise
     oldest = 0.0 if first is None else max(0.0, (now_ms - streams.milliseconds(first)) / 1000)
-    if seen < EXACT:
+    if seen < memory.exact:
         return GroupBacklog(taken + wanted, True, oldest)
     lag = group.get("lag")
     if lag is None:

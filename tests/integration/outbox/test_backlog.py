@@ -69,13 +69,12 @@ def test_what_is_taken_and_what_is_not(stream: Outbox, shard: Shard, client: red
 
 
 def test_a_long_backlog_is_read_again_only_where_the_group_has_moved(
-    stream: Outbox, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    stream: Outbox, shard: Shard, client: redis.Redis
 ) -> None:
     """A daemon whose endpoint is dead used a third of a core to read the same events again and again."""
-    monkeypatch.setattr(module, "EXACT", 20)
     stream.groups.ensure(GROUP)
     add_for(client, "acme", 30)
-    memory = BacklogMemory()
+    memory = BacklogMemory(20)
 
     def read() -> tuple[int, bool]:
         """The events, and whether the stream was read."""
@@ -96,30 +95,25 @@ def test_a_long_backlog_is_read_again_only_where_the_group_has_moved(
 
 
 def test_a_long_backlog_is_remembered_where_redis_does_not_know_the_lag(
-    stream: Outbox, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    stream: Outbox, shard: Shard, client: redis.Redis
 ) -> None:
     """Redis 6.2 never does, and Redis 7 not after events were removed."""
-    monkeypatch.setattr(module, "EXACT", 20)
     stream.groups.ensure(GROUP)
     added = add(client, 30)
     stream.read(GROUP, 1)
     client.xdel(KEY, added[-1])
     assert client.xinfo_groups(KEY)[0].get("lag") is None
-    memory = BacklogMemory()
+    memory = BacklogMemory(20)
     for _ in range(2):
         found = backlog(shard, memory=memory)
         assert (found.events, found.exact) == (1 + 20, False)
 
 
-def test_a_long_backlog_is_remembered_for_a_minute(
-    stream: Outbox, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_backlog_is_remembered_for_a_minute(stream: Outbox, shard: Shard, client: redis.Redis) -> None:
     clock: Any = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(module, "EXACT", 20)
-    monkeypatch.setattr("sweeperd.outbox.subscription.time", clock)
     stream.groups.ensure(GROUP)
     add(client, 20)  # exactly as many as are counted one by one
-    memory = BacklogMemory()
+    memory = BacklogMemory(20, clock.monotonic)
     was_read = []
     for clock.now in (1000.0, 1001.0, 1000.0 + module.REMEMBERED, 1001.0 + module.REMEMBERED):
         client.config_resetstat()
@@ -128,14 +122,11 @@ def test_a_long_backlog_is_remembered_for_a_minute(
     assert was_read == [True, False, False, True]
 
 
-def test_a_stream_that_was_lost_is_forgotten(
-    stream: Outbox, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_that_was_lost_is_forgotten(stream: Outbox, shard: Shard, client: redis.Redis) -> None:
     """Its group is made again at the same position, and what is added then is no part of what was read before."""
     if not counts_lag(client):
         pytest.skip("Redis 6.2 does not tell that there are fewer events than before")
-    monkeypatch.setattr(module, "EXACT", 20)
-    memory = BacklogMemory()
+    memory = BacklogMemory(20)
     stream.groups.ensure(GROUP)
     add_for(client, "acme", 30)
     assert backlog(shard, ACME, memory=memory).events == 30
@@ -165,19 +156,16 @@ def test_events_that_the_endpoint_does_not_want_are_left_out(stream: Outbox, sha
     assert backlog(shard).events == 5
 
 
-def test_beyond_the_limit_it_is_an_estimate(
-    stream: Outbox, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "EXACT", 100)
+def test_beyond_the_limit_it_is_an_estimate(stream: Outbox, shard: Shard, client: redis.Redis) -> None:
     stream.groups.ensure(GROUP)
     for _ in range(60):
         add_for(client, "acme", 2)
         add_for(client, "globex", 3)
-    found = backlog(shard, ACME)
+    found = backlog(shard, ACME, memory=BacklogMemory(100))
     counts = "lag" in client.xinfo_groups(KEY)[0]  # Redis 6.2 does not count
     assert found.events == (120 if counts else 40)
     assert not found.exact
-    assert backlog(shard, ACME, to_the_end=True).events == 120
+    assert backlog(shard, ACME, to_the_end=True, memory=BacklogMemory(100)).events == 120
 
 
 def test_the_gauge_is_the_number_of_status(server: Server, client: redis.Redis, tmp_path: Path) -> None:

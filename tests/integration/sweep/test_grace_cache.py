@@ -12,7 +12,6 @@ import redis
 from sweeperd.config import SweepSettings
 from sweeperd.store import Shard
 from sweeperd.sweep import Decision, Outcome, SweepReport
-from sweeperd.sweep import index as grace
 from sweeperd.sweep.sweeper import Sweeper
 from tests.support.builders import make_sweeper, reservations_kind
 from tests.support.harness import eventually, reserve, server_time
@@ -129,24 +128,6 @@ def test_a_grace_that_ends_is_noticed_at_once(world: World) -> None:
     eventually(expired)
     assert all(before <= ends for before, gone in seen if not gone)
     assert seen[-1][0] <= ends + 1000  # the last tick began before, or not long after
-
-
-def test_what_changed_in_the_hash_alone_is_noticed_after_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No writer that keeps the contract does that."""
-    monkeypatch.setattr(grace, "RESCAN_AFTER", (0.3, 0.3))
-    world.in_grace(*map(str, range(100)))
-    world.tick()
-    world.shard.client.hset(world.shard.keys.reservation(b"42"), "grace_ms", 0)
-    eventually(lambda: world.tick().counts[Outcome.EXPIRED] == 1)
-
-
-def test_it_remembers_no_more_than_it_may(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grace, "CAPACITY", 2)
-    world.in_grace(*map(str, range(300)), ago=range(10_000, 10_000 - 7 * 300, -7))
-    world.tick()
-    report, looked = world.looks(world.tick)
-    assert report.counts[Outcome.IN_GRACE] == 300
-    assert 200 <= looked < 300
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -8,7 +8,6 @@ import pytest
 
 from sweeperd.store import Shard
 from sweeperd.sweep import Decision, Outcome
-from sweeperd.sweep import index as grace_cache
 from sweeperd.sweep.index import SCANS, SKIPS, IndexPage, IndexReader
 from tests.support.builders import reservations_kind
 from tests.support.harness import server_time
@@ -109,17 +108,6 @@ def test_what_lies_before_the_place_where_a_tick_begins_is_still_known(index: In
     index.reader.stop()
     assert sum(page.passed for page in index.tick()) == 100 - first
     assert sum(page.passed for page in index.tick()) == 100
-
-
-def test_no_more_ranges_are_kept_than_may_be(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grace_cache, "CAPACITY", 3)
-    index.fill([number * 10 for number in range(6 * SCANNED)])
-    index.tick()
-    assert sum(page.passed for page in index.tick()) == 3 * (SCANNED - 1)
-    # In front, so that new ranges are found before those that are known.
-    index.fill([-10 * number for number in range(1, SCANNED + 1)])
-    index.tick()
-    assert 0 < sum(page.passed for page in index.tick()) <= 3 * (SCANNED - 1)
 
 
 def test_the_page_of_a_changed_range_is_the_last_one_where_it_ends_with_the_tick(index: Index) -> None:

@@ -139,28 +139,23 @@ class ShardRunner:
                     f"sweep of {sweep.name} on {self.name}", functools.partial(self._sweep, sweep), interval, longest
                 )
         if self._cycles_lease:
-            work = self._waiting("the lease of Cycles", self._cycles_lease.hold)
-            yield PeriodicTask(f"cycles lease of {self.name}", work, RETRY_EVERY, patience)
+            yield self._waiting("cycles lease", self._cycles_lease.hold, RETRY_EVERY, patience, "the lease of Cycles")
+        maintain_every = min(self._timing.maintain_every, 3 * interval)
         if self._role.delivers:
-            every = min(self._timing.maintain_every, 3 * interval)
-            yield PeriodicTask(
-                f"maintenance of {self.name}", self._waiting("maintenance", self._maintain), every, patience
-            )
-            every = min(self._timing.replays_every, 3 * interval)
-            work = self._waiting("replays", self.delivery.refresh_replays)
-            yield PeriodicTask(f"replays of {self.name}", work, every, patience)
+            yield self._waiting("maintenance", self._maintain, maintain_every, patience)
+            replays_every = min(self._timing.replays_every, 3 * interval)
+            yield self._waiting("replays", self.delivery.refresh_replays, replays_every, patience)
         else:
-            every = min(self._timing.maintain_every, 3 * interval)
-            work = self._waiting("groups", self.delivery.keep_groups)
-            yield PeriodicTask(f"groups of {self.name}", work, every, patience)
+            yield self._waiting("groups", self.delivery.keep_groups, maintain_every, patience)
         if self._reconciler:
-            # A walk may take a day and is ended by a stop within a moment, so it is never stuck.
-            work = self._waiting("reconcile", self._reconciler.run_if_due)
-            yield PeriodicTask(f"reconcile of {self.name}", work, self._reconciler.check_every, math.inf)
+            # A walk may take a day and is ended by a stop within a moment, so a walk is never stuck.
+            yield self._waiting("reconcile", self._reconciler.run_if_due, self._reconciler.check_every, math.inf)
 
-    def _waiting(self, name: str, work: Callable[[], object]) -> Callable[[], None]:
-        """The work as a task that waits while Redis cannot be reached."""
-        outage = Outage(log, name, {"shard": self.name})
+    def _waiting(
+        self, name: str, work: Callable[[], object], interval: float, longest: float, logged: str = ""
+    ) -> PeriodicTask:
+        """A task that waits while Redis cannot be reached. `logged`: the name for the log, if another."""
+        outage = Outage(log, logged or name, {"shard": self.name})
 
         def run() -> None:
             if self._stop.is_set():
@@ -172,7 +167,7 @@ class ShardRunner:
             else:
                 outage.end()
 
-        return run
+        return PeriodicTask(f"{name} of {self.name}", run, interval, longest)
 
     def _sweep(self, sweep: KindSweep) -> None:
         if self._stop.is_set():
@@ -260,17 +255,18 @@ class Daemon:
         deadline = time.monotonic() + seconds
         return all([task.join(deadline) for task in self._tasks])
 
-    def finish(self, deadline: float) -> bool:
+    def stop(self, deadline: float | None = None) -> bool:
         """
         Take no more work, finish the current batches and the requests in flight, and end every thread, until `deadline`
-        (monotonic). Returns whether all threads ended. If some did not, nothing is lost: events that were not
-        acknowledged are delivered by another replica or later.
+        (monotonic), by default within `shutdown_grace`. Returns whether all threads ended. If some did not, nothing is
+        lost: events that were not acknowledged are delivered by another replica or later.
         """
         self._stop.set()
+        limit = deadline or time.monotonic() + self._settings.shutdown_grace.total_seconds()
         ended = set[ShardRunner]()
 
         def end(runner: ShardRunner) -> None:
-            if runner.end(deadline):
+            if runner.end(limit):
                 ended.add(runner)
 
         # All at once: a shard that does not answer takes no time of other shards.
@@ -287,10 +283,6 @@ class Daemon:
             with contextlib.suppress(RuntimeError):  # the scheduler's thread could not be started
                 self._scheduler.shutdown(wait=False)
         return len(ended) == len(self._runners)
-
-    def stop(self, deadline: float | None = None) -> bool:
-        """`finish`, by default within `shutdown_grace`."""
-        return self.finish(deadline or time.monotonic() + self._settings.shutdown_grace.total_seconds())
 
     def adopt(self, before: "Daemon") -> None:
         """Take over the state of each shard from a daemon that has retired."""

@@ -213,7 +213,7 @@ class Service:
         self._successor = daemon
         daemon.adopt(before)
         daemon.start()
-        self._last_work = threading.Thread(target=before.finish, args=(deadline,), name="finish", daemon=True)
+        self._last_work = threading.Thread(target=before.stop, args=(deadline,), name="finish", daemon=True)
         self._last_work.start()
         self._daemon, self._settings, self._successor = daemon, settings, None
         if web is not self._web:

@@ -291,7 +291,7 @@ class KindSweep:
                 failure.log(logging.ERROR, "sweep failed", fields)
 
     def backlog(self) -> Backlog:
-        """How much is due now."""
+        """The entries that are due now."""
         return self._sweeper.backlog()
 
     def measure(self) -> None:

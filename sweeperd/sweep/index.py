@@ -52,10 +52,6 @@ class Position:
             passed += stays
         return Position(score, passed)
 
-    def after_all(self, entries: Iterable[IndexEntry]) -> "Position":
-        """The position after these entries, all of which stay."""
-        return self.after((entry, True) for entry in entries)
-
     def precedes(self, other: "Position") -> bool:
         """Whether this position comes before the other one."""
         return (float(self.score), self.passed) < (float(other.score), other.passed)
@@ -333,4 +329,4 @@ class IndexReader:
     def stop(self, failed: Sequence[IndexEntry] = ()) -> None:
         """The tick was cut short here; the entries that failed are passed over by the next tick."""
         self.ended = False
-        self._cursor.stop(self._position.after_all(failed))
+        self._cursor.stop(self._position.after((entry, True) for entry in failed))

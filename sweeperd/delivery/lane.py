@@ -211,8 +211,9 @@ class BatchQueue:
     endpoint is in flight, for `wait` at most: else idle senders would take batches of a few events each.
     """
 
-    def __init__(self, limits: BatchLimits, requests: int) -> None:
+    def __init__(self, limits: BatchLimits, requests: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
+        self._clock = clock
         #: How many requests may be in flight.
         self._most_requests = requests
         self._waiting: deque[OutboxEntry] = deque()
@@ -234,7 +235,7 @@ class BatchQueue:
         """Queue these events. `in_order`: each comes later in the stream than all events queued before."""
         with self._changed:
             if not self._waiting:
-                self._since, self._in_order = time.monotonic(), True
+                self._since, self._in_order = self._clock(), True
             self._in_order = self._in_order and in_order
             for entry in entries:
                 if probe or entry.alone:
@@ -251,7 +252,7 @@ class BatchQueue:
                 if self._closed:
                     return None
                 held = self._waiting and self._requests < self._most_requests
-                self._changed.wait(max(0.0, self._since + self._limits.wait - time.monotonic()) if held else None)
+                self._changed.wait(max(0.0, self._since + self._limits.wait - self._clock()) if held else None)
             self._requests += 1
             return self._single.popleft() if self._single else self._next()
 
@@ -279,7 +280,7 @@ class BatchQueue:
             return True
         if not self._waiting:
             return False
-        return self._closed or not self._requests or time.monotonic() >= self._since + self._limits.wait
+        return self._closed or not self._requests or self._clock() >= self._since + self._limits.wait
 
     def _next(self) -> Batch:
         entries = [self._waiting.popleft()]
@@ -290,7 +291,7 @@ class BatchQueue:
             entries.append(self._waiting.popleft())
             size += entries[-1].size
         self._bytes -= size
-        self._since = time.monotonic()
+        self._since = self._clock()
         if not self._in_order:
             entries.sort(key=lambda entry: StreamId.parse(entry.id))
         return Batch(tuple(entries))

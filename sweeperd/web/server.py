@@ -128,6 +128,9 @@ class WebServer:
     a request, apart from `localhost` and IP addresses. Raises OSError if the address is taken.
     """
 
+    #: Serves a connection.
+    handler: type[QuietHandler] = QuietHandler
+
     def __init__(
         self,
         address: tuple[str, int],
@@ -139,6 +142,8 @@ class WebServer:
         jwks: Callable[[], dict[str, Any]] = lambda: {"keys": []},
     ) -> None:
         host, port = address
+        #: How long one `/status.json` document is reused for every open status page, seconds.
+        self.fresh = FRESH
         self._metrics_app = make_wsgi_app(metrics.registry)
         self._checks = {"/healthz": health, "/readyz": readiness}
         self._page = StatusPage()
@@ -149,7 +154,7 @@ class WebServer:
         self._reported_at = 0.0
         self._lock = threading.Lock()
         server_class = BoundedServer6 if ":" in host else BoundedServer
-        self._server = make_server(host, port, self._serve, server_class=server_class, handler_class=QuietHandler)
+        self._server = make_server(host, port, self._serve, server_class=server_class, handler_class=self.handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
 
     @property
@@ -204,9 +209,9 @@ class WebServer:
         return _text(start_response, "404 Not Found", "there is /, /status.json, /metrics, /healthz and /readyz\n")
 
     def _json(self) -> bytes:
-        """The document of the last FRESH seconds: many open pages cost one report."""
+        """The document of the last `fresh` seconds: many open pages cost one report."""
         with self._lock:
-            if time.monotonic() - self._reported_at >= FRESH or not self._reported:
+            if time.monotonic() - self._reported_at >= self.fresh or not self._reported:
                 self._reported, self._reported_at = json.dumps(self._report()).encode(), time.monotonic()
             return self._reported
 

@@ -1,19 +1,23 @@
 """Deliveries in the test's own process, on a real Redis."""
 
 import contextlib
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import redis
 
-from sweeperd.config import Settings
+from sweeperd.config import EndpointSettings, Settings, WebhooksSettings
 from sweeperd.context import USUAL, ShardContext, Timing
 from sweeperd.delivery.dispatcher import Dispatcher
+from sweeperd.delivery.http import DeliveryResult
+from sweeperd.delivery.webhook import RateLimit, WebhookClient
 from sweeperd.metrics import Metrics
-from sweeperd.store import Shard
+from sweeperd.outbox import Message, WebhookRequest, webhook_request
+from sweeperd.store import Clock, Shard
 from tests.support.harness import eventually
 
 EVENTS = "sweeperd:events"
@@ -113,3 +117,61 @@ def expire(client: redis.Redis, *names: str, tenant: str = "acme") -> list[bytes
 def settled(delivery: Delivery) -> None:
     """Wait until nothing is pending."""
     eventually(lambda: not delivery.pending())
+
+
+# ---- requests to one endpoint, without a Redis
+
+TRACE = "0123456789abcdef0123456789abcdef"
+BODY = json.dumps({"event_id": "evt_1", "tenant_id": "täglich"}, ensure_ascii=False).encode()
+MESSAGE = Message("evt_1", "reservation.expired", TRACE, BODY)
+
+
+class Sender:
+    """A webhook of this endpoint, with the results that it returned."""
+
+    def __init__(
+        self,
+        url: str,
+        settings: dict[str, object] | None = None,
+        limit: RateLimit | None = None,
+        clock: Clock | None = None,
+        **endpoint: object,
+    ) -> None:
+        self.verdicts: list[DeliveryResult] = []
+        self.stop = threading.Event()
+        self.clock = clock or Clock()
+        self.clock.set(int(time.time() * 1000))
+        quick = {"timeout": "5s", "connect_timeout": "5s", "backoff_initial": "1ms", "backoff_max": "5ms"}
+        self.endpoint = EndpointSettings.model_validate({"name": "odd", "url": url, **endpoint})
+        self.webhook = WebhookClient(
+            self.endpoint,
+            WebhooksSettings.model_validate(quick | (settings or {})),
+            self.clock,
+            4,
+            self.verdicts.append,
+            self.stop,
+            limit,
+        )
+
+    def once(self) -> DeliveryResult:
+        """A single request."""
+        return self.deliver(attempts=1)
+
+    def deliver(self, *messages: Message, attempts: int | None = None) -> DeliveryResult:
+        """Deliver these messages, by default MESSAGE, in one request."""
+        return self.webhook.deliver(self.request(messages), attempts)
+
+    def request(self, messages: Sequence[Message] = ()) -> WebhookRequest:
+        """The request with these messages, by default MESSAGE."""
+        return webhook_request(messages or [MESSAGE], self.endpoint.format, batches=self.endpoint.batch_size > 1)
+
+
+class Turns(RateLimit):
+    """A `max_rate` that lets every request through, and counts them."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def take(self, stop: threading.Event) -> bool:
+        self.taken += 1
+        return not stop.is_set()

@@ -5,9 +5,9 @@ import pytest
 from sweeperd import tracing
 from sweeperd.outbox.event import Message
 from tests.support.collector import Collector
+from tests.support.deliveries import Sender
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Receiver
-from tests.unit.delivery.test_sender import Sender
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.receiver import ANSWER, Receiver
 from sweeperd.outbox.event import Message
-from tests.unit.delivery.test_sender import Sender
+from tests.support.deliveries import Sender
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 

@@ -1,6 +1,7 @@
 """What is in hand, and how it is gathered into batches: the bounds, and which waits end when."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -31,14 +32,14 @@ def take(queue: BatchQueue) -> list[int]:
 
 
 class Clock:
-    """A clock of the test's own, in the place of the module `time`. It sets `spun` where it is read again and again."""
+    """A monotonic clock that the test moves. It sets `spun` where it is read again and again."""
 
     def __init__(self) -> None:
         self.now = 1000.0
         self.spun = threading.Event()
         self._reads = 0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         self._reads += 1
         if self._reads > 20:
             self.spun.set()
@@ -46,10 +47,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("sweeperd.delivery.lane.time", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
@@ -73,9 +72,15 @@ def queue() -> Iterator[Queue]:
     made: list[BatchQueue] = []
 
     def make(
-        events: int = 10, size: int = 1000, wait: float = LONG, *, requests: int = 10, in_flight: int = 0
+        events: int = 10,
+        size: int = 1000,
+        wait: float = LONG,
+        *,
+        requests: int = 10,
+        in_flight: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> BatchQueue:
-        made.append(BatchQueue(BatchLimits(events, size, wait), requests))
+        made.append(BatchQueue(BatchLimits(events, size, wait), requests, clock))
         for number in range(in_flight):
             made[-1].put([entry(900 + number, alone=True)])
             assert take(made[-1]) == [900 + number]
@@ -271,7 +276,7 @@ def test_a_partial_batch_is_taken_when_its_wait_is_over(queue: Queue) -> None:
 
 @pytest.mark.parametrize(("passed", "over"), [(0.0, False), (7.75, False), (8.0, True), (9.0, True)])
 def test_the_wait_is_over_exactly_when_it_has_passed(queue: Queue, clock: Clock, passed: float, over: bool) -> None:
-    waiting = queue(wait=8.0, in_flight=1)
+    waiting = queue(clock=clock, wait=8.0, in_flight=1)
     waiting.put(entries(1))
     clock.now += passed
     taker = Background(waiting.take)
@@ -283,7 +288,7 @@ def test_the_wait_is_over_exactly_when_it_has_passed(queue: Queue, clock: Clock,
 
 def test_the_wait_is_that_of_the_first_event(queue: Queue, clock: Clock) -> None:
     """Events that come later do not prolong it."""
-    waiting = queue(wait=8.0, in_flight=1)
+    waiting = queue(clock=clock, wait=8.0, in_flight=1)
     waiting.put(entries(1))
     clock.now += 6
     waiting.put(entries(2))
@@ -292,7 +297,7 @@ def test_the_wait_is_that_of_the_first_event(queue: Queue, clock: Clock) -> None
 
 
 def test_the_wait_begins_anew_with_what_comes_after_a_batch(queue: Queue, clock: Clock) -> None:
-    waiting = queue(wait=8.0, in_flight=1)
+    waiting = queue(clock=clock, wait=8.0, in_flight=1)
     waiting.put(entries(1))
     clock.now += 8
     assert take(waiting) == [1]
@@ -310,7 +315,7 @@ def test_a_sender_sleeps_while_it_waits(
     queue: Queue, clock: Clock, put: list[int], requests: int, passed: float
 ) -> None:
     """It must not ask again and again: that would use a whole core."""
-    waiting = queue(events=3, requests=requests, in_flight=1)
+    waiting = queue(clock=clock, events=3, requests=requests, in_flight=1)
     waiting.put(entries(*put))
     clock.now += passed
     taker = Background(waiting.take)

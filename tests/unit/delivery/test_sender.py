@@ -7,18 +7,17 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import standardwebhooks
 
 from sweeperd import __version__
-from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.delivery.http import DeliveryResult, Result
-from sweeperd.delivery.webhook import KEPT, RESPONSE_LIMIT, RateLimit, WebhookClient
-from sweeperd.outbox.event import Message, WebhookRequest, webhook_request
+from sweeperd.delivery.webhook import KEPT, RESPONSE_LIMIT
+from sweeperd.outbox import Message
 from sweeperd.store import Clock
+from tests.support.deliveries import BODY, MESSAGE, TRACE, Sender, Turns
 from tests.support.harness import eventually
 from tests.support.raw_server import raw_server
 from tests.support.receiver import Answer, Receiver, Request
@@ -26,49 +25,7 @@ from tests.support.servers import free_port
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
-TRACE = "0123456789abcdef0123456789abcdef"
-BODY = json.dumps({"event_id": "evt_1", "tenant_id": "täglich"}, ensure_ascii=False).encode()
-MESSAGE = Message("evt_1", "reservation.expired", TRACE, BODY)
 WHSEC = "whsec_" + base64.b64encode(bytes(range(200, 232))).decode()
-
-
-class Sender:
-    """A webhook of this endpoint, with the results that it returned."""
-
-    def __init__(
-        self,
-        url: str,
-        settings: dict[str, object] | None = None,
-        limit: RateLimit | None = None,
-        **endpoint: object,
-    ) -> None:
-        self.verdicts: list[DeliveryResult] = []
-        self.stop = threading.Event()
-        self.clock = Clock()
-        self.clock.set(int(time.time() * 1000))
-        quick = {"timeout": "5s", "connect_timeout": "5s", "backoff_initial": "1ms", "backoff_max": "5ms"}
-        self.endpoint = EndpointSettings.model_validate({"name": "odd", "url": url, **endpoint})
-        self.webhook = WebhookClient(
-            self.endpoint,
-            WebhooksSettings.model_validate(quick | (settings or {})),
-            self.clock,
-            4,
-            self.verdicts.append,
-            self.stop,
-            limit,
-        )
-
-    def once(self) -> DeliveryResult:
-        """A single request."""
-        return self.deliver(attempts=1)
-
-    def deliver(self, *messages: Message, attempts: int | None = None) -> DeliveryResult:
-        """Deliver these messages, by default MESSAGE, in one request."""
-        return self.webhook.deliver(self.request(messages), attempts)
-
-    def request(self, messages: Sequence[Message] = ()) -> WebhookRequest:
-        """The request with these messages, by default MESSAGE."""
-        return webhook_request(messages or [MESSAGE], self.endpoint.format, batches=self.endpoint.batch_size > 1)
 
 
 # ---- what is sent
@@ -446,26 +403,21 @@ def test_a_shorter_retry_after_is_waited_for() -> None:
     assert 1.0 <= second.at - first.at < 4
 
 
-def test_a_retry_after_of_exactly_the_longest_back_off_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+class Still(Clock):
+    """A clock of Redis that does not move on."""
+
+    def now_ms(self) -> int:
+        return 1_700_000_059_875
+
+
+def test_a_retry_after_of_exactly_the_longest_back_off_is_waited_for() -> None:
     """A date has no fraction of a second, but Redis's clock has one."""
     until = b"HTTP/1.1 503 Busy\r\nRetry-After: Tue, 14 Nov 2023 22:14:20 GMT\r\nContent-Length: 0\r\n\r\n"
     with raw_server(until, OK + b"Content-Length: 0\r\n\r\n") as (url, _):
-        sender = Sender(url, {"backoff_max": "125ms"})
-        monkeypatch.setattr(sender.clock, "now_ms", lambda: 1_700_000_059_875)
+        sender = Sender(url, {"backoff_max": "125ms"}, clock=Still())
         assert sender.deliver().delivered
         sender.webhook.close()
     assert [verdict.retry_after for verdict in sender.verdicts] == [0.125, None]
-
-
-class Turns(RateLimit):
-    """A `max_rate` that lets every request through, and counts them."""
-
-    def __init__(self) -> None:
-        self.taken = 0
-
-    def take(self, stop: threading.Event) -> bool:
-        self.taken += 1
-        return not stop.is_set()
 
 
 def test_each_retry_takes_a_turn_of_its_own_and_the_first_attempt_none() -> None:

@@ -15,10 +15,10 @@ import pytest
 
 from sweeperd.delivery.http import DeliveryResult, Result
 from tests.support.authority import LONG_AGO, Authority
+from tests.support.deliveries import MESSAGE, Sender
 from tests.support.forward_proxy import ForwardProxy
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import free_port
-from tests.unit.delivery.test_sender import MESSAGE, Sender
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from sweeperd.metrics import Metrics
-from sweeperd.web import server as web
 from sweeperd.web.server import CONNECTIONS, THREADS, QuietHandler, WebServer
 from tests.support.harness import eventually
 
@@ -50,12 +49,14 @@ def serving(reports: Reports) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def serving_as(reports: Reports) -> Iterator[WebServer]:
+def serving_as(reports: Reports, handler: type[QuietHandler] = QuietHandler) -> Iterator[WebServer]:
+    class Ours(WebServer):
+        pass
+
+    Ours.handler = handler
     metrics = Metrics()
     metrics.sweep.announce("eu", "reservations", [], [])
-    ours = WebServer(
-        ("127.0.0.1", 0), metrics, lambda: (True, "ok"), lambda: (False, "no sweep yet"), reports, ["sweeperd"]
-    )
+    ours = Ours(("127.0.0.1", 0), metrics, lambda: (True, "ok"), lambda: (False, "no sweep yet"), reports, ["sweeperd"])
     ours.start()
     yield ours
     ours.close()
@@ -163,11 +164,12 @@ def test_names_change_with_a_reload(reports: Reports) -> None:
         assert ask(server.port, "/", headers={"Host": "sweeperd"})[0] == 421
 
 
-def test_many_who_look_cost_one_report(own_port: int, reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "FRESH", 3600)
-    assert {json.loads(ask(own_port, "/status.json")[2])["asked"] for _ in range(20)} == {1}
-    monkeypatch.setattr(web, "FRESH", 0)
-    assert json.loads(ask(own_port, "/status.json")[2]) == {"asked": 2}
+def test_many_who_look_cost_one_report(reports: Reports) -> None:
+    with serving_as(reports) as server:
+        server.fresh = 3600
+        assert {json.loads(ask(server.port, "/status.json")[2])["asked"] for _ in range(20)} == {1}
+        server.fresh = 0
+        assert json.loads(ask(server.port, "/status.json")[2]) == {"asked": 2}
 
 
 def test_a_bug_in_the_report_is_logged_and_takes_nothing_else_down(
@@ -209,10 +211,23 @@ def test_who_is_slow_on_purpose_keeps_nobody_out(port: int) -> None:
     eventually(lambda: serving_threads() <= before)
 
 
-def test_a_connection_above_the_bound_gets_no_thread(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Handlers that do not end although their connection was cut off: the worst that a slow client can do.
+def test_a_connection_above_the_bound_gets_no_thread(reports: Reports) -> None:
     held = threading.Event()
-    monkeypatch.setattr(QuietHandler, "handle", lambda _self: held.wait(20))
+
+    class Stubborn(QuietHandler):
+        """Does not end although the connection was cut off: the worst that a slow client can do."""
+
+        def handle(self) -> None:
+            if not held.is_set():
+                held.wait(20)
+            else:
+                super().handle()
+
+    with serving_as(reports, Stubborn) as server:
+        above_the_bound(server.port, held)
+
+
+def above_the_bound(port: int, held: threading.Event) -> None:
     before = serving_threads()
     with contextlib.ExitStack() as stack:
         stack.callback(held.set)
@@ -223,7 +238,6 @@ def test_a_connection_above_the_bound_gets_no_thread(port: int, monkeypatch: pyt
         assert [client.recv(1) for client in clients[THREADS:]] == [b""] * 5
         assert serving_threads() == before + THREADS
     assert eventually(lambda: serving_threads() <= before)
-    monkeypatch.undo()
     assert eventually(lambda: answered(port, "/healthz"))
 
 
@@ -234,7 +248,12 @@ def answered(port: int, path: str) -> bool:
         return False
 
 
-def test_who_says_nothing_is_left(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(QuietHandler, "timeout", 0.2)
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+def test_who_says_nothing_is_left(reports: Reports) -> None:
+    class Impatient(QuietHandler):
+        timeout = 0.2
+
+    with (
+        serving_as(reports, Impatient) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=10) as client,
+    ):
         assert client.recv(1) == b""

@@ -96,13 +96,19 @@ def _variable(names: list[str]) -> str:
     return ENVIRONMENT_PREFIX + "__".join(names).upper() if names else ""
 
 
-def load(path: Path | None = None, environment: Mapping[str, str] = os.environ, *, secrets: bool = True) -> Settings:
+def load(
+    path: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    secrets: bool = True,
+    places: Sequence[Path] = CONFIG_PLACES,
+) -> Settings:
     """
-    Read the file at `path` (else the file named by SWEEPERD_CONFIG, else the first existing file of the usual places,
+    Read the file at `path` (else the file named by SWEEPERD_CONFIG, else the first existing file of these `places`,
     else none) and put the environment's overrides on top. Without `secrets` the secrets of endpoints in files and
     variables are not read: nothing can be signed then, and the secrets' files may be missing. Raises ConfigError.
     """
-    path = _find(path, environment)
+    path = _find(path, environment, places)
     data = _read(path) if path else {}
     context = {"environment": environment, "directory": path.parent if path else Path(), "secrets": secrets}
     try:
@@ -126,12 +132,12 @@ def load(path: Path | None = None, environment: Mapping[str, str] = os.environ, 
     return settings
 
 
-def _find(path: Path | None, environment: Mapping[str, str]) -> Path | None:
+def _find(path: Path | None, environment: Mapping[str, str], places: Sequence[Path]) -> Path | None:
     if path is None and environment.get(CONFIG_VARIABLE):
         path = Path(environment[CONFIG_VARIABLE])
     if path is not None:
         return path
-    return next((place for place in CONFIG_PLACES if place.exists()), None)
+    return next((place for place in places if place.exists()), None)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -299,9 +299,9 @@ class BoundedReader(io.RawIOBase):
         super().close()
 
 
-def seconds_left(deadline: float) -> float:
-    """Seconds until this deadline (monotonic). Raises TimeoutError if nothing is left."""
-    left = deadline - time.monotonic()
+def seconds_left(deadline: float, clock: Callable[[], float] = time.monotonic) -> float:
+    """Seconds until this deadline by this clock. Raises TimeoutError if nothing is left."""
+    left = deadline - clock()
     if left <= 0:
         raise TimeoutError
     return left

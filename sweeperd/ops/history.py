@@ -64,7 +64,10 @@ class StatusHistory:
     does not raise if Redis is not available; `read` is called every SAMPLE_EVERY, and at each `update` after a request.
     """
 
-    def __init__(self, name: str, address: str, read: Callable[[], ShardStatus]) -> None:
+    def __init__(
+        self, name: str, address: str, read: Callable[[], ShardStatus], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         self._name = name
         self._address = address
         self._read = read
@@ -84,7 +87,7 @@ class StatusHistory:
 
     def update(self) -> None:
         """To be called every few seconds."""
-        now = time.monotonic()
+        now = self._clock()
         with self._lock:
             watched = self._asked_at is not None and now - self._asked_at < WATCHED_FOR
             due = not self._samples or now - self._samples[-1].at >= SAMPLE_EVERY
@@ -94,20 +97,20 @@ class StatusHistory:
         with self._lock:
             self._error = status.error
             if status.reachable:
-                self._status, self._read_at = status, time.monotonic()
+                self._status, self._read_at = status, self._clock()
             if due:
                 self._samples.append(_sample(now, status))
 
     def view(self) -> ShardView:
         """The last status that was read. A call counts as a request: Redis is read more often from now on."""
         with self._lock:
-            self._asked_at = now = time.monotonic()
+            self._asked_at = now = self._clock()
             age = now - self._read_at if self._status else 0.0
             return ShardView(self._name, self._address, self._status, age, self._error)
 
     def samples(self) -> list[StatusSample]:
         """The last hour, the oldest sample first, the status of now last."""
-        now = time.monotonic()
+        now = self._clock()
         with self._lock:
             kept = [sample for sample in self._samples if now - sample.at <= REMEMBERED]
             status = None if self._error else self._status

@@ -45,7 +45,16 @@ class PeriodicTask:
     logged, and does not end the task. If a run takes longer than `longest` seconds, the task counts as stuck.
     """
 
-    def __init__(self, name: str, work: Callable[[], None], interval: float, longest: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], None],
+        interval: float,
+        longest: float,
+        clock: Callable[[], float] = time.monotonic,
+        host_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock, self._host_clock = clock, host_clock
         self.name = name
         self._work = work
         self._interval = interval
@@ -53,12 +62,12 @@ class PeriodicTask:
         self._idle = threading.Event()
         self._idle.set()
         #: When the last run began or ended, by the monotonic clock.
-        self._changed_at = time.monotonic()
+        self._changed_at = self._clock()
         self._job: _Job | None = None
 
     def schedule(self, scheduler: BackgroundScheduler) -> None:
         """Give the task to the scheduler."""
-        self._changed_at = time.monotonic()
+        self._changed_at = self._clock()
         self._job = scheduler.add_job(
             self._run,
             # The scheduler only adds jitter, and a run must not come later than the interval says.
@@ -73,7 +82,7 @@ class PeriodicTask:
     @property
     def stuck(self) -> bool:
         """Whether a run takes too long, or has not begun when due."""
-        silent_for = time.monotonic() - self._changed_at
+        silent_for = self._clock() - self._changed_at
         return silent_for > (3 * self._interval + 5 if self._idle.is_set() else self._longest)
 
     def catch_up(self) -> None:
@@ -84,22 +93,22 @@ class PeriodicTask:
         """
         if self._job is None or not self._idle.is_set():
             return
-        if self._job.next_run_time.timestamp() > time.time() + self._interval + PLANNED_LATE:
+        if self._job.next_run_time.timestamp() > self._host_clock() + self._interval + PLANNED_LATE:
             log.warning("the host's clock was set back; running at once", extra={"task": self.name})
-            self._changed_at = time.monotonic()
+            self._changed_at = self._clock()
             self._job.modify(next_run_time=datetime.now(UTC))
 
     def join(self, deadline: float) -> bool:
         """Wait until `deadline` (monotonic) for the run that is under way. Returns whether the run has ended."""
-        return self._idle.wait(max(0.0, deadline - time.monotonic()))
+        return self._idle.wait(max(0.0, deadline - self._clock()))
 
     def _run(self) -> None:
         self._idle.clear()
-        self._changed_at = time.monotonic()
+        self._changed_at = self._clock()
         try:
             self._work()
         except Exception:
             log.exception("a task failed", extra={"task": self.name})
         finally:
-            self._changed_at = time.monotonic()
+            self._changed_at = self._clock()
             self._idle.set()

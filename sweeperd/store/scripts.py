@@ -45,20 +45,15 @@ def own_text(name: str) -> str:
 @functools.cache
 def source(name: str) -> str:
     """The text of `scripts/<name>.lua` with everything included: the text for the server."""
-    return _join(name, set())
+    return expand(own_text(name))
 
 
-def expand(text: str) -> str:
-    """A generated text with everything included."""
-    return _expand(text, set())
+def expand(text: str, read: Callable[[str], str] = own_text) -> str:
+    """A text with everything included. `read` gives the text of a file by its name."""
+    return _expand(text, set(), read)
 
 
-def _join(name: str, present: set[str]) -> str:
-    """The text of a file with everything included."""
-    return _expand(own_text(name), present)
-
-
-def _expand(text: str, present: set[str]) -> str:
+def _expand(text: str, present: set[str], read: Callable[[str], str]) -> str:
     """
     Each `-- @include` line of the text becomes the text of the named file, which may include more. If a file is
     `present` already, the file is left out, so that each stands once in the whole.
@@ -72,7 +67,7 @@ def _expand(text: str, present: set[str]) -> str:
             return ""
         known = present if not line[1] else set(present)
         known.add(other)
-        return _join(other, known)
+        return _expand(read(other), known, read)
 
     return _INCLUDE.sub(included, text)
 

@@ -7,11 +7,10 @@ import pytest
 import redis
 from hypothesis import HealthCheck, Phase, given, settings
 
-from sweeperd.store import scripts as lua
-from sweeperd.store.embedded import binaries
 from tests.property.play import Step, World, run, steps
 from tests.support.books import Broken, Property
-from tests.support.servers import Server
+from tests.support.joined_scripts import changed_scripts
+from tests.support.servers import Server, binaries
 
 #: Name -> what is broken by it, a text that stands in a script or in what it includes, and what stands there instead.
 MUTATIONS = {
@@ -85,28 +84,18 @@ MUTATIONS = {
 }
 
 
-def mutate(monkeypatch: pytest.MonkeyPatch, text: str, instead: str) -> list[str]:
-    """Scripts that are loaded from now on have the other text. Returns where it was replaced, as that goes on."""
-    original, hit = lua.source, []
+# One Redis will do: this is about what the properties would notice.
+@pytest.mark.parametrize("redis_binary", binaries()[:1] or [None], indirect=True, ids=str)
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_mutation_is_caught(mutation: str, client: redis.Redis, server: Server) -> None:
+    broken, text, instead = MUTATIONS[mutation]
+    hit: list[str] = []
 
-    def source(name: str) -> str:
-        whole = original(name)
+    def mutated(name: str, whole: str) -> str:
         if text in whole:
             hit.append(name)
         return whole.replace(text, instead)
 
-    monkeypatch.setattr(lua, "source", source)
-    return hit
-
-
-# One Redis will do: this is about what the properties would notice.
-@pytest.mark.parametrize("redis_binary", binaries()[:1] or [None], indirect=True, ids=str)
-@pytest.mark.parametrize("mutation", MUTATIONS)
-def test_a_mutation_is_caught(
-    mutation: str, client: redis.Redis, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken, text, instead = MUTATIONS[mutation]
-    hit = mutate(monkeypatch, text, instead)
     caught: list[Broken] = []
 
     @given(traffic=steps)
@@ -127,7 +116,8 @@ def test_a_mutation_is_caught(
                 # The clock took part in this, so it would not always happen again: once is enough.
                 caught.append(error)
 
-    traffic_with_it()
+    with changed_scripts(mutated):
+        traffic_with_it()
     assert hit, "the text stands in no script any more"
     assert [error.property for error in caught] == [broken]
 

@@ -19,7 +19,6 @@ import redis
 from sweeperd.config import SweepSettings
 from sweeperd.ledger import Ledger, LedgerError, ReservationExpired, Reserved
 from sweeperd.metrics import Metrics
-from sweeperd.store import scripts as lua
 from sweeperd.sweep import Kind, Outcome
 from sweeperd.sweep.sweeper import Sweeper
 from sweeperd.sweep.telemetry import SweepTelemetry
@@ -27,6 +26,7 @@ from tests.property import play
 from tests.support.books import ALWAYS, Property, check, read
 from tests.support.builders import make_sweeper, reservations_kind
 from tests.support.harness import eventually, server_time
+from tests.support.joined_scripts import changed_scripts
 from tests.support.servers import Server
 
 SCOPES, UNIT, TENANT, AMOUNT = ("tenant:t", "tenant:t/a"), play.UNIT, play.TENANT, 5
@@ -58,7 +58,7 @@ class World(play.World):
         kind = reservations_kind(self.shard.keys, SETTINGS)
         left = [rival]
 
-        def call(entry: bytes, trace_id: str) -> lua.Call:
+        def call(entry: bytes, trace_id: str) -> Any:
             if left:
                 left.pop()()
             return kind.call(entry, trace_id)
@@ -103,9 +103,7 @@ def world(client: redis.Redis, server: Server) -> Iterator[World]:
 def at(world: World, milliseconds: int) -> Iterator[tuple[Ledger, Sweeper]]:
     """A ledger and a sweeper whose scripts read this from TIME."""
     reading = f"({{'{milliseconds // 1000}', '{milliseconds % 1000 * 1000}'}})"
-    original = lua.source
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lua, "source", lambda name: re.sub(r"\b[\w.]*call\('TIME'\)", reading, original(name)))
+    with changed_scripts(lambda _, text: re.sub(r"\b[\w.]*call\('TIME'\)", reading, text)):
         yield Ledger(world.shard), world.another()
 
 

@@ -12,6 +12,11 @@ from sweeperd.context import USUAL, Timing
 from sweeperd.delivery.circuit import CircuitBreaker, CircuitPublisher, EndpointStateCache, Redelivery
 from sweeperd.delivery.lane import AttemptLog, BatchLimits, BatchQueue, InFlight, Lane
 from sweeperd.metrics import Metrics
+from sweeperd.ops.health import ShardView
+from sweeperd.ops.processes import Processes, ProcessNote
+from sweeperd.ops.reconcile import Fault, LastWalk
+from sweeperd.ops.show import ReasonCount
+from sweeperd.ops.status import ShardStatus
 from sweeperd.outbox import Outbox, Subscription
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store import Clock, Keys, Shard
@@ -20,6 +25,7 @@ from sweeperd.sweep import Decision, Kind
 from sweeperd.sweep.configured import configured
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper
+from sweeperd.sweep.telemetry import LastSweep
 
 
 class StillClock(Clock):
@@ -107,3 +113,31 @@ def make_reconciler(
 ) -> PeriodicReconciler:
     """The daily walks of one daemon."""
     return PeriodicReconciler(settings, shard, metrics or Metrics(), stop or threading.Event(), timing)
+
+
+# ---- the status
+
+
+def last_sweep(at_ms: int, expired: int = 5) -> LastSweep:
+    """What the last sweep, which was whole, left behind."""
+    return LastSweep(at_ms, "host-1", 0.1, True, expired, 0, 0)
+
+
+def processes(**duties: bool) -> Processes:
+    """One process with these duties; without any: the processes could not be read."""
+    return Processes((ProcessNote(process="host-1", **duties),) if duties else None)
+
+
+def last_walk(finished_at: int, **found: int) -> LastWalk:
+    """A walk of reconcile that found so many of each fault."""
+    return LastWalk(finished_at=finished_at, found={Fault(name): count for name, count in found.items()})
+
+
+def reason_count(kind: str, reason: str, count: int, *newest: str) -> ReasonCount:
+    """So many entries of a kind that are in quarantine for one reason."""
+    return ReasonCount(kind, reason, count, newest)
+
+
+def shard_view(error: str = "", **status: Any) -> ShardView:
+    """The shard `eu` with this status."""
+    return ShardView("eu", "", ShardStatus("eu", "", **status), error=error)

@@ -1,8 +1,13 @@
 """Write every script as the server gets it, with what it includes, into a directory: for the Lua linter."""
 
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
+from sweeperd.store import scripts
 from sweeperd.store.scripts import script_names, source
 
 #: The linter's options.
@@ -15,6 +20,15 @@ def write_joined(target: Path) -> list[Path]:
     for name, file in zip(script_names(), files, strict=True):
         file.write_text(source(name))
     return files
+
+
+@contextlib.contextmanager
+def changed_scripts(change: Callable[[str, str], str]) -> Iterator[None]:
+    """While the block lasts, a script that is loaded has the text that `change` makes of its name and its text."""
+    original = scripts.source
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scripts, "source", lambda name: change(name, original(name)))
+        yield
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """The log's two forms."""
 
+import contextlib
+import io
 import json
 import logging
 import re
-import sys
 from typing import Any
 
 import pytest
@@ -123,11 +124,15 @@ def test_libraries_that_chatter_are_quiet(name: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(("terminal", "first"), [(False, "{"), (True, "")])
-def test_auto(terminal: bool, first: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    logs.configure("info", "auto")
-    log.info("started")
-    assert written(capsys).startswith("{") is bool(first)
+def test_auto(terminal: bool, first: str) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    with contextlib.redirect_stderr(Stream()) as stream:
+        logs.configure("info", "auto")
+        log.info("started")
+    assert stream.getvalue().startswith("{") is bool(first)
 
 
 def test_configured_twice_it_writes_once(capsys: pytest.CaptureFixture[str]) -> None:

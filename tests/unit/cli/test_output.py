@@ -5,6 +5,7 @@ import json
 
 import click
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 from rich.text import Text
 
@@ -81,9 +82,9 @@ def test_a_value_wraps_and_is_never_cut() -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_where_nobody_can_be_asked_a_change_needs_yes(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
-    output = Output(as_json=as_json)
-    output.confirm("Drop all?", yes=True)
-    with pytest.raises(click.UsageError, match="--yes"):
-        output.confirm("Drop all?", yes=False)
+def test_where_nobody_can_be_asked_a_change_needs_yes(as_json: bool) -> None:
+    with CliRunner().isolation():  # its standard input is no terminal
+        output = Output(as_json=as_json)
+        output.confirm("Drop all?", yes=True)
+        with pytest.raises(click.UsageError, match="--yes"):
+            output.confirm("Drop all?", yes=False)

@@ -6,16 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from sweeperd.config import Settings, load
-from sweeperd.config import loading as config_module
+from sweeperd.config import CONFIG_PLACES, Settings, load
 from sweeperd.errors import ConfigError
 from tests.support.fixtures import Load
 from tests.unit.config.shared import DEFAULTS, DURATION, ENDPOINT, NO_REDIS_URL, flat, problems
 
 
-def test_no_file_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_module, "CONFIG_PLACES", (tmp_path / "nowhere.toml",))
-    assert load(None, {}) == Settings()
+def test_no_file_at_all(tmp_path: Path) -> None:
+    assert load(None, {}, places=[tmp_path / "nowhere.toml"]) == Settings()
 
 
 @pytest.mark.parametrize(
@@ -43,12 +41,11 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     system = tmp_path / "etc.toml"
-    assert (Path("config.toml"), Path("/etc/sweeperd/config.toml")) == config_module.CONFIG_PLACES
-    monkeypatch.setattr(config_module, "CONFIG_PLACES", (Path("config.toml"), system))
+    assert (Path("config.toml"), Path("/etc/sweeperd/config.toml")) == CONFIG_PLACES
     named, given = tmp_path / "named.toml", tmp_path / "given.toml"
 
     def found(path: Path | None = None, **environment: str) -> str:
-        return load(path, environment).keys.prefix
+        return load(path, environment, places=[CONFIG_PLACES[0], system]).keys.prefix
 
     assert found() == ""
     system.write_text("keys.prefix = 'system'")

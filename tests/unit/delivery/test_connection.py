@@ -11,9 +11,10 @@ import pytest
 import urllib3.connection
 
 from sweeperd.delivery.http import HEAD_LIMIT, Result, begin_exchange, bounded
-from tests.support.deliveries import MESSAGE, OK, Sender
+from tests.support.deliveries import MESSAGE, Sender
 from tests.support.raw_server import listening, raw_server
 from tests.support.receiver import Answer, Receiver
+from tests.unit.delivery.test_sender import OK
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
 

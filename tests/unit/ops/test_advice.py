@@ -5,10 +5,8 @@ import shlex
 import pytest
 
 from sweeperd.ops.health import Advice, endpoint_advice, reason_advice, shard_advice
-from sweeperd.ops.processes import Processes, ProcessNote
-from sweeperd.ops.reconcile import Fault, LastWalk
-from sweeperd.ops.show import ReasonCount
 from sweeperd.ops.status import EndpointStatus, KindStatus, ShardStatus
+from tests.support.builders import last_walk, processes, reason_count
 
 
 @pytest.mark.parametrize(
@@ -43,7 +41,7 @@ def test_a_command_that_cannot_be_copied_is_not_offered(name: str) -> None:
 
 
 def test_a_reason_of_a_kind() -> None:
-    advice = reason_advice(ReasonCount("seat-hold", "INVALID_PLAN", 2, ("-odd", "b")))
+    advice = reason_advice(reason_count("seat-hold", "INVALID_PLAN", 2, "-odd", "b"))
     assert advice.commands == (
         "sweeperd quarantine list --kind seat-hold --reason INVALID_PLAN",
         "sweeperd show --kind seat-hold -- -odd",
@@ -52,8 +50,7 @@ def test_a_reason_of_a_kind() -> None:
 
 
 def test_a_shard() -> None:
-    sweeping = Processes((ProcessNote(process="a", sweeps=True),))
-    found = list(shard_advice(ShardStatus("eu", "redis://r:1/0", empty=True, processes=sweeping)))
+    found = list(shard_advice(ShardStatus("eu", "redis://r:1/0", empty=True, processes=processes(sweeps=True))))
     assert [each.commands for each in found] == [("sweeperd check",), ()]
     assert found[1] == Advice(
         "no process delivers: start a daemon with the role deliver or all", (), "sweeperdnobodydelivers"
@@ -61,13 +58,13 @@ def test_a_shard() -> None:
 
 
 def test_findings_of_a_walk_name_the_kind() -> None:
-    walk = LastWalk(finished_at=1_000, found={Fault.LOST: 2, Fault.ORPHAN: 0})
-    clean = LastWalk(finished_at=1_000, found={Fault.LOST: 0})
+    walk = last_walk(1_000, lost=2, orphan=0)
+    clean = last_walk(1_000, lost=0)
     kinds = tuple(
         KindStatus(name, 0, 0.0, 0, None, "", last)
         for name, last in (("seat-hold", walk), ("lock", clean), ("new", None))
     )
-    both = Processes((ProcessNote(process="a", sweeps=True, delivers=True),))
+    both = processes(sweeps=True, delivers=True)
     status = ShardStatus("eu", "redis://r:1/0", now_ms=61_000, kinds=kinds, processes=both)
     (found,) = shard_advice(status, ("--shard", "eu"))
     assert found == Advice(

@@ -6,15 +6,12 @@ import pytest
 
 from sweeperd.config import Settings
 from sweeperd.ops.health import DETAILS, HealthLevel, ShardView, summarize_health
-from sweeperd.ops.processes import Processes, ProcessNote
 from sweeperd.ops.status import Due, EndpointStatus, ShardStatus
-from sweeperd.sweep.telemetry import LastSweep
+from tests.support.builders import last_sweep, processes
 
 NOW = 1_795_000_000_000
 HOOK = EndpointStatus("hook", pending=0)
-WELL = ShardStatus(
-    "eu", "redis:6379", now_ms=NOW, tick=LastSweep(NOW - 2000, "host-1", 0.1, True, 5, 0, 0), endpoints=(HOOK,)
-)
+WELL = ShardStatus("eu", "redis:6379", now_ms=NOW, tick=last_sweep(NOW - 2000), endpoints=(HOOK,))
 SETTINGS = Settings.model_validate({"webhooks": {"endpoints": [{"name": "hook", "url": "http://localhost/"}]}})
 
 Told = tuple[HealthLevel, str, tuple[str, ...]]
@@ -30,8 +27,8 @@ def view(**changes: object) -> ShardView:
     return ShardView("eu", "redis:6379", replace(WELL, **changes))  # type: ignore[arg-type]
 
 
-def swept(seconds_ago: float) -> LastSweep:
-    return LastSweep(NOW - int(seconds_ago * 1000), "host-1", 0.1, True, 5, 0, 0)
+def swept(seconds_ago: int) -> object:
+    return last_sweep(NOW - seconds_ago * 1000)
 
 
 def waiting(**about: object) -> ShardView:
@@ -39,7 +36,7 @@ def waiting(**about: object) -> ShardView:
 
 
 def running(**duties: bool) -> ShardView:
-    return view(processes=Processes((ProcessNote(process="host-1", **duties),)))
+    return view(processes=processes(**duties))
 
 
 def test_what_no_process_does_is_named() -> None:
@@ -48,7 +45,7 @@ def test_what_no_process_does_is_named() -> None:
     assert told(1, running(sweeps=True)) == (HealthLevel.BAD, "No", ("no process delivers",))
     without = replace(running(sweeps=True).status, endpoints=())  # type: ignore[type-var]
     assert told(1, ShardView("eu", "", without))[0] is HealthLevel.WATCH, "the stream is not maintained"
-    unknown = view(processes=Processes(None))
+    unknown = view(processes=processes())
     assert [told(number, unknown)[0] for number in (0, 1)] == [HealthLevel.GOOD] * 2
 
 
@@ -75,8 +72,14 @@ def test_all_is_well() -> None:
         ),
         (view(tick=None), (HealthLevel.WATCH, "Not quite", ("no sweep has ended yet",))),
         (view(tick=swept(60)), (HealthLevel.BAD, "No", ("not swept for 1 m 0 s",))),
-        (replace(view(tick=swept(30)), age_seconds=15.0), (HealthLevel.BAD, "No", ("not swept for 45 s",))),
-        (view(tick=swept(60), sweeping="host-2"), (HealthLevel.GOOD, "Yes", ("nothing is overdue for long",))),
+        (
+            replace(view(tick=swept(30)), age_seconds=15.0),
+            (HealthLevel.BAD, "No", ("not swept for 45 s",)),
+        ),
+        (
+            view(tick=swept(60), sweeping="host-2"),
+            (HealthLevel.GOOD, "Yes", ("nothing is overdue for long",)),
+        ),
         (view(tick=swept(90), sweeping="host-2"), (HealthLevel.BAD, "No", ("not swept for 1 m 30 s",))),
         (
             ShardView("eu", "", WELL, 4.0, "Connection refused"),

@@ -4,10 +4,9 @@ import threading
 
 import pytest
 
-from sweeperd.ops import history as lookout
 from sweeperd.ops.history import REMEMBERED, SAMPLE_EVERY, WATCHED_FOR, StatusHistory
 from sweeperd.ops.status import Due, EndpointStatus, ShardStatus
-from sweeperd.sweep.telemetry import LastSweep
+from tests.support.builders import last_sweep
 
 
 class World:
@@ -30,21 +29,19 @@ class World:
             "redis:6379",
             now_ms=int(self.now * 1000),
             due=Due(self.reads, 0, self.reads),
-            tick=LastSweep(0, "host-1", 0.1, True, 10 * self.reads, 0, 0),
+            tick=last_sweep(0, 10 * self.reads),
             endpoints=(EndpointStatus("hook", pending=self.reads), EndpointStatus("gone", configured=False)),
         )
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    world = World()
-    monkeypatch.setattr(lookout, "time", world)
-    return world
+def world() -> World:
+    return World()
 
 
 @pytest.fixture
 def ours(world: World) -> StatusHistory:
-    return StatusHistory("eu", "redis:6379", world.read)
+    return StatusHistory("eu", "redis:6379", world.read, world.monotonic)
 
 
 def pass_time(world: World, ours: StatusHistory, seconds: float, step: float = 3.0) -> None:
@@ -128,7 +125,7 @@ def test_who_asks_does_not_wait_for_who_looks() -> None:
 
 def test_after_a_reload_the_hour_is_still_there(world: World, ours: StatusHistory) -> None:
     pass_time(world, ours, 4 * SAMPLE_EVERY)
-    after = StatusHistory("eu", "redis:6379", world.read)
+    after = StatusHistory("eu", "redis:6379", world.read, world.monotonic)
     after.adopt(ours)
     assert after.samples() == ours.samples()
     assert after.view() == ours.view()

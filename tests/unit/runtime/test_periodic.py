@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 
 import pytest
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -24,10 +23,25 @@ def scheduler() -> Iterator[BackgroundScheduler]:
     running.shutdown()
 
 
+class Clock:
+    """A monotonic clock that stands still until it is moved, and a host's clock that can be set."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        #: By how much the host's clock was set.
+        self.set_by = 0.0
+
+    def task(self, work: Callable[[], None], interval: float, longest: float) -> PeriodicTask:
+        """A task that goes by these clocks."""
+        return PeriodicTask("chore", work, interval, longest, lambda: self.now, lambda: time.time() + self.set_by)
+
+
 @pytest.fixture
 def schedule(scheduler: BackgroundScheduler) -> Schedule:
-    def scheduled(work: Callable[[], None], interval: float, longest: float = 60) -> PeriodicTask:
-        duty = PeriodicTask("chore", work, interval, longest)
+    def scheduled(
+        work: Callable[[], None], interval: float, longest: float = 60, clock: Clock | None = None
+    ) -> PeriodicTask:
+        duty = clock.task(work, interval, longest) if clock else PeriodicTask("chore", work, interval, longest)
         duty.schedule(scheduler)
         return duty
 
@@ -51,17 +65,6 @@ class Work:
         self.runs += 1
         self.go_on.wait(20)
         self.at_once -= 1
-
-
-class Clock:
-    """A monotonic clock that stands still until it is moved, and a host's clock that can be set."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
-        #: By how much the host's clock was set.
-        self.set_by = 0.0
-        clocks = SimpleNamespace(monotonic=lambda: self.now, time=lambda: time.time() + self.set_by)
-        monkeypatch.setattr("sweeperd.runtime.periodic.time", clocks)
 
 
 def test_it_runs_at_once(schedule: Schedule) -> None:
@@ -113,17 +116,15 @@ def test_it_survives_what_its_work_raises(schedule: Schedule, caplog: pytest.Log
     assert not duty.stuck
 
 
-def test_a_clock_that_was_set_back(
-    schedule: Schedule, scheduler: BackgroundScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work = Work()
-    duty = schedule(work, 0.5)
+def test_a_clock_that_was_set_back(scheduler: BackgroundScheduler) -> None:
+    work, set_by = Work(), [0.0]
+    duty = PeriodicTask("chore", work, 0.5, 60, host_clock=lambda: time.time() + set_by[0])
+    duty.schedule(scheduler)
     eventually(lambda: work.runs == 1)
     # To the scheduler, the next time lies an hour ahead.
     (job,) = scheduler.get_jobs()
     job.modify(next_run_time=datetime.now(UTC) + timedelta(hours=1))
-    hour_ago = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() - 3600)
-    monkeypatch.setattr("sweeperd.runtime.periodic.time", hour_ago)
+    set_by[0] = -3600
     runs = work.runs
     eventually(lambda: duty.catch_up() or work.runs >= runs + 3)  # and it goes on by itself
 
@@ -152,12 +153,11 @@ def test_a_run_that_is_a_little_late_moves_no_other(schedule: Schedule, schedule
 def test_a_clock_that_was_set_back_during_a_run(
     schedule: Schedule,
     scheduler: BackgroundScheduler,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock = Clock(monkeypatch)
+    clock = Clock()
     work = Work(blocked=True)
-    duty = schedule(work, 10)
+    duty = schedule(work, 10, clock=clock)
     eventually(lambda: work.runs == 1)
     (job,) = scheduler.get_jobs()
     planned = job.next_run_time
@@ -174,12 +174,11 @@ def test_a_clock_that_was_set_back_during_a_run(
 def test_nothing_to_catch_up(
     schedule: Schedule,
     scheduler: BackgroundScheduler,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock = Clock(monkeypatch)
+    clock = Clock()
     work = Work()
-    duty = schedule(work, 10)
+    duty = schedule(work, 10, clock=clock)
     eventually(lambda: work.runs == 1 and duty.join(clock.now + 5))
     (job,) = scheduler.get_jobs()
     planned = job.next_run_time
@@ -192,10 +191,10 @@ def test_nothing_to_catch_up(
     assert not [record for record in caplog.records if "set back" in record.message]
 
 
-def test_stuck_in_its_work(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
+def test_stuck_in_its_work(schedule: Schedule) -> None:
+    clock = Clock()
     work = Work(blocked=True)
-    duty = schedule(work, 10, longest=100)
+    duty = schedule(work, 10, longest=100, clock=clock)
     eventually(lambda: work.runs == 1)
     clock.now += 100
     assert not duty.stuck
@@ -206,9 +205,9 @@ def test_stuck_in_its_work(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) 
     assert not duty.stuck
 
 
-def test_stuck_because_it_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    duty = PeriodicTask("chore", Work(), 10, 60)
+def test_stuck_because_it_does_not_begin() -> None:
+    clock = Clock()
+    duty = clock.task(Work(), 10, 60)
     clock.now += 500
     duty.schedule(BackgroundScheduler(timezone=UTC))  # one that was never started
     assert not duty.stuck

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeperd.store.scripts import INCLUDE, Script, own_text, script_names, source
+from sweeperd.store.scripts import INCLUDE, Script, expand, own_text, script_names, source
 from tests.support.joined_scripts import LUACHECK, write_joined
 
 SCRIPTS = script_names()
@@ -104,14 +104,13 @@ def test_each_fragment_stands_once_in_a_script(name: str) -> None:
         assert whole.count("\n".join(body[:2])) <= 1, fragment
 
 
-def test_what_an_indented_include_brings_ends_with_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_indented_include_brings_ends_with_its_block() -> None:
     texts = {
         "x/main": "do\n  -- @include one\nend\n-- @include two\n-- @include one\n",
         "include/one": "local one = 1\n",
         "include/two": "-- @include one\nlocal two = one\n",
     }
-    monkeypatch.setattr("sweeperd.store.scripts.own_text", texts.__getitem__)
-    assert source.__wrapped__("x/main") == "do\nlocal one = 1\nend\nlocal one = 1\nlocal two = one\n"
+    assert expand(texts["x/main"], texts.__getitem__) == "do\nlocal one = 1\nend\nlocal one = 1\nlocal two = one\n"
 
 
 @pytest.mark.skipif(not shutil.which("luacheck"), reason="needs luacheck")

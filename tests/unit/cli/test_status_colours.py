@@ -1,0 +1,28 @@
+"""The states of an endpoint as the commands and the page show them."""
+
+import pytest
+
+from sweeperd.cli.status import state as state_cell
+from sweeperd.ops.history import status_report
+from sweeperd.ops.status import EndpointStatus
+from tests.support.builders import shard_view
+from tests.support.eyes.staged import settings
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "state", "level", "colour"),
+    [
+        (EndpointStatus("hook"), "open", "good", "green"),
+        (EndpointStatus("hook", quiet_seconds=9.0), "quiet", "watch", "yellow"),
+        (EndpointStatus("hook", circuit_open=True), "failing", "bad", "red"),
+        (EndpointStatus("hook", paused_at_ms=1), "paused", "bad", "red"),
+        (EndpointStatus("hook", configured=False), "unknown", None, "dim"),
+    ],
+)
+def test_a_state_has_the_same_level_for_the_page_and_the_commands(
+    endpoint: EndpointStatus, state: str, level: str | None, colour: str
+) -> None:
+    (shard,) = status_report(settings("hook"), [(shard_view(endpoints=(endpoint,)), [])], 0.0)["shards"]
+    (shown,) = shard["status"]["endpoints"]
+    assert (shown["state"], shown["level"]) == (state, level)
+    assert state_cell(endpoint).style == colour

@@ -171,7 +171,8 @@ class _Run:
         try:
             if not self._does("", self._delivery.prepare, self._sweeps):
                 return
-            with self._cycles_lease():
+            cycles = self._settings.cycles.enabled
+            with CyclesLease(self._shard).kept(self._stop) if cycles else contextlib.nullcontext():
                 swept = [
                     self._does(sweep.name, functools.partial(self._sweep, sweep), [sweep]) for sweep in self._sweeps
                 ]
@@ -214,11 +215,6 @@ class _Run:
 
     def _count_delivered(self) -> None:
         self.delivery = self._delivery.report()
-
-    def _cycles_lease(self) -> contextlib.AbstractContextManager[None]:
-        if not self._settings.cycles.enabled:
-            return contextlib.nullcontext()
-        return CyclesLease(self._shard).kept(self._stop)
 
     def _decided(self, decisions: Sequence[Decision]) -> None:
         self.counts.update(decision.outcome for decision in decisions)

@@ -132,7 +132,7 @@ def _decision(entry: bytes, reply: Sequence[Any]) -> Decision:
 
 
 def _check(kind: KindSettings, script: Script, index: bytes, client: "redis.Redis") -> None:
-    """The check before the first sweep on a server. Raises KindRefused with the reason, or redis.RedisError."""
+    """Check the kind before the first sweep on a server. Raises KindRefused if a check fails, or redis.RedisError."""
     if kind.script is not None:
         _check_script(kind, script, index, client)
     if refused := list(_refused_commands(kind, index, client)):

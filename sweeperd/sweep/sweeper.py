@@ -78,12 +78,6 @@ class _Tick:
     #: Whether a batch was decided. If the time budget is too short for a slow server, each tick still decides a batch.
     progressed: bool = False
 
-    def pass_by(self, entries: int) -> None:
-        """So many entries are in grace."""
-        if entries:
-            self.passed += entries
-            self.counts[Outcome.IN_GRACE] += entries
-
     def fail(self, reply: Exception) -> str:
         """An entry failed with this reply. Returns the reply in one line."""
         text = describe(reply)
@@ -238,7 +232,9 @@ class Sweeper:
             if self._is_over(tick):
                 return False
             page = self._reader.next(int(self._batch_size))
-            tick.pass_by(page.passed)
+            if page.passed:
+                tick.passed += page.passed
+                tick.counts[Outcome.IN_GRACE] += page.passed
             for batch in self._batches(page.entries):
                 if self._is_over(tick):
                     return False

@@ -154,6 +154,7 @@ class ReconcileMetrics:
 
 
 def _remove(metric: Gauge | Counter, *labels: str) -> None:
+    """Remove a series, if there is one."""
     with contextlib.suppress(KeyError):
         metric.remove(*labels)
 
@@ -215,11 +216,9 @@ class WebhookMetrics:
         for result in ("delivered", "rejected", "failed"):
             self.attempts.labels(endpoint, result)
             self.events.labels(endpoint, result)
-        self.duration.labels(endpoint)
-        self.dead_letters.labels(endpoint)
-        self.rate_waits.labels(endpoint)
-        self.sweep_waits.labels(endpoint)
-        self.dropped_attempts.labels(endpoint)
+        counters = (self.dead_letters, self.rate_waits, self.sweep_waits, self.dropped_attempts)
+        for metric in (self.duration, *counters):
+            metric.labels(endpoint)
 
     def waiting(self, shard: str, endpoint: str, events: int, oldest_seconds: float) -> None:
         """
@@ -373,8 +372,7 @@ class SweepMetrics:
         swept = self._swept.pop(shard, set())
         for gauge in (self.pipeline_depth, self.due_entries, self.oldest_due, self.quarantined_entries, self.redis_up):
             for labels in [(shard,)] if gauge is self.redis_up else [(shard, kind) for kind in swept]:
-                with contextlib.suppress(KeyError):  # not measured yet
-                    gauge.remove(*labels)
+                _remove(gauge, *labels)
 
 
 class Metrics:

@@ -71,7 +71,8 @@ class CircuitBreaker:
         self._initial = initial
         self._longest = longest
         self._clock = clock
-        self._failures = 0
+        #: How many deliveries failed in a row; while the circuit is open, only probes count.
+        self.failures = 0
         #: Why the last delivery failed.
         self.reason = ""
         self._open_until = 0.0
@@ -87,12 +88,7 @@ class CircuitBreaker:
     @property
     def open(self) -> bool:
         """Whether events are held back."""
-        return self._failures >= FAILURES_TO_OPEN
-
-    @property
-    def failures(self) -> int:
-        """How many deliveries failed in a row; while the circuit is open, only probes count."""
-        return self._failures
+        return self.failures >= FAILURES_TO_OPEN
 
     @property
     def rests_on_one_event(self) -> bool:
@@ -135,7 +131,7 @@ class CircuitBreaker:
     def close(self) -> bool:
         """Let events flow. Returns whether the circuit was open."""
         with self._lock:
-            was_open, self._failures = self.open, 0
+            was_open, self.failures = self.open, 0
             self._failed_event, self._several_failed = None, False
             self._refused.clear()
             return was_open
@@ -151,7 +147,7 @@ class CircuitBreaker:
                 return False
             self._several_failed |= self._failed_event not in (None, event)
             self._failed_event = event
-            return self._fail(self._failures + 1)
+            return self._fail(self.failures + 1)
 
     def refused(self, event: bytes, reason: str, *, probe: bool = False) -> bool:
         """This event, sent alone, was refused. Returns whether the refusal opened the circuit."""
@@ -165,12 +161,12 @@ class CircuitBreaker:
             self.reason = reason
             self._several_failed |= len(self._refused) >= REFUSED_TO_FAIL
             self._refused.clear()
-            return self._fail(max(self._failures + 1, FAILURES_TO_OPEN))
+            return self._fail(max(self.failures + 1, FAILURES_TO_OPEN))
 
     def _fail(self, failures: int) -> bool:
-        was_open, self._failures = self.open, failures
+        was_open, self.failures = self.open, failures
         if self.open:
-            probes = self._failures - FAILURES_TO_OPEN + 1
+            probes = self.failures - FAILURES_TO_OPEN + 1
             self._open_until = self._clock() + growing_wait(self._initial, self._longest, probes)
         return self.open and not was_open
 

@@ -184,7 +184,7 @@ class ConsumerGroups:
 
     def untaken(self, group: str, before_ms: int, count: int) -> int:
         """How many events, up to `count`, were added before `before_ms` and not taken by the group."""
-        info = self._groups().get(group.encode())
+        info = streams.groups(self._client, self._key).get(group.encode())
         if info is None:
             return 0
         last = str(before_ms - 1).encode()
@@ -193,7 +193,7 @@ class ConsumerGroups:
 
     def make_due(self, group: str) -> int:
         """End the waits of all parked events. Returns how many there are; 0 if the group is missing."""
-        if group.encode() not in self._groups():
+        if group.encode() not in streams.groups(self._client, self._key):
             return 0
         return sum(self._make_owners_due(group, owner) for owner in (PARKED, PARKED_ALONE))
 
@@ -206,7 +206,7 @@ class ConsumerGroups:
         now = self._shard.read_clock()
         keep_from = StreamId.at(now - retention_ms)
         wanted = set(configured)
-        groups = self._groups()
+        groups = streams.groups(self._client, self._key)
         for name, info in groups.items():
             first = self._first_needed(decode(name), info)
             if decode(name) in wanted:
@@ -283,9 +283,6 @@ class ConsumerGroups:
             if made < CLAIM_COUNT:
                 return count
             first = after(last[0])
-
-    def _groups(self) -> dict[bytes, dict[str, Any]]:
-        return streams.groups(self._client, self._key)
 
     def _first_needed(self, group: str, info: dict[str, Any]) -> StreamId:
         """The group has acknowledged every event up to this id."""

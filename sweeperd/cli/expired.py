@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 import click
 from rich.cells import cell_len
 
-from sweeperd.cli.options import Exit, Moment, Options, fail, json_option, moment, shard_option, stop_on_signals
+from sweeperd.cli.options import Exit, Moment, fail, json_option, moment, stop_on_signals
 from sweeperd.cli.output import Output, printable
-from sweeperd.cli.shards import Troubles, check_name, warn
+from sweeperd.cli.shards import Run, check_name, on_shards, warn
 from sweeperd.config import DEFAULT_SHARD
 from sweeperd.ops.expired import (
     START,
@@ -99,11 +99,9 @@ def sha256(context: click.Context, parameter: click.Parameter, value: str | None
     callback=sha256,
     help="With --chain: the head of the archive that this one continues.  [default: a new chain]",
 )
-@json_option
-@shard_option
-@click.pass_obj
+@on_shards()
 def command(
-    options: Options,
+    run: Run,
     since: Moment,
     until: Moment | None,
     tenant: str | None,
@@ -114,8 +112,6 @@ def command(
     count: bool,
     chained: bool,
     chain_from: str | None,
-    as_json: bool,
-    shard: str | None,
 ) -> None:
     """
     What expired from --since up to --until, in order: the events of the stream.
@@ -130,9 +126,9 @@ def command(
     With --json --chain the lines are an archive for `sweeperd verify-archive`. Keep the head, on standard error at the
     end, in another place.
     """
-    if as_json and form not in ("jsonl", "table"):
+    if run.output.as_json and form not in ("jsonl", "table"):
         raise click.UsageError(f"--json and --format {form} exclude each other")
-    form = "jsonl" if as_json else form
+    form = "jsonl" if run.output.as_json else form
     if follow and (until is not None or limit is not None or count):
         raise click.UsageError("--follow has no end: leave --until, --limit and --count out")
     if count and (limit is not None or chained or form == "csv"):
@@ -140,34 +136,27 @@ def command(
     if (chained and form != "jsonl") or (chain_from is not None and not chained):
         raise click.UsageError("--chain goes with --json, and --chain-from with --chain")
     chain = Chain(chain_from or START) if chained else None
-    output, troubles = Output(as_json=as_json), Troubles()
-    with options.shards(shard) as (settings, shards):
-        if kind is not None:
-            check_name("kind", kind, {RESERVATIONS, *kind_names(settings)})
-        readers = []
-        for one in shards:
-            with troubles.noted(one):
-                readers.append(_reader(one, since, until, follow, tenant=tenant, kind=kind))
-        events = heapq.merge(*(_noted(troubles, reader) for reader in readers), key=_by_time)
-        if count:
-            _print_count(output, events, troubles)
-        elif readers:
-            write = writer(output, form, chain)
-            if follow:
-                _follow(readers, write)
-            else:
-                write(_limited(events, limit))
-            if chain:
-                warn(f"the head of these {chain.lines} lines is {chain.head}")
-        troubles.end()
+    if kind is not None:
+        check_name("kind", kind, {RESERVATIONS, *kind_names(run.settings)})
+    found = run.each(lambda shard: _reader(shard, since, until, follow, tenant=tenant, kind=kind))
+    readers = [reader for _, reader in found]
+    events = heapq.merge(*(run.until_down(shard, reader.read()) for shard, reader in found), key=_by_time)
+    if count:
+        _print_count(run, events)
+    elif readers:
+        write = writer(run.output, form, chain)
+        if follow:
+            _follow(readers, write)
+        else:
+            write(_limited(events, limit))
+        if chain:
+            warn(f"the head of these {chain.lines} lines is {chain.head}")
 
 
-def _print_count(output: Output, events: Iterable[Expiry], troubles: Troubles) -> None:
+def _print_count(run: Run, events: Iterable[Expiry]) -> None:
     number = sum(1 for _ in events)
-    if output.as_json:
-        output.json(ExpiredCountDocument(count=number, down=troubles.down))
-    else:
-        output.say(str(number))
+    run.report(ExpiredCountDocument(count=number, down=run.down))
+    run.output.say(str(number))
 
 
 def _limited(events: Iterator[Expiry], limit: int | None) -> Iterator[Expiry]:
@@ -201,11 +190,6 @@ def _shown(milliseconds: int) -> str:
         return rfc3339(milliseconds)
     except (OverflowError, ValueError):
         return f"{milliseconds} ms"
-
-
-def _noted(troubles: Troubles, reader: ExpiryReader) -> Iterator[Expiry]:
-    with troubles.noted(reader.shard):
-        yield from reader.read()
 
 
 def _follow(readers: list[ExpiryReader], write: Writer) -> None:

@@ -25,10 +25,16 @@ from sweeperd.sweep.configured import kind_names
 T = TypeVar("T")
 
 
-class Troubles:
-    """The shards that are down, and other problems of a command."""
+class Run:
+    """
+    A run of a command, with the shards that are down and other problems. `yes`: the operator agrees to every question.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings, shards: list[Shard], output: Output, *, yes: bool) -> None:
+        self.settings = settings
+        self.shards = shards
+        self.output = output
+        self.yes = yes
         self._down: dict[str, ShardTrouble] = {}
         self._failed = False
 
@@ -65,17 +71,6 @@ class Troubles:
         """End the process with exit code 1 if there was a problem."""
         if self._failed:
             sys.exit(Exit.FAILED)
-
-
-class Run(Troubles):
-    """A run of a command. `yes`: the operator agrees to every question."""
-
-    def __init__(self, settings: Settings, shards: list[Shard], output: Output, *, yes: bool) -> None:
-        super().__init__()
-        self.settings = settings
-        self.shards = shards
-        self.output = output
-        self.yes = yes
 
     def each(self, work: Callable[[Shard], T]) -> list[tuple[Shard, T]]:
         """Do the work on each shard that answers; returns each such shard with the result."""

@@ -17,7 +17,7 @@ from sweeperd.ops.processes import Processes, ProcessNote
 from sweeperd.ops.reconcile import Fault, LastWalk
 from sweeperd.ops.show import ReasonCount
 from sweeperd.ops.status import ShardStatus
-from sweeperd.outbox import Outbox, Subscription
+from sweeperd.outbox import Outbox, OutboxEntry, Subscription
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store import Clock, Keys, Shard
 from sweeperd.store.scripts import Call, Script
@@ -42,6 +42,18 @@ class StillClock(Clock):
 def batch_limits(events: int = 1, size: int = 1024 * 1024, wait: float = 0.05) -> BatchLimits:
     """The limits of an endpoint's batches, as its settings have them by default."""
     return BatchLimits(events, size, wait)
+
+
+def in_flight(*entries: OutboxEntry, capacity: int = 100) -> InFlight:
+    """These events in hand, of so many at most."""
+    made = InFlight(capacity, 10**9, threading.Event())
+    made.add(entries)
+    return made
+
+
+def redelivery(initial: float = 30.0, longest: float = 3600.0, max_age_ms: int = 10**9) -> Redelivery:
+    """The first and the longest wait of a parked event, seconds, and the greatest age of an event, ms."""
+    return Redelivery(initial, longest, max_age_ms)
 
 
 def make_lane(shard: Shard, name: str = "hook", endpoint: dict[str, Any] | None = None, **parts: Any) -> Lane:

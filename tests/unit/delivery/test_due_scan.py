@@ -1,6 +1,5 @@
 """Which pending events are due, to the millisecond, and when the next step of the scan is."""
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -9,11 +8,10 @@ from typing import Any
 import pytest
 
 from sweeperd.context import USUAL, Timing
-from sweeperd.delivery.circuit import Redelivery
-from sweeperd.delivery.lane import InFlight
 from sweeperd.delivery.reader import PAGES_PER_STEP, DueScan
 from sweeperd.outbox import Outbox, OutboxEntry
 from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, Pending
+from tests.support.builders import in_flight, redelivery
 
 #: The first wait of an event that was sent in vain, seconds; and that of an event after five deliveries.
 INITIAL, AFTER_FIVE = 30, 480
@@ -55,19 +53,15 @@ def parked(number: int, idle: float, deliveries: int = 1, owner: bytes = PARKED)
     return Pending(b"%06d-0" % number, owner, int(idle * 1000), deliveries)
 
 
-def scan(outbox: Outbox, in_flight: InFlight | None = None, clock: Callable[[], float] = time.monotonic) -> DueScan:
+def scan(outbox: Outbox, *in_hand: OutboxEntry, clock: Callable[[], float] = time.monotonic) -> DueScan:
     lane: Any = SimpleNamespace(
         group="hook",
         outbox=outbox,
-        redelivery=Redelivery(INITIAL, 3600, 10**9),
-        in_flight=in_flight or none_in_hand(),
+        redelivery=redelivery(INITIAL),
+        in_flight=in_flight(*in_hand),
         timing=Timing(clock=clock),
     )
     return DueScan(lane)
-
-
-def none_in_hand() -> InFlight:
-    return InFlight(100, 10**9, threading.Event())
 
 
 @pytest.mark.parametrize("owner", [PARKED, PARKED_ALONE])
@@ -81,9 +75,8 @@ def test_a_parked_event_is_due_when_its_wait_is_over(owner: bytes, deliveries: i
 def test_an_event_of_a_dead_process_is_due_unless_this_process_has_it_in_hand() -> None:
     alive = parked(1, USUAL.take_over_after - 0.001, owner=b"them")
     dead, ours = parked(2, USUAL.take_over_after, owner=b"them"), parked(3, USUAL.take_over_after, owner=b"us")
-    in_flight = none_in_hand()
-    in_flight.add([OutboxEntry(ours.id, 1, [b"id", b"r1"])])
-    assert scan(Listed(alive, dead, ours), in_flight).step(10) == [dead]
+    in_hand = OutboxEntry(ours.id, 1, [b"id", b"r1"])
+    assert scan(Listed(alive, dead, ours), in_hand).step(10) == [dead]
 
 
 def test_only_what_was_parked_before_an_operator_ended_all_waits_is_due_by_that(clock: ManualClock) -> None:

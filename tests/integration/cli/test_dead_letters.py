@@ -2,14 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 
-from sweeperd.cli.output import Output
-from sweeperd.outbox import EndpointStateStore, dead_letters
+from sweeperd.outbox import EndpointStateStore
 from sweeperd.outbox.event import ONLY_FOR, message
 from sweeperd.store import Shard
 from tests.integration.cli.conftest import HOSTILE, Run, give_up
@@ -108,23 +106,6 @@ def test_a_drop_touches_nothing_else(invoke: Run, shard: Shard, client: redis.Re
     assert client.xlen(DEAD) == 0
 
 
-def test_more_than_a_page_and_those_that_come_meanwhile(
-    invoke: Run, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is given up on after somebody has said yes was not meant: else a replay that fails would never end."""
-    give_up(shard, [str(number) for number in range(2 * dead_letters.PAGE + 5)])
-    replay = dead_letters.replay
-
-    def and_one_more(here: Shard, ids: list[str]) -> Any:
-        give_up(shard, [f"meanwhile {client.xlen(EVENTS)}"])
-        return replay(here, ids)
-
-    monkeypatch.setattr(dead_letters, "replay", and_one_more)
-    result = invoke("dead-letters", "replay", "--endpoint", "billing", "--yes", endpoints=ENDPOINTS)
-    assert result.stdout.splitlines()[-1] == f"{2 * dead_letters.PAGE + 5} replayed"
-    assert all(name.startswith("meanwhile") for name in reservations(listed(invoke)))
-
-
 def test_what_would_not_reach_its_endpoint_is_not_replayed(invoke: Run, shard: Shard, client: redis.Redis) -> None:
     give_up(shard, ["a"], endpoint="old")
     give_up(shard, ["b"], endpoint="billing")
@@ -157,28 +138,6 @@ def test_a_paused_endpoint_gets_it_later(invoke: Run, shard: Shard) -> None:
     result = invoke("dead-letters", "replay", "--all", "--yes", endpoints=ENDPOINTS)
     assert result.exit_code == 0
     assert result.stderr == ("sweeperd: billing is paused: its events wait until `sweeperd endpoints resume billing`\n")
-
-
-def test_somebody_else_was_faster(
-    invoke: Run, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = dead_letters.read
-
-    def before_somebody_else(*arguments: Any) -> Iterator[dead_letters.DeadLetter]:
-        letters = list(read(*arguments))
-        if asked:
-            client.xdel(DEAD, *(letter.id for letter in letters))
-        return iter(letters)
-
-    asked: list[str] = []
-    monkeypatch.setattr(Output, "confirm", lambda _output, question, *, yes: asked.append(question))
-    monkeypatch.setattr(dead_letters, "read", before_somebody_else)
-    for verb in ("replay", "drop"):
-        asked.clear()
-        give_up(shard, [verb])
-        result = invoke("dead-letters", verb, "--all", endpoints=ENDPOINTS)
-        assert (result.exit_code, len(asked)) == (1, 1)
-        assert "left as it is: another command has replayed or dropped it" in result.stdout
 
 
 # ---- shards

@@ -149,27 +149,6 @@ def test_it_is_released_where_the_job_fails(quick: Replica, client: redis.Redis)
     assert quick.lost == 0
 
 
-def test_a_renewal_that_fails_is_tried_again(
-    quick: Replica, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tries = []
-    extend = quick.lease._extend
-
-    def fails_twice() -> Any:
-        tries.append(1)
-        if len(tries) <= 2:
-            raise redis.ConnectionError("cut")
-        return extend()
-
-    quick.lease.acquire()
-    monkeypatch.setattr(quick.lease, "_extend", fails_twice)
-    with quick.lease.kept() as lost:
-        eventually(lambda: len(tries) >= 4)
-        assert client.exists(KEY)
-        assert not lost.is_set()
-    assert quick.lost == 0
-
-
 def test_one_that_cannot_be_given_back_runs_out(own_shard: Shard, own_server: Any) -> None:
     replica = Replica(own_shard, LONG)
     replica.lease.acquire()

@@ -11,6 +11,7 @@ from sweeperd.config import Settings
 from sweeperd.ops import status as rate
 from sweeperd.ops.status import Due, EndpointStatus, Rate, ShardStatus, read_all, read_rate, read_status
 from sweeperd.outbox.endpoint_state import CircuitNote
+from sweeperd.outbox.subscription import BacklogMemory
 from sweeperd.store import Shard
 from sweeperd.store.shard import open_shards
 from tests.support.acl import limited
@@ -269,16 +270,14 @@ def test_pending_counts_only_what_will_be_sent(shard: Shard, client: redis.Redis
     ]
 
 
-def test_pending_beyond_the_limit_is_an_estimate(
-    shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sweeperd.outbox.subscription.EXACT", 100)
+def test_pending_beyond_the_limit_is_an_estimate(shard: Shard, client: redis.Redis) -> None:
     for number in range(400):
         client.xadd("sweeperd:events", {"id": str(number), "tenant": "acme" if number % 2 else "globex"})
     client.xgroup_create("sweeperd:events", "some", id="0")
     client.xreadgroup("some", "me", {"sweeperd:events": ">"}, count=1)
     endpoints = [{"name": "some", "url": "http://a/", "tenants": ["acme"]}]
-    (status,) = read_status(Settings.model_validate({"webhooks": {"endpoints": endpoints}}), shard).endpoints
+    settings, memory = Settings.model_validate({"webhooks": {"endpoints": endpoints}}), BacklogMemory(exact=100)
+    (status,) = read_status(settings, shard, memory=memory).endpoints
     counted = "lag" in client.xinfo_groups("sweeperd:events")[0]
     assert (status.pending, status.pending_exact) == ((200, False) if counted else (51, False))
 

@@ -20,7 +20,7 @@ from sweeperd.ops.status import ShardStatus
 from sweeperd.outbox import Outbox, OutboxEntry, Subscription
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store import Clock, Keys, Shard
-from sweeperd.store.scripts import Call, Script
+from sweeperd.store.scripts import Call, Script, source
 from sweeperd.sweep import Decision, Kind
 from sweeperd.sweep.configured import configured
 from sweeperd.sweep.reservations import reservations
@@ -114,6 +114,11 @@ def make_sweeper(
 def run_script(name: str, client: redis.Redis, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
     """Run a script of the package once. Returns its reply; raises redis.RedisError."""
     return Script(name).run(client, Call(list(keys), list(arguments)))
+
+
+def script_source(name: str) -> str:
+    """The text of a script of the package, with everything included."""
+    return source(name)
 
 
 def make_reconciler(

@@ -11,7 +11,7 @@ import redis
 
 from sweeperd.outbox.event import message
 from sweeperd.outbox.replays import AHEAD_MS
-from sweeperd.store.streams import PAGE
+from sweeperd.store import streams
 from tests.integration.cli.conftest import HOSTILE, Run, expire
 from tests.support.harness import reserve, server_time
 from tests.support.servers import Server, free_port
@@ -80,7 +80,7 @@ def test_a_clock_that_was_set_back(invoke: Run, client: redis.Redis) -> None:
 
 
 def test_pages(invoke: Run, client: redis.Redis) -> None:
-    for count in (PAGE - 1, PAGE, PAGE + 1, 3 * PAGE):
+    for count in (streams.PAGE - 1, streams.PAGE, streams.PAGE + 1, 3 * streams.PAGE):
         client.delete(EVENTS)
         for number in range(count):
             add(client, T + number, str(number))

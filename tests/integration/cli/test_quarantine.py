@@ -17,14 +17,13 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.ops.quarantine import NOT_THERE, Quarantine, QuarantineChange, QuarantineFilter, SetAside
 from sweeperd.store import Shard
-from sweeperd.store.scripts import source
 from sweeperd.sweep.reservations import REASONS
 from sweeperd.text import rfc3339
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
 from tests.lua.builders import DEADLINE, NOW, RID, World
 from tests.support.acl import limited
 from tests.support.books import ALWAYS, check, read
-from tests.support.builders import make_sweeper, reservations_kind, run_script
+from tests.support.builders import make_sweeper, reservations_kind, run_script, script_source
 from tests.support.fixtures import full
 from tests.support.harness import budget, command, environment, eventually, reserve, server_time
 from tests.support.servers import Server, free_port
@@ -81,7 +80,7 @@ def repair(client: redis.Redis, ids: list[str]) -> None:
 
 
 def test_the_reasons_are_those_of_the_script() -> None:
-    text = source("sweep/expire")
+    text = script_source("sweep/expire")
     given = set(re.findall(r"set_aside\('(\w+)'", text)) | set(re.findall(r"return nil, nil, '(\w+)'", text))
     assert set(REASONS) == given
 

@@ -134,4 +134,4 @@ def test_what_the_build_copies_is_there_and_enough() -> None:
 def test_the_build_command_is_the_documented_one_and_names_this_version() -> None:
     command = f"podman build -f deploy/container/Containerfile -t sweeperd:{__version__} ."
     assert command in (DEPLOY / "container" / "Containerfile").read_text()
-    assert command in (DEPLOY.parent / "docs" / "running.md").read_text()
+    assert command in (DEPLOY.parent / "docs" / "deploying.md").read_text()

@@ -97,8 +97,8 @@ def cli_page() -> str:
     return (
         "# Commands\n\n"
         "The help text of each command, made from the code by `python -m tests.docs.generate`. "
-        "[Operating](operating.md) explains what the commands are for, [running](running.md#cron) the exit codes.\n\n"
-        + "\n".join(sections)
+        "[Operating](operating.md) explains what the commands are for, [deploying](deploying.md#cron) the exit "
+        "codes.\n\n" + "\n".join(sections)
     )
 
 

@@ -1,4 +1,4 @@
-"""The lines of docs/install.md and docs/running.md work as they stand, with ports and paths of the test."""
+"""The lines of docs/install.md and docs/deploying.md work as they stand, with ports and paths of the test."""
 
 import os
 import re
@@ -53,7 +53,7 @@ def test_five_lines_from_redis_to_the_first_webhook(tmp_path: Path) -> None:
 def test_the_cron_line_works_in_cron_s_environment(server: Server, tmp_path: Path) -> None:
     if shutil.which("flock") is None:
         pytest.skip("flock is not installed")
-    (line,) = set(re.findall(r"^ *\* \* \* \* \* +(.*)$", (ROOT / "docs" / "running.md").read_text(), re.MULTILINE))
+    (line,) = set(re.findall(r"^ *\* \* \* \* \* +(.*)$", (ROOT / "docs" / "deploying.md").read_text(), re.MULTILINE))
     (tmp_path / "config.toml").write_text(f'[redis]\nurl = "{server.url}"\n')
     for there, here in {
         "/opt/sweeperd/bin": str(BIN),
@@ -80,7 +80,7 @@ def test_the_line_for_a_deployed_host(server: Server, tmp_path: Path) -> None:
         "secrets = ['file:/run/credentials/sweeperd.service/billing']\n"
     )
     (tmp_path / "redis-url").write_text(server.url + "\n")
-    line = code(ROOT / "docs" / "running.md", "Commands on a deployed host").removeprefix("sudo ")
+    line = code(ROOT / "docs" / "deploying.md", "Commands on a deployed host").removeprefix("sudo ")
     for there, here in {
         "/etc/sweeperd/secrets": str(tmp_path),
         "/etc/sweeperd": str(tmp_path),
@@ -102,7 +102,7 @@ def test_the_line_for_a_pod(server: Server, tmp_path: Path) -> None:
     assert found
     (tmp_path / "redis-url").write_text(server.url + "\n")
     variable = {found[1]: found[2].replace("/run/secrets/sweeperd", str(tmp_path))}
-    _, inside = re.findall(r"kubectl exec (\S+) -- sweeperd (.+)", (ROOT / "docs" / "running.md").read_text())[0]
+    _, inside = re.findall(r"kubectl exec (\S+) -- sweeperd (.+)", (ROOT / "docs" / "deploying.md").read_text())[0]
     done = subprocess.run(
         [BIN / "sweeperd", *inside.split()],
         env={"PATH": os.environ["PATH"], "SWEEPERD_CONFIG": str(ROOT / "deploy/k8s/settings/config.toml")} | variable,

@@ -73,11 +73,11 @@ for i = 7, #ARGV, 2 do
     counted = counted + count
     if usual and not episode and counted > threshold(usual) then
       episode = true
-      local seconds = window / 1000
+      local minutes = window / 60000 -- the rates are events per minute
       events[#events + 1] = {'type', ARGV[5], 'tenant', tenant, 'id', tenant, 'at', ARGV[1],
         'trace_id', ARGV[6], 'data', string.format(
           '{"metric":"expiry_rate","current_rate":%.6g,"threshold_rate":%.6g,"window_seconds":%d,"sample_count":%d}',
-          counted / seconds, threshold(usual) / seconds, seconds, counted)}
+          counted / minutes, threshold(usual) / minutes, window / 1000, counted)}
     end
     rows[#rows + 1] = {tenant, string.format('%.0f %.0f %.17g %d', start, counted, usual or -1, episode and 1 or 0)}
   end

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -51,8 +52,8 @@ def test_one_event_for_each_episode(expire: Expire, client: redis.Redis) -> None
     assert (event[b"type"], event[b"tenant"]) == (b"reservation.expiry_rate_spike", b"acme")
     assert data(event) == {
         "metric": "expiry_rate",
-        "current_rate": pytest.approx(51 / 60, rel=1e-5),
-        "threshold_rate": pytest.approx(50 / 60, rel=1e-5),
+        "current_rate": pytest.approx(51),
+        "threshold_rate": pytest.approx(50),
         "window_seconds": 60,
         "sample_count": 51,
     }
@@ -61,6 +62,20 @@ def test_one_event_for_each_episode(expire: Expire, client: redis.Redis) -> None
     assert expire(7.3, 10) == 0
     assert expire(8.4, 2000) == 1
     assert len(spikes(client)) == 2
+
+
+@pytest.mark.parametrize(("window", "minutes"), [(timedelta(seconds=30), 0.5), (timedelta(minutes=5), 5)])
+def test_rates_are_events_per_minute(shard: Shard, client: redis.Redis, window: timedelta, minutes: float) -> None:
+    """cycles-governance-admin-v0.1.25.yaml, EventDataRateSpike: `current_rate` is in events per minute."""
+    shard.clock = clock = StillClock(0)
+    rates = ExpiryRates(shard, CyclesSettings(spike_factor=5, spike_window=window))
+    for start, count in ((0, 10), (1, 51)):
+        clock.now = 1_795_000_000_000 + int(start * window.total_seconds() * 1000)
+        rates.decided([Decision(b"r", Outcome.EXPIRED, tenant=b"acme")] * count)
+        assert rates.record("f" * 32) == start
+    said = data(spikes(client)[0])
+    assert (said["current_rate"], said["threshold_rate"]) == (pytest.approx(51 / minutes), pytest.approx(50 / minutes))
+    assert (said["window_seconds"], said["sample_count"]) == (60 * minutes, 51)
 
 
 def test_a_new_tenant_has_no_usual_rate_yet(expire: Expire, client: redis.Redis) -> None:

@@ -84,9 +84,10 @@ class Announcements:
         """An endpoint was paused."""
         data = {
             "subscription_id": endpoint,
+            "tenant_id": NO_TENANT,
             "previous_status": "ACTIVE",
-            "new_status": "PAUSED",
-            "changed_fields": ["status"],
+            "new_status": "DISABLED",
+            "changed_fields": [],
             "disable_reason": reason,
         }
         return self._entry(WEBHOOK_DISABLED, endpoint, data)

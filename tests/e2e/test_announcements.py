@@ -62,9 +62,10 @@ def test_a_dead_letter_and_a_pause(server: Server, client: redis.Redis, operator
         assert len(received(operator)) == 2, "one each, and no expiry"
         assert by_type[DISABLED]["data"] == {
             "subscription_id": "gone",
+            "tenant_id": "__system__",
             "previous_status": "ACTIVE",
-            "new_status": "PAUSED",
-            "changed_fields": ["status"],
+            "new_status": "DISABLED",
+            "changed_fields": [],
             "disable_reason": "the receiver answered 410",
         }
         failed = by_type[FAILED]

@@ -54,7 +54,15 @@ def test_a_pause_is_announced_once_where_that_is_asked_for(shard: Shard, client:
         announcing.pause("billing", reason)
     ((_, fields),) = entries(client, "sweeperd:events")
     assert (fields[b"type"], fields[b"id"]) == (WEBHOOK_DISABLED.encode(), b"billing")
-    assert json.loads(fields[b"data"])["disable_reason"] == "the receiver answered 410"
+    # cycles-governance-admin-v0.1.25.yaml, EventDataWebhookLifecycle.
+    assert json.loads(fields[b"data"]) == {
+        "subscription_id": "billing",
+        "tenant_id": "__system__",
+        "previous_status": "ACTIVE",
+        "new_status": "DISABLED",
+        "changed_fields": [],
+        "disable_reason": "the receiver answered 410",
+    }
 
 
 def test_an_operator_resumes_it(store: EndpointStateStore, client: redis.Redis) -> None:

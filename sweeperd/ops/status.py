@@ -100,16 +100,17 @@ class Rate:
 UNKNOWN = Rate(0.0, 0.0)
 
 
-def read_rate(shard: Shard, now: int) -> Rate:
+def read_rate(shard: Shard) -> Rate:
     """
-    The rate of expiries up to `now` (ms). Each event has the time of its expiry on Redis's clock, so the rate is right
-    during a long tick and afterwards, and each process reads the same rate. Raises redis.RedisError.
+    The rate of expiries up to now. Each event has the time of its expiry on Redis's clock, so the rate is right
+    during a long tick and afterwards, and each process reads the same rate. The script reads the clock after the
+    newest event: during a drain, thousands of events may be newer than a clock that was read before. UNKNOWN if the
+    clock was set back. Raises redis.RedisError.
     """
-    start = now - int(WINDOW * 1000)
-    call = Call([shard.keys.events], [max(0, start), COUNTED])
-    read, expiries, oldest = _RATE.run(shard.client, call)
-    window = WINDOW if read < COUNTED else max(0.001, (now - oldest) / 1000)
-    return Rate(round(expiries / window, 2), round(window, 3))
+    call = Call([shard.keys.events], [int(WINDOW * 1000), COUNTED])
+    read, expiries, since_oldest = _RATE.run(shard.client, call)
+    window = WINDOW if read < COUNTED else since_oldest / 1000
+    return Rate(round(expiries / window, 2), round(window, 3)) if window > 0 else UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +417,7 @@ def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory |
         endpoints=read_endpoints(shard, settings.consumers, now, by_endpoint, memory),
         dead_letters=dead_letters,
         dead_letters_counted=dead_letters <= LETTERS,
-        rate=read_rate(shard, now),
+        rate=read_rate(shard),
         last_walk=built_in.last_walk if built_in else None,
         processes=read_processes(shard, now),
         empty=not (built_in and built_in.due) and is_empty(shard, settings),

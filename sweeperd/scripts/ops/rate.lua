@@ -2,13 +2,16 @@
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 --
--- ARGV[1] -> the end, ms on this server's clock
+-- ARGV[1] -> how far back, ms
 -- ARGV[2] -> how many entries at most
 --
--- Returns {how many entries were read, how many of them are expiries, ms of the oldest one}; {0, 0, 0} without entries.
--- An entry with `only_for` is a replay and no expiry.
+-- Returns {how many entries were read, how many of them are expiries, ms since the oldest one}; {0, 0, 0} without
+-- entries. The ms are below 0 if the clock was set back. An entry with `only_for` is a replay and no expiry.
 
-local entries = redis.call('XREVRANGE', KEYS[1], '+', ARGV[1], 'COUNT', ARGV[2])
+-- @include clock
+
+local start = math.max(0, clock.now - ARGV[1])
+local entries = redis.call('XREVRANGE', KEYS[1], '+', string.format('%d', start), 'COUNT', ARGV[2])
 if #entries == 0 then
   return {0, 0, 0}
 end
@@ -19,4 +22,4 @@ for i = 1, #entries do
     expiries = expiries + 1
   end
 end
-return {#entries, expiries, tonumber(string.match(entries[#entries][1], '^%d+'))}
+return {#entries, expiries, clock.now - tonumber(string.match(entries[#entries][1], '^%d+'))}

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sweeperd"
 TESTS = ROOT / "tests"
-#: The folders below tests/: what each holds is in docs/architecture.md.
+#: The folders below tests/: what each holds is in CONTRIBUTING.md.
 FOLDERS = {
     "mutants": "the product broken in one place after another",
     "deploy": "what lies in deploy/",
@@ -48,13 +48,16 @@ MOST_FILES = 11
 
 # Each rule below is a ratchet: a figure that is better than its bound lowers the bound in the same commit.
 
+#: Files of the package.
+MOST_MODULES = 125
+
 #: A hand-written `__init__`, or a function that is not public, takes at most so many parameters, `self` left out.
 MOST_PARAMETERS = 7
 #: Lines of one module.
-MOST_LINES = 605
+MOST_LINES = 600
 #: In 1,000 words of comment and docstring: `where` at most, `if` and `when` together at least, and words that stand for
 #: a thing that the sentence does not name at most.
-MOST_WHERE, LEAST_IF, MOST_PRONOUNS = 3.7, 11.5, 53.5
+MOST_WHERE, LEAST_IF, MOST_PRONOUNS = 1.0, 15.0, 30.0
 WHERE = re.compile(r"\bwhere\b", re.IGNORECASE)
 IF = re.compile(r"\b(if|when)\b", re.IGNORECASE)
 PRONOUNS = re.compile(r"\b(it|its|that|which|those|one)\b", re.IGNORECASE)
@@ -110,6 +113,11 @@ def test_no_function_takes_many_parameters() -> None:
     }
     assert max(counts.values()) >= 5
     assert {name: count for name, count in counts.items() if count > MOST_PARAMETERS} == {}
+
+
+def test_the_package_has_few_modules() -> None:
+    count = len(list(PACKAGE.rglob("*.py")))
+    assert count <= MOST_MODULES, f"{count} modules: look for the module that should grow"
 
 
 def test_no_module_is_long() -> None:

@@ -27,6 +27,7 @@ FOLDERS = {
     "lua": "scripts on real servers",
     "property": "random work, and what must hold after it",
     "release": "the command that proves a version",
+    "simulation": "a whole installation in one thread, on virtual time",
     "soak": "a long run under load",
     "support": "what tests share",
     "topology": "Sentinel and Cluster",

@@ -1,0 +1,17 @@
+"""`python -m tests.simulation`: see `run`. A process of its own, because the kernel replaces threads and clocks."""
+
+import os
+import sys
+
+if os.environ.get("PYTHONHASHSEED") != "0":
+    os.execve(  # the same interpreter again, with a hash seed that is the same in each run
+        sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], os.environ | {"PYTHONHASHSEED": "0"}
+    )
+
+from tests.simulation import kernel
+
+kernel.install()
+
+from tests.simulation.run import main  # noqa: E402 - after the kernel
+
+sys.exit(main())

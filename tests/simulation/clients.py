@@ -1,0 +1,93 @@
+"""The clients of the ledger: they reserve, extend, commit and release, and call again when the reply is lost."""
+
+import contextlib
+import functools
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import redis
+
+from sweeperd.config import RedisSettings
+from sweeperd.errors import RedisUnavailable
+from sweeperd.ledger import BudgetExists, Ledger, LedgerError
+from sweeperd.store import Shard
+from tests.simulation import kernel as kernels
+from tests.simulation.plan import Plan, ShardPlan
+
+UNIT = "TOKENS"
+TENANTS = ("acme", "globex", "initech")
+
+
+@dataclass
+class Client:
+    """One client on one shard. `stop`: it makes nothing new."""
+
+    plan: Plan
+    shard: ShardPlan
+    number: int
+    random: random.Random
+    stop: bool = False
+    held: list[tuple[str, bytes]] = field(default_factory=list)
+    made: int = 0
+
+    def run(self) -> None:
+        """The work of a thread."""
+        settings = RedisSettings.model_validate({"url": self.shard.url})
+        ids = itertools.count(1)
+        ledger = Ledger(
+            Shard(settings, self.shard.prefix, self.shard.name),
+            new_id=lambda: b"r-%b-%d-%d" % (self.shard.name.encode(), self.number, next(ids)),
+        )
+        for tenant in TENANTS:
+            for scope in self._scopes(tenant):
+                with contextlib.suppress(BudgetExists):
+                    self._try(functools.partial(ledger.open_budget, scope, UNIT, 10**12))
+        keys = itertools.count(1)
+        while not self.stop:
+            kernels.KERNEL.pause(self.random.expovariate(self.plan.rate))
+            if not self.stop:
+                self._act(ledger, f"k-{self.number}-{next(keys)}")
+
+    def _act(self, ledger: Ledger, key: str) -> None:
+        tenant = self.random.choice(TENANTS)
+        what = self.random.random()
+        if what < 0.6 or not self.held:
+            ttl = timedelta(seconds=self.random.uniform(1, self.plan.longest_ttl))
+            grace = timedelta(seconds=self.random.choice([0, 0, 1, 3]))
+            amount = self.random.choice([0, 1, 7, 10**6, self.random.randint(1, 10**9)])
+            scopes = self._scopes(tenant)[: self.random.randint(1, 2)]
+            held: Any = self._try(
+                lambda: ledger.reserve(tenant, scopes, UNIT, amount, ttl=ttl, grace=grace, idempotency_key=key)
+            )
+            if held is not None:
+                self.made += 1
+                self.held = [*self.held[-20:], (tenant, held.reservation_id)]
+            return
+        tenant, reservation = self.random.choice(self.held)
+        if what < 0.75:
+            self._try(lambda: ledger.commit(tenant, reservation, self.random.randint(0, 5), idempotency_key=key))
+        elif what < 0.9:
+            by = timedelta(seconds=self.random.uniform(1, 20))
+            self._try(lambda: ledger.extend(tenant, reservation, by, idempotency_key=key))
+        else:
+            self._try(lambda: ledger.release(tenant, reservation, idempotency_key=key))
+
+    def _try(self, call: Callable[[], Any]) -> Any:
+        """Call again while Redis cannot be reached; after a refusal, give up."""
+        for _ in range(6):
+            try:
+                return call()
+            except BudgetExists:
+                return None
+            except LedgerError:
+                return None
+            except (RedisUnavailable, redis.RedisError):
+                kernels.KERNEL.pause(self.random.uniform(0.1, 2))
+        return None
+
+    def _scopes(self, tenant: str) -> list[str]:
+        return [f"tenant:{tenant}", f"tenant:{tenant}/app:web"]

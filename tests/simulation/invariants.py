@@ -1,0 +1,230 @@
+"""What must hold at every moment, and after the faults have ended."""
+
+import itertools
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from sweeperd.config import Settings
+from sweeperd.outbox.subscription import EventFilter
+from tests.simulation import kernel as kernels
+from tests.simulation.kernel import Failure
+from tests.simulation.plan import Plan, ShardPlan
+from tests.simulation.receivers import Receiver
+from tests.simulation.redis_gate import SimulatedServer
+
+#: A disturbance may explain a duplicate so long after its end, seconds.
+AFTERMATH = 5.0
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """A fault that may explain a duplicate: from when to when, and of which endpoint (empty: any)."""
+
+    what: str
+    start: float
+    end: float
+    endpoint: str = ""
+
+
+@dataclass
+class Expiry:
+    """One event in the stream."""
+
+    key: str
+    id: tuple[int, int]
+    fields: dict[bytes, bytes]
+    at: float
+
+
+@dataclass
+class ShardBook:
+    """What the observer has seen of one shard."""
+
+    shard: ShardPlan
+    server: SimulatedServer
+    last: tuple[int, int] = (0, 0)
+    #: Entry -> the event of its expiry.
+    expired: dict[str, Expiry] = field(default_factory=dict)
+    #: Endpoint -> the position at which its group was first seen.
+    since: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: Whether a fail-over may have given an entry a second event.
+    rewound: bool = False
+
+    def key(self, name: str) -> bytes:
+        """A key with the shard's prefix."""
+        return (self.shard.prefix + name).encode()
+
+
+class Book:
+    """All shards, all receivers."""
+
+    def __init__(self, plan: Plan, servers: dict[int, SimulatedServer], receivers: dict[str, Receiver]) -> None:
+        self.plan = plan
+        self.receivers = receivers
+        self.shards = [ShardBook(shard, servers[shard.port]) for shard in plan.shards]
+        self.disturbances: list[Disturbance] = []
+        #: Endpoint, entry: what an operator has skipped.
+        self.skipped: set[tuple[str, str]] = set()
+        self.checks = 0
+        for book in self.shards:
+            book.server.observers.append(lambda _server, book=book: self.observe(book))  # type: ignore[misc]
+
+    def disturb(self, what: str, seconds: float, endpoint: str = "") -> None:
+        """Note a fault that lasts from now on for so long."""
+        now = kernels.KERNEL.now
+        self.disturbances.append(Disturbance(what, now, now + seconds, endpoint))
+
+    def observe(self, book: ShardBook) -> None:
+        """Take in the new events. Raises Failure if an event and the state of its entry differ."""
+        stream = book.server.value(book.key("sweeperd:events"))
+        if stream is None:
+            return
+        for name in stream._groups:
+            book.since.setdefault(name.decode(), tuple(stream._groups[name].last_delivered_key))
+        if tuple(stream.last_id) <= book.last:
+            return
+        for id_ in reversed(stream._ids):
+            if tuple(id_) <= book.last:
+                break
+            row = stream._values_dict[id_]
+            self._take(book, tuple(id_), dict(zip(row[::2], row[1::2], strict=True)))
+        book.last = tuple(stream.last_id)
+
+    def _take(self, book: ShardBook, id_: tuple[int, int], fields: dict[bytes, bytes]) -> None:
+        if b"only_for" in fields or fields.get(b"type", b"").startswith((b"system", b"webhook")):
+            return
+        key = fields[b"id"].decode()
+        if key in book.expired and not book.rewound:
+            raise Failure("an entry expires once", f"{key}: {book.expired[key].id} and {id_}")
+        book.expired[key] = Expiry(key, id_, fields, kernels.KERNEL.now)
+        name = "seats:hold:" if key.startswith("s-") else "reservation:res_"
+        entry = book.server.value(book.key(name + key))
+        if entry is None or entry.get(b"state") != b"EXPIRED":
+            raise Failure("no event without its expiry", f"{key}: the entry is {entry and entry.getall()}")
+        grace = int(entry.get(b"grace_ms") or 0)
+        if int(entry.get(b"expired_at")) <= int(entry.get(b"expires_at")) + grace:
+            raise Failure("nothing expires early", f"{key}: {entry.getall()}")
+        index = book.server.value(book.key("seats:ttl" if key.startswith("s-") else "reservation:ttl"))
+        if index is not None and fields[b"id"] in index:
+            raise Failure("an expired entry leaves the index", key)
+
+    def rewind(self, book: ShardBook) -> None:
+        """After a fail-over: forget the events that were lost."""
+        stream = book.server.value(book.key("sweeperd:events"))
+        there = set() if stream is None else {tuple(id_) for id_ in stream._ids}
+        last = (0, 0) if stream is None else tuple(stream.last_id)
+        book.expired = {key: expiry for key, expiry in book.expired.items() if expiry.id in there or expiry.id <= last}
+        book.last, book.rewound = last, True
+
+    def check(self) -> None:
+        """What must hold at every moment. Raises Failure."""
+        self.checks += 1
+        for book in self.shards:
+            self._check_budgets(book)
+
+    def _check_budgets(self, book: ShardBook) -> None:
+        reserved: dict[bytes, int] = defaultdict(int)
+        active: set[bytes] = set()
+        start, budget_start = book.key("reservation:res_"), book.key("budget:")
+        budgets: dict[bytes, dict[bytes, bytes]] = {}
+        for key, item in book.server.data.items():
+            if key.startswith(start):
+                row = item.value.getall()
+                state = row.get(b"state")
+                if state == b"EXPIRED":
+                    known = book.expired.get(key[len(start) :].decode())
+                    if known is None or (b"%d-%d" % known.id) != row.get(b"expired_event"):
+                        raise Failure("no expiry without its event", f"{key!r}: {row}")
+                if state == b"ACTIVE":
+                    active.add(key[len(start) :])
+                    for scope in json.loads(row.get(b"budgeted_scopes") or row[b"affected_scopes"]):
+                        name = budget_start + scope.encode() + b":" + row[b"estimate_unit"]
+                        reserved[name] += int(row[b"estimate_amount"])
+            elif key.startswith(budget_start):
+                budgets[key] = item.value.getall()
+        for key, row in budgets.items():
+            amounts = {name: int(row.get(name, b"0")) for name in (b"allocated", b"reserved", b"spent", b"debt")}
+            remaining = int(row[b"remaining"])
+            if min(amounts.values()) < 0 or remaining < 0:
+                raise Failure("no amount is negative", f"{key!r}: {row}")
+            if amounts[b"allocated"] - amounts[b"reserved"] - amounts[b"spent"] - amounts[b"debt"] != remaining:
+                raise Failure("each budget adds up", f"{key!r}: {row}")
+            if amounts[b"reserved"] != reserved[key]:
+                raise Failure("what is reserved is held", f"{key!r}: {row}, held by reservations: {reserved[key]}")
+        index = book.server.value(book.key("reservation:ttl"))
+        indexed = set() if index is None else {member for member, _ in index.items()}
+        if active != indexed:
+            raise Failure("index and hashes are one to one", f"{sorted(active ^ indexed)[:5]}")
+
+    def overdue(self) -> list[str]:
+        """The entries that should have expired by now, for more than a tick."""
+        found = []
+        for book in self.shards:
+            for name in ("reservation:ttl", "seats:ttl"):
+                index = book.server.value(book.key(name))
+                for member, score in index.items() if index is not None else ():
+                    if score < kernels.KERNEL.wall() * 1000 - 30_000:
+                        found.append(f"{member.decode()} is overdue")
+        return found
+
+    def undelivered(self, settings: Settings) -> list[str]:
+        """The events that an endpoint should have accepted, and has neither accepted nor got as a dead letter."""
+        found = []
+        for book in self.shards:
+            letters = self._letters(book)
+            for endpoint in settings.webhooks.endpoints:
+                wanted, receiver = EventFilter(endpoint), self.receivers[endpoint.name]
+                since = book.since.get(endpoint.name, (0, 0))
+                for key, expiry in book.expired.items():
+                    if expiry.id <= since or not wanted.matches(expiry.fields):
+                        continue
+                    known = receiver.accepted.get(key)
+                    if known or (endpoint.name, key) in self.skipped:
+                        continue
+                    if (endpoint.name, b"%d-%d" % expiry.id) not in letters:
+                        found.append(f"{endpoint.name} has not got {key}, event {expiry.id}")
+        return found
+
+    def _letters(self, book: ShardBook) -> set[tuple[str, bytes]]:
+        stream = book.server.value(book.key("sweeperd:dead-letters"))
+        rows = [] if stream is None else stream._values_dict.values()
+        letters = [dict(zip(row[::2], row[1::2], strict=True)) for row in rows]
+        return {(letter[b"endpoint"].decode(), letter[b"event"]) for letter in letters}
+
+    def check_duplicates(self) -> None:
+        """Each event came once, under one id, unless a fault explains more. Raises Failure."""
+        rewound = any(book.rewound for book in self.shards)
+        known = {key for book in self.shards for key in book.expired}
+        for name, receiver in self.receivers.items():
+            for key, acceptances in receiver.accepted.items():
+                if key not in known and not rewound:
+                    raise Failure("no delivery without an expiry", f"{name} has got {key}")
+                if len({each.event_id for each in acceptances}) > 1 and not rewound:
+                    raise Failure("one event has one id", f"{name}: {key}: {acceptances}")
+                for first, second in itertools.pairwise(acceptances):
+                    if first.answered and not rewound and not self._explained(name, first.at, second.at):
+                        raise Failure(
+                            "no duplicate without a fault",
+                            f"{name} has got {key} at {first.at:.3f} from {first.host} and at {second.at:.3f} from "
+                            f"{second.host}",
+                        )
+
+    def _explained(self, endpoint: str, first: float, second: float) -> bool:
+        return any(
+            each.start <= second and each.end + AFTERMATH >= first and each.endpoint in ("", endpoint)
+            for each in self.disturbances
+        )
+
+    def counted(self, metrics: list[Any]) -> int:
+        """How many expiries the processes have counted together."""
+        return int(
+            sum(
+                sample.value
+                for each in metrics
+                for metric in each.registry.collect()
+                for sample in metric.samples
+                if sample.name == "sweeperd_candidates_total" and sample.labels.get("outcome") == "expired"
+            )
+        )

@@ -1,0 +1,194 @@
+"""What a run consists of, drawn by the seed: shards, replicas, settings, load, and which faults take part ("swarm")."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from sweeperd.config import Settings
+
+#: Every fault that `faults` knows; a run leaves some of them out.
+FAULTS = (
+    "kill", "pause", "cut", "restart", "stand", "flush", "skew", "failover", "full", "rights", "receivers", "reload",
+)  # fmt: skip
+#: Everything that operators do.
+OPERATIONS = (
+    "pause", "skip", "replay", "cancel", "letters", "quarantine", "repair", "reconcile", "destroy", "circuit", "once",
+)  # fmt: skip
+#: The longest extension by a client, the longest grace, seconds.
+EXTENSION, GRACE = 20.0, 3.0
+SEATS: dict[str, Any] = {
+    "name": "seat-hold",
+    "index": "seats:ttl",
+    "key": "seats:hold:{id}",
+    "deadline": "expires_at",
+    "active": {"state": "HELD"},
+    "ended": {"state": "EXPIRED"},
+    "give_back": ["HINCRBY seats:{show} free {qty}", "HINCRBY seats:{show} held -{qty} MIN 0"],
+    "event": ["show", "qty"],
+}
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """One shard: its server is chosen by the port of the URL."""
+
+    name: str
+    port: int
+    prefix: str = ""
+
+    @property
+    def url(self) -> str:
+        return f"redis://redis:{self.port}/0"
+
+
+@dataclass
+class Plan:
+    """One run."""
+
+    seed: int
+    seconds: float
+    shards: list[ShardPlan]
+    #: The role of each replica.
+    roles: list[str]
+    settings: Settings
+    #: The settings after a reload, and whether the reload comes.
+    reloaded: Settings
+    clients: int
+    #: Operations of one client a second.
+    rate: float
+    longest_ttl: float
+    preemption: float
+    faults: frozenset[str] = frozenset()
+    operations: frozenset[str] = frozenset()
+    seats: bool = False
+    #: Endpoint -> the greatest time that a receiver takes when it is well, seconds.
+    slow: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing fails and nobody interferes: then each event comes exactly once."""
+        return not self.faults and not self.operations
+
+    @property
+    def bound(self) -> float:
+        """How long after the last fault everything is settled at the latest, seconds."""
+        return bound(self)
+
+
+def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
+    """The plan of this seed."""
+    rng = random.Random(f"{seed} plan")
+    shards = [ShardPlan("default", 7001, rng.choice(["", "", "{t}:"]))]
+    if rng.random() < 0.25:
+        shards = [ShardPlan("one", 7001), ShardPlan("two", 7002, "{two}:")]
+    roles = ["all"] * rng.choice([1, 2, 2, 3, 3])
+    if len(roles) > 1 and rng.random() < 0.3:
+        roles = ["sweep", "deliver", *roles[2:]]
+    seats = rng.random() < 0.3
+    endpoints = [_endpoint(rng, number) for number in range(rng.choice([1, 2, 2, 3]))]
+    timeout = rng.choice([2, 5, 8])
+    document = _document(rng, shards, endpoints, seats, timeout)
+    changed = [dict(endpoint) for endpoint in endpoints if rng.random() < 0.7]
+    if rng.random() < 0.5:
+        changed.append(_endpoint(rng, len(endpoints)))
+    for endpoint in changed:
+        if rng.random() < 0.4:
+            endpoint["batch_size"] = rng.choice([1, 5, 20])
+    webhooks = document["webhooks"]
+    again = document | {"webhooks": webhooks | {"endpoints": changed}}
+    faults = {fault for fault in FAULTS if rng.random() < 0.4}
+    operations = {operation for operation in OPERATIONS if rng.random() < 0.3}
+    names = [endpoint["name"] for endpoint in (*endpoints, *changed)]
+    return Plan(
+        seed,
+        minutes * 60,
+        shards,
+        roles,
+        Settings.model_validate(document),
+        Settings.model_validate(again),
+        rng.randint(1, 3),
+        rng.choice([0.3, 1.0, 2.0]),
+        rng.choice([5.0, 20.0, 60.0]),
+        rng.choice([0.0, 0.01, 0.1]),
+        frozenset() if clean else frozenset(faults),
+        frozenset() if clean else frozenset(operations),
+        seats,
+        {name: rng.choice([0.05, 0.5, timeout * 0.9]) for name in dict.fromkeys(names)},
+    )
+
+
+def _endpoint(rng: random.Random, number: int) -> dict[str, Any]:
+    name = f"hook-{number}"
+    endpoint: dict[str, Any] = {"name": name, "url": f"http://{name}/", "secrets": ["s" * 24]}
+    if rng.random() < 0.4:
+        endpoint |= {"batch_size": rng.choice([2, 10, 50]), "batch_wait": rng.choice(["10ms", "50ms", "500ms"])}
+    if rng.random() < 0.25:
+        endpoint["format"] = "cloudevents"
+    if rng.random() < 0.2:
+        endpoint["tenants"] = ["acme", "globex"]
+    if rng.random() < 0.15:
+        endpoint["scopes"] = ["tenant:acme*"]
+    if rng.random() < 0.15:
+        endpoint["events"] = ["reservation"]
+    if rng.random() < 0.25:
+        endpoint["max_rate"] = rng.choice([8, 20])
+    if rng.random() < 0.3:
+        endpoint["start"] = rng.choice(["beginning", "1h"])
+    return endpoint
+
+
+def _document(
+    rng: random.Random, shards: list[ShardPlan], endpoints: list[dict[str, Any]], seats: bool, timeout: int
+) -> dict[str, Any]:
+    initial = rng.choice([2, 5, 10])
+    document: dict[str, Any] = {
+        "redis": {"url": shards[0].url, "socket_timeout": rng.choice(["2s", "5s"])},
+        "keys": {"prefix": shards[0].prefix},
+        "sweep": {
+            "interval": rng.choice(["1s", "2s", "5s"]),
+            "lease_ttl": rng.choice(["3s", "6s", "15s"]),
+            "batch_size": rng.choice([3, 20, 1000]),
+            "pipeline_depth": rng.choice([1, 4, 50]),
+            "pipeline_depth_min": 1,
+            "time_budget": rng.choice(["1s", "30s"]),
+        },
+        "reconcile": {"interval": rng.choice(["", "30s", "2m"])},
+        "events": {
+            "retention": rng.choice(["5s", "1m", "30d"]),
+            "attempts_kept": rng.choice([0, 20, 1000]),
+        },
+        "webhooks": {
+            "concurrency": max(rng.choice([3, 4, 8]), len(shards) * (len(endpoints) + 1)),
+            "timeout": f"{timeout}s",
+            "attempts": rng.choice([1, 2, 3]),
+            "backoff_initial": "200ms",
+            "backoff_max": rng.choice(["1s", "4s"]),
+            "redelivery_initial": f"{initial}s",
+            "redelivery_max": f"{rng.choice([1, 4, 8]) * initial}s",
+            "probe_max": rng.choice(["5s", "20s"]),
+            "max_age": rng.choice(["40s", "2m", "1h", "1h", "1h"]),
+            "endpoints": endpoints,
+        },
+        "kinds": [SEATS] if seats else [],
+        "shutdown_grace": rng.choice(["2s", "10s"]),
+    }
+    if len(shards) > 1:
+        del document["redis"]["url"], document["keys"]
+        document["shards"] = [{"name": each.name, "url": each.url, "prefix": each.prefix} for each in shards]
+    return document
+
+
+def bound(plan: Plan) -> float:
+    """
+    The sum of what may lie between an event and its delivery when nothing fails any more: the deadline, the dead
+    holder's lease (four times, as its keeper may be a stranger) and a tick, the take-over of a dead process's events,
+    the longest wait of a parked event, the probe of an open circuit, a request with its retries; and twice the part
+    that one such round may have to repeat, as the last fault may have hit its end.
+    """
+    settings = plan.settings
+    webhooks, sweep = settings.webhooks, settings.sweep
+    deadline = plan.longest_ttl + EXTENSION + GRACE
+    swept = 4 * sweep.lease_ttl.total_seconds() + sweep.time_budget.total_seconds() + sweep.interval.total_seconds()
+    request = webhooks.attempts * (webhooks.timeout.total_seconds() + webhooks.backoff_max.total_seconds())
+    waits = webhooks.redelivery_max.total_seconds() + webhooks.probe_max.total_seconds()
+    return deadline + swept + 2 * (request + waits + 15 + 15) + 60

@@ -1,0 +1,310 @@
+"""One run of a seed from the beginning to the end, and the command line."""
+
+import argparse
+import gc
+import itertools
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import apscheduler.executors.base
+import apscheduler.schedulers.base
+import apscheduler.triggers.interval
+import redis
+from fakeredis._socket import FakeSocket
+
+import sweeperd.delivery.webhook
+import sweeperd.runtime.periodic
+import sweeperd.store.lease
+import sweeperd.store.shard
+from sweeperd.store.scripts import Script, script_names
+from tests.simulation import kernel as kernels
+from tests.simulation.clients import Client
+from tests.simulation.hosts import Replica, process_name
+from tests.simulation.invariants import Book
+from tests.simulation.kernel import Failure, Host
+from tests.simulation.plan import Plan, draw
+from tests.simulation.receivers import Receiver, transport
+from tests.simulation.redis_gate import Connection, LuaRuntime, SimulatedServer, Trace, connector
+
+#: Between two checks of what must hold at every moment, and after the end for what comes too late; seconds.
+CHECK_EVERY, WATCHED = 2.0, 30.0
+#: A seed that takes longer is stuck, real seconds.
+LONGEST = 300
+#: Attributes of every log record.
+USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
+
+
+@dataclass
+class Report:
+    """What became of one seed."""
+
+    seed: int
+    #: Virtual and real seconds.
+    virtual: float
+    real: float
+    commands: int
+    events: int
+    accepted: int
+    duplicates: int
+    digest: str
+    faults: list[str]
+    failure: str = ""
+    #: When, virtual, and the last commands and log lines.
+    failed_at: float = 0.0
+    last: tuple[str, ...] = ()
+
+
+class Log(logging.Handler):
+    """Keeps the last lines. A traceback in the log is a fault of the program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=60)
+        self.file: Any = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kernel = kernels.KERNEL
+        host = kernel.current.host.name if kernel.current else "hub"
+        extra = {name: value for name, value in vars(record).items() if name not in USUAL}
+        line = f"{kernel.now:.3f} {host} {record.levelname} {record.getMessage()} {extra or ''}"
+        if record.exc_info and record.exc_info[1]:
+            line += "".join(traceback.format_exception(record.exc_info[1]))
+        self.lines.append(line)
+        if self.file:
+            self.file.write(line + "\n")
+        if record.exc_info and record.exc_info[1] and record.name.startswith("sweeperd"):
+            raise Failure("no traceback in the log", line)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - its name in `logging`
+        """A line that cannot be written is a fault too."""
+        raise Failure("the log can be written", record.getMessage())
+
+
+class Simulation:
+    """The installation of one plan."""
+
+    def __init__(self, plan: Plan, trace_file: Any = None) -> None:
+        self.plan = plan
+        self.kernel = kernels.begin(plan.seed)
+        self.kernel.preemption = plan.preemption
+        self.kernel.on_death = self._died
+        self.log = Log()
+        self.log.file = trace_file
+        logging.basicConfig(level=logging.INFO, handlers=[self.log], force=True)
+        logging.getLogger("apscheduler").setLevel(logging.ERROR)
+        names = {Script(name).sha.encode(): name for name in script_names()}
+        self.trace = Trace()
+        self.trace.file = trace_file
+        self.servers = {shard.port: SimulatedServer(f"redis-{shard.name}", plan.seed, names) for shard in plan.shards}
+        Connection.numbers = 0
+        for server in self.servers.values():
+            server.trace = self.trace
+            _prepare_lua(server)
+        endpoints = dict.fromkeys(
+            endpoint.name for settings in (plan.settings, plan.reloaded) for endpoint in settings.webhooks.endpoints
+        )
+        self.receivers = {name: Receiver(name, random.Random(f"{plan.seed} {name}")) for name in endpoints}
+        for name, receiver in self.receivers.items():
+            receiver.behaviour.slow = (0.001, plan.slow[name])
+        vars(sweeperd.store.shard)["connect"] = connector(self.servers)
+        vars(sweeperd.delivery.webhook)["Transport"] = transport(self.receivers)
+        self.book = Book(plan, self.servers, self.receivers)
+        self.replicas = [Replica(f"replica-{number}", role, plan.settings) for number, role in enumerate(plan.roles, 1)]
+        self.settings = plan.settings
+        numbers = itertools.count(1)
+        self.clients = [
+            Client(plan, shard, next(numbers), random.Random(f"{plan.seed} client {shard.name} {each}"))
+            for shard in plan.shards
+            for each in range(plan.clients)
+        ]
+
+    def run(self) -> None:
+        """The whole run. Raises Failure."""
+        for replica in self.replicas:
+            replica.start()
+        for client in self.clients:
+            self.kernel.spawn(f"client {client.number}", client.run, Host(f"client-{client.number}"))
+        self._until(kernels.BEGINNING + self.plan.seconds)
+        for client in self.clients:
+            client.stop = True
+        self._settle()
+        self._until(self.kernel.now + WATCHED)
+        self._finish()
+
+    def _until(self, end: float) -> None:
+        while self.kernel.now < end:
+            self.kernel.run(min(end, self.kernel.now + CHECK_EVERY))
+            self.book.check()
+            gc.collect(0)
+
+    def _settle(self) -> None:
+        began, limit = self.kernel.now, self.plan.bound
+        while left := [*self.book.overdue(), *self._active(), *self.book.undelivered(self.settings)]:
+            if self.kernel.now > began + limit:
+                raise Failure(f"all is settled within {limit:.0f} s", f"{len(left)}: {'; '.join(left[:5])}")
+            self._until(self.kernel.now + 5)
+
+    def _active(self) -> Iterator[str]:
+        for book in self.book.shards:
+            for name in ("reservation:ttl", "seats:ttl"):
+                if index := book.server.value(book.key(name)):
+                    yield f"{len(index)} entries are held"
+
+    def _finish(self) -> None:
+        self.book.check_duplicates()
+        for replica in self.replicas:
+            if problems := replica.problems:
+                raise Failure("every thread works", f"{replica.name}: {problems}")
+        counted = self.book.counted([each for replica in self.replicas for each in replica.metrics])
+        events = sum(len(book.expired) for book in self.book.shards)
+        rewound = any(book.rewound for book in self.book.shards)
+        if (counted > events and not rewound) or (self.plan.clean and counted != events):
+            raise Failure("each expiry is counted once", f"{counted} counted, {events} events")
+
+    def _died(self, host: Host, name: str, error: BaseException) -> None:
+        if not host.name.startswith("client"):
+            raise Failure("no thread dies", f"{name} on {host.name}: {''.join(traceback.format_exception(error))}")
+        raise Failure("the ledger raises what it says", f"{name}: {''.join(traceback.format_exception(error))}")
+
+
+def _prepare_lua(server: SimulatedServer) -> None:
+    """Have the server's scripts compiled once."""
+    any_server: Any = server.fake
+    socket: Any = FakeSocket(any_server, db=0, client_class=redis.Redis)
+    any_server._lua_runtime = LuaRuntime(socket._get_server_runtime(any_server))
+
+
+def simulate(plan: Plan, trace_file: Any = None) -> Report:
+    """Run a plan to its end, or to its first failure."""
+    began = kernels.REAL_CLOCK()
+    gc.disable()
+    simulation = Simulation(plan, trace_file)
+    failure = ""
+    try:
+        simulation.run()
+    except Failure as found:
+        failure = str(found)
+    except Exception as error:
+        failure = f"the simulation itself: {''.join(traceback.format_exception(error))}"
+    accepted = [len(each) for receiver in simulation.receivers.values() for each in receiver.accepted.values()]
+    return Report(
+        plan.seed,
+        simulation.kernel.now - kernels.BEGINNING,
+        kernels.REAL_CLOCK() - began,
+        sum(server.commands for server in simulation.servers.values()),
+        sum(len(book.expired) for book in simulation.book.shards),
+        sum(accepted),
+        sum(accepted) - len(accepted),
+        simulation.trace.digest.hexdigest(),
+        sorted(plan.faults | plan.operations),
+        failure,
+        simulation.kernel.now,
+        (*simulation.trace.last, "", *simulation.log.lines) if failure else (),
+    )
+
+
+def in_child(options: argparse.Namespace, seed: int) -> tuple[int, int]:
+    """Begin a seed in a process of its own, so that no seed sees another. Returns the process and where to read."""
+    reading, writing = os.pipe()
+    if child := os.fork():
+        os.close(writing)
+        return child, reading
+    try:
+        signal.alarm(LONGEST)
+        trace = Path(options.trace).open("w", encoding="utf-8") if options.trace else None  # noqa: SIM115 - kept open
+        report = simulate(draw(seed, options.minutes, clean=options.clean), trace)
+        if trace:
+            trace.close()
+        with os.fdopen(writing, "w") as out:
+            json.dump(asdict(report), out)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def reports(options: argparse.Namespace, seeds: Iterator[int]) -> Iterator[Report]:
+    """The reports of these seeds, `options.jobs` at a time, in order."""
+    running: deque[tuple[int, int, int]] = deque()
+    seeds = iter(seeds)
+    while True:
+        while len(running) < options.jobs and (seed := next(seeds, None)) is not None:
+            running.append((seed, *in_child(options, seed)))
+        if not running:
+            return
+        seed, child, reading = running.popleft()
+        with os.fdopen(reading) as source:
+            text = source.read()
+        _, status = os.waitpid(child, 0)
+        if text:
+            yield Report(**json.loads(text))
+        else:
+            why = f"the process ended with {os.waitstatus_to_exitcode(status)}"
+            yield Report(seed, 0, 0, 0, 0, 0, 0, "", [], f"the simulation itself: {why}")
+
+
+def tell(report: Report, *, verbose: bool = True) -> None:
+    """Print what became of a seed."""
+    speed = report.virtual / report.real if report.real else 0
+    print(
+        f"seed {report.seed}: {'FAILED' if report.failure else 'ok'}, {report.virtual:.0f} s in {report.real:.1f} s "
+        f"({speed:.0f} times), {report.commands} commands, {report.events} events, {report.accepted} accepted "
+        f"({report.duplicates} again), trace {report.digest[:16]}, {' '.join(report.faults) or 'no faults'}"
+    )
+    if report.failure and verbose:
+        print(f"  at {report.failed_at:.3f}: {report.failure}")
+        print("\n".join(f"    {line}" for line in report.last))
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seeds", help="A..B")
+    parser.add_argument("--until-failure", action="store_true", help="from --seed on, seed after seed")
+    parser.add_argument("--minutes", type=float, default=3.0, help="virtual, before the faults end")
+    parser.add_argument("--clean", action="store_true", help="without faults and operators")
+    parser.add_argument("--trace", metavar="FILE", help="write every command and log line")
+    parser.add_argument("--jobs", type=int, default=1, help="so many seeds at a time")
+    parser.add_argument("--brief", action="store_true", help="no commands and log lines of a failure")
+    options = parser.parse_args()
+    first = options.seed if options.seed is not None else random.Random().randrange(10**9)
+    seeds: Any = [first]
+    if options.seeds:
+        low, high = map(int, options.seeds.split(".."))
+        seeds = range(low, high + 1)
+    elif options.until_failure:
+        seeds = itertools.count(first)
+    failed, virtual = [], 0.0
+    began, count = kernels.REAL_CLOCK(), 0
+    for report in reports(options, seeds):
+        tell(report, verbose=not options.brief)
+        count, virtual = count + 1, virtual + report.virtual
+        if report.failure:
+            failed.append(report.seed)
+            if options.until_failure:
+                break
+    if count > 1:
+        real = kernels.REAL_CLOCK() - began
+        print(f"{count} seeds, {virtual / 3600:.1f} virtual hours in {real:.0f} s, failed: {failed or 'none'}")
+    return 1 if failed else 0
+
+
+#: The name was taken by several modules.
+for module in [each for name, each in sys.modules.items() if name.startswith("sweeperd.")]:
+    if hasattr(module, "process_name"):
+        module.process_name = process_name  # type: ignore[attr-defined]
+kernels.give_datetime(
+    apscheduler.schedulers.base, apscheduler.executors.base, apscheduler.triggers.interval, sweeperd.runtime.periodic
+)

@@ -1,0 +1,33 @@
+"""The simulation, each time as a process of its own: fixed seeds, and the same seed twice."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("greenlet")
+pytest.importorskip("lupa")
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m tests.simulation` with these arguments."""
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def digests(output: str) -> list[str]:
+    return re.findall(r"trace ([0-9a-f]+)", output)
+
+
+def test_a_seed_decides_every_command() -> None:
+    first, second = simulate("--seed", "11", "--minutes", "1"), simulate("--seed", "11", "--minutes", "1")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert len(digests(first.stdout)) == 1
+    assert digests(first.stdout) == digests(second.stdout) != digests(simulate("--seed", "12").stdout)
+
+
+def test_without_faults_each_event_comes_once() -> None:
+    done = simulate("--seeds", "1..6", "--minutes", "1", "--clean")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" (0 again)") == 6

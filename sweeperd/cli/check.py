@@ -27,7 +27,11 @@ _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAIL
 @click.command("check", short_help="Check the configuration, Redis and the endpoints.")
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
 @click.option("--connect", is_flag=True, help="Open a connection to each endpoint, with TLS; nothing is sent.")
-@click.option("--cycles", is_flag=True, help="Also check whether Redis is a Cycles installation to take over.")
+@click.option(
+    "--cycles",
+    is_flag=True,
+    help="Also check whether Redis is a Cycles installation to take over; with --ledger, the rights beside one.",
+)
 @click.option("--ledger", is_flag=True, help="Check what sweeperd.ledger needs, as the user that it works as.")
 @shard_option
 @json_option
@@ -40,8 +44,8 @@ def command(
 
     Exit codes: 0 no failure; 1 a failure, and with --strict a warning; 2 bad option or configuration.
     """
-    if ledger and (connect or cycles):
-        raise click.UsageError("--ledger checks nothing else: leave out --connect and --cycles")
+    if ledger and connect:
+        raise click.UsageError("--ledger checks nothing else: leave out --connect")
     output = Output(as_json=as_json)
     findings: list[CheckFinding] = []
 
@@ -110,6 +114,7 @@ def _user_name(_context: click.Context, _parameter: click.Parameter, value: str 
 )
 @click.option("--commands", is_flag=True, help="Also what the commands of operators need, such as show and quarantine.")
 @click.option("--ledger", is_flag=True, help="What a service that uses sweeperd.ledger needs, and nothing else.")
+@click.option("--cycles", is_flag=True, help="With --ledger: also what Ledger(cycles=True) needs.")
 @click.option("--file", "as_file", is_flag=True, help="Print the line of an ACL file (aclfile) and no command.")
 @shard_option
 @json_option
@@ -120,6 +125,7 @@ def acl(
     role: Role,
     commands: bool,
     ledger: bool,
+    cycles: bool,
     as_file: bool,
     shard: str | None,
     as_json: bool,
@@ -132,12 +138,14 @@ def acl(
     """
     if ledger and (commands or role != "all"):
         raise click.UsageError("--ledger is for a user of its own: leave out --role and --commands")
+    if cycles and not ledger:
+        raise click.UsageError("--cycles goes with --ledger: cycles.enabled gives the daemon its rights")
     user = user or ("ledger" if ledger else "sweeperd")
     output = Output(as_json=as_json)
     with options.shards(shard) as (settings, shards):
         names = [each.name for each in shards]
         wanted = [each for each in settings.all_shards if each.name in names]
-        users = acl_users(settings, wanted, role, commands=commands, ledger=ledger)
+        users = acl_users(settings, wanted, role, commands=commands, ledger=ledger, cycles=cycles)
     lines = [" ".join(["user" if as_file else "ACL SETUSER", user, *each.rules]) for each in users]
     if as_json:
         documents = [

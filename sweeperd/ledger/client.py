@@ -8,8 +8,9 @@ from typing import Any, Self
 import redis
 
 from sweeperd.config import RedisSettings, check_prefix
+from sweeperd.ledger import cycles as beside_cycles
 from sweeperd.ledger import models
-from sweeperd.ledger.errors import BudgetExists, MissingRight, RedisFull, refusal
+from sweeperd.ledger.errors import BudgetExists, MissingRight, OpenedByCycles, RedisFull, refusal
 from sweeperd.ledger.models import (
     Balance,
     Committed,
@@ -58,18 +59,22 @@ class Ledger:
         *,
         default_grace: timedelta = _NO_GRACE,
         audit_retention: timedelta = _AUDIT_RETENTION,
+        cycles: bool = False,
         new_id: Callable[[], bytes] = lambda: str(uuid.uuid4()).encode(),
     ) -> None:
         """
         `default_grace` is for reservations without their own grace: set it to the sweep's `sweep.grace`.
         `audit_retention` is how long the hash of an ended reservation stays readable, 1 h at least: `sweeperd
-        reconcile` compares budgets with these hashes. `new_id` makes the id of a new reservation, different each time.
+        reconcile` compares budgets with these hashes. `cycles`: a Cycles service works on the same keys, so each new
+        reservation has all that the service reads, and budgets are not opened here. `new_id` makes the id of a new
+        reservation, different each time.
         """
         self.scripts = {name: Script(f"ledger/{name}") for name in _SCRIPTS}
         self._shard = shard
         self._keys = shard.keys
         self._default_grace_ms = models.milliseconds("default_grace", default_grace, least=0)
         self._retention_ms = models.milliseconds("audit_retention", audit_retention, least=models.LEAST_RETENTION)
+        self._cycles = cycles
         self._new_id = new_id
 
     @classmethod
@@ -80,6 +85,7 @@ class Ledger:
         prefix: str = "",
         default_grace: timedelta = _NO_GRACE,
         audit_retention: timedelta = _AUDIT_RETENTION,
+        cycles: bool = False,
     ) -> Self:
         """
         The ledger of a Redis, with a URL as in sweeperd's `redis.url`: `redis://127.0.0.1:6379/0`, `rediss://`,
@@ -91,7 +97,7 @@ class Ledger:
         settings = RedisSettings.model_validate({"url": url})
         check_prefix(settings.url, prefix)
         shard = Shard(settings, prefix, connections=_CONNECTIONS)
-        return cls(shard, default_grace=default_grace, audit_retention=audit_retention)
+        return cls(shard, default_grace=default_grace, audit_retention=audit_retention, cycles=cycles)
 
     def close(self) -> None:
         """Close the connections to Redis."""
@@ -104,7 +110,9 @@ class Ledger:
         self.close()
 
     def open_budget(self, scope: Name, unit: Name, allocated: int, overdraft_limit: int = 0) -> Balance:
-        """Open a budget with nothing spent. Raises BudgetExists if there is one, RedisFull."""
+        """Open a budget with nothing spent. Raises BudgetExists if there is one, OpenedByCycles, RedisFull."""
+        if self._cycles:
+            raise OpenedByCycles
         budget = models.name("scope", scope), models.name("unit", unit)
         amounts = models.amount("allocated", allocated), models.amount("overdraft_limit", overdraft_limit)
         if not self._run("open_budget", [self._keys.budget(*budget)], [*budget, *amounts]):
@@ -138,14 +146,23 @@ class Ledger:
         the work. Scopes without a budget are skipped.
 
         The reservation lasts for `ttl` (at least 1 ms), and a late commit is accepted for `grace` more (None: the
-        default grace). `subject`, `action` and `metadata` are kept with the reservation as JSON.
+        default grace). `subject`, `action` and `metadata` are kept with the reservation as JSON. Beside a Cycles
+        service, `action` has `kind` and `name`, the subject is by default made of the last scope, and the unit is one
+        of the service's.
 
         Raises NoBudget if no scope has a budget, UnitMismatch if there is a budget in another unit, BudgetFrozen,
         BudgetClosed, OverLimit, DebtOutstanding, InsufficientBudget, InvalidBudget, AmountOverflow, TenantClosed,
-        InvalidTenant, DeadlineTooFar, ReservationExists, IdempotencyMismatch, RedisFull.
+        InvalidTenant, DeadlineTooFar, ReservationExists, IdempotencyMismatch, RedisFull; beside a Cycles service
+        InvalidReservation.
         """
         tenant, unit = models.name("tenant", tenant), models.name("unit", unit)
         key, levels = models.name("idempotency_key", idempotency_key), models.scope_list(scopes)
+        beside = list[bytes]()
+        if self._cycles:
+            beside_cycles.check_unit(unit)
+            subject, action = beside_cycles.subject(levels[-1], subject), beside_cycles.action(action)
+            service = self._keys.cycles
+            beside += [service.created_index(tenant), service.created_metadata(tenant)]
         reservation_id = models.name("reservation id", self._new_id())
         request: list[bytes] = [
             unit,
@@ -165,6 +182,7 @@ class Ledger:
                 self._keys.idempotency(tenant, "reserve", key),
                 self._keys.tenant(tenant),
                 *(self._keys.budget(scope, unit) for scope in levels),
+                *beside,
             ],
             [
                 models.request_hash("reserve", tenant, key, *request),

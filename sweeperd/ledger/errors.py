@@ -95,6 +95,12 @@ class BudgetExists(LedgerError):
     code, message = "BUDGET_EXISTS", "there is a budget already"
 
 
+class OpenedByCycles(LedgerError):
+    """The ledger works beside a Cycles service, whose admin service opens the budgets and keeps a list of them."""
+
+    code, message = "OPENED_BY_CYCLES", "the admin service of Cycles opens the budgets"
+
+
 class InvalidBudget(LedgerError):
     """A scope's budget is broken: no hash, an amount that is no int64 or below 0, an unknown status."""
 
@@ -138,7 +144,10 @@ class ReservationExists(LedgerError):
 
 
 class InvalidReservation(LedgerError):
-    """The reservation is broken. `detail` is the reason, named as in the sweep's quarantine."""
+    """
+    The reservation is broken, and `detail` is the reason, named as in the sweep's quarantine; or a Cycles service could
+    not read the new reservation, and `detail` is the field.
+    """
 
     code, message = "INVALID_RESERVATION", "the reservation is broken"
 

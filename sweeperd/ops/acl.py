@@ -44,6 +44,8 @@ class Duty(enum.StrEnum):
     OPERATE = "operate"
     #: `sweeperd.ledger`, in the services that use the ledger.
     LEDGER = "ledger"
+    #: The same beside a Cycles service, on top.
+    CYCLES_LEDGER = "cycles ledger"
 
 
 class Grant(NamedTuple):
@@ -204,6 +206,8 @@ def ledger_grants(keys: Keys) -> list[Grant]:
         granted(Duty.LEDGER, keys.idempotency_stem + ANY, "EVAL EVALSHA GET SET PTTL PEXPIRE"),
         granted(Duty.LEDGER, keys.tenant(ANY), "EVAL EVALSHA GET"),
         granted(Duty.LEDGER, b"", "TIME"),
+        granted(Duty.CYCLES_LEDGER, keys.cycles.created_index(ANY), "EVAL EVALSHA TYPE ZSCORE ZADD"),
+        granted(Duty.CYCLES_LEDGER, keys.cycles.created_metadata(ANY), "EVAL EVALSHA TYPE HGET HSET PEXPIRE"),
     ]
 
 
@@ -230,13 +234,19 @@ class AclUser:
 
 
 def acl_users(
-    settings: Settings, shards: Sequence[ShardSettings], role: Role, *, commands: bool, ledger: bool = False
+    settings: Settings,
+    shards: Sequence[ShardSettings],
+    role: Role,
+    *,
+    commands: bool,
+    ledger: bool = False,
+    cycles: bool = False,
 ) -> list[AclUser]:
     """
     A user for each Redis of these shards, with the rights of a daemon in this role. `commands`: also the rights of the
-    commands of operators. `ledger`: the rights of `sweeperd.ledger` instead.
+    commands of operators. `ledger`: the rights of `sweeperd.ledger` instead; `cycles`: of one beside a Cycles service.
     """
-    wanted = {Duty.LEDGER} if ledger else _duties(settings, role, commands=commands)
+    wanted = ledger_duties(cycles=cycles) if ledger else _duties(settings, role, commands=commands)
     found = dict[str, list[ShardSettings]]()
     for shard in shards:
         place = urlsplit(parse(shard.url.get_secret_value()).shown)
@@ -255,6 +265,11 @@ def _duties(settings: Settings, role: Role, *, commands: bool) -> set[Duty]:
     if role != "sweep":
         found.add(Duty.DELIVER)
     return found | ({Duty.WALK, Duty.OPERATE} if commands else set())
+
+
+def ledger_duties(*, cycles: bool) -> set[Duty]:
+    """The duties of a user of `sweeperd.ledger`. `cycles`: beside a Cycles service."""
+    return {Duty.LEDGER} | ({Duty.CYCLES_LEDGER} if cycles else set())
 
 
 def _rules(settings: Settings, shards: Iterable[ShardSettings], wanted: Collection[Duty]) -> list[str]:

@@ -180,6 +180,18 @@ class CyclesKeys:
         """ZSET: id of a subscription's delivery -> when the delivery was made, ms."""
         return self._prefix + b"deliveries:" + subscription_id.encode()
 
+    def created_index(self, tenant: bytes) -> bytes:
+        """ZSET: id of a tenant's reservation -> when the reservation was made, ms. Sorted lists are read from it."""
+        return self._prefix + b"reservation:idx:" + tenant + b":created_at_ms"
+
+    def created_metadata(self, tenant: bytes) -> bytes:
+        """HASH: whether that index is complete (`state` READY), and how many ids it has (`expected_count`)."""
+        return self._prefix + b"reservation:idxmeta:" + tenant + b":created_at_ms"
+
+    def idempotency(self, tenant: bytes, operation: bytes, key: bytes) -> bytes:
+        """STRING: the record of the service for this operation under this idempotency key."""
+        return self._prefix + b"idem:%b:%b:%b" % (tenant, operation, key)
+
     @property
     def dispatch(self) -> bytes:
         """LIST: ids of pending deliveries; the dispatcher takes them from the right."""

@@ -7,7 +7,7 @@ import redis
 
 from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import KindRefused
-from sweeperd.ops.acl import ANY, Duty, Grant, channels, cycles_grants, grants
+from sweeperd.ops.acl import ANY, Duty, Grant, channels, cycles_grants, grants, ledger_duties
 from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, warning
 from sweeperd.ops.reconcile import Fault, LastWalk, WalkStore
 from sweeperd.ops.status import WARNING, is_empty
@@ -250,10 +250,11 @@ def rights(subject: Subject) -> CheckResult:
     return ok("all commands on all keys of the shard")
 
 
-def ledger_rights(subject: Subject) -> CheckResult:
-    missing = refused(subject.shard, _grants(subject, Duty.LEDGER))
+def ledger_rights(subject: Subject, *, cycles: bool) -> CheckResult:
+    missing = refused(subject.shard, _grants(subject, *ledger_duties(cycles=cycles)))
     if missing:
-        return failure(f"this user may not {', '.join(missing)}", "`sweeperd acl --ledger` prints the rights to grant")
+        command = f"sweeperd acl --ledger{' --cycles' if cycles else ''}"
+        return failure(f"this user may not {', '.join(missing)}", f"`{command}` prints the rights to grant")
     return ok("all commands of the ledger on its keys")
 
 

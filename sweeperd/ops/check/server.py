@@ -180,7 +180,7 @@ LEDGER_CHECKS = {
 } | {
     "persistence": persistence,
     "replication": replication,
-    "rights": data.ledger_rights,
+    "rights": functools.partial(data.ledger_rights, cycles=False),
     "scripts": data.ledger_scripts,
     "clock": clock,
 }
@@ -191,14 +191,15 @@ def check_shard(
 ) -> Iterator[CheckFinding]:
     """
     All checks of one shard. `cycles`: also the checks of a Cycles installation; `ledger`: only the checks that the user
-    of a ledger can make. Each finding comes as soon as the check has ended. Raises nothing.
+    of a ledger can make, and with `cycles` also the rights beside a Cycles service. Each finding comes as soon as the
+    check has ended. Raises nothing.
     """
     where = f"shard {shard.name}"
     subject = Subject(shard, settings)
     checks = CHECKS | {f"kind {kind.name}": functools.partial(data.swept, kind) for kind in settings.kinds}
     if ledger:
-        checks = LEDGER_CHECKS
-    if cycles:
+        checks = LEDGER_CHECKS | {"rights": functools.partial(data.ledger_rights, cycles=cycles)}
+    elif cycles:
         checks |= CYCLES_CHECKS
     for name, check in checks.items():
         try:

@@ -5,6 +5,9 @@
 -- KEYS[3] -> idem:reserve:<tenant>:<key>    STRING  the answer given under this idempotency key
 -- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; there may be none
 -- KEYS[5..] -> budget:<scope>:<unit>        HASH    one for each scope
+-- Then, beside a Cycles service:
+--   reservation:idx:<tenant>:created_at_ms      ZSET  bare id -> created_at, ms
+--   reservation:idxmeta:<tenant>:created_at_ms  HASH  whether that index is complete
 --
 -- ARGV[1] -> the hash of the request (without the id, since each attempt has a new id)
 -- ARGV[2] -> the bare reservation id, if this attempt reserves
@@ -15,7 +18,7 @@
 -- ARGV[7] -> unit
 -- ARGV[8] -> amount: decimal int64, not below 0
 -- ARGV[9] -> TTL, ms
--- ARGV[10] -> grace, ms; '': the reservation has no grace_ms
+-- ARGV[10] -> grace, ms; '': the reservation has no grace_ms (beside a Cycles service it has ARGV[5])
 -- ARGV[11] -> overage policy
 -- ARGV[12] -> how often the reservation may be extended
 -- ARGV[13], ARGV[14], ARGV[15] -> subject, action and metadata, each JSON or ''
@@ -26,6 +29,7 @@
 -- @include clock
 -- @include amounts
 -- @include budgets
+-- @include cycles
 -- @include idempotency
 -- @include json
 -- @include rights
@@ -50,6 +54,7 @@ end
 
 local unit, amount = ARGV[7], ARGV[8]
 local scopes = {unpack(ARGV, 16)}
+local index, metadata = KEYS[5 + #scopes], KEYS[6 + #scopes]
 local mentions, each, missing = budgets.named({unpack(KEYS, 5)}, scopes, unit, ARGV[6])
 if not mentions then
   return each
@@ -89,7 +94,9 @@ local row = {'reservation_id', ARGV[2], 'tenant', ARGV[3], 'state', 'ACTIVE', 'e
   'estimate_unit', unit, 'scope_path', scopes[#scopes], 'affected_scopes', json.encode(scopes),
   'budgeted_scopes', json.encode(budgeted), 'created_at', clock.now_text, 'expires_at', expires_text,
   'extension_count', '0', 'max_extensions', ARGV[12], 'overage_policy', ARGV[11], 'idempotency_key', ARGV[4]}
-local optional = {grace_ms = ARGV[10], subject_json = ARGV[13], action_json = ARGV[14], metadata_json = ARGV[15]}
+-- The service takes no grace_ms for a grace of 0.
+local grace_text = index and ARGV[10] == '' and ARGV[5] or ARGV[10]
+local optional = {grace_ms = grace_text, subject_json = ARGV[13], action_json = ARGV[14], metadata_json = ARGV[15]}
 for field, value in pairs(optional) do
   if value ~= '' then
     row[#row + 1] = field
@@ -99,6 +106,8 @@ end
 
 -- HSET first, as in the writes: if Redis is full, HSET is refused.
 refusal = budgets.no_right(each) or no_right('HSET', KEYS[1]) or no_right('ZADD', KEYS[2])
+local indexing = index and cycles.indexing(index, metadata, ARGV[2]) or {}
+refusal = refusal or cycles.no_right(indexing)
 if refusal then
   return refusal
 end
@@ -112,5 +121,8 @@ end
 budgets.write(each)
 redis.call('HSET', KEYS[1], unpack(row))
 redis.call('ZADD', KEYS[2], expires_text, ARGV[2])
+for i = 1, #indexing do
+  redis.call(unpack(indexing[i]))
+end
 redis.call(unpack(record))
 return reply

@@ -237,6 +237,44 @@ def test_the_ledger_works_under_its_rights(own_server: Server, cli: Cli) -> None
         assert checks["rights"]["advice"] == "`sweeperd acl --ledger` prints the rights to grant"
 
 
+def test_the_ledger_works_beside_a_cycles_service(own_server: Server, cli: Cli) -> None:
+    url = own_server.url.replace("redis://", f"redis://ledger:{PASSWORD}@")
+    printed = cli("acl", environment(own_server.url), "--ledger", "--cycles").stdout.split()
+    without = set(cli("acl", environment(own_server.url), "--ledger").stdout.split())
+    added = ["~reservation:idx:*:created_at_ms", "~reservation:idxmeta:*:created_at_ms", "+type", "+zscore"]
+    assert set(printed) - without == set(added)
+    with (
+        redis.Redis.from_url(own_server.url, protocol=2) as client,
+        Ledger.from_url(own_server.url) as admin,
+        Ledger.from_url(url, cycles=True) as ledger,
+    ):
+        client.execute_command(*printed, f">{PASSWORD}")
+        client.acl_log_reset()
+        admin.open_budget("tenant:acme", "TOKENS", 1000)
+        metadata = "reservation:idxmeta:acme:created_at_ms"
+        for number, count in enumerate(["0", "none"]):
+            client.hset(metadata, mapping={"state": "READY", "expected_count": count})
+            ledger.reserve(
+                "acme",
+                ["tenant:acme"],
+                "TOKENS",
+                10,
+                ttl=MINUTE,
+                action={"kind": "llm", "name": "gpt"},
+                idempotency_key=str(number),
+            )
+        assert client.zcard("reservation:idx:acme:created_at_ms") == 2
+        assert not client.exists(metadata)
+        assert refusals(client) == []
+        checked = cli("check", environment(url), "--ledger", "--cycles", "--json")
+        assert {each["check"]: each["level"] for each in json.loads(checked.stdout)["checks"]}["rights"] == "ok"
+        client.execute_command("ACL", "SETUSER", "ledger", "-zscore")
+        checked = cli("check", environment(url), "--ledger", "--cycles", "--json")
+        rights = {each["check"]: each for each in json.loads(checked.stdout)["checks"]}["rights"]
+        assert rights["says"] == "this user may not ZSCORE reservation:idx:*:created_at_ms"
+        assert rights["advice"] == "`sweeperd acl --ledger --cycles` prints the rights to grant"
+
+
 @pytest.mark.newest_redis
 def test_tenants_that_the_ledger_may_only_read(own_server: Server, cli: Cli) -> None:
     """Redis asks for the whole right to each key that a script is given, whether the script writes it or not."""
@@ -254,10 +292,13 @@ def test_tenants_that_the_ledger_may_only_read(own_server: Server, cli: Cli) -> 
 
 def test_the_ledger_has_a_user_of_its_own(cli: Cli) -> None:
     env = environment("redis://localhost")
-    for arguments in (["acl", "--ledger", "--commands"], ["acl", "--ledger", "--role", "sweep"]):
-        assert cli(arguments[0], env, *arguments[1:]).exit_code == 2
-    for more in ("--cycles", "--connect"):
-        assert cli("check", env, "--ledger", more).exit_code == 2
+    for wrong in (
+        ["acl", "--ledger", "--commands"],
+        ["acl", "--ledger", "--role", "sweep"],
+        ["acl", "--cycles"],
+        ["check", "--ledger", "--connect"],
+    ):
+        assert cli(wrong[0], env, *wrong[1:]).exit_code == 2
     own = set(cli("acl", env, "--ledger", "--user", "books").stdout.split())
     assert "books" in own
     assert not [rule for rule in own if "sweeperd" in rule or rule in ("+del", "+scan", "+xadd")]

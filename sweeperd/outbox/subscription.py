@@ -1,14 +1,16 @@
 """Decides which events an endpoint or a Cycles subscription gets, and counts the events that wait."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pydantic
 import redis
+from pydantic_core import ErrorDetails
 
 from sweeperd.config import EndpointSettings, Start
 from sweeperd.outbox.event import ONLY_FOR, Fields, OutboxEntry, category, event_type, is_expiry
@@ -190,56 +192,14 @@ def _share(events: Iterator[StreamRow], subscription: Subscription | None) -> _S
     return _Share(seen, wanted, first)
 
 
-EventCategory = Literal["budget", "tenant", "api_key", "policy", "reservation", "system"]
-EventType = Literal[
-    "budget.created",
-    "budget.updated",
-    "budget.funded",
-    "budget.debited",
-    "budget.reset",
-    "budget.reset_spent",
-    "budget.debt_repaid",
-    "budget.frozen",
-    "budget.unfrozen",
-    "budget.closed",
-    "budget.threshold_crossed",
-    "budget.exhausted",
-    "budget.over_limit_entered",
-    "budget.over_limit_exited",
-    "budget.debt_incurred",
-    "budget.burn_rate_anomaly",
-    "reservation.denied",
-    "reservation.denial_rate_spike",
-    "reservation.expired",
-    "reservation.expiry_rate_spike",
-    "reservation.commit_overage",
-    "tenant.created",
-    "tenant.updated",
-    "tenant.suspended",
-    "tenant.reactivated",
-    "tenant.closed",
-    "tenant.settings_changed",
-    "api_key.created",
-    "api_key.revoked",
-    "api_key.expired",
-    "api_key.permissions_changed",
-    "api_key.auth_failed",
-    "api_key.auth_failure_rate_spike",
-    "policy.created",
-    "policy.updated",
-    "policy.deleted",
-    "system.store_connection_lost",
-    "system.store_connection_restored",
-    "system.high_latency",
-    "system.webhook_delivery_failed",
-    "system.webhook_test",
-]
-#: A point in time in a form that Cycles reads: ISO 8601, or seconds since the epoch.
-Instant = Annotated[datetime | float, pydantic.Field(union_mode="left_to_right")]
+#: The values of these fields may be secrets.
+_PRIVATE = ("headers", "metadata", "url")
+#: So much of a value is shown.
+_SHOWN = 100
 
 
 class _Record(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="ignore", frozen=True)
 
 
 class _RetryPolicy(_Record):
@@ -260,12 +220,16 @@ class _Thresholds(_Record):
 
 
 class CyclesSubscription(_Record):
-    """A record `webhook:<id>` of Cycles. The first block of fields decides about matches, the rest is only checked."""
+    """
+    A record `webhook:<id>` of Cycles. The first block of fields decides about matches. The rest is only checked: if
+    the dispatcher of Cycles could not read the record, a delivery would be lost there. Event types, categories and
+    fields of a newer Cycles match nothing.
+    """
 
     subscription_id: str
     status: Literal["ACTIVE", "PAUSED", "DISABLED"] | None = None
-    event_types: list[EventType] | None = None
-    event_categories: list[EventCategory] | None = None
+    event_types: list[str | None] | None = None
+    event_categories: list[str | None] | None = None
     scope_filter: str | None = None
 
     tenant_id: str | None = None
@@ -277,11 +241,11 @@ class CyclesSubscription(_Record):
     retry_policy: _RetryPolicy | None = None
     disable_after_failures: int | None = None
     consecutive_failures: int | None = None
-    created_at: Instant | None = None
-    updated_at: Instant | None = None
-    last_triggered_at: Instant | None = None
-    last_success_at: Instant | None = None
-    last_failure_at: Instant | None = None
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+    last_triggered_at: datetime | None = None
+    last_success_at: datetime | None = None
+    last_failure_at: datetime | None = None
     metadata: dict[str, Any] | None = None
 
     def matches(self, event_type: str, category: str, scope: str) -> bool:
@@ -307,5 +271,20 @@ class CyclesSubscription(_Record):
 
 
 def parse(record: bytes) -> CyclesSubscription:
-    """Raises ValueError if Cycles could not read the record."""
-    return CyclesSubscription.model_validate_json(record)
+    """Raises ValueError if Cycles could not read the record. The error names each field at fault and its value."""
+    try:
+        return CyclesSubscription.model_validate_json(record)
+    except pydantic.ValidationError as error:
+        faults = {".".join(map(str, fault["loc"][:2])): fault for fault in error.errors(include_url=False)}
+    raise ValueError(", ".join(_describe(field, fault) for field, fault in faults.items()))
+
+
+def _describe(field: str, fault: ErrorDetails) -> str:
+    if not field:
+        return "the record is no JSON object"
+    if fault["type"] == "missing":
+        return f"{field} is missing"
+    if fault["loc"][0] in _PRIVATE:
+        return f"{field} is not of its type"
+    value = json.dumps(fault["input"])
+    return f"{field} is {value if len(value) <= _SHOWN else value[:_SHOWN] + '…'}"

@@ -328,10 +328,15 @@ def subscriptions(subject: Subject) -> CheckResult:
     for each in ids:
         pipeline.get(keys.subscription(each))
     records = pipeline.execute(raise_on_error=False)
-    bad = [decode(name) for name, record in zip(ids, records, strict=True) if not _is_readable(record)]
+    faults = ((decode(name), _fault(record)) for name, record in zip(ids, records, strict=True))
+    bad = [f"{name} ({fault})" for name, fault in faults if fault]
     if bad:
-        names = ", ".join(bad[:NAMED]) + (" and more" if len(bad) > NAMED else "")
-        return warning(f"{len(bad)} of {len(ids)} cannot be read, and get no events: {names}", "write them anew")
+        return warning(
+            f"{len(bad)} of {len(ids)} cannot be read, and get no events: "
+            + ", ".join(bad[:NAMED])
+            + (" and more" if len(bad) > NAMED else ""),
+            "correct the fields through the admin API of Cycles, or delete the subscriptions there",
+        )
     return ok(f"{len(ids)} can be read" + (f", of {len(members)}" if len(members) > len(ids) else ""))
 
 
@@ -357,11 +362,14 @@ CYCLES_CHECKS: Mapping[str, Callable[[Subject], CheckResult]] = {
 }
 
 
-def _is_readable(record: object) -> bool:
-    """A deleted subscription has no record: no fault."""
+def _fault(record: object) -> str:
+    """Why the record cannot be read; empty if it can, or if there is none, since its subscription was deleted."""
     if record is None:
-        return True
+        return ""
+    if not isinstance(record, bytes):
+        return "the record is no string"
     try:
-        return isinstance(record, bytes) and bool(parse(record))
-    except ValueError:
-        return False
+        parse(record)
+    except ValueError as error:
+        return str(error)
+    return ""

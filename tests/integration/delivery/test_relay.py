@@ -112,13 +112,29 @@ def test_an_unreadable_subscription_is_skipped_and_logged_once(
     shard: Shard, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     subscribe(client, "whsub_1")
+    subscribe(client, "paused", status="paused")
     client.sadd("webhooks:acme", "broken", "list", "absent")
     client.set("webhook:broken", "{")
     client.rpush("webhook:list", "x")
     deliver = relay(shard)
     with caplog.at_level(logging.WARNING):
         assert [deliver(event(id=name)).reason for name in (b"r1", b"r2")] == ["1 deliveries"] * 2
-    assert sorted(record.__dict__["subscription"] for record in caplog.records) == ["broken", "list"]
+    said = {record.__dict__["subscription"]: record.__dict__["error"] for record in caplog.records}
+    assert said.keys() == {"broken", "list", "paused"}
+    assert said["paused"] == 'status is "paused"'
+
+
+def test_a_subscription_of_a_newer_kind_gets_its_events(
+    shard: Shard, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The admin service accepts and keeps EventTypes, EventCategories and fields that the runtime does not know."""
+    subscribe(client, "type", event_types=["reservation.released_via_tenant_cascade", "reservation.expired"])
+    subscribe(client, "category", event_categories=["webhook", "reservation"])
+    subscribe(client, "field", delivery_mode="batch")
+    subscribe(client, "newer", event_types=["reservation.released_via_tenant_cascade"])
+    assert relay(shard)(event()).reason == "3 deliveries"
+    assert sorted(client.keys("deliveries:*")) == [b"deliveries:category", b"deliveries:field", b"deliveries:type"]
+    assert not caplog.records
 
 
 def test_unreadable_subscriptions_are_remembered_up_to_a_limit(

@@ -61,10 +61,14 @@ def test_unreadable_subscriptions_are_named(shard: Shard, client: redis.Redis) -
     client.sadd("webhooks:_all", "good", "bad", "deleted")
     client.sadd("webhooks:__system__", "list")
     client.set("webhook:good", json.dumps({"subscription_id": "good", "status": "ACTIVE"}))
-    client.set("webhook:bad", '{"subscription_id": "bad", "event_types": ["no.such"]}')
+    client.set("webhook:bad", '{"subscription_id": "bad", "status": "active", "event_types": ["no.such"]}')
     client.rpush("webhook:list", "x")
     finding = found(shard)["cycles subscriptions"]
-    assert (finding.level, finding.says) == (WARNING, "2 of 4 cannot be read, and get no events: bad, list")
+    assert (finding.level, finding.says) == (
+        WARNING,
+        '2 of 4 cannot be read, and get no events: bad (status is "active"), list (the record is no string)',
+    )
+    assert finding.advice == "correct the fields through the admin API of Cycles, or delete the subscriptions there"
 
 
 def test_what_the_last_walk_found(shard: Shard, client: redis.Redis) -> None:

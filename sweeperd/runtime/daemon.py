@@ -174,7 +174,8 @@ class ShardRunner:
             return
         try:
             self.delivery.prepare()
-            trouble = sweep.run()
+            # Ready from the first page on: a tick may take its whole time budget.
+            trouble = sweep.run(functools.partial(self._note, sweep.name, ""))
         except Exception as error:
             failure = Failure.of(error)
             trouble = failure.cause if failure.sort in ("redis", "refused") else f"the sweep fails: {failure.cause}"

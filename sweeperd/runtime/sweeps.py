@@ -232,10 +232,11 @@ class KindSweep:
         self._rates = ExpiryRates(shard, settings.cycles) if spikes_wanted else None
         self._sweeper = Sweeper(shard, kind, settings.sweep, self._decided, context.stop)
 
-    def run(self) -> str:
+    def run(self, paged: Callable[[], None] = lambda: None) -> str:
         """
-        One tick under the lease, or none if another replica has the lease and sweeps. Returns why the tick failed, or
-        "". Raises KindRefused if the kind cannot be swept on this server, or its script is broken.
+        One tick under the lease, or none if another replica has the lease and sweeps. `paged`: see `Sweeper.tick`.
+        Returns why the tick failed, or "". Raises KindRefused if the kind cannot be swept on this server, or its script
+        is broken.
         """
         if self._broken:
             raise KindRefused(self._broken)
@@ -248,24 +249,31 @@ class KindSweep:
         if acquired:
             self._stand_by.end()
             with self.lease.kept() as lost:
-                failure = self.tick(lost.is_set).failure
+                failure = self.tick(lost.is_set, paged).failure
         elif alone:
-            failure = self.tick().failure
+            failure = self.tick(paged=paged).failure
         else:
             failure = ""
             self.telemetry.stood_by()
         self.measure()
         return failure
 
-    def tick(self, give_way: Callable[[], bool] = lambda: False) -> SweepReport:
+    def tick(
+        self, give_way: Callable[[], bool] = lambda: False, paged: Callable[[], None] = lambda: None
+    ) -> SweepReport:
         """One tick. Raises KindRefused if the kind cannot be swept on this server, or has broken in this tick."""
         if self._checked != self._shard.opened:
             # A new connection may lead to another server, or to other rights.
             with self._shard.reaching():
                 self._kind.check(self._shard.client)
             self._checked = self._shard.opened
+
+        def page_decided() -> None:
+            self.telemetry.paged()
+            paged()
+
         with self._interpreter.sweep(), tracing.tick(self._shard.name, self.name) as span:
-            report = self._sweeper.tick(give_way, span.trace_id)
+            report = self._sweeper.tick(give_way, span.trace_id, page_decided)
             span.mark({f"sweeperd.{outcome.value}": count for outcome, count in report.counts.items()})
             if report.failure:
                 span.fail(report.failure)

@@ -62,6 +62,7 @@ class _Tick:
     pipeline: ScriptPipeline
     give_way: Callable[[], bool]
     trace_id: str
+    paged: Callable[[], None]
     started: float = field(default_factory=time.monotonic)
     counts: Counter[Outcome] = field(default_factory=Counter)
     #: The batches whose replies have not been read.
@@ -192,17 +193,23 @@ class Sweeper:
             settings.pipeline_depth,
         )
 
-    def tick(self, give_way: Callable[[], bool] = lambda: False, trace_id: str = "") -> SweepReport:
+    def tick(
+        self,
+        give_way: Callable[[], bool] = lambda: False,
+        trace_id: str = "",
+        paged: Callable[[], None] = lambda: None,
+    ) -> SweepReport:
         """
         Decide every entry that is due by the server's clock at the start of the tick, each once, until the end, the
         time budget, `stop`, a refusal of rights, or until `give_way` is true, for another replica. If a tick is cut
         short, the next tick goes on from there. Memory holds one page. The events carry `trace_id`, 32 hex digits.
+        `paged` is called after each page that was decided, as long as the tick has not failed.
 
         Raises RedisUnavailable. The next tick then goes on after the batch that failed: if Redis fails because of that
         batch, the following entries are still decided.
         """
         with self._shard.reaching(), ScriptPipeline(self._kind.script, self._shard.client) as pipeline:
-            tick = _Tick(pipeline, give_way, trace_id or secrets.token_hex(16))
+            tick = _Tick(pipeline, give_way, trace_id or secrets.token_hex(16), paged)
             self._reader.start(self._shard.read_clock())
             try:
                 complete = self._drain(tick)
@@ -242,6 +249,8 @@ class Sweeper:
                 self._receive(tick, 0 if self._batch_size.keeps_distance else self._batches_in_flight - 1)
             self._receive(tick, 0)
             tick.progressed = True
+            if not tick.failure:
+                tick.paged()
         return True
 
     def _is_over(self, tick: _Tick) -> bool:

@@ -201,6 +201,10 @@ class SweepTelemetry:
                     rows = [self._fields_of(decision) for decision in alike[start : start + LINE]]
                     self._log(outcome, trace_id, level, {self._kind.words.entries: rows})
 
+    def paged(self) -> None:
+        """A page of a tick was decided."""
+        self._metrics.redis_up.labels(self._shard).set(1)
+
     def ticked(self, report: SweepReport) -> None:
         """A tick that reached its end or was cut short."""
         self._count_run("error" if report.failure else "ok")

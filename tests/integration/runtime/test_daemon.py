@@ -1,11 +1,15 @@
 """The daemon, in this process, on a real Redis."""
 
+import threading
 import time
+from typing import Any
 
+import pytest
 import redis
 
 from sweeperd.config import Settings
 from sweeperd.runtime.daemon import Daemon
+from sweeperd.sweep.index import IndexReader
 from tests.support.harness import eventually, reserve
 from tests.support.receiver import Receiver
 from tests.support.servers import Server
@@ -39,3 +43,31 @@ def test_many_endpoints_on_one_shard_stop_neither_sweep_nor_delivery(server: Ser
             assert daemon.health() == (True, "ok")
         finally:
             assert daemon.stop(time.monotonic() + 60)
+
+
+def test_a_daemon_is_ready_as_soon_as_the_first_page_was_decided(
+    server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no roll-out waits for the end of a long first sweep."""
+    read, go_on, pages = IndexReader.next, threading.Event(), []
+
+    def held(self: IndexReader, room: int) -> Any:
+        pages.append(room)
+        assert len(pages) == 1 or go_on.wait(60)
+        return read(self, room)
+
+    monkeypatch.setattr(IndexReader, "next", held)
+    reserve(client, [f"r{number}" for number in range(30)], overdue_by=60_000)
+    daemon = Daemon(Settings.model_validate({"redis": {"url": server.url}, "sweep": {"batch_size": 10}}))
+    daemon.start()
+    try:
+        eventually(lambda: len(pages) == 2)
+        assert daemon.readiness() == (True, "ok")
+        assert client.zcard("reservation:ttl") == 20, "the sweep has not ended"
+        assert daemon.metrics.registry.get_sample_value("sweeperd_redis_up", {"shard": "default"}) == 1
+        go_on.set()
+        eventually(lambda: client.zcard("reservation:ttl") == 0)
+        assert daemon.readiness() == (True, "ok")
+    finally:
+        go_on.set()
+        assert daemon.stop()

@@ -360,6 +360,17 @@ def test_stop_ends_the_tick_after_the_batch(world: World) -> None:
     assert sorted(first + world.journal()) == sorted(entries)
 
 
+def test_each_page_that_was_decided_is_told_unless_the_tick_fails(world: World) -> None:
+    world.fill({f"go-{number}": 900 - number for number in range(5)})
+    seen: list[int] = []
+    world.sweeper(2, 2).tick(paged=lambda: seen.append(len(world.observed)))
+    assert seen == [2, 4, 5]
+
+    world.fill({f"broken-{number}": 900 - number for number in range(5)})
+    assert world.sweeper(2, 2).tick(paged=lambda: seen.append(0)).failure
+    assert seen == [2, 4, 5]
+
+
 def test_it_gives_way_after_the_batch(world: World) -> None:
     entries = {f"fail-{number}": 1 for number in range(10)}
     world.fill(entries)

@@ -1,6 +1,7 @@
 """The HTTP server: metrics, health, readiness and the status page, for the hosts that are served."""
 
 import contextlib
+import errno
 import io
 import ipaddress
 import json
@@ -44,6 +45,9 @@ _HEADERS = [
     ("Cross-Origin-Resource-Policy", "same-origin"),
 ]
 _Start = Callable[..., Any]
+_Application = Callable[[dict[str, Any], _Start], Iterable[bytes]]
+#: The errors of a system without IPv6.
+_NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT)
 
 
 class AllowedHosts:
@@ -108,6 +112,28 @@ class BoundedServer6(BoundedServer):
     address_family = socket.AF_INET6
 
 
+class EveryAddress(BoundedServer6):
+    """A `BoundedServer` on every address of both families."""
+
+    def server_bind(self) -> None:
+        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+
+def _bound(address: tuple[str, int], serve: _Application, handler: type["QuietHandler"]) -> WSGIServer:
+    """A server on this address; without a host on every address there is. Raises OSError."""
+    host, port = address
+    if host:
+        server_class = BoundedServer6 if ":" in host else BoundedServer
+        return make_server(host, port, serve, server_class=server_class, handler_class=handler)
+    try:
+        return make_server("::", port, serve, server_class=EveryAddress, handler_class=handler)
+    except OSError as error:
+        if error.errno not in _NO_IPV6:
+            raise
+        return make_server("0.0.0.0", port, serve, server_class=BoundedServer, handler_class=handler)  # noqa: S104
+
+
 class QuietHandler(WSGIRequestHandler):
     """Serves one connection and writes no log line: probes every few seconds are not worth a line."""
 
@@ -141,7 +167,6 @@ class WebServer:
         hosts: Iterable[str] = (),
         jwks: Callable[[], dict[str, Any]] = lambda: {"keys": []},
     ) -> None:
-        host, port = address
         #: How long one `/status.json` document is reused for every open status page, seconds.
         self.fresh = FRESH
         self._metrics_app = make_wsgi_app(metrics.registry)
@@ -153,8 +178,7 @@ class WebServer:
         self._reported = b""
         self._reported_at = 0.0
         self._lock = threading.Lock()
-        server_class = BoundedServer6 if ":" in host else BoundedServer
-        self._server = make_server(host, port, self._serve, server_class=server_class, handler_class=self.handler)
+        self._server = _bound(address, self._serve, self.handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
 
     @property

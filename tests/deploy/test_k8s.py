@@ -217,7 +217,7 @@ def test_keda_scales_the_deployment_and_decides_its_replicas_alone() -> None:
 
 def test_the_settings_are_accepted_and_fit_the_pods() -> None:
     settings = load(K8S / "settings" / "config.toml", {})
-    assert settings.http.listen == "0.0.0.0:9464"
+    assert settings.http.listen == ":9464"
     for pod in pod_specs(written()):
         assert pod["terminationGracePeriodSeconds"] > settings.shutdown_grace.total_seconds()
         assert pod["automountServiceAccountToken"] is False
@@ -280,3 +280,8 @@ def test_a_roll_out_leaves_no_gap_and_cron_runs_one_at_a_time() -> None:
     assert {"--once", "--exit-zero-on-pending", "--delivery-limit=5m"} <= set(arguments)
     assert job["activeDeadlineSeconds"] > 2 * 300
     assert CliRunner().invoke(main, [*arguments, "--version"]).exit_code == 0
+
+
+def test_the_image_sets_no_setting() -> None:
+    """A variable would silently beat the configuration file."""
+    assert "SWEEPERD_" not in (K8S.parent / "container" / "Containerfile").read_text()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sweeperd.metrics import Metrics
-from sweeperd.web.server import CONNECTIONS, THREADS, QuietHandler, WebServer
+from sweeperd.web.server import CONNECTIONS, THREADS, EveryAddress, QuietHandler, WebServer
 from tests.support.harness import eventually
 
 HEADERS = {
@@ -49,14 +49,16 @@ def serving(reports: Reports) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def serving_as(reports: Reports, handler: type[QuietHandler] = QuietHandler) -> Iterator[WebServer]:
+def serving_as(
+    reports: Reports, handler: type[QuietHandler] = QuietHandler, host: str = "127.0.0.1"
+) -> Iterator[WebServer]:
     class Ours(WebServer):
         pass
 
     Ours.handler = handler
     metrics = Metrics()
     metrics.sweep.announce("eu", "reservations", [], [])
-    ours = Ours(("127.0.0.1", 0), metrics, lambda: (True, "ok"), lambda: (False, "no sweep yet"), reports, ["sweeperd"])
+    ours = Ours((host, 0), metrics, lambda: (True, "ok"), lambda: (False, "no sweep yet"), reports, ["sweeperd"])
     ours.start()
     yield ours
     ours.close()
@@ -257,3 +259,33 @@ def test_who_says_nothing_is_left(reports: Reports) -> None:
         socket.create_connection(("127.0.0.1", server.port), timeout=10) as client,
     ):
         assert client.recv(1) == b""
+
+
+def answers(host: str, port: int) -> bool:
+    """Whether a scrape at this address is answered."""
+    client = http.client.HTTPConnection(host, port, timeout=10)
+    try:
+        client.request("GET", "/metrics")
+        return client.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        client.close()
+
+
+def test_no_host_means_every_address_of_both_families() -> None:
+    with serving_as(Reports(), host="") as server:
+        assert answers("127.0.0.1", server.port)
+        assert answers("::1", server.port)
+
+
+def test_no_host_means_ipv4_alone_if_the_system_has_no_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EveryAddress, "address_family", socket.AF_X25)  # no Linux of today has this family
+    with serving_as(Reports(), host="") as server:
+        assert answers("127.0.0.1", server.port)
+        assert not answers("::1", server.port)
+
+
+def test_a_port_that_is_taken_is_no_reason_to_serve_one_family_alone() -> None:
+    with serving_as(Reports(), host="") as server, pytest.raises(OSError, match="in use"):
+        WebServer(("", server.port), Metrics(), lambda: (True, ""), lambda: (True, ""), dict)

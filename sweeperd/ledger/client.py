@@ -163,6 +163,7 @@ class Ledger:
             subject, action = beside_cycles.subject(levels[-1], subject), beside_cycles.action(action)
             service = self._keys.cycles
             beside += [service.created_index(tenant), service.created_metadata(tenant)]
+            beside += [service.idempotency(tenant, operation, key) for operation in (b"reserve", b"dry_run")]
         reservation_id = models.name("reservation id", self._new_id())
         request: list[bytes] = [
             unit,
@@ -201,6 +202,7 @@ class Ledger:
             answer.number("expires_at"),
             answer.balances,
             answer.missing,
+            answer.remaining_ttl_ms,
         )
 
     def commit(
@@ -260,6 +262,7 @@ class Ledger:
             answer.number("extension_count"),
             answer.balances,
             answer.missing,
+            answer.remaining_ttl_ms,
         )
 
     def event(
@@ -289,6 +292,7 @@ class Ledger:
                 self._keys.idempotency(tenant, "event", key),
                 self._keys.tenant(tenant),
                 *(self._keys.budget(scope, unit) for scope in levels),
+                *self._records(tenant, b"event", key),
             ],
             [models.request_hash("event", tenant, key, *request), self._keys.budget_stem, *request],
         )
@@ -314,6 +318,7 @@ class Ledger:
                 self._keys.reservation_index,
                 self._keys.idempotency(tenant, script, key),
                 self._keys.tenant(tenant),
+                *(self._records(tenant, b"extend:" + reservation_id, key) if script == "extend" else []),
             ],
             [
                 models.request_hash(script, tenant, key, reservation_id, *request),
@@ -328,12 +333,16 @@ class Ledger:
             ],
         )
 
+    def _records(self, tenant: bytes, operation: bytes, key: bytes) -> list[bytes]:
+        """The record of a Cycles service for this key, if the ledger works beside one."""
+        return [self._keys.cycles.idempotency(tenant, operation, key)] if self._cycles else []
+
     def _ask(self, script: str, keys: list[bytes], args: list[bytes]) -> LedgerAnswer:
         """Run a script that answers {'ok', JSON} or {'refused', code, detail}."""
         status, *rest = self._run(script, keys, args)
         if status != b"ok":
             raise refusal(*rest)
-        return LedgerAnswer(rest[0])
+        return LedgerAnswer(*rest)
 
     def _run(self, script: str, keys: list[bytes], args: list[bytes]) -> Any:
         with ledger_call(script), self._shard.reaching():

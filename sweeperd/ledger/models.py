@@ -4,7 +4,7 @@ import hashlib
 import json
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
@@ -69,6 +69,9 @@ class Reserved:
     balances: tuple[Balance, ...]
     #: The scopes without a budget; they were skipped.
     unbudgeted: tuple[bytes, ...]
+    #: From the answer to `expires_at`, ms, made anew for a repeated answer too; 0 if the reservation is no longer
+    #: ACTIVE. A heartbeat counts from here with a monotonic clock, and needs no clock of Redis.
+    remaining_ttl_ms: int = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,8 @@ class Extended:
     balances: tuple[Balance, ...]
     #: Scopes whose budget no longer exists.
     missing: tuple[bytes, ...]
+    #: As in `Reserved`.
+    remaining_ttl_ms: int = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -130,8 +135,9 @@ class LedgerAnswer:
     Names need not be UTF-8: other bytes become lone surrogates in the JSON's text, and bytes again here.
     """
 
-    def __init__(self, text: bytes) -> None:
+    def __init__(self, text: bytes, remaining_ttl: bytes = b"0") -> None:
         self._fields: dict[str, Any] = json.loads(text.decode("utf-8", "surrogateescape"))
+        self.remaining_ttl_ms = int(remaining_ttl)
 
     def number(self, field: str) -> int:
         """A whole number."""

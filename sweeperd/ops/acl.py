@@ -206,6 +206,7 @@ def ledger_grants(keys: Keys) -> list[Grant]:
         granted(Duty.LEDGER, keys.idempotency_stem + ANY, "EVAL EVALSHA GET SET PTTL PEXPIRE"),
         granted(Duty.LEDGER, keys.tenant(ANY), "EVAL EVALSHA GET"),
         granted(Duty.LEDGER, b"", "TIME"),
+        granted(Duty.CYCLES_LEDGER, keys.idempotency_stem + ANY, "EXISTS"),
         granted(Duty.CYCLES_LEDGER, keys.cycles.created_index(ANY), "EVAL EVALSHA TYPE ZSCORE ZADD"),
         granted(Duty.CYCLES_LEDGER, keys.cycles.created_metadata(ANY), "EVAL EVALSHA TYPE HGET HSET PEXPIRE"),
     ]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sweeperd.ledger import InvalidReservation, Ledger, MissingRight, OpenedByCycles, cycles
+from sweeperd.ledger import IdempotencyMismatch, InvalidReservation, Ledger, MissingRight, OpenedByCycles, cycles
 from tests.lua.builders import NOW, SCOPES
 from tests.lua.ledger_book import GRACE, GRACE_MS, Book, a_book, ms
 from tests.support.servers import Server
@@ -187,3 +187,52 @@ def test_without_a_right_nothing_is_written(book: Book, command: str, count: byt
         book.client.execute_command("ACL", "SETUSER", "default", f"+{command}")
     reserve(book)
     assert book.client.zcard(INDEX) == 1
+
+
+#: How the service names its records: reserve.lua, event.lua and extend.lua of the service; the pending marker of
+#: `reserve` and of a dry run stands under the same names.
+THEIRS = {
+    "reserve": [b"idem:acme:reserve:k", b"idem:acme:dry_run:k"],
+    "event": [b"idem:acme:event:k"],
+    "extend": [b"idem:acme:extend:%b:k"],
+}
+
+
+def call(book: Book, operation: str, rid: bytes) -> Any:
+    if operation == "reserve":
+        return reserve(book, idempotency_key="k")
+    if operation == "extend":
+        return book.extend(rid, ms(1000), idempotency_key="k")
+    return book.event(100, idempotency_key="k")
+
+
+@pytest.mark.parametrize(("operation", "record"), [(name, key) for name, keys in THEIRS.items() for key in keys])
+@pytest.mark.parametrize("value", [b"4f7c", b"__reserve_pending__:1:2", b'{"decision":"ALLOW"}'])
+def test_a_key_that_the_service_knows(book: Book, operation: str, record: bytes, value: bytes) -> None:
+    """What the service answered is unknown here: a second reservation must not be made."""
+    rid = reserve(book)
+    record = record.replace(b"%b", rid)
+    book.client.set(record, value)
+    with book.unchanged(), pytest.raises(IdempotencyMismatch):
+        call(book, operation, rid)
+    book.client.delete(record)
+    call(book, operation, rid)
+
+
+@pytest.mark.parametrize("operation", THEIRS)
+def test_the_own_record_comes_first(book: Book, operation: str) -> None:
+    rid = reserve(book)
+    first = call(book, operation, rid)
+    for record in THEIRS[operation]:
+        book.client.set(record.replace(b"%b", rid), "4f7c")
+    with book.unchanged():
+        assert call(book, operation, rid) == first
+
+
+@pytest.mark.parametrize("operation", THEIRS)
+def test_without_cycles_their_records_are_nothing(book: Book, operation: str) -> None:
+    rid = reserve(book)
+    book.ledger = Ledger(book.shard)
+    for record in THEIRS[operation]:
+        book.client.set(record.replace(b"%b", rid), "4f7c")
+    call(book, operation, rid)

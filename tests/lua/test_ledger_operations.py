@@ -70,8 +70,9 @@ def test_reserve(book: Book) -> None:
     )
     deadline = NOW + MINUTE_MS
     assert done == Reserved(
-        done.reservation_id, 100, NOW, deadline, both(900, 100), unbudgeted=(b"tenant:acme/no:budget",)
+        done.reservation_id, 100, NOW, deadline, both(900, 100), (b"tenant:acme/no:budget",), MINUTE_MS
     )
+    assert done.remaining_ttl_ms == MINUTE_MS
     assert tuple(map(book.balance, SCOPES)) == done.balances
     row = book.row(done.reservation_id)
     assert json.loads(row.pop(b"affected_scopes")) == [*SCOPES, "tenant:acme/no:budget"]
@@ -265,7 +266,9 @@ def test_extend(book: Book) -> None:
     deadline = NOW + MINUTE_MS
     for count, by in [(1, 1), (2, 90_000)]:
         deadline += by
-        assert book.extend(rid, ms(by)) == Extended(rid, deadline, count, both(900, 100), ())
+        done = book.extend(rid, ms(by))
+        assert done == Extended(rid, deadline, count, both(900, 100), (), deadline - NOW)
+        assert done.remaining_ttl_ms == deadline - NOW
         row = book.row(rid)
         assert (row[b"expires_at"], row[b"extension_count"]) == (b"%d" % deadline, b"%d" % count)
         assert book.deadline(rid) == deadline

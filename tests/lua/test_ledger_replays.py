@@ -302,3 +302,28 @@ def test_many_at_once_never_take_more_than_there_is(server: Server) -> None:
         assert sum(pool.map(attempt, range(60))) == 11
         assert book.amounts() == (10, 990, 0, 0)
         assert book.amounts(BOTTOM) == (1010, 990, 0, 0)
+
+
+def test_what_is_left_of_a_reservation_is_counted_anew(book: Book) -> None:
+    """`remaining_ttl_ms` of `ReservationCreateResponse` and `ReservationExtendResponse` in cycles-protocol-v0.yaml."""
+    book.freeze(NOW)
+    rid = book.reserve(idempotency_key="r").reservation_id
+
+    def left(at: int) -> tuple[int, int]:
+        """In the answers of the first reserve and of the first extend, repeated."""
+        book.freeze(at)
+        first = book.reserve(idempotency_key="r")
+        assert first.reservation_id == rid
+        return first.remaining_ttl_ms, book.extend(rid, MINUTE, idempotency_key="e").remaining_ttl_ms
+
+    assert left(NOW + 1000) == (MINUTE_MS - 1000, 2 * MINUTE_MS - 1000)
+    # Counted from the deadline in that answer, and not from the present deadline.
+    assert book.extend(rid, MINUTE).remaining_ttl_ms == 3 * MINUTE_MS - 1000
+    assert left(NOW + 2000) == (MINUTE_MS - 2000, 2 * MINUTE_MS - 2000)
+    assert left(NOW + MINUTE_MS + 5) == (0, MINUTE_MS - 5)
+    assert left(NOW + 4 * MINUTE_MS) == (0, 0)
+    book.freeze(NOW)
+    book.commit(rid)
+    assert left(NOW + 1000) == (0, 0)
+    book.client.delete(book.keys.reservation(rid))
+    assert left(NOW + 1000) == (0, 0)

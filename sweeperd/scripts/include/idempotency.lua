@@ -10,10 +10,14 @@ local idempotency = {}
 do
   local DAY = 86400000
 
-  -- The reply if the request was answered before, or uses a key of another request; nil for a new request.
-  function idempotency.replay(key, request_hash)
+  -- The reply if the request was answered before, or uses a key of another request; nil for a new request. others: the
+  -- records of a Cycles service for the same key (STRING). What they answer is unknown here, so they are refused.
+  function idempotency.replay(key, request_hash, others)
     local record = redis.call('GET', key)
     if not record then
+      if others and #others > 0 and redis.call('EXISTS', unpack(others)) > 0 then
+        return {'refused', 'IDEMPOTENCY_MISMATCH', ''}
+      end
       return nil
     end
     local head = request_hash .. '\n'

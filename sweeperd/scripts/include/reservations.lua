@@ -11,6 +11,7 @@
 --   budget_stem     the start of a budget's name, before <scope>:<unit>
 --   default_grace   grace in ms if the reservation has no grace_ms
 --   retention       how long an ended reservation stays readable, ms
+--   others          the records of a Cycles service for the same idempotency key, if any
 
 -- @include clock
 -- @include deadline
@@ -26,11 +27,11 @@ do
   local MAX_SCOPES = 256
 
   -- The request of a script with these keys and arguments, in the order of the list above: the keys are the
-  -- reservation, the index, the record and the tenant's record.
+  -- reservation, the index, the record, the tenant's record, and the records of a Cycles service.
   function reservations.request(keys, arguments)
     return {key = keys[1], index = keys[2], record = keys[3], tenant_record = keys[4], hash = arguments[1],
       id = arguments[2], tenant = arguments[3], budget_stem = arguments[5], default_grace = arguments[6],
-      retention = arguments[7]}
+      retention = arguments[7], others = {unpack(keys, 5)}}
   end
 
   local function invalid(reason)
@@ -97,7 +98,7 @@ do
   -- The common beginning of all three: the reservation, the budgets as budgets.read returns them, and the checks of the
   -- coming writes. Nil and the reply if a check fails.
   function reservations.open(request, in_grace)
-    local replayed = idempotency.replay(request.record, request.hash)
+    local replayed = idempotency.replay(request.record, request.hash, request.others)
     if replayed then
       return nil, replayed
     end

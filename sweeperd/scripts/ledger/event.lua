@@ -3,6 +3,7 @@
 -- KEYS[1] -> idem:event:<tenant>:<key>    STRING  the answer given under this idempotency key
 -- KEYS[2] -> tenant:<tenant>              STRING  the tenant's record, JSON; there may be none
 -- KEYS[3..] -> budget:<scope>:<unit>      HASH    one for each scope
+-- Then, beside a Cycles service: idem:<tenant>:event:<key>, STRING, the record of the service
 --
 -- ARGV[1] -> the hash of the request
 -- ARGV[2] -> the start of a budget's name, before <scope>:<unit>
@@ -22,7 +23,8 @@
 -- @include idempotency
 -- @include tenants
 
-local replayed = idempotency.replay(KEYS[1], ARGV[1])
+local scopes = {unpack(ARGV, 6)}
+local replayed = idempotency.replay(KEYS[1], ARGV[1], {unpack(KEYS, 3 + #scopes)})
 if replayed then
   return replayed
 end
@@ -31,7 +33,7 @@ if refusal then
   return refusal
 end
 local unit = ARGV[3]
-local mentions, each, missing = budgets.named({unpack(KEYS, 3)}, {unpack(ARGV, 6)}, unit, ARGV[2])
+local mentions, each, missing = budgets.named({unpack(KEYS, 3)}, scopes, unit, ARGV[2])
 if not mentions then
   return each
 end

@@ -4,6 +4,7 @@
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
 -- KEYS[3] -> idem:extend:<tenant>:<key>     STRING  the answer given under this idempotency key
 -- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; there may be none
+-- KEYS[5] -> idem:<tenant>:extend:<id>:<key>  STRING  beside a Cycles service: the record of the service
 --
 -- ARGV[1] -> the hash of the request
 -- ARGV[2] -> the bare reservation id
@@ -17,16 +18,20 @@
 -- ARGV[9] -> the start of the name of a reserve's record (a STRING), before the idempotency key. The key is known only
 --            when the reservation has been read.
 --
--- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON. If a request is repeated, the reply
--- is the first answer with the present extension_count, as the Cycles services answer.
+-- Returns {'ok', answer, ms to the deadline} or {'refused', code, scope or reason}. The answer is JSON. If a request is
+-- repeated, the reply is the first answer with the present extension_count, as the Cycles services answer.
 
 -- @include clock
+-- @include remaining
 -- @include reservations
 -- @include rights
 
 local request = reservations.request(KEYS, ARGV)
 local reservation, reply = reservations.open(request, false)
 if not reservation then
+  if reply[1] == 'ok' then
+    reply[3] = remaining_ttl(KEYS[1], string.match(reply[2], '"expires_at":"(%d+)"'))
+  end
   local present = reply[1] == 'ok' and redis.pcall('HGET', KEYS[1], 'extension_count')
   if type(present) == 'string' and clock.whole(present) then
     reply[2] = string.gsub(reply[2], '"extension_count":"%d+"', '"extension_count":"' .. present .. '"')
@@ -67,6 +72,7 @@ reply, record = reservations.prepare(request, reservation, {expires_at = expires
 if not reply then
   return record
 end
+reply[3] = string.format('%d', reservation.expires_at - clock.now)
 
 redis.call('HSET', KEYS[1], 'expires_at', expires_text, 'extension_count', count_text)
 redis.call('ZADD', KEYS[2], expires_text, ARGV[2])

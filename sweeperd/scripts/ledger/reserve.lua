@@ -8,6 +8,7 @@
 -- Then, beside a Cycles service:
 --   reservation:idx:<tenant>:created_at_ms      ZSET  bare id -> created_at, ms
 --   reservation:idxmeta:<tenant>:created_at_ms  HASH  whether that index is complete
+--   the records of the service for this key     STRING
 --
 -- ARGV[1] -> the hash of the request (without the id, since each attempt has a new id)
 -- ARGV[2] -> the bare reservation id, if this attempt reserves
@@ -24,7 +25,7 @@
 -- ARGV[13], ARGV[14], ARGV[15] -> subject, action and metadata, each JSON or ''
 -- ARGV[16..] -> the scopes, from the top
 --
--- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON.
+-- Returns {'ok', answer, ms to the deadline} or {'refused', code, scope or reason}. The answer is JSON.
 
 -- @include clock
 -- @include amounts
@@ -32,11 +33,18 @@
 -- @include cycles
 -- @include idempotency
 -- @include json
+-- @include remaining
 -- @include rights
 -- @include tenants
 
-local replayed = idempotency.replay(KEYS[3], ARGV[1])
+local scopes = {unpack(ARGV, 16)}
+local replayed = idempotency.replay(KEYS[3], ARGV[1], {unpack(KEYS, 7 + #scopes)})
 if replayed then
+  if replayed[1] == 'ok' then
+    local answer = json.decode(replayed[2])
+    local stem = string.sub(KEYS[1], 1, -1 - #ARGV[2])
+    replayed[3] = remaining_ttl(stem .. answer.reservation_id, answer.expires_at)
+  end
   return replayed
 end
 redis.call('ZCARD', KEYS[2]) -- fail here, if the key is of another type, before the first write
@@ -53,7 +61,6 @@ if not clock.reaches(clock.now, ttl, grace) then
 end
 
 local unit, amount = ARGV[7], ARGV[8]
-local scopes = {unpack(ARGV, 16)}
 local index, metadata = KEYS[5 + #scopes], KEYS[6 + #scopes]
 local mentions, each, missing = budgets.named({unpack(KEYS, 5)}, scopes, unit, ARGV[6])
 if not mentions then
@@ -117,6 +124,7 @@ local reply, record = idempotency.prepare(KEYS[3], ARGV[1], {reservation_id = AR
 if not reply then
   return record
 end
+reply[3] = ARGV[9]
 
 budgets.write(each)
 redis.call('HSET', KEYS[1], unpack(row))

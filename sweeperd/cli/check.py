@@ -8,16 +8,19 @@ import click
 from sweeperd.cli.options import Exit, Options, json_option, shard_option
 from sweeperd.cli.output import Output
 from sweeperd.config import Settings
+from sweeperd.config.types import NO_CREDENTIALS
 from sweeperd.errors import ConfigError
 from sweeperd.ops.acl import AclDocument, AclUserDocument, Role, acl_users
 from sweeperd.ops.check import (
     CheckDocument,
     CheckFinding,
     CheckLevel,
+    CheckResult,
     check_endpoint,
     check_shard,
     failure,
     ok,
+    warning,
     worst,
 )
 
@@ -87,9 +90,14 @@ def _with_secrets(options: Options) -> tuple[Settings | None, list[CheckFinding]
     try:
         return options.load(), []
     except ConfigError as error:
-        advice = "the daemon does not start so"
-        lines = str(error).splitlines()
-        return None, [CheckFinding.of("configuration", "secrets", failure(line, advice)) for line in lines]
+        return None, [CheckFinding.of("configuration", "secrets", _secret(line)) for line in str(error).splitlines()]
+
+
+def _secret(problem: str) -> CheckResult:
+    """The result for a secret that cannot be read: a credential of the service may be there for the service alone."""
+    if problem.endswith(NO_CREDENTIALS):
+        return warning(problem, "not checked here; the unit needs a LoadCredential of this name")
+    return failure(problem, "the daemon does not start so")
 
 
 def _user_name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:

@@ -110,7 +110,12 @@ def load(
     """
     path = _find(path, environment, places)
     data = _read(path) if path else {}
-    context = {"environment": environment, "directory": path.parent if path else Path(), "secrets": secrets}
+    context: dict[str, Any] = {
+        "environment": environment,
+        "directory": path.parent if path else Path(),
+        "secrets": secrets,
+        "files": set(),
+    }
     try:
         # A file has types, and they must be right; a value from the environment is text.
         settings = Settings.model_validate(data, strict=True, context=context)
@@ -122,6 +127,7 @@ def load(
             settings = Settings.model_validate(_merge(data, overrides), context=context)
         except ValidationError as error:
             raise ConfigError(explain(error, ENVIRONMENT)) from None
+    settings.watch(context["files"])
     for number, shard in enumerate(settings.all_shards):
         try:
             # Only now: a part may come from the file and the other part from the environment.

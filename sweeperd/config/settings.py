@@ -1,9 +1,11 @@
 """Settings: a TOML file and the environment, to typed and validated values."""
 
+from collections.abc import Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, field_validator, model_validator
 
 from sweeperd.config.kinds import KindSettings, check_kinds
 from sweeperd.config.types import (
@@ -174,6 +176,16 @@ class Settings(Section):
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     shutdown_grace: PositiveDuration = timedelta(seconds=25)
+    _watched: tuple[Path, ...] = PrivateAttr(())
+
+    @property
+    def watched(self) -> tuple[Path, ...]:
+        """The files with secrets, certificates and keys of the endpoints, as the settings name them."""
+        return self._watched
+
+    def watch(self, files: Iterable[Path]) -> None:
+        """Note these as `watched`: for `load`."""
+        self._watched = tuple(sorted(files))
 
     @property
     def announced(self) -> frozenset[str]:

@@ -69,31 +69,58 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True)
 
 
+#: The variable with the directory of a service's credentials, set by systemd, and the end of the error without it.
+CREDENTIALS = "CREDENTIALS_DIRECTORY"
+NO_CREDENTIALS = f"${CREDENTIALS} is not set, which systemd sets for the service"
+
+
 def fetched(value: object, info: ValidationInfo) -> object:
     """
-    The text of the file behind `file:PATH`, of the variable behind `env:NAME`, or the text itself. Raises ValueError if
-    the reference cannot be read.
+    The text of the file behind `file:PATH` or `credential:NAME`, of the variable behind `env:NAME`, or the text itself.
+    Raises ValueError if the reference cannot be read.
     """
     if not isinstance(value, str):
         return value
-    if value.startswith("file:"):
+    environment: Mapping[str, str] = (info.context or {}).get("environment", os.environ)
+    if path := _path(value, environment):
         try:
-            return Path(value.removeprefix("file:")).read_text(encoding="utf-8").strip()
+            return path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise ValueError(f"the file cannot be read: {reason}") from None
+            raise ValueError(f"the file {path} cannot be read: {reason}") from None
     if value.startswith("env:"):
         variable = value.removeprefix("env:")
-        environment: Mapping[str, str] = (info.context or {}).get("environment", os.environ)
         if variable not in environment:
             raise ValueError(f"the environment has no variable {variable}")
         return environment[variable]
     return value
 
 
+def _path(value: str, environment: Mapping[str, str]) -> Path | None:
+    """The file that a reference names; None for other values. Raises ValueError."""
+    kind, _, name = value.partition(":")
+    if kind == "file":
+        return Path(name)
+    if kind != "credential":
+        return None
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError("credential:NAME takes the name of one file, without a path")
+    if not environment.get(CREDENTIALS):
+        raise ValueError(f"credential:{name} cannot be read: {NO_CREDENTIALS}")
+    return Path(environment[CREDENTIALS], name)
+
+
+def fetched_secret(value: object, info: ValidationInfo) -> object:
+    """As `fetched`; a file is noted, so that a daemon can watch the file."""
+    context = info.context or {}
+    if isinstance(value, str) and (path := _path(value, context.get("environment", os.environ))):
+        context.setdefault("files", set()).add(path)
+    return fetched(value, info)
+
+
 def unread(value: object, info: ValidationInfo) -> bool:
     """True if the value is a reference and the command that loads the settings needs no secrets."""
-    elsewhere = isinstance(value, str) and value.startswith(("file:", "env:"))
+    elsewhere = isinstance(value, str) and value.startswith(("file:", "env:", "credential:"))
     return elsewhere and not (info.context or {}).get("secrets", True)
 
 
@@ -173,7 +200,7 @@ def _http_url(value: SecretStr) -> SecretStr:
 
 
 def _proxy(value: object, info: ValidationInfo) -> object:
-    return None if unread(value, info) else fetched(value, info)
+    return None if unread(value, info) else fetched_secret(value, info)
 
 
 def _proxy_url(value: SecretStr | None) -> SecretStr | None:
@@ -235,6 +262,7 @@ def _pem_file(value: object, info: ValidationInfo) -> object:
     path = Path(context.get("directory", "."), value)
     if not context.get("secrets", True):
         return PemFile(path, "")
+    context.setdefault("files", set()).add(path)
     try:
         return PemFile(path, hashlib.sha256(path.read_bytes()).hexdigest())
     except OSError as error:

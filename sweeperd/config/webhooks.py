@@ -26,7 +26,7 @@ from sweeperd.config.types import (
     check_certificates,
     check_key,
     check_secret,
-    fetched,
+    fetched_secret,
     unread,
 )
 
@@ -51,7 +51,7 @@ _POSITIVE: TypeAdapter[timedelta] = TypeAdapter(PositiveDuration)
 def _secret(value: object, info: ValidationInfo) -> object:
     if unread(value, info):
         return value
-    value = fetched(value, info)
+    value = fetched_secret(value, info)
     if not isinstance(value, str):
         raise ValueError("a secret is text")  # noqa: TRY004 - pydantic takes ValueError
     check_secret(value)

@@ -88,6 +88,11 @@ class ShardRunner:
         return ", ".join(dict.fromkeys(trouble for trouble in self._troubles.values() if trouble))
 
     @property
+    def password_refused(self) -> bool:
+        """Whether Redis refused the password of the URL at the last attempt to connect."""
+        return self._shard.password_refused or self._sweep_shard.password_refused
+
+    @property
     def missing(self) -> list[str]:
         """The duties that no daemon does on this shard, as a sentence each."""
         return [f"no process {duty}" for duty in self._announcer.missing]
@@ -244,6 +249,11 @@ class Daemon:
             "interval_seconds": self._settings.sweep.interval.total_seconds(),
             "endpoints": [endpoint.name for endpoint in self._settings.consumers],
         }
+
+    @property
+    def password_refused(self) -> bool:
+        """Whether a Redis refused the password of its URL at the last attempt to connect."""
+        return any(runner.password_refused for runner in self._runners)
 
     def catch_up(self) -> None:
         """Call this about every second: tasks that the scheduler has forgotten run at once."""

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sweeperd import __version__
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 #: Between two rounds of health checks and messages to the service manager, seconds.
 CHECK_EVERY = 1.0
+#: Between two looks at the files of secrets, seconds.
+LOOK_EVERY = 5.0
 
 
 class Service:
@@ -60,6 +63,11 @@ class Service:
         # queue whose `put` is reentrant. An Event's `set` can dead-lock with a `wait` on the same Event.
         self._ending: signal.Signals | None = None
         self._reload_wanted = False
+        #: Why the last reload was refused; empty if the last reload was none or went well.
+        self._refused = ""
+        #: When to look at the files of secrets again (monotonic), and what the last look found.
+        self._look_at = 0.0
+        self._stamps = _stamps(settings)
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self, reload_wanted: Callable[[], bool] = lambda: False) -> bool:
@@ -98,7 +106,7 @@ class Service:
             self._check()
             self._clear_up()
             self._wait(min(CHECK_EVERY, (self._notifier.watchdog_limit or math.inf) / 8))
-            if self._reload_wanted and not self._ending and not self._finishing:
+            if not self._ending and not self._finishing and (self._reload_wanted or self._secrets_changed()):
                 self._reload()
         log.info("stopping", extra={"signal": self._ending.name})
 
@@ -143,7 +151,32 @@ class Service:
         if well:
             self._notifier.alive()
 
+    def _secrets_changed(self) -> bool:
+        """
+        Whether a file with a secret of an endpoint has changed; or Redis refuses the password, and the URL names
+        another one by now. While Redis accepts the old password, a new one is left alone: Redis may not know it yet.
+        """
+        if time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + LOOK_EVERY
+        if _stamps(self._settings) != self._stamps:
+            log.info("a file with a secret has changed, so the settings are read again")
+            return True
+        if not self._daemon.password_refused:
+            return False
+        try:
+            changed = self._load().all_shards != self._settings.all_shards
+        except ConfigError:
+            return False  # the file is being written, or stays wrong: the next look tells
+        if changed:
+            log.warning("redis refuses the password, so the settings are read again")
+        return changed
+
     def _status(self) -> str:
+        refused = f"The new settings were refused: {self._refused}. " if self._refused else ""
+        return refused + self._condition()
+
+    def _condition(self) -> str:
         well, problem = self.health()
         if not well:
             return f"Not well: {problem}"
@@ -165,6 +198,8 @@ class Service:
         self._clear_up()
         self._reload_wanted = False  # before the file is read: a signal from here on may be about a newer file
         self._notifier.reloading()
+        self._refused = ""
+        self._stamps = _stamps(self._settings)
         try:
             prepared = self._prepare(self._load())
         except ConfigError as error:
@@ -180,6 +215,7 @@ class Service:
 
     def _refuse(self, problem: str) -> None:
         self._metrics.reloads.labels("refused").inc()
+        self._refused = problem
         log.error("the new settings are refused, the old ones stay", extra={"error": problem})
 
     def _prepare(self, settings: Settings) -> tuple[Settings, Daemon, WebServer | None] | None:
@@ -216,6 +252,9 @@ class Service:
         self._last_work = threading.Thread(target=before.stop, args=(deadline,), name="finish", daemon=True)
         self._last_work.start()
         self._daemon, self._settings, self._successor = daemon, settings, None
+        self._stamps = _stamps(settings) | {
+            path: self._stamps[path] for path in settings.watched if path in self._stamps
+        }
         if web is not self._web:
             if web:
                 web.start()
@@ -271,3 +310,16 @@ class Service:
         log.info("stopped" if ended else "stopped, with work still in flight; it will be done again")
         self._notifier.close()
         return ended
+
+
+def _stamps(settings: Settings) -> dict[Path, tuple[int, int, int] | None]:
+    """Each watched file with what changes if the file is written or replaced; None if the file is missing."""
+    found: dict[Path, tuple[int, int, int] | None] = {}
+    for path in settings.watched:
+        try:
+            about = path.stat()
+        except OSError:
+            found[path] = None
+        else:
+            found[path] = about.st_ino, about.st_size, about.st_mtime_ns
+    return found

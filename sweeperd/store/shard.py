@@ -60,6 +60,8 @@ class Shard:
         url = settings.url.get_secret_value()
         place = redis_url.parse(url)
         self.address = place.shown
+        #: Whether the server has refused the password at the last attempt to connect.
+        self.password_refused = False
         #: How many connections were opened so far.
         self.opened = 0
         self._connect = functools.partial(
@@ -91,12 +93,16 @@ class Shard:
     def _connected(self, connection: Any) -> None:
         try:
             connection.on_connect()
+        except redis.AuthenticationError:
+            self.password_refused = True
+            raise
         except redis.ResponseError as error:
             known, arguments, _ = str(error).partition(", with args beginning with")
             if not arguments:
                 raise
             # If the server does not know AUTH, the error repeats the password.
             raise redis.AuthenticationError(known) from None
+        self.password_refused = False
         self.opened += 1
 
     def read_clock(self) -> int:

@@ -144,3 +144,72 @@ def test_both_kinds_of_keys_are_rotated_and_no_delivery_is_rejected(
     last = many.requests[-1]
     assert private(pairs["new"][1])(last)
     assert not private(pairs["old"][1])(last)
+
+
+def test_a_rotated_password_of_redis_needs_no_person(own_server: Server, tmp_path: Path) -> None:
+    """Both orders: the file last, and the order of docs/deploying.md: add, change the file, remove."""
+    place = own_server.url.removeprefix("redis://")
+    file = tmp_path / "redis-url"
+
+    def write(password: str) -> None:
+        file.write_text(f"redis://sweeper:{password}@{place}\n")
+
+    with redis.Redis.from_url(own_server.url) as client:
+
+        def passwords(*changes: str) -> None:
+            client.execute_command("ACL", "SETUSER", "sweeper", *changes)
+
+        def close_connections() -> None:
+            client.execute_command("CLIENT", "KILL", "USER", "sweeper")
+
+        passwords("on", ">first", "~*", "&*", "+@all")
+        write("first")
+        with daemon(environment(f"file:{file}", sweep__interval="200ms"), tmp_path) as running:
+            eventually(lambda: running.get("/readyz")[0] == 200)
+
+            def is_ready_again(name: str, reloads: int) -> None:
+                reserve(client, [name])
+                eventually(lambda: client.hget(f"reservation:res_{name}", "state") == b"EXPIRED")
+                eventually(lambda: running.get("/readyz")[0] == 200)
+                assert running.metric("sweeperd_reloads_total", result="ok") == reloads
+
+            passwords("resetpass", ">second")
+            close_connections()
+            eventually(lambda: running.get("/readyz")[0] == 503)
+            assert "invalid username-password" in running.get("/readyz")[1]
+            write("second")
+            is_ready_again("r1", 1)
+
+            passwords(">third")
+            write("third")
+            close_connections()
+            is_ready_again("r2", 1)
+            passwords("<second")
+            close_connections()
+            is_ready_again("r3", 2)
+        assert not running.logged("the new settings are refused, the old ones stay")
+
+
+def test_a_changed_file_of_an_endpoint_s_secret_is_read_again(
+    server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    old, new = (f"whsec_{base64.b64encode(key * 32).decode()}" for key in (b"o", b"n"))
+    file = tmp_path / "billing"
+    file.write_text(old)
+    with Receiver(lambda *_: Answer()) as receiver:
+        endpoints = [{"name": "billing", "url": receiver.url, "secrets": [f"file:{file}"]}]
+        with daemon(environment(server.url, sweep__interval="200ms", endpoints=endpoints), tmp_path) as running:
+            reserve(client, ["r1"])
+            receiver.wait_for(lambda requests: len(requests) == 1)
+            # As Kubernetes does: the file is replaced, not written.
+            (tmp_path / "next").write_text(new)
+            (tmp_path / "next").rename(file)
+            eventually(lambda: running.metric("sweeperd_reloads_total", result="ok") == 1)
+            reserve(client, ["r2"])
+            first, second = receiver.wait_for(lambda requests: len(requests) == 2)
+            assert (shared(old)(first), shared(old)(second), shared(new)(second)) == (True, False, True)
+            file.unlink()
+            eventually(lambda: running.metric("sweeperd_reloads_total", result="refused") == 1)
+            reserve(client, ["r3"])
+            third = receiver.wait_for(lambda requests: len(requests) == 3)[-1]
+            assert shared(new)(third)

@@ -6,7 +6,27 @@ is tried: with an argument that Redis refuses after the check of the rights, or 
 """
 
 from sweeperd.ops.check.endpoints import check_endpoint
-from sweeperd.ops.check.findings import CheckDocument, CheckFinding, CheckLevel, failure, ok, worst
+from sweeperd.ops.check.findings import (
+    CheckDocument,
+    CheckFinding,
+    CheckLevel,
+    CheckResult,
+    failure,
+    ok,
+    warning,
+    worst,
+)
 from sweeperd.ops.check.server import check_shard
 
-__all__ = ["CheckDocument", "CheckFinding", "CheckLevel", "check_endpoint", "check_shard", "failure", "ok", "worst"]
+__all__ = [
+    "CheckDocument",
+    "CheckFinding",
+    "CheckLevel",
+    "CheckResult",
+    "check_endpoint",
+    "check_shard",
+    "failure",
+    "ok",
+    "warning",
+    "worst",
+]

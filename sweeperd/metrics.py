@@ -4,9 +4,18 @@ import contextlib
 import functools
 import hashlib
 import threading
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    Summary,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily
 
 from sweeperd import __version__
@@ -31,6 +40,9 @@ LAG_BUCKETS = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600, 14400, 86400)
 CYCLES_OUTCOMES = ("success", "failed", "skipped_locked", "skipped_disabled", "lease_error", "lease_lost")
 #: If a reservation has no tenant, its tenant in the metrics of the Cycles services.
 CYCLES_NO_TENANT = "UNKNOWN"
+_CYCLES_JOB = "reservation_expiry"
+#: Seconds. A maximum is forgotten after one to two of these.
+_RECENT = 60
 
 # A `_created` series for each counter would double the size of a scrape, and nothing here uses it.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -267,18 +279,82 @@ class WebhookMetrics:
         self.oldest_pending.labels(endpoint).set(max((oldest for _, oldest in on_shards.values()), default=0))
 
 
-class CyclesMetrics:
-    """The counters of the Cycles services' own expiry sweep, so alerts on them go on working."""
+class RecentMaximum:
+    """The greatest value of the last one to two minutes, 0 if there is none. `clock`: monotonic, seconds."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._window = 0.0
+        self._present = self._before = 0.0
+
+    def observe(self, value: float) -> None:
+        with self._lock:
+            self._turn()
+            self._present = max(self._present, value)
+
+    def value(self) -> float:
+        with self._lock:
+            self._turn()
+            return max(self._present, self._before)
+
+    def _turn(self) -> None:
+        passed = self._clock() // _RECENT - self._window
+        if passed:
+            self._before = self._present if passed == 1 else 0.0
+            self._present, self._window = 0.0, self._window + passed
+
+
+class CyclesMetrics:
+    """The metrics of the Cycles services' own expiry sweep, so alerts on them go on working."""
+
+    def __init__(self, registry: CollectorRegistry, tenants: TenantLabels, *, tenant_label: bool) -> None:
         counter = functools.partial(Counter, registry=registry)
-        self.runs = counter("cycles_maintenance_runs_total", "Sweeps by outcome", ["job", "outcome"])
-        self.expired = counter("cycles_reservations_expired_total", "Reservations expired", ["tenant"])
-        self.quarantined = counter(
-            "cycles_reservations_quarantined_total", "Reservations set aside", ["tenant", "reason"]
+        self._tenants = tenants if tenant_label else None
+        tenant = ["tenant"] if tenant_label else []
+        self._runs = counter("cycles_maintenance_runs_total", "Sweeps by outcome", ["job", "outcome"])
+        # Micrometer's timer: a count, a sum, and a maximum that is forgotten after a while.
+        self._duration = Summary(
+            "cycles_maintenance_duration_seconds",
+            "How long sweeps took, with their wait for the lease",
+            ["job", "outcome"],
+            registry=registry,
         )
-        for outcome in CYCLES_OUTCOMES:
-            self.runs.labels("reservation_expiry", outcome)
+        longest = Gauge(
+            "cycles_maintenance_duration_seconds_max",
+            "The longest sweep of the last one to two minutes",
+            ["job", "outcome"],
+            registry=registry,
+        )
+        self._longest = {outcome: RecentMaximum() for outcome in CYCLES_OUTCOMES}
+        self._expired = counter("cycles_reservations_expired_total", "Reservations expired", tenant)
+        self._quarantined = counter(
+            "cycles_reservations_quarantined_total", "Reservations set aside", [*tenant, "reason"]
+        )
+        for outcome, maximum in self._longest.items():
+            self._runs.labels(_CYCLES_JOB, outcome)
+            self._duration.labels(_CYCLES_JOB, outcome)
+            longest.labels(_CYCLES_JOB, outcome).set_function(maximum.value)
+
+    def expired(self, tenant: str, count: int) -> None:
+        """Count expired reservations of a tenant."""
+        labels = self._tenant(tenant)
+        (self._expired.labels(*labels) if labels else self._expired).inc(count)
+
+    def quarantined(self, tenant: str, reason: str) -> None:
+        """Count a reservation in quarantine."""
+        self._quarantined.labels(*self._tenant(tenant), reason).inc()
+
+    def ran(self, outcome: str, seconds: float) -> None:
+        """Count a sweep."""
+        self._runs.labels(_CYCLES_JOB, outcome).inc()
+        self._duration.labels(_CYCLES_JOB, outcome).observe(seconds)
+        self._longest[outcome].observe(seconds)
+
+    def _tenant(self, tenant: str) -> list[str]:
+        if not self._tenants:
+            return []
+        return [self._tenants.label(tenant) if tenant.strip() else CYCLES_NO_TENANT]
 
 
 class SweepMetrics:
@@ -290,7 +366,7 @@ class SweepMetrics:
         histogram = functools.partial(Histogram, registry=registry)
         self._tenant_label = tenant_label
         self._tenants = tenants
-        self._cycles = CyclesMetrics(registry) if cycles else None
+        self._cycles = CyclesMetrics(registry, tenants, tenant_label=tenant_label) if cycles else None
         #: Shard -> the kinds swept there.
         self._swept: dict[str, set[str]] = {}
         self.sweeps = counter("sweeperd_sweeps_total", "Sweeps by result", [*SWEEP, "result"])
@@ -350,22 +426,19 @@ class SweepMetrics:
             self._expired.labels(kind).inc(count)
 
     def cycles_expired(self, tenant: str, count: int = 1) -> None:
-        """Count expired reservations under the name used by the Cycles services."""
-        if self._cycles:
-            self._cycles.expired.labels(self._cycles_tenant(tenant)).inc(count)
+        """Count expired reservations under the name used by the Cycles services, which count none without a tenant."""
+        if self._cycles and tenant:
+            self._cycles.expired(tenant, count)
 
     def cycles_quarantined(self, tenant: str, reason: str) -> None:
         """Count a reservation in quarantine under the name used by the Cycles services."""
         if self._cycles:
-            self._cycles.quarantined.labels(self._cycles_tenant(tenant), reason).inc()
+            self._cycles.quarantined(tenant, reason)
 
-    def cycles_run(self, outcome: str) -> None:
+    def cycles_run(self, outcome: str, seconds: float) -> None:
         """Count a sweep: `success`, `failed`, or `skipped_locked` if another process holds a lease."""
         if self._cycles:
-            self._cycles.runs.labels("reservation_expiry", outcome).inc()
-
-    def _cycles_tenant(self, tenant: str) -> str:
-        return self._tenants.label(tenant) if tenant.strip() else CYCLES_NO_TENANT
+            self._cycles.ran(outcome, seconds)
 
     def forget_shard(self, shard: str) -> None:
         """If a shard is configured no more, drop the gauges; the counters stay."""

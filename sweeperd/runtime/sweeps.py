@@ -238,6 +238,7 @@ class KindSweep:
         Returns why the tick failed, or "". Raises KindRefused if the kind cannot be swept on this server, or its script
         is broken.
         """
+        self.telemetry.begun()
         if self._broken:
             raise KindRefused(self._broken)
         if self._cycles_lease and not self._cycles_lease.permits():
@@ -262,6 +263,7 @@ class KindSweep:
         self, give_way: Callable[[], bool] = lambda: False, paged: Callable[[], None] = lambda: None
     ) -> SweepReport:
         """One tick. Raises KindRefused if the kind cannot be swept on this server, or has broken in this tick."""
+        self.telemetry.begun()
         if self._checked != self._shard.opened:
             # A new connection may lead to another server, or to other rights.
             with self._shard.reaching():

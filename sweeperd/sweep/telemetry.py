@@ -1,8 +1,9 @@
 """Logs and metrics of a sweep, the last tick, and the rates of expiry."""
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -172,8 +173,12 @@ _DETAIL = {Outcome.SKIPPED: "state", Outcome.QUARANTINED: "reason", Outcome.ERRO
 class SweepTelemetry:
     """The log lines and the metrics of the sweep of one kind on one shard."""
 
-    def __init__(self, metrics: Metrics, shard: str, kind: Kind) -> None:
+    def __init__(self, metrics: Metrics, shard: str, kind: Kind, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: monotonic, seconds."""
         self._metrics = metrics.sweep
+        self._clock = clock
+        #: When the present run began.
+        self._begun: float | None = None
         self._shard = shard
         self._kind = kind
         #: The fields of every log line of this sweep.
@@ -204,6 +209,11 @@ class SweepTelemetry:
     def paged(self) -> None:
         """A page of a tick was decided."""
         self._metrics.redis_up.labels(self._shard).set(1)
+
+    def begun(self) -> None:
+        """A run begins, before the lease is asked for. No effect during a run."""
+        if self._begun is None:
+            self._begun = self._clock()
 
     def ticked(self, report: SweepReport) -> None:
         """A tick that reached its end or was cut short."""
@@ -250,8 +260,10 @@ class SweepTelemetry:
 
     def _count_run(self, result: str) -> None:
         self._metrics.sweeps.labels(self._shard, self._kind.name, result).inc()
+        now = self._clock()
         if self._kind.cycles:
-            self._metrics.cycles_run(_CYCLES_OUTCOMES[result])
+            self._metrics.cycles_run(_CYCLES_OUTCOMES[result], now - (now if self._begun is None else self._begun))
+        self._begun = None
 
     def _count(self, decisions: Sequence[Decision]) -> None:
         metrics, shard, kind = self._metrics, self._shard, self._kind.name

@@ -7,7 +7,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sweeperd import __version__
-from sweeperd.metrics import Metrics
+from sweeperd.metrics import Metrics, RecentMaximum
 from sweeperd.sweep import Outcome
 
 #: The contract's section 9, and what was added to it.
@@ -231,10 +231,11 @@ def test_cycles_names_are_there_where_cycles_is() -> None:
     metrics = Metrics(cycles=True, tenant_limit=1)
     for tenant in ("a", "b"):
         metrics.sweep.cycles_expired(tenant, 2)
-    metrics.sweep.cycles_expired("")
+    metrics.sweep.cycles_expired("")  # emitExpiredEvent of the runtime returns before its counter
+    metrics.sweep.cycles_expired(" ")
     metrics.sweep.cycles_quarantined("a", "INVALID_EXPIRY")
     metrics.sweep.cycles_quarantined("", "INVALID_EXPIRY")
-    metrics.sweep.cycles_run("skipped_locked")
+    metrics.sweep.cycles_run("skipped_locked", 0.25)
     text = exposed(metrics)
     for line in (
         'cycles_reservations_expired_total{tenant="a"} 2.0',
@@ -247,17 +248,50 @@ def test_cycles_names_are_there_where_cycles_is() -> None:
             f'cycles_maintenance_runs_total{{job="reservation_expiry",outcome="{outcome}"}} 0.0'
             for outcome in ("success", "failed", "skipped_disabled", "lease_error", "lease_lost")
         ),
+        "# TYPE cycles_maintenance_duration_seconds summary",
+        'cycles_maintenance_duration_seconds_count{job="reservation_expiry",outcome="skipped_locked"} 1.0',
+        'cycles_maintenance_duration_seconds_sum{job="reservation_expiry",outcome="skipped_locked"} 0.25',
+        "# TYPE cycles_maintenance_duration_seconds_max gauge",
+        'cycles_maintenance_duration_seconds_max{job="reservation_expiry",outcome="skipped_locked"} 0.25',
+        'cycles_maintenance_duration_seconds_max{job="reservation_expiry",outcome="success"} 0.0',
     ):
         assert line in text
     assert names(metrics) == {
+        "cycles_maintenance_duration_seconds",
+        "cycles_maintenance_duration_seconds_max",
         "cycles_maintenance_runs",
         "cycles_reservations_expired",
         "cycles_reservations_quarantined",
     }
     without = Metrics()
     without.sweep.cycles_expired("a")
-    without.sweep.cycles_run("success")
+    without.sweep.cycles_run("success", 1)
     assert not names(without)
+
+
+def test_cycles_names_tell_no_tenants_apart_if_the_label_is_off() -> None:
+    """As with CYCLES_METRICS_TENANT_TAG_ENABLED=false in the docker-compose.prod.yml of cycles-server."""
+    metrics = Metrics(cycles=True, tenant_label=False)
+    for tenant in ("acme", "globex", ""):
+        metrics.sweep.cycles_expired(tenant, 2)
+        metrics.sweep.cycles_quarantined(tenant, "INVALID_EXPIRY")
+    text = exposed(metrics)
+    assert "cycles_reservations_expired_total 4.0" in text
+    assert 'cycles_reservations_quarantined_total{reason="INVALID_EXPIRY"} 3.0' in text
+    assert "tenant" not in "".join(line for line in text.splitlines() if line.startswith("cycles_"))
+
+
+def test_the_longest_of_the_last_minutes_is_forgotten() -> None:
+    now = 0.0
+    longest = RecentMaximum(lambda: now)
+    longest.observe(5)
+    longest.observe(3)
+    seen = []
+    for now in (59, 60, 119, 120, 500):  # noqa: B007 - the clock reads it
+        seen.append(longest.value())
+    assert seen == [5, 5, 5, 0, 0]
+    longest.observe(2)
+    assert longest.value() == 2
 
 
 def test_the_state_of_an_endpoint_is_the_worst_on_any_shard() -> None:

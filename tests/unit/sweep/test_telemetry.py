@@ -342,7 +342,7 @@ def test_only_reservations_count_under_the_names_of_the_cycles_services(kind: st
         (sample.name, *sample.labels.values()): sample.value
         for family in metrics.registry.collect()
         for sample in family.samples
-        if sample.name.startswith("cycles_") and sample.value
+        if sample.name.startswith("cycles_") and sample.value and not sample.name.endswith(("_sum", "_max"))
     }
     expected = {
         ("cycles_reservations_expired_total", "acme"): 2,
@@ -350,5 +350,27 @@ def test_only_reservations_count_under_the_names_of_the_cycles_services(kind: st
         ("cycles_maintenance_runs_total", "reservation_expiry", "success"): 1,
         ("cycles_maintenance_runs_total", "reservation_expiry", "failed"): 1,
         ("cycles_maintenance_runs_total", "reservation_expiry", "skipped_locked"): 2,
+        ("cycles_maintenance_duration_seconds_count", "reservation_expiry", "success"): 1,
+        ("cycles_maintenance_duration_seconds_count", "reservation_expiry", "failed"): 1,
+        ("cycles_maintenance_duration_seconds_count", "reservation_expiry", "skipped_locked"): 2,
     }
     assert counts == (expected if kind == "reservations" else {})
+
+
+def test_the_duration_of_a_run_begins_before_the_lease() -> None:
+    metrics, now = Metrics(cycles=True), 100.0
+    telemetry = SweepTelemetry(metrics, "s1", KINDS["reservations"], lambda: now)
+    telemetry.begun()
+    now += 1.5
+    telemetry.begun()  # the tick, after the lease
+    now += 0.5
+    telemetry.ticked(report())
+    telemetry.begun()
+    now += 0.5
+    telemetry.stood_by()
+    telemetry.failed(redis_down=True)  # before the run began
+    for outcome, seconds in (("success", 2.0), ("skipped_locked", 0.5), ("failed", 0)):
+        labels = {"job": "reservation_expiry", "outcome": outcome}
+        for name in ("sum", "max"):
+            sample = metrics.registry.get_sample_value(f"cycles_maintenance_duration_seconds_{name}", labels)
+            assert sample == seconds, (outcome, name)

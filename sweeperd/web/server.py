@@ -51,10 +51,14 @@ _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT)
 
 
 class AllowedHosts:
-    """`localhost`, every IP address, and the configured `names` (compared without case and without a final dot)."""
+    """
+    `localhost`, every IP address, and the configured `names` (compared without case and without a final dot). A name
+    without dots also stands for the Service of this name in any namespace of Kubernetes: NAME.NAMESPACE.svc and
+    NAME.NAMESPACE.svc.cluster.local. NAME.NAMESPACE is not served, because it may be a public domain.
+    """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        self._names = {_canonical(name) for name in names} | {"localhost"}
+        self._names = {_canonical(name) for name in names}
 
     def serves(self, header: str | None) -> bool:
         """Whether a request with this `Host` header is answered. None: no header, so the client is no browser."""
@@ -65,7 +69,10 @@ class AllowedHosts:
         with contextlib.suppress(ValueError):
             ipaddress.ip_address(host)
             return True
-        return host in self._names
+        service, _, place = host.partition(".")
+        namespace, _, domain = place.partition(".")
+        is_service = bool(namespace) and domain in ("svc", "svc.cluster.local")
+        return host == "localhost" or host in self._names or (is_service and service in self._names)
 
 
 def _canonical(host: str) -> str:

@@ -58,7 +58,14 @@ def serving_as(
     Ours.handler = handler
     metrics = Metrics()
     metrics.sweep.announce("eu", "reservations", [], [])
-    ours = Ours((host, 0), metrics, lambda: (True, "ok"), lambda: (False, "no sweep yet"), reports, ["sweeperd"])
+    ours = Ours(
+        (host, 0),
+        metrics,
+        lambda: (True, "ok"),
+        lambda: (False, "no sweep yet"),
+        reports,
+        ["sweeperd", "page.example.com"],
+    )
     ours.start()
     yield ours
     ours.close()
@@ -143,6 +150,10 @@ def test_a_head_is_answered_as_a_get_without_its_body(port: int, path: str) -> N
         "LOCALHOST:80",
         "sweeperd",
         "Sweeperd.:9464",
+        "sweeperd.prod.svc:9464",
+        "sweeperd.prod.svc.cluster.local",
+        "Sweeperd.Prod.Svc.Cluster.Local.:9464",
+        "page.example.com",
     ],
 )
 def test_an_address_localhost_and_configured_names_are_served(port: int, host: str) -> None:
@@ -150,7 +161,25 @@ def test_an_address_localhost_and_configured_names_are_served(port: int, host: s
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:9464", "sweeperd.evil.example", "127.0.0.1.evil.example", ""]
+    "host",
+    [
+        "evil.example",
+        "evil.example:9464",
+        "sweeperd.evil.example",
+        "127.0.0.1.evil.example",
+        "",
+        # May be a public domain, which somebody points to an address in here.
+        "sweeperd.prod",
+        "sweeperd.dev:9464",
+        "other.prod.svc",
+        "localhost.prod.svc",
+        "sweeperd..svc",
+        "sweeperd.a.b.svc",
+        "sweeperd.svc",
+        "sweeperd.prod.svc.evil.example",
+        "page.example.com.svc",
+        "page.example.com.prod.svc",
+    ],
 )
 @pytest.mark.parametrize("path", ["/", "/status.json", "/metrics", "/healthz", "/elsewhere"])
 def test_another_name_is_refused(port: int, path: str, host: str) -> None:

@@ -50,6 +50,7 @@ def command(
     if ledger and connect:
         raise click.UsageError("--ledger checks nothing else: leave out --connect")
     output = Output(as_json=as_json)
+    daemon_role = click.get_current_context().find_root().params["role"]  # of SWEEPERD_ROLE
     findings: list[CheckFinding] = []
 
     def note(finding: CheckFinding) -> None:
@@ -69,7 +70,7 @@ def command(
         for finding in problems:
             note(finding)
         for each in shards:
-            for finding in check_shard(each, settings, cycles=cycles, ledger=ledger):
+            for finding in check_shard(each, settings, cycles=cycles, ledger=ledger, daemon_role=daemon_role):
                 note(finding)
         limit = settings.webhooks.connect_timeout.total_seconds() if connect else None
         for endpoint in endpoints:

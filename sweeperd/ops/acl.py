@@ -40,6 +40,8 @@ class Duty(enum.StrEnum):
     DELIVER = "deliver"
     #: `sweeperd reconcile`, and the daemon's own walk.
     WALK = "walk"
+    #: `sweeperd show`, which each user may run.
+    SHOW = "show"
     #: Only the commands of operators.
     OPERATE = "operate"
     #: `sweeperd.ledger`, in the services that use the ledger.
@@ -94,7 +96,7 @@ def _reservations(keys: Keys) -> Iterable[Grant]:
     yield granted(Duty.SWEEP, reservation, "PEXPIRE")
     yield granted(Duty.STATUS, budget, "EXISTS HMGET")
     yield granted(Duty.SWEEP, budget, "HSET")
-    yield granted(Duty.OPERATE, budget, "HGETALL")
+    yield granted(Duty.SHOW, budget, "HGETALL")
 
 
 def _swept(index: bytes, entry: bytes, quarantine: bytes, ticks: bytes, lease: bytes) -> Iterable[Grant]:
@@ -104,7 +106,8 @@ def _swept(index: bytes, entry: bytes, quarantine: bytes, ticks: bytes, lease: b
         granted(Duty.WALK, index, "ZSCAN ZSCORE"),
         granted(Duty.STATUS, entry, "EXISTS HMGET"),
         granted(Duty.SWEEP, entry, "HSET"),
-        granted(Duty.OPERATE, entry, "HGETALL HDEL PTTL TYPE"),
+        granted(Duty.SHOW, entry, "HGETALL PTTL TYPE"),
+        granted(Duty.OPERATE, entry, "HDEL"),
         granted(Duty.STATUS, quarantine, "ZCARD ZRANGE"),
         granted(Duty.SWEEP, quarantine, "ZADD"),
         granted(Duty.WALK, quarantine, "ZSCORE"),
@@ -260,12 +263,15 @@ def acl_users(
 
 
 def _duties(settings: Settings, role: Role, *, commands: bool) -> set[Duty]:
-    found = {Duty.STATUS}
-    if role != "deliver":
-        found |= {Duty.SWEEP, *([Duty.WALK] if settings.reconcile.interval else [])}
-    if role != "sweep":
-        found.add(Duty.DELIVER)
+    found = {*daemon_duties(role), Duty.SHOW}
+    if role != "deliver" and settings.reconcile.interval:
+        found.add(Duty.WALK)
     return found | ({Duty.WALK, Duty.OPERATE} if commands else set())
+
+
+def daemon_duties(role: Role) -> set[Duty]:
+    """What a daemon with this role cannot work without."""
+    return {Duty.STATUS, *([Duty.SWEEP] * (role != "deliver")), *([Duty.DELIVER] * (role != "sweep"))}
 
 
 def ledger_duties(*, cycles: bool) -> set[Duty]:

@@ -115,6 +115,8 @@ def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Serve
             assert client.hget(f"{prefix}sweeperd:endpoints", "gone")
             again = once(env)
             assert again.code in (0, 3), again.errors
+            shown = subprocess.run(command("show", "one"), env=env, check=False, capture_output=True, timeout=60)
+            assert shown.returncode == 0, shown.stderr
             commands |= used(client)
         looks = {"acl", "config", "info", "script", "hello", "auth", "ping", "unlink"}
         assert commands - looks - {"client"} <= granted() | {"hgetall"}, "what is used is granted"

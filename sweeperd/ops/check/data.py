@@ -7,7 +7,7 @@ import redis
 
 from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import KindRefused
-from sweeperd.ops.acl import ANY, Duty, Grant, channels, cycles_grants, grants, ledger_duties
+from sweeperd.ops.acl import ANY, Duty, Grant, channels, cycles_grants, daemon_duties, grants, ledger_duties
 from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, warning
 from sweeperd.ops.reconcile import Fault, LastWalk, WalkStore
 from sweeperd.ops.status import WARNING, is_empty
@@ -239,15 +239,21 @@ def _description(trial: TrialCommand, reply: object) -> str:
 
 
 def rights(subject: Subject) -> CheckResult:
-    """Whether the user may run every command that sweeperd needs."""
-    duties = [Duty.STATUS, Duty.SWEEP, *([Duty.DELIVER] if subject.settings.consumers else [])]
+    """Whether the user may run what the daemon needs; what it lacks of the rights for commands is named."""
+    duties = daemon_duties(subject.daemon_role) - ({Duty.DELIVER} if not subject.settings.consumers else set())
     missing = refused(subject.shard, _grants(subject, *duties), channels(subject.settings))
     if missing:
         return failure(f"this user may not {', '.join(missing)}", _GRANT)
-    missing = refused(subject.shard, _grants(subject, Duty.WALK))
-    if missing:
-        return warning(f"this user may not {', '.join(missing)}: reconcile does not work", _GRANT)
-    return ok("all commands on all keys of the shard")
+    lacking = {duty: refused(subject.shard, _grants(subject, duty)) for duty in (Duty.WALK, Duty.SHOW, Duty.OPERATE)}
+    walks = subject.settings.reconcile.interval and subject.daemon_role != "deliver"
+    for duty, name, wanted in ((Duty.WALK, "reconcile", walks), (Duty.SHOW, "show", True)):
+        if lacking[duty] and wanted:
+            return warning(f"this user may not {', '.join(lacking[duty])}: {name} does not work", _GRANT)
+    if not any(lacking.values()):
+        return ok("all commands on all keys of the shard")
+    enough = "the daemon and show" if lacking[Duty.WALK] else "the daemon, reconcile and show"
+    others = dict.fromkeys([*lacking[Duty.WALK], *lacking[Duty.OPERATE]])
+    return ok(f"all that {enough} need; some commands of operators may not {', '.join(others)}")
 
 
 def ledger_rights(subject: Subject, *, cycles: bool) -> CheckResult:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from sweeperd.config import Settings
 from sweeperd.document import Argument, CommandDocument, Document
+from sweeperd.ops.acl import Role
 from sweeperd.store.errors import REFUSED
 from sweeperd.store.shard import Shard
 
@@ -71,9 +72,10 @@ def worst(findings: Sequence[CheckFinding]) -> CheckLevel:
 class Subject:
     """One shard, and INFO of its server, read once."""
 
-    def __init__(self, shard: Shard, settings: Settings) -> None:
+    def __init__(self, shard: Shard, settings: Settings, daemon_role: Role = "all") -> None:
         self.shard = shard
         self.settings = settings
+        self.daemon_role = daemon_role
         self._info: Mapping[str, Any] | None = None
         self._asked = False
 

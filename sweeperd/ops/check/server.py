@@ -8,6 +8,7 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.errors import RedisUnavailable
+from sweeperd.ops.acl import Role
 from sweeperd.ops.check import data
 from sweeperd.ops.check.data import CYCLES_CHECKS
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, Subject, failure, ok, unknown, warning
@@ -187,7 +188,7 @@ LEDGER_CHECKS = {
 
 
 def check_shard(
-    shard: Shard, settings: Settings, *, cycles: bool = False, ledger: bool = False
+    shard: Shard, settings: Settings, *, cycles: bool = False, ledger: bool = False, daemon_role: Role = "all"
 ) -> Iterator[CheckFinding]:
     """
     All checks of one shard. `cycles`: also the checks of a Cycles installation; `ledger`: only the checks that the user
@@ -195,7 +196,7 @@ def check_shard(
     check has ended. Raises nothing.
     """
     where = f"shard {shard.name}"
-    subject = Subject(shard, settings)
+    subject = Subject(shard, settings, daemon_role)
     checks = CHECKS | {f"kind {kind.name}": functools.partial(data.swept, kind) for kind in settings.kinds}
     if ledger:
         checks = LEDGER_CHECKS | {"rights": functools.partial(data.ledger_rights, cycles=cycles)}

@@ -15,7 +15,7 @@ import redis
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.context import ShardContext
 from sweeperd.metrics import Metrics
-from sweeperd.ops.acl import grants
+from sweeperd.ops.acl import Role, grants
 from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_shard, worst
 from sweeperd.ops.check import server as module
 from sweeperd.ops.check import server as server_checks
@@ -41,14 +41,14 @@ def settings_for(url: str, **sections: object) -> Settings:
 
 
 @contextlib.contextmanager
-def looked_at(url: str, **sections: object) -> Iterator[dict[str, CheckFinding]]:
+def looked_at(url: str, daemon_role: Role = "all", **sections: Any) -> Iterator[dict[str, CheckFinding]]:
     settings = settings_for(url, **sections)
     (shard,) = open_shards(settings)
     with contextlib.closing(shard):
-        yield {finding.check: finding for finding in check_shard(shard, settings)}
+        yield {finding.check: finding for finding in check_shard(shard, settings, daemon_role=daemon_role)}
 
 
-def look(url: str, **sections: object) -> dict[str, CheckFinding]:
+def look(url: str, **sections: Any) -> dict[str, CheckFinding]:
     with looked_at(url, **sections) as findings:
         return findings
 
@@ -301,6 +301,8 @@ def test_the_user_of_the_acl_may_do_all_and_may_not_look_at_everything(server: S
         ("-xgroup", FAILURE, "XGROUP CREATE sweeperd:events"),
         ("-scan", WARNING, "SCAN: reconcile does not work"),
         ("-zscore", WARNING, "ZSCORE reservation:ttl"),
+        ("-type", WARNING, "TYPE reservation:res_*: show does not work"),
+        ("+@all", OK, "all that the daemon, reconcile and show need; some commands of operators may not "),
     ],
 )
 def test_a_right_that_is_missing(server: Server, client: redis.Redis, rule: str, level: CheckLevel, told: str) -> None:
@@ -308,6 +310,30 @@ def test_a_right_that_is_missing(server: Server, client: redis.Redis, rule: str,
         finding = look(url, webhooks=ENDPOINTS)["rights"]
     assert finding.level is level
     assert told in finding.says
+
+
+def test_a_user_with_all_rights_lacks_nothing(server: Server) -> None:
+    assert look(server.url, webhooks=ENDPOINTS)["rights"].says == "all commands on all keys of the shard"
+
+
+def test_what_reconcile_needs_is_not_missed_if_no_daemon_walks(server: Server, client: redis.Redis) -> None:
+    with user(client, server, "-scan") as url:
+        finding = look(url, reconcile={"interval": ""})["rights"]
+    assert finding.level is OK
+    assert "SCAN" in finding.says
+
+
+@pytest.mark.parametrize(("role", "level"), [("sweep", OK), ("deliver", FAILURE), ("all", FAILURE)])
+def test_the_user_of_a_role_needs_the_rights_of_the_role(
+    server: Server, client: redis.Redis, role: Role, level: CheckLevel
+) -> None:
+    with (
+        user(client, server, "-xreadgroup") as url,
+        looked_at(url, daemon_role=role, webhooks=ENDPOINTS) as findings,
+    ):
+        pass
+    assert findings["rights"].level is level
+    assert ("XREADGROUP" in findings["rights"].says) == (level is FAILURE)
 
 
 def test_a_key_that_is_missing(server: Server, client: redis.Redis) -> None:

@@ -108,7 +108,7 @@ class CyclesSettings(Section):
 
 #: The relay to a Cycles installation as an endpoint: the name of its group, its state and its dead letters. No other
 #: endpoint can have this name.
-RELAY = EndpointSettings.model_construct(name="_cycles", url=SecretStr("cycles:"))
+RELAY = EndpointSettings.model_construct(name="_cycles", url=SecretStr("cycles:"), batch_size=250)
 
 
 class HttpSettings(Section):

@@ -23,7 +23,7 @@ from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.lane import Lane
 from sweeperd.delivery.reader import Consumer
 from sweeperd.delivery.relay import SENDERS, Relay
-from sweeperd.delivery.senders import BatchSender, Client, Encode
+from sweeperd.delivery.senders import BatchSender, Sender
 from sweeperd.delivery.webhook import RateLimit, WebhookClient
 from sweeperd.errors import RedisUnavailable
 from sweeperd.outbox.endpoint_state import CircuitStateStore
@@ -44,11 +44,11 @@ class EndpointDelivery:
     the threads up, to be started. `until_idle`: the threads end when nothing is left to deliver now.
     """
 
-    def __init__(self, lane: Lane, client: Client, encode: Encode, *, until_idle: bool = False) -> None:
+    def __init__(self, lane: Lane, sender: Sender, *, until_idle: bool = False) -> None:
         self.name = lane.endpoint
         self.lane = lane
         self._acknowledger = Acknowledger(lane)
-        self._sender = BatchSender(lane, client, encode)
+        self._sender = sender
         self._consumer = Consumer(lane, self._acknowledger)
         self._until_idle = until_idle
         self._name = f"{lane.shard.name}-{lane.group}"
@@ -351,9 +351,9 @@ class Dispatcher:
         self._receivers = tuple(self.endpoints)
         self._replays = Replays(shard, outbox, [each.name for each in self._receivers], self._replay)
         if settings.cycles.enabled:
-            relay, encoder = Relay(shard, self._observer(RELAY.name)), EventEncoder(shard.name, shard.origin)
-            lane, until_idle = Lane.of(context, RELAY, outbox, SENDERS), context.until_idle
-            self.endpoints.append(EndpointDelivery(lane, relay, encoder.request, until_idle=until_idle))
+            lane = Lane.of(context, RELAY, outbox, SENDERS)
+            relay = Relay(lane, self._observer(RELAY.name))
+            self.endpoints.append(EndpointDelivery(lane, relay, until_idle=context.until_idle))
         for endpoint in self.endpoints:
             metrics.webhooks.announce(endpoint.name)
 
@@ -484,7 +484,7 @@ class Dispatcher:
         limit = self._limits.get(endpoint.name)
         client = WebhookClient(endpoint, webhooks, shard.clock, context.concurrency, observe, context.stop, limit)
         encode = EventEncoder(shard.name, shard.origin, endpoint.format, batches=endpoint.batch_size > 1).request
-        return EndpointDelivery(lane, client, encode, until_idle=context.until_idle)
+        return EndpointDelivery(lane, BatchSender(lane, client, encode), until_idle=context.until_idle)
 
     def _replay(self, note: ReplayNote) -> RunningReplay:
         """The delivery of a replay; `_lend_connections` lends the connections."""

@@ -9,126 +9,237 @@ import hashlib
 import json
 import logging
 import time
-import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import redis
 
+from sweeperd.delivery.acknowledger import Disposition, Settlement
 from sweeperd.delivery.http import DeliveryResult, Result
+from sweeperd.delivery.lane import Lane
+from sweeperd.delivery.senders import Sender
 from sweeperd.errors import RedisUnavailable
 from sweeperd.outbox import subscription as cycles_subscription
-from sweeperd.outbox.event import EVENT_TYPE, WebhookRequest
+from sweeperd.outbox.event import EVENT_TYPE, EventEncoder, Fields, OutboxEntry, category, event_type, trace_id
 from sweeperd.outbox.subscription import SYSTEM, CyclesSubscription
-from sweeperd.store.errors import describe
-from sweeperd.store.scripts import Call, Script
+from sweeperd.store.errors import describe, is_wrong_type
+from sweeperd.store.scripts import Call, Script, evaluate, micros_of, server_clock
 from sweeperd.store.shard import Shard
-from sweeperd.text import decode, parse_rfc3339, rfc3339
+from sweeperd.text import decode, rfc3339, timestamp, whole
 
 log = logging.getLogger(__name__)
 
-#: How many events are relayed at a time.
-SENDERS = 4
+#: How many calls of the script are under way at a time: while Redis works on one, the process prepares the other.
+SENDERS = 2
+#: How long Redis may take for a call, µs; other clients wait. Of calls that are a little larger than the last one, none
+#: takes 2 ms.
+CALL_MICROS = 1500.0
+#: How many records the first call writes, and how many a call writes at most. Each event and each delivery is one.
+FIRST_SIZE, LARGEST_SIZE, GROWTH = 100.0, 1000.0, 1.25
 #: How long Cycles keeps an event and a delivery.
 EVENT_RETENTION, DELIVERY_RETENTION = timedelta(days=90), timedelta(days=14)
 #: How many unreadable records are remembered, to log each record once.
 REMEMBERED = 1000
+#: How many parsed records are kept. A record is read again for each call, and has changed if its bytes have.
+PARSED = 4000
 
 
-class Relay:
+@dataclass(slots=True)
+class Written:
+    """What one call did with the first entries that it got."""
+
+    #: How many of the entries.
+    taken: int = 0
+    #: All records of these exist; there may be none.
+    written: list[OutboxEntry] = field(default_factory=list)
+    #: These have no records, and why: another key of their tenant or of a subscription is in the way.
+    failed: list[tuple[OutboxEntry, str]] = field(default_factory=list)
+    #: How many deliveries are new.
+    deliveries: int = 0
+
+
+class _Event(NamedTuple):
+    """An event with records."""
+
+    entry: OutboxEntry
+    tenant: bytes
+    #: The ids of the subscriptions that get the event.
+    subscriptions: tuple[str, ...]
+    at_ms: int
+    trace_id: str
+
+
+class CyclesRecords:
     """
-    Takes requests with a single event, as `webhook.WebhookClient` does, and writes the event into the shard's Redis.
-    Threads may share a relay.
-
-    To write the same event again has no effect: if a relay dies between the write and the acknowledgement, nothing is
-    doubled.
+    Writes the records of many events in one call of the script. To write an event again has no effect: if a process
+    dies between the write and the acknowledgement, nothing is doubled. Threads may share the object.
     """
 
-    def __init__(self, shard: Shard, observe: Callable[[DeliveryResult], None]) -> None:
-        """`observe` gets every result, for the metrics."""
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._observe = observe
         self._keys = shard.keys.cycles
+        #: Without the place in the stream, which the bodies do not carry.
+        self._encode = EventEncoder(shard.name, shard.origin, batches=True)
         self._script = Script("delivery/relay")
+        #: How many records a call may write, and how many the events of the last call had each.
+        self._size, self._each = FIRST_SIZE, 1.0
         #: Subscription id -> hash of the last unreadable record.
         self._unreadable: dict[bytes, int] = {}
+        self._parsed: dict[bytes, CyclesSubscription] = {}
 
-    def deliver(
-        self,
-        request: WebhookRequest,
-        attempts: int | None = None,  # noqa: ARG002 - one attempt says all: Redis has refused, or has not
-    ) -> DeliveryResult:
+    def write(self, entries: Sequence[OutboxEntry]) -> Written:
         """
-        Write the records of the event. If the event has no tenant, or if the type is not `reservation.expired`, there
-        are no records. FAILED if Redis refuses the records (full, or a key of another type) or cannot be reached.
+        Write the records of the first entries, as many as Redis takes in CALL_MICROS; of one at least. If an event has
+        no tenant, or if the type is not `reservation.expired`, there are no records. Raises redis.RedisError if Redis
+        refuses all (full, or a key of all tenants has another type).
         """
-        started = time.monotonic()
-        try:
-            with self._shard.reaching():
-                outcome, reason = Result.DELIVERED, f"{self._relay(request)} deliveries"
-        except (RedisUnavailable, redis.RedisError) as error:
-            outcome, reason = Result.FAILED, describe(error)
-        result = DeliveryResult(outcome, reason, seconds=time.monotonic() - started)
-        self._observe(result)
-        return result
+        done = Written()
+        events = self._first(entries, done)
+        if events:
+            self._run(events, done)
+        return done
 
-    def await_turn(self) -> bool:
-        """There is no limit."""
-        return True
+    def _first(self, entries: Sequence[OutboxEntry], done: Written) -> list[_Event]:
+        """The events to write now. An entry without records is done."""
+        first = entries[: max(1, int(self._size / self._each))]
+        fields = [entry.fields for entry in first]
+        matches = _Matches(self._subscriptions({_tenant(each) for each in fields if _has_records(each)}))
+        events: dict[tuple[bytes, bytes | None, int], _Event] = {}
+        records = 0
+        for entry, each in zip(first, fields, strict=True):
+            if not _has_records(each):
+                done.written.append(entry)
+            else:
+                tenant, at_ms = _tenant(each), whole(each.get(b"expired_at", b""))
+                wanted = matches.of(tenant, each)
+                if isinstance(wanted, str):
+                    done.failed.append((entry, wanted))
+                elif at_ms is None or timestamp(at_ms) is None:
+                    done.failed.append((entry, "the time of the expiry is unreadable"))
+                else:
+                    same = tenant, each.get(b"id"), at_ms
+                    if events and (records + 1 + len(wanted) > self._size or same in events):
+                        break  # in the next call the records of the same event exist
+                    records += 1 + len(wanted)
+                    events[same] = _Event(entry, tenant, wanted, at_ms, trace_id(each))
+            done.taken += 1
+        if events:
+            self._each = records / len(events)
+        return list(events.values())
 
-    def close(self) -> None:
-        """Nothing to close: the connections are the shard's."""
+    def _run(self, events: Sequence[_Event], done: Written) -> None:
+        groups: dict[tuple[bytes, tuple[str, ...], str], list[_Event]] = {}
+        for event in events:
+            groups.setdefault((event.tenant, event.subscriptions, event.trace_id), []).append(event)
+        in_order = [event for group in groups.values() for event in group]
+        call = self._call(groups)
+        clock = server_clock(self._shard.client)
+        _, *replies, ended = evaluate(self._shard.client, "EVALSHA", self._script.sha, [call], around=clock)
+        known = isinstance(replies[0], list)
+        (reply,) = self._script.run_unknown(self._shard.client, [call], replies)
+        if isinstance(reply, Exception):
+            raise reply
+        deliveries, *began, failed = reply
+        if known and (until := micros_of(ended)) is not None and (since := micros_of(began)) is not None:
+            self._learn(sum(1 + len(event.subscriptions) for event in events), until - since)
+        done.deliveries += deliveries
+        reasons = {number: decode(reason) for number, reason in zip(failed[::2], failed[1::2], strict=True)}
+        for number, event in enumerate(in_order, 1):
+            if number in reasons:
+                done.failed.append((event.entry, reasons[number]))
+            else:
+                done.written.append(event.entry)
 
-    def _relay(self, request: WebhookRequest) -> int:
-        """Returns how many deliveries were made."""
-        event = json.loads(request.body)
-        if event["event_type"] != EVENT_TYPE or "tenant_id" not in event:
-            return 0
+    def _learn(self, records: int, micros: int) -> None:
+        """Redis took so long for a call with so many records."""
+        if micros > 0:
+            fitting = records * CALL_MICROS / micros
+            self._size = min(max(fitting, self._size / 2, 1.0), self._size * GROWTH, LARGEST_SIZE)
+
+    def _call(self, groups: dict[tuple[bytes, tuple[str, ...], str], list[_Event]]) -> Call:
         now = self._shard.clock.now_ms()
-        keys, event_id, tenant = self._keys, request.event_id, event["tenant_id"].encode()
-        call_keys = [keys.event(event_id), keys.events(tenant), keys.all_events, keys.dispatch]
+        event_stem, delivery_stem = self._keys.event(""), self._keys.delivery("")
+        keys = [self._keys.all_events, self._keys.dispatch]
         args: list[bytes | str | int] = [
-            event_id,
-            request.body,
-            parse_rfc3339(event["timestamp"]),
+            len(event_stem),
+            len(delivery_stem),
             int(EVENT_RETENTION.total_seconds()),
-            now,
             int(DELIVERY_RETENTION.total_seconds()),
+            now,
         ]
-        for subscription in self._matching(tenant, event):
-            delivery_id = _delivery_id(event_id, subscription.subscription_id)
-            call_keys += [keys.delivery(delivery_id), keys.deliveries(subscription.subscription_id)]
-            args += [delivery_id, _delivery(delivery_id, subscription, event, now)]
-        return int(self._script.run(self._shard.client, Call(call_keys, args)))
+        for (tenant, subscriptions, trace), events in groups.items():
+            keys.append(self._keys.events(tenant))
+            keys += map(self._keys.deliveries, subscriptions)
+            args += [len(subscriptions), len(events), _delivery_end(now, trace)]
+            args += map(_delivery_middle, subscriptions)
+            endings = [f"|{subscription}".encode() for subscription in subscriptions]
+            for event in events:
+                message = self._encode(event.entry)
+                event_id = message.event_id.encode()
+                keys.append(event_stem + event_id)
+                keys += [delivery_stem + _hashed_id(event_id + ending) for ending in endings]
+                args += (event.at_ms, message.body)
+        return Call(keys, args)
 
-    def _matching(self, tenant: bytes, event: Mapping[str, Any]) -> list[CyclesSubscription]:
-        """Each subscription that gets this event, once."""
+    def _subscriptions(self, tenants: set[bytes]) -> "dict[bytes, list[CyclesSubscription] | str]":
+        """Each tenant's subscriptions, those of every tenant with them; or why they cannot be read."""
+        if not tenants:
+            return {}
+        names = [SYSTEM, *tenants]
         sets = self._shard.client.pipeline(transaction=False)
-        sets.smembers(self._keys.subscriptions(tenant))
-        sets.smembers(self._keys.subscriptions(SYSTEM))
-        ids = sorted(set().union(*cast(list[set[bytes]], sets.execute())))
-        records = self._shard.client.pipeline(transaction=False)
-        for subscription in ids:
-            records.get(self._keys.subscription(subscription))
-        # If a record is of another type, the list has an error in place of the record.
-        read = self._read(zip(ids, records.execute(raise_on_error=False), strict=True))
-        scope = event.get("scope", "")
-        wanted = [each for each in read if each.matches(event["event_type"], event["category"], scope)]
-        return list({each.subscription_id: each for each in wanted}.values())
+        for name in names:
+            sets.smembers(self._keys.subscriptions(name))
+        members: dict[bytes, set[bytes]] = {}
+        found: dict[bytes, list[CyclesSubscription] | str] = {}
+        for name, reply in zip(names, sets.execute(raise_on_error=False), strict=True):
+            if not isinstance(reply, Exception):
+                members[name] = reply
+            elif name != SYSTEM and isinstance(reply, redis.ResponseError) and is_wrong_type(reply):
+                found[name] = f"WRONGTYPE {decode(self._keys.subscriptions(name))}"
+            else:
+                raise reply
+        ids = sorted(set().union(*members.values()))
+        read = dict(self._read(zip(ids, self._records(ids), strict=True)))
+        for tenant in tenants & members.keys():
+            own = [read[each] for each in sorted(members[tenant] | members[SYSTEM]) if each in read]
+            # By the id in the record: two names may have the same record.
+            found[tenant] = list({each.subscription_id: each for each in own}.values())
+        return found
 
-    def _read(self, records: Iterable[tuple[bytes, Any]]) -> list[CyclesSubscription]:
-        found = []
+    def _records(self, ids: Sequence[bytes]) -> list[Any]:
+        """The record of each subscription: bytes, None if there is none, an error if the key has another type."""
+        if not ids:
+            return []
+        records: list[Any] = list(self._shard.client.mget([self._keys.subscription(each) for each in ids]))
+        if absent := [place for place, record in enumerate(records) if record is None]:
+            again = self._shard.client.pipeline(transaction=False)  # MGET says nothing about the type
+            for place in absent:
+                again.get(self._keys.subscription(ids[place]))
+            for place, record in zip(absent, again.execute(raise_on_error=False), strict=True):
+                records[place] = record
+        return records
+
+    def _read(self, records: Iterable[tuple[bytes, Any]]) -> Iterable[tuple[bytes, CyclesSubscription]]:
         for subscription, record in records:
             if record is None:
                 continue
             try:
                 if isinstance(record, Exception):
                     raise record
-                found.append(cycles_subscription.parse(record))
+                yield subscription, self._parse(record)
             except (ValueError, redis.ResponseError) as error:
                 self._warn(subscription, record, error)
-        return found
+
+    def _parse(self, record: bytes) -> CyclesSubscription:
+        parsed = self._parsed.get(record)
+        if parsed is None:
+            parsed = cycles_subscription.parse(record)
+            if len(self._parsed) >= PARSED:
+                self._parsed.clear()
+            self._parsed[record] = parsed
+        return parsed
 
     def _warn(self, subscription: bytes, record: object, error: Exception) -> None:
         seen = hash(record if isinstance(record, bytes) else str(error))
@@ -142,27 +253,134 @@ class Relay:
         log.warning("a subscription record cannot be read, so the subscription gets no events", extra=fields)
 
 
-def _delivery(delivery_id: str, subscription: CyclesSubscription, event: Mapping[str, Any], now_ms: int) -> str:
+class _Matches:
+    """Which subscriptions get an event; asked once for each tenant and scope."""
+
+    def __init__(self, subscriptions: "dict[bytes, list[CyclesSubscription] | str]") -> None:
+        self._subscriptions = subscriptions
+        self._known: dict[tuple[bytes, bytes], tuple[str, ...]] = {}
+
+    def of(self, tenant: bytes, fields: Fields) -> tuple[str, ...] | str:
+        """The ids of the subscriptions, or why they cannot be read."""
+        subscriptions, scope = self._subscriptions[tenant], fields.get(b"scope", b"")
+        if isinstance(subscriptions, str):
+            return subscriptions
+        known = self._known.get((tenant, scope))
+        if known is None:
+            wanted = event_type(fields), category(fields), decode(scope)
+            known = tuple(each.subscription_id for each in subscriptions if each.matches(*wanted))
+            self._known[tenant, scope] = known
+        return known
+
+
+class Relay(Sender):
     """
-    A delivery that waits for Cycles' dispatcher, JSON. `attempted_at` is the present: if the time is long past, the
-    dispatcher drops the delivery as stale.
+    The sender of the relay: each batch goes into the shard's Redis. `observe` gets the result of every call, for the
+    metrics. Threads may share a relay.
     """
-    known = {
-        "delivery_id": delivery_id,
-        "subscription_id": subscription.subscription_id,
-        "event_id": event["event_id"],
-        "event_type": event["event_type"],
+
+    def __init__(self, lane: Lane, observe: Callable[[DeliveryResult], None]) -> None:
+        super().__init__(lane)
+        self._records = CyclesRecords(lane.shard)
+        self._observe = observe
+
+    def close(self) -> None:
+        """Nothing to close: the connections are the shard's."""
+
+    def _deliver(
+        self,
+        entries: Sequence[OutboxEntry],
+        *,
+        probe: bool = False,
+        attempts: int | None,  # noqa: ARG002 - one attempt says all: Redis has refused, or has not
+    ) -> list[Settlement]:
+        settlements: list[Settlement] = []
+        left = entries
+        while left:
+            if self._held_back(probe):
+                return [*settlements, Settlement(Disposition.RELEASE, left)]
+            started = time.monotonic()
+            try:
+                with self._lane.shard.reaching():
+                    done = self._records.write(left)
+            except (RedisUnavailable, redis.RedisError) as error:
+                result = DeliveryResult(Result.FAILED, describe(error), seconds=time.monotonic() - started)
+                return settlements + self._refused(left, result, probe)
+            settlements += self._settlements(done, time.monotonic() - started)
+            left = left[done.taken :]
+        return settlements
+
+    def _settlements(self, done: Written, seconds: float) -> list[Settlement]:
+        if self._lane.circuit.succeeded():
+            log.warning("the endpoint answers again", extra=self._lane.log_fields)
+            self._publish()
+        settlements = []
+        if done.written:
+            reason = f"{done.deliveries} deliveries"
+            self._count(done.written, DeliveryResult(Result.DELIVERED, reason, seconds=seconds))
+            settlements.append(Settlement(Disposition.ACKNOWLEDGE, done.written))
+        if done.failed:
+            failed, reason = [entry for entry, _ in done.failed], done.failed[0][1]
+            fields = {"stream_id": decode(failed[0].id), "events": len(failed), "reason": reason}
+            log.warning("not delivered", extra=self._lane.log_fields | fields)
+            self._count(failed, DeliveryResult(Result.FAILED, reason, seconds=seconds))
+            for entry, why in done.failed:
+                settlements += self._nack([entry], why)
+        return settlements
+
+    def _refused(self, entries: Sequence[OutboxEntry], result: DeliveryResult, probe: bool) -> list[Settlement]:
+        """Redis has refused a call as a whole."""
+        self._count(entries, result)
+        fields = self._lane.log_fields | {"reason": result.reason}
+        log.warning("not delivered", extra=fields | {"stream_id": decode(entries[0].id), "events": len(entries)})
+        opened = self._lane.circuit.failed(entries[0].id, result.reason, probe=probe)
+        if opened:
+            log.error("the endpoint fails; its events wait", extra=fields)
+        if opened or probe:
+            self._publish()
+        return self._nack(entries, result.reason)
+
+    def _count(self, entries: Sequence[OutboxEntry], result: DeliveryResult) -> None:
+        self._events[result.result].inc(len(entries))
+        self._observe(result)
+
+
+def _has_records(fields: Fields) -> bool:
+    return event_type(fields) == EVENT_TYPE and bool(fields.get(b"tenant"))
+
+
+def _tenant(fields: Fields) -> bytes:
+    """The tenant as in the body of the event."""
+    return decode(fields[b"tenant"]).encode()
+
+
+def _delivery_middle(subscription_id: str) -> str:
+    """The JSON of a delivery between the delivery id and the event id."""
+    return f'","subscription_id":{json.dumps(subscription_id)},"event_id":"'
+
+
+def _delivery_end(now_ms: int, trace: str) -> str:
+    """
+    The JSON of a delivery after the event id: the delivery waits for Cycles' dispatcher. `attempted_at` is the present:
+    if the time is long past, the dispatcher drops the delivery as stale.
+    """
+    rest: dict[str, Any] = {
+        "event_type": EVENT_TYPE,
         "status": "PENDING",
         "attempted_at": rfc3339(now_ms),
         "attempts": 0,
-        "trace_id": event.get("trace_id"),
+        **({"trace_id": trace} if trace else {}),
         "trace_flags": "01",
         "traceparent_inbound_valid": False,
     }
-    return json.dumps({key: value for key, value in known.items() if value is not None}, separators=(",", ":"))
+    return '",' + json.dumps(rest, separators=(",", ":"))[1:]
 
 
-def _delivery_id(event_id: str, subscription_id: str) -> str:
+def delivery_id(event_id: str, subscription_id: str) -> str:
     """The same for each try: Java's UUID.nameUUIDFromBytes (MD5, version 3), cut to 16 digits."""
-    digest = hashlib.md5(f"{event_id}|{subscription_id}".encode(), usedforsecurity=False).digest()
-    return f"del_{uuid.UUID(bytes=digest, version=3).hex[:16]}"
+    return _hashed_id(f"{event_id}|{subscription_id}".encode()).decode()
+
+
+def _hashed_id(name: bytes) -> bytes:
+    digits = hashlib.md5(name, usedforsecurity=False).hexdigest()
+    return f"del_{digits[:12]}3{digits[13:16]}".encode()

@@ -1,5 +1,6 @@
 """Sends the batches of one endpoint, and decides by the result of a batch about the batch's events."""
 
+import abc
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -20,7 +21,7 @@ Encode = Callable[[Sequence[OutboxEntry]], WebhookRequest]
 
 
 class Client(Protocol):
-    """The way of a request to an endpoint: HTTP, or the relay's script."""
+    """The way of a request to an endpoint."""
 
     def deliver(self, request: WebhookRequest, attempts: int | None = None) -> DeliveryResult:
         """Send the request, with at most so many attempts."""
@@ -32,13 +33,11 @@ class Client(Protocol):
         """Close the connections."""
 
 
-class BatchSender:
-    """Sends batches to one endpoint. Threads may share a sender."""
+class Sender(abc.ABC):
+    """Takes the batches of one endpoint to where they go. Threads may share a sender."""
 
-    def __init__(self, lane: Lane, client: Client, encode: Encode) -> None:
+    def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        self._client = client
-        self._encode = encode
         self._events = {result: lane.metrics.webhooks.events.labels(lane.endpoint, result) for result in Result}
 
     def run(self, acknowledger: Acknowledger) -> None:
@@ -59,6 +58,53 @@ class BatchSender:
             first = batch.entries[0]
             log.exception("events could not be sent", extra=self._lane.log_fields | {"stream_id": first.id.decode()})
             return self._nack([entry._replace(alone=self._batches) for entry in batch.entries], "it cannot be sent")
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Close the connections."""
+
+    @abc.abstractmethod
+    def _deliver(
+        self, entries: Sequence[OutboxEntry], *, probe: bool = False, attempts: int | None
+    ) -> list[Settlement]:
+        """Deliver these events, each in one of the settlements."""
+
+    def _held_back(self, probe: bool) -> bool:
+        return self._lane.stop.is_set() or self._lane.state.resting or (self._lane.circuit.open and not probe)
+
+    @property
+    def _batches(self) -> bool:
+        return self._lane.limits.events > 1
+
+    def _nack(self, entries: Sequence[OutboxEntry], reason: str) -> list[Settlement]:
+        """The events wait for the next delivery; if an event is too old, the event is given up on."""
+        oldest = self._lane.redelivery.oldest_ms(self._lane.shard.clock.now_ms())
+        old = [entry for entry in entries if entry.added_ms < oldest]
+        young = [entry for entry in entries if entry.added_ms >= oldest]
+        parts = ((Disposition.DEAD_LETTER, old), (Disposition.NACK, young))
+        return [Settlement(action, part, reason) for action, part in parts if part]
+
+    def _publish(self) -> None:
+        """Publish state and circuit for other replicas and operators. If the write fails, the reader retries."""
+        try:
+            with self._lane.shard.reaching():
+                self._lane.state.save()
+                self._lane.publisher.publish()
+        except (RedisUnavailable, redis.RedisError) as error:
+            log.warning("the endpoint's state is not saved yet", extra=self._lane.log_fields | {"error": str(error)})
+
+
+class BatchSender(Sender):
+    """Sends each batch as a request. Threads may share a sender."""
+
+    def __init__(self, lane: Lane, client: Client, encode: Encode) -> None:
+        super().__init__(lane)
+        self._client = client
+        self._encode = encode
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
 
     def _deliver(
         self, entries: Sequence[OutboxEntry], *, probe: bool = False, attempts: int | None
@@ -92,28 +138,9 @@ class BatchSender:
             entries = [entries[0]._replace(alone=self._batches)]
         return self._nack(entries, result.reason)
 
-    def _held_back(self, probe: bool) -> bool:
-        return self._lane.stop.is_set() or self._lane.state.resting or (self._lane.circuit.open and not probe)
-
     def _halves(self, entries: Sequence[OutboxEntry], attempts: int | None) -> list[Settlement]:
         middle = (len(entries) + 1) // 2
         return self._deliver(entries[:middle], attempts=attempts) + self._deliver(entries[middle:], attempts=attempts)
-
-    @property
-    def _batches(self) -> bool:
-        return self._lane.limits.events > 1
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
-
-    def _nack(self, entries: Sequence[OutboxEntry], reason: str) -> list[Settlement]:
-        """The events wait for the next delivery; if an event is too old, the event is given up on."""
-        oldest = self._lane.redelivery.oldest_ms(self._lane.shard.clock.now_ms())
-        old = [entry for entry in entries if entry.added_ms < oldest]
-        young = [entry for entry in entries if entry.added_ms >= oldest]
-        parts = ((Disposition.DEAD_LETTER, old), (Disposition.NACK, young))
-        return [Settlement(action, part, reason) for action, part in parts if part]
 
     def _succeeded(self, entries: Sequence[OutboxEntry], request: WebhookRequest, result: DeliveryResult) -> None:
         if self._lane.circuit.succeeded():
@@ -146,12 +173,3 @@ class BatchSender:
         if entries[0].only_for is not None:
             fields["replay"] = True
         return fields | ({"events": len(entries)} if len(entries) > 1 else {})
-
-    def _publish(self) -> None:
-        """Publish state and circuit for other replicas and operators. If the write fails, the reader retries."""
-        try:
-            with self._lane.shard.reaching():
-                self._lane.state.save()
-                self._lane.publisher.publish()
-        except (RedisUnavailable, redis.RedisError) as error:
-            log.warning("the endpoint's state is not saved yet", extra=self._lane.log_fields | {"error": str(error)})

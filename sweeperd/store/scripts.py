@@ -200,14 +200,13 @@ class ScriptPipeline:
         """
         calls = self._sent.popleft()
         if isinstance(self._client, ClusterClient):
-            # Each node of a Cluster answers TIME, even without the slot. A script goes by its key.
-            clock = ("EVAL", TIME_SCRIPT, 1, self._client.slot.key)
+            clock = server_clock(self._client)
             began, *replies, ended = evaluate(self._client, "EVALSHA", self._script.sha, calls, around=clock)
             busy = False
         else:
             busy = not self._connection.can_read(timeout=0)
             began, *replies, ended = [self._reply() for _ in range(len(calls) + 2)]
-        since, until = _micros(began), _micros(ended)
+        since, until = micros_of(began), micros_of(ended)
         waited_since = self._next_waits_since
         self._next_waits_since = until if busy and self._sent else None
         known = not any(isinstance(reply, NoScriptError) for reply in replies)
@@ -235,6 +234,12 @@ class ScriptPipeline:
             raise
 
 
-def _micros(time: Any) -> int | None:
+def server_clock(client: "redis.Redis") -> tuple[Any, ...]:
+    """The command that asks the client's server for its clock; for `micros_of`."""
+    # Each node of a Cluster answers TIME, even without the slot. A script goes by its key.
+    return ("EVAL", TIME_SCRIPT, 1, client.slot.key) if isinstance(client, ClusterClient) else ("TIME",)
+
+
+def micros_of(time: Any) -> int | None:
     """A reply to TIME in µs."""
     return None if isinstance(time, Exception) else int(time[0]) * 1_000_000 + int(time[1])

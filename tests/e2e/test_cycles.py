@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.delivery.relay import _delivery_id
+from sweeperd.delivery.relay import delivery_id
 from sweeperd.text import parse_rfc3339
 from tests.fixture.cycles.load import expected, load
 from tests.support.harness import daemon, environment, eventually, once, server_time
@@ -64,7 +64,7 @@ def test_the_records_are_those_of_the_service(server: Server, client: redis.Redi
         for index in (f"events:{event['tenant_id']}", "events:_all"):
             assert client.zscore(index, event["event_id"]) == moment
         for subscription in wanted["expired"][reservation]["subscriptions"]:
-            made[_delivery_id(event["event_id"], subscription)] = (event, subscription)
+            made[delivery_id(event["event_id"], subscription)] = (event, subscription)
     assert client.zcard("events:_all") == events_before + len(events)
 
     assert set(client.keys("delivery:*")) - before["delivery"] == {f"delivery:{delivery}".encode() for delivery in made}

@@ -1,57 +1,159 @@
--- Writes the records of cycles-server for one event: the event, an entry in two indexes, and for each subscription a
+-- Writes the records of cycles-server for many events: each event, an entry in two indexes, and for each subscription a
 -- pending delivery for the dispatcher. If run again, the script writes nothing twice: an existing record stays, because
 -- a delivery may have been sent by then.
 --
--- KEYS[1] -> event:<event id>       STRING  the event, JSON
--- KEYS[2] -> events:<tenant>        ZSET    event id -> the event's time, ms
--- KEYS[3] -> events:_all            ZSET    the same for all tenants
--- KEYS[4] -> dispatch:pending       LIST    delivery ids; the dispatcher takes them from the right
--- KEYS[5], KEYS[7], ... -> delivery:<delivery id>           STRING  a delivery, JSON
--- KEYS[6], KEYS[8], ... -> deliveries:<subscription id>     ZSET    delivery id -> when it was made, ms
+-- Events of the same tenant, subscriptions and end of the deliveries' JSON are a group. If an index of a tenant or of
+-- a subscription has another type, only the events of that index fail.
 --
--- ARGV[1] -> event id;  ARGV[2] -> event, JSON;  ARGV[3] -> the event's time, ms;  ARGV[4] -> its lifetime, seconds
--- ARGV[5] -> now, ms;  ARGV[6] -> how long a delivery is kept, seconds
--- ARGV[7], ARGV[9], ... -> delivery id;  ARGV[8], ARGV[10], ... -> delivery, JSON
+-- KEYS[1] -> events:_all            ZSET    event id -> the event's time, ms
+-- KEYS[2] -> dispatch:pending       LIST    delivery ids; the dispatcher takes them from the right
+-- and for each group:
+--   events:<tenant>                 ZSET    event id -> the event's time, ms
+--   deliveries:<subscription id>    ZSET    delivery id -> when it was made, ms; one key for each subscription
+--   and for each event:
+--     event:<event id>              STRING  the event, JSON
+--     delivery:<delivery id>        STRING  a delivery, JSON; one key for each subscription
 --
--- Returns how many deliveries were made.
+-- ARGV[1] -> length of `event:` with the prefix;  ARGV[2] -> length of `delivery:` with the prefix
+-- ARGV[3] -> lifetime of an event, seconds;  ARGV[4] -> lifetime of a delivery, seconds;  ARGV[5] -> now, ms
+-- and for each group:
+--   number of subscriptions, number of events, the deliveries' JSON after the event id
+--   for each subscription: the deliveries' JSON between delivery id and event id
+--   for each event: its time, ms; the event, JSON
+--
+-- Returns how many deliveries were made; when the script began, seconds and microseconds; and for each event that
+-- failed its number, from 1, and why.
 --
 -- The first write, LPUSH or else SET, needs memory: if Redis is full, the write is refused and nothing has changed.
 -- After the first write nothing can fail, since the rights and the types of all other keys have been checked. LPUSH is
--- a check of its own right: no form of LPUSH changes nothing.
+-- a check of its own right: no form of LPUSH changes nothing. SET is checked for one event and one delivery: their ids
+-- are hashes, and no pattern of keys tells them apart.
 
 -- @include rights
 
-redis.call('ZCARD', KEYS[2])
-redis.call('ZCARD', KEYS[3])
-redis.call('LLEN', KEYS[4])
-local missing = {}
-for i = 5, #KEYS, 2 do
-  redis.call('ZCARD', KEYS[i + 1])
-  if redis.call('EXISTS', KEYS[i]) == 0 then
-    missing[#missing + 1] = i
+-- How many values a command gets.
+local CHUNK = 1000
+local ALL, DISPATCH = KEYS[1], KEYS[2]
+local EVENT_ID, DELIVERY_ID, NOW = ARGV[1] + 1, ARGV[2] + 1, ARGV[5]
+
+local began = redis.call('TIME')
+redis.call('ZCARD', ALL)
+redis.call('LLEN', DISPATCH)
+
+-- The entries to add to an index, score and member in turn, by key; and why nothing can be added.
+local entries, problems, indexes = {[ALL] = {}}, {}, {ALL}
+local function index(key)
+  if not entries[key] then
+    local reply = redis.pcall('ZCARD', key)
+    local problem = type(reply) == 'table' and tostring(reply.err)
+    if problem and string.find(problem, 'WRONGTYPE', 1, true) then
+      problems[key] = 'WRONGTYPE ' .. key
+    elseif problem then
+      redis.call('ZCARD', key)
+    end
+    entries[key] = {}
+    indexes[#indexes + 1] = key
+  end
+  return entries[key], problems[key]
+end
+
+-- Calls what(first, last) for chunks of a list. (For no chunk if the list is empty.)
+local function chunks(list, what)
+  local count = #list
+  for first = 1, count, CHUNK do
+    local last = first + CHUNK - 1
+    what(first, last < count and last or count)
   end
 end
-local is_new = redis.call('EXISTS', KEYS[1]) == 0
-local refused
-if is_new then
-  refused = no_right('SET', KEYS[1]) or no_right('ZADD', KEYS[2]) or no_right('ZADD', KEYS[3])
+
+local function exists(key)
+  return redis.call('EXISTS', key) == 1
 end
-for i = 1, #missing do
-  refused = refused or no_right('SET', KEYS[missing[i]]) or no_right('ZADD', KEYS[missing[i] + 1])
+
+-- In nearly every call all records are new: a few EXISTS with many keys say so. (Indexes are among the keys: a group's
+-- place is known only when the groups before have been passed.)
+local records, groups = {}, {}
+do
+  local key, argument, number = 3, 6, 0
+  while argument <= #ARGV do
+    local subscriptions, events = tonumber(ARGV[argument]), tonumber(ARGV[argument + 1])
+    groups[#groups + 1] = {key, argument, number, subscriptions, events}
+    local first = key + subscriptions + 1
+    key = first + events * (subscriptions + 1)
+    for i = first, key - 1 do
+      records[#records + 1] = KEYS[i]
+    end
+    argument = argument + 3 + subscriptions + 2 * events
+    number = number + events
+  end
+end
+local existing = 0
+chunks(records, function(first, last)
+  existing = existing + redis.call('EXISTS', unpack(records, first, last))
+end)
+
+local all, failed, pending = entries[ALL], {}, {}
+local event_keys, event_values, delivery_keys, delivery_values = {}, {}, {}, {}
+for _, group in ipairs(groups) do
+  local key, argument, number, subscriptions, events = unpack(group)
+  local of_tenant, problem = index(KEYS[key])
+  local of_subscription, heads = {}, {}
+  for i = 1, subscriptions do
+    local list, why = index(KEYS[key + i])
+    problem = problem or why
+    of_subscription[i], heads[i] = list, ARGV[argument + 2 + i]
+  end
+  local tail = ARGV[argument + 2]
+  key, argument = key + subscriptions + 1, argument + 3 + subscriptions
+  for n = 1, events do
+    if problem then
+      failed[#failed + 1] = number + n
+      failed[#failed + 1] = problem
+    else
+      local event_key = KEYS[key]
+      local id = string.sub(event_key, EVENT_ID)
+      if existing == 0 or not exists(event_key) then
+        event_keys[#event_keys + 1], event_values[#event_values + 1] = event_key, ARGV[argument + 1]
+        local at, end_all, end_tenant = ARGV[argument], #all, #of_tenant
+        all[end_all + 1], all[end_all + 2] = at, id
+        of_tenant[end_tenant + 1], of_tenant[end_tenant + 2] = at, id
+      end
+      for i = 1, subscriptions do
+        local delivery_key = KEYS[key + i]
+        if existing == 0 or not exists(delivery_key) then
+          local delivery, list, place = string.sub(delivery_key, DELIVERY_ID), of_subscription[i], #pending + 1
+          pending[place], delivery_keys[place] = delivery, delivery_key
+          delivery_values[place] = '{"delivery_id":"' .. delivery .. heads[i] .. id .. tail
+          list[#list + 1], list[#list + 2] = NOW, delivery
+        end
+      end
+    end
+    key, argument = key + subscriptions + 1, argument + 2
+  end
+end
+
+local refused = event_keys[1] and no_right('SET', event_keys[1])
+  or delivery_keys[1] and no_right('SET', delivery_keys[1])
+for _, key in ipairs(indexes) do
+  refused = refused or (entries[key][1] and no_right('ZADD', key))
 end
 if refused then
   return refused
 end
-for i = 1, #missing do
-  redis.call('LPUSH', KEYS[4], ARGV[missing[i] + 2])
+
+chunks(pending, function(first, last)
+  redis.call('LPUSH', DISPATCH, unpack(pending, first, last))
+end)
+for i = 1, #event_keys do
+  redis.call('SET', event_keys[i], event_values[i], 'EX', ARGV[3])
 end
-if is_new then
-  redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[4])
-  redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
-  redis.call('ZADD', KEYS[3], ARGV[3], ARGV[1])
+for i = 1, #delivery_keys do
+  redis.call('SET', delivery_keys[i], delivery_values[i], 'EX', ARGV[4])
 end
-for _, i in ipairs(missing) do
-  redis.call('SET', KEYS[i], ARGV[i + 3], 'EX', ARGV[6])
-  redis.call('ZADD', KEYS[i + 1], ARGV[5], ARGV[i + 2])
+for _, key in ipairs(indexes) do
+  local list = entries[key]
+  chunks(list, function(first, last)
+    redis.call('ZADD', key, unpack(list, first, last))
+  end)
 end
-return #missing
+return {#pending, began[1], began[2], failed}

@@ -1,19 +1,23 @@
-"""The relay: the records that it writes for one event, once, and nothing where it cannot."""
+"""The relay: the records that it writes for many events, once, and nothing if it cannot."""
 
+import itertools
 import json
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 
 from sweeperd.delivery import relay as relay_module
+from sweeperd.delivery.acknowledger import Disposition, Settlement
 from sweeperd.delivery.http import DeliveryResult, Result
-from sweeperd.delivery.relay import Relay, _delivery_id
-from sweeperd.outbox.event import Message, message, single_request
+from sweeperd.delivery.lane import Batch
+from sweeperd.delivery.relay import CyclesRecords, Relay, delivery_id
+from sweeperd.metrics import Metrics
+from sweeperd.outbox.event import Message, OutboxEntry, message
 from sweeperd.store import Shard
+from tests.support.builders import make_lane
 from tests.support.fixtures import full
 
 EXPIRED_AT = 1_795_507_205_123
@@ -35,14 +39,45 @@ def subscribe(client: redis.Redis, subscription: str, tenant: str = "acme", **fi
     client.sadd(f"webhooks:{tenant}", subscription)
 
 
-def event(**changes: bytes) -> Message:
-    return message(b"", FIELDS | {name.encode(): value for name, value in changes.items()})
+def entry(number: int = 1, **changes: bytes) -> OutboxEntry:
+    """An event as the relay takes it, never too old; `changes`: fields."""
+    return OutboxEntry.of(
+        b"9999999999999-%d" % number, 1, FIELDS | {name.encode(): value for name, value in changes.items()}
+    )
 
 
-def relay(shard: Shard) -> Callable[[Message], DeliveryResult]:
-    """Relays one message at a time."""
-    relaying = Relay(shard, lambda _: None)
-    return lambda sent: relaying.deliver(single_request(sent, "event"))
+def entries(count: int, **changes: bytes) -> list[OutboxEntry]:
+    return [entry(number, id=b"r%d" % number, **changes) for number in range(1, count + 1)]
+
+
+def sent(shard: Shard, taken: OutboxEntry) -> Message:
+    """The event as other endpoints get it."""
+    return message(shard.origin, taken.fields)
+
+
+def made(shard: Shard, *taken: OutboxEntry) -> int:
+    """Write the records of these events in one call. Returns how many deliveries are new."""
+    done = CyclesRecords(shard).write(taken)
+    assert (done.taken, sorted(done.written), done.failed) == (len(taken), sorted(taken), [])
+    return done.deliveries
+
+
+class Relaying:
+    """A relay with its lane, its metrics and the results that it observed."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.metrics = Metrics()
+        self.lane = make_lane(shard, "relay", metrics=self.metrics)
+        self.observed: list[DeliveryResult] = []
+        self.relay = Relay(self.lane, self.observed.append)
+
+    def send(self, *taken: OutboxEntry, probe: bool = False) -> list[Settlement]:
+        return self.relay.send(Batch(taken, probe))
+
+    def counted(self, result: Result) -> float | None:
+        """The counter of events."""
+        labels = {"endpoint": "relay", "result": result}
+        return self.metrics.registry.get_sample_value("sweeperd_webhook_events_total", labels)
 
 
 def document(client: redis.Redis, key: str) -> Any:
@@ -56,25 +91,24 @@ def test_an_event_and_a_delivery_for_each_match(shard: Shard, client: redis.Redi
     subscribe(client, "whsub_2", "__system__", event_categories=["reservation"])
     subscribe(client, "whsub_3", event_types=["budget.exhausted"])
     client.sadd("webhooks:__system__", "whsub_1")  # in both sets, and still one delivery
-    sent = event()
-    result = relay(shard)(sent)
-    assert (result.result, result.reason) == (Result.DELIVERED, "2 deliveries")
-    assert document(client, f"event:{sent.event_id}") == json.loads(sent.body)
-    assert 90 * 86400 - 5 <= client.ttl(f"event:{sent.event_id}") <= 90 * 86400
+    event = sent(shard, entry())
+    assert made(shard, entry()) == 2
+    assert client.get(f"event:{event.event_id}") == event.body
+    assert 90 * 86400 - 5 <= client.ttl(f"event:{event.event_id}") <= 90 * 86400
     for index in ("events:acme", "events:_all"):
-        assert client.zrange(index, 0, -1, withscores=True) == [(sent.event_id.encode(), EXPIRED_AT)]
-    ids = [_delivery_id(sent.event_id, "whsub_1"), _delivery_id(sent.event_id, "whsub_2")]
-    assert sorted(client.lrange("dispatch:pending", 0, -1)) == sorted(entry.encode() for entry in ids)
+        assert client.zrange(index, 0, -1, withscores=True) == [(event.event_id.encode(), EXPIRED_AT)]
+    ids = [delivery_id(event.event_id, "whsub_1"), delivery_id(event.event_id, "whsub_2")]
+    assert sorted(client.lrange("dispatch:pending", 0, -1)) == sorted(each.encode() for each in ids)
     delivery = document(client, f"delivery:{ids[0]}")
     assert delivery | {"attempted_at": ""} == {
         "delivery_id": ids[0],
         "subscription_id": "whsub_1",
-        "event_id": sent.event_id,
+        "event_id": event.event_id,
         "event_type": "reservation.expired",
         "status": "PENDING",
         "attempted_at": "",
         "attempts": 0,
-        "trace_id": sent.trace_id,
+        "trace_id": event.trace_id,
         "trace_flags": "01",
         "traceparent_inbound_valid": False,
     }
@@ -86,25 +120,120 @@ def test_an_event_and_a_delivery_for_each_match(shard: Shard, client: redis.Redi
 
 def test_a_second_try_writes_nothing_twice(shard: Shard, client: redis.Redis) -> None:
     subscribe(client, "whsub_1")
-    deliver, sent = relay(shard), event()
-    deliver(sent)
+    made(shard, entry())
     # The dispatcher has taken and sent the delivery before the relay tries again.
-    delivery = _delivery_id(sent.event_id, "whsub_1")
+    delivery = delivery_id(sent(shard, entry()).event_id, "whsub_1")
     client.rpop("dispatch:pending")
     client.set(f"delivery:{delivery}", '{"status":"SUCCESS"}')
-    assert deliver(sent).reason == "0 deliveries"
+    assert made(shard, entry()) == 0
     assert client.llen("dispatch:pending") == 0
     assert document(client, f"delivery:{delivery}") == {"status": "SUCCESS"}
 
 
+def test_a_second_try_writes_what_is_missing(shard: Shard, client: redis.Redis) -> None:
+    """Also beside events whose records exist."""
+    for subscription in ("whsub_1", "whsub_2"):
+        subscribe(client, subscription)
+    first, second = entries(2)
+    made(shard, first)
+    event = sent(shard, first)
+    lost = delivery_id(event.event_id, "whsub_2")
+    client.delete(f"delivery:{lost}", "deliveries:whsub_2", "dispatch:pending")
+    assert made(shard, first, second) == 3
+    assert client.zcard("events:_all") == client.zcard("deliveries:whsub_2") == 2
+    ids = [lost, *(delivery_id(sent(shard, second).event_id, each) for each in ("whsub_1", "whsub_2"))]
+    assert sorted(client.lrange("dispatch:pending", 0, -1)) == sorted(each.encode() for each in ids)
+
+
+def test_the_same_event_twice_has_records_once(shard: Shard, client: redis.Redis) -> None:
+    subscribe(client, "whsub_1")
+    records, twice = CyclesRecords(shard), [entry(1), entry(2)]
+    assert [(done := records.write(twice)).taken, done.deliveries] == [1, 1]
+    assert [(done := records.write(twice[1:])).taken, done.deliveries] == [1, 0]
+    assert client.llen("dispatch:pending") == 1
+
+
+def test_many_events_in_one_call(shard: Shard, client: redis.Redis) -> None:
+    """Of several tenants, scopes, traces and subscriptions: each event has the records that it has alone."""
+    for tenant in ("acme", "other"):
+        subscribe(client, f"whsub_{tenant}", tenant)
+    subscribe(client, "whsub_scope", scope_filter="tenant:acme/x*")
+    subscribe(client, "whsub_all", "__system__")
+    taken = [
+        entry(1, id=b"r1"),
+        entry(2, id=b"r2", tenant=b"other"),
+        entry(3, id=b"r3", scope=b"tenant:acme/xy", trace_id=b"t2"),
+        entry(4, id=b"r4", trace_id=b""),
+        entry(5, id=b"r5", tenant=b""),
+        entry(6, id=b"r6"),
+    ]
+    assert made(shard, *taken) == 2 + 2 + 3 + 2 + 2
+    events = {number: sent(shard, each) for number, each in enumerate(taken, 1)}
+    assert set(client.keys("event:*")) == {f"event:{events[n].event_id}".encode() for n in (1, 2, 3, 4, 6)}
+    assert client.zcard("events:_all") == client.zcard("deliveries:whsub_all") == 5
+    assert (client.zcard("events:acme"), client.zcard("events:other")) == (4, 1)
+    for number, tenant, subscriptions, trace in (
+        (1, "acme", {"whsub_acme", "whsub_all"}, FIELDS[b"trace_id"].decode()),
+        (2, "other", {"whsub_other", "whsub_all"}, FIELDS[b"trace_id"].decode()),
+        (3, "acme", {"whsub_acme", "whsub_all", "whsub_scope"}, "t2"),
+        (4, "acme", {"whsub_acme", "whsub_all"}, None),
+    ):
+        event = events[number]
+        assert client.get(f"event:{event.event_id}") == event.body
+        assert client.zscore(f"events:{tenant}", event.event_id) == EXPIRED_AT
+        for subscription in subscriptions:
+            delivery = document(client, f"delivery:{delivery_id(event.event_id, subscription)}")
+            assert (delivery["subscription_id"], delivery["event_id"]) == (subscription, event.event_id)
+            assert delivery.get("trace_id") == trace
+            assert client.zscore(f"deliveries:{subscription}", delivery["delivery_id"]) is not None
+    first = document(client, f"delivery:{client.lindex('dispatch:pending', -1).decode()}")  # type: ignore[union-attr]
+    assert first["event_id"] == events[1].event_id, "the dispatcher takes the oldest first"
+
+
+def test_subscriptions_are_read_for_each_call(shard: Shard, client: redis.Redis) -> None:
+    records = CyclesRecords(shard)
+    subscribe(client, "whsub_1")
+    first, second, third = entries(3)
+    assert records.write([first]).deliveries == 1
+    subscribe(client, "whsub_2")
+    assert records.write([second]).deliveries == 2
+    subscribe(client, "whsub_1", status="PAUSED")
+    assert records.write([third]).deliveries == 1
+
+
+def test_a_call_has_as_many_events_as_redis_takes_in_the_time(
+    shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscribe(client, "whsub_1")
+    taken = entries(600)
+
+    def sizes(micros: float) -> list[int]:
+        monkeypatch.setattr(relay_module, "CALL_MICROS", micros)
+        records, left, found = CyclesRecords(shard), taken, list[int]()
+        while left:
+            found.append(records.write(left).taken)
+            left = left[found[-1] :]
+        return found
+
+    slow = sizes(1.0)
+    assert slow[0] == relay_module.FIRST_SIZE / 2, "a record for the event, and one for the delivery"
+    assert slow[-1] == 1
+    assert all(after >= before / 2 - 1 for before, after in itertools.pairwise(slow))
+    quick = sizes(1e9)
+    assert max(quick) > slow[0]
+    assert max(quick) <= relay_module.LARGEST_SIZE / 2
+
+
 def test_the_delivery_id_is_that_of_the_service() -> None:
-    assert _delivery_id("evt_1", "whsub_1") == "del_29bf40434e8635ee"
+    assert delivery_id("evt_1", "whsub_1") == "del_29bf40434e8635ee"
 
 
-@pytest.mark.parametrize("changes", [{"tenant": b""}], ids=["no tenant"])
-def test_an_event_without_a_tenant_has_no_records(shard: Shard, client: redis.Redis, changes: dict[str, bytes]) -> None:
+@pytest.mark.parametrize(
+    "without", [entry(tenant=b""), entry(type=b"system.webhook_delivery_failed")], ids=["no tenant", "no expiry"]
+)
+def test_an_event_without_records(shard: Shard, client: redis.Redis, without: OutboxEntry) -> None:
     subscribe(client, "whsub_1", "__system__")
-    assert relay(shard)(event(**changes)).delivered
+    assert made(shard, without) == 0
     assert client.keys("event*") == client.keys("deliver*") == []
 
 
@@ -116,9 +245,9 @@ def test_an_unreadable_subscription_is_skipped_and_logged_once(
     client.sadd("webhooks:acme", "broken", "list", "absent")
     client.set("webhook:broken", "{")
     client.rpush("webhook:list", "x")
-    deliver = relay(shard)
+    records = CyclesRecords(shard)
     with caplog.at_level(logging.WARNING):
-        assert [deliver(event(id=name)).reason for name in (b"r1", b"r2")] == ["1 deliveries"] * 2
+        assert [records.write([each]).deliveries for each in entries(2)] == [1, 1]
     said = {record.__dict__["subscription"]: record.__dict__["error"] for record in caplog.records}
     assert said.keys() == {"broken", "list", "paused"}
     assert said["paused"] == 'status is "paused"'
@@ -132,7 +261,7 @@ def test_a_subscription_of_a_newer_kind_gets_its_events(
     subscribe(client, "category", event_categories=["webhook", "reservation"])
     subscribe(client, "field", delivery_mode="batch")
     subscribe(client, "newer", event_types=["reservation.released_via_tenant_cascade"])
-    assert relay(shard)(event()).reason == "3 deliveries"
+    assert made(shard, entry()) == 3
     assert sorted(client.keys("deliveries:*")) == [b"deliveries:category", b"deliveries:field", b"deliveries:type"]
     assert not caplog.records
 
@@ -143,47 +272,84 @@ def test_unreadable_subscriptions_are_remembered_up_to_a_limit(
     """So memory does not grow. At one more than the limit all are forgotten, and each is logged once more."""
     monkeypatch.setattr(relay_module, "REMEMBERED", 2)
     client.mset({"webhook:broken1": "{", "webhook:broken2": "{", "webhook:broken3": "{"})
-    deliver = relay(shard)
+    records = CyclesRecords(shard)
     client.sadd("webhooks:acme", "broken1", "broken2")
     for _ in range(2):
-        deliver(event())
+        records.write([entry()])
     assert len(caplog.records) == 2
     client.sadd("webhooks:acme", "broken3")
     caplog.clear()
     for expected in (["broken3"], ["broken1", "broken2", "broken3"]):
-        deliver(event())
+        records.write([entry()])
         assert [record.__dict__["subscription"] for record in caplog.records] == expected
         caplog.clear()
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_each_result_is_observed_with_its_duration(shard: Shard, client: redis.Redis, broken: bool) -> None:
-    if broken:
-        client.set("events:acme", "x")
-    observed: list[DeliveryResult] = []
-    started = time.monotonic()
-    result = Relay(shard, observed.append).deliver(single_request(event(), "event"))
-    assert observed == [result]
-    assert result.result is (Result.FAILED if broken else Result.DELIVERED)
-    assert 0 <= result.seconds <= time.monotonic() - started
+def test_results_are_observed_with_their_duration_and_counted(shard: Shard, client: redis.Redis) -> None:
+    client.set("events:bad", "x")
+    relaying, started = Relaying(shard), time.monotonic()
+    good, bad = entries(3), entry(9, tenant=b"bad")
+    settled = relaying.send(*good, bad)
+    assert [(each.action, each.entries) for each in settled] == [
+        (Disposition.ACKNOWLEDGE, good),
+        (Disposition.NACK, [bad]),
+    ]
+    assert [each.result for each in relaying.observed] == [Result.DELIVERED, Result.FAILED]
+    assert all(0 <= each.seconds <= time.monotonic() - started for each in relaying.observed)
+    assert (relaying.counted(Result.DELIVERED), relaying.counted(Result.FAILED)) == (3, 1)
 
 
-def test_a_full_redis_changes_nothing_and_the_event_waits(own_shard: Shard) -> None:
+def test_a_full_redis_changes_nothing_and_the_events_wait(own_shard: Shard) -> None:
     client = own_shard.client
     subscribe(client, "whsub_1")
-    deliver, sent = relay(own_shard), event()
+    relaying, taken = Relaying(own_shard), entries(2)
     with full(own_shard):
-        result = deliver(sent)
-    assert (result.result, "maxmemory" in result.reason) == (Result.FAILED, True)
+        (settled,) = relaying.send(*taken)
+    assert (settled.action, settled.entries, "maxmemory" in settled.reason) == (Disposition.NACK, taken, True)
+    assert relaying.lane.circuit.failures == 1
     assert client.keys("event*") == client.keys("deliver*") == client.keys("dispatch*") == []
-    assert deliver(sent).reason == "1 deliveries"
+    assert [each.action for each in relaying.send(*taken)] == [Disposition.ACKNOWLEDGE]
+    assert client.llen("dispatch:pending") == 2
+    assert relaying.lane.circuit.failures == 0
 
 
-@pytest.mark.parametrize("key", ["events:acme", "events:_all", "dispatch:pending", "deliveries:whsub_1"])
-def test_a_key_of_another_type_fails_before_the_first_write(shard: Shard, client: redis.Redis, key: str) -> None:
+@pytest.mark.parametrize("key", ["events:_all", "dispatch:pending", "webhooks:__system__"])
+def test_a_key_of_all_tenants_of_another_type_opens_the_circuit(shard: Shard, client: redis.Redis, key: str) -> None:
     subscribe(client, "whsub_1")
     client.set(key, "x")
-    before = sorted(client.keys())
-    result = relay(shard)(event())
-    assert (result.result, "WRONGTYPE" in result.reason) == (Result.FAILED, True)
-    assert sorted(client.keys()) == before
+    before = sorted(client.keys("[dew]*"))
+    relaying = Relaying(shard)
+    for each in entries(5):
+        (settled,) = relaying.send(each)
+        assert (settled.action, "WRONGTYPE" in settled.reason) == (Disposition.NACK, True)
+    assert relaying.lane.circuit.open
+    assert relaying.counted(Result.FAILED) == 5
+    assert sorted(client.keys("[dew]*")) == before
+    client.delete(key)
+    assert [each.action for each in relaying.send(entry(), probe=True)] == [Disposition.ACKNOWLEDGE]
+    assert not relaying.lane.circuit.open
+
+
+@pytest.mark.parametrize("key", ["events:bad", "webhooks:bad", "deliveries:whsub_bad"])
+def test_a_key_of_one_tenant_of_another_type_makes_its_events_wait_alone(
+    shard: Shard, client: redis.Redis, key: str
+) -> None:
+    """Whatever such a key is: the events of the others have their records, and the circuit does not move."""
+    subscribe(client, "whsub_1")
+    if not key.startswith("webhooks:"):
+        subscribe(client, "whsub_bad", "bad")
+    client.set(key, "x")
+    relaying = Relaying(shard)
+    for number in range(1, 8):
+        good, bad = entry(1, id=b"good %d" % number), entry(2, id=b"bad %d" % number, tenant=b"bad")
+        settled = {each.action: each for each in relaying.send(bad, good)}
+        assert settled.keys() == {Disposition.ACKNOWLEDGE, Disposition.NACK}
+        assert settled[Disposition.ACKNOWLEDGE].entries == [good]
+        assert settled[Disposition.NACK].entries == [bad]
+        assert settled[Disposition.NACK].reason == f"WRONGTYPE {key}"
+    assert [each.action for each in relaying.send(bad)] == [Disposition.NACK], "alone too"
+    assert relaying.lane.circuit.failures == 0
+    assert (relaying.counted(Result.DELIVERED), relaying.counted(Result.FAILED)) == (7, 8)
+    assert client.zcard("events:_all") == client.zcard("events:acme") == client.llen("dispatch:pending") == 7
+    client.delete(key)
+    assert [each.action for each in relaying.send(bad)] == [Disposition.ACKNOWLEDGE]

@@ -327,7 +327,8 @@ class Threads:
         self.sending = Sending(shard, limits=batch_limits(), senders=2)
         self.sending.client.wait = lambda: self.answered.wait(20)
         self.lane = replace(self.sending.lane, subscription=named(name), shard=shard)
-        self.delivery = EndpointDelivery(self.lane, self.sending.client, self.sending.encoder.request)
+        sender = BatchSender(self.lane, self.sending.client, self.sending.encoder.request)
+        self.delivery = EndpointDelivery(self.lane, sender)
         self.prefix = f"send-{shard.name}-{name}-"
 
     @property

@@ -1,9 +1,10 @@
 """The log on standard error: a JSON object a line, or text for a terminal."""
 
 import logging
+import os
 import sys
-from collections.abc import Mapping
-from typing import Literal
+import time
+from collections.abc import Callable, Mapping
 
 from pythonjsonlogger.json import JsonFormatter
 
@@ -11,6 +12,12 @@ from pythonjsonlogger.json import JsonFormatter
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 #: Libraries with lines that are noise here: a draining tick outlasts the interval, a connection broke.
 CHATTY = ("apscheduler", "urllib3", "tenacity", "opentelemetry")
+
+
+#: The least level of each priority of the journal.
+_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.NOTSET, 7))
+#: After how long a repeated line is written again, seconds.
+REPEAT_AFTER = 60.0
 
 
 class TextFormatter(logging.Formatter):
@@ -26,19 +33,29 @@ class TextFormatter(logging.Formatter):
         return line
 
 
-def configure(level: str, form: Literal["auto", "text", "json"]) -> None:
-    """Set up the log of the process."""
+class JournalFormatter(logging.Formatter):
+    """Lines of another formatter, each with its priority in front as the journal of systemd reads it: `<3>`."""
+
+    def __init__(self, lines: logging.Formatter) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def format(self, record: logging.LogRecord) -> str:
+        priority = next(priority for level, priority in _PRIORITIES if record.levelno >= level)
+        return "\n".join(f"<{priority}>{line}" for line in self._lines.format(record).split("\n"))
+
+
+def configure(level: str, form: str) -> None:
+    """Set up the log of the process. `form`: text, json, or auto: text on a terminal, else json."""
     handler = logging.StreamHandler(sys.stderr)
-    if form == "text" or (form == "auto" and sys.stderr.isatty()):
-        handler.setFormatter(TextFormatter())
-    else:
-        handler.setFormatter(
-            JsonFormatter(
-                ["timestamp", "levelname", "name", "message"],
-                rename_fields={"levelname": "level", "name": "logger"},
-                timestamp=True,
-            )
+    formatter: logging.Formatter = TextFormatter()
+    if is_json(form):
+        formatter = JsonFormatter(
+            ["timestamp", "levelname", "name", "message"],
+            rename_fields={"levelname": "level", "name": "logger"},
+            timestamp=True,
         )
+    handler.setFormatter(JournalFormatter(formatter) if _to_journal() else formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -49,6 +66,35 @@ def configure(level: str, form: Literal["auto", "text", "json"]) -> None:
 def _word(value: object) -> str:
     text = str(value)
     return text if text and text.isprintable() and not any(mark in text for mark in " \"'=") else repr(text)
+
+
+def is_json(form: str) -> bool:
+    """Whether lines of this `log.format` are JSON."""
+    return form == "json" or (form == "auto" and not sys.stderr.isatty())
+
+
+def _to_journal() -> bool:
+    """Whether standard error is the stream to the journal that systemd names by device and inode."""
+    try:
+        about = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{about.st_dev}:{about.st_ino}"
+
+
+class Rarely:
+    """Lets a line that would be repeated through once a minute."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next = 0.0
+
+    def __call__(self) -> bool:
+        """Whether the line is due."""
+        due = self._clock() >= self._next
+        if due:
+            self._next = self._clock() + REPEAT_AFTER
+        return due
 
 
 class Outage:

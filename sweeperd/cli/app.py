@@ -164,7 +164,9 @@ def main(
 
     Exit codes: 0 done, 1 failed, 2 bad option or configuration, 3 swept but events wait for delivery.
     """
-    context.obj = options = Options(config_file, log_level, log_format, as_json)
+    context.obj = options = Options(
+        config_file, log_level, log_format, as_json, logged=context.invoked_subcommand is None
+    )
     if as_json and not once and context.invoked_subcommand in (None, "demo"):
         raise click.UsageError("--json goes with --once")
     if once or context.invoked_subcommand:
@@ -172,8 +174,6 @@ def main(
     once_options = OnceOptions(metrics_file, metrics_push, exit_zero_on_pending, delivery_limit)
     if not once:
         _refuse_without_once(once_options)
-    if metrics_file is not None and not os.access(metrics_file.parent, os.W_OK | os.X_OK):
-        raise click.UsageError(f"--metrics-file: nothing can be written in {metrics_file.parent}")
     if (once or context.invoked_subcommand) and context.get_parameter_source("role") is ParameterSource.COMMANDLINE:
         raise click.UsageError("--role is for the daemon")
     if context.invoked_subcommand is not None:
@@ -209,7 +209,7 @@ def _daemon(options: Options, role: str) -> int:
     try:
         service = Service(settings, options.load, options.apply_log, SystemdNotifier(), Role(role))
     except ConfigError as error:
-        fail(str(error), Exit.FAILED)
+        options.fail(str(error), Exit.FAILED)
     with tracing():
         return Exit.DONE if service.run(hung_up) else Exit.FAILED
 

@@ -13,7 +13,7 @@ import click
 from prometheus_client import push_to_gateway, write_to_textfile
 
 from sweeperd import redis_url
-from sweeperd.cli.options import Exit, OnceOptions, Options, fail, stop_on_signals
+from sweeperd.cli.options import Exit, OnceOptions, Options, stop_on_signals
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.once import OnceProgress, OnceReport, OnceStage, run_once
@@ -38,56 +38,62 @@ def run(options: Options, once: OnceOptions) -> int:
 
 def _run(options: Options, once: OnceOptions, settings: Settings, *, show: bool, stop: threading.Event) -> int:
     metrics = Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled, lasting=False)
+    problems: list[str] = []
     try:
-        with tracing(), _metrics_left(metrics, once), _progress(show) as progress:
+        with tracing(), _metrics_left(metrics, once, problems), _progress(show) as progress:
             report = run_once(settings, stop, progress, metrics, once.delivery_limit)
     except Exception as error:
         logging.getLogger(__name__).exception("the run failed")
-        fail(f"the run failed: {type(error).__name__}", Exit.FAILED)
-    for failure in report.failures:
-        click.echo(f"sweeperd: {failure}", err=True)
+        options.fail("\n".join([f"the run failed: {type(error).__name__}", *problems]), Exit.FAILED)
+    for problem in (*report.failures, *problems):
+        options.say(problem)
     if not report.any_done:
         return Exit.FAILED
     if options.as_json:
         click.echo(json.dumps(report.document.as_json()))
     elif sys.stdout.isatty():
         click.echo(_summary(report))
+    if problems:
+        return Exit.FAILED
     if once.exit_zero_on_pending and report.exit_code == Exit.UNDELIVERED:
         return Exit.DONE
     return report.exit_code
 
 
 @contextlib.contextmanager
-def _metrics_left(metrics: Metrics, once: OnceOptions) -> Iterator[None]:
+def _metrics_left(metrics: Metrics, once: OnceOptions, problems: list[str]) -> Iterator[None]:
     """
     Write and push the metrics when the block ends, also if the block fails: a failed run must not look like no run.
+    What cannot be written or pushed is added to `problems`: no reason not to sweep.
     """
     try:
         yield
     finally:
         if once.metrics_file is not None:
-            _write_metrics(metrics, once.metrics_file)
+            problems += _write_metrics(metrics, once.metrics_file)
         if once.metrics_push is not None:
-            _push_metrics(metrics, once.metrics_push)
+            problems += _push_metrics(metrics, once.metrics_push)
 
 
-def _write_metrics(metrics: Metrics, path: Path) -> None:
+def _write_metrics(metrics: Metrics, path: Path) -> list[str]:
     try:
         # Into a temporary file, which replaces the old file when complete.
         write_to_textfile(str(path), metrics.registry)
     except OSError as error:
-        fail(f"the metrics cannot be written to {path}: {error.strerror or error}", Exit.FAILED)
+        return [f"the metrics cannot be written to {path}: {error.strerror or error}"]
+    return []
 
 
-def _push_metrics(metrics: Metrics, gateway: str) -> None:
+def _push_metrics(metrics: Metrics, gateway: str) -> list[str]:
     try:
         push_to_gateway(gateway, job="sweeperd", registry=metrics.registry, timeout=PUSH_TIMEOUT)
     except (ValueError, InvalidURL):
         # The URL may hold a password, and these errors show a part of the URL.
-        fail("the metrics cannot be pushed: the URL cannot be used", Exit.FAILED)
+        return ["the metrics cannot be pushed: the URL cannot be used"]
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
-        fail(f"the metrics cannot be pushed: {getattr(reason, 'strerror', None) or reason}", Exit.FAILED)
+        return [f"the metrics cannot be pushed: {getattr(reason, 'strerror', None) or reason}"]
+    return []
 
 
 @contextlib.contextmanager

@@ -3,7 +3,9 @@ The options and exit codes of all commands, the shards of a command, moments as 
 """
 
 import contextlib
+import logging
 import math
+import os
 import re
 import signal
 import sys
@@ -51,7 +53,7 @@ class OnceOptions:
     delivery_limit: timedelta | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Options:
     """What stood before the subcommand."""
 
@@ -59,6 +61,10 @@ class Options:
     log_level: Literal["debug", "info", "warning", "error"] | None
     log_format: Literal["text", "json"] | None
     as_json: bool = False
+    #: Whether what ends the process belongs into the log: of the daemon and of `--once`.
+    logged: bool = False
+    #: `log.format`, when the settings have been read.
+    _configured: str | None = None
 
     def settings(self, default_level: str | None = None, *, secrets: bool = True) -> Settings:
         """
@@ -68,7 +74,7 @@ class Options:
         try:
             settings = self.load(secrets=secrets)
         except ConfigError as error:
-            fail(str(error), Exit.USAGE)
+            self.fail(str(error), Exit.USAGE)
         self.apply_log(settings, default_level)
         return settings
 
@@ -76,9 +82,29 @@ class Options:
         """The settings as they are now. Raises ConfigError."""
         return load(self.config_file, secrets=secrets)
 
+    def fail(self, problem: str, code: Exit) -> Never:
+        """Say the problem, as `say`, and end the process."""
+        for line in problem.splitlines():
+            self.say(line)
+        sys.exit(code)
+
+    def say(self, problem: str) -> None:
+        """Write a problem that ends the process: into the log if the log is JSON, else as a line on standard error."""
+        if not self.logged or not logs.is_json(self._form()):
+            click.echo(f"sweeperd: {problem}", err=True)
+            return
+        if self._configured is None:
+            logs.configure("info", self._form())
+        logging.getLogger("sweeperd").error(problem)
+
+    def _form(self) -> str:
+        """The format of the log: before the settings are known, as the command line and the environment say."""
+        return self.log_format or self._configured or os.environ.get("SWEEPERD_LOG__FORMAT", "auto")
+
     def apply_log(self, settings: Settings, default_level: str | None = None) -> None:
         """Set the log up."""
-        logs.configure(self.log_level or default_level or settings.log.level, self.log_format or settings.log.format)
+        self._configured = settings.log.format
+        logs.configure(self.log_level or default_level or settings.log.level, self._form())
 
     @contextlib.contextmanager
     def shards(self, only: str | None = None, *, secrets: bool = False) -> Iterator[tuple[Settings, list[Shard]]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sweeperd.delivery.lane import Lane
 from sweeperd.errors import RedisUnavailable
+from sweeperd.logs import Rarely
 from sweeperd.outbox.event import OutboxEntry
 from sweeperd.store.errors import is_missing_group
 
@@ -63,6 +64,7 @@ class Acknowledger:
         self._ended = False
         self._changed = threading.Condition(threading.Lock())
         self._counts: Counter[str] = Counter()
+        self._said = Rarely()
 
     def add(self, settlement: Settlement) -> None:
         """Settle these events with the next round trip."""
@@ -110,7 +112,8 @@ class Acknowledger:
         except RedisUnavailable as error:
             fields = self._lane.log_fields | {"events": sum(len(one.entries) for one in left), "error": str(error)}
             if not last:
-                log.warning("events in hand wait to be settled", extra=fields)
+                if self._said():
+                    log.warning("events in hand wait to be settled", extra=fields)
                 with self._changed:
                     self._waiting[:0] = left
                     self._changed.wait_for(lambda: self._ended, self._lane.timing.recovery_pause)

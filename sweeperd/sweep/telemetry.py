@@ -181,30 +181,40 @@ class SweepTelemetry:
         self._begun: float | None = None
         self._shard = shard
         self._kind = kind
+        #: Ordinary decisions that wait for more of their outcome, to share a line of LINE; of one tick.
+        self._waiting: dict[tuple[Outcome, str], list[Decision]] = {}
         #: The fields of every log line of this sweep.
         self._about: dict[str, object] = {"shard": shard, **kind.log_fields}
         metrics.sweep.announce(shard, kind.name, list(Outcome), list(kind.reasons))
 
     def decided(self, decisions: Sequence[Decision], trace_id: str) -> None:
         """
-        The decisions of a batch. Ordinary decisions share log lines by outcome, because there are thousands a second
-        after an outage. A decision that needs an operator has a line of its own.
+        The decisions of a batch. Ordinary decisions of a tick share log lines by outcome, because there are thousands a
+        second after an outage. A decision that needs an operator has a line of its own.
         """
         self._count(decisions)
-        ordinary: dict[Outcome, list[Decision]] = {}
         for decision in decisions:
             level = logging.WARNING if decision.missing or decision.closed else _ALARMING.get(decision.outcome)
             if level is None:
-                ordinary.setdefault(decision.outcome, []).append(decision)
+                alike = self._waiting.setdefault((decision.outcome, trace_id), [])
+                alike.append(decision)
+                if len(alike) == LINE:
+                    self._log_ordinary(decision.outcome, trace_id)
             else:
                 self._log(decision.outcome, trace_id, level, self._fields_of(decision))
-        for outcome, alike in ordinary.items():
-            # An entry in grace has not changed.
-            level = logging.DEBUG if outcome is Outcome.IN_GRACE else logging.INFO
-            if log.isEnabledFor(level):
-                for start in range(0, len(alike), LINE):
-                    rows = [self._fields_of(decision) for decision in alike[start : start + LINE]]
-                    self._log(outcome, trace_id, level, {self._kind.words.entries: rows})
+
+    def _log_ordinary(self, outcome: Outcome, trace_id: str) -> None:
+        alike = self._waiting.pop((outcome, trace_id))
+        # An entry in grace has not changed.
+        level = logging.DEBUG if outcome is Outcome.IN_GRACE else logging.INFO
+        if log.isEnabledFor(level):
+            rows = [self._fields_of(decision) for decision in alike]
+            self._log(outcome, trace_id, level, {self._kind.words.entries: rows})
+
+    def flush(self) -> None:
+        """The tick has ended: log what waits for a full line."""
+        for outcome, trace_id in list(self._waiting):
+            self._log_ordinary(outcome, trace_id)
 
     def paged(self) -> None:
         """A page of a tick was decided."""
@@ -217,6 +227,7 @@ class SweepTelemetry:
 
     def ticked(self, report: SweepReport) -> None:
         """A tick that reached its end or was cut short."""
+        self.flush()
         self._count_run("error" if report.failure else "ok")
         self._metrics.sweep_duration.labels(self._shard, self._kind.name).observe(report.duration_seconds)
         # The other entries were counted with their decisions.
@@ -248,6 +259,7 @@ class SweepTelemetry:
 
     def failed(self, *, redis_down: bool) -> None:
         """A tick that raised an error."""
+        self.flush()
         self._count_run("error")
         if redis_down:
             self._metrics.redis_up.labels(self._shard).set(0)

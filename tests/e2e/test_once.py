@@ -213,20 +213,21 @@ def test_a_run_that_fails_leaves_metrics_that_say_so(tmp_path: Path) -> None:
     assert samples["sweeperd_sweeps_total['default', 'error', 'reservations']"] == 1
 
 
-def test_a_place_for_metrics_that_is_not_there_is_told_before_the_run(
+def test_a_place_for_metrics_that_is_not_there_stops_no_sweep(
     server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:
     reserve(client, ["one"])
     run = subprocess.run(
-        command("--once", "--metrics-file", str(tmp_path / "x" / "a.prom")),
+        command("--once", "--json", "--log-level", "error", "--metrics-file", str(tmp_path / "x" / "a.prom")),
         env=environment(server.url),
         capture_output=True,
         text=True,
         check=False,
     )
-    assert run.returncode == 2
-    assert "nothing can be written in" in run.stderr
-    assert client.xlen("sweeperd:events") == 0
+    assert (run.returncode, json.loads(run.stdout)["expired"]) == (1, 1)
+    told = f"the metrics cannot be written to {tmp_path}/x/a.prom: No such file or directory"
+    assert json.loads(run.stderr)["message"] == told
+    assert client.xlen("sweeperd:events") == 1
 
 
 def test_events_that_wait_are_exit_3_or_0_where_that_is_asked_for(server: Server, client: redis.Redis) -> None:
@@ -327,7 +328,7 @@ def test_a_gateways_url_that_cannot_be_used_is_not_shown(url: str, server: Serve
         check=False,
     )
     assert run.returncode == 1
-    assert run.stderr.splitlines()[-1] == "sweeperd: the metrics cannot be pushed: the URL cannot be used"
+    assert json.loads(run.stderr.splitlines()[-1])["message"] == "the metrics cannot be pushed: the URL cannot be used"
     assert "hush" not in run.stderr
 
 
@@ -342,5 +343,5 @@ def test_a_gateway_that_does_not_answer_fails_the_run(server: Server, client: re
         check=False,
     )
     assert run.returncode == 1
-    assert run.stderr.splitlines()[-1] == "sweeperd: the metrics cannot be pushed: Connection refused"
+    assert json.loads(run.stderr.splitlines()[-1])["message"] == "the metrics cannot be pushed: Connection refused"
     assert client.xlen("sweeperd:events") == 1, "the sweep was done"

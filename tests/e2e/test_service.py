@@ -130,7 +130,7 @@ def test_a_broken_file_is_refused_with_the_text_that_the_start_has(
         log = tmp_path / "start.log"
         with pytest.raises(AssertionError, match="it ended with 2"):
             Daemon(env, log)
-        assert log.read_text().splitlines() == [f"sweeperd: {part}" for part in line["error"].splitlines()]
+        assert [json.loads(part)["message"] for part in log.read_text().splitlines()] == line["error"].splitlines()
 
 
 def test_new_settings_with_an_unreachable_redis_are_taken_and_give_a_clear_line(
@@ -298,6 +298,8 @@ def test_the_service_manager_is_told(env: dict[str, str], config: Path, tmp_path
             running.reload()
             eventually(lambda: heard.said("READY") == ["1"] * 3)
             assert len(heard.said("RELOADING")) == 2
+            assert heard.said("STATUS")[-1].startswith(f"The new settings were refused: {config}: is not TOML: ")
+            assert heard.said("STATUS")[-1].endswith(" Sweeping every 2 s, delivering to 1 endpoint")
             fed = len(heard.said("WATCHDOG"))
             eventually(lambda: len(heard.said("WATCHDOG")) > fed)
             assert running.terminate() == 0

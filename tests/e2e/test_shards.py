@@ -1,6 +1,7 @@
 """One process on four Redis servers, and what it is to the others when one of them is dead."""
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,8 +167,8 @@ def test_once_brings_the_others_to_their_end_where_some_are_down(shards: Shards)
     done = once(env)
     assert done.code == 1
     assert (done.report["candidates"], done.report["expired"]) == (6, 6)
-    assert [line.partition(": redis://")[0] for line in done.errors.splitlines()] == [
-        f"sweeperd: shard {name}: redis is not available" for name in down
+    assert [json.loads(line)["message"].partition(": redis://")[0] for line in done.errors.splitlines()] == [
+        f"shard {name}: redis is not available" for name in down
     ]
     for name in ("one", "three"):
         shards.servers[name].kill()

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import logging
+import os
 import re
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from sweeperd import logs
 from sweeperd.errors import RedisUnavailable
-from sweeperd.logs import Outage
+from sweeperd.logs import Outage, Rarely
 
 pytestmark = pytest.mark.usefixtures("log_restored")
 
@@ -156,3 +157,33 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_ends(caplog: pytest.LogC
         ("WARNING", "the task waits for redis", "loading"),
         ("INFO", "the task goes on", ""),
     ]
+
+
+def test_lines_for_the_journal_have_a_priority(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = open(2, "w", closefd=False)  # noqa: SIM115 - what the journal's stream would be
+    monkeypatch.setattr("sys.stderr", stream)
+    about = os.fstat(2)
+    monkeypatch.setenv("JOURNAL_STREAM", f"{about.st_dev}:{about.st_ino}")
+    logs.configure("debug", "text")
+    log.debug("one")
+    log.info("two")
+    log.warning("three\nlines")
+    log.error("four")
+    log.critical("five")
+    monkeypatch.setenv("JOURNAL_STREAM", f"{about.st_dev}:{about.st_ino + 1}")
+    logs.configure("debug", "json")
+    log.error("elsewhere")
+    lines = capfd.readouterr().err.splitlines()
+    assert [line[:3] for line in lines] == ["<7>", "<6>", "<4>", "<4>", "<3>", "<2>", '{"t']
+
+
+def test_a_repeated_line_is_let_through_once_a_minute() -> None:
+    now = 1000.0
+    rarely = Rarely(lambda: now)
+    assert [rarely(), rarely()] == [True, False]
+    now += 59
+    assert not rarely()
+    now += 1
+    assert [rarely(), rarely()] == [True, False]

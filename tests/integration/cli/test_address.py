@@ -205,8 +205,11 @@ def test_a_command_that_needs_no_secret_works_without_them(arguments: list[str],
 def test_a_command_that_needs_secrets_names_file_and_key(arguments: list[str], unreadable: dict[str, Any]) -> None:
     result = run(unreadable, *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
-    file, variable = result.stderr.splitlines()
-    key = f"sweeperd: {unreadable['SWEEPERD_CONFIG']}: webhooks.endpoints[0].secrets"
+    lines = result.stderr.splitlines()
+    file, variable = (
+        json.loads(line)["message"] if line[0] == "{" else line.removeprefix("sweeperd: ") for line in lines
+    )
+    key = f"{unreadable['SWEEPERD_CONFIG']}: webhooks.endpoints[0].secrets"
     assert file == f"{key}[0]: the file {gone(unreadable)} cannot be read: No such file or directory"
     assert variable == f"{key}[1]: the environment has no variable GONE"
 

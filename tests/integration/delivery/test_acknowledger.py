@@ -175,6 +175,7 @@ def test_what_redis_refuses_is_tried_again(own_shard: Shard, caplog: pytest.LogC
     eventually(lambda: not len(gathering.in_flight))
     assert gathering.delivered == 6, "each once"
     assert gathering.owners == {gathering.taken[6].id: (PARKED, 1)}
+    assert caplog.text.count("events in hand wait to be settled") == 1, "once a minute at most"
     gathering.end()
 
 

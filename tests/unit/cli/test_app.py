@@ -1,5 +1,6 @@
 """The command line: options, exit codes, and what goes to which output."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -24,7 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)
 
     def invoked(*arguments: str, **environment: str) -> Result:
-        return CliRunner().invoke(main, arguments, env=environment)
+        return CliRunner().invoke(main, arguments, env={"SWEEPERD_LOG__FORMAT": "text"} | environment)
 
     return invoked
 
@@ -68,7 +69,6 @@ def test_help(option: str, run: Run) -> None:
         (["--delivery-limit", "5m"], "--delivery-limit goes with --once"),
         (["--once", "--delivery-limit", "soon"], "'soon' is no duration such as 30s or 10m"),
         (["--once", "--delivery-limit", "0s"], "'0s' is no duration such as 30s or 10m"),
-        (["--once", "--metrics-file", "nowhere/a.prom"], "nothing can be written in nowhere"),
         (["--once", "demo"], "--once takes no subcommand"),
         (["nonsense"], "No such command"),
         (["statsu"], "No such command 'statsu'; did you mean status?"),
@@ -114,6 +114,16 @@ def test_a_bad_variable(mode: list[str], run: Run) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     problem = "SWEEPERD_SWEEP__BATCHSIZE: unknown key; did you mean SWEEPERD_SWEEP__BATCH_SIZE?"
     assert result.stderr == f"sweeperd: environment: {problem}\n"
+
+
+@MODES
+def test_the_end_of_a_start_is_json_if_the_log_is(mode: list[str], run: Run) -> None:
+    result = run("--config", "gone.toml", *mode, SWEEPERD_LOG__FORMAT="json")
+    line = json.loads(result.stderr)
+    assert (result.exit_code, line["level"]) == (2, "ERROR")
+    assert line["message"] == "gone.toml: cannot be read: No such file or directory"
+    option = run("--config", "gone.toml", "--log-format", "text", *mode, SWEEPERD_LOG__FORMAT="json")
+    assert option.stderr == "sweeperd: gone.toml: cannot be read: No such file or directory\n"
 
 
 def test_the_file_in_the_working_directory_is_found(run: Run, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ class Told:
 
     def decided(self, *decisions: Decision) -> Samples:
         self.audit.decided(decisions, TRACE)
+        self.audit.flush()
         return self.changes()
 
     def changes(self) -> Samples:
@@ -118,6 +119,18 @@ def test_what_went_as_usual_shares_a_line(told: Told) -> None:
     lines = [line["reservations"] for line in told.lines]
     assert [len(entries) for entries in lines] == [50, 50, 20], "a line that is too long is cut on its way"
     assert [entry["reservation_id"] for entries in lines for entry in entries] == [str(n) for n in range(120)]
+
+
+def test_small_batches_of_a_tick_share_lines_and_its_end_leaves_none_out(told: Told) -> None:
+    for batch in range(10):
+        rows = [
+            Decision(b"%d" % (7 * batch + number), Outcome.EXPIRED, tenant=b"acme", lag_ms=1) for number in range(7)
+        ]
+        told.audit.decided([*rows, Decision(b"gone", Outcome.NOT_FOUND)], TRACE)
+    assert [len(line["reservations"]) for line in told.lines] == [50]
+    told.audit.failed(redis_down=True)
+    assert {line["outcome"]: len(line["reservations"]) for line in told.lines[1:]} == {"expired": 20, "not_found": 10}
+    assert told.changes()[("sweeperd_expired_total", ("reservations", "acme"))] == 70
 
 
 def test_expired(told: Told) -> None:

@@ -102,6 +102,8 @@ class CyclesSettings(Section):
     """How to run with the services of a Cycles installation, in place of their own expiry sweep."""
 
     enabled: bool = False
+    event_ttl: Duration = Field(default=timedelta(days=90), ge=timedelta(seconds=1))
+    delivery_ttl: Duration = Field(default=timedelta(days=14), ge=timedelta(seconds=1))
     spike_factor: float = Field(default=5, gt=1, le=1000, allow_inf_nan=False)
     spike_window: PositiveDuration = timedelta(minutes=5)
 

@@ -352,7 +352,7 @@ class Dispatcher:
         self._replays = Replays(shard, outbox, [each.name for each in self._receivers], self._replay)
         if settings.cycles.enabled:
             lane = Lane.of(context, RELAY, outbox, SENDERS)
-            relay = Relay(lane, self._observer(RELAY.name))
+            relay = Relay(lane, self._observer(RELAY.name), settings.cycles)
             self.endpoints.append(EndpointDelivery(lane, relay, until_idle=context.until_idle))
         for endpoint in self.endpoints:
             metrics.webhooks.announce(endpoint.name)

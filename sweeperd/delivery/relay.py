@@ -11,11 +11,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 import redis
 
+from sweeperd.config import CyclesSettings
 from sweeperd.delivery.acknowledger import Disposition, Settlement
 from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.lane import Lane
@@ -38,8 +38,6 @@ SENDERS = 2
 CALL_MICROS = 1500.0
 #: How many records the first call writes, and how many a call writes at most. Each event and each delivery is one.
 FIRST_SIZE, LARGEST_SIZE, GROWTH = 100.0, 1000.0, 1.25
-#: How long Cycles keeps an event and a delivery.
-EVENT_RETENTION, DELIVERY_RETENTION = timedelta(days=90), timedelta(days=14)
 #: How many unreadable records are remembered, to log each record once.
 REMEMBERED = 1000
 #: How many parsed records are kept. A record is read again for each call, and has changed if its bytes have.
@@ -77,8 +75,10 @@ class CyclesRecords:
     dies between the write and the acknowledgement, nothing is doubled. Threads may share the object.
     """
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, settings: CyclesSettings = CyclesSettings()) -> None:  # noqa: B008 - frozen
         self._shard = shard
+        #: Of events and of deliveries, seconds.
+        self._ttls = [int(ttl.total_seconds()) for ttl in (settings.event_ttl, settings.delivery_ttl)]
         self._keys = shard.keys.cycles
         #: Without the place in the stream, which the bodies do not carry.
         self._encode = EventEncoder(shard.name, shard.origin, batches=True)
@@ -165,8 +165,7 @@ class CyclesRecords:
         args: list[bytes | str | int] = [
             len(event_stem),
             len(delivery_stem),
-            int(EVENT_RETENTION.total_seconds()),
-            int(DELIVERY_RETENTION.total_seconds()),
+            *self._ttls,
             now,
         ]
         for (tenant, subscriptions, trace), events in groups.items():
@@ -279,9 +278,14 @@ class Relay(Sender):
     metrics. Threads may share a relay.
     """
 
-    def __init__(self, lane: Lane, observe: Callable[[DeliveryResult], None]) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        observe: Callable[[DeliveryResult], None],
+        settings: CyclesSettings = CyclesSettings(),  # noqa: B008 - frozen
+    ) -> None:
         super().__init__(lane)
-        self._records = CyclesRecords(lane.shard)
+        self._records = CyclesRecords(lane.shard, settings)
         self._observe = observe
 
     def close(self) -> None:

@@ -221,9 +221,13 @@ def cycles_grants(keys: Keys) -> Iterator[Grant]:
     yield granted(Duty.DELIVER, cycles.subscriptions(ANY), "SMEMBERS")
     yield granted(Duty.DELIVER, cycles.subscription(ANY), "GET MGET")
     yield granted(Duty.DELIVER, cycles.event(name), "EXISTS SET")
+    yield granted(Duty.OPERATE, cycles.event(name), "GET PTTL")
     yield granted(Duty.DELIVER, cycles.events(ANY), "ZADD ZCARD")
+    yield granted(Duty.OPERATE, cycles.all_events, "ZRANGE")
     yield granted(Duty.DELIVER, cycles.delivery(name), "EXISTS SET")
+    yield granted(Duty.OPERATE, cycles.delivery(name), "GET PTTL")
     yield granted(Duty.DELIVER, cycles.deliveries(name), "ZADD ZCARD")
+    yield granted(Duty.OPERATE, cycles.deliveries(name), "ZRANGE")
     yield granted(Duty.DELIVER, cycles.dispatch, "LPUSH LLEN")
 
 

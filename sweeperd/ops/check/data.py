@@ -1,14 +1,18 @@
 """Checks of a shard's keys, of the rights to the keys, of the kinds, and of a Cycles installation."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import cast
+from itertools import chain
+from operator import itemgetter
+from typing import Any, cast
 
 import redis
 
 from sweeperd.config.kinds import KindSettings
+from sweeperd.config.types import milliseconds
 from sweeperd.errors import KindRefused
 from sweeperd.ops.acl import ANY, Duty, Grant, channels, cycles_grants, daemon_duties, grants, ledger_duties
-from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, warning
+from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, unknown, warning
 from sweeperd.ops.reconcile import Fault, LastWalk, WalkStore
 from sweeperd.ops.status import WARNING, is_empty
 from sweeperd.outbox.subscription import SYSTEM, parse
@@ -23,6 +27,12 @@ from sweeperd.text import decode
 _GRANT = "`sweeperd acl` prints the rights to grant; a command that was renamed needs its name back"
 #: How many subscription records are read at most, in all sets together; a check takes a moment, not minutes.
 MOST_SUBSCRIPTIONS = 10_000
+#: How many of the newest records are read to find one of the services.
+RECENT = 500
+#: The source of an event that the relay wrote.
+RELAYED = "sweeperd"
+#: Two lifetimes are the same, if they differ by no more than this, ms: a record is written a little after its time.
+NEAR_MS = 3_600_000
 #: How many unreadable records a finding names.
 NAMED = 3
 
@@ -317,7 +327,9 @@ def lease(subject: Subject) -> CheckResult:
 
 def cycles_rights(subject: Subject) -> CheckResult:
     """Whether the user may run the commands of the lease and of the relay."""
-    missing = refused(subject.shard, list(cycles_grants(subject.shard.keys)))
+    missing = refused(
+        subject.shard, [grant for grant in cycles_grants(subject.shard.keys) if grant.duty is not Duty.OPERATE]
+    )
     if missing:
         return failure(
             f"this user may not {', '.join(missing)}", "`sweeperd acl` with cycles.enabled = true prints the rights"
@@ -346,6 +358,72 @@ def subscriptions(subject: Subject) -> CheckResult:
     return ok(f"{len(ids)} can be read" + (f", of {len(members)}" if len(members) > len(ids) else ""))
 
 
+def retention(subject: Subject) -> CheckResult:
+    """Whether the services keep events and deliveries as long as the relay, by the newest record of the services."""
+    keys, cycles = subject.shard.keys.cycles, subject.settings.cycles
+    missing = refused(subject.shard, [each for each in cycles_grants(subject.shard.keys) if each.duty is Duty.OPERATE])
+    if missing:
+        return unknown(", ".join(missing))
+    members = sorted(cast(set[bytes], subject.shard.client.smembers(keys.all_subscriptions)))[:RECENT]
+    indexes = [keys.deliveries(decode(each)) for each in members]
+    known, other = [], []
+    for name, lifetime, setting, ours in (
+        ("events", _lifetime(subject, [keys.all_events], keys.event), "event_ttl", cycles.event_ttl),
+        ("deliveries", _lifetime(subject, indexes, keys.delivery), "delivery_ttl", cycles.delivery_ttl),
+    ):
+        if lifetime is not None:
+            known.append(f"{name} {_days(lifetime)}")
+            if abs(lifetime - milliseconds(ours)) > NEAR_MS:
+                other.append((known[-1], f"cycles.{setting} ({_days(milliseconds(ours))})"))
+    if other:
+        differing, settings = (", ".join(texts) for texts in zip(*other, strict=True))
+        return warning(f"the services keep {differing}", f"set {settings} to the same")
+    if not known:
+        return ok(f"not known: no new record of the services among the {RECENT} newest")
+    return ok(f"{', '.join(known)}, as in the services")
+
+
+def _lifetime(subject: Subject, indexes: Sequence[bytes], key: Callable[[str], bytes]) -> int | None:
+    """
+    The TTL that the services gave the newest of their records in these sorted sets, ms. None: they have none among the
+    newest. `key`: of a record, by its id.
+    """
+    client, keys = subject.shard.client, subject.shard.keys.cycles
+    pages = client.pipeline(transaction=False)
+    for index in indexes:
+        pages.zrange(index, -1 - RECENT // len(indexes), -1, withscores=True)
+    rows = sorted(chain.from_iterable(pages.execute()), key=itemgetter(1), reverse=True)[:RECENT]
+    records = _documents(client, [key(decode(name)) for name, _ in rows])
+    # A delivery does not say who made it; its event does.
+    events = _documents(client, [keys.event(str(record.get("event_id"))) for record in records])
+    for (name, at), record, event in zip(rows, records, events, strict=True):
+        if (record.get("source") or event.get("source") or RELAYED) != RELAYED:
+            left = client.pttl(key(decode(name)))
+            if left > 0:
+                return left + subject.shard.read_clock() - int(at)
+    return None
+
+
+def _documents(client: redis.Redis, keys: Sequence[bytes]) -> list[dict[str, Any]]:
+    """The JSON objects under these keys. Empty: there is none."""
+    pipeline = client.pipeline(transaction=False)
+    for key in keys:
+        pipeline.get(key)
+    return [_document(text) for text in pipeline.execute(raise_on_error=False)]
+
+
+def _document(text: object) -> dict[str, Any]:
+    try:
+        document = json.loads(text) if isinstance(text, bytes) else None
+    except ValueError:
+        document = None
+    return document if isinstance(document, dict) else {}
+
+
+def _days(duration_ms: int) -> str:
+    return f"{duration_ms / 86_400_000:.2f}".rstrip("0").rstrip(".") + " d"
+
+
 def foreign_quarantine(subject: Subject) -> CheckResult:
     """How many reservations the services set aside, by the last walk."""
     walk = _last_walk(subject)
@@ -364,6 +442,7 @@ CYCLES_CHECKS: Mapping[str, Callable[[Subject], CheckResult]] = {
     "cycles lease": lease,
     "cycles rights": cycles_rights,
     "cycles subscriptions": subscriptions,
+    "cycles retention": retention,
     "cycles quarantine": foreign_quarantine,
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+from sweeperd.config import CyclesSettings
 from sweeperd.delivery import relay as relay_module
 from sweeperd.delivery.acknowledger import Disposition, Settlement
 from sweeperd.delivery.http import DeliveryResult, Result
@@ -116,6 +117,16 @@ def test_an_event_and_a_delivery_for_each_match(shard: Shard, client: redis.Redi
     assert made_at is not None
     assert abs(made_at - shard.read_clock()) < 5000, "the dispatcher takes an old delivery for a stale one"
     assert 14 * 86400 - 5 <= client.ttl(f"delivery:{ids[0]}") <= 14 * 86400
+
+
+def test_records_are_kept_as_long_as_the_settings_say(shard: Shard, client: redis.Redis) -> None:
+    """EVENT_TTL_DAYS and DELIVERY_TTL_DAYS in application.properties of the services."""
+    subscribe(client, "whsub_1")
+    settings = CyclesSettings.model_validate({"event_ttl": "7d", "delivery_ttl": "2d"})
+    assert CyclesRecords(shard, settings).write([entry()]).deliveries == 1
+    event = sent(shard, entry()).event_id
+    assert 7 * 86400 - 5 <= client.ttl(f"event:{event}") <= 7 * 86400
+    assert 2 * 86400 - 5 <= client.ttl(f"delivery:{delivery_id(event, 'whsub_1')}") <= 2 * 86400
 
 
 def test_a_second_try_writes_nothing_twice(shard: Shard, client: redis.Redis) -> None:

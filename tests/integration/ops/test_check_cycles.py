@@ -8,7 +8,7 @@ import redis
 
 from sweeperd.config import RedisSettings, Settings
 from sweeperd.ops.check import CheckFinding, CheckLevel, check_shard
-from sweeperd.ops.check.data import CYCLES_CHECKS
+from sweeperd.ops.check.data import CYCLES_CHECKS, RECENT
 from sweeperd.ops.reconcile import Fault, LastWalk
 from sweeperd.store import Shard
 from tests.fixture.cycles.load import load
@@ -23,8 +23,8 @@ LEASE = "cycles:maintenance:lease:reservation_expiry"
 RIGHTS = rules(cycles={"enabled": True})
 
 
-def found(shard: Shard, *, enabled: bool = False) -> Mapping[str, CheckFinding]:
-    settings = Settings.model_validate({"cycles": {"enabled": enabled}})
+def found(shard: Shard, *, enabled: bool = False, **cycles: str) -> Mapping[str, CheckFinding]:
+    settings = Settings.model_validate({"cycles": {"enabled": enabled} | cycles})
     return {finding.check: finding for finding in check_shard(shard, settings, cycles=True)}
 
 
@@ -71,6 +71,46 @@ def test_unreadable_subscriptions_are_named(shard: Shard, client: redis.Redis) -
     assert finding.advice == "correct the fields through the admin API of Cycles, or delete the subscriptions there"
 
 
+def test_the_retention_is_compared_with_that_of_the_services(shard: Shard, client: redis.Redis) -> None:
+    """Its records are two days old, and the services set EVENT_TTL_DAYS=90 and DELIVERY_TTL_DAYS=14."""
+    load(client)
+    assert found(shard)["cycles retention"].says == "events 90 d, deliveries 14 d, as in the services"
+    for given, says, advice in (
+        ({"event_ttl": "7d"}, "events 90 d", "cycles.event_ttl (7 d)"),
+        ({"delivery_ttl": "30d"}, "deliveries 14 d", "cycles.delivery_ttl (30 d)"),
+    ):
+        finding = found(shard, enabled=False, **given)["cycles retention"]
+        assert (finding.level, finding.says) == (WARNING, f"the services keep {says}"), given
+        assert finding.advice.startswith(f"set {advice} to the same"), given
+    # Records of sweeperd say nothing about the services.
+    client.flushall()
+    now = shard.read_clock()
+    for number, source in enumerate(["cycles-admin", *["sweeperd"] * 20]):
+        client.set(f"event:e{number}", json.dumps({"source": source}), ex=86_400)
+        client.zadd("events:_all", {f"e{number}": now + number})
+    assert found(shard)["cycles retention"].says == "the services keep events 1 d"
+    client.set("event:e0", json.dumps({"source": "sweeperd"}), ex=86_400)
+    client.zadd("events:_all", {"hash": now + 100, "list": now + 101, "gone": now + 102, "text": now + 103})
+    client.hset("event:hash", "a", "b")
+    client.rpush("event:list", "a")
+    client.set("event:text", "no JSON")
+    assert found(shard)["cycles retention"].says.startswith("not known: no new record of the services")
+
+
+def test_the_retention_is_looked_at_within_bounds(shard: Shard, client: redis.Redis) -> None:
+    now = shard.read_clock()
+    client.set("event:old", json.dumps({"source": "cycles-server"}), ex=86_400)
+    client.zadd("events:_all", {"old": now})
+    pipeline = client.pipeline(transaction=False)
+    for number in range(RECENT):
+        pipeline.set(f"event:{number}", json.dumps({"source": "sweeperd"}))
+        pipeline.zadd("events:_all", {str(number): now + number + 1})
+    pipeline.execute()
+    assert found(shard)["cycles retention"].level is OK
+    client.zrem("events:_all", "0")
+    assert found(shard)["cycles retention"].level is WARNING
+
+
 def test_what_the_last_walk_found(shard: Shard, client: redis.Redis) -> None:
     assert "not known" in found(shard)["cycles quarantine"].says
     walk = LastWalk(finished_at=1, found={Fault.FOREIGN_QUARANTINE: 3}, foreign_expiries=2)
@@ -94,7 +134,9 @@ def test_the_rights_of_the_document_suffice(server: Server, client: redis.Redis)
         ):
             client.execute_command("ACL", "SETUSER", "sweeperd", "reset", f">{PASSWORD}", *rules(), *further)
             with contextlib.closing(Shard(RedisSettings.model_validate({"url": url}))) as shard:
-                assert found(shard)["cycles rights"].level is level, further
+                findings = found(shard)
+                assert findings["cycles rights"].level is level, further
+                assert ("may not run" in findings["cycles retention"].says) == (not further), further
     finally:
         client.execute_command("ACL", "DELUSER", "sweeperd")
 

@@ -47,6 +47,8 @@ DEFAULTS = {
     "webhooks.max_age": timedelta(hours=72),
     "webhooks.endpoints": [],
     "cycles.enabled": False,
+    "cycles.event_ttl": timedelta(days=90),
+    "cycles.delivery_ttl": timedelta(days=14),
     "cycles.spike_factor": 5,
     "cycles.spike_window": timedelta(minutes=5),
     "http.listen": "127.0.0.1:9464",

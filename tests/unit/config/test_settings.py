@@ -93,6 +93,8 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         ("[sweep]\ninterval = ''", "sweep.interval", DURATION),
         ("[sweep]\ninterval = '-5s'", "sweep.interval", DURATION),
         ("[sweep]\ninterval = '0s'", "sweep.interval", "must be longer than nothing"),
+        ('[cycles]\nevent_ttl = "999ms"', "cycles.event_ttl", "greater than or equal to 1 second"),
+        ('[cycles]\ndelivery_ttl = "0s"', "cycles.delivery_ttl", "greater than or equal to 1 second"),
         ("[sweep]\naudit_spread = -0.1", "sweep.audit_spread", "greater than or equal to 0"),
         ("[sweep]\naudit_spread = 1.1", "sweep.audit_spread", "less than or equal to 1"),
         ("[sweep]\naudit_spread = nan", "sweep.audit_spread", "finite number"),

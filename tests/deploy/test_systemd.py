@@ -20,10 +20,12 @@ pytestmark = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="sys
 def units(tmp_path: Path) -> Path:
     """The units, with the command where it is on this machine: systemd checks that it can be run."""
     ours = str(Path(sys.executable).parent / "sweeperd")
-    for unit in UNITS.iterdir():
+    for unit in (path for path in UNITS.iterdir() if path.is_file()):
         text = unit.read_text()
         assert (unit.suffix == ".timer") == ("/opt/sweeperd/bin/sweeperd" not in text)
         (tmp_path / unit.name).write_text(text.replace("/opt/sweeperd/bin/sweeperd", ours))
+    shutil.copy(tmp_path / "sweeperd.service", tmp_path / "sweeperd@.service")
+    shutil.copytree(UNITS / "sweeperd@deliver.service.d", tmp_path / "sweeperd@deliver.service.d")
     return tmp_path
 
 
@@ -40,7 +42,9 @@ def analyze(units: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("unit", [*SERVICES, "sweeperd-once.timer"])
+@pytest.mark.parametrize(
+    "unit", [*SERVICES, "sweeperd-once.timer", "sweeperd@sweep.service", "sweeperd@deliver.service"]
+)
 def test_systemd_understands_every_line(unit: str, units: Path) -> None:
     done = analyze(units, "verify", "--man=no", unit)
     # Other units of the machine are loaded with it, and may have problems of their own.

@@ -32,7 +32,7 @@ def test_the_limits_of_the_unit_leave_room_for_the_grace() -> None:
     assert seconds(values("sweeperd.service", "TimeoutStopSec")[0]) > grace
     assert seconds(values("sweeperd.service", "WatchdogSec")[0]) > grace
     assert values("sweeperd.service", "Type") == ["notify"]
-    assert values("sweeperd.service", "RestartPreventExitStatus") == ["2"]
+    assert values("sweeperd.service", "RestartPreventExitStatus") == ["2 CREDENTIALS"]
     assert values("sweeperd-once.service", "SuccessExitStatus") == ["3"]
 
 
@@ -46,8 +46,11 @@ def test_a_slow_receiver_does_not_hold_the_unit_of_one_run() -> None:
 @pytest.mark.parametrize("unit", ["sweeperd.service", "sweeperd-once.service"])
 def test_each_credential_is_used_under_its_own_name(unit: str) -> None:
     (credential,) = (value.split(":")[0] for value in values(unit, "LoadCredential"))
-    url = f"SWEEPERD_REDIS__URL=file:/run/credentials/{unit}/{credential}"
-    assert values(unit, "Environment") == [url, "MALLOC_ARENA_MAX=2"]
+    url = f"SWEEPERD_REDIS__URL=credential:{credential}"
+    role = ["SWEEPERD_ROLE=%i"] * (unit == "sweeperd.service")
+    assert values(unit, "Environment") == [url, "MALLOC_ARENA_MAX=2", *role]
+    (source,) = (value.split(":")[1] for value in values(unit, "LoadCredential"))
+    assert values(unit, "AssertPathExists") == ["/etc/sweeperd/config.toml", source]
     assert values(unit, "DynamicUser") == ["yes"]
 
 

@@ -67,6 +67,7 @@ from sweeperd.ledger.models import (
     OveragePolicy,
     Released,
     Reserved,
+    Settled,
 )
 
 __all__ = [
@@ -107,6 +108,7 @@ __all__ = [
     "ReservationNotFound",
     "Reserved",
     "ReservedUnderflow",
+    "Settled",
     "TenantClosed",
     "TooManyExtensions",
     "UnitMismatch",

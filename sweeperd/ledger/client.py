@@ -1,5 +1,6 @@
 """The client of the ledger. Each operation is a script: one atomic step and one round trip."""
 
+import secrets
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -21,13 +22,14 @@ from sweeperd.ledger.models import (
     OveragePolicy,
     Released,
     Reserved,
+    Settled,
 )
 from sweeperd.store.errors import describe, is_full, is_refused
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.tracing import ledger_call
 
-_SCRIPTS = ("reserve", "commit", "release", "extend", "event", "budget", "open_budget")
+_SCRIPTS = ("reserve", "commit", "release", "extend", "settle", "event", "budget", "open_budget")
 #: The most connections of a ledger: if all are in use, a call opens one more.
 _CONNECTIONS = 10_000
 _NO_GRACE = timedelta(0)
@@ -265,6 +267,31 @@ class Ledger:
             answer.remaining_ttl_ms,
         )
 
+    def settle(self, tenant: Name, reservation_id: Name, actual: int, *, idempotency_key: Name) -> Settled:
+        """
+        Charge the amount really used, whatever has become of the hold: for the end of a job that may be late, and for
+        each retry of it. In time, this is a commit. Later, the hold is expired first, with its event, if the sweep has
+        not come by; then the amount is charged as by `event`, in the reservation's scopes and by its overage policy.
+
+        The same request gets the first answer as long as the hash of the reservation is kept, and is refused
+        afterwards (ReservationNotFound): never is an amount charged twice. An `event` under the same key counts as the
+        same charge, and is refused.
+
+        Raises what `commit` and `event` raise, except for ReservationExpired.
+        """
+        reservation_id = models.name("reservation id", reservation_id)
+        amount, trace_id = models.amount("actual", actual), secrets.token_hex(16).encode()
+        answer = self._change("settle", tenant, reservation_id, idempotency_key, [amount], [trace_id])
+        return Settled(
+            reservation_id,
+            answer.number("charged"),
+            answer.number("debt"),
+            answer.number("at"),
+            answer.flag("late"),
+            answer.balances,
+            answer.missing,
+        )
+
     def event(
         self,
         tenant: Name,
@@ -309,17 +336,22 @@ class Ledger:
         request: list[bytes],
         more: Sequence[bytes] = (),
     ) -> LedgerAnswer:
-        """Run a script that changes a reservation: commit, release or extend."""
+        """Run a script that changes a reservation: commit, release, extend or settle."""
         tenant, key = models.name("tenant", tenant), models.name("idempotency_key", idempotency_key)
+        settles = script == "settle"
+        keys = [
+            self._keys.reservation(reservation_id),
+            self._keys.reservation_index,
+            self._keys.idempotency(tenant, "event" if settles else script, key),
+            self._keys.tenant(tenant),
+        ]
+        if settles:
+            keys += [self._keys.events, *self._records(tenant, b"event", key)]
+        elif script == "extend":
+            keys += self._records(tenant, b"extend:" + reservation_id, key)
         return self._ask(
             script,
-            [
-                self._keys.reservation(reservation_id),
-                self._keys.reservation_index,
-                self._keys.idempotency(tenant, script, key),
-                self._keys.tenant(tenant),
-                *(self._records(tenant, b"extend:" + reservation_id, key) if script == "extend" else []),
-            ],
+            keys,
             [
                 models.request_hash(script, tenant, key, reservation_id, *request),
                 reservation_id,

@@ -126,7 +126,7 @@ class ReservationNotFound(LedgerError):
 
 
 class ReservationFinalized(LedgerError):
-    """The reservation was ended by another request. `detail` is its state: COMMITTED or RELEASED."""
+    """The reservation was ended by another request. `detail` is COMMITTED, RELEASED or SETTLED."""
 
     code, message = "RESERVATION_FINALIZED", "the reservation has ended"
 

@@ -89,6 +89,22 @@ class Committed:
 
 
 @dataclass(frozen=True)
+class Settled:
+    """The used amount is charged: every budget was charged `charged`."""
+
+    reservation_id: bytes
+    charged: int
+    #: The part of the charge that became debt: in time counted as in `Committed`, late as in `Debited`.
+    debt_incurred: int
+    settled_at: int
+    #: The hold had expired, so the amount was charged without a hold.
+    late: bool
+    balances: tuple[Balance, ...]
+    #: Scopes whose budget no longer exists.
+    missing: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
 class Released:
     """The reservation has ended, and every budget has `amount` back."""
 
@@ -142,6 +158,10 @@ class LedgerAnswer:
     def number(self, field: str) -> int:
         """A whole number."""
         return int(self._fields[field])
+
+    def flag(self, field: str) -> bool:
+        """True or false."""
+        return bool(self._fields[field])
 
     def name(self, field: str) -> bytes:
         """A name."""

@@ -46,12 +46,18 @@ WRITES: dict[str, dict[str, tuple[str, ...]]] = {
         "pexpire": ("reserve record",),
         "set": ("record",),
     },
+    "settle": {
+        "hset": ("top", "bottom", "reservation"),
+        "zrem": ("index",),
+        "pexpire": ("reservation",),
+        "set": ("event record",),
+    },
     "event": {"hset": ("top", "bottom"), "set": ("record",)},
     "open_budget": {"hset": ("new",)},
 }
 OPERATIONS = list(WRITES)
 COMMANDS = sorted({name.lower() for grant in ledger_grants(Shard(RedisSettings()).keys) for name in grant.commands})
-PATTERNS = ("reservation", "index", "record", "tenant", "top", "bottom", "reserve record", "new")
+PATTERNS = ("reservation", "index", "record", "tenant", "top", "bottom", "reserve record", "event record", "new")
 
 
 class Clerk:
@@ -84,17 +90,20 @@ class Clerk:
             "tenant": names.tenant(b"acme"),
             "top": names.budget(TOP.encode(), b"TOKENS"),
             "bottom": names.budget(BOTTOM.encode(), b"TOKENS"),
+            "event record": names.idempotency(b"acme", "event", KEY),
             "reserve record": names.idempotency(b"acme", "reserve", b"first"),
+            "stream": names.events,
             "new": names.budget(b"new", b"TOKENS"),
         }
 
     def allow_keys(self, operation: str, without: str, *, read: bool = False) -> None:
         """All keys but one, or that one for reading only."""
         rules = ["resetkeys"]
-        for name, key in self.keys(operation).items():
-            if name != without:
+        names = self.keys(operation)
+        for name, key in names.items():
+            if key != names[without]:
                 rules.append(f"~{key.decode()}")
-            elif read:
+            elif read and name == without:
                 rules.append(f"%R~{key.decode()}")
         self.allow(*rules)
 
@@ -110,6 +119,7 @@ class Clerk:
             "commit": lambda: self.ledger.commit("acme", self.rid, 70, idempotency_key=KEY),
             "release": lambda: self.ledger.release("acme", self.rid, idempotency_key=KEY),
             "extend": lambda: self.ledger.extend("acme", self.rid, MINUTE, idempotency_key=KEY),
+            "settle": lambda: self.ledger.settle("acme", self.rid, 70, idempotency_key=KEY),
             "event": lambda: self.ledger.event("acme", SCOPES, "TOKENS", 10, idempotency_key=KEY),
             "open_budget": self._open,
         }
@@ -132,6 +142,7 @@ def clerk(server: Server, client: redis.Redis) -> Iterator[Clerk]:
 AFTER = {
     "reserve": (900, 100, 0, 0),
     "commit": (930, 0, 70, 0),
+    "settle": (930, 0, 70, 0),
     "release": (1000, 0, 0, 0),
     "extend": (900, 100, 0, 0),
     "event": (990, 0, 10, 0),

@@ -173,10 +173,18 @@ def _one_to_one(books: Books) -> object:
         ended = Counter(
             books.keys.idempotency(row[b"tenant"], operation, row[field])
             for row in books.reservations.values()
-            if row[b"state"] == state
+            if row[b"state"] == state and b"settled_at" not in row
         )
         if ended != Counter(books.of(operation).keys()):
             return operation, ended, books.of(operation)
+    settled = Counter(
+        books.keys.idempotency(row[b"tenant"], "event", row[b"settled_idempotency_key"])
+        for row in books.reservations.values()
+        if b"settled_at" in row
+    )
+    settlements = [key for key, answer in books.of("event").items() if "late" in answer]
+    if settled != Counter(settlements):
+        return "settle", settled, settlements
     extensions = sum(int(row[b"extension_count"]) for row in books.reservations.values())
     if extensions != len(books.of("extend")):
         return "extend", extensions, books.of("extend")

@@ -71,4 +71,61 @@ do
     end
     return nil, extra, deficits
   end
+
+  -- Debits an amount that no reservation holds any more, or ever held. Returns the refusal; or nil, the amount charged
+  -- to each mention, and the debt of the budget with the most debt.
+  function charges.debit(mentions, each, amount, policy)
+    for i = 1, #each do
+      local refusal = budgets.closed_to_spending(each[i])
+      if refusal then
+        return refusal
+      end
+    end
+    local refusal, charged, deficits = charges.make(mentions, each, amount, policy)
+    if refusal then
+      return refusal
+    end
+    local debt = '0'
+    for i = 1, #deficits do
+      if amounts.less(debt, deficits[i]) then
+        debt = deficits[i]
+      end
+    end
+    return nil, charged, debt
+  end
+
+  -- Ends the hold of a reservation: charges amount and gives back the rest. An amount above the estimate follows the
+  -- reservation's overage policy. Returns the refusal; or nil, the amount charged, and the debt of all budgets
+  -- together.
+  function charges.commit(reservation, amount)
+    local mentions, policy = reservation.mentions, reservation.overage_policy
+    local charged, back, extra, debt = amount, '0', '0', '0'
+    if amounts.less(reservation.amount, amount) then
+      if not charges.POLICIES[policy] then
+        return {'refused', 'INVALID_RESERVATION', 'INVALID_POLICY'}
+      end
+      if policy == 'REJECT' then
+        return {'refused', 'ESTIMATE_EXCEEDED', ''}
+      end
+      charged, extra = reservation.amount, amounts.subtract(amount, reservation.amount)
+    else
+      back = amounts.subtract(reservation.amount, amount)
+    end
+    local refusal = budgets.settle(mentions, reservation.amount, back)
+    if refusal or extra == '0' then
+      return refusal, charged, debt
+    end
+    local deficits
+    refusal, extra, deficits = charges.make(mentions, reservation.each, extra, policy)
+    if refusal then
+      return refusal
+    end
+    for i = 1, #deficits do
+      debt = amounts.add(debt, deficits[i])
+      if not debt then
+        return {'refused', 'AMOUNT_OVERFLOW', mentions[i].scope}
+      end
+    end
+    return nil, amounts.add(charged, extra), debt
+  end
 end

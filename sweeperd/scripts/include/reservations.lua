@@ -1,4 +1,4 @@
--- A reservation for commit, release and extend: found, checked, ended, and the answer recorded.
+-- A reservation for commit, release, extend and settle: found, checked, ended, and the answer recorded.
 --
 -- Every function takes the request, a table:
 --   key             reservation:res_<id>      HASH    the reservation
@@ -38,10 +38,11 @@ do
     return nil, {'refused', 'INVALID_RESERVATION', reason}
   end
 
-  -- The tenant's reservation if it can still be changed: up to the deadline, and if in_grace is set up to the end of
-  -- the grace, both included. When now > expires_at + grace, the sweep may expire the reservation, so from then on it
-  -- counts as expired, even if the sweep has not come by.
-  local function read(request, in_grace)
+  -- The tenant's reservation if it can still be changed: up to the deadline if latest is 'not_due'; up to the end of
+  -- the grace if 'in_grace', both included; if 'expired', later too, and when it has expired. When now > expires_at +
+  -- grace, the sweep may expire the reservation, so from then on it counts as expired, even if the sweep has not come
+  -- by.
+  local function read(request, latest)
     local row = redis.pcall('HMGET', request.key, 'state', 'tenant', 'expires_at', 'grace_ms', 'estimate_amount',
       'estimate_unit', 'budgeted_scopes', 'affected_scopes', 'created_at', 'overage_policy', 'extension_count',
       'max_extensions', 'idempotency_key')
@@ -63,17 +64,17 @@ do
     if state == 'COMMITTED' or state == 'RELEASED' then
       return nil, {'refused', 'RESERVATION_FINALIZED', state}
     end
-    if state == 'EXPIRED' then
+    if state == 'EXPIRED' and latest ~= 'expired' then
       return nil, {'refused', 'RESERVATION_EXPIRED', ''}
     end
-    if state ~= 'ACTIVE' then
+    if state ~= 'ACTIVE' and state ~= 'EXPIRED' then
       return invalid('INVALID_STATE')
     end
     local phase, expires_at, grace = deadline_phase(row[3], row[4] or request.default_grace)
     if not phase then
       return invalid('INVALID_EXPIRY')
     end
-    if phase == 'overdue' or (phase == 'in_grace' and not in_grace) then
+    if latest ~= 'expired' and (phase == 'overdue' or (phase == 'in_grace' and latest ~= 'in_grace')) then
       return nil, {'refused', 'RESERVATION_EXPIRED', ''}
     end
     if not amounts.is_amount(amount) or not unit or unit == '' then
@@ -90,20 +91,21 @@ do
     if #scopes > MAX_SCOPES then
       return invalid('TOO_MANY_SCOPES')
     end
-    return {expires_at = expires_at, grace = grace, amount = amount, unit = unit, scopes = scopes,
+    phase = state == 'EXPIRED' and 'expired' or phase
+    return {phase = phase, expires_at = expires_at, grace = grace, amount = amount, unit = unit, scopes = scopes,
       created_at = clock.whole(row[9]) or clock.now, overage_policy = row[10], extension_count = row[11],
       max_extensions = row[12], idempotency_key = row[13]}
   end
 
-  -- The common beginning of all three: the reservation, the budgets as budgets.read returns them, and the checks of the
+  -- The common beginning of all four: the reservation, the budgets as budgets.read returns them, and the checks of the
   -- coming writes. Nil and the reply if a check fails.
-  function reservations.open(request, in_grace)
+  function reservations.open(request, latest)
     local replayed = idempotency.replay(request.record, request.hash, request.others)
     if replayed then
       return nil, replayed
     end
     redis.call('ZCARD', request.index) -- fail here, if the key is of another type, before the first write
-    local reservation, problem = read(request, in_grace)
+    local reservation, problem = read(request, latest)
     if problem then
       return nil, problem
     end

@@ -24,13 +24,11 @@
 -- estimate follows the reservation's overage policy.
 
 -- @include clock
--- @include amounts
--- @include budgets
 -- @include charges
 -- @include reservations
 
 local request = reservations.request(KEYS, ARGV)
-local reservation, reply = reservations.open(request, true)
+local reservation, reply = reservations.open(request, 'in_grace')
 if not reservation then
   return reply
 end
@@ -38,38 +36,9 @@ end
 if ARGV[9] ~= '' and ARGV[9] ~= reservation.unit then
   return {'refused', 'UNIT_MISMATCH', ''}
 end
-local amount, policy = ARGV[8], reservation.overage_policy
-local charged, back, extra = amount, '0', '0'
-if amounts.less(reservation.amount, amount) then
-  if not charges.POLICIES[policy] then
-    return {'refused', 'INVALID_RESERVATION', 'INVALID_POLICY'}
-  end
-  if policy == 'REJECT' then
-    return {'refused', 'ESTIMATE_EXCEEDED', ''}
-  end
-  charged, extra = reservation.amount, amounts.subtract(amount, reservation.amount)
-else
-  back = amounts.subtract(reservation.amount, amount)
-end
-
-local mentions, debt = reservation.mentions, '0'
-local refusal = budgets.settle(mentions, reservation.amount, back)
+local refusal, charged, debt = charges.commit(reservation, ARGV[8])
 if refusal then
   return refusal
-end
-if extra ~= '0' then
-  local deficits
-  refusal, extra, deficits = charges.make(mentions, reservation.each, extra, policy)
-  if refusal then
-    return refusal
-  end
-  charged = amounts.add(charged, extra)
-  for i = 1, #deficits do
-    debt = amounts.add(debt, deficits[i])
-    if not debt then
-      return {'refused', 'AMOUNT_OVERFLOW', mentions[i].scope}
-    end
-  end
 end
 
 return reservations.finish(request, reservation, {charged = charged, debt = debt, at = clock.now_text},

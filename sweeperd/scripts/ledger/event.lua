@@ -17,7 +17,6 @@
 -- The amount has been used already: the debit is booked even if a budget is in debt or over its limit.
 
 -- @include clock
--- @include amounts
 -- @include budgets
 -- @include charges
 -- @include idempotency
@@ -37,22 +36,10 @@ local mentions, each, missing = budgets.named({unpack(KEYS, 3)}, scopes, unit, A
 if not mentions then
   return each
 end
-for i = 1, #each do
-  refusal = budgets.closed_to_spending(each[i])
-  if refusal then
-    return refusal
-  end
-end
-local charged, deficits
-refusal, charged, deficits = charges.make(mentions, each, ARGV[4], ARGV[5])
+local charged, debt
+refusal, charged, debt = charges.debit(mentions, each, ARGV[4], ARGV[5])
 if refusal then
   return refusal
-end
-local debt = '0'
-for i = 1, #deficits do
-  if amounts.less(debt, deficits[i]) then
-    debt = deficits[i]
-  end
 end
 
 -- HSET first, as in the writes: if Redis is full, HSET is refused.

@@ -27,7 +27,7 @@
 -- @include rights
 
 local request = reservations.request(KEYS, ARGV)
-local reservation, reply = reservations.open(request, false)
+local reservation, reply = reservations.open(request, 'not_due')
 if not reservation then
   if reply[1] == 'ok' then
     reply[3] = remaining_ttl(KEYS[1], string.match(reply[2], '"expires_at":"(%d+)"'))

@@ -23,7 +23,7 @@
 -- @include reservations
 
 local request = reservations.request(KEYS, ARGV)
-local reservation, reply = reservations.open(request, true)
+local reservation, reply = reservations.open(request, 'in_grace')
 if not reservation then
   return reply
 end

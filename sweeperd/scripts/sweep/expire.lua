@@ -1,4 +1,5 @@
--- Decides one index entry and acts on the decision, atomically. The only place where an expiry is decided.
+-- Decides one index entry and acts on the decision, atomically. The only place where an expiry is decided, but for
+-- ledger/settle.lua, which expires an overdue reservation in the same way.
 --
 -- KEYS[1] -> reservation:res_<id>  HASH    the reservation
 -- KEYS[2] -> reservation:ttl       ZSET    bare id -> expires_at, ms on this server's clock

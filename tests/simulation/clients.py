@@ -76,6 +76,9 @@ class Client:
         else:
             self._try(lambda: ledger.release(tenant, reservation, idempotency_key=key))
 
+    def _scopes(self, tenant: str) -> list[str]:
+        return [f"tenant:{tenant}", f"tenant:{tenant}/app:web"]
+
     def _try(self, call: Callable[[], Any]) -> Any:
         """Call again while Redis cannot be reached; after a refusal, give up."""
         for _ in range(6):
@@ -89,5 +92,33 @@ class Client:
                 kernels.KERNEL.pause(self.random.uniform(0.1, 2))
         return None
 
-    def _scopes(self, tenant: str) -> list[str]:
-        return [f"tenant:{tenant}", f"tenant:{tenant}/app:web"]
+
+#: Holds seats in one step, once for each id.
+HOLD = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+local now = redis.call('TIME')
+local deadline = string.format('%d', now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[3])
+redis.call('HSET', KEYS[1], 'state', 'HELD', 'show', ARGV[1], 'qty', ARGV[2], 'expires_at', deadline)
+redis.call('ZADD', KEYS[2], deadline, ARGV[4])
+redis.call('HINCRBY', KEYS[3], 'free', -ARGV[2])
+redis.call('HINCRBY', KEYS[3], 'held', ARGV[2])
+return 1
+"""
+
+
+class SeatClient(Client):
+    """A service that holds seats: the entries of a declared kind."""
+
+    def run(self) -> None:
+        """The work of a thread."""
+        shard = Shard(RedisSettings.model_validate({"url": self.shard.url}), self.shard.prefix, self.shard.name)
+        prefix = self.shard.prefix
+        for number in itertools.count(1):
+            kernels.KERNEL.pause(self.random.expovariate(self.plan.rate / 2))
+            if self.stop:
+                return
+            entry, show = f"s-{self.shard.name}-{number}", self.random.choice(["hamlet", "othello"])
+            keys = [f"{prefix}seats:hold:{entry}", f"{prefix}seats:ttl", f"{prefix}seats:{show}"]
+            ttl = int(self.random.uniform(1, self.plan.longest_ttl) * 1000)
+            arguments: list[Any] = [show, self.random.randint(1, 9), ttl, entry]
+            self._try(functools.partial(shard.client.eval, HOLD, 3, *keys, *arguments))

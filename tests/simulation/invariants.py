@@ -127,6 +127,8 @@ class Book:
     def _check_budgets(self, book: ShardBook) -> None:
         reserved: dict[bytes, int] = defaultdict(int)
         active: set[bytes] = set()
+        held: dict[bytes, int] = defaultdict(int)
+        hold, shows = book.key("seats:hold:"), (book.key("seats:hamlet"), book.key("seats:othello"))
         start, budget_start = book.key("reservation:res_"), book.key("budget:")
         budgets: dict[bytes, dict[bytes, bytes]] = {}
         for key, item in book.server.data.items():
@@ -138,10 +140,15 @@ class Book:
                     if known is None or (b"%d-%d" % known.id) != row.get(b"expired_event"):
                         raise Failure("no expiry without its event", f"{key!r}: {row}")
                 if state == b"ACTIVE":
-                    active.add(key[len(start) :])
+                    if b"quarantined_at" not in row:
+                        active.add(key[len(start) :])
                     for scope in json.loads(row.get(b"budgeted_scopes") or row[b"affected_scopes"]):
                         name = budget_start + scope.encode() + b":" + row[b"estimate_unit"]
                         reserved[name] += int(row[b"estimate_amount"])
+            elif key.startswith(hold):
+                row = item.value.getall()
+                if row[b"state"] == b"HELD":
+                    held[book.key(f"seats:{row[b'show'].decode()}")] += int(row[b"qty"])
             elif key.startswith(budget_start):
                 budgets[key] = item.value.getall()
         for key, row in budgets.items():
@@ -153,6 +160,11 @@ class Book:
                 raise Failure("each budget adds up", f"{key!r}: {row}")
             if amounts[b"reserved"] != reserved[key]:
                 raise Failure("what is reserved is held", f"{key!r}: {row}, held by reservations: {reserved[key]}")
+        for key in shows:
+            if (show := book.server.value(key)) is not None:
+                free, taken = int(show.get(b"free")), int(show.get(b"held"))
+                if free + taken != 0 or taken != held[key]:
+                    raise Failure("seats add up", f"{key!r}: {show.getall()}, held: {held[key]}")
         index = book.server.value(book.key("reservation:ttl"))
         indexed = set() if index is None else {member for member, _ in index.items()}
         if active != indexed:
@@ -172,13 +184,24 @@ class Book:
     def undelivered(self, settings: Settings) -> list[str]:
         """The events that an endpoint should have accepted, and has neither accepted nor got as a dead letter."""
         found = []
+        # If a group is made again, or its endpoint was left out for a while, what is older than `max_age` may be lost.
+        forgets = self.plan.faults & {"failover", "reload"} or "destroy" in self.plan.operations
+        oldest = kernels.KERNEL.now - settings.webhooks.max_age.total_seconds()
         for book in self.shards:
             letters = self._letters(book)
             for endpoint in settings.webhooks.endpoints:
-                wanted, receiver = EventFilter(endpoint), self.receivers[endpoint.name]
+                receiver = self.receivers[endpoint.name]
+                filters = [
+                    EventFilter(each)
+                    for settings in (self.plan.settings, self.plan.reloaded)
+                    for each in settings.webhooks.endpoints
+                    if each.name == endpoint.name
+                ]
                 since = book.since.get(endpoint.name, (0, 0))
                 for key, expiry in book.expired.items():
-                    if expiry.id <= since or not wanted.matches(expiry.fields):
+                    if expiry.id <= since or not all(each.matches(expiry.fields) for each in filters):
+                        continue
+                    if forgets and expiry.at < oldest:
                         continue
                     known = receiver.accepted.get(key)
                     if known or (endpoint.name, key) in self.skipped:

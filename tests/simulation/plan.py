@@ -94,6 +94,8 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
     for endpoint in changed:
         if rng.random() < 0.4:
             endpoint["batch_size"] = rng.choice([1, 5, 20])
+        if rng.random() < 0.2:
+            endpoint["tenants"] = ["acme"]
     webhooks = document["webhooks"]
     again = document | {"webhooks": webhooks | {"endpoints": changed}}
     faults = {fault for fault in FAULTS if rng.random() < 0.4}
@@ -107,7 +109,7 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
         Settings.model_validate(document),
         Settings.model_validate(again),
         rng.randint(1, 3),
-        rng.choice([0.3, 1.0, 2.0]),
+        rng.choice([0.1, 0.3, 1.0]),
         rng.choice([5.0, 20.0, 60.0]),
         rng.choice([0.0, 0.01, 0.1]),
         frozenset() if clean else frozenset(faults),
@@ -191,4 +193,4 @@ def bound(plan: Plan) -> float:
     swept = 4 * sweep.lease_ttl.total_seconds() + sweep.time_budget.total_seconds() + sweep.interval.total_seconds()
     request = webhooks.attempts * (webhooks.timeout.total_seconds() + webhooks.backoff_max.total_seconds())
     waits = webhooks.redelivery_max.total_seconds() + webhooks.probe_max.total_seconds()
-    return deadline + swept + 2 * (request + waits + 15 + 15) + 60
+    return deadline + swept + 2 * (request + waits + 15 + 15) + 80

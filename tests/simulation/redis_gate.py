@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import redis
 from fakeredis import FakeRedisConnection, FakeServer
+from fakeredis._helpers import SimpleError
 from fakeredis._socket import FakeSocket
 from hiredis import Reader
 
@@ -67,6 +68,8 @@ class SimulatedServer:
         #: Called after each command that may have written.
         self.observers: list[Callable[[SimulatedServer], None]] = []
         self.commands = 0
+        #: The data that a fail-over will put back.
+        self.copied: Any = None
         self.trace = Trace()
 
     @property
@@ -84,6 +87,12 @@ class SimulatedServer:
         for connection in list(self.connections):
             connection.cut()
 
+    def forget(self, host: Host) -> None:
+        """A process has died: its connections end."""
+        for connection in list(self.connections):
+            if connection.owner is host:
+                connection.disconnect()
+
     def flush_scripts(self) -> None:
         """As SCRIPT FLUSH."""
         self.fake.script_cache.clear()
@@ -94,7 +103,8 @@ class SimulatedServer:
 
     def fail_over(self, data: Any) -> None:
         """The replica with this data becomes the server: what was written since the copy is lost."""
-        self.data.clear()
+        self.data._dict.clear()
+        self.data._expiry_heap.clear()
         from fakeredis._core._database import Item  # noqa: PLC0415 - fakeredis has no public way
 
         for key, (value, expireat) in data.items():
@@ -153,6 +163,13 @@ class GateSocket(FakeSocket):
 
     def put_response(self, msg: Any) -> None:
         self.last_reply = msg
+
+    def _lua_redis_pcall(self, lua_runtime: Any, expected_globals: set[Any], op: bytes, *args: Any) -> Any:
+        """The error as text, as every Redis gives it; fakeredis gives an object of Python."""
+        try:
+            return self._lua_redis_call(lua_runtime, expected_globals, op, *args)
+        except SimpleError as error:
+            return lua_runtime.table_from({b"err": error.value.encode()})
 
 
 class Connection(FakeRedisConnection):
@@ -311,6 +328,15 @@ class Connection(FakeRedisConnection):
             self._schedule(WORK)
 
     def _run(self, sock: Any, command: Command) -> Any:
+        """In the hub's time, and without a switch to another thread."""
+        kernel = kernels.KERNEL
+        current, kernel.current = kernel.current, None
+        try:
+            return self._run_now(sock, command)
+        finally:
+            kernel.current = current
+
+    def _run_now(self, sock: Any, command: Command) -> Any:
         self._trace(command)
         if refused := self.simulated.refusal(command):
             return error(refused)

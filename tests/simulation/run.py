@@ -21,6 +21,7 @@ import apscheduler.schedulers.base
 import apscheduler.triggers.interval
 import redis
 from fakeredis._socket import FakeSocket
+from fakeredis.commands_mixins import scripting_mixin
 
 import sweeperd.delivery.webhook
 import sweeperd.runtime.periodic
@@ -28,10 +29,12 @@ import sweeperd.store.lease
 import sweeperd.store.shard
 from sweeperd.store.scripts import Script, script_names
 from tests.simulation import kernel as kernels
-from tests.simulation.clients import Client
+from tests.simulation.clients import Client, SeatClient
+from tests.simulation.faults import Faults
 from tests.simulation.hosts import Replica, process_name
 from tests.simulation.invariants import Book
 from tests.simulation.kernel import Failure, Host
+from tests.simulation.operators import Operators
 from tests.simulation.plan import Plan, draw
 from tests.simulation.receivers import Receiver, transport
 from tests.simulation.redis_gate import Connection, LuaRuntime, SimulatedServer, Trace, connector
@@ -121,12 +124,18 @@ class Simulation:
         self.book = Book(plan, self.servers, self.receivers)
         self.replicas = [Replica(f"replica-{number}", role, plan.settings) for number, role in enumerate(plan.roles, 1)]
         self.settings = plan.settings
+        self.faults, self.operators = Faults(self), Operators(self)
         numbers = itertools.count(1)
-        self.clients = [
+        self.clients: list[Client] = [
             Client(plan, shard, next(numbers), random.Random(f"{plan.seed} client {shard.name} {each}"))
             for shard in plan.shards
             for each in range(plan.clients)
         ]
+        if plan.seats:
+            self.clients += [
+                SeatClient(plan, shard, next(numbers), random.Random(f"{plan.seed} seats {shard.name}"))
+                for shard in plan.shards
+            ]
 
     def run(self) -> None:
         """The whole run. Raises Failure."""
@@ -134,12 +143,21 @@ class Simulation:
             replica.start()
         for client in self.clients:
             self.kernel.spawn(f"client {client.number}", client.run, Host(f"client-{client.number}"))
+        self.faults.begin()
+        self.operators.begin()
         self._until(kernels.BEGINNING + self.plan.seconds)
         for client in self.clients:
             client.stop = True
+        self.faults.heal()
+        self.operators.heal()
         self._settle()
         self._until(self.kernel.now + WATCHED)
         self._finish()
+
+    def note(self, line: str) -> None:
+        """A line for the log and the trace."""
+        self.trace.add(f"{self.kernel.now:.6f} {line}")
+        self.log.lines.append(f"{self.kernel.now:.3f} {line}")
 
     def _until(self, end: float) -> None:
         while self.kernel.now < end:
@@ -305,6 +323,8 @@ def main() -> int:
 for module in [each for name, each in sys.modules.items() if name.startswith("sweeperd.")]:
     if hasattr(module, "process_name"):
         module.process_name = process_name  # type: ignore[attr-defined]
+#: fakeredis looks for new global variables after each command of a script: other tests watch for them, on real servers.
+vars(scripting_mixin)["_check_for_lua_globals"] = lambda *_: None
 kernels.give_datetime(
     apscheduler.schedulers.base, apscheduler.executors.base, apscheduler.triggers.interval, sweeperd.runtime.periodic
 )

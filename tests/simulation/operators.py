@@ -1,0 +1,182 @@
+"""Everything that operators do, at random, over connections that fail as those of others do; and a run for cron."""
+
+import random
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from sweeperd.config import EndpointSettings
+from sweeperd.errors import KindRefused, RedisUnavailable
+from sweeperd.ops import endpoints
+from sweeperd.ops.quarantine import Quarantine, QuarantineFilter
+from sweeperd.ops.reconcile import Throttle, mend, reconcile, repair_budget, subject_of
+from sweeperd.outbox import dead_letters, replays
+from sweeperd.runtime.once import run_once
+from sweeperd.store import Shard
+from sweeperd.store.shard import open_shards
+from sweeperd.sweep.configured import kinds_of
+from tests.simulation.kernel import Failure, Host
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Simulation
+
+#: Between two actions, on the average, seconds.
+EVERY = 10.0
+#: An answer that pauses an endpoint may come so late, seconds.
+LATE = 20.0
+#: Breaks a reservation that is there.
+BREAK = "if redis.call('HGET', KEYS[1], 'state') == 'ACTIVE' then redis.call('HSET', KEYS[1], 'grace_ms', 'x') end"
+
+
+class Operators:
+    """One operator, who ends in good time what only an operator can end."""
+
+    def __init__(self, simulation: "Simulation") -> None:
+        self._simulation = simulation
+        self._kernel, self._book = simulation.kernel, simulation.book
+        self._random = random.Random(f"{simulation.plan.seed} operators")
+        self._over = False
+        self.actions: dict[str, Callable[[Shard, EndpointSettings], Any]] = {
+            "pause": self._pause,
+            "skip": self._skip,
+            "replay": self._replay,
+            "cancel": self._cancel,
+            "letters": self._letters,
+            "quarantine": self._set_aside,
+            "repair": self._repair,
+            "reconcile": self._reconcile,
+            "destroy": self._destroy,
+            "circuit": self._circuit,
+            "once": self._once,
+        }
+        self._chosen = [name for name in self.actions if name in simulation.plan.operations]
+        self._host = Host("operator")
+
+    def begin(self) -> None:
+        """From now on act now and then."""
+        if self._chosen:
+            self._kernel.spawn("operator", self._run, self._host)
+
+    def heal(self) -> None:
+        """End every pause, and put back what was set aside: what waits for an operator has one."""
+        self._over = True
+        self._kernel.spawn("operator's end", self._end, Host("operator-end"))
+
+    def _run(self) -> None:
+        while not self._over:
+            self._kernel.pause(self._random.expovariate(1 / EVERY))
+            if self._over:
+                return
+            name = self._random.choice(self._chosen)
+            self._simulation.note(f"operator: {name}")
+            shard = self._random.choice(open_shards(self._simulation.settings))
+            configured = self._simulation.settings.webhooks.endpoints
+            if configured:
+                self._try(lambda: self.actions[name](shard, self._random.choice(configured)))  # noqa: B023
+            shard.close()
+
+    def _end(self) -> None:
+        self._kernel.pause(LATE)
+        for shard in open_shards(self._simulation.settings):
+            for endpoint in self._simulation.settings.webhooks.endpoints:
+                while not self._try(lambda: endpoints.resume(shard, endpoint.name) or True):  # noqa: B023
+                    self._kernel.pause(1)
+            if "quarantine" in self._simulation.plan.operations:
+                while not self._try(lambda: self._put_back(shard)):  # noqa: B023
+                    self._kernel.pause(1)
+
+    def _try(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (RedisUnavailable, redis.RedisError, KindRefused) as error:
+            self._simulation.note(f"operator: {type(error).__name__}: {error}")
+            return None
+
+    def _pause(self, shard: Shard, endpoint: EndpointSettings) -> None:
+        endpoints.pause(shard, endpoint.name, "an operator paused it")
+        self._kernel.pause(self._random.uniform(1, 40))
+        while not self._over and not self._try(lambda: endpoints.resume(shard, endpoint.name)):
+            self._kernel.pause(2)
+
+    def _skip(self, shard: Shard, endpoint: EndpointSettings) -> None:
+        rows: Any = shard.client.xpending_range(shard.keys.events, endpoint.name, "-", "+", 5)
+        for row in rows[:1]:
+            endpoints.skip(shard, endpoint.name, row["message_id"].decode())
+
+    def _span(self, shard: Shard) -> replays.ReplaySpan:
+        now = shard.read_clock()
+        return replays.ReplaySpan(now - self._random.randint(1, 120) * 1000, now)
+
+    def _replay(self, shard: Shard, endpoint: EndpointSettings) -> None:
+        counted = replays.count_events(shard, endpoint, self._span(shard))
+        if counted.events:
+            # Begun even if the reply is lost; the events come again, however long the replay takes.
+            self._book.disturb("replay", 10_000, endpoint.name)
+            replays.begin(shard, counted)
+
+    def _cancel(self, shard: Shard, endpoint: EndpointSettings) -> None:
+        if note := replays.running(shard, endpoint.name):
+            replays.cancel(shard, note)
+
+    def _letters(self, shard: Shard, endpoint: EndpointSettings) -> None:
+        wanted = dead_letters.DeadLetterFilter(endpoint=endpoint.name)
+        ids = [letter.id for letter in dead_letters.read(shard, wanted)][: self._random.randint(1, 50)]
+        if ids:
+            self._book.disturb("dead letters replayed", 10_000, endpoint.name)
+            dead_letters.replay(shard, ids)
+
+    def _set_aside(self, shard: Shard, _endpoint: EndpointSettings) -> None:
+        """Somebody breaks the hash of a reservation; later an operator dismisses the entry, or mends and requeues."""
+        found: Any = shard.client.zrange(shard.keys.reservation_index, 0, 0)
+        for entry in found:
+            shard.client.eval(BREAK, 1, shard.keys.reservation(entry))
+        self._kernel.pause(self._random.uniform(5, 30))
+        quarantine = self._quarantine(shard)
+        if self._random.random() < 0.3:
+            list(quarantine.dismiss(QuarantineFilter()))
+        else:
+            self._put_back(shard)
+
+    def _quarantine(self, shard: Shard) -> Quarantine:
+        return Quarantine(shard, kinds_of(self._simulation.settings, shard)["reservations"], 10)
+
+    def _put_back(self, shard: Shard) -> bool:
+        for key in shard.client.scan_iter(shard.keys.prefix + b"reservation:res_*", 1000):
+            if shard.client.hget(key, "grace_ms") == b"x":
+                shard.client.hset(key, "grace_ms", "0")
+        list(self._quarantine(shard).requeue(QuarantineFilter()))
+        return True
+
+    def _repair(self, shard: Shard, _endpoint: EndpointSettings) -> None:
+        budget = b"tenant:acme:TOKENS"
+        repaired = repair_budget(shard, self._simulation.settings.sweep, shard.keys.prefix + b"budget:" + budget)
+        if repaired.result == "repaired":
+            raise Failure("nothing sound is repaired", f"{budget!r}: {repaired}")
+
+    def _reconcile(self, shard: Shard, _endpoint: EndpointSettings) -> None:
+        for kind in kinds_of(self._simulation.settings, shard):
+            report = reconcile(subject_of(shard, self._simulation.settings, kind, Throttle(None)), limit=10)
+            if report.findings and "quarantine" not in self._simulation.plan.operations:
+                raise Failure("reconcile finds what is there", f"{[each.document() for each in report.findings]}")
+            if self._random.random() < 0.5:
+                mend(subject_of(shard, self._simulation.settings, kind), report)
+
+    def _destroy(self, shard: Shard, endpoint: EndpointSettings) -> None:
+        """A hand removes a consumer group."""
+        self._book.disturb("group destroyed", 60)
+        shard.client.xgroup_destroy(shard.keys.events, endpoint.name)
+
+    def _circuit(self, shard: Shard, endpoint: EndpointSettings) -> None:
+        shard.read_clock()
+        endpoints.close_circuit(shard, endpoint.name)
+
+    def _once(self, _shard: Shard, _endpoint: EndpointSettings) -> None:
+        """`sweeperd --once` beside the daemons, on a host of its own."""
+
+        def run() -> None:
+            run_once(self._simulation.settings, threading.Event(), delivery_limit=timedelta(seconds=20))
+
+        self._kernel.spawn("once", run, Host("once"))

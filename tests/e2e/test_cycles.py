@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from sweeperd.delivery.relay import delivery_id
+from sweeperd.sweep.reservations import REASONS
 from sweeperd.text import parse_rfc3339
 from tests.fixture.cycles.load import expected, load
 from tests.support.harness import daemon, environment, eventually, once, server_time
@@ -139,3 +140,11 @@ def test_nothing_is_relayed_where_it_is_not_enabled(server: Server, client: redi
     before = sorted(client.keys("event*") + client.keys("deliver*"))
     assert once(environment(server.url)).code == 0
     assert sorted(client.keys("event*") + client.keys("deliver*")) == before
+
+
+def test_the_page_names_what_differs() -> None:
+    """The service's reasons are the calls of `quarantine` in expire.lua of cycles-server."""
+    page = (Path(__file__).parents[2] / "docs" / "cycles.md").read_text(encoding="utf-8")
+    service = {"INVALID_EXPIRY", "INVALID_ESTIMATE", "MISSING_SCOPES", "MALFORMED_SCOPES"}
+    assert [name for name in (REASONS.keys() - service) | OURS if f"`{name}`" not in page] == []
+    assert "within 30 s" not in page, "the lease and the interval of the service"

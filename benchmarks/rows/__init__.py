@@ -17,6 +17,7 @@ from benchmarks.rows import (
     parked,
     peers,
     politeness,
+    queues,
     reconcile,
     relay,
     seats,
@@ -54,4 +55,5 @@ ROWS: tuple[Row, ...] = (
     reconcile.ROW,
     relay.ROW,
     tracing.ROW,
+    queues.ROW,
 )

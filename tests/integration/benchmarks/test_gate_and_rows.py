@@ -15,7 +15,7 @@ from benchmarks.foreign_load import foreign_load
 from benchmarks.lab import Lab
 from benchmarks.results import Measured
 from benchmarks.row import Goal, NotMeasurable, Row, Sample
-from benchmarks.rows import ROWS, peers
+from benchmarks.rows import ROWS, peers, queues
 from benchmarks.suite import measure
 from benchmarks.wire import Wire, encode
 from sweeperd.store.embedded import binaries
@@ -267,6 +267,19 @@ def test_peers_that_are_not_installed_are_asked_for(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(peers, "find_spec", lambda _: None)
     with pytest.raises(NotMeasurable, match=r"pip install -e '\.\[bench\]'"):
         peers.measure(Lab(Binary("", "7.0"), tmp_path, quick=True))
+
+
+def test_queues_that_are_not_at_hand_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(queues, "which", lambda name: None if name == "go" else f"/bin/{name}")
+    with pytest.raises(NotMeasurable, match=r"there is no go$"):
+        queues.measure(Lab(Binary("", "7.0"), tmp_path, quick=True))
+
+
+def test_the_programs_of_the_queues_name_no_place() -> None:
+    """No path of a machine and no host of a registry stands in what pins their versions."""
+    for name in ("asynq/go.mod", "asynq/go.sum", "bullmq/package.json", "bullmq/package-lock.json"):
+        text = (queues.PEERS / name).read_text()
+        assert not any(word in text for word in ("resolved", "registry", "proxy.", "file:", "/home/")), name
 
 
 def test_the_plots_are_drawn_from_what_was_written(tmp_path: Path) -> None:

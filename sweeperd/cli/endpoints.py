@@ -1,6 +1,8 @@
 """`sweeperd endpoints`: list, pause, resume, skip an event, show attempts, make and print keys, test."""
 
+import base64
 import json
+import secrets
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -231,12 +233,18 @@ def _attempt_cells(recorded: RecordedAttempt) -> list[object]:
 
 
 @command.command("keygen")
+@click.option("--symmetric", is_flag=True, help="Make one secret (whsec_...) for both sides in place of a key pair.")
 @json_option
-def keygen(as_json: bool) -> None:
+def keygen(symmetric: bool, as_json: bool) -> None:
     """
-    Make a key pair for asymmetric signatures. The private key goes into the `secrets` of an endpoint, as a file or a
-    variable; the public key goes to the receiver. Nothing is stored.
+    Make a key pair for asymmetric signatures, or with --symmetric a shared secret. The private key or the secret goes
+    into the `secrets` of an endpoint, as a file or a variable; the receiver gets the public key, or the same secret.
+    Nothing is stored.
     """
+    if symmetric:
+        secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
+        click.echo(json.dumps({"secret": secret}) if as_json else secret)
+        return
     try:
         private, public = endpoints.generate()
     except endpoints.NoCryptography:

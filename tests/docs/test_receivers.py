@@ -25,7 +25,10 @@ SECRET = "whsec_" + base64.b64encode(KEY).decode()
 #: Heading -> the name of the file, and the program that runs it.
 LANGUAGES = {
     "Python": ("receiver.py", [sys.executable]),
+    "Flask": ("receiver.py", [sys.executable]),
+    "FastAPI": ("receiver.py", [sys.executable]),
     "Node": ("receiver.mjs", ["node"]),
+    "Express": ("receiver.mjs", ["node"]),
     "Go": ("receiver.go", ["go"]),
 }
 #: How long Go may take to compile its standard library and the receiver on a machine that is busy, seconds.
@@ -77,13 +80,28 @@ def compiled(source: Path, directory: Path) -> Path:
     return program
 
 
-@pytest.fixture(params=["Python", "Node", pytest.param("Go", marks=pytest.mark.timeout(COMPILE_LIMIT + 300))])
+@pytest.fixture(
+    params=[
+        "Python",
+        "Flask",
+        "FastAPI",
+        "Node",
+        "Express",
+        pytest.param("Go", marks=pytest.mark.timeout(COMPILE_LIMIT + 300)),
+    ]
+)
 def receiver(
     request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     file, program = LANGUAGES[request.param]
     if shutil.which(program[0]) is None:
         pytest.skip(f"{program[0]} is not installed")
+    if request.param == "Express":
+        # Node looks for modules beside the program and above; SWEEPERD_TEST_NODE_MODULES is where npm has put them.
+        modules = os.environ.get("SWEEPERD_TEST_NODE_MODULES")
+        if not modules:
+            pytest.skip("SWEEPERD_TEST_NODE_MODULES names no folder with express and standardwebhooks")
+        (tmp_path / "node_modules").symlink_to(modules)
     path = tmp_path / file
     path.write_text(code(ROOT / "docs" / "webhooks.md", request.param), encoding="utf-8")
     if request.param == "Go":

@@ -476,6 +476,14 @@ def test_hostile_names(name: str, invoke: Run, shard: Shard, client: redis.Redis
 # ---- keys
 
 
+def test_keygen_prints_a_shared_secret(invoke: Run) -> None:
+    secret = invoke("endpoints", "keygen", "--symmetric").stdout.strip()
+    other = json.loads(invoke("endpoints", "keygen", "--symmetric", "--json").stdout)["secret"]
+    assert secret.startswith("whsec_")
+    assert len(base64.b64decode(secret.removeprefix("whsec_"))) == 32
+    assert other != secret, "a new one each time"
+
+
 def test_keygen_prints_a_pair_that_the_settings_take(invoke: Run, tmp_path: Path) -> None:
     private, public = invoke("endpoints", "keygen").stdout.split()
     pair = json.loads(invoke("endpoints", "keygen", "--json").stdout)

@@ -59,11 +59,11 @@ def _run(lab: Lab, entries: int, roles: list[str], batch_size: int) -> tuple[flo
         for role in roles:
             running = stack.enter_context(daemon(environment(server.url, role=role, **settings), lab.directory))
             if role == "deliver":  # it is ready when the sweep starts
-                _await(functools.partial(_is_ready, running))
+                await_that(functools.partial(_is_ready, running))
         with redis.Redis.from_url(server.url) as client:
-            _await(lambda: client.xlen(Keys().events) >= WARM + entries)
-            acknowledged = _await_acknowledged(client) if batch_size > 1 else 0.0
-            first, last = _ends(client)
+            await_that(lambda: client.xlen(Keys().events) >= WARM + entries)
+            acknowledged = acknowledged_at(client) if batch_size > 1 else 0.0
+            first, last = ends(client)
     return last - first, acknowledged - first
 
 
@@ -71,7 +71,8 @@ def _is_ready(running: Daemon) -> bool:
     return running.get("/readyz")[0] == 200
 
 
-def _await(condition: Callable[[], bool]) -> None:
+def await_that(condition: Callable[[], bool]) -> None:
+    """Wait until it holds. Raises RuntimeError after LIMIT."""
     until = time.monotonic() + LIMIT
     while not condition():
         if time.monotonic() > until:
@@ -79,7 +80,7 @@ def _await(condition: Callable[[], bool]) -> None:
         time.sleep(POLL)
 
 
-def _await_acknowledged(client: "redis.Redis") -> float:
+def acknowledged_at(client: "redis.Redis") -> float:
     """Wait until the group has acknowledged all events. Returns when that was, seconds on Redis's clock."""
 
     def acknowledged() -> bool:
@@ -87,12 +88,12 @@ def _await_acknowledged(client: "redis.Redis") -> float:
         (group,) = client.xinfo_groups(Keys().events)
         return bool(group["pending"] == 0 and group["last-delivered-id"] == info["last-generated-id"])
 
-    _await(acknowledged)
+    await_that(acknowledged)
     seconds, micros = client.time()
     return float(seconds) + micros / 1e6
 
 
-def _ends(client: "redis.Redis") -> tuple[float, float]:
+def ends(client: "redis.Redis") -> tuple[float, float]:
     """When the first event after the warm-up was added, and the last one, seconds on Redis's clock."""
     warm: Any = client.xrange(Keys().events, count=WARM + 1)
     newest: Any = client.xrevrange(Keys().events, count=1)

@@ -8,6 +8,7 @@ Formats, keys and the rule of the delivery id come from cycles-server and cycles
 import hashlib
 import json
 import logging
+import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.outbox import subscription as cycles_subscription
 from sweeperd.outbox.event import EVENT_TYPE, EventEncoder, Fields, OutboxEntry, category, event_type, trace_id
 from sweeperd.outbox.subscription import SYSTEM, CyclesSubscription
-from sweeperd.store.errors import describe, is_wrong_type
+from sweeperd.store.errors import describe
 from sweeperd.store.scripts import Call, Script, evaluate, micros_of, server_clock
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, rfc3339, timestamp, whole
@@ -33,11 +34,12 @@ log = logging.getLogger(__name__)
 
 #: How many calls of the script are under way at a time: while Redis works on one, the process prepares the other.
 SENDERS = 2
-#: How long Redis may take for a call, µs; other clients wait. Of calls that are a little larger than the last one, none
-#: takes 2 ms.
-CALL_MICROS = 1500.0
-#: How many records the first call writes, and how many a call writes at most. Each event and each delivery is one.
-FIRST_SIZE, LARGEST_SIZE, GROWTH = 100.0, 1000.0, 1.25
+#: How long Redis may take for a call, µs, so that few calls take 2 ms; other clients wait. The estimate for a record is
+#: the median, and follows the calls by steps of this factor: a single long call is more likely the machine's.
+CALL_MICROS, STEP = 1500.0, 1.15
+#: The time of a record before the first call, µs, and how many records a call writes at most. Each event and each
+#: delivery is one.
+FIRST_ESTIMATE, LARGEST_SIZE = 15.0, 1000.0
 #: How many unreadable records are remembered, to log each record once.
 REMEMBERED = 1000
 #: How many parsed records are kept. A record is read again for each call, and has changed if its bytes have.
@@ -82,9 +84,9 @@ class CyclesRecords:
         self._keys = shard.keys.cycles
         #: Without the place in the stream, which the bodies do not carry.
         self._encode = EventEncoder(shard.name, shard.origin, batches=True)
-        self._script = Script("delivery/relay")
-        #: How many records a call may write, and how many the events of the last call had each.
-        self._size, self._each = FIRST_SIZE, 1.0
+        self._script, self._reading = Script("delivery/relay"), Script("delivery/subscriptions")
+        #: How long Redis takes for a record, µs, and how many records the events of the last call had each.
+        self._micros, self._each = FIRST_ESTIMATE, 1.0
         #: Subscription id -> hash of the last unreadable record.
         self._unreadable: dict[bytes, int] = {}
         self._parsed: dict[bytes, CyclesSubscription] = {}
@@ -152,11 +154,15 @@ class CyclesRecords:
             else:
                 done.written.append(event.entry)
 
+    @property
+    def _size(self) -> float:
+        """How many records a call may write."""
+        return min(CALL_MICROS / self._micros, LARGEST_SIZE)
+
     def _learn(self, records: int, micros: int) -> None:
         """Redis took so long for a call with so many records."""
         if micros > 0:
-            fitting = records * CALL_MICROS / micros
-            self._size = min(max(fitting, self._size / 2, 1.0), self._size * GROWTH, LARGEST_SIZE)
+            self._micros *= STEP if micros > self._micros * records else 1 / STEP
 
     def _call(self, groups: dict[tuple[bytes, tuple[str, ...], str], list[_Event]]) -> Call:
         now = self._shard.clock.now_ms()
@@ -168,11 +174,12 @@ class CyclesRecords:
             *self._ttls,
             now,
         ]
+        ends = {trace: number for number, trace in enumerate({trace for _, _, trace in groups}, 1)}
+        args += [len(ends), *(_delivery_end(now, trace) for trace in ends)]
         for (tenant, subscriptions, trace), events in groups.items():
             keys.append(self._keys.events(tenant))
             keys += map(self._keys.deliveries, subscriptions)
-            args += [len(subscriptions), len(events), _delivery_end(now, trace)]
-            args += map(_delivery_middle, subscriptions)
+            args += [len(subscriptions), len(events), ends[trace], *map(json.dumps, subscriptions)]
             endings = [f"|{subscription}".encode() for subscription in subscriptions]
             for event in events:
                 message = self._encode(event.entry)
@@ -186,50 +193,32 @@ class CyclesRecords:
         """Each tenant's subscriptions, those of every tenant with them; or why they cannot be read."""
         if not tenants:
             return {}
-        names = [SYSTEM, *tenants]
-        sets = self._shard.client.pipeline(transaction=False)
-        for name in names:
-            sets.smembers(self._keys.subscriptions(name))
-        members: dict[bytes, set[bytes]] = {}
+        keys = [self._keys.subscriptions(name) for name in (SYSTEM, *tenants)]
+        call = Call(keys, [self._keys.subscription(b"")])
+        of_all, *of_tenants, records = self._reading.run(self._shard.client, call)
+        if not isinstance(of_all, list):
+            raise redis.ResponseError(f"{decode(of_all)} {decode(keys[0])}")
+        pairs = zip(records[::2], records[1::2], strict=True)
+        read = dict(self._read(sorted(pairs, key=operator.itemgetter(0))))
         found: dict[bytes, list[CyclesSubscription] | str] = {}
-        for name, reply in zip(names, sets.execute(raise_on_error=False), strict=True):
-            if not isinstance(reply, Exception):
-                members[name] = reply
-            elif name != SYSTEM and isinstance(reply, redis.ResponseError) and is_wrong_type(reply):
-                found[name] = f"WRONGTYPE {decode(self._keys.subscriptions(name))}"
+        for tenant, key, ids in zip(tenants, keys[1:], of_tenants, strict=True):
+            if isinstance(ids, list):
+                own = [read[each] for each in sorted({*ids, *of_all}) if each in read]
+                # By the id in the record: two names may have the same record.
+                found[tenant] = list({each.subscription_id: each for each in own}.values())
             else:
-                raise reply
-        ids = sorted(set().union(*members.values()))
-        read = dict(self._read(zip(ids, self._records(ids), strict=True)))
-        for tenant in tenants & members.keys():
-            own = [read[each] for each in sorted(members[tenant] | members[SYSTEM]) if each in read]
-            # By the id in the record: two names may have the same record.
-            found[tenant] = list({each.subscription_id: each for each in own}.values())
+                found[tenant] = f"WRONGTYPE {decode(key)}"
         return found
-
-    def _records(self, ids: Sequence[bytes]) -> list[Any]:
-        """The record of each subscription: bytes, None if there is none, an error if the key has another type."""
-        if not ids:
-            return []
-        records: list[Any] = list(self._shard.client.mget([self._keys.subscription(each) for each in ids]))
-        if absent := [place for place, record in enumerate(records) if record is None]:
-            again = self._shard.client.pipeline(transaction=False)  # MGET says nothing about the type
-            for place in absent:
-                again.get(self._keys.subscription(ids[place]))
-            for place, record in zip(absent, again.execute(raise_on_error=False), strict=True):
-                records[place] = record
-        return records
 
     def _read(self, records: Iterable[tuple[bytes, Any]]) -> Iterable[tuple[bytes, CyclesSubscription]]:
         for subscription, record in records:
-            if record is None:
-                continue
-            try:
-                if isinstance(record, Exception):
-                    raise record
-                yield subscription, self._parse(record)
-            except (ValueError, redis.ResponseError) as error:
-                self._warn(subscription, record, error)
+            if isinstance(record, list):
+                self._warn(subscription, record, decode(record[0]))
+            elif record is not None:
+                try:
+                    yield subscription, self._parse(record)
+                except ValueError as error:
+                    self._warn(subscription, record, str(error))
 
     def _parse(self, record: bytes) -> CyclesSubscription:
         parsed = self._parsed.get(record)
@@ -240,14 +229,14 @@ class CyclesRecords:
             self._parsed[record] = parsed
         return parsed
 
-    def _warn(self, subscription: bytes, record: object, error: Exception) -> None:
-        seen = hash(record if isinstance(record, bytes) else str(error))
+    def _warn(self, subscription: bytes, record: object, error: str) -> None:
+        seen = hash(record if isinstance(record, bytes) else error)
         if self._unreadable.get(subscription) == seen:
             return
         if len(self._unreadable) >= REMEMBERED:
             self._unreadable.clear()
         self._unreadable[subscription] = seen
-        reason = str(error).splitlines()[0]
+        reason = error.splitlines()[0]
         fields = {"shard": self._shard.name, "subscription": decode(subscription), "error": reason}
         log.warning("a subscription record cannot be read, so the subscription gets no events", extra=fields)
 
@@ -356,11 +345,6 @@ def _has_records(fields: Fields) -> bool:
 def _tenant(fields: Fields) -> bytes:
     """The tenant as in the body of the event."""
     return decode(fields[b"tenant"]).encode()
-
-
-def _delivery_middle(subscription_id: str) -> str:
-    """The JSON of a delivery between the delivery id and the event id."""
-    return f'","subscription_id":{json.dumps(subscription_id)},"event_id":"'
 
 
 def _delivery_end(now_ms: int, trace: str) -> str:

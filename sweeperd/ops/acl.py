@@ -220,7 +220,7 @@ def cycles_grants(keys: Keys) -> Iterator[Grant]:
     cycles, name = keys.cycles, _ANY
     yield granted(Duty.SWEEP, cycles.lease, "SET GET PEXPIRE")
     yield granted(Duty.DELIVER, cycles.subscriptions(ANY), "SMEMBERS")
-    yield granted(Duty.DELIVER, cycles.subscription(ANY), "GET MGET")
+    yield granted(Duty.DELIVER, cycles.subscription(ANY), "GET")
     yield granted(Duty.DELIVER, cycles.event(name), "EXISTS SET")
     yield granted(Duty.OPERATE, cycles.event(name), "GET PTTL")
     yield granted(Duty.DELIVER, cycles.events(ANY), "ZADD ZCARD")

@@ -49,7 +49,7 @@ CASES = {
     "delivery/keep_groups": Case([EVENTS, GROUPS], [1000, "audit", "0-0", "new"], "xgroup hset"),
     "delivery/leave": Case([EVENTS], ["billing", "idle"], "xgroup"),
     "delivery/make_due": Case([EVENTS], ["billing", "us", "-", 10, 100_000], "xclaim"),
-    "delivery/relay": Case(RELAYED, [6, 9, 1000, 1000, NOW, 1, 1, "}", "-", NOW, "{}"], "set zadd lpush"),
+    "delivery/relay": Case(RELAYED, [6, 9, 1000, 1000, NOW, 1, "}", 1, 1, 1, '"-"', NOW, "{}"], "set zadd lpush"),
     "delivery/set_field": Case([GROUPS], ["billing", "x"], "hdel hset"),
     "delivery/set_state": Case([ENDPOINTS, EVENTS], ["billing", PAUSE, "type", "paused"], "hdel hset xadd", (EVENTS,)),
     "delivery/take_tokens": Case([b"sweeperd:pace"], ["billing", 60_000_000, 5, 1], "hdel hset"),

@@ -16,9 +16,10 @@
 --
 -- ARGV[1] -> length of `event:` with the prefix;  ARGV[2] -> length of `delivery:` with the prefix
 -- ARGV[3] -> lifetime of an event, seconds;  ARGV[4] -> lifetime of a delivery, seconds;  ARGV[5] -> now, ms
+-- ARGV[6] -> how many ends of the deliveries' JSON follow: the part after the event id
 -- and for each group:
---   number of subscriptions, number of events, the deliveries' JSON after the event id
---   for each subscription: the deliveries' JSON between delivery id and event id
+--   number of subscriptions, number of events, number of the end
+--   for each subscription: its id, JSON
 --   for each event: its time, ms; the event, JSON
 --
 -- Returns how many deliveries were made; when the script began, seconds and microseconds; and for each event that
@@ -34,7 +35,7 @@
 -- How many values a command gets.
 local CHUNK = 1000
 local ALL, DISPATCH = KEYS[1], KEYS[2]
-local EVENT_ID, DELIVERY_ID, NOW = ARGV[1] + 1, ARGV[2] + 1, ARGV[5]
+local EVENT_ID, DELIVERY_ID, NOW, ENDS = ARGV[1] + 1, ARGV[2] + 1, ARGV[5], 6
 
 local began = redis.call('TIME')
 redis.call('ZCARD', ALL)
@@ -74,7 +75,7 @@ end
 -- place is known only when the groups before have been passed.)
 local records, groups = {}, {}
 do
-  local key, argument, number = 3, 6, 0
+  local key, argument, number = 3, ENDS + 1 + ARGV[ENDS], 0
   while argument <= #ARGV do
     local subscriptions, events = tonumber(ARGV[argument]), tonumber(ARGV[argument + 1])
     groups[#groups + 1] = {key, argument, number, subscriptions, events}
@@ -97,13 +98,14 @@ local event_keys, event_values, delivery_keys, delivery_values = {}, {}, {}, {}
 for _, group in ipairs(groups) do
   local key, argument, number, subscriptions, events = unpack(group)
   local of_tenant, problem = index(KEYS[key])
-  local of_subscription, heads = {}, {}
+  local of_subscription, names = {}, {}
   for i = 1, subscriptions do
     local list, why = index(KEYS[key + i])
     problem = problem or why
-    of_subscription[i], heads[i] = list, ARGV[argument + 2 + i]
+    of_subscription[i] = list
+    names[i] = '","subscription_id":' .. ARGV[argument + 2 + i] .. ',"event_id":"'
   end
-  local tail = ARGV[argument + 2]
+  local tail = ARGV[ENDS + ARGV[argument + 2]]
   key, argument = key + subscriptions + 1, argument + 3 + subscriptions
   for n = 1, events do
     if problem then
@@ -123,7 +125,7 @@ for _, group in ipairs(groups) do
         if existing == 0 or not exists(delivery_key) then
           local delivery, list, place = string.sub(delivery_key, DELIVERY_ID), of_subscription[i], #pending + 1
           pending[place], delivery_keys[place] = delivery, delivery_key
-          delivery_values[place] = '{"delivery_id":"' .. delivery .. heads[i] .. id .. tail
+          delivery_values[place] = '{"delivery_id":"' .. delivery .. names[i] .. id .. tail
           list[#list + 1], list[#list + 2] = NOW, delivery
         end
       end

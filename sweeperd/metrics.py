@@ -196,6 +196,11 @@ class WebhookMetrics:
             buckets=WEBHOOK_BUCKETS,
         )
         self.pending = gauge("sweeperd_webhook_pending_events", "Events that are to be sent", ["endpoint"])
+        self._deliverable = gauge(
+            "sweeperd_webhook_deliverable_events",
+            "Events that are to be sent, and whose endpoint takes events: for autoscaling",
+            ["endpoint"],
+        )
         self.oldest_pending = gauge(
             "sweeperd_webhook_oldest_pending_seconds", "Age of the oldest event that is to be sent", ["endpoint"]
         )
@@ -248,12 +253,15 @@ class WebhookMetrics:
             on_shards = self._states.setdefault(endpoint, {})
             on_shards[shard] = state
             self._show_state(endpoint, on_shards)
+            if endpoint in self._waiting:
+                self._show_waiting(endpoint, self._waiting[endpoint])
 
     def forget(self, endpoint: str) -> None:
         """If an endpoint is configured no more, drop the gauges; the counters stay."""
         with self._lock:
             if self._waiting.pop(endpoint, None) is not None:
                 self.pending.remove(endpoint)
+                self._deliverable.remove(endpoint)
                 self.oldest_pending.remove(endpoint)
             if self._states.pop(endpoint, None) is not None:
                 for state in ENDPOINT_STATES:
@@ -276,6 +284,9 @@ class WebhookMetrics:
 
     def _show_waiting(self, endpoint: str, on_shards: dict[str, tuple[int, float]]) -> None:
         self.pending.labels(endpoint).set(sum(count for count, _ in on_shards.values()))
+        states = self._states.get(endpoint, {})
+        taken = [count for shard, (count, _) in on_shards.items() if states.get(shard, "delivering") == "delivering"]
+        self._deliverable.labels(endpoint).set(sum(taken))
         self.oldest_pending.labels(endpoint).set(max((oldest for _, oldest in on_shards.values()), default=0))
 
 

@@ -1,7 +1,12 @@
 """The manifests: schemas of three Kubernetes releases, the restricted pod security profile, kustomize, the settings."""
 
+import functools
+import itertools
+import os
+import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,8 +33,24 @@ VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persiste
 #: What has a schema of its own elsewhere.
 CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject"}
 
-#: The kinds of every overlay that runs the daemons.
-DAEMONS = ["ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount"]
+EXAMPLE = K8S / "example"
+#: Base -> the kinds that it has, beside the ConfigMap of the settings.
+_ONCE, _EACH = ["NetworkPolicy", "ServiceAccount"], ["Deployment", "PodDisruptionBudget", "Service"]
+BASES = {
+    "daemon": [*_ONCE, *_EACH],
+    "roles": [*_ONCE, *_EACH, *_EACH, "HorizontalPodAutoscaler"],
+    "cronjob": [*_ONCE, "CronJob"],
+}
+#: Component -> the kind that it adds.
+COMPONENTS = {
+    "podmonitor": "PodMonitor",
+    "prometheusrule": "PrometheusRule",
+    "dashboard": "ConfigMap",
+    "keda": "ScaledObject",
+    "network-redis": "NetworkPolicy",
+    "network-telemetry": "NetworkPolicy",
+    "network-receivers": "NetworkPolicy",
+}
 
 Manifest = dict[str, Any]
 
@@ -42,8 +63,8 @@ def written() -> list[Manifest]:
     return [manifest for path in MANIFESTS for manifest in read(path)]
 
 
-def of_kind(kind: str) -> Manifest:
-    (found,) = (manifest for manifest in written() if manifest["kind"] == kind)
+def of_kind(kind: str, name: str = "sweeperd") -> Manifest:
+    (found,) = (each for each in written() if each["kind"] == kind and each["metadata"]["name"] == name)
     return found
 
 
@@ -129,7 +150,8 @@ def test_a_breach_of_the_profile_is_noticed() -> None:
 def test_kustomizations_name_what_there_is(path: Path) -> None:
     (content,) = read(path)
     files = [file for generator in content.get("configMapGenerator", []) for file in generator["files"]]
-    named = [*content.get("resources", []), *content.get("components", []), *files]
+    named = [*content.get("resources", []), *(content.get("components") or []), *files]
+    assert len(set(named)) == len(named)
     for name in named:
         place = path.parent / name
         assert (place / "kustomization.yaml").exists() if place.is_dir() else place.is_file(), name
@@ -138,65 +160,120 @@ def test_kustomizations_name_what_there_is(path: Path) -> None:
     assert [image["newTag"] for image in content.get("images", [])] in ([], [__version__])
 
 
+def test_a_test_knows_every_base_and_component() -> None:
+    assert {path.name for path in (K8S / "bases").iterdir()} == set(BASES)
+    assert {path.name for path in (K8S / "components").iterdir()} == set(COMPONENTS)
+    text = (EXAMPLE / "kustomization.yaml").read_text()
+    assert [name for name in COMPONENTS if f"# - ../components/{name}\n" not in text] == [], "the example names each"
+
+
+@functools.cache
+def built(base: str, *components: str) -> list[Manifest]:
+    """What kustomize makes of the example with this base and these components."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(os.path.realpath(name))
+        shutil.copy(EXAMPLE / "config.toml", directory)
+        (content,) = read(EXAMPLE / "kustomization.yaml")
+        places = {
+            "resources": [os.path.relpath(K8S / "bases" / base, directory)],
+            "components": [os.path.relpath(K8S / "components" / each, directory) for each in components],
+        }
+        (directory / "kustomization.yaml").write_text(yaml.safe_dump(content | places))
+        return list(yaml.safe_load_all(kubectl("kustomize", str(directory))))
+
+
+def role_of(manifest: Manifest) -> str:
+    role: str = manifest["metadata"].get("labels", {}).get("app.kubernetes.io/component", "")
+    return role
+
+
+def test_kustomize_builds_the_example_as_it_stands(tmp_path: Path) -> None:
+    manifests = list(yaml.safe_load_all(kubectl("kustomize", str(EXAMPLE))))
+    assert sorted(each["kind"] for each in manifests) == sorted(["ConfigMap", *BASES["daemon"]])
+    assert {each["metadata"]["namespace"] for each in manifests} == {"sweeperd"}
+    check_built(manifests, tmp_path)
+
+
+@pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize(
-    ("directory", "further"),
-    [
-        ("overlays/daemon", []),
-        ("overlays/podmonitor", ["PodMonitor"]),
-        ("overlays/prometheusrule", ["PrometheusRule"]),
-        ("overlays/dashboard", ["ConfigMap"]),
-        ("overlays/keda", ["ScaledObject"]),
-    ],
+    "components",
+    [(), *((each,) for each in COMPONENTS), *itertools.combinations(COMPONENTS, 2), tuple(COMPONENTS)],
+    ids="-and-".join,
 )
-def test_kustomize_builds_an_overlay_of_the_daemons(directory: str, further: list[str], tmp_path: Path) -> None:
-    built = built_by(directory)
-    assert sorted(manifest["kind"] for manifest in built) == sorted([*DAEMONS, *further])
-    check_built(built, tmp_path)
+def test_any_set_of_components_builds_over_any_base(base: str, components: tuple[str, ...], tmp_path: Path) -> None:
+    if base == "cronjob" and "keda" in components:
+        pytest.skip("there is no Deployment to scale, and another test has it refused")
+    manifests = built(base, *components)
+    expected = ["ConfigMap", *BASES[base], *(COMPONENTS[each] for each in components)]
+    if "keda" in components and base == "roles":
+        expected.remove("HorizontalPodAutoscaler")  # two would fight
+    assert sorted(each["kind"] for each in manifests) == sorted(expected)
+    assert len([each for each in manifests if each["kind"] == "Deployment"]) == {"daemon": 1, "roles": 2}.get(base, 0)
+    names = [(each["kind"], each["metadata"]["name"]) for each in manifests]
+    assert len(set(names)) == len(names)
+    check_built(manifests, tmp_path)
 
 
-def test_kustomize_builds_the_cron_job(tmp_path: Path) -> None:
-    built = built_by("overlays/cronjob")
-    assert sorted(manifest["kind"] for manifest in built) == ["ConfigMap", "CronJob", "NetworkPolicy", "ServiceAccount"]
-    check_built(built, tmp_path)
+def test_keda_is_refused_where_there_is_nothing_to_scale() -> None:
+    with pytest.raises(AssertionError, match="delivered-by"):
+        built("cronjob", "keda")
 
 
-def test_kustomize_builds_sweep_and_delivery_apart(tmp_path: Path) -> None:
-    built = built_by("overlays/roles")
-    assert sorted(manifest["kind"] for manifest in built) == sorted([*DAEMONS, *DAEMONS, "HorizontalPodAutoscaler"])
+def test_sweep_and_delivery_apart() -> None:
+    manifests = built("roles")
     for role in ("sweep", "deliver"):
-        half = [manifest for manifest in built if manifest["metadata"]["labels"]["app.kubernetes.io/component"] == role]
-        check_built(half, tmp_path)
+        half = [manifest for manifest in manifests if role_of(manifest) == role]
         (pod,) = pod_specs(half)
         assert {"name": "SWEEPERD_ROLE", "value": role} in pod["containers"][0]["env"]
-        (service,) = (manifest for manifest in half if manifest["kind"] == "Service")
-        assert service["spec"]["selector"]["app.kubernetes.io/component"] == role
-    (autoscaler,) = (manifest for manifest in built if manifest["kind"] == "HorizontalPodAutoscaler")
+        for kind in ("Service", "PodDisruptionBudget", "Deployment"):
+            (each,) = (manifest for manifest in half if manifest["kind"] == kind)
+            assert each["metadata"]["name"] == f"sweeperd-{role}"
+            selector = each["spec"]["selector"]
+            assert selector.get("matchLabels", selector)["app.kubernetes.io/component"] == role
+    (autoscaler,) = (manifest for manifest in manifests if manifest["kind"] == "HorizontalPodAutoscaler")
     assert autoscaler["spec"]["scaleTargetRef"]["name"] == "sweeperd-deliver"
+    (metric,) = autoscaler["spec"]["metrics"]
+    assert metric["resource"]["target"]["type"] == "AverageValue", (
+        "a share of the request would be a few events a second"
+    )
 
 
-def built_by(directory: str) -> list[Manifest]:
-    return list(yaml.safe_load_all(kubectl("kustomize", str(K8S / directory))))
+@pytest.mark.parametrize("base", ["daemon", "roles"])
+def test_the_page_is_reached_by_each_service_while_redis_is_away(base: str) -> None:
+    hosts = load(EXAMPLE / "config.toml", {}).http.hosts
+    services = [manifest for manifest in built(base) if manifest["kind"] == "Service"]
+    assert services
+    for service in services:
+        assert service["spec"]["publishNotReadyAddresses"] is True
+        assert service["metadata"]["name"] in hosts
 
 
 def check_built(built: list[Manifest], tmp_path: Path) -> None:
-    (pod,) = pod_specs(built)
-    assert breaches(pod) == []
-    assert pod["containers"][0]["image"] == f"sweeperd:{__version__}"
+    pods = list(pod_specs(built))
+    assert pods
     (settings,) = (manifest for manifest in built if "config.toml" in manifest.get("data", {}))
-    assert [volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume] == [
-        settings["metadata"]["name"]
-    ]
+    for pod in pods:
+        assert breaches(pod) == []
+        assert pod["containers"][0]["image"] == f"sweeperd:{__version__}"
+        mounted = [volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume]
+        assert mounted == [settings["metadata"]["name"]]
     assert settings["metadata"]["name"] != "sweeperd", "its name ends in a hash, so that a change is rolled out"
     (tmp_path / "config.toml").write_text(settings["data"]["config.toml"])
     load(tmp_path / "config.toml", {})
-    for manifest in built:
-        for release in RELEASES:
-            if manifest["kind"] not in CUSTOM:
-                kubernetes_validate.validate(manifest, release, strict=True)
+    assert len(RELEASES) == 3
+    for manifest, release in itertools.product(built, RELEASES):
+        if manifest["kind"] not in CUSTOM:
+            valid(yaml.safe_dump(manifest), release)
+
+
+@functools.cache
+def valid(text: str, release: str) -> None:
+    """Most sets have the same objects: each is validated once."""
+    kubernetes_validate.validate(yaml.safe_load(text), release, strict=True)
 
 
 def test_the_dashboard_is_labelled_for_the_sidecar() -> None:
-    (dashboard,) = (m for m in built_by("overlays/dashboard") if m["metadata"]["name"] == "sweeperd-dashboard")
+    (dashboard,) = (m for m in built("daemon", "dashboard") if m["metadata"]["name"] == "sweeperd-dashboard")
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert dashboard["data"]["sweeperd.json"] == (K8S.parent / "grafana" / "sweeperd.json").read_text()
 
@@ -207,16 +284,43 @@ def test_the_prometheus_rule_holds_the_alert_rules() -> None:
     assert rule["spec"] == yaml.safe_load(RULES.read_text())
 
 
-def test_keda_scales_the_deployment_and_decides_its_replicas_alone() -> None:
-    (scaled,) = read(K8S / "overlays" / "keda" / "scaledobject.yaml")
-    assert scaled["spec"]["scaleTargetRef"]["name"] == of_kind("Deployment")["metadata"]["name"]
-    assert "sweeperd_webhook_pending_events" in scaled["spec"]["triggers"][0]["metadata"]["query"]
-    (deployment,) = (manifest for manifest in built_by("overlays/keda") if manifest["kind"] == "Deployment")
-    assert "replicas" not in deployment["spec"]
+@pytest.mark.parametrize(("base", "name"), [("daemon", "sweeperd"), ("roles", "sweeperd-deliver")])
+def test_keda_scales_what_delivers_and_decides_its_replicas_alone(base: str, name: str) -> None:
+    manifests = built(base, "keda")
+    (scaled,) = (manifest for manifest in manifests if manifest["kind"] == "ScaledObject")
+    assert scaled["spec"]["scaleTargetRef"]["name"] == name
+    replicas = {
+        each["metadata"]["name"]: each["spec"].get("replicas") for each in manifests if each["kind"] == "Deployment"
+    }
+    assert replicas == {name: None} | ({"sweeperd-sweep": 2} if base == "roles" else {})
+    (trigger,) = scaled["spec"]["triggers"]
+    assert trigger["metricType"] == "AverageValue"
+    query = trigger["metadata"]["query"]
+    (metric,) = re.findall(r"sweeperd_\w+", query)
+    assert metric in (K8S.parents[1] / "docs" / "metrics.md").read_text()
+    assert f'namespace="{scaled["metadata"]["namespace"]}"' in query, "and nobody else's backlog"
+    assert "cooldownPeriod" not in scaled["spec"], "it means nothing unless the least is 0"
+
+
+def test_what_the_network_policy_blocks_is_allowed_by_a_component() -> None:
+    def ports(manifests: list[Manifest]) -> set[int]:
+        rules = [rule for each in manifests if each["kind"] == "NetworkPolicy" for rule in each["spec"]["egress"]]
+        return {
+            number
+            for rule in rules
+            for port in rule.get("ports", [])
+            for number in range(port["port"], port.get("endPort", port["port"]) + 1)
+        }
+
+    assert ports(built("daemon")) == {53, 443, 6379}
+    assert ports(built("daemon", "network-redis")) >= {6380, 26379, *range(7000, 7006)}
+    assert ports(built("cronjob", "network-telemetry")) >= {4318, 9091}
+    (inside,) = of_kind("NetworkPolicy", "sweeperd-receivers")["spec"]["egress"]
+    assert inside == {"to": [{"namespaceSelector": {}}]}
 
 
 def test_the_settings_are_accepted_and_fit_the_pods() -> None:
-    settings = load(K8S / "settings" / "config.toml", {})
+    settings = load(EXAMPLE / "config.toml", {})
     assert settings.http.listen == ":9464"
     for pod in pod_specs(written()):
         assert pod["terminationGracePeriodSeconds"] > settings.shutdown_grace.total_seconds()
@@ -228,11 +332,15 @@ def test_the_settings_are_accepted_and_fit_the_pods() -> None:
         (variable,) = container["env"]
         assert variable == {"name": "SWEEPERD_REDIS__URL", "value": "file:/run/secrets/sweeperd/redis-url"}
         assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+        assert (container["resources"]["requests"]["memory"], container["resources"]["limits"]["memory"]) == (
+            "96Mi",
+            "256Mi",
+        ), "room for the daemon and three commands by `kubectl exec`"
     assert of_kind("ServiceAccount")["automountServiceAccountToken"] is False
 
 
 def test_the_settings_with_the_endpoint_turned_on_are_accepted_too(tmp_path: Path) -> None:
-    text = (K8S / "settings" / "config.toml").read_text()
+    text = (EXAMPLE / "config.toml").read_text()
     (tmp_path / "billing").write_text("secret")
     text = "\n".join(
         line.removeprefix("#") if line.startswith("#[[") or "= " in line else line for line in text.splitlines()
@@ -257,6 +365,8 @@ def test_names_and_labels_fit_together() -> None:
         assert spread["labelSelector"]["matchLabels"] == labels
     (container,) = deployment["template"]["spec"]["containers"]
     assert container["ports"] == [{"name": "http", "containerPort": 9464}]
+    assert container["startupProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
+    assert container["startupProbe"]["initialDelaySeconds"] >= 2, "no pod begins with a Warning event"
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
     (metrics,) = of_kind("PodMonitor")["spec"]["podMetricsEndpoints"]

@@ -95,17 +95,19 @@ def test_the_line_for_a_deployed_host(server: Server, tmp_path: Path) -> None:
 
 def test_the_line_for_a_pod(server: Server, tmp_path: Path) -> None:
     """In the pod the settings are where the command finds them by itself, and the URL is in the pod's environment."""
-    deployment = (ROOT / "deploy" / "k8s" / "base" / "deployment.yaml").read_text()
+    deployment = (ROOT / "deploy" / "k8s" / "parts" / "deployment" / "deployment.yaml").read_text()
     assert "mountPath: /etc/sweeperd\n" in deployment
     assert Path("/etc/sweeperd/config.toml") in CONFIG_PLACES
     found = re.search(r"name: (SWEEPERD_REDIS__URL)\n +value: (\S+)\n", deployment)
     assert found
     (tmp_path / "redis-url").write_text(server.url + "\n")
     variable = {found[1]: found[2].replace("/run/secrets/sweeperd", str(tmp_path))}
-    _, inside = re.findall(r"kubectl exec (\S+) -- sweeperd (.+)", (ROOT / "docs" / "deploying.md").read_text())[0]
+    inside = re.findall(r"kubectl -n sweeperd exec .+ -- sweeperd (.+)", (ROOT / "docs" / "deploying.md").read_text())[
+        -1
+    ]
     done = subprocess.run(
         [BIN / "sweeperd", *inside.split()],
-        env={"PATH": os.environ["PATH"], "SWEEPERD_CONFIG": str(ROOT / "deploy/k8s/settings/config.toml")} | variable,
+        env={"PATH": os.environ["PATH"], "SWEEPERD_CONFIG": str(ROOT / "deploy/k8s/example/config.toml")} | variable,
         capture_output=True,
         text=True,
         timeout=60,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.eyes.deployed import ROOT, RULES
 
-MANIFEST = ROOT / "deploy" / "k8s" / "overlays" / "prometheusrule" / "prometheusrule.yaml"
+MANIFEST = ROOT / "deploy" / "k8s" / "components" / "prometheusrule" / "prometheusrule.yaml"
 HEAD = """\
 # The rules of deploy/prometheus/sweeperd.rules.yaml, written by `python -m tests.support.prometheusrule`.
 apiVersion: monitoring.coreos.com/v1

@@ -30,6 +30,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_webhook_events_total": ("counter", {"endpoint", "result"}),
     "sweeperd_webhook_duration_seconds": ("histogram", {"endpoint"}),
     "sweeperd_webhook_pending_events": ("gauge", {"endpoint"}),
+    "sweeperd_webhook_deliverable_events": ("gauge", {"endpoint"}),
     "sweeperd_webhook_oldest_pending_seconds": ("gauge", {"endpoint"}),
     "sweeperd_webhook_dead_letters_total": ("counter", {"endpoint"}),
     "sweeperd_webhook_dropped_attempts_total": ("counter", {"endpoint"}),
@@ -149,6 +150,28 @@ def test_what_waits_is_the_sum_and_the_oldest_of_all_shards() -> None:
     text = exposed(metrics)
     assert 'sweeperd_webhook_pending_events{endpoint="billing"} 3.0' in text
     assert 'sweeperd_webhook_oldest_pending_seconds{endpoint="billing"} 7.5' in text
+
+
+def test_what_can_be_delivered_leaves_out_endpoints_that_take_nothing() -> None:
+    metrics = Metrics()
+
+    def deliverable() -> float | None:
+        return metrics.registry.get_sample_value("sweeperd_webhook_deliverable_events", {"endpoint": "billing"})
+
+    metrics.webhooks.waiting("eu", "billing", 3, 7.5)
+    metrics.webhooks.waiting("us", "billing", 4, 60.0)
+    assert deliverable() == 7
+    for state in ("open", "paused"):
+        metrics.webhooks.endpoint_state("us", "billing", state)
+        assert deliverable() == 3
+        metrics.webhooks.waiting("us", "billing", 5, 60.0)
+        assert deliverable() == 3
+    metrics.webhooks.endpoint_state("us", "billing", "delivering")
+    assert deliverable() == 8
+    metrics.forget_shard("us")
+    assert deliverable() == 3
+    metrics.webhooks.forget("billing")
+    assert deliverable() is None
 
 
 def test_a_run_that_ends_tells_nothing_that_node_exporter_tells_itself() -> None:

@@ -1,17 +1,26 @@
 """What the files of the deployments say of sweeperd is so: options, settings, limits, paths."""
 
+import functools
+import json
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
+import yaml
 from click.testing import CliRunner
 from packaging.requirements import Requirement
 
 from sweeperd import __version__
 from sweeperd.cli import main
 from sweeperd.config import Settings
+from tests.support.harness import daemon, environment, eventually
+from tests.support.servers import Server, free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 #: What the image installs.
@@ -63,6 +72,7 @@ def test_the_options_are_understood(unit: str) -> None:
 
 # ---- the container file
 
+COMPOSE = DEPLOY / "container" / "compose.yaml"
 INSTRUCTION = re.compile(r"^([A-Z]+)\s+(.*)$")
 
 
@@ -138,3 +148,59 @@ def test_the_build_command_is_the_documented_one_and_names_this_version() -> Non
     command = f"podman build -f deploy/container/Containerfile -t sweeperd:{__version__} ."
     assert command in (DEPLOY / "container" / "Containerfile").read_text()
     assert command in (DEPLOY.parent / "docs" / "deploying.md").read_text()
+
+
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
+    return found
+
+
+def test_the_image_knows_the_extras_by_their_names() -> None:
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    (extras,) = re.findall(r"`EXTRAS=(\S+)`", (DEPLOY.parent / "docs" / "deploying.md").read_text())
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    assert ("ARG", "EXTRAS=") in instructions()
+    (install,) = (value for _, value in instructions() if "sweeperd[${EXTRAS}]" in value)
+    assert 'if [ -n "${EXTRAS}" ]' in install
+
+
+def test_the_image_is_the_one_of_the_manifests() -> None:
+    built = services()["sweeperd"]
+    assert (COMPOSE.parent / built["build"]["context"]).resolve() == DEPLOY.parent
+    assert (DEPLOY.parent / built["build"]["dockerfile"]).is_file()
+    assert {built["image"], services()["receiver"]["image"]} == {f"sweeperd:{__version__}"}
+    assert built["mem_limit"] == "256m"
+    assert int(built["stop_grace_period"].removesuffix("s")) > Settings().shutdown_grace.total_seconds()
+
+
+def test_the_daemon_of_the_compose_file_prints_an_event_and_is_healthy(own_server: Server, tmp_path: Path) -> None:
+    """The same programs without containers: at other addresses, and otherwise word for word."""
+    receiver, port, http = services()["receiver"], free_port(), free_port()
+    _, code = receiver["entrypoint"][1:]
+    written = services()["sweeperd"]["environment"]
+    addresses = {"redis://redis:6379/0": own_server.url, "http://receiver:8080/": f"http://127.0.0.1:{port}/"}
+    env = environment()
+    addresses[":9464"] = f":{http}"
+    for name, value in written.items():
+        env[name] = functools.reduce(lambda text, place: text.replace(*place), addresses.items(), value)
+    (check,) = (value for name, value in instructions() if name == "HEALTHCHECK")
+    words = json.loads(check[check.index("CMD ") + 4 :])
+    assert "'localhost', 9464" in words[-1]
+    probe = [sys.executable, "-c", words[-1].replace("9464", str(http))]
+    assert subprocess.run(probe, capture_output=True, check=False, timeout=60).returncode != 0
+    printed = tmp_path / "printed"
+    with printed.open("w") as output:
+        printing = subprocess.Popen([sys.executable, "-uc", code.replace("8080", str(port))], stdout=output)
+        try:
+            with daemon(env, tmp_path), redis.Redis.from_url(own_server.url) as client:
+                commands = re.findall(r"redis-cli (.+)", COMPOSE.read_text())
+                eventually(lambda: subprocess.run(probe, capture_output=True, check=False, timeout=60).returncode == 0)
+                eventually(lambda: client.exists("sweeperd:ticks"))
+                for line in commands:
+                    client.execute_command(*shlex.split(line))
+                eventually(lambda: printed.read_text().endswith("\n"))
+        finally:
+            printing.kill()
+            printing.wait()
+    (event,) = map(json.loads, printed.read_text().splitlines())
+    assert event["data"]["reservation_id"] == "1"

@@ -96,6 +96,7 @@ class EventsSettings(Section):
     wait_replicas: int = Field(default=0, ge=0, le=100)
     wait_timeout: PositiveDuration = timedelta(seconds=1)
     attempts_kept: int = Field(default=1000, ge=0, le=100_000)
+    balances: bool = False
 
 
 class CyclesSettings(Section):
@@ -207,6 +208,13 @@ class Settings(Section):
     @model_validator(mode="after")
     def _kinds_fit_together(self) -> Self:
         check_kinds(self.kinds, self.reservations.enabled)
+        return self
+
+    @model_validator(mode="after")
+    def _balances_are_in_the_events(self) -> Self:
+        asking = [endpoint.name for endpoint in self.webhooks.endpoints if endpoint.balances]
+        if asking and not self.events.balances:
+            raise ValueError(f"the endpoint {asking[0]} has balances = true, which needs events.balances = true")
         return self
 
     @model_validator(mode="after")

@@ -89,6 +89,7 @@ class EndpointSettings(Section):
     events: list[EventName] | None = None
     scopes: list[ScopePattern] | None = None
     format: Format = "event"
+    balances: bool = False
     batch_size: int = Field(default=1, ge=1, le=1000)
     batch_bytes: int = Field(default=1024 * 1024, ge=1024, le=64 * 1024 * 1024)
     batch_wait: PositiveDuration = timedelta(milliseconds=50)

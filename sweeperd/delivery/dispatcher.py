@@ -483,8 +483,9 @@ class Dispatcher:
         webhooks, shard, observe = context.settings.webhooks, context.shard, self._observer(endpoint.name)
         limit = self._limits.get(endpoint.name)
         client = WebhookClient(endpoint, webhooks, shard.clock, context.concurrency, observe, context.stop, limit)
-        encode = EventEncoder(shard.name, shard.origin, endpoint.format, batches=endpoint.batch_size > 1).request
-        return EndpointDelivery(lane, BatchSender(lane, client, encode), until_idle=context.until_idle)
+        batches, balances = endpoint.batch_size > 1, endpoint.balances
+        encoder = EventEncoder(shard.name, shard.origin, endpoint.format, batches=batches, balances=balances)
+        return EndpointDelivery(lane, BatchSender(lane, client, encoder.request), until_idle=context.until_idle)
 
     def _replay(self, note: ReplayNote) -> RunningReplay:
         """The delivery of a replay; `_lend_connections` lends the connections."""

@@ -36,6 +36,9 @@ EXPIRY_FIELDS = [
     b"trace_id",
 ]
 
+#: The last field of an expired reservation with `events.balances`: JSON, scope to `remaining` and `reserved`.
+BALANCES = b"balances"
+
 #: The field of a replayed event: the only endpoint to receive the event. Such an entry is no expiry.
 ONLY_FOR = b"only_for"
 _CONTENT_TYPES = {
@@ -76,8 +79,9 @@ class OutboxEntry(NamedTuple):
 
     @property
     def is_plain_expiry(self) -> bool:
-        """Whether the fields are exactly EXPIRY_FIELDS, as for nearly all events."""
-        return self.pairs[::2] == EXPIRY_FIELDS
+        """Whether the fields are exactly EXPIRY_FIELDS, as for nearly all events. BALANCES may follow."""
+        names = self.pairs[::2]
+        return names == EXPIRY_FIELDS or (names[-1:] == [BALANCES] and names[:-1] == EXPIRY_FIELDS)
 
     @property
     def added_ms(self) -> int:
@@ -108,10 +112,10 @@ class Message(NamedTuple):
 
 def message(origin: bytes, fields: Fields) -> Message:
     """
-    The webhook of an entry of the event stream, in the format `event`. `origin` identifies the shard. If a field is
-    absent or malformed, the body has no such field.
+    The webhook of an entry of the event stream, in the format `event`, without balances. `origin` identifies the shard.
+    If a field is absent or malformed, the body has no such field.
     """
-    return encode("event", "", origin, "", fields)
+    return encode("event", "", origin, "", {name: value for name, value in fields.items() if name != BALANCES})
 
 
 def encode(form: Format, shard: str, origin: bytes, sequence: str, fields: Fields) -> Message:
@@ -227,6 +231,7 @@ def _reservation_data(fields: Fields) -> dict[str, Any]:
             "extensions_used": _integer(fields, b"extensions"),
             "missing_budgets": _list(fields, b"missing"),
             "closed_budgets": _list(fields, b"closed"),
+            "balances": _balances(fields),
         }
     )
 
@@ -269,6 +274,17 @@ def _list(fields: Fields, name: bytes) -> tuple[str, ...] | None:
         return decode_list(fields.get(name, b"[]"))
     except ValueError:
         return None
+
+
+def _balances(fields: Fields) -> dict[str, dict[str, int]] | None:
+    """Scope to amounts after the release. Absent without `events.balances`."""
+    if BALANCES not in fields:
+        return None
+    try:
+        found = json.loads(fields[BALANCES].decode("utf-8", "surrogateescape")).items()
+    except (ValueError, AttributeError):
+        return None
+    return {decode(scope.encode("utf-8", "surrogateescape")): amounts for scope, amounts in found}
 
 
 def _integer(fields: Fields, name: bytes) -> int | None:
@@ -346,14 +362,18 @@ def _headers(sequence: str, content_type: str) -> dict[str, str]:
 class EventEncoder:
     """
     Encodes the entries of one shard's outbox for one endpoint. `origin` identifies the shard. `batches`: whether a
-    request is an array of events. Threads may share an encoder.
+    request is an array of events. `balances`: whether an event has the balances, if the entry has them. Threads may
+    share an encoder.
     """
 
-    def __init__(self, shard: str, origin: bytes, form: Format = "event", *, batches: bool = False) -> None:
+    def __init__(
+        self, shard: str, origin: bytes, form: Format = "event", *, batches: bool = False, balances: bool = False
+    ) -> None:
         self._shard = shard
         self._origin = origin
         self._form: Format = form
         self._batches = batches
+        self._balances = balances
         #: Whether each event carries its place in the stream. Of a batch of plain events only the request does.
         self._numbered = form == "cloudevents" or not batches
 
@@ -367,7 +387,10 @@ class EventEncoder:
     def __call__(self, entry: OutboxEntry) -> Message:
         """The message of this entry."""
         sequence = self._sequence(entry.id) if self._numbered else ""
-        return encode(self._form, self._shard, self._origin, sequence, entry.fields)
+        fields = entry.fields
+        if not self._balances:
+            fields.pop(BALANCES, None)
+        return encode(self._form, self._shard, self._origin, sequence, fields)
 
     def _sequence(self, stream_id: bytes) -> str:
         """Shard and stream id, padded so that the order of texts is the order of the stream."""

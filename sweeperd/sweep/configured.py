@@ -53,7 +53,9 @@ def kinds_of(settings: Settings, shard: Shard) -> Mapping[str, Kind]:
     """All kinds that are swept on the shard, by name; built once per shard, so that each script is made once."""
     known, kinds = _built.get(shard, (None, {}))
     if known is not settings:
-        built_in = [reservations(shard.keys, settings.sweep)] if settings.reservations.enabled else []
+        balances = settings.events.balances
+        enabled = settings.reservations.enabled
+        built_in = [reservations(shard.keys, settings.sweep, balances=balances)] if enabled else []
         declared = [configured(kind, settings, shard.keys) for kind in settings.kinds]
         kinds = {kind.name: kind for kind in [*built_in, *declared]}
         _built[shard] = settings, kinds

@@ -46,19 +46,26 @@ def kind_words(name: str) -> tuple[str, ...]:
     return () if name == RESERVATIONS else ("--kind", name)
 
 
-def reservations(keys: Keys, settings: SweepSettings) -> Kind:
-    """The kind under these keys."""
+def reservations(keys: Keys, settings: SweepSettings, *, balances: bool = False) -> Kind:
+    """The kind under these keys. `balances`: each event has the balances after the release."""
     grace_ms = milliseconds(settings.grace)
     retention_ms = milliseconds(settings.audit_retention)
     # Hashes that were expired together must not all end together, because Redis would free all in the same moment.
     spread_ms = int(retention_ms * settings.audit_spread)
     index, events, quarantine, budget_stem = keys.reservation_index, keys.events, keys.quarantine, keys.budget_stem
-    stem = keys.reservation(b"")
+    stem, more = keys.reservation(b""), ("1",) if balances else ()
 
     def call(entry: bytes, trace_id: str) -> Call:
         return Call(
             [stem + entry, index, events, quarantine],
-            [entry, budget_stem, grace_ms, retention_ms + int(random.random() * spread_ms), trace_id],  # noqa: S311
+            [
+                entry,
+                budget_stem,
+                grace_ms,
+                retention_ms + int(random.random() * spread_ms),  # noqa: S311
+                trace_id,
+                *more,
+            ],
         )
 
     # The hashes' commands are tried on the index, because no hash is known beforehand.

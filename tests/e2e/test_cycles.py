@@ -16,6 +16,7 @@ from sweeperd.text import parse_rfc3339
 from tests.fixture.cycles.load import expected, load
 from tests.support.harness import daemon, environment, eventually, once, server_time
 from tests.support.servers import Server
+from tests.support.streams import entries
 
 #: What differs by intention: the moment of expiry in place of the deadline, and further fields.
 OURS = {"expired_at", "expires_at", "grace_ms", "missing_budgets", "closed_budgets"}
@@ -31,6 +32,12 @@ def swept_twice(env: dict[str, str], client: redis.Redis, events: int, directory
     assert (again.code, again.report["expired"], again.report["delivered"]) == (0, 0, 0)
 
 
+def swept_with_balances(env: dict[str, str], client: redis.Redis, events: int, directory: Path) -> None:
+    """An event of the stream has them; a record of the service never does."""
+    swept_once(env | environment(env["SWEEPERD_REDIS__URL"], events__balances="true"), client, events, directory)
+    assert any(b"balances" in fields for _, fields in entries(client, "sweeperd:events"))
+
+
 def swept_by_the_daemon(env: dict[str, str], client: redis.Redis, events: int, directory: Path) -> None:
     with daemon(env, directory) as running:
         eventually(lambda: client.zcard("events:_all") >= events, limit=60)
@@ -40,7 +47,7 @@ def swept_by_the_daemon(env: dict[str, str], client: redis.Redis, events: int, d
         assert running.terminate() == 0
 
 
-@pytest.mark.parametrize("sweep", [swept_once, swept_twice, swept_by_the_daemon])
+@pytest.mark.parametrize("sweep", [swept_once, swept_twice, swept_with_balances, swept_by_the_daemon])
 def test_the_records_are_those_of_the_service(server: Server, client: redis.Redis, tmp_path: Path, sweep: Any) -> None:
     base = load(client)
     wanted = expected(base)

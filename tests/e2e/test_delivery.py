@@ -1,5 +1,6 @@
 """Receivers that misbehave: what the contract says happens, and the other endpoint is not delayed."""
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,7 +11,7 @@ import pytest
 import redis
 
 from tests.support.acl import limited
-from tests.support.harness import Daemon, daemon, environment, eventually, once, reserve
+from tests.support.harness import SCOPES, Daemon, daemon, environment, eventually, once, reserve
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
 from tests.support.servers import Server, free_port
 from tests.support.streams import entries
@@ -329,3 +330,16 @@ def test_what_cannot_be_acknowledged_is_not_sent_again(own_server: Server, tmp_p
             # Within the pause after a failure, long before anybody would take them for a dead process's.
             eventually(lambda: pending(client) == 0, limit=10)
         assert len(odd.requests) == len(ids)
+
+
+def test_the_endpoint_that_asks_for_balances(server: Server, client: redis.Redis) -> None:
+    with Receiver() as asks, Receiver() as other:
+        endpoints = [{"name": "asks", "url": asks.url, "balances": True}, {"name": "other", "url": other.url}]
+        env = environment(server.url, endpoints=endpoints, events__balances="true")
+        reserve(client, ["r1"], amount=100)
+        done = once(env)
+        assert (done.code, done.report["delivered"]) == (0, 2)
+        (asked,), (plain,) = asks.requests, other.requests
+    data = json.loads(asked.body)["data"]
+    assert data.pop("balances") == {scope: {"remaining": 100, "reserved": 0} for scope in SCOPES}
+    assert json.loads(plain.body)["data"] == data

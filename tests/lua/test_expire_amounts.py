@@ -1,6 +1,7 @@
 """Exact arithmetic for all of int64: the script against Python's integers."""
 
 import itertools
+import json
 import random
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.lua.builders import DEADLINE, INT64_MAX, INT64_MIN, RID, World, json_bytes
+from tests.lua.builders import DEADLINE, INT64_MAX, INT64_MIN, NOW, RID, SCOPES, World, json_bytes
 
 #: Around where a double's digits end, the fast path may end, and int64 ends.
 EDGES = [0, 1, 10**10 - 1, 10**10, 10**15 - 1, 10**15, 10**15 + 1, 2**53 - 1, 2**53, 2**53 + 1]
@@ -124,3 +125,53 @@ def test_all_mentions_of_a_scope_count_together(world: World, amount: int, menti
     world.budget("b", reserved=INT64_MAX, remaining=0)
     world.reservation(RID, estimate_amount=amount, budgeted_scopes=json_bytes("a", "b", *["a"] * (mentions - 1)))
     world.check_quarantined(reason)
+
+
+def balances(world: World, *, at: int = NOW) -> Any:
+    """The field `balances` of the one event of this expiry."""
+    assert world.expire(at=at, extra=["1"])[0] == b"expired"
+    ((_, fields),) = world.client.xrange(world.keys.events)
+    assert list(fields)[-1] == b"balances"
+    text = fields[b"balances"].decode("utf-8", "surrogateescape")
+    return {scope.encode("utf-8", "surrogateescape"): amounts for scope, amounts in json.loads(text).items()}
+
+
+def test_an_event_says_what_is_left(world: World) -> None:
+    """As `two_phase_expired` of TigerBeetle: both balances, as the script left them."""
+    assert balances(world) == {scope.encode(): {"remaining": 5100, "reserved": 900} for scope in SCOPES}
+    for scope in SCOPES:
+        assert world.amounts(scope) == (b"900", b"5100")
+
+
+def test_without_the_wish_an_event_has_no_balances(world: World) -> None:
+    world.expire()
+    ((_, fields),) = world.client.xrange(world.keys.events)
+    assert b"balances" not in fields
+
+
+@pytest.mark.parametrize("remaining", [2**53 + 1, -(2**53) - 1, 2**63 - 101, -(2**63), 0, -100])
+def test_balances_are_exact(world: World, remaining: int) -> None:
+    world.budget(SCOPES[0], reserved=2**63 - 1, remaining=remaining)
+    found = balances(world)
+    assert found[SCOPES[0].encode()] == {"remaining": remaining + 100, "reserved": 2**63 - 101}
+
+
+def test_scopes_without_a_balance(world: World) -> None:
+    """A missing budget and a closed one: nothing was given back there."""
+    closed, odd = "tenant:shut", b'tenant:"\xff\n\xc3\xa9/\x01'
+    key = world.budget(closed, reserved=0)
+    world.client.hset(key, "status", "CLOSED")
+    world.budget(odd)
+    names = ['"' + text + '"' for text in (SCOPES[0], "gone", closed, SCOPES[0])]
+    scopes = "[" + ",".join(names) + ","
+    world.reservation(budgeted_scopes=scopes.encode() + b'"tenant:\\"\xff\\n\xc3\xa9/\\u0001"]')
+    assert balances(world) == {
+        SCOPES[0].encode(): {"remaining": 5200, "reserved": 800},
+        odd: {"remaining": 5100, "reserved": 900},
+    }
+
+
+def test_no_budget_at_all(world: World) -> None:
+    for scope in SCOPES:
+        world.client.delete(world.budget_key(scope))
+    assert balances(world) == {}

@@ -12,6 +12,7 @@
 -- ARGV[3] -> grace in ms if the reservation has no grace_ms
 -- ARGV[4] -> how long the expired reservation stays readable, ms
 -- ARGV[5] -> trace id for the event
+-- ARGV[6] -> '1': the event has the field `balances`, JSON: scope -> remaining and reserved after the release
 -- Anything more is ignored, a client's idea of the time above all: now is this server's TIME.
 --
 -- Returns {outcome, ...}:
@@ -238,12 +239,27 @@ for i = 1, #scopes do
 end
 local missing_text = missing and json.encode(missing) or '[]'
 local closed_text = closed and json.encode(closed) or '[]'
+local more = {}
+if ARGV[6] == '1' then
+  -- The numbers are put in as decimal text: a double would round them.
+  local parts, seen = {}, {}
+  for i = 1, #scopes do
+    local key = scopes[i]
+    local budget = budgets[key]
+    if budget and not seen[key] then
+      seen[key] = true
+      parts[#parts + 1] = json.encode(string.sub(key, #stem + 1, -1 - #suffix)) .. ':{"remaining":' .. budget[2]
+        .. ',"reserved":' .. budget[1] .. '}'
+    end
+  end
+  more = {'balances', '{' .. table.concat(parts, ',') .. '}'}
+end
 
 local indexed = call('ZREM', KEYS[2], ARGV[1])
 local added = attempt('XADD', KEYS[3], '*', 'id', ARGV[1], 'tenant', tenant or '', 'scope', row[8] or '',
   'unit', unit, 'amount', amount, 'created_at', row[9] or '', 'expires_at', expires_text, 'expired_at', now_text,
   'grace_ms', grace_text, 'extensions', row[10] or '', 'missing', missing_text, 'closed', closed_text,
-  'trace_id', ARGV[5])
+  'trace_id', ARGV[5], unpack(more))
 if type(added) == 'table' then -- an error; the id of the entry is text
   if indexed == 1 then
     call('ZADD', KEYS[2], expires_text, ARGV[1])

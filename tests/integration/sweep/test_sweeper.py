@@ -22,6 +22,7 @@ from sweeperd.sweep import Decision, Kind, Outcome
 from sweeperd.sweep.index import GraceCache
 from sweeperd.sweep.kind import GraceScan, Words
 from sweeperd.sweep.sweeper import Sweeper
+from tests.lua import builders
 from tests.support.builders import make_sweeper
 from tests.support.busy import BUSY
 from tests.support.harness import eventually, server_time
@@ -592,3 +593,21 @@ def test_both_batches_have_full_depth_where_entries_are_overdue_for_longer_than_
         assert sweeper.tick().pipeline_depth == 80
     assert sent == [20, 20, 40, 20], "the first reply says how late they are; then the page ends"
     assert sweeper.backlog().due == 0
+
+
+def test_a_tick_expires_in_the_order_of_the_index(shard: Shard, client: redis.Redis) -> None:
+    """Within one uninterrupted tick of one replica: by ascending score."""
+    world = builders.World(client)
+    ids, now = [b"r%d" % number for number in range(500)], world.now()
+    random.shuffle(ids)
+    with world.batch() as batch:
+        for number, rid in enumerate(ids):
+            batch.reservation(rid, indexed=False, expires_at=now - 100_000 + number // 3 * 3, grace_ms="0")
+            batch.index(rid, now - 100_000 + number // 3 * 3)
+    for scope in builders.SCOPES:
+        world.budget(scope, reserved=100_000)
+    settings = SweepSettings.model_validate({"batch_size": 7, "pipeline_depth": 3})
+    report = make_sweeper(shard, settings=settings).tick()
+    assert report.counts == {Outcome.EXPIRED: 500}
+    scores = [int(fields[b"expires_at"]) for _, fields in world.client.xrange(world.keys.events)]
+    assert scores == sorted(scores)

@@ -35,6 +35,7 @@ DEFAULTS = {
     "events.wait_replicas": 0,
     "events.wait_timeout": timedelta(seconds=1),
     "events.attempts_kept": 1000,
+    "events.balances": False,
     "webhooks.concurrency": 16,
     "webhooks.timeout": timedelta(seconds=10),
     "webhooks.connect_timeout": timedelta(seconds=5),

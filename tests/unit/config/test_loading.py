@@ -96,6 +96,7 @@ def test_every_key_can_be_overridden(config: Load) -> None:
     special = {
         "redis.url": "redis://other:1/2",
         "webhooks.redelivery_max": "2h",
+        "events.balances": "true",
         "cycles.enabled": "true",
         "metrics.tenant_length": "99",
         "http.listen": "other:1",

@@ -136,6 +136,11 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
             "webhooks",
             "concurrency must be at least the number of endpoints, 2",
         ),
+        (
+            ENDPOINT + "balances = true",
+            "settings",
+            "billing has balances = true, which needs",
+        ),
         (ENDPOINT.replace('"billing"', '"bill ing"'), "webhooks.endpoints[0].name", "should match pattern"),
         (ENDPOINT.replace('"billing"', '""'), "webhooks.endpoints[0].name", "should match pattern"),
         (ENDPOINT.replace("name", "nom"), "webhooks.endpoints[0].name", "Field required"),

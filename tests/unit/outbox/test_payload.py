@@ -48,6 +48,25 @@ def event_id(prefix: bytes = b"", **fields: bytes) -> str:
 # ---- the event
 
 
+def test_balances_for_the_endpoint_that_asks() -> None:
+    balances = {"tenant:acme": {"remaining": -(2**63), "reserved": 2**63 - 1}, "\\xff": {"remaining": 1, "reserved": 0}}
+    text = b'{"tenant:acme":{"remaining":-9223372036854775808,"reserved":9223372036854775807},'
+    event = OutboxEntry.of(b"1-0", 1, EVENT | {b"balances": text + b'"\xff":{"remaining":1,"reserved":0}}'})
+    assert event.is_plain_expiry
+    forms: list[Format] = ["event", "cloudevents"]
+    for form in forms:
+        told, plain = (
+            json.loads(EventEncoder("a", b"", form, balances=wanted)(event).body)["data"] for wanted in (True, False)
+        )
+        assert told.pop("balances") == balances
+        assert told == plain
+    assert "balances" not in json.loads(message(b"", event.fields).body)["data"]
+    older = EventEncoder("a", b"", balances=True)(OutboxEntry.of(b"1-0", 1, EVENT))
+    assert "balances" not in json.loads(older.body)["data"]
+    broken = EventEncoder("a", b"", balances=True)(OutboxEntry.of(b"1-0", 1, EVENT | {b"balances": b"[]"}))
+    assert "balances" not in json.loads(broken.body)["data"]
+
+
 def test_the_body() -> None:
     told = message(b"", EVENT)
     assert json.loads(told.body) == {

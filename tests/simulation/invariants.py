@@ -6,7 +6,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from sweeperd.config import Settings
+from sweeperd.config import EndpointSettings, Settings
+from sweeperd.ops.endpoints import SKIPPED
+from sweeperd.outbox.replays import ReplaySpan
 from sweeperd.outbox.subscription import EventFilter
 from tests.simulation import kernel as kernels
 from tests.simulation.kernel import Failure
@@ -36,6 +38,15 @@ class Expiry:
     id: tuple[int, int]
     fields: dict[bytes, bytes]
     at: float
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A replay that has begun at this time, and the entries of its events."""
+
+    endpoint: str
+    at: float
+    keys: set[str]
 
 
 @dataclass
@@ -68,6 +79,7 @@ class Book:
         #: Endpoint, entry: what an operator has skipped.
         self.skipped: set[tuple[str, str]] = set()
         self.checks = 0
+        self._replays: list[Replayed] = []
         for book in self.shards:
             book.server.observers.append(lambda _server, book=book: self.observe(book))  # type: ignore[misc]
 
@@ -181,6 +193,15 @@ class Book:
                         found.append(f"{member.decode()} is overdue")
         return found
 
+    def filters(self, endpoint: str) -> list[EventFilter]:
+        """What an endpoint asks for, before and after a reload."""
+        return [
+            EventFilter(each)
+            for settings in (self.plan.settings, self.plan.reloaded)
+            for each in settings.webhooks.endpoints
+            if each.name == endpoint
+        ]
+
     def undelivered(self, settings: Settings) -> list[str]:
         """The events that an endpoint should have accepted, and has neither accepted nor got as a dead letter."""
         found = []
@@ -191,12 +212,7 @@ class Book:
             letters = self._letters(book)
             for endpoint in settings.webhooks.endpoints:
                 receiver = self.receivers[endpoint.name]
-                filters = [
-                    EventFilter(each)
-                    for settings in (self.plan.settings, self.plan.reloaded)
-                    for each in settings.webhooks.endpoints
-                    if each.name == endpoint.name
-                ]
+                filters = self.filters(endpoint.name)
                 since = book.since.get(endpoint.name, (0, 0))
                 for key, expiry in book.expired.items():
                     if expiry.id <= since or not all(each.matches(expiry.fields) for each in filters):
@@ -209,6 +225,41 @@ class Book:
                     if (endpoint.name, b"%d-%d" % expiry.id) not in letters:
                         found.append(f"{endpoint.name} has not got {key}, event {expiry.id}")
         return found
+
+    def replayed(self, shard: str, endpoint: EndpointSettings, span: ReplaySpan, at: float) -> None:
+        """An operator has begun a replay, and knows that it has begun."""
+        wanted = EventFilter(endpoint)
+        for book in self.shards:
+            if book.shard.name == shard:
+                keys = {
+                    key
+                    for key, expiry in book.expired.items()
+                    if span.matches(b"%d-%d" % expiry.id, expiry.fields) and wanted.matches(expiry.fields)
+                }
+                self._replays.append(Replayed(endpoint.name, at, keys))
+
+    def check_replays(self) -> None:
+        """Each event of each replay came again, unless something may have ended the replay. Raises Failure."""
+        if self.plan.faults & {"failover", "reload"} or self.plan.operations & {"cancel", "skip", "letters"}:
+            return
+        for replay in self._replays:
+            for key in sorted(replay.keys):
+                again = any(each.at >= replay.at for each in self.receivers[replay.endpoint].accepted.get(key, ()))
+                if not again and self.plan.settings.webhooks.max_age.total_seconds() > self.plan.seconds:
+                    raise Failure("a replay brings each event", f"{replay.endpoint}: {key}, replay at {replay.at:.3f}")
+
+    def check_letters(self) -> None:
+        """No event is given up on before its time. Raises Failure."""
+        max_age = self.plan.settings.webhooks.max_age.total_seconds()
+        for book in self.shards:
+            stream = book.server.value(book.key("sweeperd:dead-letters"))
+            for id_, row in stream._values_dict.items() if stream is not None else ():
+                letter = dict(zip(row[::2], row[1::2], strict=True))
+                if letter[b"reason"] == SKIPPED.encode():
+                    continue
+                age = (id_[0] - int(letter[b"event"].partition(b"-")[0])) / 1000
+                if age < max_age - 2:
+                    raise Failure("nothing is given up on early", f"after {age} s: {letter}")
 
     def _letters(self, book: ShardBook) -> set[tuple[str, bytes]]:
         stream = book.server.value(book.key("sweeperd:dead-letters"))
@@ -224,6 +275,11 @@ class Book:
             for key, acceptances in receiver.accepted.items():
                 if key not in known and not rewound:
                     raise Failure("no delivery without an expiry", f"{name} has got {key}")
+                for book in self.shards:
+                    if key in book.expired and not any(
+                        each.matches(book.expired[key].fields) for each in self.filters(name)
+                    ):
+                        raise Failure("an endpoint gets what it asks for", f"{name} has got {key}")
                 if len({each.event_id for each in acceptances}) > 1 and not rewound:
                     raise Failure("one event has one id", f"{name}: {key}: {acceptances}")
                 for first, second in itertools.pairwise(acceptances):

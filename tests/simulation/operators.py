@@ -115,7 +115,10 @@ class Operators:
         if counted.events:
             # Begun even if the reply is lost; the events come again, however long the replay takes.
             self._book.disturb("replay", 10_000, endpoint.name)
-            replays.begin(shard, counted)
+            begun = self._kernel.now
+            outcome, note = replays.begin(shard, counted)
+            if outcome == "begun":
+                self._book.replayed(shard.name, endpoint, note.span, begun)
 
     def _cancel(self, shard: Shard, endpoint: EndpointSettings) -> None:
         if note := replays.running(shard, endpoint.name):

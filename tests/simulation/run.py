@@ -36,12 +36,15 @@ from tests.simulation.invariants import Book
 from tests.simulation.kernel import Failure, Host
 from tests.simulation.operators import Operators
 from tests.simulation.plan import Plan, draw
+from tests.simulation.planted import PLANTED, plant
 from tests.simulation.receivers import Receiver, transport
 from tests.simulation.redis_gate import Connection, LuaRuntime, SimulatedServer, Trace, connector
 
 #: Between two checks of what must hold at every moment, and after the end for what comes too late; seconds.
 CHECK_EVERY, WATCHED = 2.0, 30.0
-#: A seed that takes longer is stuck, real seconds.
+#: A planted bug is to be found within so many seeds.
+TRIES = 200
+#: A seed that takes longer is stuck, seconds of the processor.
 LONGEST = 300
 #: Attributes of every log record.
 USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
@@ -180,6 +183,8 @@ class Simulation:
 
     def _finish(self) -> None:
         self.book.check_duplicates()
+        self.book.check_letters()
+        self.book.check_replays()
         for replica in self.replicas:
             if problems := replica.problems:
                 raise Failure("every thread works", f"{replica.name}: {problems}")
@@ -238,7 +243,9 @@ def in_child(options: argparse.Namespace, seed: int) -> tuple[int, int]:
         os.close(writing)
         return child, reading
     try:
-        signal.alarm(LONGEST)
+        signal.setitimer(signal.ITIMER_PROF, LONGEST)
+        if options.plant:
+            plant(options.plant)
         trace = Path(options.trace).open("w", encoding="utf-8") if options.trace else None  # noqa: SIM115 - kept open
         report = simulate(draw(seed, options.minutes, clean=options.clean), trace)
         if trace:
@@ -285,6 +292,21 @@ def tell(report: Report, *, verbose: bool = True) -> None:
     sys.stdout.flush()
 
 
+def find_planted(options: argparse.Namespace) -> int:
+    """Look for each planted bug with one seed after the other. Returns 1 if too many were not found."""
+    missed = []
+    for name in [options.plant] if options.plant else PLANTED:
+        options.plant = name
+        found = next((report for report in reports(options, iter(range(1, TRIES + 1))) if report.failure), None)
+        if found is None:
+            missed.append(name)
+        seeds = f"seed {found.seed}: {found.failure[:100].splitlines()[0]}" if found else f"not within {TRIES} seeds"
+        print(f"{name:26} {PLANTED[name][0]}\n{'':26} {seeds}")
+        sys.stdout.flush()
+    print(f"{len(PLANTED) - len(missed)} of {len(PLANTED)} planted bugs found; missed: {missed or 'none'}")
+    return 1 if len(missed) > len(PLANTED) // 10 else 0
+
+
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
@@ -295,8 +317,12 @@ def main() -> int:
     parser.add_argument("--clean", action="store_true", help="without faults and operators")
     parser.add_argument("--trace", metavar="FILE", help="write every command and log line")
     parser.add_argument("--jobs", type=int, default=1, help="so many seeds at a time")
+    parser.add_argument("--plant", metavar="NAME", choices=sorted(PLANTED), help="with this bug in the program")
+    parser.add_argument("--planted", action="store_true", help="find each planted bug; print the table")
     parser.add_argument("--brief", action="store_true", help="no commands and log lines of a failure")
     options = parser.parse_args()
+    if options.planted:
+        return find_planted(options)
     first = options.seed if options.seed is not None else random.Random().randrange(10**9)
     seeds: Any = [first]
     if options.seeds:

@@ -1,0 +1,307 @@
+"""
+Bugs that are planted to test the simulation itself: each a small patch of the program, made in the simulation's process
+only. `python -m tests.simulation --planted` counts the seeds that each needs to be found.
+"""
+
+import contextlib
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+
+import sweeperd.delivery.reader
+from sweeperd.delivery.acknowledger import Acknowledger
+from sweeperd.delivery.circuit import CircuitBreaker, EndpointStateCache, Redelivery
+from sweeperd.delivery.dispatcher import Dispatcher
+from sweeperd.delivery.reader import Consumer, DueScan
+from sweeperd.delivery.senders import BatchSender
+from sweeperd.errors import RedisUnavailable
+from sweeperd.outbox.stream import ConsumerGroups, Outbox
+from sweeperd.outbox.subscription import Subscription
+from sweeperd.runtime.periodic import PeriodicTask
+from sweeperd.runtime.sweeps import StandBy
+from sweeperd.store import scripts
+from sweeperd.store.lease import Lease
+from sweeperd.store.scripts import Script, ScriptPipeline
+from sweeperd.store.shard import Clock, Shard
+from sweeperd.store.streams import StreamId
+from sweeperd.sweep.index import Cursor
+
+Patch = Callable[[], None]
+#: Name -> what is wrong, and the patch.
+PLANTED: dict[str, tuple[str, Patch]] = {}
+
+
+def planted(what: str) -> Callable[[Patch], Patch]:
+    """Name a patch after its function."""
+
+    def take(patch: Patch) -> Patch:
+        PLANTED[patch.__name__.replace("_", "-")] = (what, patch)
+        return patch
+
+    return take
+
+
+def put(owner: Any, name: str, function: Any) -> None:
+    """Give a class another function."""
+    setattr(owner, name, function)
+
+
+def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Give a class or a module another function, made from the one that it has."""
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+def in_script(script: str, before: str, after: str) -> None:
+    """Replace a piece of the text of a script."""
+    original = scripts.source
+
+    def source(name: str) -> str:
+        text = original(name)
+        if name == script:
+            if before not in text:
+                raise ValueError(f"{script} has changed: {before!r} is not in it")
+            text = text.replace(before, after)
+        return text
+
+    vars(scripts)["source"] = source
+
+
+@planted("an event is acknowledged before the receiver has answered")
+def ack_before_answer() -> None:
+    def make(original: Any) -> Any:
+        def deliver(self: Any, entries: Any, **options: Any) -> Any:
+            with contextlib.suppress(redis.RedisError):
+                self._lane.outbox.acknowledge(self._lane.group, [entry.id for entry in entries])
+            return original(self, entries, **options)
+
+        return deliver
+
+    replace(BatchSender, "_deliver", make)
+
+
+@planted("three in ten events that were sent in vain are acknowledged, not parked")
+def lost_nack() -> None:
+    def make(original: Any) -> Any:
+        def nack(self: Any, group: str, entries: Any) -> None:
+            kept = [entry for entry in entries if random.random() > 0.3]
+            self.acknowledge(group, [entry.id for entry in entries if entry not in kept])
+            original(self, group, kept)
+
+        return nack
+
+    replace(Outbox, "nack", make)
+
+
+@planted("nobody takes over the events of a dead process")
+def no_take_over() -> None:
+    def make(original: Any) -> Any:
+        return lambda self, pending, end: pending.owner in streams_waiting() and original(self, pending, end)
+
+    replace(DueScan, "_due", make)
+    put(Outbox, "orphaned", lambda *_: [])
+
+
+def streams_waiting() -> Any:
+    """The owners of parked events."""
+    return vars(sweeperd.delivery.reader)["WAITING"]
+
+
+@planted("a process does not tell the others which events it has in hand")
+def no_heartbeat() -> None:
+    put(Consumer, "heartbeat", lambda _: None)
+
+
+@planted("the stream is trimmed past a group that is behind")
+def trim_past_slow_group() -> None:
+    put(ConsumerGroups, "_first_needed", lambda *_: StreamId.parse(b"9999999999999-0"))
+
+
+@planted("a replay ends while events are in hand, and they are forgotten when the process dies")
+def replay_ends_early() -> None:
+    in_script("delivery/end_replay", "pending[1] > 0 and", "false and")
+
+
+@planted("a group that was lost is made at the end of the stream")
+def group_made_at_end() -> None:
+    in_script("delivery/keep_groups", "if smaller(last, position) then", "position = last\n    if false then")
+
+
+@planted("the age of an event is counted by the host's clock")
+def max_age_by_host_clock() -> None:
+    put(Clock, "now_ms", lambda _: int(time.time() * 1000))
+
+
+@planted("a group is made once; if it is lost while its endpoint rests, nobody makes it again")
+def group_lost_while_resting() -> None:
+    def make(original: Any) -> Any:
+        def keep(self: Any) -> None:
+            if not self._ready:
+                original(self)
+
+        return keep
+
+    replace(Dispatcher, "keep_groups", make)
+    in_script("delivery/keep_groups", "elseif kind ~= 'seen' then", "else\n    position = last\n  end\n  if false then")
+
+
+@planted("an entry expires by the index alone, though its deadline was moved")
+def deadline_by_the_index() -> None:
+    in_script("sweep/expire", "if phase == 'not_due' then", "if false then")
+
+
+@planted("the grace of a reservation is not waited for")
+def no_grace() -> None:
+    in_script("sweep/expire", "if phase == 'in_grace' then", "if false then")
+
+
+@planted("the last scope of an expired reservation is not released")
+def one_scope_left() -> None:
+    in_script(
+        "sweep/expire", "for i = 1, #scopes do\n  local key = scopes[i]", "for i = 1, 1 do\n  local key = scopes[i]"
+    )
+
+
+@planted("an expiry writes its event twice")
+def event_twice() -> None:
+    in_script(
+        "sweep/expire",
+        "local added = attempt('XADD', KEYS[3], '*', 'id', ARGV[1],",
+        "call('XADD', KEYS[3], '*', 'id', ARGV[1], 'tenant', tenant or '', 'expired_at', now_text)\n"
+        "local added = attempt('XADD', KEYS[3], '*', 'id', ARGV[1],",
+    )
+
+
+@planted("an open circuit is never probed")
+def no_probe() -> None:
+    put(CircuitBreaker, "take_probe", lambda _: False)
+
+
+@planted("a process that has seen a pause does not see its end")
+def resume_unseen() -> None:
+    def make(original: Any) -> Any:
+        def refresh(self: Any) -> None:
+            if not self.state.paused:
+                original(self)
+
+        return refresh
+
+    replace(EndpointStateCache, "refresh", make)
+
+
+@planted("the second half of a batch that is halved is forgotten")
+def half_lost() -> None:
+    def halves(self: Any, entries: Any, attempts: Any) -> Any:
+        return self._deliver(entries[: (len(entries) + 1) // 2], attempts=attempts)
+
+    put(BatchSender, "_halves", halves)
+
+
+@planted("an endpoint gets events that it did not ask for")
+def filter_ignored() -> None:
+    put(Subscription, "wants", lambda *_: True)
+
+
+@planted("a tick that was cut short goes on from there for ever")
+def cursor_stays() -> None:
+    put(Cursor, "finish", lambda _: None)
+
+
+@planted("the lease has no TTL, and nobody doubts it")
+def lease_for_ever() -> None:
+    def acquire(self: Any) -> bool:
+        self._owned = bool(self._client.set(self._key, self._token, nx=True)) or self._extend()
+        return bool(self._owned)
+
+    put(Lease, "acquire", acquire)
+    put(Lease, "_extend", lambda self: self._client.get(self._key) == self._token.encode())
+    put(StandBy, "is_pointless", lambda _: False)
+
+
+@planted("a task waits for the host's clock after the clock was set back")
+def clock_set_back() -> None:
+    put(PeriodicTask, "catch_up", lambda _: None)
+
+
+@planted("a script that the server has forgotten is not sent again")
+def script_forgotten() -> None:
+    put(Script, "run_unknown", lambda _self, _client, _calls, replies: replies)
+
+
+@planted("a reader ends when Redis cannot be reached")
+def reader_ends() -> None:
+    def make(original: Any) -> Any:
+        def step(self: Any, *, block: bool) -> Any:
+            try:
+                return original(self, block=block)
+            except (RedisUnavailable, redis.ConnectionError):
+                self._lane.stop.set()
+                return False
+
+        return step
+
+    replace(Consumer, "_step", make)
+
+
+@planted("a connection with unread replies is used again")
+def replies_mixed() -> None:
+    def close(self: Any) -> None:
+        if self._connection is not None:
+            self._client.connection_pool.release(self._connection)
+            self._connection = None
+
+    put(ScriptPipeline, "close", close)
+
+
+@planted("each process gives an event another id")
+def id_by_process() -> None:
+    def origin(self: Any) -> bytes:
+        return str(id(self)).encode()
+
+    put(Shard, "origin", property(origin))
+
+
+@planted("of each batch only the first event is acknowledged")
+def first_acknowledged() -> None:
+    def make(original: Any) -> Any:
+        return lambda self, group, ids: original(self, group, ids[:1])
+
+    replace(Outbox, "acknowledge", make)
+
+
+@planted("a released reservation stays in the index")
+def release_stays_indexed() -> None:
+    in_script("ledger/release", "redis.call('ZREM', request.index, request.id)", "")
+
+
+@planted("an event is given up on at a tenth of its age")
+def given_up_early() -> None:
+    def make(original: Any) -> Any:
+        def oldest(self: Any, now_ms: int) -> int:
+            return int(now_ms - self.max_age_ms // 10) if original(self, now_ms) else 0
+
+        return oldest
+
+    replace(Redelivery, "oldest_ms", make)
+
+
+@planted("settlements are dropped when Redis cannot be reached, and stay in hand for ever")
+def settlement_lost() -> None:
+    def make(original: Any) -> Any:
+        def write(self: Any, action: Any, settlements: Any) -> None:
+            try:
+                original(self, action, settlements)
+            except redis.ConnectionError:
+                self._lane.in_flight.add([entry for each in settlements for entry in each.entries])
+                self._finish = lambda _: None
+
+        return write
+
+    replace(Acknowledger, "_write", make)
+
+
+def plant(name: str) -> None:
+    """Make this patch. Raises KeyError if there is none of the name."""
+    PLANTED[name][1]()

@@ -5,12 +5,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-
-from prometheus_client import Counter
+from typing import TYPE_CHECKING
 
 from sweeperd.config import Settings
-from sweeperd.metrics import Metrics
 from sweeperd.store.shard import Shard
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter
+
+    from sweeperd.metrics import Metrics
 
 #: While a sweep runs, deliveries take the interpreter for so much of the time at most.
 DELIVERY_SHARE = 0.15
@@ -54,7 +57,7 @@ class Interpreter:
         return self._sweeps > 0
 
     @contextlib.contextmanager
-    def delivery(self, stop: threading.Event, waits: Counter) -> Iterator[None]:
+    def delivery(self, stop: threading.Event, waits: "Counter") -> Iterator[None]:
         """Wait for a turn or for `stop`, then deliver in the `with` block. `waits` counts what had to wait."""
         if wait := self._book():
             waits.inc()
@@ -129,7 +132,7 @@ class ShardContext:
 
     settings: Settings
     shard: Shard
-    metrics: Metrics
+    metrics: "Metrics"
     #: Ends the work.
     stop: threading.Event
     #: How many requests to endpoints the process may have in flight for this shard.

@@ -66,7 +66,7 @@ def changing(command: Callable[..., None]) -> Callable[..., None]:
     return yes_option(on_shards(Change)(command))
 
 
-@click.command("actions", short_help="What operators did: who, when, what, how many.")
+@click.command("actions")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most so many.")
 @on_shards()
 def command(run: Run, limit: int) -> None:

@@ -13,30 +13,31 @@ from typing import Any, Literal
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from sweeperd import __version__
 from sweeperd.cli.options import Exit, OnceOptions, Options, duration, end_at_once, fail
-from sweeperd.config import CONFIG_VARIABLE
 from sweeperd.errors import ConfigError, RedisUnavailable
 from sweeperd.runtime.process import Role, hung_up, release_hang_ups
 
-#: Subcommand -> a module of this folder and a name in the module. The module is imported when the subcommand runs.
+#: Subcommand -> a module of this folder and a name in the module, and the line of the help. The module is imported when
+#: the subcommand runs, or says its own help.
 _COMMANDS = {
-    "demo": "app:demo",
-    "prove": "prove:command",
-    "check": "check:command",
-    "acl": "check:acl",
-    "status": "status:command",
-    "show": "show:command",
-    "expired": "expired:command",
-    "verify-archive": "expired:verify_archive",
-    "quarantine": "quarantine:command",
-    "dead-letters": "dead_letters:command",
-    "endpoints": "endpoints:command",
-    "replay": "replay:command",
-    "reconcile": "reconcile:command",
-    "ledger": "ledger:command",
-    "actions": "actions:command",
+    "demo": ("app:demo", "Show the whole main job, live, on a Redis of its own."),
+    "prove": ("prove:command", "Prove that a configured kind loses and invents nothing."),
+    "check": ("check:command", "Check the configuration, Redis and the endpoints."),
+    "acl": ("check:acl", "Print the rights in Redis that these settings need."),
+    "status": ("status:command", "Are we keeping up, is anyone not getting their events?"),
+    "show": ("show:command", "Everything about one entry, and what a sweep would do with it."),
+    "expired": ("expired:command", "What expired in a span of time, in order."),
+    "verify-archive": ("expired:verify_archive", "Verify an archive that `expired --json --chain` wrote."),
+    "quarantine": ("quarantine:command", "What was set aside: list it, put it back after a repair, or dismiss it."),
+    "dead-letters": ("dead_letters:command", "Deliveries that were given up on: list, replay, drop."),
+    "endpoints": ("endpoints:command", "The receivers: list, pause, resume, skip, test, attempts; their keys."),
+    "replay": ("replay:command", "Deliver the events of a span of time to one endpoint again."),
+    "reconcile": ("reconcile:command", "Compare index and budgets with the reservations."),
+    "ledger": ("ledger:command", "The budgets: the holders of a budget."),
+    "actions": ("actions:command", "What operators did: who, when, what, how many."),
 }
 #: A full disk, a full quota, a file of the greatest size, a device that fails.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -51,9 +52,21 @@ class _Commands(click.Group):
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        module, attribute = _COMMANDS[name].split(":")
+        module, attribute = _COMMANDS[name][0].split(":")
         command: click.Command = getattr(importlib.import_module(f"sweeperd.cli.{module}"), attribute)
         return command
+
+    def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in the help, without an import of the subcommands."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The subcommands and the options, without an import of the subcommands."""
+        found = [
+            CompletionItem(name, help=text) for name, (_, text) in _COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, context, incomplete)]
 
     def resolve_command(
         self, context: click.Context, arguments: list[str]
@@ -106,7 +119,7 @@ def _drop_broken_streams() -> None:
     "config_file",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help=f"Settings, TOML.  [default: ${CONFIG_VARIABLE}, else ./config.toml, else /etc/sweeperd/config.toml]",
+    help="Settings, TOML.  [default: $SWEEPERD_CONFIG, else ./config.toml, else /etc/sweeperd/config.toml]",
 )
 @click.option("--once", is_flag=True, help="Drain what is due, deliver what is in the stream, and end: for cron.")
 @click.option("--json", "as_json", is_flag=True, help="With --once and the subcommands: print the result as JSON.")
@@ -214,7 +227,7 @@ def _daemon(options: Options, role: str) -> int:
         return Exit.DONE if service.run(hung_up) else Exit.FAILED
 
 
-@click.command("demo", short_help="Show the whole main job, live, on a Redis of its own.")
+@click.command("demo")
 @click.option(
     "--kind",
     type=click.Choice(["seat-hold", "lock", "session", "permit"]),

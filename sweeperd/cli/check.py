@@ -27,7 +27,7 @@ from sweeperd.ops.check import (
 _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAILURE: "bold red"}
 
 
-@click.command("check", short_help="Check the configuration, Redis and the endpoints.")
+@click.command("check")
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
 @click.option("--connect", is_flag=True, help="Open a connection to each endpoint, with TLS; nothing is sent.")
 @click.option(
@@ -107,7 +107,7 @@ def _user_name(_context: click.Context, _parameter: click.Parameter, value: str 
     return value
 
 
-@click.command("acl", short_help="Print the rights in Redis that these settings need.")
+@click.command("acl")
 @click.option(
     "--user",
     callback=_user_name,

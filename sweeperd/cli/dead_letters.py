@@ -87,7 +87,7 @@ class DeadLettersChangeDocument(
     down: Down
 
 
-@click.group("dead-letters", short_help="Deliveries that were given up on: list, replay, drop.")
+@click.group("dead-letters")
 def command() -> None:
     """Deliveries that were given up on, because the event was older than webhooks.max_age."""
 

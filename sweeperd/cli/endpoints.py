@@ -40,7 +40,7 @@ from sweeperd.text import decode, rfc3339
 STYLES = {"delivered": "green", "rejected": "yellow", "failed": "red"}
 
 
-@click.group("endpoints", short_help="The receivers: list, pause, resume, skip, test, attempts; their keys.")
+@click.group("endpoints")
 def command() -> None:
     """The receivers of the webhooks."""
 

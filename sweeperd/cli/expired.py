@@ -69,7 +69,7 @@ def sha256(context: click.Context, parameter: click.Parameter, value: str | None
     raise click.BadParameter(f"{value[:80]!r} is no SHA-256: 64 hexadecimal digits", context, parameter)
 
 
-@click.command("expired", short_help="What expired in a span of time, in order.")
+@click.command("expired")
 @click.option(
     "--since",
     callback=moment,
@@ -313,7 +313,7 @@ def _safe(cell: object) -> str:
     return f"'{text}" if _FORMULA.match(text) else text
 
 
-@click.command("verify-archive", short_help="Verify an archive that `expired --json --chain` wrote.")
+@click.command("verify-archive")
 @click.argument("file", type=click.File("rb"))
 @click.option("--head", metavar="SHA256", callback=sha256, help="What the last line must hash to; finds a cut-off end.")
 @click.option(

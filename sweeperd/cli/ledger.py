@@ -13,7 +13,7 @@ from sweeperd.ops.reconcile.subjects import Holder, find_holders, read_budget
 from sweeperd.store.shard import Shard
 
 
-@click.group("ledger", short_help="The budgets: the holders of a budget.")
+@click.group("ledger")
 def command() -> None:
     """The budgets of the ledger. Nothing here changes a budget; see `sweeperd reconcile --repair-budget`."""
 

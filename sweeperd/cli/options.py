@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal, Never
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 import click
-from pydantic import TypeAdapter, ValidationError
 
-from sweeperd import logs
-from sweeperd.config import Settings, load
-from sweeperd.config.types import Duration, PositiveDuration, milliseconds
 from sweeperd.errors import ConfigError
 from sweeperd.runtime.process import in_own_process
-from sweeperd.store.shard import Shard, open_shards
+
+# Not even the settings are imported before they are read: `--version`, `--help` and completion answer at once.
+if TYPE_CHECKING:
+    from sweeperd.config import Settings
+    from sweeperd.store.shard import Shard
 
 _KEY = "sweeperd.cli.options"
 
@@ -66,7 +66,7 @@ class Options:
     #: `log.format`, when the settings have been read.
     _configured: str | None = None
 
-    def settings(self, default_level: str | None = None, *, secrets: bool = True) -> Settings:
+    def settings(self, default_level: str | None = None, *, secrets: bool = True) -> "Settings":
         """
         Load the settings, the secrets of the endpoints only if `secrets`, and set the log up. Ends the process if the
         settings cannot be used.
@@ -78,8 +78,10 @@ class Options:
         self.apply_log(settings, default_level)
         return settings
 
-    def load(self, *, secrets: bool = True) -> Settings:
+    def load(self, *, secrets: bool = True) -> "Settings":
         """The settings as they are now. Raises ConfigError."""
+        from sweeperd.config import load  # noqa: PLC0415
+
         return load(self.config_file, secrets=secrets)
 
     def fail(self, problem: str, code: Exit) -> Never:
@@ -90,6 +92,8 @@ class Options:
 
     def say(self, problem: str) -> None:
         """Write a problem that ends the process: into the log if the log is JSON, else as a line on standard error."""
+        from sweeperd import logs  # noqa: PLC0415
+
         if not self.logged or not logs.is_json(self._form()):
             click.echo(f"sweeperd: {problem}", err=True)
             return
@@ -101,18 +105,22 @@ class Options:
         """The format of the log: before the settings are known, as the command line and the environment say."""
         return self.log_format or self._configured or os.environ.get("SWEEPERD_LOG__FORMAT", "auto")
 
-    def apply_log(self, settings: Settings, default_level: str | None = None) -> None:
+    def apply_log(self, settings: "Settings", default_level: str | None = None) -> None:
         """Set the log up."""
+        from sweeperd import logs  # noqa: PLC0415
+
         self._configured = settings.log.format
         logs.configure(self.log_level or default_level or settings.log.level, self._form())
 
     @contextlib.contextmanager
-    def shards(self, only: str | None = None, *, secrets: bool = False) -> Iterator[tuple[Settings, list[Shard]]]:
+    def shards(self, only: str | None = None, *, secrets: bool = False) -> Iterator[tuple["Settings", list["Shard"]]]:
         """
         The settings and all shards, or only the shard of this name, closed at the end. For an operator's command: the
         log holds errors only, and the secrets of endpoints are read only if `secrets`. Ends the process if there is no
         such shard.
         """
+        from sweeperd.store.shard import open_shards  # noqa: PLC0415
+
         settings = self.settings(default_level="error", secrets=secrets)
         shards = open_shards(settings)
         try:
@@ -154,7 +162,7 @@ kind_option: Decorator = click.option(
 yes_option: Decorator = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
-def remember(shards: Sequence[Shard]) -> None:
+def remember(shards: Sequence["Shard"]) -> None:
     """These are the shards of the running command."""
     click.get_current_context().meta[_KEY] = list(shards)
 
@@ -170,12 +178,12 @@ def text_address() -> str:
     return ", ".join((f"{shard.name} " if len(shards) > 1 else "") + _place(shard) for shard in shards)
 
 
-def _place(shard: Shard) -> str:
+def _place(shard: "Shard") -> str:
     prefix = shard.keys.prefix.decode("utf-8", "backslashreplace")
     return f"{shard.address} prefix {prefix}" if prefix else shard.address
 
 
-def _remembered() -> list[Shard]:
+def _remembered() -> list["Shard"]:
     context = click.get_current_context(silent=True)
     return context.meta.get(_KEY, []) if context else []
 
@@ -188,8 +196,6 @@ _TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
 _PARTS = re.compile(r"(?:\d{1,9}(?:ms|s|m|h|d))+", re.ASCII)
 _PART = re.compile(r"\d+[a-z]+", re.ASCII)
 _DAY_MS = 86_400_000
-_DURATION: TypeAdapter[timedelta] = TypeAdapter(Duration)
-_POSITIVE_DURATION: TypeAdapter[timedelta] = TypeAdapter(PositiveDuration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +223,10 @@ def moment(context: click.Context, parameter: click.Parameter, value: str | None
     if value is None:
         return None
     if _PARTS.fullmatch(value):
-        with contextlib.suppress(ValidationError, OverflowError):
-            parts = [milliseconds(_DURATION.validate_python(part)) for part in _PART.findall(value)]
-            return Moment(ago_ms=sum(parts))
+        from sweeperd.config.types import milliseconds, parse_duration  # noqa: PLC0415
+
+        with contextlib.suppress(ValueError, OverflowError):
+            return Moment(ago_ms=sum(milliseconds(parse_duration(part)) for part in _PART.findall(value)))
     if found_time := _TIME_OF_DAY.fullmatch(value):
         hours, minutes, seconds = (int(part or 0) for part in found_time.groups())
         return Moment(of_day_ms=((hours * 60 + minutes) * 60 + seconds) * 1000)
@@ -239,10 +246,14 @@ def moment(context: click.Context, parameter: click.Parameter, value: str | None
 
 def duration(context: click.Context, parameter: click.Parameter, value: str | None) -> timedelta | None:
     """The callback of an option: a duration as in the settings, longer than nothing. Raises click.BadParameter."""
-    try:
-        return None if value is None else _POSITIVE_DURATION.validate_python(value)
-    except ValidationError:
-        raise click.BadParameter(f"{str(value)[:60]!r} is no duration such as 30s or 10m", context, parameter) from None
+    if value is None:
+        return None
+    from sweeperd.config.types import parse_duration  # noqa: PLC0415
+
+    with contextlib.suppress(ValueError, OverflowError):
+        if found := parse_duration(value):
+            return found
+    raise click.BadParameter(f"{value[:60]!r} is no duration such as 30s or 10m", context, parameter)
 
 
 def end_at_once(code: int) -> None:

@@ -13,7 +13,7 @@ from sweeperd.kit.properties import Proof, kind_named, prove
 from sweeperd.kit.samples import derived_samples, read_samples, without_after
 
 
-@click.command("prove", short_help="Prove that a configured kind loses and invents nothing.")
+@click.command("prove")
 @click.option("--kind", "name", metavar="NAME", required=True, help="The kind, as [[kinds]] names it.")
 @click.option(
     "--samples",

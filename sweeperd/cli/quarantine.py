@@ -43,7 +43,7 @@ _FINAL = (b"COMMITTED", b"RELEASED", b"EXPIRED")
 reason_option = click.option("--reason", metavar="REASON", help="Only those set aside for this reason.")
 
 
-@click.group("quarantine", short_help="What was set aside: list it, put it back after a repair, or dismiss it.")
+@click.group("quarantine")
 def command() -> None:
     """
     Reservations that the sweep could not decide or not release exactly. Such a reservation keeps its state and its

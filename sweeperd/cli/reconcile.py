@@ -40,7 +40,7 @@ _COLUMNS = ("shard", "kind", "fault", "what", "found", "expected", "difference",
 _DRIFT = "drift"
 
 
-@click.command("reconcile", short_help="Compare index and budgets with the reservations.")
+@click.command("reconcile")
 @click.option("--repair", is_flag=True, help="Afterwards mend the index; budgets are not changed.")
 @click.option("--last", is_flag=True, help="Walk nothing; show what the daemon's last walks found.")
 @click.option(

@@ -72,7 +72,7 @@ class ReplaysDocument(CommandDocument, title="sweeperd replay --json"):
     down: Down
 
 
-@click.command("replay", short_help="Deliver the events of a span of time to one endpoint again.")
+@click.command("replay")
 @click.option("--endpoint", "name", metavar="NAME", required=True, help="Who gets them again.")
 @click.option("--since", callback=moment, metavar="TIME", help="From then on, that moment included.")
 @click.option("--until", callback=moment, metavar="TIME", help="Up to then, that moment not included.  [default: now]")

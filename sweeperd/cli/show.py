@@ -26,7 +26,7 @@ _WHY = {
 }
 
 
-@click.command("show", short_help="Everything about one entry, and what a sweep would do with it.")
+@click.command("show")
 @click.argument("entry", metavar="ID")
 @click.option("--kind", metavar="NAME", help="The kind of the entry, if two kinds have an entry of this id.")
 @on_shards()

@@ -33,7 +33,7 @@ def _finite(_context: click.Context, _parameter: click.Parameter, value: float) 
     return value
 
 
-@click.command("status", short_help="Are we keeping up, is anyone not getting their events?")
+@click.command("status")
 @click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C; with --json a line each time.")
 @click.option(
     "--interval",

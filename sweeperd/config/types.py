@@ -27,7 +27,8 @@ PRIVATE, PUBLIC = "whsk_", "whpk_"
 SEED = 32
 
 
-def _duration(value: object) -> object:
+def parse_duration(value: object) -> timedelta:
+    """Raises ValueError if the text is no duration."""
     if isinstance(value, timedelta):
         return value
     if not isinstance(value, str) or not (match := _DURATION.fullmatch(value)):
@@ -48,14 +49,14 @@ def _positive(value: timedelta) -> timedelta:
 
 def _or_off(value: object) -> object:
     """The empty text turns the setting off."""
-    return None if value in ("", None) else _duration(value)
+    return None if value in ("", None) else parse_duration(value)
 
 
 def _positive_or_off(value: timedelta | None) -> timedelta | None:
     return None if value is None else _positive(value)
 
 
-Duration = Annotated[timedelta, BeforeValidator(_duration)]
+Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 #: "" turns the setting off: None.
 OptionalDuration = Annotated[timedelta | None, BeforeValidator(_or_off), AfterValidator(_positive_or_off)]

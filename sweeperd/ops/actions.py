@@ -9,16 +9,19 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import redis
 from pydantic import Field
 
 from sweeperd.document import CommandDocument, Count, Document, Down, Moment
-from sweeperd.metrics import Metrics
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, whole
+
+if TYPE_CHECKING:
+    from sweeperd.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +89,7 @@ def read_actions(shard: Shard, first: bytes = streams.FIRST, *, newest_first: bo
 class ActionExporter:
     """Exports the counts of one shard from a daemon, and logs each action that is recorded while the daemon runs."""
 
-    def __init__(self, shard: Shard, metrics: Metrics) -> None:
+    def __init__(self, shard: Shard, metrics: "Metrics") -> None:
         self._shard = shard
         self._metrics = metrics
         self._seen: bytes | None = None

@@ -16,10 +16,9 @@ import time
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import redis
-from prometheus_client import Counter
 
 from sweeperd.config import DELIVERY_FAILED, WEBHOOK_DISABLED, Start
 from sweeperd.context import USUAL, Timing
@@ -30,6 +29,9 @@ from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Clock, Shard
 from sweeperd.store.streams import FIRST, LAST, START, StreamId, StreamRow, after, milliseconds
 from sweeperd.text import decode
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +113,7 @@ class ConsumerGroups:
         shard: Shard,
         consumer: str,
         max_age_ms: int = MAX_AGE_MS,
-        remade: Counter | None = None,
+        remade: "Counter | None" = None,
         timing: Timing = USUAL,
     ) -> None:
         self._shard = shard

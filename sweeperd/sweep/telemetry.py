@@ -5,19 +5,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import redis
 
 from sweeperd.config import EXPIRY_SPIKE, CyclesSettings
 from sweeperd.config.types import milliseconds
-from sweeperd.metrics import Metrics
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.lease import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Backlog, Decision, Kind, Outcome, SweepReport
 from sweeperd.text import decode
+
+if TYPE_CHECKING:
+    from sweeperd.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +175,7 @@ _DETAIL = {Outcome.SKIPPED: "state", Outcome.QUARANTINED: "reason", Outcome.ERRO
 class SweepTelemetry:
     """The log lines and the metrics of the sweep of one kind on one shard."""
 
-    def __init__(self, metrics: Metrics, shard: str, kind: Kind, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, metrics: "Metrics", shard: str, kind: Kind, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: monotonic, seconds."""
         self._metrics = metrics.sweep
         self._clock = clock

@@ -139,9 +139,17 @@ def test_what_the_build_copies_is_there_and_enough() -> None:
     copied = [part for name, value in instructions() if name == "COPY" for part in value.split()[:-1]]
     ours = [part for part in copied if not part.startswith("-") and part != "/opt/sweeperd"]
     assert all((root / part).exists() for part in ours)
-    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    whole = tomllib.loads((root / "pyproject.toml").read_text())
+    fragments = whole["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["fragments"]
+    project = whole["project"]
     lock = LOCK.relative_to(root)
-    assert {project["readme"], *project["license-files"], "pyproject.toml", "sweeperd", str(lock)} <= set(ours)
+    assert {
+        *(each["path"] for each in fragments),
+        *project["license-files"],
+        "pyproject.toml",
+        "sweeperd",
+        str(lock),
+    } <= set(ours)
 
 
 def test_the_build_command_is_the_documented_one_and_names_this_version() -> None:

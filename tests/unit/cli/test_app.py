@@ -1,12 +1,15 @@
 """The command line: options, exit codes, and what goes to which output."""
 
 import json
+import os
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -173,9 +176,46 @@ def test_nobody_waits_for_the_import_of_what_he_does_not_run(module: str, spared
     assert not [name for name in done.stdout.split() if name in spared]
 
 
-@pytest.mark.parametrize("command", ["check", "status", "quarantine", "reconcile"])
-def test_a_command_that_sends_nothing_does_not_import_requests(command: str) -> None:
+@pytest.mark.parametrize("command", ["check", "status", "quarantine", "reconcile", "show", "expired", "actions"])
+def test_a_command_that_sends_nothing_imports_no_requests_and_no_metrics(command: str) -> None:
     program = f"import sys, sweeperd.cli.{command}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert f"sweeperd.cli.{command}" in done.stdout.split()
-    assert "requests" not in done.stdout.split()
+    assert not {"requests", "prometheus_client", "apscheduler", "sweeperd.metrics"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["--version"], {}),
+        (["--help"], {}),
+        ([], {"_SWEEPERD_COMPLETE": "bash_source"}),
+        ([], {"_SWEEPERD_COMPLETE": "bash_complete", "COMP_WORDS": "sweeperd st", "COMP_CWORD": "1"}),
+        ([], {"_SWEEPERD_COMPLETE": "bash_complete", "COMP_WORDS": "sweeperd --", "COMP_CWORD": "1"}),
+    ],
+    ids=["version", "help", "completion", "commands", "options"],
+)
+def test_what_needs_no_settings_imports_neither_them_nor_redis(arguments: list[str], variables: dict[str, str]) -> None:
+    program = "\n".join(
+        [
+            "import atexit, sys",
+            "atexit.register(lambda: print(*sys.modules, file=sys.stderr))",
+            f"sys.argv = ['sweeperd', *{arguments!r}]",
+            "from sweeperd.__main__ import run",
+            "run()",
+        ]
+    )
+    env = os.environ | variables
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    heavy = {"redis", "pydantic", "rich", "prometheus_client", "opentelemetry", "sweeperd.config", "sweeperd.metrics"}
+    assert not heavy & set(done.stderr.split())
+
+
+def test_the_help_of_each_command_is_in_the_list() -> None:
+    shown = CliRunner().invoke(main, ["--help"], terminal_width=200).output
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        assert re.search(rf"^  {name} +[A-Z].*[.?]$", shown, re.MULTILINE), name
+        assert main.get_command(context, name) is not None

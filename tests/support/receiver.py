@@ -22,7 +22,7 @@ class Request:
 
     @property
     def event_id(self) -> str:
-        return self.headers["webhook-id"]
+        return self.headers.get("webhook-id") or self.headers["X-Cycles-Event-Id"]
 
     @property
     def event(self) -> dict[str, Any]:
@@ -54,19 +54,23 @@ class Receiver:
     that event before, and says what to answer; it can be exchanged at any time, as `tls` can: the server's side of TLS.
     """
 
-    def __init__(self, behaviour: Behaviour = lambda *_: Answer(), tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, behaviour: Behaviour = lambda *_: Answer(), tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+    ) -> None:
+        """`host`: its name for senders; if the name is not that of loopback, the receiver listens on all addresses."""
         self.behaviour = behaviour
         self.tls = tls
+        self._host = host
         self._requests: list[Request] = []
         self._seen: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        self._server = _Server(("127.0.0.1", 0), self._handler())
+        self._server = _Server((host if host == "127.0.0.1" else "", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
 
     @property
     def url(self) -> str:
-        place = "http://127.0.0.1" if self.tls is None else "https://localhost"
+        place = f"http://{self._host}" if self.tls is None else "https://localhost"
         return f"{place}:{self._server.server_port}/hook"
 
     @property

@@ -28,6 +28,7 @@ FOLDERS = {
     "property": "random work, and what must hold after it",
     "release": "the command that proves a version",
     "simulation": "a whole installation in one thread, on virtual time",
+    "installation": "a rehearsal on a running Cycles installation",
     "soak": "a long run under load",
     "support": "what tests share",
     "topology": "Sentinel and Cluster",

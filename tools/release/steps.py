@@ -73,6 +73,12 @@ def steps(options: Options, work: Path) -> list[Step]:
             partial(readers.soak, "chaos.json"),
             keeps=("chaos.json", "chaos.svg"),
         ),
+        Step(
+            "installation",
+            "a rehearsal on a running Cycles installation",
+            run("tools.release.installation"),
+            readers.document,
+        ),
         Step("gate", "no ratio is much worse than its baseline", ("sh", "-c", gate), readers.gate),
         Step("planted", "the gate refuses a sweep that is 30 % slower", ("sh", "-c", _PLANTED), readers.gate),
         Step("mutants", "the tests notice what is broken on purpose", run("tools.release.mutants"), readers.document),

@@ -1,6 +1,5 @@
 """HTTP to one receiver: TLS, a deadline for the whole exchange, and what the answer or its absence means."""
 
-import base64
 import contextlib
 import email.utils
 import errno
@@ -8,7 +7,6 @@ import functools
 import http.client
 import io
 import math
-import os
 import re
 import socket
 import ssl
@@ -19,7 +17,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import requests
 import requests.adapters
@@ -31,7 +28,6 @@ import urllib3.util.ssl_
 
 from sweeperd.config import EndpointSettings
 from sweeperd.config.types import load_pair
-from sweeperd.outbox.attempts import Masker
 
 #: By OpenSSL's number for the result of a verification.
 _VERIFY_REASONS = {
@@ -58,8 +54,6 @@ _REASONS = {
 _OF_THE_ENDPOINT = frozenset({401, 403, 404, 405, 407, 408, 410, 429})
 #: http.client begins with these words, before the status, if a proxy refuses to connect.
 _NO_TUNNEL = "Tunnel connection failed:"
-#: If a receiver refuses the client's certificate, the refusal comes after the handshake, within this time, seconds.
-REFUSAL_WAIT = 0.5
 #: How much of a response may come before the headers are complete, bytes; interim responses count too.
 HEAD_LIMIT = 64 * 1024
 #: The most digits of a Content-Length: Python reads no longer number.
@@ -221,42 +215,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         current = inner if isinstance(inner, BaseException) else current.__cause__ or current.__context__
 
 
-def certificate_expiry(endpoint: EndpointSettings, timeout: float) -> int:
-    """
-    Make a TLS handshake as deliveries do, without a request. Returns when the receiver's certificate expires, seconds
-    since the epoch. `timeout`: for each step, seconds. Raises ConnectionError if deliveries would fail.
-    """
-    try:
-        with contextlib.closing(_handshake_connection(endpoint, timeout)) as connection:
-            connection.connect()
-            sock: ssl.SSLSocket = connection.sock
-            expiry = str((sock.getpeercert() or {})["notAfter"])
-            sock.settimeout(REFUSAL_WAIT)
-            with contextlib.suppress(TimeoutError):  # the receiver has nothing against the client
-                sock.recv(1)
-            return int(ssl.cert_time_to_seconds(expiry))
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        mask = functools.partial(Masker(endpoint).text, sent={})
-        raise ConnectionError(failed(error, 0, 0, mask).reason) from error
-
-
-def _handshake_connection(endpoint: EndpointSettings, timeout: float) -> http.client.HTTPSConnection:
-    url = urlsplit(endpoint.url.get_secret_value())
-    host, port = url.hostname or "", url.port or 443
-    named = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
-    context = tls_context(endpoint, named or requests.utils.DEFAULT_CA_BUNDLE_PATH)
-    if endpoint.proxy is None:
-        return http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
-    proxy = urlsplit(endpoint.proxy.get_secret_value())
-    connection = http.client.HTTPSConnection(proxy.hostname or "", proxy.port or 80, timeout=timeout, context=context)
-    headers = {}
-    if proxy.username is not None:
-        credentials = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-        headers = {"Proxy-Authorization": "Basic " + base64.b64encode(credentials.encode()).decode()}
-    connection.set_tunnel(host, port, headers)
-    return connection
-
-
 def limit_wait(sock: Any, seconds: float) -> None:
     """Limit the next wait on this socket to so many seconds, up to TOLERANCE more and down to half of them."""
     limit = sock.gettimeout()
@@ -394,6 +352,42 @@ class _Response(BoundedResponse):
     deadline = staticmethod(lambda: _exchange.deadline)
 
 
+class _KeptResponse(_Response):
+    """
+    The response over a connection that was open before. `release_conn` gives the connection back to the pool, or closes
+    a connection that has more to say.
+    """
+
+    def __init__(self, pool: Any, connection: Any) -> None:
+        self._pool, self._connection, self._whole = pool, connection, False
+        super().__init__(connection.sock, method="POST")
+
+    def close(self) -> None:
+        """Close the response. If the body was not read to the end, nothing else can come over the connection."""
+        self._whole = self.length == 0 or self.isclosed()
+        super().close()
+
+    def release_conn(self) -> None:
+        """Call this once, after `close`."""
+        if self.will_close or not self._whole:
+            self._connection.close()
+        self._pool._put_conn(self._connection)
+
+
+class _Target(http.client.HTTPConnection):
+    """Renders the request line and `Host`, as http.client would send them to this place."""
+
+    def __init__(self, connection: Any, path: str) -> None:
+        super().__init__(connection.host, connection.port)
+        self.default_port = connection.default_port
+        self.lines = b""
+        self.putrequest("POST", path, skip_accept_encoding=True)
+        self.endheaders()
+
+    def send(self, data: Any) -> None:
+        self.lines += data[:-2]  # without the empty line
+
+
 class _Bounded:
     """
     A connection whose exchange ends in time. If a receiver sends a byte now and then, a request of urllib3 never ends.
@@ -460,7 +454,7 @@ class Transport:
         self._url = url = endpoint.url.get_secret_value()
         self._fixed = dict(fixed)
         self._timeout = urllib3.Timeout(connect=connect_timeout, read=read_timeout)
-        self._time_limit = connect_timeout + read_timeout
+        self._read_timeout, self._time_limit = read_timeout, connect_timeout + read_timeout
         self._session = requests.Session()
         proxy = endpoint.proxy and endpoint.proxy.get_secret_value()
         self._environment = self._session.merge_environment_settings(
@@ -471,6 +465,7 @@ class Transport:
         self._adapter: Any = _Adapter(connections, lambda: tls_context(endpoint, bundle))
         self._pattern: requests.PreparedRequest | None = None
         self._headers: dict[str, str] = {}
+        self._first_lines = b""
 
     def request(self, headers: dict[str, str], body: bytes) -> requests.PreparedRequest:
         """
@@ -493,14 +488,41 @@ class Transport:
         request.body = body
         return request
 
-    def send(self, request: requests.PreparedRequest) -> urllib3.BaseHTTPResponse:
+    def send(self, request: requests.PreparedRequest) -> Any:
         """
         Send a request and wait for the headers of the response. The caller reads the body, closes the response and
         releases the connection. Raises requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError.
         """
         begin_exchange(self._time_limit)
-        answer: urllib3.BaseHTTPResponse = self._adapter.send(request, timeout=self._timeout, **self._environment)
-        return answer
+        connection = self._adapter.kept()
+        if connection is not None:
+            return self._send_over(connection, request)
+        return self._adapter.send(request, timeout=self._timeout, **self._environment)
+
+    def _send_over(self, connection: Any, request: requests.PreparedRequest) -> _KeptResponse:
+        """
+        The same over an open connection, and without urllib3 and requests: these take more than half of the time of a
+        request, to decide what is decided already.
+        """
+        response = None
+        try:
+            if not self._first_lines:
+                self._first_lines = _Target(connection, self._adapter.request_url()).lines
+            lines = "".join([f"{name}: {value}\r\n" for name, value in request.headers.items()])
+            body: Any = request.body
+            connection.send(b"".join([self._first_lines, lines.encode("latin-1"), b"\r\n", body]))
+            if connection.sock.gettimeout() != self._read_timeout:
+                connection.sock.settimeout(self._read_timeout)
+            begun = _KeptResponse(self._adapter.pool, connection)
+            begun.begin()
+            response = begun
+        except (OSError, http.client.HTTPException) as error:
+            raise requests.ConnectionError(error) from error
+        finally:
+            if response is None:
+                connection.close()
+                self._adapter.pool._put_conn(connection)
+        return response
 
     def close(self) -> None:
         """Close the connections."""
@@ -517,16 +539,26 @@ class _Adapter(requests.adapters.HTTPAdapter):
     def __init__(self, connections: int, tls: Callable[[], ssl.SSLContext]) -> None:
         super().__init__(pool_connections=1, pool_maxsize=connections, max_retries=0)
         self._tls = tls
-        self._pool: Any = None
+        self.pool: Any = None
         self._target = ""
 
+    def kept(self) -> Any:
+        """An open connection without an HTTP proxy, taken out of the pool; None if there is none."""
+        if self.pool is None or self.pool.proxy is not None:
+            return None
+        connection = self.pool._get_conn()
+        if connection.sock is not None:
+            return connection
+        self.pool._put_conn(connection)
+        return None
+
     def get_connection_with_tls_context(self, request: Any, verify: Any, proxies: Any = None, cert: Any = None) -> Any:
-        if self._pool is None:
+        if self.pool is None:
             pool: Any = super().get_connection_with_tls_context(request, verify, proxies=proxies, cert=cert)
             pool.ConnectionCls = bounded(pool.ConnectionCls)
             self._target = super().request_url(request, proxies)
-            self._pool = pool
-        return self._pool
+            self.pool = pool
+        return self.pool
 
     def build_connection_pool_key_attributes(self, request: Any, verify: Any, cert: Any = None) -> Any:
         host, options = super().build_connection_pool_key_attributes(request, verify, cert)
@@ -536,8 +568,8 @@ class _Adapter(requests.adapters.HTTPAdapter):
 
     def close(self) -> None:
         """Close the connections now: requests only forgets the pool, and the pool closes when collected."""
-        if self._pool is not None:
-            self._pool.close()
+        if self.pool is not None:
+            self.pool.close()
 
     def cert_verify(self, *_: Any) -> None:
         """Nothing: the TLS context verifies."""

@@ -9,6 +9,7 @@ import base64
 import functools
 import hashlib
 import hmac
+import http.client
 import json
 import logging
 import math
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import redis
 import requests
@@ -342,7 +343,7 @@ def _last_result(retry_state: tenacity.RetryCallState) -> DeliveryResult:
     return result
 
 
-def _read_some(response: urllib3.BaseHTTPResponse) -> bytes:
+def _read_some(response: Any) -> bytes:
     """
     Read the response's body up to RESPONSE_LIMIT, and give the connection back. Returns the first KEPT bytes. If an
     error, such as a time-out, ends the body, the result stays the same.
@@ -352,10 +353,10 @@ def _read_some(response: urllib3.BaseHTTPResponse) -> bytes:
         return b""
     left, kept = RESPONSE_LIMIT, b""
     try:
-        while left and (chunk := response.read1(left, decode_content=False)):
+        while left and (chunk := response.read1(left)):
             left -= len(chunk)
             kept += chunk[: KEPT - len(kept)]
-    except (urllib3.exceptions.HTTPError, OSError, ValueError):
+    except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError):
         pass
     finally:
         response.close()

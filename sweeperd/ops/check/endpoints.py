@@ -64,7 +64,7 @@ def _host(endpoint: EndpointSettings, connect: float | None) -> CheckResult:
 def _handshake(endpoint: EndpointSettings, timeout: float) -> CheckResult:
     """TLS with the receiver, through the endpoint's proxy, like a delivery. `timeout`: of each step, seconds."""
     # Imported late: only a check with a connection needs the client of deliveries.
-    from sweeperd.delivery.http import certificate_expiry  # noqa: PLC0415
+    from sweeperd.delivery.handshake import certificate_expiry  # noqa: PLC0415
 
     try:
         return expiry_result(certificate_expiry(endpoint, timeout), "the receiver's certificate", "have it renewed")

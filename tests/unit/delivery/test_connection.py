@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import urllib3.connection
@@ -218,3 +219,91 @@ def test_a_request_that_is_made_call_by_call_is_sent_too() -> None:
         (request,) = receiver.wait_for(lambda requests: len(requests) == 1)
         connection.close()
     assert (request.event_id, request.body) == ("evt_1", b"body")
+
+
+def whole_request(connection: socket.socket) -> bytes:
+    """Head and JSON body, which may come in pieces; empty at the end."""
+    data = b""
+    while not data.endswith(b"}") and (piece := connection.recv(65536)):
+        data += piece
+    return data
+
+
+@pytest.mark.parametrize(
+    ("path", "endpoint"),
+    [
+        ("", {}),
+        ("/other/%C3%A9?a=b%20c", {"headers": {"X-Own": "two words"}}),
+        ("", {"secrets": ["s" * 24, "t" * 24]}),
+    ],
+    ids=["plain", "a query", "two secrets"],
+)
+def test_a_request_over_a_kept_connection_has_the_same_bytes(path: str, endpoint: dict[str, Any]) -> None:
+    """Only what is made anew for each attempt differs. The first one goes through urllib3, the others do not."""
+    came: list[bytes] = []
+
+    def serve(connection: socket.socket) -> None:
+        while data := whole_request(connection):
+            came.append(data)
+            connection.sendall(OK + NO_BODY)
+
+    with listening(serve) as url:
+        sender = Sender(url.replace("http://", "http://user:pass@") + path, **endpoint)
+        assert all(sender.once().delivered for _ in range(3))
+    anew = (b"traceparent", b"webhook-signature", b"webhook-timestamp")
+    first, *others = [[line for line in one.split(b"\r\n") if not line.startswith(anew)] for one in came]
+    assert others == [first, first]
+    assert sum(line.lower().startswith(b"host:") for line in first) == 1
+
+
+def test_a_connection_with_more_to_say_is_not_used_again() -> None:
+    """More of the body than is read: what comes next would be taken for the next response."""
+    long = OK + b"Content-Length: 300000\r\n\r\n" + b"HTTP/1.1 500 no\r\n" * 15_000
+    with raw_server(OK + NO_BODY, long, OK + NO_BODY) as (url, connections):
+        sender = Sender(url)
+        assert [sender.once().reason for _ in range(4)] == ["HTTP 200"] * 4
+        assert len(connections) == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"no HTTP\r\n\r\n", b"", OK + b"X: " + b"y" * 70_000, OK + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n"],
+    ids=["no HTTP", "nothing", "a long header", "a long number"],
+)
+def test_a_fault_over_a_kept_connection_is_named_alike(answer: bytes) -> None:
+    """It is counted too, and the next request finds a new connection."""
+
+    def serve(connection: socket.socket) -> None:
+        for each in answers:
+            whole_request(connection)
+            connection.sendall(each)
+            if each == answer:
+                connection.close()
+
+    reasons = []
+    for answers in ([answer], [OK + NO_BODY, answer]):
+        with listening(serve) as url:
+            sender = Sender(url)
+            results = [sender.once() for _ in answers]
+            reasons.append((results[-1].result, results[-1].reason))
+            assert sender.verdicts == results
+    assert reasons[0] == reasons[1]
+    assert reasons[0][0] is Result.FAILED
+
+
+def test_a_kept_connection_waits_as_long_as_a_new_one() -> None:
+    """The time-out of the response, also if the time-out of the connection is much shorter or longer."""
+
+    def serve(connection: socket.socket) -> None:
+        whole_request(connection)
+        connection.sendall(OK + NO_BODY)
+        while connection.recv(65536):
+            pass
+
+    for connecting in ("20s", "100ms"):
+        with listening(serve) as url:
+            sender = Sender(url, {"timeout": "300ms", "connect_timeout": connecting})
+            assert sender.once().delivered
+            result = sender.once()
+        assert (result.result, result.reason) == (Result.FAILED, "no answer in time")
+        assert 0.25 < result.seconds < SOON

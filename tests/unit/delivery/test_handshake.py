@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sweeperd.config import EndpointSettings
-from sweeperd.delivery import http
-from sweeperd.delivery.http import certificate_expiry
+from sweeperd.delivery import handshake
+from sweeperd.delivery.handshake import certificate_expiry
 from tests.support.authority import Authority
 from tests.support.forward_proxy import ForwardProxy
 from tests.support.raw_server import raw_server
@@ -80,8 +80,8 @@ def test_a_receiver_that_has_nothing_against_the_client_is_not_waited_for(author
     """It says nothing after the handshake, as receivers do; the wait for a refusal is a short one of its own."""
     with Receiver(tls=authority.server()) as receiver:
         started = time.monotonic()
-        assert expiry(receiver.url, timeout=http.REFUSAL_WAIT * 60, ca=authority.ca()).year >= 3000
-        assert time.monotonic() - started < http.REFUSAL_WAIT * 40
+        assert expiry(receiver.url, timeout=handshake.REFUSAL_WAIT * 60, ca=authority.ca()).year >= 3000
+        assert time.monotonic() - started < handshake.REFUSAL_WAIT * 40
 
 
 def test_the_connection_is_closed_where_the_receiver_refuses_the_client(authority: Authority) -> None:

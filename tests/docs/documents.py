@@ -52,6 +52,18 @@ def cited_tests(document: Path) -> list[str]:
     return _CITED.findall(document.read_text(encoding="utf-8"))
 
 
+def blocks(document: Path, heading: str) -> list[str]:
+    """The blocks of code below this heading, before the next heading."""
+    text = document.read_text(encoding="utf-8")
+    begin = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
+    assert begin is not None
+    end = re.compile(rf"^#{{1,{len(begin[1])}}} ", re.MULTILINE)
+    # A comment in a block looks like a heading.
+    outside = _CODE.sub(lambda block: block[0].replace("#", "-"), text)
+    after = end.search(outside, begin.end())
+    return [found[3] for found in _BLOCK.finditer(text, begin.end(), after.start() if after else len(text))]
+
+
 def code(document: Path, heading: str) -> str:
     """The first block of code below this heading."""
     text = document.read_text(encoding="utf-8")

@@ -91,6 +91,18 @@ def steps(options: Options, work: Path) -> list[Step]:
             readers.document,
         ),
         Step(
+            "cron",
+            "the documented cron line under the real cron daemon, on a fresh Debian",
+            run("tools.release.cron"),
+            readers.document,
+        ),
+        Step(
+            "systemd",
+            "the documented blocks for systemd, booted by systemd-nspawn; watchdog, kill -9, reload, reboot, timer",
+            run("tools.release.systemd"),
+            readers.document,
+        ),
+        Step(
             "sbom",
             "what is installed with it, and under which licences",
             run(

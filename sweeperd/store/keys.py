@@ -184,6 +184,11 @@ class CyclesKeys:
         """ZSET: id of a tenant's reservation -> when the reservation was made, ms. Sorted lists are read from it."""
         return self._prefix + b"reservation:idx:" + tenant + b":created_at_ms"
 
+    @property
+    def tenants(self) -> bytes:
+        """SET: the ids of all tenants of the installation."""
+        return self._prefix + b"tenants"
+
     def created_metadata(self, tenant: bytes) -> bytes:
         """HASH: whether that index is complete (`state` READY), and how many ids it has (`expected_count`)."""
         return self._prefix + b"reservation:idxmeta:" + tenant + b":created_at_ms"

@@ -338,11 +338,21 @@ def both_ledgers(on: Rehearsal) -> str:
             raise AssertionError("a key that the runtime knows was taken as new")
         shared, again = hold(3), hold(4)
         assert set(tenant.balances().values()) == {(tenant.allocated - spent - 8, 8, spent)}
+        tenant.sorted_list()
+        hold(5)  # on an index that the list may have made
+        tenant.end(made[-1], "release")
         listed = tenant.sorted_list()
         assert sorted(listed) == sorted(made), "a sorted list lacks a reservation, or has one twice"
         for reservation in (shared, again):
             assert tenant.end(reservation, "release")[0] == 200
-    return f"{len(made)} reservations begun and ended across; all in the sorted list; books to the unit"
+        metadata = on.client.hgetall(f"reservation:idxmeta:{tenant.id}:created_at_ms")
+        index = "not kept"
+        if metadata.get(b"state") == b"READY":
+            index = "complete"
+            assert int(metadata[b"expected_count"]) == on.client.zcard(f"reservation:idx:{tenant.id}:created_at_ms")
+    return (
+        f"{len(made)} reservations begun and ended across; all in the sorted list, its index {index}; books to the unit"
+    )
 
 
 def _hold(ledger: Ledger, tenant: Tenant, units: int, ttl: timedelta, key: str = "") -> Reserved:

@@ -12,7 +12,7 @@ from sweeperd.config.kinds import KindSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.errors import KindRefused
 from sweeperd.ops.acl import ANY, Duty, Grant, channels, cycles_grants, daemon_duties, grants, ledger_duties
-from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, unknown, warning
+from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, warning
 from sweeperd.ops.reconcile import Fault, LastWalk, WalkStore
 from sweeperd.ops.status import WARNING, is_empty
 from sweeperd.outbox.subscription import SYSTEM, parse
@@ -27,6 +27,8 @@ from sweeperd.text import decode
 _GRANT = "`sweeperd acl` prints the rights to grant; a command that was renamed needs its name back"
 #: How many subscription records are read at most, in all sets together; a check takes a moment, not minutes.
 MOST_SUBSCRIPTIONS = 10_000
+#: How many tenants are looked at.
+MOST_TENANTS = 1000
 #: How many of the newest records are read to find one of the services.
 RECENT = 500
 #: The source of an event that the relay wrote.
@@ -361,9 +363,8 @@ def subscriptions(subject: Subject) -> CheckResult:
 def retention(subject: Subject) -> CheckResult:
     """Whether the services keep events and deliveries as long as the relay, by the newest record of the services."""
     keys, cycles = subject.shard.keys.cycles, subject.settings.cycles
-    missing = refused(subject.shard, [each for each in cycles_grants(subject.shard.keys) if each.duty is Duty.OPERATE])
-    if missing:
-        return unknown(", ".join(missing))
+    if missing := _no_looks(subject):
+        return ok(f"not known: this user may not run {missing}")
     members = sorted(cast(set[bytes], subject.shard.client.smembers(keys.all_subscriptions)))[:RECENT]
     indexes = [keys.deliveries(decode(each)) for each in members]
     known, other = [], []
@@ -381,6 +382,45 @@ def retention(subject: Subject) -> CheckResult:
     if not known:
         return ok(f"not known: no new record of the services among the {RECENT} newest")
     return ok(f"{', '.join(known)}, as in the services")
+
+
+def created_index(subject: Subject) -> CheckResult:
+    """Whether the indexes by creation, which the service and the ledger keep, are what their metadata says."""
+    keys, client = subject.shard.keys.cycles, subject.shard.client
+    if missing := _no_looks(subject):
+        return ok(f"not known: this user may not run {missing}")
+    tenants = sorted(cast(set[bytes], client.smembers(keys.tenants)))[:MOST_TENANTS]
+    pipeline = client.pipeline(transaction=False)
+    for tenant in tenants:
+        index, metadata = keys.created_index(tenant), keys.created_metadata(tenant)
+        pipeline.type(metadata)
+        pipeline.hmget(metadata, ["state", "expected_count"])
+        pipeline.type(index)
+        pipeline.zcard(index)
+    replies = iter(pipeline.execute(raise_on_error=False))
+    ready, faults = 0, []
+    for tenant, metadata, fields, index, count in zip(tenants, replies, replies, replies, replies, strict=True):
+        if metadata not in (b"hash", b"none"):
+            faults.append(f"{decode(tenant)}: the metadata is a {metadata.decode()}")
+        elif index not in (b"zset", b"none"):
+            faults.append(f"{decode(tenant)}: the index is a {index.decode()}")
+        elif fields[0] == b"READY":
+            ready += 1
+            if fields[1] != b"%d" % count:
+                faults.append(f"{decode(tenant)}: {count} ids, but {decode(fields[1] or b'none')} are expected")
+    if faults:
+        more = " and more" if len(faults) > NAMED else ""
+        advice = "nothing: the service reads all reservations, until it has made the indexes anew"
+        return warning("; ".join(faults[:NAMED]) + more, advice)
+    if not ready:
+        return ok("no tenant has one: the service reads all reservations")
+    return ok(f"READY for {ready} of {len(tenants)} tenants, and complete")
+
+
+def _no_looks(subject: Subject) -> str:
+    """The commands of these looks that the user may not run."""
+    looks = [each for each in cycles_grants(subject.shard.keys) if each.duty is Duty.OPERATE]
+    return ", ".join(refused(subject.shard, looks))
 
 
 def _lifetime(subject: Subject, indexes: Sequence[bytes], key: Callable[[str], bytes]) -> int | None:
@@ -443,6 +483,7 @@ CYCLES_CHECKS: Mapping[str, Callable[[Subject], CheckResult]] = {
     "cycles rights": cycles_rights,
     "cycles subscriptions": subscriptions,
     "cycles retention": retention,
+    "cycles created-at index": created_index,
     "cycles quarantine": foreign_quarantine,
 }
 

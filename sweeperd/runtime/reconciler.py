@@ -165,7 +165,8 @@ class PeriodicReconciler:
             walk.wait_until = time.monotonic() + min(RETRY, self._interval)
             fields = {"shard": self._shard.name, "kind": walk.kind}
             try:
-                walk.walk(within, self._stop)
+                with self._shard.reaching():
+                    walk.walk(within, self._stop)
             except Interrupted:
                 return
             except Exception as error:

@@ -158,9 +158,10 @@ def test_what_is_not_committed_is_refused(place: Place) -> None:
 
 
 def test_durations_tries_and_seed_reach_the_commands(tmp_path: Path) -> None:
-    found = {step.name: step for step in steps(Options(2, 3.5, 7, 42), tmp_path)}
+    found = {step.name: step for step in steps(Options(2, 3.5, 7, 42, simulation_seeds=5), tmp_path)}
     assert {"--minutes", "2"} <= set(found["soak"].command)
     assert {"--chaos", "3.5", "--seed", "42"} <= set(found["chaos"].command)
+    assert "--fresh 5 " in found["simulation"].command[-1]
     assert found["properties"].env["SWEEPERD_TEST_TRIES"] == "7"
     assert "--seed" not in {step.name: step for step in steps(Options(), tmp_path)}["chaos"].command
 

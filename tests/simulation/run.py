@@ -35,7 +35,7 @@ from tests.simulation.hosts import Replica, process_name
 from tests.simulation.invariants import Book
 from tests.simulation.kernel import Failure, Host
 from tests.simulation.operators import Operators
-from tests.simulation.plan import Plan, draw
+from tests.simulation.plan import FAULTS, OPERATIONS, Plan, draw
 from tests.simulation.planted import PLANTED, plant
 from tests.simulation.receivers import Receiver, transport
 from tests.simulation.redis_gate import Connection, LuaRuntime, SimulatedServer, Trace, connector
@@ -312,6 +312,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--seeds", help="A..B")
+    parser.add_argument("--fresh", type=int, metavar="N", help="N seeds that are drawn now")
     parser.add_argument("--until-failure", action="store_true", help="from --seed on, seed after seed")
     parser.add_argument("--minutes", type=float, default=3.0, help="virtual, before the faults end")
     parser.add_argument("--clean", action="store_true", help="without faults and operators")
@@ -328,6 +329,8 @@ def main() -> int:
     if options.seeds:
         low, high = map(int, options.seeds.split(".."))
         seeds = range(low, high + 1)
+    elif options.fresh:
+        seeds = range(first, first + options.fresh)
     elif options.until_failure:
         seeds = itertools.count(first)
     failed, virtual = [], 0.0
@@ -341,7 +344,10 @@ def main() -> int:
                 break
     if count > 1:
         real = kernels.REAL_CLOCK() - began
-        print(f"{count} seeds, {virtual / 3600:.1f} virtual hours in {real:.0f} s, failed: {failed or 'none'}")
+        start = seeds[0] if options.seeds else first
+        lines = f"{count} seeds from {start} on: {virtual / 3600:.1f} virtual hours in {real:.0f} s"
+        parts = f"{len(FAULTS)} faults, {len(OPERATIONS)} actions of operators"
+        print(f"{lines}; {parts}; failed: {', '.join(map(str, failed)) or 'none'}")
     return 1 if failed else 0
 
 

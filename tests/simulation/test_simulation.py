@@ -10,6 +10,13 @@ pytest.importorskip("greenlet")
 pytest.importorskip("lupa")
 
 
+#: Seeds that have failed, and their minutes: they stay.
+FAILED = {
+    # A server that went when a walk of `reconcile` began was taken for a fault of sweeperd.
+    2016: "4",
+}
+
+
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     """`python -m tests.simulation` with these arguments."""
     command = [sys.executable, "-m", "tests.simulation", *arguments]
@@ -25,6 +32,24 @@ def test_a_seed_decides_every_command() -> None:
     assert first.returncode == 0, first.stdout + first.stderr
     assert len(digests(first.stdout)) == 1
     assert digests(first.stdout) == digests(second.stdout) != digests(simulate("--seed", "12").stdout)
+
+
+def test_fixed_seeds_hold() -> None:
+    done = simulate("--seeds", "1..10", "--minutes", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("seed", FAILED)
+def test_seeds_that_have_failed_hold(seed: int) -> None:
+    done = simulate("--seed", str(seed), "--minutes", FAILED[seed])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_planted_bug_is_found_and_told() -> None:
+    done = simulate("--seeds", "1..3", "--minutes", "1", "--plant", "event-twice")
+    assert done.returncode == 1
+    assert "an entry expires once" in done.stdout
+    assert "EVALSHA sweep/expire" in done.stdout, "the last commands"
 
 
 def test_without_faults_each_event_comes_once() -> None:

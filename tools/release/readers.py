@@ -11,6 +11,14 @@ _COUNTS = re.compile(r"(\d+) (passed|failed|skipped|deselected|error|errors|xfai
 #: The seed of the property tests, as tests/conftest.py prints it.
 _SEED = re.compile(r"--hypothesis-seed=(\d+)")
 
+#: The totals of the simulation.
+_SEEDS = re.compile(
+    r"^(\d+) seeds from (\d+) on: ([\d.]+) virtual hours in \d+ s; "
+    r"(\d+) faults, (\d+) actions of operators; failed: (.*)$",
+    re.MULTILINE,
+)
+_FOUND = re.compile(r"^(\d+ of \d+) planted bugs found; missed: (.*)$", re.MULTILINE)
+
 
 def tests(output: Output) -> Figures:
     """What pytest counted, the seed that it drew from, and the servers that the tests ran on."""
@@ -30,6 +38,16 @@ def soak(name: str, output: Output) -> Figures:
     facts = {"minutes": f"{found['minutes']:g}", "verdicts": f"{holding} of {len(verdicts)} hold"}
     facts |= {fact: str(text) for fact, text in found["facts"].items()}
     return facts | {f"{verdict['name']}: {verdict['claim']}": verdict["found"] for verdict in verdicts}
+
+
+def simulation(output: Output) -> Figures:
+    """Seeds, virtual hours and kinds of faults, and how many of the planted bugs were found."""
+    seeds = _SEEDS.search(output.text)
+    planted = _FOUND.search(output.text)
+    if not seeds or not planted:
+        raise ValueError("the simulation has printed no totals")
+    names = ("seeds", "first seed", "virtual hours", "faults", "actions of operators", "failed")
+    return dict(zip(names, seeds.groups(), strict=True)) | {"planted bugs found": planted[1], "missed": planted[2]}
 
 
 def gate(output: Output) -> Figures:

@@ -17,6 +17,11 @@ _LINT = (
 #: The gate refuses nothing, several times in a row, and refuses a sweep that is slower on purpose.
 _GATE = "for run in $(seq {runs}); do python -m benchmarks gate || exit 1; done"
 _PLANTED = "python -m benchmarks gate throughput --planted; test $? -eq 1"
+#: Seeds that were never drawn before; then each planted bug has to be found.
+_SIMULATION = (
+    "python -m tests.simulation --fresh {seeds} --minutes 5 --jobs 2 && "
+    "python -m tests.simulation --planted --minutes 2 --jobs 2"
+)
 _ALL_SERVERS = {"SWEEPERD_TEST_ALL_SERVERS": "1"}
 
 
@@ -30,6 +35,7 @@ class Options:
     tries: int = 1000
     chaos_seed: int | None = None
     gate_runs: int = 3
+    simulation_seeds: int = 500
 
 
 def steps(options: Options, work: Path) -> list[Step]:
@@ -78,6 +84,12 @@ def steps(options: Options, work: Path) -> list[Step]:
             "a rehearsal on a running Cycles installation",
             run("tools.release.installation"),
             readers.document,
+        ),
+        Step(
+            "simulation",
+            "whole installations on virtual time, with faults and with planted bugs",
+            ("sh", "-c", _SIMULATION.format(seeds=options.simulation_seeds)),
+            readers.simulation,
         ),
         Step("gate", "no ratio is much worse than its baseline", ("sh", "-c", gate), readers.gate),
         Step("planted", "the gate refuses a sweep that is 30 % slower", ("sh", "-c", _PLANTED), readers.gate),

@@ -11,6 +11,7 @@ from sweeperd.config import Settings
 from sweeperd.context import ShardContext, Timing
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
+from sweeperd.ops.reconcile import WalkStore
 from sweeperd.runtime import reconciler as module
 from sweeperd.runtime.daemon import ShardRunner
 from sweeperd.runtime.reconciler import PeriodicReconciler
@@ -164,6 +165,23 @@ def test_without_redis(own_server: Server, replica: Make) -> None:
     own_server.start()
     patrol.run_if_due()
     assert runs(metrics) == 1
+
+
+def test_a_server_that_goes_when_a_walk_begins(
+    own_server: Server, replica: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cursor = WalkStore.cursor
+
+    def gone(store: WalkStore) -> object:
+        own_server.kill()
+        return cursor(store)
+
+    patrol, metrics = replica(at=own_server)
+    monkeypatch.setattr(WalkStore, "cursor", gone)
+    patrol.run_if_due()
+    assert runs(metrics, "error") == 1
+    assert [record.message for record in caplog.records] == ["reconcile failed, it is tried again later"]
+    assert caplog.records[0].exc_info is None, "no fault of sweeperd"
 
 
 def test_a_full_redis_takes_no_note_and_the_process_knows(own_server: Server, replica: Make) -> None:

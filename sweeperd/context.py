@@ -95,6 +95,8 @@ class Timing:
     refresh_every: float = 5.0
     #: Between two steps of a scan over many parked events.
     scan_every: float = 0.2
+    #: Between two tries while events wait for the dispatcher of Cycles.
+    brake_pause: float = 0.25
     #: How long the reader lets new events gather if they are too few for a batch while senders are busy.
     gather_events: float = 0.005
     #: The longest that the first settlement waits for more to share its round trip.

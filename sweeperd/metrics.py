@@ -222,6 +222,9 @@ class WebhookMetrics:
         self.rate_waits = counter(
             "sweeperd_webhook_rate_waits_total", "Requests that waited for max_rate", ["endpoint"]
         )
+        self.relay_waiting = gauge(
+            "sweeperd_relay_waiting", "1 while events wait for the dispatcher of Cycles, else 0", ["shard"]
+        )
         self.sweep_waits = counter(
             "sweeperd_webhook_sweep_waits_total",
             "Events that waited for their turn beside a sweep of the same process",
@@ -276,6 +279,7 @@ class WebhookMetrics:
             for endpoint, states in self._states.items():
                 if states.pop(shard, None) is not None:
                     self._show_state(endpoint, states)
+        _remove(self.relay_waiting, shard)
 
     def _show_state(self, endpoint: str, on_shards: dict[str, str]) -> None:
         worst = max(on_shards.values(), key=ENDPOINT_STATES.index, default="")

@@ -52,7 +52,7 @@ def _run(lab: Lab, entries: int, tenants: int, subscriptions: int) -> tuple[Ran,
     """Without subscriptions: no relay. Also the CPU time of Redis for the same records from a raw client, µs."""
     settings: dict[str, Any] = {"reconcile__interval": "", "sweep__max_lag": "1ms", "sweep__time_budget": "1h"}
     if subscriptions:
-        settings |= {"cycles__enabled": "true"}
+        settings |= {"cycles__enabled": "true", "cycles__dispatch_backlog": 0}
     with lab.overdue(entries) as server, redis.Redis.from_url(server.url) as client:
         _share_out(server.url, entries, tenants)
         _subscribe(client, tenants, subscriptions)

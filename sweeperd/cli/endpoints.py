@@ -85,7 +85,9 @@ def _state_text(status: EndpointStatus) -> str:
         return f"paused {paused_since(status.paused_at_ms, status.paused_reason)}"
     if status.state == "failing":
         return f"failing: {status.failures} in a row, {status.failure}"
-    return f"quiet until {timestamp(status.muted_until_ms)}" if status.state == "quiet" else status.state
+    if status.state == "quiet":
+        return f"quiet until {timestamp(status.muted_until_ms)}"
+    return f"{status.state}: {status.warning}" if status.warning else status.state
 
 
 def paused_since(paused_at: int | None, reason: str) -> str:

@@ -224,7 +224,7 @@ def _trouble(status: ShardStatus, endpoint: EndpointStatus) -> str:
     if endpoint.circuit_open:
         where = f"open on {endpoint.open_on} of {endpoint.processes}"
         return f"circuit {where}, {endpoint.failures} failures in a row: {endpoint.failure}"
-    return f"asked for quiet for {span(endpoint.quiet_seconds)}" if endpoint.quiet_seconds else ""
+    return f"asked for quiet for {span(endpoint.quiet_seconds)}" if endpoint.quiet_seconds else endpoint.warning
 
 
 def _notes(statuses: Sequence[ShardStatus]) -> Iterator[str]:

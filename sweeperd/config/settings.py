@@ -103,6 +103,7 @@ class CyclesSettings(Section):
     """How to run with the services of a Cycles installation, in place of their own expiry sweep."""
 
     enabled: bool = False
+    dispatch_backlog: int = Field(default=1000, ge=0, le=1_000_000)
     event_ttl: Duration = Field(default=timedelta(days=90), ge=timedelta(seconds=1))
     delivery_ttl: Duration = Field(default=timedelta(days=14), ge=timedelta(seconds=1))
     spike_factor: float = Field(default=5, gt=1, le=1000, allow_inf_nan=False)

@@ -354,6 +354,7 @@ class Dispatcher:
             lane = Lane.of(context, RELAY, outbox, SENDERS)
             relay = Relay(lane, self._observer(RELAY.name), settings.cycles)
             self.endpoints.append(EndpointDelivery(lane, relay, until_idle=context.until_idle))
+            metrics.webhooks.relay_waiting.labels(shard.name)
         for endpoint in self.endpoints:
             metrics.webhooks.announce(endpoint.name)
 
@@ -452,9 +453,21 @@ class Dispatcher:
                     waiting = backlog.events, backlog.oldest_seconds
                     self._metrics.webhooks.waiting(self._shard.name, endpoint.name, *waiting)
                 self._metrics.webhooks.endpoint_state(self._shard.name, endpoint.name, endpoint.state)
+                if endpoint.name == RELAY.name:
+                    self._measure_brake(endpoint.lane)
             for group in groups:
                 self._groups.remove_silent(group)
             self._circuits.remove_stale()
+
+    def _measure_brake(self, lane: Lane) -> None:
+        """Whether events wait for the dispatcher of Cycles: another process may have found room, or none."""
+        waiting = bool(self._shard.client.hget(self._shard.keys.relay, "waiting"))
+        if waiting and not self._context.settings.cycles.dispatch_backlog:
+            waiting = False  # the note of a time with a limit
+            self._shard.client.hset(self._shard.keys.relay, "waiting", "")
+        if not waiting:
+            lane.brake.release()
+        self._metrics.webhooks.relay_waiting.labels(self._shard.name).set(waiting)
 
     def _lend_connections(self) -> None:
         """While an endpoint rests, a single connection stays; the active endpoints share the others."""

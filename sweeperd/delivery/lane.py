@@ -3,12 +3,13 @@
 import contextlib
 import functools
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import prometheus_client
@@ -205,6 +206,33 @@ class InFlight:
             self._changed.notify_all()
 
 
+class Brake:
+    """
+    Whether events of a lane wait, although the endpoint takes events: the relay waits for the dispatcher of Cycles.
+    Meanwhile the parked events are tried again every `pause` seconds. `clock`: monotonic.
+    """
+
+    def __init__(self, pause: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.pause = pause
+        self._clock = clock
+        #: Whether there was no room at the last try.
+        self.waiting = False
+        self._until = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is too early to try again."""
+        return self.waiting and self._clock() < self._until
+
+    def hold(self) -> None:
+        """There is no room, or a try begins: the next one follows after the pause."""
+        self.waiting, self._until = True, self._clock() + self.pause
+
+    def release(self) -> None:
+        """There was room for all events of a try."""
+        self.waiting = False
+
+
 class BatchQueue:
     """
     From the reader to the senders. A full batch is taken at once. A partial batch is held while another request of the
@@ -327,6 +355,7 @@ class Lane:
     log_fields: dict[str, object]
     #: Before each batch a sender waits for a turn.
     turn: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    brake: Brake = field(default_factory=lambda: Brake(0.0))
     timing: Timing = USUAL
     # A round trip to Redis costs half as much as a request, so each carries many events.
     #: The acknowledger writes when so many settlements have gathered.
@@ -382,6 +411,8 @@ class Lane:
             log_fields=fields | ({"replay": True} if live else {}),
             # In batches an event costs little CPU time, so batches need not wait for the sweep.
             turn=contextlib.nullcontext if limits.events > 1 else sparing,
+            # A run until idle does not wait.
+            brake=Brake(math.inf if context.until_idle else timing.brake_pause, timing.clock),
             timing=timing,
             settled_together=max(1, senders // 2),
             read_together=max(1, in_flight.capacity // 4),

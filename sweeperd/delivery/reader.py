@@ -52,6 +52,8 @@ class ProbeChooser:
 
 #: How many pages a step reads at most. A page takes the server a fraction of a millisecond.
 PAGES_PER_STEP = 8
+#: While the brake holds events, a step takes so many at most: there is room for a few.
+BRAKED = 200
 
 
 class DueScan:
@@ -73,6 +75,8 @@ class DueScan:
         self._orphaned_at = 0.0
         #: If there is room for a single event, parked and new events take turns.
         self._turn = 0
+        #: Whether the last step has found an event.
+        self._found = False
         #: When this process learnt that an operator ended all waits (monotonic).
         self._waits_ended_at: float | None = None
 
@@ -83,7 +87,7 @@ class DueScan:
 
     @property
     def due(self) -> bool:
-        return self._lane.timing.clock() >= self._next_at
+        return self._lane.timing.clock() >= self._next_at and not self._lane.brake.holds
 
     def hurry(self) -> None:
         """Events have become due: make the next step at once."""
@@ -103,7 +107,13 @@ class DueScan:
         scan, seconds. Raises redis.RedisError.
         """
         self._turn = 1 - self._turn
+        if self._lane.brake.waiting:
+            room = min(room, BRAKED)
+            if self._found:
+                self._after = None  # the oldest events come first
+            self._lane.brake.hold()
         due = self.step((room + self._turn) // 2)
+        self._found = bool(due)
         if due:
             self.hurry()  # there may be more
         else:
@@ -248,10 +258,12 @@ class Consumer:
             self._lane.in_flight.await_fewer(fewer, self._lane.timing.block)
             return True
         parked: list[OutboxEntry] = []
-        if scanning := last_step or self._scan.due:
+        if scanning := (last_step and not self._lane.brake.waiting) or self._scan.due:
             parked = self._scan.take(free, self._refresh_every)
         # No wait in Redis while there are events to queue.
         block_ms = self._block_ms if block and not parked else 0
+        if block_ms and self._lane.brake.waiting:
+            block_ms = min(block_ms, int(self._lane.brake.pause * 1000))
         most = min(READ_COUNT, self._lane.in_flight.count_of(READ_BYTES))
         new = self._read(min(free - len(parked), most), block_ms) if len(parked) < free else []
         entries = parked + new

@@ -40,6 +40,8 @@ CALL_MICROS, STEP = 1500.0, 1.15
 #: The time of a record before the first call, µs, and how many records a call writes at most. Each event and each
 #: delivery is one.
 FIRST_ESTIMATE, LARGEST_SIZE = 15.0, 1000.0
+#: An event as old as this does not wait for the dispatcher of Cycles, ms.
+LONGEST_WAIT_MS = 3_600_000
 #: How many unreadable records are remembered, to log each record once.
 REMEMBERED = 1000
 #: How many parsed records are kept. A record is read again for each call, and has changed if its bytes have.
@@ -56,6 +58,10 @@ class Written:
     written: list[OutboxEntry] = field(default_factory=list)
     #: These have no records, and why: another key of their tenant or of a subscription is in the way.
     failed: list[tuple[OutboxEntry, str]] = field(default_factory=list)
+    #: These wait for the dispatcher of Cycles, and have no records.
+    held: list[OutboxEntry] = field(default_factory=list)
+    #: Whether any event has deliveries.
+    matched: bool = False
     #: How many deliveries are new.
     deliveries: int = 0
 
@@ -80,6 +86,7 @@ class CyclesRecords:
     def __init__(self, shard: Shard, settings: CyclesSettings = CyclesSettings()) -> None:  # noqa: B008 - frozen
         self._shard = shard
         #: Of events and of deliveries, seconds.
+        self._backlog = settings.dispatch_backlog
         self._ttls = [int(ttl.total_seconds()) for ttl in (settings.event_ttl, settings.delivery_ttl)]
         self._keys = shard.keys.cycles
         #: Without the place in the stream, which the bodies do not carry.
@@ -143,14 +150,18 @@ class CyclesRecords:
         (reply,) = self._script.run_unknown(self._shard.client, [call], replies)
         if isinstance(reply, Exception):
             raise reply
-        deliveries, *began, failed = reply
+        deliveries, *began, failed, held = reply
         if known and (until := micros_of(ended)) is not None and (since := micros_of(began)) is not None:
             self._learn(sum(1 + len(event.subscriptions) for event in events), until - since)
         done.deliveries += deliveries
+        done.matched = any(event.subscriptions for event in events)
         reasons = {number: decode(reason) for number, reason in zip(failed[::2], failed[1::2], strict=True)}
+        waiting = frozenset(held)
         for number, event in enumerate(in_order, 1):
             if number in reasons:
                 done.failed.append((event.entry, reasons[number]))
+            elif number in waiting:
+                done.held.append(event.entry)
             else:
                 done.written.append(event.entry)
 
@@ -167,12 +178,14 @@ class CyclesRecords:
     def _call(self, groups: dict[tuple[bytes, tuple[str, ...], str], list[_Event]]) -> Call:
         now = self._shard.clock.now_ms()
         event_stem, delivery_stem = self._keys.event(""), self._keys.delivery("")
-        keys = [self._keys.all_events, self._keys.dispatch]
+        keys = [self._keys.all_events, self._keys.dispatch, self._shard.keys.relay]
         args: list[bytes | str | int] = [
             len(event_stem),
             len(delivery_stem),
             *self._ttls,
             now,
+            self._backlog,
+            now - LONGEST_WAIT_MS,
         ]
         ends = {trace: number for number, trace in enumerate({trace for _, _, trace in groups}, 1)}
         args += [len(ends), *(_delivery_end(now, trace) for trace in ends)]
@@ -312,6 +325,10 @@ class Relay(Sender):
             reason = f"{done.deliveries} deliveries"
             self._count(done.written, DeliveryResult(Result.DELIVERED, reason, seconds=seconds))
             settlements.append(Settlement(Disposition.ACKNOWLEDGE, done.written))
+        if done.held:
+            settlements.append(Settlement(Disposition.RELEASE, done.held))
+        if done.held or done.matched:
+            self._brake(waiting=bool(done.held))
         if done.failed:
             failed, reason = [entry for entry, _ in done.failed], done.failed[0][1]
             fields = {"stream_id": decode(failed[0].id), "events": len(failed), "reason": reason}
@@ -320,6 +337,16 @@ class Relay(Sender):
             for entry, why in done.failed:
                 settlements += self._nack([entry], why)
         return settlements
+
+    def _brake(self, *, waiting: bool) -> None:
+        if waiting != self._lane.brake.waiting:
+            words = "events wait for the dispatcher of Cycles" if waiting else "the dispatcher of Cycles has room again"
+            log.warning(words, extra=self._lane.log_fields)
+        if waiting:
+            self._lane.brake.hold()
+        else:
+            self._lane.brake.release()
+        self._lane.metrics.webhooks.relay_waiting.labels(self._lane.shard.name).set(waiting)
 
     def _refused(self, entries: Sequence[OutboxEntry], result: DeliveryResult, probe: bool) -> list[Settlement]:
         """Redis has refused a call as a whole."""

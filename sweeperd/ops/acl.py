@@ -232,7 +232,9 @@ def cycles_grants(keys: Keys) -> Iterator[Grant]:
     yield granted(Duty.OPERATE, cycles.delivery(name), "GET PTTL")
     yield granted(Duty.DELIVER, cycles.deliveries(name), "ZADD ZCARD")
     yield granted(Duty.OPERATE, cycles.deliveries(name), "ZRANGE")
-    yield granted(Duty.DELIVER, cycles.dispatch, "LPUSH LLEN")
+    yield granted(Duty.DELIVER, cycles.dispatch, "LPUSH LLEN LINDEX")
+    yield granted(Duty.STATUS, keys.relay, "HGET")
+    yield granted(Duty.DELIVER, keys.relay, "HMGET HSET")
 
 
 @dataclass(frozen=True)

@@ -301,6 +301,8 @@ def _delivery(endpoint: EndpointStatus) -> _Finding | None:
         return HealthLevel.BAD, f"{endpoint.name} is paused; {waiting}"
     if endpoint.state == "failing":
         return HealthLevel.BAD, f"{endpoint.name} fails; {waiting}"
+    if endpoint.warning:
+        return HealthLevel.WATCH, f"{endpoint.name} {endpoint.warning}; {waiting}"
     if endpoint.oldest_pending_seconds > PENDING_BAD:
         return HealthLevel.BAD, f"{endpoint.name}: {waiting}"
     if endpoint.oldest_pending_seconds > PENDING_WATCH or endpoint.pending is None:

@@ -215,6 +215,7 @@ class EndpointFigures(Document):
     processes: Count = Field(description="How many processes deliver to it.")
     failures: Count = Field(description="How many deliveries failed in a row.")
     failure: str = Field(description="Why the last delivery failed, while a circuit is open.")
+    warning: str = Field(description="What its events wait for although it takes events; empty: nothing.")
     dead_letters: Count
     rate: Seconds | None = Field(
         validation_alias=AliasPath("rate", "known"),

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import redis
 
-from sweeperd.config import EndpointSettings, Settings
+from sweeperd.config import RELAY, EndpointSettings, Settings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.processes import Processes, read_processes
 from sweeperd.ops.reconcile import LastWalk, WalkStore
@@ -36,6 +36,8 @@ from sweeperd.text import decode, moment_ms
 #: How many keys are visited in search of a key of sweeperd, and how many in one call.
 VISITED, PAGE = 10_000, 1_000
 WARNING = "no reservation, budget or index entry here: right database and prefix?"
+#: The warning of the relay if `cycles.dispatch_backlog` is reached.
+WAITS = "waits for the dispatcher of Cycles"
 
 #: The window of a rate, seconds, and the most events that are counted. If there are more events, the window is shorter.
 WINDOW, COUNTED = 60.0, 2000
@@ -158,6 +160,8 @@ class EndpointStatus:
     failures: int = 0
     failure: str = ""
     dead_letters: int = 0
+    #: What the events wait for, although the endpoint takes events.
+    warning: str = ""
     #: The running replay.
     replay: ReplayStatus | None = None
     #: Events delivered per second by all processes.
@@ -230,8 +234,10 @@ def _configured(
 ) -> EndpointStatus:
     name = endpoint.name
     state, circuit = EndpointStateStore(shard).read(name), CircuitStateStore(shard).read(name)
+    waits = name == RELAY.name and shard.client.hget(shard.keys.relay, "waiting")
     return EndpointStatus(
         name,
+        warning=WAITS if waits else "",
         **_backlog(group, read_backlog(shard, group, Subscription(endpoint), now, memory=memory)),
         paused_at_ms=state.paused_at,
         paused_reason=state.reason,

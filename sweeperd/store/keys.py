@@ -130,6 +130,11 @@ class Keys:
         return self.prefix + b"sweeperd:rates"
 
     @property
+    def relay(self) -> bytes:
+        """HASH: the oldest pending delivery of Cycles, since when it is the oldest, and since when events wait; ms."""
+        return self.prefix + b"sweeperd:relay"
+
+    @property
     def cycles(self) -> "CyclesKeys":
         """The keys of a Cycles installation under the same prefix."""
         return CyclesKeys(self.prefix)

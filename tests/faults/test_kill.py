@@ -94,7 +94,9 @@ def test_the_relay_is_killed_again_and_again(server: Server, client: redis.Redis
         record = {"subscription_id": subscription, "status": "ACTIVE", "event_types": ["reservation.expired"]}
         client.set(f"webhook:{subscription}", json.dumps(record))
         client.sadd("webhooks:acme", subscription)
-    env = environment(server.url, cycles__enabled="true", webhooks__redelivery_initial="100ms")
+    env = environment(
+        server.url, cycles__enabled="true", cycles__dispatch_backlog=0, webhooks__redelivery_initial="100ms"
+    )
     once(env)
     reserve(client, [f"id {number}" for number in range(total)])
 

@@ -22,7 +22,15 @@ EVENTS, DEAD, GROUPS, ENDPOINTS = (
 ROW, INDEX, QUARANTINE = b"reservation:res_r1", b"reservation:ttl", b"sweeperd:quarantine"
 BUDGET, LEASE, RATES = b"budget:tenant:acme:TOKENS", b"sweeperd:lease:repair-budget", b"sweeperd:rates"
 ACTIONS, COUNTS = b"sweeperd:actions", b"sweeperd:action-counts"
-RELAYED = [b"events:_all", b"dispatch:pending", b"events:acme", b"deliveries:s", b"event:e", b"delivery:d"]
+RELAYED = [
+    b"events:_all",
+    b"dispatch:pending",
+    b"sweeperd:relay",
+    b"events:acme",
+    b"deliveries:s",
+    b"event:e",
+    b"delivery:d",
+]
 GREATEST = "18446744073709551615-18446744073709551615"
 NOTE = '{"made_at":5}'
 PAUSE = '{"paused_at":7}'
@@ -49,7 +57,9 @@ CASES = {
     "delivery/keep_groups": Case([EVENTS, GROUPS], [1000, "audit", "0-0", "new"], "xgroup hset"),
     "delivery/leave": Case([EVENTS], ["billing", "idle"], "xgroup"),
     "delivery/make_due": Case([EVENTS], ["billing", "us", "-", 10, 100_000], "xclaim"),
-    "delivery/relay": Case(RELAYED, [6, 9, 1000, 1000, NOW, 1, "}", 1, 1, 1, '"-"', NOW, "{}"], "set zadd lpush"),
+    "delivery/relay": Case(
+        RELAYED, [6, 9, 1000, 1000, NOW, 9, 0, 1, "}", 1, 1, 1, '"-"', NOW, "{}"], "set zadd lpush hset"
+    ),
     "delivery/set_field": Case([GROUPS], ["billing", "x"], "hdel hset"),
     "delivery/set_state": Case([ENDPOINTS, EVENTS], ["billing", PAUSE, "type", "paused"], "hdel hset xadd", (EVENTS,)),
     "delivery/take_tokens": Case([b"sweeperd:pace"], ["billing", 60_000_000, 5, 1], "hdel hset"),

@@ -37,6 +37,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_webhook_rate_waits_total": ("counter", {"endpoint"}),
     "sweeperd_webhook_sweep_waits_total": ("counter", {"endpoint"}),
     "sweeperd_groups_remade_total": ("counter", {"shard"}),
+    "sweeperd_relay_waiting": ("gauge", {"shard"}),
     "sweeperd_endpoint_state": ("gauge", {"endpoint", "state"}),
     "sweeperd_reconcile_findings": ("gauge", {"shard", "swept", "kind"}),
     "sweeperd_reconcile_last_timestamp_seconds": ("gauge", {"shard", "swept"}),
@@ -60,6 +61,7 @@ def filled(*, tenant_label: bool = True) -> Metrics:
     metrics.sweep.announce("s1", "reservations", list(Outcome), ["WRONG_TYPE"])
     metrics.webhooks.announce("billing")
     metrics.webhooks.groups_remade.labels("s1")
+    metrics.webhooks.relay_waiting.labels("s1")
     metrics.sweep.expired("reservations", "acme")
     for gauge in (
         metrics.sweep.pipeline_depth,

@@ -7,6 +7,8 @@
 --
 -- KEYS[1] -> events:_all            ZSET    event id -> the event's time, ms
 -- KEYS[2] -> dispatch:pending       LIST    delivery ids; the dispatcher takes them from the right
+-- KEYS[3] -> sweeperd:relay         HASH    `last`: the delivery at the right end; `since`: since when, ms; `waiting`:
+--                                           since when events wait, ms, or empty
 -- and for each group:
 --   events:<tenant>                 ZSET    event id -> the event's time, ms
 --   deliveries:<subscription id>    ZSET    delivery id -> when it was made, ms; one key for each subscription
@@ -16,14 +18,20 @@
 --
 -- ARGV[1] -> length of `event:` with the prefix;  ARGV[2] -> length of `delivery:` with the prefix
 -- ARGV[3] -> lifetime of an event, seconds;  ARGV[4] -> lifetime of a delivery, seconds;  ARGV[5] -> now, ms
--- ARGV[6] -> how many ends of the deliveries' JSON follow: the part after the event id
+-- ARGV[6] -> the brake: how many deliveries may be pending, 0 for no limit
+-- ARGV[7] -> an event of this time, ms, or older does not wait
+-- ARGV[8] -> how many ends of the deliveries' JSON follow: the part after the event id
 -- and for each group:
 --   number of subscriptions, number of events, number of the end
 --   for each subscription: its id, JSON
 --   for each event: its time, ms; the event, JSON
 --
--- Returns how many deliveries were made; when the script began, seconds and microseconds; and for each event that
--- failed its number, from 1, and why.
+-- The brake: if the pending deliveries of an event do not fit below the limit, the event and all later ones with
+-- deliveries wait, and nothing is written for them. The dispatcher lives if the right end has changed within STILL; if
+-- not, there is no limit.
+--
+-- Returns how many deliveries were made; when the script began, seconds and microseconds; for each event that failed
+-- its number, from 1, and why; and the number of each event that waits.
 --
 -- The first write, LPUSH or else SET, needs memory: if Redis is full, the write is refused and nothing has changed.
 -- After the first write nothing can fail, since the rights and the types of all other keys have been checked. LPUSH is
@@ -34,12 +42,31 @@
 
 -- How many values a command gets.
 local CHUNK = 1000
-local ALL, DISPATCH = KEYS[1], KEYS[2]
-local EVENT_ID, DELIVERY_ID, NOW, ENDS = ARGV[1] + 1, ARGV[2] + 1, ARGV[5], 6
+-- The dispatcher does not live if it takes nothing for so long, ms.
+local STILL = 60000
+local ALL, DISPATCH, STATE = KEYS[1], KEYS[2], KEYS[3]
+local EVENT_ID, DELIVERY_ID, NOW, ENDS = ARGV[1] + 1, ARGV[2] + 1, ARGV[5], 8
 
 local began = redis.call('TIME')
 redis.call('ZCARD', ALL)
-redis.call('LLEN', DISPATCH)
+local length = redis.call('LLEN', DISPATCH)
+
+-- How many deliveries fit.
+local limit, room = tonumber(ARGV[6]), math.huge
+local noted, oldest, since
+if limit > 0 then
+  local now = began[1] * 1000 + math.floor(began[2] / 1000)
+  oldest = redis.call('LINDEX', DISPATCH, -1) or ''
+  noted = redis.call('HMGET', STATE, 'last', 'since', 'waiting')
+  since = tonumber(noted[2])
+  -- An empty list is the work of a living dispatcher.
+  if length == 0 or oldest ~= noted[1] or not since or since > now then
+    since = now
+  end
+  if now - since < STILL then
+    room = limit - length
+  end
+end
 
 -- The entries to add to an index, score and member in turn, by key; and why nothing can be added.
 local entries, problems, indexes = {[ALL] = {}}, {}, {ALL}
@@ -75,7 +102,7 @@ end
 -- place is known only when the groups before have been passed.)
 local records, groups = {}, {}
 do
-  local key, argument, number = 3, ENDS + 1 + ARGV[ENDS], 0
+  local key, argument, number = 4, ENDS + 1 + ARGV[ENDS], 0
   while argument <= #ARGV do
     local subscriptions, events = tonumber(ARGV[argument]), tonumber(ARGV[argument + 1])
     groups[#groups + 1] = {key, argument, number, subscriptions, events}
@@ -93,7 +120,30 @@ chunks(records, function(first, last)
   existing = existing + redis.call('EXISTS', unpack(records, first, last))
 end)
 
-local all, failed, pending = entries[ALL], {}, {}
+local all, failed, waiting, pending = entries[ALL], {}, {}, {}
+local with_deliveries = false
+
+-- Does an event of this time wait? Its deliveries have the keys from first to final.
+local function waits(at, first, final)
+  local count = 0
+  for i = first, final do
+    if existing == 0 or not exists(KEYS[i]) then
+      count = count + 1
+    end
+  end
+  with_deliveries = with_deliveries or count > 0
+  if room == math.huge or count == 0 then
+    return false
+  end
+  -- If there is nothing before the event, it fits, however many deliveries it has.
+  if tonumber(at) > tonumber(ARGV[7]) and count > room and room < limit then
+    room = 0
+    return true
+  end
+  room = room - count
+  return false
+end
+
 local event_keys, event_values, delivery_keys, delivery_values = {}, {}, {}, {}
 for _, group in ipairs(groups) do
   local key, argument, number, subscriptions, events = unpack(group)
@@ -111,6 +161,8 @@ for _, group in ipairs(groups) do
     if problem then
       failed[#failed + 1] = number + n
       failed[#failed + 1] = problem
+    elseif limit > 0 and waits(ARGV[argument], key + 1, key + subscriptions) then
+      waiting[#waiting + 1] = number + n
     else
       local event_key = KEYS[key]
       local id = string.sub(event_key, EVENT_ID)
@@ -139,6 +191,18 @@ local refused = event_keys[1] and no_right('SET', event_keys[1])
 for _, key in ipairs(indexes) do
   refused = refused or (entries[key][1] and no_right('ZADD', key))
 end
+-- What is noted about the brake: fields and values.
+local note = {}
+if limit > 0 then
+  if oldest ~= noted[1] or not noted[2] or since < tonumber(noted[2]) then
+    note = {'last', oldest, 'since', string.format('%d', since)}
+  end
+  if with_deliveries and (#waiting > 0) ~= (noted[3] and noted[3] ~= '') then
+    note[#note + 1] = 'waiting'
+    note[#note + 1] = #waiting > 0 and string.format('%d', began[1] * 1000) or ''
+  end
+  refused = refused or (note[1] and no_right('HSET', STATE))
+end
 if refused then
   return refused
 end
@@ -158,4 +222,7 @@ for _, key in ipairs(indexes) do
     redis.call('ZADD', key, unpack(list, first, last))
   end)
 end
-return {#pending, began[1], began[2], failed}
+if note[1] then
+  redis.call('HSET', STATE, unpack(note))
+end
+return {#pending, began[1], began[2], failed, waiting}

@@ -315,6 +315,7 @@
     if (endpoint.state === "failing") parts.push(`${plural(endpoint.failures, "failure", "failures")} in a row`);
     const reason = endpoint.paused_reason || endpoint.failure;
     if (reason) parts.push(reason);
+    if (endpoint.warning) parts.push(endpoint.warning);
     return parts.join(" · ");
   }
 

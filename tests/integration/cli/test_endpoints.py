@@ -62,6 +62,7 @@ def test_list_before_anything_was_delivered(invoke: Run) -> None:
         "processes": 0,
         "failures": 0,
         "failure": "",
+        "warning": "",
         "oldest_pending_seconds": 0.0,
         "paused": False,
         "paused_at": None,
@@ -75,6 +76,25 @@ def test_list_before_anything_was_delivered(invoke: Run) -> None:
         "empty_in_seconds": None,
     }
     assert rows["audit"]["tenants"] == ["acme", "globex"]
+
+
+def test_list_and_status_tell_that_the_relay_waits(
+    invoke: Run, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state stays the same: nothing has failed."""
+    monkeypatch.setenv("SWEEPERD_CYCLES__ENABLED", "true")
+
+    def told(command: str) -> tuple[str, str]:
+        document = json.loads(invoke(*command.split(), "--json").stdout)
+        (row,) = document["endpoints"] if "endpoints" in document else document["shards"][0]["endpoints"]
+        return row["state"], row["warning"]
+
+    for waiting, warning in (("", ""), ("1795507205123", "waits for the dispatcher of Cycles")):
+        client.hset(shard.keys.relay.decode(), "waiting", waiting)
+        assert told("endpoints list") == told("status") == ("open", warning)
+    listed = invoke("endpoints", "list").stdout
+    assert "open: waits for the dispatcher of Cycles" in " ".join(listed.split())
+    assert "waits for the dispatcher of Cycles" in " ".join(invoke("status").stdout.split())
 
 
 def test_list_tells_what_waits_and_why(

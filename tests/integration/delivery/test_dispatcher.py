@@ -109,6 +109,90 @@ def test_beside_cycles_events_are_passed_on_to_its_webhooks(shard: Shard, client
     assert not client.keys("sweeperd:attempts:*")
 
 
+# ---- events that wait for the dispatcher of Cycles
+
+LIMIT = 5
+
+
+def expire_now(client: redis.Redis, count: int, tenant: str = "acme") -> None:
+    """As an expiry of this moment does: an older event does not wait."""
+    now = server_time(client)
+    for number in range(count):
+        client.xadd(EVENTS, {"id": f"{tenant} {number}", "tenant": tenant, "scope": "s", "expired_at": now})
+
+
+def relaying(shard: Shard, *, until_idle: bool) -> tuple[Dispatcher, Metrics, threading.Event]:
+    """A dispatcher with nothing but the relay."""
+    metrics, stop = Metrics(), threading.Event()
+    settings = Settings.model_validate({"cycles": {"enabled": True, "dispatch_backlog": LIMIT}})
+    context = ShardContext(settings, shard, metrics, stop, 2, timing=Timing(block=0.05), until_idle=until_idle)
+    dispatcher = Dispatcher(context)
+    dispatcher.prepare()
+    return dispatcher, metrics, stop
+
+
+def waits(metrics: Metrics) -> float | None:
+    return metrics.registry.get_sample_value("sweeperd_relay_waiting", {"shard": "default"})
+
+
+def test_a_run_that_ends_leaves_what_waits_for_the_dispatcher_of_cycles(shard: Shard, client: redis.Redis) -> None:
+    """It fills the list up to the limit. The next run takes what is left first, and none counts it as a failure."""
+    subscribe(client, "whsub_1")
+    left = 300 + LIMIT
+    for run in range(3):
+        dispatcher, metrics, _ = relaying(shard, until_idle=True)
+        assert waits(metrics) == 0
+        if not run:
+            expire_now(client, left)
+            expire_now(client, 7, "unmatched")
+        dispatcher.start()
+        assert dispatcher.join(time.monotonic() + 30)
+        left -= LIMIT
+        dispatcher.maintain()
+        report = dispatcher.report()
+        assert (report.undelivered, report.dead_lettered) == (left, 0)
+        assert client.llen("dispatch:pending") == LIMIT
+        assert waits(metrics) == 1
+        assert (
+            metrics.registry.get_sample_value(
+                "sweeperd_webhook_events_total", {"endpoint": RELAY.name, "result": "failed"}
+            )
+            == 0
+        )
+        client.delete("dispatch:pending")
+    assert client.zcard("events:unmatched") == 7
+    taken = [row["times_delivered"] for row in client.xpending_range(EVENTS, RELAY.name, "-", "+", 1000)]
+    assert taken == [0] * left
+    assert client.hget("sweeperd:relay", "waiting")
+
+
+def test_a_daemon_goes_on_as_the_dispatcher_of_cycles_does(shard: Shard, client: redis.Redis) -> None:
+    """The list never has more than the limit, and the oldest events come first."""
+    subscribe(client, "whsub_1")
+    dispatcher, metrics, stop = relaying(shard, until_idle=False)
+    expire_now(client, 40)
+    dispatcher.start()
+    (relay,) = dispatcher.endpoints
+    sent = list[bytes]()
+    try:
+        eventually(lambda: relay.lane.brake.waiting)
+        dispatcher.maintain()
+        assert (relay.state, waits(metrics)) == ("delivering", 1)
+        while len(sent) < 40:
+            assert client.llen("dispatch:pending") <= LIMIT
+            if taken := client.rpop("dispatch:pending"):
+                sent.append(taken)  # type: ignore[arg-type]
+            else:
+                time.sleep(0.01)
+        eventually(lambda: not relay.lane.brake.waiting)
+        dispatcher.maintain()
+        assert waits(metrics) == 0
+    finally:
+        stop.set()
+        assert dispatcher.join(time.monotonic() + 20)
+    assert len(set(sent)) == client.zcard("events:acme") == 40
+
+
 # ---- a daemon
 
 

@@ -48,6 +48,7 @@ DEFAULTS = {
     "webhooks.max_age": timedelta(hours=72),
     "webhooks.endpoints": [],
     "cycles.enabled": False,
+    "cycles.dispatch_backlog": 1000,
     "cycles.event_ttl": timedelta(days=90),
     "cycles.delivery_ttl": timedelta(days=14),
     "cycles.spike_factor": 5,

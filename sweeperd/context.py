@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
 #: While a sweep runs, deliveries take the interpreter for so much of the time at most.
 DELIVERY_SHARE = 0.15
+#: A sweep that ends sooner, seconds, had a handful of entries: no delivery waits for the sweep.
+HANDFUL = 0.01
 #: What one delivery is taken to need before the first one is measured; and how much the latest ones count.
 FIRST_ESTIMATE, WEIGHT = 0.001, 0.125
 
 
 class Interpreter:
     """
-    Spreads deliveries over the time that a sweep takes, each by the CPU time that the last ones needed. Without a sweep
-    nobody waits. Threads may share it.
+    Spreads deliveries over the time that a long sweep takes, each by the CPU time that the last ones needed. Without a
+    sweep, or beside a short one, nobody waits. Threads may share it.
 
     `clock` is monotonic, `cpu_time` the CPU time of the calling thread, both in seconds.
     """
@@ -36,6 +38,8 @@ class Interpreter:
         self._cpu_time = cpu_time
         self._lock = threading.Lock()
         self._sweeps = 0
+        #: When the oldest of the sweeps has run for HANDFUL.
+        self._busy_at = 0.0
         self._typical = FIRST_ESTIMATE
         #: When the next delivery may begin.
         self._free_at = 0.0
@@ -44,6 +48,8 @@ class Interpreter:
     def sweep(self) -> Iterator[None]:
         """A sweep runs while the `with` block lasts; several may at the same time."""
         with self._lock:
+            if not self._sweeps:
+                self._busy_at = self._clock() + HANDFUL
             self._sweeps += 1
         try:
             yield
@@ -53,8 +59,8 @@ class Interpreter:
 
     @property
     def sweeping(self) -> bool:
-        """Whether a sweep runs."""
-        return self._sweeps > 0
+        """Whether a sweep runs that has more than a handful to do."""
+        return self._sweeps > 0 and self._clock() >= self._busy_at
 
     @contextlib.contextmanager
     def delivery(self, stop: threading.Event, waits: "Counter") -> Iterator[None]:

@@ -271,7 +271,9 @@ class BatchQueue:
                 else:
                     self._waiting.append(entry)
                     self._bytes += entry.size
-            self._changed.notify(len(self._single) + 1 + len(self._waiting) // self._limits.events)
+            batches = len(self._single) - (-len(self._waiting) // self._limits.events)
+            # Each sender that has a request in flight takes the next batch without being woken.
+            self._changed.notify(max(0, min(batches, self._most_requests - self._requests)))
 
     def take(self) -> Batch | None:
         """Wait for a batch and take the batch; then call `done`. None: the queue is closed and empty."""

@@ -14,7 +14,7 @@ from sweeperd.runtime.sweeps import kind_sweeps
 from sweeperd.store import Shard
 from sweeperd.sweep import Decision
 from tests.support.deliveries import expire
-from tests.support.harness import reserve
+from tests.support.harness import eventually, reserve
 from tests.support.receiver import Receiver
 
 
@@ -28,6 +28,7 @@ def test_events_beside_a_sweep(batch_size: int, waits: int, client: redis.Redis,
         dispatcher.prepare()
         expire(client, *map(str, range(30)))
         with context.interpreter.sweep():
+            eventually(lambda: context.interpreter.sweeping)
             dispatcher.start()
             assert dispatcher.join()
         assert dispatcher.report().delivered == 30
@@ -41,7 +42,7 @@ def test_a_tick_is_a_sweep(client: redis.Redis, shard: Shard) -> None:
     context, seen = ShardContext(Settings(), shard, Metrics(), threading.Event(), 1), []
 
     def observe(_: Sequence[Decision]) -> None:
-        seen.append(context.interpreter.sweeping)
+        seen.append(eventually(lambda: context.interpreter.sweeping))
 
     reserve(client, ["overdue"])
     (sweep,) = kind_sweeps(context, observe)

@@ -1,12 +1,15 @@
 """How deliveries are spread over the time that a sweep takes."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from sweeperd.context import DELIVERY_SHARE, FIRST_ESTIMATE, Interpreter
+from sweeperd.context import DELIVERY_SHARE, FIRST_ESTIMATE, HANDFUL, Interpreter
+from tests.support.harness import eventually
 
 
 @dataclass
@@ -48,6 +51,13 @@ class Deliveries:
                 self.times.cpu += cpu
                 self.times.now += seconds
 
+    @contextmanager
+    def sweep(self) -> Iterator[None]:
+        """A sweep that has run for a while when the block begins."""
+        with self.interpreter.sweep():
+            self.times.now += HANDFUL
+            yield
+
     @property
     def counted(self) -> float:
         """The counter of waits."""
@@ -62,7 +72,7 @@ def deliveries() -> Deliveries:
 
 def test_nobody_waits_without_a_sweep(deliveries: Deliveries) -> None:
     deliveries.deliver(10, cpu=0.01)
-    with deliveries.interpreter.sweep():
+    with deliveries.sweep():
         assert deliveries.interpreter.sweeping
     assert not deliveries.interpreter.sweeping
     deliveries.deliver(10, cpu=0.01)
@@ -70,10 +80,21 @@ def test_nobody_waits_without_a_sweep(deliveries: Deliveries) -> None:
     assert deliveries.counted == 0
 
 
+def test_nobody_waits_for_a_sweep_of_a_handful(deliveries: Deliveries) -> None:
+    """A sweep comes at each deadline, and costs less than the turns would."""
+    with deliveries.interpreter.sweep():
+        deliveries.times.now += 0.9 * HANDFUL
+        deliveries.deliver(10, cpu=0.01)
+        assert deliveries.counted == 0
+        deliveries.times.now += 0.2 * HANDFUL
+        deliveries.deliver(10, cpu=0.01)
+        assert deliveries.counted == 9
+
+
 @pytest.mark.parametrize("cpu", [0.0005, 0.004])
 def test_beside_a_sweep_deliveries_have_their_share(deliveries: Deliveries, cpu: float) -> None:
     deliveries.deliver(100, cpu)  # it knows what they cost
-    with deliveries.interpreter.sweep():
+    with deliveries.sweep():
         began = deliveries.times.now
         deliveries.deliver(101, cpu)
     assert 100 * cpu / (deliveries.times.now - began) == pytest.approx(DELIVERY_SHARE, rel=0.01)
@@ -81,7 +102,7 @@ def test_beside_a_sweep_deliveries_have_their_share(deliveries: Deliveries, cpu:
 
 
 def test_the_first_delivery_beside_a_sweep_does_not_wait(deliveries: Deliveries) -> None:
-    with deliveries.interpreter.sweep():
+    with deliveries.sweep():
         deliveries.deliver(1, cpu=0.5)
         assert not deliveries.times.waits
         deliveries.deliver(1, cpu=0.5)
@@ -89,7 +110,7 @@ def test_the_first_delivery_beside_a_sweep_does_not_wait(deliveries: Deliveries)
 
 
 def test_what_was_not_used_is_not_saved_up(deliveries: Deliveries) -> None:
-    with deliveries.interpreter.sweep():
+    with deliveries.sweep():
         deliveries.deliver(1, cpu=0.001)
         deliveries.times.now += 60
         deliveries.deliver(3, cpu=0.001)
@@ -97,14 +118,14 @@ def test_what_was_not_used_is_not_saved_up(deliveries: Deliveries) -> None:
 
 
 def test_a_slow_receiver_costs_the_sweep_nothing(deliveries: Deliveries) -> None:
-    with deliveries.interpreter.sweep():
+    with deliveries.sweep():
         deliveries.deliver(20, cpu=0.001, seconds=0.2)
     assert not deliveries.times.waits
 
 
 def test_several_sweeps_at_once(deliveries: Deliveries) -> None:
-    with deliveries.interpreter.sweep():
-        with deliveries.interpreter.sweep():
+    with deliveries.sweep():
+        with deliveries.sweep():
             pass
         assert deliveries.interpreter.sweeping
 
@@ -117,7 +138,7 @@ def test_what_fails_counts_as_well(deliveries: Deliveries) -> None:
 
     with pytest.raises(ValueError):  # noqa: PT011
         fail()
-    with deliveries.interpreter.sweep():
+    with deliveries.sweep():
         deliveries.deliver(2, cpu=0.0)
     assert deliveries.times.waits[0] > 0.1
 
@@ -127,6 +148,7 @@ def test_a_stop_ends_the_wait() -> None:
     stop.set()
     interpreter._typical = 3600.0
     with interpreter.sweep():
+        eventually(lambda: interpreter.sweeping)
         for _ in range(3):
             with interpreter.delivery(stop, counter):
                 pass

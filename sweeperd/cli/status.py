@@ -53,7 +53,7 @@ def command(options: Options, watch: bool, interval: float, shard: str | None, a
 
     due: the deadline has passed, by the index. in grace: a late commit is still accepted, so the sweep leaves it.
     overdue: the rest; the next tick takes these. If more than 200 entries are due, the last two are estimates from
-    200 of them, marked with ~. pending: events to send; beyond 10,000 an estimate, marked with ~; no group:
+    200 of them, marked with ~. pending: events to send; of many an estimate, marked with ~; no group:
     nobody knows, because the consumer group of the endpoint is missing. A daemon makes the group within 15 s.
 
     a second: expiries, or events delivered by all processes, over the last minute or the last 2,000 of them. empty in:

@@ -68,22 +68,22 @@ def after(entry: bytes) -> bytes:
 
 
 def read(
-    shard: Shard, key: bytes, first: bytes = FIRST, last: bytes = LAST, *, backwards: bool = False
+    shard: Shard, key: bytes, first: bytes = FIRST, last: bytes = LAST, *, backwards: bool = False, page: int = PAGE
 ) -> Iterator[StreamRow]:
     """
     The entries with ids from `first` to `last` (`after(id)`: without this id), each with its fields; `backwards`: the
-    newest first. Raises redis.RedisError.
+    newest first. `page`: so many in a round trip. Raises redis.RedisError.
     """
     client = shard.client
     while True:
-        rows = client.xrevrange(key, last, first, PAGE) if backwards else client.xrange(key, first, last, PAGE)
+        rows = client.xrevrange(key, last, first, page) if backwards else client.xrange(key, first, last, page)
         for row in cast(list[StreamRow], rows):
             yield row
             if backwards:
                 last = after(row[0])
             else:
                 first = after(row[0])
-        if len(cast(list[Any], rows)) < PAGE:
+        if len(cast(list[Any], rows)) < page:
             return
 
 

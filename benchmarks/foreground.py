@@ -88,7 +88,7 @@ def _call(url: str, rate: float, settles: bool, pipe: Connection) -> None:
     for scope in SCOPES:
         ledger.open_budget(scope, UNIT, 10**12)
     calls: list[LedgerCall] = []
-    held: bytes | None = None
+    held: str | None = None
     number = 0
     pipe.send("begun")
     started = time.monotonic()

@@ -10,7 +10,6 @@ import click
 
 from sweeperd.config.settings import HttpSettings
 from sweeperd.ledger import Balance
-from sweeperd.text import decode
 
 #: The happenings, and their colours.
 STYLES: dict[str, dict[str, Any]] = {
@@ -50,7 +49,7 @@ class Evidence:
 
     def fault(self, book: Balance) -> str:
         """The fault of a budget after the end of the story; empty if there is none. The demo makes no debt."""
-        scope, rest = decode(book.scope), book.allocated - book.spent - book.reserved
+        scope, rest = book.scope, book.allocated - book.spent - book.reserved
         charged = self.charged.get(scope, 0)
         if book.remaining != rest:
             return f"{scope}: {book.remaining:,} remaining, but allocated - spent - reserved is {rest:,}"
@@ -148,11 +147,9 @@ class Screen:
         head = f"  {'budget':<21}{'unit':<8}{'allocated':>9}{'remaining':>11}{'reserved':>10}{'spent':>8}"
         self.echo(click.style(head, dim=True))
         for book in evidence.books:
-            *above, name = decode(book.scope).split("/")
+            *above, name = book.scope.split("/")
             numbers = f"{book.allocated:>9,}{book.remaining:>11,}{book.reserved:>10,}{book.spent:>8,}"
-            self.echo(
-                f"  {'  ' * len(above) + name:<21}{decode(book.unit):<8}{numbers}   {_mark(not evidence.fault(book))}"
-            )
+            self.echo(f"  {'  ' * len(above) + name:<21}{book.unit:<8}{numbers}   {_mark(not evidence.fault(book))}")
 
     def _verdict(self, good: str, faults: Sequence[str]) -> None:
         if not faults:

@@ -66,6 +66,7 @@ from sweeperd.ledger.models import (
     Name,
     OveragePolicy,
     Released,
+    Reservation,
     Reserved,
     Settled,
 )
@@ -102,6 +103,7 @@ __all__ = [
     "RedisFull",
     "RedisUnavailable",
     "Released",
+    "Reservation",
     "ReservationExists",
     "ReservationExpired",
     "ReservationFinalized",

@@ -3,15 +3,16 @@
 import hashlib
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
-from sweeperd.text import decode
+from sweeperd.ledger.errors import InvalidReservation
 
-#: An id, tenant, scope, unit or idempotency key: bytes, or text in place of its UTF-8 bytes. Answers hold bytes.
+#: An id, tenant, scope, unit or idempotency key: bytes, or text in place of its UTF-8 bytes. Answers hold text: bytes
+#: that are not UTF-8 are lone surrogates there (`surrogateescape`), and the same text is accepted back.
 Name = str | bytes
 #: The types of a name at run time. (bytes() of an int is that many NUL bytes.)
 _NAMES = (str, bytes, bytearray, memoryview)
@@ -44,8 +45,8 @@ class Balance:
     `spent` is the charged and funded amount. A charge beyond the funds is `debt`, and may bring `remaining` below 0.
     """
 
-    scope: bytes
-    unit: bytes
+    scope: str
+    unit: str
     allocated: int
     remaining: int
     reserved: int
@@ -61,14 +62,14 @@ class Balance:
 class Reserved:
     """An amount is held."""
 
-    reservation_id: bytes
+    reservation_id: str
     amount: int
     created_at: int
     expires_at: int
     #: The budgets after the change, one for each scope with a budget, outermost first.
     balances: tuple[Balance, ...]
     #: The scopes without a budget; they were skipped.
-    unbudgeted: tuple[bytes, ...]
+    unbudgeted: tuple[str, ...]
     #: From the answer to `expires_at`, ms, made anew for a repeated answer too; 0 if the reservation is no longer
     #: ACTIVE. A heartbeat counts from here with a monotonic clock, and needs no clock of Redis.
     remaining_ttl_ms: int = field(compare=False)
@@ -78,21 +79,21 @@ class Reserved:
 class Committed:
     """The reservation has ended, and every budget was charged `charged`; the rest was given back."""
 
-    reservation_id: bytes
+    reservation_id: str
     charged: int
     #: The part of the charge that became debt, in all budgets together.
     debt_incurred: int
     committed_at: int
     balances: tuple[Balance, ...]
     #: Scopes whose budget no longer exists.
-    missing: tuple[bytes, ...]
+    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Settled:
     """The used amount is charged: every budget was charged `charged`."""
 
-    reservation_id: bytes
+    reservation_id: str
     charged: int
     #: The part of the charge that became debt: in time counted as in `Committed`, late as in `Debited`.
     debt_incurred: int
@@ -101,32 +102,32 @@ class Settled:
     late: bool
     balances: tuple[Balance, ...]
     #: Scopes whose budget no longer exists.
-    missing: tuple[bytes, ...]
+    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Released:
     """The reservation has ended, and every budget has `amount` back."""
 
-    reservation_id: bytes
+    reservation_id: str
     amount: int
     released_at: int
     balances: tuple[Balance, ...]
     #: Scopes whose budget no longer exists.
-    missing: tuple[bytes, ...]
+    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Extended:
     """The reservation has a new deadline."""
 
-    reservation_id: bytes
+    reservation_id: str
     expires_at: int
     #: How often the reservation was extended so far; in a repeated answer too.
     extension_count: int
     balances: tuple[Balance, ...]
     #: Scopes whose budget no longer exists.
-    missing: tuple[bytes, ...]
+    missing: tuple[str, ...]
     #: As in `Reserved`.
     remaining_ttl_ms: int = field(compare=False)
 
@@ -141,14 +142,101 @@ class Debited:
     debited_at: int
     balances: tuple[Balance, ...]
     #: The scopes without a budget; they were skipped.
-    unbudgeted: tuple[bytes, ...]
+    unbudgeted: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A reservation as it stands. Times and durations are ms, on Redis's clock."""
+
+    reservation_id: str
+    tenant: str
+    #: ACTIVE, COMMITTED, RELEASED or EXPIRED.
+    state: str
+    #: The reserved amount in each of the scopes.
+    amount: int
+    unit: str
+    #: The scopes whose budgets hold the amount, outermost first.
+    scopes: tuple[str, ...]
+    created_at: int
+    expires_at: int
+    #: None: the default grace.
+    grace_ms: int | None
+    extension_count: int
+    overage_policy: str
+    #: What was charged by a commit or a settlement.
+    charged: int | None
+    subject: Mapping[str, Any] | None
+    action: Mapping[str, Any] | None
+    metadata: Mapping[str, Any] | None
+
+
+#: The fields of a hash that make a Reservation.
+RESERVATION_FIELDS = (
+    "tenant",
+    "state",
+    "estimate_amount",
+    "estimate_unit",
+    "budgeted_scopes",
+    "affected_scopes",
+    "created_at",
+    "expires_at",
+    "grace_ms",
+    "extension_count",
+    "overage_policy",
+    "settled_amount",
+    "charged_amount",
+    "subject_json",
+    "action_json",
+    "metadata_json",
+)
+
+
+def _scopes(value: str) -> tuple[str, ...]:
+    return tuple(map(str, json.loads(value)))
+
+
+def reservation(reservation_id: bytes, values: Sequence[bytes | None]) -> Reservation:
+    """The reservation with these values of RESERVATION_FIELDS. Raises InvalidReservation, which names the field."""
+    row = dict(zip(RESERVATION_FIELDS, values, strict=True))
+
+    def read(field: str, parse: Callable[[str], Any], default: Any = None) -> Any:
+        raw = row[field]
+        try:
+            return default if raw is None else parse(text(raw))
+        except (ValueError, TypeError) as error:
+            raise InvalidReservation(field.encode()) from error
+
+    def needed(field: str, parse: Callable[[str], Any]) -> Any:
+        if row[field] is None:
+            raise InvalidReservation(field.encode())
+        return read(field, parse)
+
+    def mapping(field: str) -> Any:
+        return read(field, lambda value: json.loads(value) if value else None)
+
+    return Reservation(
+        text(reservation_id),
+        read("tenant", str, ""),
+        needed("state", str),
+        needed("estimate_amount", int),
+        needed("estimate_unit", str),
+        read("budgeted_scopes", _scopes) or read("affected_scopes", _scopes, ()),
+        needed("created_at", int),
+        needed("expires_at", int),
+        read("grace_ms", int),
+        read("extension_count", int, 0),
+        read("overage_policy", str, ""),
+        read("settled_amount", int, read("charged_amount", int)),
+        mapping("subject_json"),
+        mapping("action_json"),
+        mapping("metadata_json"),
+    )
 
 
 class LedgerAnswer:
     """
     The JSON answer of a script. Numbers are decimal text, because a JSON number of Lua is a double.
-
-    Names need not be UTF-8: other bytes become lone surrogates in the JSON's text, and bytes again here.
     """
 
     def __init__(self, text: bytes, remaining_ttl: bytes = b"0") -> None:
@@ -163,27 +251,27 @@ class LedgerAnswer:
         """True or false."""
         return bool(self._fields[field])
 
-    def name(self, field: str) -> bytes:
+    def text(self, field: str) -> str:
         """A name."""
-        return _bytes(self._fields[field])
+        return str(self._fields[field])
 
     @property
-    def missing(self) -> tuple[bytes, ...]:
+    def missing(self) -> tuple[str, ...]:
         """The scopes without a budget."""
-        return tuple(map(_bytes, self._fields["missing"]))
+        return tuple(self._fields["missing"])
 
     @property
     def balances(self) -> tuple[Balance, ...]:
         """The budgets after the operation, in the order of the scopes."""
-        unit = self.name("unit")
+        unit = self.text("unit")
         return tuple(_balance(unit, *row) for row in self._fields["balances"])
 
 
-def _balance(unit: bytes, scope: str, *rest: Any) -> Balance:
+def _balance(unit: str, scope: str, *rest: Any) -> Balance:
     *amounts, is_over_limit, status = rest
     allocated, remaining, reserved, spent, debt, overdraft_limit = map(int, amounts)
     return Balance(
-        _bytes(scope),
+        scope,
         unit,
         allocated,
         remaining,
@@ -192,19 +280,20 @@ def _balance(unit: bytes, scope: str, *rest: Any) -> Balance:
         debt,
         overdraft_limit,
         is_over_limit,
-        decode(_bytes(status)),
+        status,
     )
 
 
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+def text(raw: bytes) -> str:
+    """The text of a name in an answer."""
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def name(what: str, value: Name) -> bytes:
     """The bytes of a name. Raises TypeError if the name is neither text nor bytes, ValueError if empty."""
     if not isinstance(value, _NAMES):
         raise TypeError(f"{what} is a {type(value).__name__}, neither str nor bytes")
-    raw = value.encode() if isinstance(value, str) else bytes(value)
+    raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else bytes(value)
     if not raw:
         raise ValueError(f"{what} is empty")
     return raw

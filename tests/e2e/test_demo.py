@@ -178,14 +178,14 @@ def test_the_receiver_takes_only_what_verifies() -> None:
 # ---- the books
 
 
-def book(scope: bytes, allocated: int, remaining: int, reserved: int, spent: int) -> Balance:
-    return Balance(scope, b"TOKENS", allocated, remaining, reserved, spent, 0, 0, is_over_limit=False, status="ACTIVE")
+def book(scope: str, allocated: int, remaining: int, reserved: int, spent: int) -> Balance:
+    return Balance(scope, "TOKENS", allocated, remaining, reserved, spent, 0, 0, is_over_limit=False, status="ACTIVE")
 
 
 GOOD = Evidence(
     books=[
-        book(b"tenant:a", allocated=100, remaining=70, reserved=0, spent=30),
-        book(b"tenant:a/team:b", allocated=50, remaining=20, reserved=0, spent=30),
+        book("tenant:a", allocated=100, remaining=70, reserved=0, spent=30),
+        book("tenant:a/team:b", allocated=50, remaining=20, reserved=0, spent=30),
     ],
     charged={"tenant:a": 30, "tenant:a/team:b": 30},
     expected={"one": "COMMITTED", "two": "RELEASED", "three": "EXPIRED"},
@@ -200,7 +200,7 @@ def conclude(evidence: Evidence) -> tuple[int, str]:
 
 
 def with_book(remaining: int, reserved: int = 0, spent: int = 30) -> Evidence:
-    return replace(GOOD, books=[book(b"tenant:a", 100, remaining, reserved, spent), *GOOD.books[1:]])
+    return replace(GOOD, books=[book("tenant:a", 100, remaining, reserved, spent), *GOOD.books[1:]])
 
 
 def test_books_that_balance_give_0() -> None:

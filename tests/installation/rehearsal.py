@@ -304,7 +304,7 @@ def both_ledgers(on: Rehearsal) -> str:
 
         def hold(units: int, key: str = "") -> str:
             reserved = _hold(ledger, tenant, units, timedelta(minutes=1), key)
-            made.append(reserved.reservation_id.decode())
+            made.append(reserved.reservation_id)
             shown = tenant.reservation(made[-1])
             assert (shown["status"], shown["reserved"]) == ("ACTIVE", amount(units))
             return made[-1]

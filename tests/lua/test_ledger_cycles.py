@@ -27,7 +27,7 @@ def book(server: Server) -> Iterator[Book]:
 
 
 def reserve(book: Book, **changes: Any) -> bytes:
-    return book.reserve(100, **({"action": ACTION} | changes)).reservation_id
+    return book.reserve(100, **({"action": ACTION} | changes)).reservation_id.encode()
 
 
 def test_what_the_service_must_find(book: Book) -> None:
@@ -171,7 +171,7 @@ def test_a_replay_does_not_count_twice(book: Book) -> None:
 
 def test_without_cycles_there_is_no_index(book: Book) -> None:
     book.ledger = Ledger(book.shard)
-    rid = book.reserve(100, grace=None).reservation_id
+    rid = book.reserve(100, grace=None).reservation_id.encode()
     assert not book.client.exists(INDEX, METADATA)
     assert not book.row(rid).keys() & {b"subject_json", b"action_json", b"grace_ms"}
 

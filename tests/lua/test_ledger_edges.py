@@ -2,10 +2,11 @@
 
 import contextlib
 import itertools
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ def test_what_can_end_cannot_be_swept(book: Book, operation: str, own: bool, gra
     rids = []
     for _ in range(2):
         book.freeze(NOW)
-        rids.append(book.reserve(grace=ms(grace) if own else None).reservation_id)
+        rids.append(book.reserve(grace=ms(grace) if own else None).reservation_id.encode())
     book.freeze(at)
     swept = book.world.expire(rids[0], at=at, grace=grace if not own else 77)[0]
     end: Callable[[bytes], Any] = getattr(book, operation)
@@ -62,7 +63,7 @@ def test_what_can_end_cannot_be_swept(book: Book, operation: str, own: bool, gra
 
 @pytest.mark.parametrize("grace", [0, GRACE_MS])
 def test_an_extension_has_no_grace(book: Book, grace: int) -> None:
-    rid = book.reserve(grace=ms(grace)).reservation_id
+    rid = book.reserve(grace=ms(grace)).reservation_id.encode()
     book.freeze(DEADLINE + 1)
     with book.unchanged(), pytest.raises(ReservationExpired):
         book.extend(rid)
@@ -73,7 +74,7 @@ def test_an_extension_has_no_grace(book: Book, grace: int) -> None:
 
 
 def test_the_index_score_decides_nothing(book: Book) -> None:
-    rid = book.reserve().reservation_id
+    rid = book.reserve().reservation_id.encode()
     book.world.index(rid, score=1)
     book.extend(rid, ms(1))
     assert book.deadline(rid) == DEADLINE + 1
@@ -82,7 +83,7 @@ def test_the_index_score_decides_nothing(book: Book) -> None:
 
 
 def test_the_sweep_takes_what_was_reserved(book: Book) -> None:
-    rid = book.reserve(100, [*SCOPES, "no:budget"], metadata={"left": "alone"}).reservation_id
+    rid = book.reserve(100, [*SCOPES, "no:budget"], metadata={"left": "alone"}).reservation_id.encode()
     reserved = book.row(rid)
     at = DEADLINE + GRACE_MS + 1
     assert book.expire(rid, at) == [b"expired", b"acme", 1, b"[]", b"[]"]
@@ -100,7 +101,7 @@ def test_on_the_clock_of_the_server(server: Server, operation: str) -> None:
         book.open(*SCOPES)
         end: Callable[[bytes], Any] = getattr(book, operation)
         for overdue, grace, accepted in [(-1, 0, True), (1, 2, True), (2, 1, False)]:
-            rid = book.reserve(grace=ms(grace * MINUTE_MS)).reservation_id
+            rid = book.reserve(grace=ms(grace * MINUTE_MS)).reservation_id.encode()
             expires_at = book.world.now() - overdue * MINUTE_MS
             book.client.hset(book.keys.reservation(rid), "expires_at", expires_at)
             book.world.index(rid, score=expires_at)
@@ -148,9 +149,9 @@ def test_amounts_are_exact(book: Book, allocated: int) -> None:
         rest = allocated - amount
         reserved = book.reserve(amount, ["s"])
         assert book.amounts("s") == (rest, amount, 0, 0)
-        assert book.row(reserved.reservation_id)[b"estimate_amount"] == b"%d" % amount
-        book.release(reserved.reservation_id)
-        rid = book.reserve(allocated, ["s"]).reservation_id
+        assert book.row(reserved.reservation_id.encode())[b"estimate_amount"] == b"%d" % amount
+        book.release(reserved.reservation_id.encode())
+        rid = book.reserve(allocated, ["s"]).reservation_id.encode()
         assert book.commit(rid, amount).charged == amount
         assert book.amounts("s") == (rest, 0, amount, 0)
         assert book.row(rid)[b"charged_amount"] == b"%d" % amount
@@ -164,11 +165,11 @@ def test_amounts_are_exact(book: Book, allocated: int) -> None:
 
 def test_all_of_int64_goes_round(book: Book) -> None:
     book.open("s", allocated=INT64_MAX)
-    rid = book.reserve(INT64_MAX, ["s"]).reservation_id
+    rid = book.reserve(INT64_MAX, ["s"]).reservation_id.encode()
     assert book.amounts("s") == (0, INT64_MAX, 0, 0)
     assert book.expire(rid, NOW + DAY_MS)[0] == b"expired"
     assert book.amounts("s") == (INT64_MAX, 0, 0, 0)
-    assert book.commit(book.reserve(INT64_MAX, ["s"]).reservation_id, INT64_MAX).charged == INT64_MAX
+    assert book.commit(book.reserve(INT64_MAX, ["s"]).reservation_id.encode(), INT64_MAX).charged == INT64_MAX
     assert book.amounts("s") == (0, 0, INT64_MAX, 0)
     with book.unchanged(), pytest.raises(LedgerError):
         book.event(1, ["s"])
@@ -227,19 +228,22 @@ def test_names_are_arbitrary_bytes(server: Server, odd: bytes) -> None:
 
         done = reserve()
         assert reserve() == done
-        assert done.reservation_id == odd
-        assert done.unbudgeted == (odd,)
+        text = odd.decode("utf-8", "surrogateescape")
+        assert (done.reservation_id, done.unbudgeted) == (text, (text,))
+        assert ledger.get(text) == ledger.get(odd)
+        assert (ledger.get(text).reservation_id, ledger.get(text).scopes[1:]) == (text, (f"{text}/b",))
+        json.dumps(asdict(ledger.get(text)))
         row = book.row(odd)
         assert [row[name] for name in (b"reservation_id", b"tenant", b"estimate_unit", b"scope_path")] == [odd] * 4
         assert row[b"idempotency_key"] == odd
-        assert ledger.extend(odd, odd, ms(1), idempotency_key=odd).reservation_id == odd
+        assert ledger.extend(text, text, ms(1), idempotency_key=text).reservation_id == text
         committed = ledger.commit(odd, odd, 30, idempotency_key=odd)
         assert committed == ledger.commit(odd, odd, 30, idempotency_key=odd)
         assert [(b.scope, b.unit, b.remaining, b.spent) for b in committed.balances] == [
-            (top, odd, 970, 30),
-            (bottom, odd, 970, 30),
+            (f"t:{text}", text, 970, 30),
+            (f"{text}/b", text, 970, 30),
         ]
-        assert ledger.event(odd, [bottom, odd], odd, 1, idempotency_key=odd).unbudgeted == (odd,)
+        assert ledger.event(odd, [bottom, odd], odd, 1, idempotency_key=odd).unbudgeted == (text,)
         book.client.delete(book.keys.reservation(odd))
         ledger.reserve(odd, [top], odd, 100, **request | {"idempotency_key": b"another"})
         ledger.release(odd, odd, idempotency_key=odd)
@@ -254,8 +258,8 @@ def test_text_stands_for_its_utf_8(book: Book) -> None:
     book.open("é")
     done = book.reserve(1, ["é".encode()], idempotency_key="é")
     assert done == book.reserve(1, ["é"], idempotency_key="é".encode())
-    assert done.balances[0].scope == "é".encode()
-    assert book.commit(done.reservation_id.decode(), 1).reservation_id == done.reservation_id
+    assert done.balances[0].scope == "é"
+    assert book.commit(done.reservation_id.encode(), 1).reservation_id.encode() == done.reservation_id.encode()
 
 
 @pytest.mark.parametrize("prefix", ["{tenant-a}:", "p", "budget:"])
@@ -268,7 +272,7 @@ def test_a_prefix_is_before_every_key(server: Server, prefix: str) -> None:
         book = Book(server, prefix)
         book.freeze(NOW)
         book.open(*SCOPES)
-        rids = [book.reserve(10, idempotency_key=key).reservation_id for key in "klm"]
+        rids = [book.reserve(10, idempotency_key=key).reservation_id.encode() for key in "klm"]
         book.extend(rids[0], idempotency_key="k")
         book.commit(rids[1], 5, idempotency_key="k")
         book.release(rids[2], idempotency_key="k")
@@ -290,7 +294,7 @@ def test_a_prefix_is_before_every_key(server: Server, prefix: str) -> None:
 def test_many_scopes(book: Book) -> None:
     scopes = [f"s{number}" for number in range(256)]
     book.open(*scopes)
-    rid = book.reserve(10, scopes).reservation_id
+    rid = book.reserve(10, scopes).reservation_id.encode()
     assert len(book.commit(rid, 4).balances) == 256
     book.client.hset(book.world.budget_key(scopes[-1]), "status", "FROZEN")
     with book.unchanged(), pytest.raises(LedgerError):
@@ -449,7 +453,7 @@ def one_step(rng: random.Random, bits: int, book: Book, model: Model, scopes: li
             refused[name]()
         return f"{name}, refused"
     if name == "reserve":
-        rid = book.reserve(amount, scopes, overage_policy=policy).reservation_id
+        rid = book.reserve(amount, scopes, overage_policy=policy).reservation_id.encode()
         model.held[rid] = (scopes, amount, policy)
     elif name == "commit":
         assert book.commit(rid, amount).charged == charged

@@ -39,7 +39,7 @@ def refused(book: Book, refusal: type[LedgerError], operation: Callable[[], Any]
 
 def operations(book: Book) -> dict[str, Callable[[], Any]]:
     """Each operation on SCOPES, all of which would succeed now."""
-    rid = book.reserve(10).reservation_id
+    rid = book.reserve(10).reservation_id.encode()
     return {
         "reserve": book.reserve,
         "event": book.event,
@@ -117,13 +117,13 @@ def test_event(
 def test_commit(
     book: Book, scope: str, fields: dict[str, Any], policy: OveragePolicy, amount: int, refusal: type[LedgerError]
 ) -> None:
-    rid = book.reserve(100, overage_policy=policy).reservation_id
+    rid = book.reserve(100, overage_policy=policy).reservation_id.encode()
     book.client.hset(book.world.budget_key(scope), mapping=fields)
     refused(book, refusal, lambda: book.commit(rid, amount), scope)
 
 
 def test_commit_above_the_estimate_under_reject(book: Book) -> None:
-    rid = book.reserve(100).reservation_id
+    rid = book.reserve(100).reservation_id.encode()
     refused(book, ledger.EstimateExceeded, lambda: book.commit(rid, 101))
     refused(book, ledger.EstimateExceeded, lambda: book.commit(rid, INT64_MAX))
     assert issubclass(ledger.EstimateExceeded, ledger.InsufficientBudget)
@@ -135,7 +135,7 @@ def test_commit_above_the_estimate_under_reject(book: Book) -> None:
     [({"reserved": 99}, ledger.ReservedUnderflow), ({"remaining": INT64_MAX - 99}, ledger.AmountOverflow)],
 )
 def test_release(book: Book, scope: str, fields: dict[str, Any], refusal: type[LedgerError]) -> None:
-    rid = book.reserve(100).reservation_id
+    rid = book.reserve(100).reservation_id.encode()
     book.client.hset(book.world.budget_key(scope), mapping=fields)
     refused(book, refusal, lambda: book.release(rid), scope)
 
@@ -144,7 +144,7 @@ def test_mentions_count_together(book: Book) -> None:
     # Enough for one mention, and one unit short for two of them.
     refused(book, ledger.InsufficientBudget, lambda: book.reserve(501, [TOP, BOTTOM, TOP]), TOP)
     refused(book, ledger.InsufficientBudget, lambda: book.event(501, [TOP, BOTTOM, TOP]), TOP)
-    rid = book.reserve(100, [TOP, BOTTOM, TOP]).reservation_id
+    rid = book.reserve(100, [TOP, BOTTOM, TOP]).reservation_id.encode()
     book.client.hset(book.world.budget_key(TOP), "reserved", 199)
     refused(book, ledger.ReservedUnderflow, lambda: book.release(rid), TOP)
     refused(book, ledger.ReservedUnderflow, lambda: book.commit(rid, 0), TOP)
@@ -194,7 +194,7 @@ def test_a_budget_in_another_unit(book: Book) -> None:
             with pytest.raises(ledger.UnitMismatch) as raised:
                 run("acme", ["a", BOTTOM], "CREDITS", 1, idempotency_key="k")
             assert raised.value.detail == BOTTOM.encode()
-    rid = book.reserve(100).reservation_id
+    rid = book.reserve(100).reservation_id.encode()
     refused(book, ledger.UnitMismatch, lambda: book.commit(rid, 1, unit="CREDITS"))
     assert issubclass(ledger.UnitMismatch, ledger.NoBudget)
 
@@ -254,7 +254,7 @@ def test_no_such_reservation(book: Book, operation: str) -> None:
 
 @pytest.mark.parametrize("operation", ENDS)
 def test_the_reservation_of_another_tenant(book: Book, operation: str) -> None:
-    rid = book.reserve().reservation_id
+    rid = book.reserve().reservation_id.encode()
     arguments: dict[str, list[Any]] = {"commit": [1], "extend": [ms(1)], "release": []}
     refused(
         book,
@@ -266,14 +266,14 @@ def test_the_reservation_of_another_tenant(book: Book, operation: str) -> None:
 @pytest.mark.parametrize("operation", ENDS)
 @pytest.mark.parametrize(("ended", "state"), [("commit", "COMMITTED"), ("release", "RELEASED")])
 def test_a_reservation_that_has_ended(book: Book, operation: str, ended: str, state: str) -> None:
-    rid = book.reserve().reservation_id
+    rid = book.reserve().reservation_id.encode()
     getattr(book, ended)(rid)
     refused(book, ledger.ReservationFinalized, end(book, operation, rid), state)
 
 
 @pytest.mark.parametrize("operation", ENDS)
 def test_a_reservation_that_was_swept(book: Book, operation: str) -> None:
-    rid = book.reserve().reservation_id
+    rid = book.reserve().reservation_id.encode()
     assert book.expire(rid, NOW + DAY_MS)[0] == b"expired"
     refused(book, ledger.ReservationExpired, end(book, operation, rid))
 
@@ -308,7 +308,7 @@ def test_a_reservation_that_was_swept(book: Book, operation: str) -> None:
     ],
 )
 def test_a_broken_reservation(book: Book, fields: dict[str, Any], reason: str) -> None:
-    rid = book.reserve().reservation_id
+    rid = book.reserve().reservation_id.encode()
     for field, value in fields.items():
         if value is None:
             book.client.hdel(book.keys.reservation(rid), field)
@@ -326,7 +326,7 @@ def test_a_reservation_that_is_no_hash(book: Book, operation: str) -> None:
 
 @pytest.mark.parametrize("policy", ["", "ALLOW", None])
 def test_an_unknown_policy_matters_above_the_estimate_only(book: Book, policy: str | None) -> None:
-    rid = book.reserve(100).reservation_id
+    rid = book.reserve(100).reservation_id.encode()
     book.client.hdel(book.keys.reservation(rid), "overage_policy")
     if policy is not None:
         book.client.hset(book.keys.reservation(rid), "overage_policy", policy)
@@ -335,17 +335,17 @@ def test_an_unknown_policy_matters_above_the_estimate_only(book: Book, policy: s
 
 
 def test_too_many_extensions(book: Book) -> None:
-    rid = book.reserve(max_extensions=2).reservation_id
+    rid = book.reserve(max_extensions=2).reservation_id.encode()
     book.extend(rid)
     book.extend(rid)
     refused(book, ledger.TooManyExtensions, lambda: book.extend(rid))
-    rid = book.reserve(max_extensions=0).reservation_id
+    rid = book.reserve(max_extensions=0).reservation_id.encode()
     refused(book, ledger.TooManyExtensions, lambda: book.extend(rid))
 
 
 @pytest.mark.parametrize("fields", [{"max_extensions": ""}, {"max_extensions": "-1"}, {"extension_count": "x"}])
 def test_extensions_that_cannot_be_counted(book: Book, fields: dict[str, str]) -> None:
-    rid = book.reserve().reservation_id
+    rid = book.reserve().reservation_id.encode()
     book.client.hset(book.keys.reservation(rid), mapping=fields)
     refused(book, ledger.InvalidReservation, lambda: book.extend(rid), "INVALID_EXTENSIONS")
 
@@ -355,7 +355,7 @@ def test_a_deadline_that_the_sweep_could_not_read(book: Book) -> None:
     for ttl, grace in [(left + 1, 0), (1, left), (left // 2 + 1, left // 2 + 1), (10**15, 10**16)]:
         refused(book, ledger.DeadlineTooFar, partial(book.reserve, ttl=ms(ttl), grace=ms(grace)))
     refused(book, ledger.DeadlineTooFar, lambda: book.reserve(ttl=timedelta.max))
-    rid = book.reserve(ttl=ms(left - 1), grace=ms(1)).reservation_id
+    rid = book.reserve(ttl=ms(left - 1), grace=ms(1)).reservation_id.encode()
     assert book.row(rid)[b"expires_at"] == b"%d" % (2**53 - 1)
     assert book.expire(rid, NOW) == [b"not_due"]
     refused(book, ledger.DeadlineTooFar, lambda: book.extend(rid, ms(1)))

@@ -44,7 +44,7 @@ def request(book: Book, operation: str, rid: bytes = b"") -> Callable[[], Any]:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_again(book: Book, operation: str) -> None:
-    send = request(book, operation, book.reserve().reservation_id)
+    send = request(book, operation, book.reserve().reservation_id.encode())
     answer = send()
     for later in (0, 1, MINUTE_MS + GRACE_MS + 1, 100 * DAY_MS):
         book.freeze(NOW + later)
@@ -56,7 +56,7 @@ def test_again(book: Book, operation: str) -> None:
 def test_again_after_the_reservation_has_ended(book: Book, end: str) -> None:
     reserve = request(book, "reserve")
     reserved = reserve()
-    rid = reserved.reservation_id
+    rid = reserved.reservation_id.encode()
     extend = request(book, "extend", rid)
     extended = extend()
     if end == "expire":
@@ -73,7 +73,7 @@ def test_again_after_the_reservation_has_ended(book: Book, end: str) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_again_with_budgets_that_changed_or_are_gone(book: Book, operation: str) -> None:
-    send = request(book, operation, book.reserve().reservation_id)
+    send = request(book, operation, book.reserve().reservation_id.encode())
     answer = send()
     book.client.hset(book.world.budget_key(TOP), mapping={"status": "FROZEN", "debt": 5, "remaining": -1000})
     book.client.delete(book.world.budget_key(BOTTOM))
@@ -83,8 +83,8 @@ def test_again_with_budgets_that_changed_or_are_gone(book: Book, operation: str)
 
 
 def test_the_answer_has_the_first_one_s_id(book: Book) -> None:
-    first = book.reserve(idempotency_key="k").reservation_id
-    assert book.reserve(idempotency_key="k").reservation_id == first
+    first = book.reserve(idempotency_key="k").reservation_id.encode()
+    assert book.reserve(idempotency_key="k").reservation_id.encode() == first
     assert book.client.keys(book.keys.reservation(b"*")) == [book.keys.reservation(first)]
 
 
@@ -121,7 +121,7 @@ DIFFERENT: dict[str, Callable[[Book, bytes, bytes], Any]] = {
 
 @pytest.mark.parametrize("case", DIFFERENT)
 def test_another_request_under_a_used_key(book: Book, case: str) -> None:
-    rid, other = (book.reserve().reservation_id for _ in range(2))
+    rid, other = (book.reserve().reservation_id.encode() for _ in range(2))
     send = request(book, case.partition(",")[0], rid)
     answer = send()
     with book.unchanged():
@@ -151,17 +151,17 @@ def test_the_ledger_s_own_settings_are_no_part_of_the_request(book: Book) -> Non
 
 def test_a_key_belongs_to_one_operation(book: Book) -> None:
     reserved = book.reserve(idempotency_key="k")
-    book.extend(reserved.reservation_id, idempotency_key="k")
+    book.extend(reserved.reservation_id.encode(), idempotency_key="k")
     book.event(1, idempotency_key="k")
-    book.commit(reserved.reservation_id, idempotency_key="k")
-    book.release(book.reserve().reservation_id, idempotency_key="k")
+    book.commit(reserved.reservation_id.encode(), idempotency_key="k")
+    book.release(book.reserve().reservation_id.encode(), idempotency_key="k")
     assert len(book.client.keys(b"idem:*:4:acme:k")) == 5
 
 
 def test_a_key_belongs_to_one_tenant(book: Book) -> None:
     ours = book.reserve(idempotency_key="k")
     theirs = book.ledger.reserve("other", SCOPES, "TOKENS", 100, ttl=MINUTE, grace=GRACE, idempotency_key="k")
-    assert ours.reservation_id != theirs.reservation_id
+    assert ours.reservation_id.encode() != theirs.reservation_id.encode()
 
 
 def test_no_tenant_can_use_up_a_key_of_another(book: Book) -> None:
@@ -175,7 +175,7 @@ def test_no_tenant_can_use_up_a_key_of_another(book: Book) -> None:
 
 def test_a_reservation_ends_under_one_key(book: Book) -> None:
     for operation in ("commit", "release"):
-        rid = book.reserve().reservation_id
+        rid = book.reserve().reservation_id.encode()
         request(book, operation, rid)()
         for other in (book.commit, book.release, book.extend):
             with book.unchanged(), pytest.raises(ReservationFinalized):
@@ -183,7 +183,7 @@ def test_a_reservation_ends_under_one_key(book: Book) -> None:
 
 
 def test_each_extension_has_a_key(book: Book) -> None:
-    rid = book.reserve().reservation_id
+    rid = book.reserve().reservation_id.encode()
     for key in ("a", "b", "a", "b", "b"):
         book.extend(rid, idempotency_key=key)
     assert book.deadline(rid) == NOW + 3 * MINUTE_MS
@@ -191,7 +191,7 @@ def test_each_extension_has_a_key(book: Book) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_refusal_is_not_kept(book: Book, operation: str) -> None:
-    rid = book.reserve().reservation_id
+    rid = book.reserve().reservation_id.encode()
     send = request(book, operation, rid)
     key = book.world.budget_key(TOP)
     book.client.hset(key, "remaining", "broken")
@@ -218,7 +218,7 @@ def test_a_record_lasts_a_day_or_as_long_as_the_reservation(book: Book, ttl: int
     lifetime = ttl + (2 * DAY_MS if grace is None else grace)
     expected = max(DAY_MS, lifetime)
     lasting: dict[str, Any] = {"ttl": ms(ttl), "grace": None if grace is None else ms(grace)}
-    rids = [book.reserve(1, idempotency_key=key, **lasting).reservation_id for key in "abc"]
+    rids = [book.reserve(1, idempotency_key=key, **lasting).reservation_id.encode() for key in "abc"]
     assert near(book.record_ttl("reserve", b"a"), expected)
     book.freeze(NOW + ttl)  # at the last moment
     request(book, "extend", rids[0])()
@@ -232,18 +232,18 @@ def test_a_record_lasts_a_day_or_as_long_as_the_reservation(book: Book, ttl: int
 
 
 def test_the_record_of_a_reserve_lasts_as_long_as_its_extensions(book: Book) -> None:
-    rid = book.reserve(idempotency_key="k").reservation_id
+    rid = book.reserve(idempotency_key="k").reservation_id.encode()
     book.extend(rid, ms(DAY_MS // 2))
     assert near(book.record_ttl("reserve", b"k"), DAY_MS)
     book.extend(rid, ms(DAY_MS))
     assert near(book.record_ttl("reserve", b"k"), DAY_MS + DAY_MS // 2 + MINUTE_MS + GRACE_MS)
     with book.unchanged():
-        assert book.reserve(idempotency_key="k").reservation_id == rid
+        assert book.reserve(idempotency_key="k").reservation_id.encode() == rid
 
 
 @pytest.mark.parametrize("lost", ["the record", "the field"])
 def test_an_extension_where_there_is_no_record_of_the_reserve(book: Book, lost: str) -> None:
-    rid = book.reserve(idempotency_key="k").reservation_id
+    rid = book.reserve(idempotency_key="k").reservation_id.encode()
     if lost == "the record":
         book.client.delete(book.keys.idempotency(b"acme", "reserve", b"k"))
     else:
@@ -256,7 +256,7 @@ def test_after_its_record_is_gone_a_request_is_a_new_one(book: Book) -> None:
     sends = {}
     for operation in OPERATIONS:
         sends[operation] = request(
-            book, operation, book.reserve(10, overage_policy="ALLOW_IF_AVAILABLE").reservation_id
+            book, operation, book.reserve(10, overage_policy="ALLOW_IF_AVAILABLE").reservation_id.encode()
         )
         sends[operation]()
         key = book.keys.idempotency(b"acme", operation, b"k")
@@ -281,7 +281,7 @@ def test_many_at_once_under_one_key(server: Server) -> None:
         book.open(*SCOPES)
         reserve = request(book, "reserve")
         (reserved,) = set(pool.map(lambda _: reserve(), range(40)))
-        commit = request(book, "commit", reserved.reservation_id)
+        commit = request(book, "commit", reserved.reservation_id.encode())
         (committed,) = set(pool.map(lambda _: commit(), range(40)))
         assert committed.balances == (book.balance(TOP), book.balance(BOTTOM))
         assert book.amounts() == (970, 0, 30, 0)
@@ -307,13 +307,13 @@ def test_many_at_once_never_take_more_than_there_is(server: Server) -> None:
 def test_what_is_left_of_a_reservation_is_counted_anew(book: Book) -> None:
     """`remaining_ttl_ms` of `ReservationCreateResponse` and `ReservationExtendResponse` in cycles-protocol-v0.yaml."""
     book.freeze(NOW)
-    rid = book.reserve(idempotency_key="r").reservation_id
+    rid = book.reserve(idempotency_key="r").reservation_id.encode()
 
     def left(at: int) -> tuple[int, int]:
         """In the answers of the first reserve and of the first extend, repeated."""
         book.freeze(at)
         first = book.reserve(idempotency_key="r")
-        assert first.reservation_id == rid
+        assert first.reservation_id.encode() == rid
         return first.remaining_ttl_ms, book.extend(rid, MINUTE, idempotency_key="e").remaining_ttl_ms
 
     assert left(NOW + 1000) == (MINUTE_MS - 1000, 2 * MINUTE_MS - 1000)

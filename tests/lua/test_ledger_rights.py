@@ -112,7 +112,7 @@ class Clerk:
         if operation not in ("reserve", "event", "open_budget"):
             # The record of the reserve ends before an extended reservation does.
             held = self.book.reserve(100, idempotency_key=b"first")
-            self.rid = held.reservation_id
+            self.rid = held.reservation_id.encode()
             self.book.client.pexpire(self.keys(operation)["reserve record"], 1000)
         calls: Mapping[str, Callable[[], Any]] = {
             "reserve": lambda: self.ledger.reserve("acme", SCOPES, "TOKENS", 100, ttl=MINUTE, idempotency_key=KEY),
@@ -252,7 +252,7 @@ def test_a_command_that_was_renamed(redis_binary: Binary, command: str) -> None:
             pairs = [word for pair in (fields | {"status": "ACTIVE"}).items() for word in pair]
             client.execute_command(set_hash, book.keys.budget(scope.encode(), b"TOKENS"), *pairs)
         if command in ("ZREM", "PEXPIRE"):
-            rid = book.reserve(100).reservation_id
+            rid = book.reserve(100).reservation_id.encode()
             calls: list[Callable[[], Any]] = [lambda: book.commit(rid, 70), lambda: book.release(rid)]
         else:
             calls = [book.reserve]

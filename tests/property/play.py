@@ -124,7 +124,7 @@ class World:
                     step,
                 )
                 if answer is not None:
-                    self.slots[step.slot] = answer.reservation_id
+                    self.slots[step.slot] = answer.reservation_id.encode()
             case Action.COMMIT:
                 calls(lambda: ledger.commit(TENANT, entry, step.amount, idempotency_key=key), step)
             case Action.RELEASE:

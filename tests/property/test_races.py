@@ -119,7 +119,7 @@ def accepted(call: Callable[[], object]) -> bool:
 
 
 def test_a_commit_in_grace_comes_between_page_and_script(world: World) -> None:
-    entry = world.reserved(grace=timedelta(minutes=1)).reservation_id
+    entry = world.reserved(grace=timedelta(minutes=1)).reservation_id.encode()
     world.between(lambda: world.ledger.commit(TENANT, entry, 3, idempotency_key="c")).tick()
     assert world.state(entry) == b"COMMITTED"
     assert world.counted(Outcome.SKIPPED) == 1
@@ -128,7 +128,7 @@ def test_a_commit_in_grace_comes_between_page_and_script(world: World) -> None:
 
 
 def test_a_commit_in_grace_comes_after_the_sweep(world: World) -> None:
-    entry = world.reserved(grace=timedelta(minutes=1)).reservation_id
+    entry = world.reserved(grace=timedelta(minutes=1)).reservation_id.encode()
     world.another().tick()
     assert world.counted(Outcome.IN_GRACE) == 1
     world.ledger.commit(TENANT, entry, 3, idempotency_key="c")
@@ -150,8 +150,10 @@ def test_each_millisecond_around_the_end_of_grace_has_one_winner(
 
         def client() -> bool:
             if operation == "commit":
-                return accepted(lambda: ledger.commit(TENANT, made.reservation_id, AMOUNT, idempotency_key="x"))
-            return accepted(lambda: ledger.release(TENANT, made.reservation_id, idempotency_key="x"))
+                return accepted(
+                    lambda: ledger.commit(TENANT, made.reservation_id.encode(), AMOUNT, idempotency_key="x")
+                )
+            return accepted(lambda: ledger.release(TENANT, made.reservation_id.encode(), idempotency_key="x"))
 
         if sweep_first:
             sweeper.tick()
@@ -171,7 +173,7 @@ def test_an_extension_comes_between_page_and_script(world: World) -> None:
     """The index gave the sweep an entry that is not due any more when the script runs."""
     entry = world.ledger.reserve(
         TENANT, SCOPES, UNIT, AMOUNT, ttl=timedelta(minutes=1), idempotency_key="r"
-    ).reservation_id
+    ).reservation_id.encode()
     # The page is read by an older score, as if the clock had not moved on since.
     world.client.zadd(world.shard.keys.reservation_index, {entry: 1})
 
@@ -195,7 +197,7 @@ def test_each_millisecond_around_the_deadline_has_one_winner(past: int, sweep_fi
 
         def extend() -> bool:
             return accepted(
-                lambda: ledger.extend(TENANT, made.reservation_id, timedelta(minutes=1), idempotency_key="e")
+                lambda: ledger.extend(TENANT, made.reservation_id.encode(), timedelta(minutes=1), idempotency_key="e")
             )
 
         if sweep_first:
@@ -215,7 +217,7 @@ def test_each_millisecond_around_the_deadline_has_one_winner(past: int, sweep_fi
 
 
 def test_a_release_comes_between_page_and_script(world: World) -> None:
-    entry = world.reserved(grace=timedelta(minutes=1)).reservation_id
+    entry = world.reserved(grace=timedelta(minutes=1)).reservation_id.encode()
     world.between(lambda: world.ledger.release(TENANT, entry, idempotency_key="x")).tick()
     assert world.state(entry) == b"RELEASED"
     assert world.counted(Outcome.SKIPPED) == 1
@@ -224,7 +226,7 @@ def test_a_release_comes_between_page_and_script(world: World) -> None:
 
 
 def test_a_release_comes_after_the_sweep(world: World) -> None:
-    entry = world.reserved().reservation_id
+    entry = world.reserved().reservation_id.encode()
     world.another().tick()
     assert world.counted(Outcome.EXPIRED) == 1
     with pytest.raises(ReservationExpired):

@@ -65,7 +65,7 @@ class Client:
             )
             if held is not None:
                 self.made += 1
-                self.held = [*self.held[-20:], (tenant, held.reservation_id)]
+                self.held = [*self.held[-20:], (tenant, held.reservation_id.encode())]
             return
         tenant, reservation = self.random.choice(self.held)
         if what < 0.75:

@@ -86,7 +86,10 @@ def now() -> float:
 
 def amounts(balances: Iterable[Balance]) -> dict[bytes, Amounts]:
     """Scope -> amounts."""
-    return {one.scope: (one.remaining, one.reserved, one.spent, one.debt) for one in balances}
+    return {
+        one.scope.encode("utf-8", "surrogateescape"): (one.remaining, one.reserved, one.spent, one.debt)
+        for one in balances
+    }
 
 
 class Recorder:
@@ -168,7 +171,7 @@ def answered(asked: Call, answer: Reserved | Committed | Released | Extended) ->
     """The call with its answer."""
     return replace(
         asked,
-        reservation=answer.reservation_id,
+        reservation=answer.reservation_id.encode(),
         returned=now(),
         expires_at=answer.expires_at if isinstance(answer, Reserved | Extended) else 0,
         extensions=answer.extension_count if isinstance(answer, Extended) else 0,
@@ -182,11 +185,11 @@ def outcome(client: redis.Redis, keys: Keys, budgets: Iterable[Balance], judged:
     and reservation.
     """
     read_at = now()
-    tops = {f"tenant:{tenant}".encode() for tenant in judged}
+    tops = {f"tenant:{tenant}" for tenant in judged}
     found = [
         Call("read", b"", read_at, now(), balances=amounts([budget]))
         for budget in budgets
-        if budget.scope.partition(b"/")[0] in tops
+        if budget.scope.partition("/")[0] in tops
     ]
     stem = keys.reservation(b"")
     for key in client.scan_iter(match=stem + b"*", count=1000):

@@ -231,7 +231,7 @@ class _Worker(threading.Thread):
             return
         self.tally.accepted += 1
         self.tally.last_end = max(self.tally.last_end, held.expires_at + plan.grace_ms)
-        self.recent.append(held.reservation_id)
+        self.recent.append(held.reservation_id.encode())
         for at_ms, action in self._steps(plan, held, name):
             self._put_off(began + at_ms / 1000, action)
 
@@ -252,19 +252,23 @@ class _Worker(threading.Thread):
 
     def _commit(self, plan: Plan, held: Reserved, name: str) -> None:
         done = self._ask(
-            functools.partial(self._ledger.commit, plan.tenant, held.reservation_id, plan.charge, idempotency_key=name)
+            functools.partial(
+                self._ledger.commit, plan.tenant, held.reservation_id.encode(), plan.charge, idempotency_key=name
+            )
         )
         self.tally.committed += 1
-        self.tally.spent.update({balance.scope.decode(): done.charged for balance in done.balances})
+        self.tally.spent.update({balance.scope: done.charged for balance in done.balances})
 
     def _release(self, plan: Plan, held: Reserved, name: str) -> None:
-        self._ask(functools.partial(self._ledger.release, plan.tenant, held.reservation_id, idempotency_key=name))
+        self._ask(
+            functools.partial(self._ledger.release, plan.tenant, held.reservation_id.encode(), idempotency_key=name)
+        )
         self.tally.released += 1
 
     def _extend(self, plan: Plan, held: Reserved, name: str) -> None:
         by = timedelta(milliseconds=plan.extend_by_ms)
         done = self._ask(
-            functools.partial(self._ledger.extend, plan.tenant, held.reservation_id, by, idempotency_key=name)
+            functools.partial(self._ledger.extend, plan.tenant, held.reservation_id.encode(), by, idempotency_key=name)
         )
         self.tally.extended += 1
         self.tally.last_end = max(self.tally.last_end, done.expires_at + plan.grace_ms)

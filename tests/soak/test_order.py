@@ -221,7 +221,7 @@ def test_the_recorder_passes_answers_and_refusals_on(server: Server) -> None:
         held = recorder.reserve("a", ["tenant:a"], UNIT, 60, idempotency_key="1", **times)
         with pytest.raises(Exception, match="does not suffice"):
             recorder.reserve("a", ["tenant:a"], UNIT, 60, idempotency_key="2", **times)
-        recorder.release("a", held.reservation_id, idempotency_key="1")
+        recorder.release("a", held.reservation_id.encode(), idempotency_key="1")
         recorder.reserve("b", ["tenant:a"], UNIT, 1, idempotency_key="1", **times)
     assert [(call.operation, call.refusal) for call in recorder.calls] == [
         ("reserve", ""),

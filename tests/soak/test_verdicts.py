@@ -57,7 +57,7 @@ def balance(**changes: int) -> Balance:
         "debt": 10,
         "overdraft_limit": 20,
     } | changes
-    return Balance(b"tenant:acme", b"TOKENS", **amounts, is_over_limit=False, status="ACTIVE")
+    return Balance("tenant:acme", "TOKENS", **amounts, is_over_limit=False, status="ACTIVE")
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def books(budgets: Sequence[Balance], spent: Mapping[str, int]) -> Verdict:
     """Each budget adds up, holds nothing, and was charged what the ledger answered to the load (by scope)."""
     wrong = []
     for budget in budgets:
-        scope = budget.scope.decode()
+        scope = budget.scope
         if budget.remaining != budget.allocated - budget.spent - budget.reserved - budget.debt:
             wrong.append(f"{scope} does not add up")
         if budget.reserved:

@@ -44,7 +44,7 @@ class Load:
             except (RedisUnavailable, redis.RedisError):
                 self.failed += 1
             else:
-                self.told.add(held.reservation_id)
+                self.told.add(held.reservation_id.encode())
 
     @contextlib.contextmanager
     def running(self) -> Iterator["Load"]:

@@ -131,7 +131,7 @@ class Replay:
 
     def _id(self, line: Line) -> bytes:
         done = self._reserved.get(line["reservation"])
-        return done.reservation_id if done else b"missing"
+        return done.reservation_id.encode() if done else b"missing"
 
     def _reserve(self, line: Line) -> Reserved:
         done = self._book.reserve(

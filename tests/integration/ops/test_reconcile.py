@@ -83,7 +83,7 @@ def written(shard: Shard) -> object:
 
 def held(ledger: Ledger, scopes: Sequence[str], amount: int, key: str) -> bytes:
     ttl = timedelta(minutes=1)
-    return ledger.reserve("acme", scopes, "TOKENS", amount, ttl=ttl, idempotency_key=key).reservation_id
+    return ledger.reserve("acme", scopes, "TOKENS", amount, ttl=ttl, idempotency_key=key).reservation_id.encode()
 
 
 def plant(shard: Shard) -> set[tuple[str, str]]:

@@ -1,0 +1,337 @@
+"""What each operation of the ledger asks Redis, and what the answer means. The clients only send: see `client`."""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+from sweeperd.ledger import cycles as beside_cycles
+from sweeperd.ledger import models
+from sweeperd.ledger.errors import BudgetExists, OpenedByCycles, refusal
+from sweeperd.ledger.models import (
+    Balance,
+    Committed,
+    Debited,
+    Extended,
+    LedgerAnswer,
+    Name,
+    OveragePolicy,
+    Released,
+    Reservation,
+    Reserved,
+    Settled,
+)
+from sweeperd.store.keys import Keys
+from sweeperd.store.scripts import Call
+
+SCRIPTS = ("reserve", "commit", "release", "extend", "settle", "event", "get", "budget", "open_budget")
+
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Request(Generic[Answer]):
+    """One run of a script."""
+
+    script: str
+    call: Call
+    #: The answer in the reply of the script. Raises LedgerError if the reply is a refusal.
+    answer: Callable[[Any], Answer]
+
+
+class Requests:
+    """
+    The request of each operation, under the keys of one shard. The settings are those of `Ledger`; durations in ms.
+
+    Each method raises ValueError or TypeError if an argument cannot be used.
+    """
+
+    def __init__(
+        self, keys: Keys, default_grace_ms: int, retention_ms: int, cycles: bool, new_id: Callable[[], Name]
+    ) -> None:
+        self._keys = keys
+        self._default_grace_ms = default_grace_ms
+        self._retention_ms = retention_ms
+        self._cycles = cycles
+        self._new_id = new_id
+
+    def open_budget(self, scope: Name, unit: Name, allocated: int, overdraft_limit: int = 0) -> Request[Balance]:
+        """Open a budget with nothing spent. Raises BudgetExists if there is one, OpenedByCycles, RedisFull."""
+        if self._cycles:
+            raise OpenedByCycles
+        budget = models.name("scope", scope), models.name("unit", unit)
+        amounts = models.amount("allocated", allocated), models.amount("overdraft_limit", overdraft_limit)
+        whole, limit = map(int, amounts)
+        names = models.text(budget[0]), models.text(budget[1])
+        opened = Balance(*names, whole, whole, 0, 0, 0, limit, is_over_limit=False, status="ACTIVE")
+
+        def answer(reply: Any) -> Balance:
+            if not reply:
+                raise BudgetExists(budget[0])
+            return opened
+
+        return Request("open_budget", Call([self._keys.budget(*budget)], [*budget, *amounts]), answer)
+
+    def budget(self, scope: Name, unit: Name) -> Request[Balance]:
+        """Read a budget. Raises NoBudget, InvalidBudget."""
+        scope, unit = models.name("scope", scope), models.name("unit", unit)
+        call = Call([self._keys.budget(scope, unit)], [scope, unit])
+        return Request("budget", call, _json(lambda answer: answer.balances[0]))
+
+    def get(self, reservation_id: Name) -> Request[Reservation]:
+        """
+        Read a reservation as it stands: overdue ones are ACTIVE until the sweep or a settlement comes by. Raises
+        ReservationNotFound, InvalidReservation.
+        """
+        reservation_id = models.name("reservation id", reservation_id)
+        call = Call([self._keys.reservation(reservation_id)], models.RESERVATION_FIELDS)
+        return Request("get", call, lambda reply: models.reservation(reservation_id, _accepted(reply)[0]))
+
+    def reserve(
+        self,
+        tenant: Name,
+        scopes: Sequence[Name],
+        unit: Name,
+        amount: int,
+        *,
+        ttl: timedelta,
+        grace: timedelta | None = None,
+        idempotency_key: Name,
+        overage_policy: OveragePolicy = OveragePolicy.REJECT,
+        max_extensions: int = 10,
+        subject: Mapping[str, Any] | None = None,
+        action: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Request[Reserved]:
+        """
+        Hold `amount` in the budget of every scope, or in none. `scopes` are ordered from the outermost to the scope of
+        the work. Scopes without a budget are skipped.
+
+        The reservation lasts for `ttl` (at least 1 ms), and a late commit is accepted for `grace` more (None: the
+        default grace). `subject`, `action` and `metadata` are kept with the reservation as JSON. Beside a Cycles
+        service, `action` has `kind` and `name`, the subject is by default made of the last scope, and the unit is one
+        of the service's.
+
+        Raises NoBudget if no scope has a budget, UnitMismatch if there is a budget in another unit, BudgetFrozen,
+        BudgetClosed, OverLimit, DebtOutstanding, InsufficientBudget, InvalidBudget, AmountOverflow, TenantClosed,
+        InvalidTenant, DeadlineTooFar, ReservationExists, IdempotencyMismatch, RedisFull; beside a Cycles service
+        InvalidReservation.
+        """
+        tenant, unit = models.name("tenant", tenant), models.name("unit", unit)
+        key, levels = models.name("idempotency_key", idempotency_key), models.scope_list(scopes)
+        beside = list[bytes]()
+        if self._cycles:
+            beside_cycles.check_unit(unit)
+            subject, action = beside_cycles.subject(levels[-1], subject), beside_cycles.action(action)
+            service = self._keys.cycles
+            beside += [service.created_index(tenant), service.created_metadata(tenant)]
+            beside += [service.idempotency(tenant, operation, key) for operation in (b"reserve", b"dry_run")]
+        reservation_id = models.name("reservation id", self._new_id())
+        request: list[bytes] = [
+            unit,
+            models.amount("amount", amount),
+            b"%d" % models.milliseconds("ttl", ttl, least=1),
+            b"" if grace is None else b"%d" % models.milliseconds("grace", grace, least=0),
+            OveragePolicy(overage_policy).encode(),
+            models.whole("max_extensions", max_extensions, most=models.MAX_EXTENSIONS),
+            *(models.json_text(mapping) for mapping in (subject, action, metadata)),
+            *levels,
+        ]
+        keys = [
+            self._keys.reservation(reservation_id),
+            self._keys.reservation_index,
+            self._keys.idempotency(tenant, "reserve", key),
+            self._keys.tenant(tenant),
+            *(self._keys.budget(scope, unit) for scope in levels),
+            *beside,
+        ]
+        arguments = [
+            models.request_hash("reserve", tenant, key, *request),
+            reservation_id,
+            tenant,
+            key,
+            b"%d" % self._default_grace_ms,
+            self._keys.budget_stem,
+            *request,
+        ]
+
+        def reserved(answer: LedgerAnswer) -> Reserved:
+            created_at, expires_at = answer.number("created_at"), answer.number("expires_at")
+            budgets = answer.balances, answer.missing
+            return Reserved(
+                answer.text("reservation_id"), amount, created_at, expires_at, *budgets, answer.remaining_ttl_ms
+            )
+
+        return Request("reserve", Call(keys, arguments), _json(reserved))
+
+    def commit(
+        self,
+        tenant: Name,
+        reservation_id: Name,
+        amount: int,
+        *,
+        unit: Name | None = None,
+        idempotency_key: Name,
+    ) -> Request[Committed]:
+        """
+        Charge the amount really used, and give back the rest. Accepted until the end of the grace, even if a budget is
+        frozen or closed. More than was reserved follows the reservation's overage policy. `unit` is checked if given.
+
+        Raises ReservationNotFound, ReservationFinalized, ReservationExpired, InvalidReservation, UnitMismatch,
+        EstimateExceeded, OverdraftLimitExceeded, InvalidBudget, AmountOverflow, TenantClosed, InvalidTenant,
+        IdempotencyMismatch, RedisFull.
+        """
+        reservation_id = models.name("reservation id", reservation_id)
+        request = [models.amount("amount", amount), b"" if unit is None else models.name("unit", unit)]
+
+        def committed(answer: LedgerAnswer) -> Committed:
+            charged, debt = answer.number("charged"), answer.number("debt")
+            budgets = answer.balances, answer.missing
+            return Committed(models.text(reservation_id), charged, debt, answer.number("at"), *budgets)
+
+        return self._change("commit", tenant, reservation_id, idempotency_key, request, committed)
+
+    def release(self, tenant: Name, reservation_id: Name, *, idempotency_key: Name) -> Request[Released]:
+        """
+        Give back everything. Accepted until the end of the grace.
+
+        Raises ReservationNotFound, ReservationFinalized, ReservationExpired, InvalidReservation, InvalidBudget,
+        AmountOverflow, TenantClosed, InvalidTenant, IdempotencyMismatch, RedisFull.
+        """
+        reservation_id = models.name("reservation id", reservation_id)
+
+        def released(answer: LedgerAnswer) -> Released:
+            amount, at = answer.number("amount"), answer.number("at")
+            return Released(models.text(reservation_id), amount, at, answer.balances, answer.missing)
+
+        return self._change("release", tenant, reservation_id, idempotency_key, [], released)
+
+    def extend(self, tenant: Name, reservation_id: Name, by: timedelta, *, idempotency_key: Name) -> Request[Extended]:
+        """
+        Move the deadline by a duration (at least 1 ms). Accepted until the deadline; there is no grace.
+
+        Raises ReservationNotFound, ReservationFinalized, ReservationExpired, InvalidReservation, TooManyExtensions,
+        DeadlineTooFar, InvalidBudget, TenantClosed, InvalidTenant, IdempotencyMismatch, RedisFull.
+        """
+        tenant, reservation_id = models.name("tenant", tenant), models.name("reservation id", reservation_id)
+        by_ms = b"%d" % models.milliseconds("by", by, least=1)
+        records = self._keys.idempotency(tenant, "reserve", b"")
+
+        def extended(answer: LedgerAnswer) -> Extended:
+            expires_at, count = answer.number("expires_at"), answer.number("extension_count")
+            budgets = answer.balances, answer.missing
+            return Extended(models.text(reservation_id), expires_at, count, *budgets, answer.remaining_ttl_ms)
+
+        return self._change("extend", tenant, reservation_id, idempotency_key, [by_ms], extended, records)
+
+    def settle(self, tenant: Name, reservation_id: Name, actual: int, *, idempotency_key: Name) -> Request[Settled]:
+        """
+        Charge the amount really used, whatever has become of the hold: for the end of a job that may be late, and for
+        each retry of it. In time, this is a commit. Later, the hold is expired first, with its event, if the sweep has
+        not come by; then the amount is charged as by `event`, in the reservation's scopes and by its overage policy.
+
+        The same request gets the first answer as long as the hash of the reservation is kept, and is refused
+        afterwards (ReservationNotFound): never is an amount charged twice. An `event` under the same key counts as the
+        same charge, and is refused.
+
+        Raises what `commit` and `event` raise, except for ReservationExpired.
+        """
+        reservation_id = models.name("reservation id", reservation_id)
+        amount, trace_id = models.amount("actual", actual), secrets.token_hex(16).encode()
+
+        def settled(answer: LedgerAnswer) -> Settled:
+            charged, debt, at = answer.number("charged"), answer.number("debt"), answer.number("at")
+            budgets = answer.balances, answer.missing
+            return Settled(models.text(reservation_id), charged, debt, at, answer.flag("late"), *budgets)
+
+        return self._change("settle", tenant, reservation_id, idempotency_key, [amount], settled, trace_id)
+
+    def event(
+        self,
+        tenant: Name,
+        scopes: Sequence[Name],
+        unit: Name,
+        amount: int,
+        *,
+        idempotency_key: Name,
+        overage_policy: OveragePolicy = OveragePolicy.REJECT,
+    ) -> Request[Debited]:
+        """
+        Debit `amount` from the budget of every scope, or from none, without a reservation. Scopes without a budget are
+        skipped. The debit is booked even if a budget is in debt or over its limit.
+
+        Raises NoBudget if no scope has a budget, UnitMismatch if there is a budget in another unit, BudgetFrozen,
+        BudgetClosed, InsufficientBudget, OverdraftLimitExceeded, InvalidBudget, AmountOverflow, TenantClosed,
+        InvalidTenant, IdempotencyMismatch, RedisFull.
+        """
+        tenant, unit = models.name("tenant", tenant), models.name("unit", unit)
+        key, levels = models.name("idempotency_key", idempotency_key), models.scope_list(scopes)
+        request = [unit, models.amount("amount", amount), OveragePolicy(overage_policy).encode(), *levels]
+        keys = [
+            self._keys.idempotency(tenant, "event", key),
+            self._keys.tenant(tenant),
+            *(self._keys.budget(scope, unit) for scope in levels),
+            *self._records(tenant, b"event", key),
+        ]
+        arguments = [models.request_hash("event", tenant, key, *request), self._keys.budget_stem, *request]
+
+        def debited(answer: LedgerAnswer) -> Debited:
+            charged, debt, at = answer.number("charged"), answer.number("debt"), answer.number("at")
+            return Debited(charged, debt, at, answer.balances, answer.missing)
+
+        return Request("event", Call(keys, arguments), _json(debited))
+
+    def _change(
+        self,
+        script: str,
+        tenant: Name,
+        reservation_id: bytes,
+        idempotency_key: Name,
+        request: list[bytes],
+        build: Callable[[LedgerAnswer], Answer],
+        *more: bytes,
+    ) -> Request[Answer]:
+        """The run of a script that changes a reservation: commit, release, extend or settle."""
+        tenant, key = models.name("tenant", tenant), models.name("idempotency_key", idempotency_key)
+        settles = script == "settle"
+        keys = [
+            self._keys.reservation(reservation_id),
+            self._keys.reservation_index,
+            self._keys.idempotency(tenant, "event" if settles else script, key),
+            self._keys.tenant(tenant),
+        ]
+        if settles:
+            keys += [self._keys.events, *self._records(tenant, b"event", key)]
+        elif script == "extend":
+            keys += self._records(tenant, b"extend:" + reservation_id, key)
+        arguments = [
+            models.request_hash(script, tenant, key, reservation_id, *request),
+            reservation_id,
+            tenant,
+            key,
+            self._keys.budget_stem,
+            b"%d" % self._default_grace_ms,
+            b"%d" % self._retention_ms,
+            *request,
+            *more,
+        ]
+        return Request(script, Call(keys, arguments), _json(build))
+
+    def _records(self, tenant: bytes, operation: bytes, key: bytes) -> list[bytes]:
+        """The record of a Cycles service for this key, if the ledger works beside one."""
+        return [self._keys.cycles.idempotency(tenant, operation, key)] if self._cycles else []
+
+
+def _accepted(reply: Any) -> list[Any]:
+    """What follows 'ok' in a reply {'ok', ...} or {'refused', code, detail}. Raises LedgerError."""
+    status, *rest = reply
+    if status != b"ok":
+        raise refusal(*rest)
+    return list(rest)
+
+
+def _json(build: Callable[[LedgerAnswer], Answer]) -> Callable[[Any], Answer]:
+    """The answer built from the JSON of a reply."""
+    return lambda reply: build(LedgerAnswer(*_accepted(reply)))

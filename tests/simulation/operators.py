@@ -102,6 +102,7 @@ class Operators:
             self._kernel.pause(2)
 
     def _skip(self, shard: Shard, endpoint: EndpointSettings) -> None:
+        self._book.doubted.add(endpoint.name)
         rows: Any = shard.client.xpending_range(shard.keys.events, endpoint.name, "-", "+", 5)
         for row in rows[:1]:
             endpoints.skip(shard, endpoint.name, row["message_id"].decode())
@@ -121,6 +122,7 @@ class Operators:
                 self._book.replayed(shard.name, endpoint, note.span, begun)
 
     def _cancel(self, shard: Shard, endpoint: EndpointSettings) -> None:
+        self._book.doubted.add(endpoint.name)
         if note := replays.running(shard, endpoint.name):
             replays.cancel(shard, note)
 

@@ -191,6 +191,8 @@ class Connection(FakeRedisConnection):
         self.reading: Any = None
         self.blocked_until: float | None = None
         self.reader = Reader()
+        #: What a blocked read saw of its stream when it last looked.
+        self.seen: Any = ()
         #: Counts the sockets: a server event for an earlier one is void.
         self.epoch = 0
 
@@ -285,6 +287,11 @@ class Connection(FakeRedisConnection):
         """A blocked read looks again."""
         if self.queue and self.blocked_until is not None:
             command = self.queue[0]
+            stream = self.simulated.value(command[command.index(b"STREAMS") + 1])
+            seen = None if stream is None else (stream.last_id, len(stream._groups))
+            if seen == self.seen and kernels.KERNEL.now < self.blocked_until:
+                return
+            self.seen = seen
             reply = self._answer(self._sock, _without_block(command))
             if reply is not None or kernels.KERNEL.now >= self.blocked_until:
                 self.queue.popleft()
@@ -313,6 +320,7 @@ class Connection(FakeRedisConnection):
         command = self.queue[0]
         if (block := _block_ms(command)) is not None:
             self.blocked_until = kernel.now + block / 1000
+            self.seen = ()
             server.blocked.append(self)
             epoch = self.epoch
             kernel.at(self.blocked_until, lambda: self.try_again() if self.epoch == epoch else None)

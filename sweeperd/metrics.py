@@ -214,6 +214,16 @@ class WebhookMetrics:
         self.groups_remade = counter(
             "sweeperd_groups_remade_total", "Consumer groups that were lost and made again at their position", ["shard"]
         )
+        self.group_oldest = gauge(
+            "sweeperd_stream_group_oldest_seconds",
+            "Age of the oldest event that a group of events.groups has not acknowledged",
+            ["shard", "group"],
+        )
+        self.group_trimmed = counter(
+            "sweeperd_stream_group_trimmed_total",
+            "Events that were removed before a group of events.groups had acknowledged them",
+            ["shard", "group"],
+        )
         self.dropped_attempts = counter(
             "sweeperd_webhook_dropped_attempts_total",
             "Attempts that are missing in the log of attempts, because Redis refused them or they were too many",

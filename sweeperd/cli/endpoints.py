@@ -51,7 +51,9 @@ def list_(run: Run) -> None:
     """Each endpoint on each shard: URL, state, and how many events wait."""
 
     def read(shard: Shard) -> Sequence[EndpointStatus]:
-        return read_endpoints(shard, run.settings.consumers, shard.read_clock(), count_dead_letters(shard))
+        foreign = run.settings.events.groups
+        letters = count_dead_letters(shard)
+        return read_endpoints(shard, run.settings.consumers, shard.read_clock(), letters, foreign=foreign)
 
     known = {endpoint.name: endpoint for endpoint in run.settings.consumers}
     rows = [(one, status, known.get(status.name)) for one, found in run.each(read) for status in found]
@@ -79,8 +81,8 @@ def _cells(shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | No
 
 
 def _state_text(status: EndpointStatus) -> str:
-    if status.state == "unknown":
-        return ENDPOINT_STATES["unknown"].label
+    if status.state in ("unknown", "group"):
+        return ENDPOINT_STATES[status.state].label
     if status.paused_at_ms is not None:
         return f"paused {paused_since(status.paused_at_ms, status.paused_reason)}"
     if status.state == "failing":

@@ -217,8 +217,8 @@ def _replay(endpoint: EndpointStatus) -> str:
 
 
 def _trouble(status: ShardStatus, endpoint: EndpointStatus) -> str:
-    if endpoint.state == "unknown":
-        return ENDPOINT_STATES["unknown"].label
+    if endpoint.state in ("unknown", "group"):
+        return ENDPOINT_STATES[endpoint.state].label
     if endpoint.paused_at_ms is not None:
         return f"{endpoint.paused_reason}, {span((status.now_ms - endpoint.paused_at_ms) / 1000)} ago"
     if endpoint.circuit_open:

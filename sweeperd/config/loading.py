@@ -26,7 +26,7 @@ CONFIG_VARIABLE = "SWEEPERD_CONFIG"
 #: The places of the configuration file if neither `--config` nor the variable names a file.
 CONFIG_PLACES = (Path("config.toml"), Path("/etc/sweeperd/config.toml"))
 #: The settings with a list as value, written as JSON in the environment.
-JSON_KEYS = (["shards"], ["kinds"], ["webhooks", "endpoints"], ["http", "hosts"])
+JSON_KEYS = (["shards"], ["kinds"], ["webhooks", "endpoints"], ["http", "hosts"], ["events", "groups"])
 #: A key of the settings, or the name of a header.
 _KEY = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]*")
 

@@ -97,6 +97,8 @@ class EventsSettings(Section):
     wait_timeout: PositiveDuration = timedelta(seconds=1)
     attempts_kept: int = Field(default=1000, ge=0, le=100_000)
     balances: bool = False
+    groups: list[Identifier] = Field(default=[], max_length=64)
+    group_max_age: PositiveDuration = timedelta(days=90)
 
 
 class CyclesSettings(Section):
@@ -205,6 +207,15 @@ class Settings(Section):
     def all_shards(self) -> list[ShardSettings]:
         """The shards; if there is no list, the only shard is named DEFAULT_SHARD."""
         return self.shards or [ShardSettings(name=DEFAULT_SHARD, url=self.redis.url, prefix=self.keys.prefix)]
+
+    @model_validator(mode="after")
+    def _groups_are_no_endpoints(self) -> Self:
+        groups, endpoints = self.events.groups, {endpoint.name for endpoint in self.webhooks.endpoints}
+        if len(set(groups)) < len(groups):
+            raise ValueError("events.groups names a group twice")
+        if both := endpoints.intersection(groups):
+            raise ValueError(f"events.groups: {min(both)} is an endpoint, whose group is sweeperd's own")
+        return self
 
     @model_validator(mode="after")
     def _kinds_fit_together(self) -> Self:

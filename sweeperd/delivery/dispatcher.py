@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import redis
@@ -447,7 +447,7 @@ class Dispatcher:
         self.keep_groups()
         with self._shard.reaching():
             groups = [*(endpoint.name for endpoint in self.endpoints), *self._replays.groups]
-            self._groups.trim(groups, self._retention_ms, self._max_age_ms)  # reads Redis's clock
+            self._trim(groups)
             for endpoint in self.endpoints:
                 if backlog := self._backlog(endpoint):
                     waiting = backlog.events, backlog.oldest_seconds
@@ -468,6 +468,20 @@ class Dispatcher:
         if not waiting:
             lane.brake.release()
         self._metrics.webhooks.relay_waiting.labels(self._shard.name).set(waiting)
+
+    def _trim(self, groups: Sequence[str]) -> None:
+        """Trim the stream, and measure the groups of other programs that `events.groups` names."""
+        events, shard = self._context.settings.events, self._shard
+        age = milliseconds(events.group_max_age)
+        trimmed = self._groups.trim(groups, self._retention_ms, self._max_age_ms, events.groups, age)  # reads the clock
+        for group in events.groups:
+            lost, oldest = trimmed.unread.get(group, 0), self._groups.oldest_unread_ms(group)
+            self._metrics.webhooks.group_trimmed.labels(shard.name, group).inc(lost)
+            seconds = 0.0 if oldest is None else max(0.0, (shard.clock.now_ms() - oldest) / 1000)
+            self._metrics.webhooks.group_oldest.labels(shard.name, group).set(seconds)
+            if lost:
+                fields = {"shard": shard.name, "group": group, "events": lost}
+                log.warning("events were removed that a group has not read, because they were too old", extra=fields)
 
     def _lend_connections(self) -> None:
         """While an endpoint rests, a single connection stays; the active endpoints share the others."""

@@ -116,6 +116,8 @@ def endpoint_advice(endpoint: EndpointStatus, options: Sequence[str] = ()) -> Ad
     name = endpoint.name
     letters = _command("dead-letters", "list", "--endpoint", name, *options)
     replay = _command("dead-letters", "replay", "--endpoint", name, *options)
+    if endpoint.foreign:
+        return Advice(runbook="sweeperdgroupfallsbehind")
     if not endpoint.configured:
         return Advice(commands=(letters,), runbook="sweeperddeadletters")
     ending = (letters, replay) if endpoint.dead_letters else ()
@@ -171,6 +173,7 @@ ENDPOINT_STATES = {
     "quiet": EndpointLook("asked for quiet", HealthLevel.WATCH),
     "failing": EndpointLook("failing", HealthLevel.BAD),
     "paused": EndpointLook("paused", HealthLevel.BAD),
+    "group": EndpointLook("read by another program", None),
     "unknown": EndpointLook("not in the configuration", None),
 }
 
@@ -280,7 +283,7 @@ def _deliveries(view: ShardView) -> Iterator[_Finding]:
             yield HealthLevel.WATCH, UNKNOWN
         return
     if "delivers" in view.status.processes.missing:
-        waits = any(endpoint.configured for endpoint in view.status.endpoints)
+        waits = any(endpoint.configured and not endpoint.foreign for endpoint in view.status.endpoints)
         yield HealthLevel.BAD if waits else HealthLevel.WATCH, "no process delivers"
     for endpoint in view.status.endpoints:
         finding = _delivery(endpoint)
@@ -295,7 +298,7 @@ def _delivery(endpoint: EndpointStatus) -> _Finding | None:
         waiting = f"{endpoint.pending:,} wait, the oldest for {span(endpoint.oldest_pending_seconds)}"
     else:
         waiting = "nothing waits"
-    if endpoint.state == "unknown":
+    if not endpoint.configured or endpoint.foreign:
         return None
     if endpoint.state == "paused":
         return HealthLevel.BAD, f"{endpoint.name} is paused; {waiting}"

@@ -199,7 +199,8 @@ class EndpointFigures(Document):
 
     endpoint: str = Field(validation_alias="name")
     state: str = Field(
-        description="paused, failing (its circuit is open), quiet, open, or unknown to the configuration."
+        description="paused, failing (its circuit is open), quiet, open, group (of another program, named by "
+        "events.groups), or unknown to the configuration."
     )
     configured: bool
     pending: Count | None = Field(

@@ -138,6 +138,8 @@ class EndpointStatus:
     name: str
     #: False if the endpoint is not in the configuration, and has a group or dead letters.
     configured: bool = True
+    #: Whether this is no endpoint, but a group of another program that `events.groups` names.
+    foreign: bool = False
     #: The last event that the group has taken; None if there is no group.
     position: str | None = None
     #: Events to be sent to the endpoint, without events of other subscriptions. Not exact: an estimate. None if not
@@ -171,7 +173,12 @@ class EndpointStatus:
 
     @property
     def state(self) -> str:
-        """`paused`, `failing` (the circuit is open), `quiet`, `open`, or `unknown` to the configuration."""
+        """
+        `paused`, `failing` (the circuit is open), `quiet`, `open`, `group` (of another program), or `unknown` to the
+        configuration.
+        """
+        if self.foreign:
+            return "group"
         if not self.configured:
             return "unknown"
         if self.paused_at_ms is not None:
@@ -194,17 +201,22 @@ def read_endpoints(
     now: int,
     dead_letters: Counter[str],
     memory: BacklogMemory | None = None,
+    foreign: Sequence[str] = (),
 ) -> tuple[EndpointStatus, ...]:
     """
-    The configured endpoints in order, then unknown endpoints with a group or dead letters. `now`: ms on Redis's clock.
-    `memory`: the backlogs of earlier calls. Raises redis.RedisError.
+    The configured endpoints in order, the `foreign` groups, and unknown endpoints with a group or dead letters. `now`:
+    ms on Redis's clock. `memory`: the backlogs of earlier calls. Raises redis.RedisError.
     """
     groups = {decode(name): info for name, info in streams.groups(shard.client, shard.keys.events).items()}
     known = {endpoint.name: endpoint for endpoint in endpoints}
     named = {name for name in groups if not name.startswith(GROUP_PREFIX)}
-    unknown = sorted((named | dead_letters.keys()) - known.keys())
+    unknown = sorted((named | dead_letters.keys()) - known.keys() - set(foreign))
     return (
         *(_configured(shard, each, groups.get(name), now, dead_letters[name], memory) for name, each in known.items()),
+        *(
+            replace(_unknown(shard, name, groups.get(name), now, 0, memory), configured=True, foreign=True)
+            for name in foreign
+        ),
         *(_unknown(shard, name, groups.get(name), now, dead_letters[name], memory) for name in unknown),
     )
 
@@ -420,7 +432,7 @@ def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory |
         tick=built_in.tick if built_in else None,
         sweeping=built_in.sweeping if built_in else "",
         kinds=tuple(read.values()),
-        endpoints=read_endpoints(shard, settings.consumers, now, by_endpoint, memory),
+        endpoints=read_endpoints(shard, settings.consumers, now, by_endpoint, memory, settings.events.groups),
         dead_letters=dead_letters,
         dead_letters_counted=dead_letters <= LETTERS,
         rate=read_rate(shard),

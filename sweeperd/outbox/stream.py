@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import redis
 
@@ -98,6 +98,12 @@ class Announcements:
         if name not in self._wanted:
             return []
         return ["type", name, "tenant", NO_TENANT, "id", endpoint, "at", self._clock.now_ms(), "data", json.dumps(data)]
+
+
+class Trimmed(NamedTuple):
+    removed: int
+    #: For each named group about how many of the removed events the group had not acknowledged.
+    unread: dict[str, int]
 
 
 class ConsumerGroups:
@@ -200,32 +206,66 @@ class ConsumerGroups:
             return 0
         return sum(self._make_owners_due(group, owner) for owner in (PARKED, PARKED_ALONE))
 
-    def trim(self, configured: Iterable[str], retention_ms: int, max_age_ms: int) -> int:
+    def trim(
+        self,
+        configured: Iterable[str],
+        retention_ms: int,
+        max_age_ms: int,
+        named: Collection[str] = (),
+        named_age_ms: int = 0,
+    ) -> Trimmed:
         """
-        Remove events older than the retention, if every configured group has acknowledged them; a group that is not
-        configured holds events for `max_age_ms` at most. Returns how many events were removed. Redis removes whole
-        nodes of the stream, so a few older events stay. After `Timing.trim_for` the rest is left to the next call.
+        Remove events older than the retention, if every configured group has acknowledged them. The groups of other
+        programs hold events too: a `named` group for `named_age_ms` at most, each other group for `max_age_ms`. Redis
+        removes whole nodes of the stream, so a few older events stay. After `Timing.trim_for` the rest is left to the
+        next call.
         """
         now = self._shard.read_clock()
         keep_from = StreamId.at(now - retention_ms)
-        wanted = set(configured)
+        wanted, read = set(configured), dict[str, StreamId]()
         groups = streams.groups(self._client, self._key)
         for name, info in groups.items():
             first = self._first_needed(decode(name), info)
             if decode(name) in wanted:
                 self.positions[decode(name)] = first
                 self._seen.add(decode(name))
-            keep_from = min(keep_from, first if decode(name) in wanted else max(first, StreamId.at(now - max_age_ms)))
+            if decode(name) in wanted:
+                keep_from = min(keep_from, first)
+                continue
+            longest = named_age_ms if decode(name) in named else max_age_ms
+            keep_from = min(keep_from, max(first, StreamId.at(now - longest)))
+            if decode(name) in named:
+                read[decode(name)] = first
         for unmade in wanted - {decode(name) for name in groups}:
             # The group could not be made yet. When made, the group takes all events after its position.
             keep_from = min(keep_from, self.positions.get(unmade, START))
-        # XTRIM with `~` removes 10,000 entries at most, so a call never holds the server for long.
-        removed, until = 0, time.monotonic() + self._timing.trim_for
+        # Up to the position of each group that is left behind, then up to the end: if a step removes events beyond the
+        # position of a group, the group will never read them.
+        removed, unread, until = 0, dict.fromkeys(read, 0), time.monotonic() + self._timing.trim_for
+        for step in sorted({first for first in read.values() if first < keep_from} | {keep_from}):
+            gone = self._trim_to(step, until)
+            removed += gone
+            for group, first in read.items():
+                unread[group] += gone if first < step else 0
+        return Trimmed(removed, unread)
+
+    def _trim_to(self, keep_from: StreamId, until: float) -> int:
+        """XTRIM with `~` removes 10,000 entries at most, so a call never holds the server for long."""
+        removed = 0
         while count := int(self._client.xtrim(self._key, minid=str(keep_from), approximate=True)):
             removed += count
             if time.monotonic() > until:
                 break
         return removed
+
+    def oldest_unread_ms(self, group: str) -> int | None:
+        """When the oldest event was added that the group has not acknowledged, ms; None: no such event, or no group."""
+        info = streams.groups(self._client, self._key).get(group.encode())
+        if info is None:
+            return None
+        first = after(str(self._first_needed(group, info)).encode())
+        rows = cast(list[StreamRow], self._client.xrange(self._key, first, count=1))
+        return milliseconds(rows[0][0]) if rows else None
 
     def leave(self, group: str, consumer: bytes | None = None) -> bool:
         """

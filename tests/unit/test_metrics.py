@@ -38,6 +38,8 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_webhook_sweep_waits_total": ("counter", {"endpoint"}),
     "sweeperd_groups_remade_total": ("counter", {"shard"}),
     "sweeperd_relay_waiting": ("gauge", {"shard"}),
+    "sweeperd_stream_group_oldest_seconds": ("gauge", {"shard", "group"}),
+    "sweeperd_stream_group_trimmed_total": ("counter", {"shard", "group"}),
     "sweeperd_endpoint_state": ("gauge", {"endpoint", "state"}),
     "sweeperd_reconcile_findings": ("gauge", {"shard", "swept", "kind"}),
     "sweeperd_reconcile_last_timestamp_seconds": ("gauge", {"shard", "swept"}),
@@ -62,6 +64,8 @@ def filled(*, tenant_label: bool = True) -> Metrics:
     metrics.webhooks.announce("billing")
     metrics.webhooks.groups_remade.labels("s1")
     metrics.webhooks.relay_waiting.labels("s1")
+    metrics.webhooks.group_oldest.labels("s1", "warehouse")
+    metrics.webhooks.group_trimmed.labels("s1", "warehouse")
     metrics.sweep.expired("reservations", "acme")
     for gauge in (
         metrics.sweep.pipeline_depth,

@@ -15,6 +15,7 @@ from sweeperd.ops.acl import ANY, Duty, Grant, channels, cycles_grants, daemon_d
 from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, warning
 from sweeperd.ops.reconcile import Fault, LastWalk, WalkStore
 from sweeperd.ops.status import WARNING, is_empty
+from sweeperd.outbox.replays import GROUP_PREFIX
 from sweeperd.outbox.subscription import SYSTEM, parse
 from sweeperd.store import streams
 from sweeperd.store.errors import REFUSED, describe, is_refused, is_unknown_command, is_wrong_type
@@ -22,7 +23,7 @@ from sweeperd.store.lease import CYCLES_TOKEN
 from sweeperd.store.scripts import Call, Script, script_names, source
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import configured
-from sweeperd.text import decode
+from sweeperd.text import decode, span
 
 _GRANT = "`sweeperd acl` prints the rights to grant; a command that was renamed needs its name back"
 #: How many subscription records are read at most, in all sets together; a check takes a moment, not minutes.
@@ -145,6 +146,29 @@ def full_streams(subject: Subject) -> CheckResult:
             "nothing can expire until the stream is renamed or removed; find out who added an entry with that id",
         )
     return ok("they take entries")
+
+
+def other_groups(subject: Subject) -> CheckResult:
+    """The groups of other programs on the event stream: those of `events.groups`, and those that nobody names."""
+    settings, shard = subject.settings, subject.shard
+    there = {decode(name) for name in streams.groups(shard.client, shard.keys.events)}
+    known = {endpoint.name for endpoint in settings.consumers}
+    named = settings.events.groups
+    strange = sorted(name for name in there - known - set(named) if not name.startswith(GROUP_PREFIX))
+    missing = [name for name in named if name not in there]
+    if strange:
+        age = max(settings.events.retention, settings.webhooks.max_age)
+        return warning(
+            f"{', '.join(strange)}: no endpoint and not in events.groups; such a group loses events older than "
+            f"{span(age.total_seconds())}",
+            "name it in events.groups if another program reads it; if nobody does, remove it with XGROUP DESTROY",
+        )
+    if missing:
+        return warning(
+            f"{', '.join(missing)}: named in events.groups, and not there: it holds no events",
+            "the program that reads it makes it: XGROUP CREATE with the position that it begins at",
+        )
+    return ok(f"{', '.join(named)}: events are kept for it" if named else "none but those of the endpoints")
 
 
 def scripts(subject: Subject) -> CheckResult:

@@ -171,6 +171,7 @@ CHECKS: dict[str, Callable[[Subject], CheckResult]] = {
     "scripts": data.scripts,
     "key types": data.key_types,
     "streams": data.full_streams,
+    "groups": data.other_groups,
     "keys": data.presence,
     "other sweepers": data.foreign_expiries,
     "clock": clock,

@@ -219,3 +219,15 @@ def test_scores_that_are_no_moment_make_no_number_that_json_lacks(
     assert strict("quarantine", "dismiss", "first", "--yes")["dismissed"] == 1
     assert strict("quarantine", "requeue", "last", "--yes")["requeued"] == 1
     assert strict("--once")["not_found"] >= 2
+
+
+def test_the_group_of_another_program_is_shown(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    client.xadd("sweeperd:events", {"id": "a", "tenant": "acme"})
+    client.xgroup_create("sweeperd:events", "warehouse", id="0")
+    named = {"SWEEPERD_EVENTS__GROUPS": '["warehouse", "missing"]'}
+    (shard,) = sweeperd("status", "--json", **named).document["shards"]
+    found = {each["endpoint"]: (each["state"], each["pending"]) for each in shard["endpoints"]}
+    assert found == {"warehouse": ("group", 1), "missing": ("group", None)}
+    assert "read by another program" in sweeperd("status", **named).out
+    listed = sweeperd("endpoints", "list", "--json", **named).document["endpoints"]
+    assert [each["state"] for each in listed] == ["group", "group"]

@@ -335,6 +335,33 @@ def test_each_look_for_replays_reads_the_clock_of_redis(shard: Shard, client: re
 # ---- maintenance
 
 
+def test_the_groups_of_other_programs_are_measured(
+    shard: Shard, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = {"groups": ["warehouse"], "group_max_age": "40d"}
+    settings = Settings.model_validate({"events": events})
+    metrics = Metrics()
+    dispatcher = Dispatcher(ShardContext(settings, shard, metrics, threading.Event(), 2))
+    labels = {"shard": shard.name, "group": "warehouse"}
+    client.xgroup_create(EVENTS, "warehouse", id="0", mkstream=True)
+    add(client, server_time(client) - 35 * 24 * HOUR, 300)
+    dispatcher.maintain()
+    assert client.xlen(EVENTS) == 300, "older than events.retention"
+    age = metrics.registry.get_sample_value("sweeperd_stream_group_oldest_seconds", labels)
+    assert age is not None
+    assert 34.9 < age / 86_400 < 35.1
+    assert metrics.registry.get_sample_value("sweeperd_stream_group_trimmed_total", labels) == 0
+    client.flushdb()
+    client.xgroup_create(EVENTS, "warehouse", id="0", mkstream=True)
+    add(client, server_time(client) - 45 * 24 * HOUR, 300)
+    dispatcher.maintain()
+    gone = 300 - client.xlen(EVENTS)
+    assert gone > 0
+    assert metrics.registry.get_sample_value("sweeperd_stream_group_trimmed_total", labels) == gone
+    (warning,) = [record for record in caplog.records if "has not read" in record.message]
+    assert (vars(warning)["group"], vars(warning)["events"]) == ("warehouse", gone)
+
+
 def test_maintenance(shard: Shard, client: redis.Redis) -> None:
     """Old events, silent consumers and notes of dead processes go; what waits is measured, by Redis's clock."""
     delivery = Delivery(shard, NOWHERE, 2, {}, timing=Timing(take_over_after=-1), until_idle=True)

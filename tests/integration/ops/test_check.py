@@ -456,3 +456,13 @@ def test_a_bad_configuration(cli: Cli) -> None:
     done = cli("check", environment("http://127.0.0.1:1"))
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith("sweeperd: environment: SWEEPERD_REDIS__URL: ")
+
+
+def test_groups_of_other_programs(server: Server, client: redis.Redis) -> None:
+    named = {"groups": ["warehouse"]}
+    assert "groups" not in bad(look(server.url))
+    assert look(server.url, events=named)["groups"].level is WARNING
+    client.xgroup_create("sweeperd:events", "warehouse", id="0", mkstream=True)
+    found = look(server.url)["groups"]
+    assert (found.level, "warehouse" in found.says, "30 d" in found.says) == (WARNING, True, True)
+    assert look(server.url, events=named)["groups"].level is OK

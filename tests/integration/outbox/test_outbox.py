@@ -23,6 +23,7 @@ from sweeperd.outbox.stream import (
     ConsumerGroups,
     Pending,
     Replication,
+    Trimmed,
 )
 from sweeperd.store import Shard
 from tests.support.fixtures import full
@@ -187,7 +188,7 @@ def test_nothing_is_trimmed_that_a_group_to_be_made_shall_have(stream: Outbox, c
     stream.groups.trim([GROUP], 100 * DAY, DAY)
     later = add(client, 300, at=old + 1)
     client.xgroup_destroy(KEY, GROUP)
-    assert stream.groups.trim([GROUP], DAY, DAY) >= 200
+    assert stream.groups.trim([GROUP], DAY, DAY).removed >= 200
     assert in_stream(client) >= set(later)
     stream.groups.ensure(GROUP)
     assert ids(stream.read(GROUP, 1000))[-300:] == later
@@ -581,7 +582,7 @@ def now(client: redis.Redis) -> int:
 
 
 @pytest.fixture
-def trimmed(stream: Outbox) -> functools.partial[int]:
+def trimmed(stream: Outbox) -> functools.partial[Trimmed]:
     """Trim with a retention of a day and a `max_age` of three, for a single endpoint."""
     return functools.partial(stream.groups.trim, [GROUP], DAY, 3 * DAY)
 
@@ -594,48 +595,71 @@ def consume(stream: Outbox, group: str = GROUP, count: int = 10_000) -> list[byt
 
 
 def test_trim_what_is_acknowledged_and_old(
-    stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
+    stream: Outbox, trimmed: functools.partial[Trimmed], client: redis.Redis, now: int
 ) -> None:
     stream.groups.ensure(GROUP)
     old = add(client, 5 * NODE, at=now - 2 * DAY)
     young = add(client, 5 * NODE, at=now - DAY // 2)
     consume(stream)
-    assert trimmed() >= 4 * NODE
+    assert trimmed().removed >= 4 * NODE
     assert set(young) <= in_stream(client)
     assert len(in_stream(client) & set(old)) <= NODE
-    assert trimmed() == 0
+    assert trimmed().removed == 0
+
+
+def test_a_named_group_holds_the_stream_for_its_own_age_and_what_it_loses_is_counted(
+    stream: Outbox, client: redis.Redis, now: int
+) -> None:
+    stream.groups.ensure(GROUP)
+    client.xgroup_create(KEY, "warehouse", id="0", mkstream=True)
+    old, young = add(client, 5 * NODE, at=now - 50 * DAY), add(client, 5 * NODE, at=now - 5 * DAY)
+    consume(stream)
+    held = stream.groups.trim([GROUP], DAY, 3 * DAY, ["warehouse"], 100 * DAY)
+    assert held == Trimmed(0, {"warehouse": 0})
+    assert stream.groups.oldest_unread_ms("warehouse") == int(old[0].partition(b"-")[0])
+    lost = stream.groups.trim([GROUP], DAY, 3 * DAY, ["warehouse"], 20 * DAY)
+    assert 4 * NODE <= lost.removed == lost.unread["warehouse"] <= 5 * NODE
+    assert set(young) <= in_stream(client)
+    # An acknowledged event is not lost.
+    client.xreadgroup("warehouse", "reader", {KEY: ">"}, count=100 * NODE)
+    client.xack(KEY, "warehouse", *in_stream(client))
+    done = stream.groups.trim([GROUP], DAY, 3 * DAY, ["warehouse", "missing"], 20 * DAY)
+    assert done.removed > 0
+    assert done.unread == {"warehouse": 0}
+    assert stream.groups.oldest_unread_ms("warehouse") is None
+    assert stream.groups.oldest_unread_ms("missing") is None
 
 
 def test_trim_without_any_endpoint(stream: Outbox, client: redis.Redis, now: int) -> None:
-    assert stream.groups.trim([], DAY, 3 * DAY) == 0
+    assert stream.groups.trim([], DAY, 3 * DAY).removed == 0
     add(client, 5 * NODE, at=now - 2 * DAY)
     young = add(client, 5 * NODE)
-    assert stream.groups.trim([], DAY, 3 * DAY) >= 4 * NODE
+    assert stream.groups.trim([], DAY, 3 * DAY).removed >= 4 * NODE
     assert set(young) <= in_stream(client)
 
 
 def test_nothing_is_trimmed_that_is_not_acknowledged(
-    stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
+    stream: Outbox, trimmed: functools.partial[Trimmed], client: redis.Redis, now: int
 ) -> None:
     stream.groups.ensure(GROUP)
     added = add(client, 5 * NODE, at=now - 100 * DAY)
     stream.read(GROUP, 10_000)
     left = added[2 * NODE + 50]
     stream.acknowledge(GROUP, [entry for entry in added if entry != left])
-    assert NODE <= trimmed() <= 2 * NODE + 50
+    assert NODE <= trimmed().removed <= 2 * NODE + 50
     assert set(added[2 * NODE + 50 :]) <= in_stream(client)
     stream.acknowledge(GROUP, [left])
-    assert trimmed() > NODE
+    assert trimmed().removed > NODE
 
 
 def test_nothing_is_trimmed_that_is_not_taken(
-    stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
+    stream: Outbox, trimmed: functools.partial[Trimmed], client: redis.Redis, now: int
 ) -> None:
     stream.groups.ensure(GROUP)
     added = add(client, 5 * NODE, at=now - 100 * DAY)
-    assert trimmed() == 0
+    assert trimmed().removed == 0
     consume(stream, count=2 * NODE + 50)
-    assert NODE <= trimmed() <= 2 * NODE + 50
+    assert NODE <= trimmed().removed <= 2 * NODE + 50
     assert ids(stream.read(GROUP, 10_000)) == added[2 * NODE + 50 :]
 
 
@@ -646,13 +670,13 @@ def test_the_slowest_endpoint_counts(stream: Outbox, client: redis.Redis, now: i
     consume(stream)
     consume(stream, "audit", NODE + 50)
     for order in ([GROUP, "audit"], ["audit", GROUP]):
-        assert stream.groups.trim(order, DAY, 3 * DAY) <= NODE + 50
+        assert stream.groups.trim(order, DAY, 3 * DAY).removed <= NODE + 50
     assert set(added[NODE + 50 :]) <= in_stream(client)
 
 
 @pytest.mark.parametrize("state", ["untaken", "taken"])
 def test_an_endpoint_that_is_configured_no_more(
-    state: str, stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
+    state: str, stream: Outbox, trimmed: functools.partial[Trimmed], client: redis.Redis, now: int
 ) -> None:
     """Its group holds the stream for `max_age` at most."""
     for group in (GROUP, "former"):
@@ -662,51 +686,51 @@ def test_an_endpoint_that_is_configured_no_more(
     consume(stream)
     if state == "taken":
         stream.read("former", 10_000)
-    assert stream.groups.trim([GROUP, "former"], DAY, 3 * DAY) == 0, "while it is configured"
-    assert trimmed() >= 4 * NODE
+    assert stream.groups.trim([GROUP, "former"], DAY, 3 * DAY).removed == 0, "while it is configured"
+    assert trimmed().removed >= 4 * NODE
     assert set(younger) <= in_stream(client)
     assert len(in_stream(client) & set(older)) <= NODE
 
 
 def test_a_former_endpoint_that_lags_behind_nothing_holds_nothing(
-    stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
+    stream: Outbox, trimmed: functools.partial[Trimmed], client: redis.Redis, now: int
 ) -> None:
     for group in (GROUP, "former"):
         stream.groups.ensure(group)
     add(client, 5 * NODE, at=now - 2 * DAY)
     for group in (GROUP, "former"):
         consume(stream, group)
-    assert trimmed() >= 4 * NODE
+    assert trimmed().removed >= 4 * NODE
 
 
 def test_trim_goes_on_until_little_is_removed(
-    stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
+    stream: Outbox, trimmed: functools.partial[Trimmed], client: redis.Redis, now: int
 ) -> None:
     """One XTRIM removes 10,000 at most: with one for each round, 700 expiries a second fill the server."""
     stream.groups.ensure(GROUP)
     add(client, 25_000, at=now - 2 * DAY)
     while consume(stream):
         pass
-    assert trimmed() >= 25_000 - NODE
+    assert trimmed().removed >= 25_000 - NODE
 
 
 def test_trim_leaves_the_rest_to_the_next_round(
-    shard: Shard, stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
+    shard: Shard, stream: Outbox, trimmed: functools.partial[Trimmed], client: redis.Redis, now: int
 ) -> None:
     hasty = ConsumerGroups(shard, "us", timing=Timing(trim_for=0)).trim
     stream.groups.ensure(GROUP)
     add(client, 15_000, at=now - 2 * DAY)
     while consume(stream):
         pass
-    assert hasty(*trimmed.args, **trimmed.keywords) == 10_000
-    assert hasty(*trimmed.args, **trimmed.keywords) >= 5_000 - NODE
+    assert hasty(*trimmed.args, **trimmed.keywords).removed == 10_000
+    assert hasty(*trimmed.args, **trimmed.keywords).removed >= 5_000 - NODE
 
 
 def test_an_endpoint_whose_group_is_unknown_holds_everything(
-    stream: Outbox, trimmed: functools.partial[int], client: redis.Redis, now: int
+    stream: Outbox, trimmed: functools.partial[Trimmed], client: redis.Redis, now: int
 ) -> None:
     add(client, 5 * NODE, at=now - 100 * DAY)
-    assert trimmed() == 0
+    assert trimmed().removed == 0
 
 
 # ---- consumers

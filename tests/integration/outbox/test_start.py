@@ -119,7 +119,7 @@ def test_events_of_a_backfill_that_could_not_begin_yet_are_kept(own_shard: Shard
     client.set(GROUPS, "no hash")
     with pytest.raises(redis.ResponseError):
         outbox.groups.ensure("hook", timedelta(hours=6))
-    assert outbox.groups.trim(["hook"], HOUR, HOUR) == 0
+    assert outbox.groups.trim(["hook"], HOUR, HOUR).removed == 0
     client.delete(GROUPS)
     outbox.groups.ensure("hook", timedelta(hours=6))
     assert len(outbox.read("hook", 1000)) == 301

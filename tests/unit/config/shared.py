@@ -36,6 +36,8 @@ DEFAULTS = {
     "events.wait_timeout": timedelta(seconds=1),
     "events.attempts_kept": 1000,
     "events.balances": False,
+    "events.groups": [],
+    "events.group_max_age": timedelta(days=90),
     "webhooks.concurrency": 16,
     "webhooks.timeout": timedelta(seconds=10),
     "webhooks.connect_timeout": timedelta(seconds=5),

@@ -115,6 +115,7 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         ("[http]\nlisten = '9464'", "http.listen", 'must be "host:port"'),
         ("[http]\nlisten = '127.0.0.1:99999'", "http.listen", "a port is a number from 0 (any free one) to 65535"),
         ("[http]\nlisten = 'localhost:http'", "http.listen", 'must be "host:port"'),
+        ("[events]\ngroups = ['_replay.x']", "events.groups[0]", "match pattern"),
         ("[http]\nhosts = ['sweeperd:9464']", "http.hosts[0]", "match pattern"),
         ("[http]\nlisten = 'localhost:65536'", "http.listen", "a port is a number from 0 (any free one) to 65535"),
         ("[redis]\nurl = ''", "redis.url", NO_REDIS_URL),
@@ -223,3 +224,10 @@ def test_every_problem_has_its_line(config: Load, tmp_path: Path) -> None:
     starts = {line.removeprefix(f"{tmp_path / 'config.toml'}: ").partition(":")[0] for line in problems(error)}
     assert starts == {"colour", "sweep.batch_size", "sweep.interval"}
     assert len(problems(error)) == 3
+
+
+def test_groups_of_other_programs_have_names_of_their_own(config: Load) -> None:
+    with pytest.raises(ConfigError, match=r"events\.groups names a group twice"):
+        config("[events]\ngroups = ['a', 'a']")
+    with pytest.raises(ConfigError, match=r"events\.groups: billing is an endpoint"):
+        config("[events]\ngroups = ['billing']\n" + ENDPOINT)

@@ -123,7 +123,7 @@ class Server:
             ]
         )
         deadline = time.monotonic() + limit
-        with redis.Redis(port=self.port, socket_timeout=1) as client:
+        with redis.Redis("127.0.0.1", self.port, socket_timeout=1) as client:  # a chroot may not know localhost
             while True:
                 try:
                     client.ping()

@@ -56,11 +56,22 @@ def test_publishing_is_trusted_and_needs_no_token(workflow: dict[Any, Any]) -> N
 
 def test_the_image_has_its_provenance_and_its_file(workflow: dict[Any, Any]) -> None:
     uses = {step.get("uses", "").partition("@")[0]: step for step in workflow["jobs"]["image"]["steps"]}
-    built = uses["docker/build-push-action"]["with"]
+    built = uses["docker/build-push-action"]["with"]  # the last one
+    assert built["push"] is True
     assert built["provenance"] == "mode=max"
     assert built["sbom"] is True
     assert (ROOT / built["file"]).exists()
     assert "actions/attest-build-provenance" in uses
+
+
+def test_the_image_is_started_before_it_is_pushed_and_its_base_is_pinned(workflow: dict[Any, Any]) -> None:
+    steps = workflow["jobs"]["image"]["steps"]
+    names = [step.get("id", step.get("name", "")) for step in steps]
+    order = ["base", "Build the image for this machine", "Start the image before it is pushed", "push"]
+    assert [name for name in names if name in order] == order
+    built = [step["with"] for step in steps if "build-push-action" in step.get("uses", "")]
+    assert all("BASE=${{ steps.base.outputs.name }}" in each["build-args"] for each in built)
+    assert [each.get("push", False) for each in built] == [False, True]
 
 
 def test_what_is_published_is_what_was_built(workflow: dict[Any, Any]) -> None:

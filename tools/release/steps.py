@@ -102,6 +102,13 @@ def steps(options: Options, work: Path) -> list[Step]:
             run("tools.release.install", dist, fresh),
             readers.document,
         ),
+        Step("image", "the image, built and run as the manifests do", run("tools.release.image"), readers.document),
+        Step(
+            "newcomer",
+            "the README's commands on a bare Debian, without a server and without root",
+            run("tools.release.newcomer"),
+            readers.document,
+        ),
         Step(
             "cron",
             "the documented cron line under the real cron daemon, on a fresh Debian",

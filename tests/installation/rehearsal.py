@@ -288,7 +288,9 @@ def ended_tenants(on: Rehearsal) -> str:
             assert row == after[scope], "a closed budget was settled when its tenant was closed"
             assert (row[b"status"], int(row[b"reserved"])) == (b"CLOSED", 0)
         state = on.hash_of(held[1], "state")
-        assert (state == "EXPIRED") == (held[1] in on.events(closed))
+        # A service that ends reservations with their tenant leaves nothing to expire.
+        if state == "EXPIRED":
+            eventually(lambda: held[1] in on.events(closed))
         suspended.set_status("ACTIVE")
     return f"suspended: expired with its event; closed: {state}, its budgets as they were"
 

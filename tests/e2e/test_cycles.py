@@ -14,7 +14,7 @@ from sweeperd.delivery.relay import delivery_id
 from sweeperd.sweep.reservations import REASONS
 from sweeperd.text import parse_rfc3339
 from tests.fixture.cycles.load import expected, load
-from tests.support.harness import daemon, environment, eventually, once, server_time
+from tests.support.harness import daemon, environment, eventually, once, reserve, server_time
 from tests.support.servers import Server
 from tests.support.streams import entries
 
@@ -147,6 +147,23 @@ def test_nothing_is_relayed_where_it_is_not_enabled(server: Server, client: redi
     before = sorted(client.keys("event*") + client.keys("deliver*"))
     assert once(environment(server.url)).code == 0
     assert sorted(client.keys("event*") + client.keys("deliver*")) == before
+
+
+def test_a_run_writes_up_to_the_limit_and_leaves_the_rest(server: Server, client: redis.Redis) -> None:
+    """Exit code 3: it is safe to run again, and the next run goes on as far as the dispatcher of Cycles has come."""
+    client.set("webhook:w", json.dumps({"subscription_id": "w", "status": "ACTIVE"}))
+    client.sadd("webhooks:acme", "w")
+    env = environment(server.url, cycles__enabled="true", cycles__dispatch_backlog=3)
+    once(env)
+    reserve(client, [f"r{number}" for number in range(5)])
+    first = once(env)
+    assert (first.code, first.report["expired"], first.report["delivered"], first.report["undelivered"]) == (3, 5, 3, 2)
+    again = once(env)
+    assert (again.code, again.report["delivered"], client.llen("dispatch:pending")) == (3, 0, 3)
+    client.delete("dispatch:pending")
+    last = once(env)
+    assert (last.code, last.report["delivered"], last.report["undelivered"]) == (0, 2, 0)
+    assert client.zcard("deliveries:w") == client.zcard("events:acme") == 5
 
 
 def test_the_page_names_what_differs() -> None:

@@ -25,7 +25,7 @@ key.
 """
 
 from sweeperd.errors import RedisUnavailable
-from sweeperd.ledger.client import Ledger
+from sweeperd.ledger.client import AsyncLedger, Ledger
 from sweeperd.ledger.errors import (
     AmountOverflow,
     BudgetClosed,
@@ -76,6 +76,7 @@ __all__ = [
     "MAX_EXTENSIONS",
     "MAX_SCOPES",
     "AmountOverflow",
+    "AsyncLedger",
     "Balance",
     "BudgetClosed",
     "BudgetExists",

@@ -4,11 +4,12 @@ import contextlib
 import functools
 import inspect
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, get_args
 
 import redis
+from redis.exceptions import NoScriptError, ReadOnlyError
 
 from sweeperd.config import RedisSettings, check_prefix
 from sweeperd.ledger import models
@@ -16,7 +17,7 @@ from sweeperd.ledger.errors import MissingRight, RedisFull
 from sweeperd.ledger.models import Name
 from sweeperd.ledger.requests import SCRIPTS, Request, Requests
 from sweeperd.store.errors import describe, is_full, is_refused
-from sweeperd.store.scripts import Script
+from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.tracing import ledger_call
 
@@ -82,6 +83,18 @@ def _sent(
         return self._run(describe(self._requests, *args, **kwargs))
 
     method: Callable[Concatenate[Ledger, P], Answer] = _as_method(call, describe)
+    return method
+
+
+def _awaited(
+    describe: Callable[Concatenate[Requests, P], Request[Answer]],
+) -> "Callable[Concatenate[AsyncLedger, P], Coroutine[Any, Any, Answer]]":
+    """The operation as a coroutine of AsyncLedger."""
+
+    async def call(self: "AsyncLedger", *args: P.args, **kwargs: P.kwargs) -> Answer:
+        return await self._run(describe(self._requests, *args, **kwargs))
+
+    method: Callable[Concatenate[AsyncLedger, P], Coroutine[Any, Any, Answer]] = _as_method(call, describe)
     return method
 
 
@@ -168,3 +181,80 @@ class Ledger:
         with ledger_call(request.script), self._shard.reaching(), _refusals_of_redis():
             reply = self.scripts[request.script].run(self._shard.client, request.call)
         return request.answer(reply)
+
+
+class AsyncLedger:
+    """
+    `Ledger` for asyncio: the same calls, answers, errors and scripts, without threads. Use it as an asynchronous
+    context manager, or await `close()` at the end.
+
+    If a call is cancelled between request and answer, the answer is lost, and the change may or may not have happened:
+    call again with the same idempotency key. An AsyncLedger belongs to one event loop. It has as many connections as
+    calls at the same time. A Redis Cluster needs `Ledger`.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        *,
+        default_grace: timedelta = _NO_GRACE,
+        audit_retention: timedelta = _AUDIT_RETENTION,
+        cycles: bool = False,
+        new_id: Callable[[], Name] = _new_id,
+    ) -> None:
+        """The parameters are those of `Ledger`. Raises ValueError for a Cluster."""
+        self.scripts = {name: Script(f"ledger/{name}") for name in SCRIPTS}
+        self._shard = shard
+        self._client = shard.async_client()
+        self._requests = _requests(shard, default_grace, audit_retention, cycles, new_id)
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        prefix: str = "",
+        default_grace: timedelta = _NO_GRACE,
+        audit_retention: timedelta = _AUDIT_RETENTION,
+        cycles: bool = False,
+    ) -> Self:
+        """As `Ledger.from_url`. Raises ValueError if the URL cannot be used, and for a Cluster."""
+        shard = _shard(url, prefix)
+        return cls(shard, default_grace=default_grace, audit_retention=audit_retention, cycles=cycles)
+
+    async def close(self) -> None:
+        """Close the connections to Redis."""
+        await self._client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    open_budget = _awaited(Requests.open_budget)
+    budget = _awaited(Requests.budget)
+    get = _awaited(Requests.get)
+    reserve = _awaited(Requests.reserve)
+    commit = _awaited(Requests.commit)
+    release = _awaited(Requests.release)
+    extend = _awaited(Requests.extend)
+    settle = _awaited(Requests.settle)
+    event = _awaited(Requests.event)
+
+    async def _run(self, request: Request[Answer]) -> Answer:
+        with ledger_call(request.script), self._shard.reaching(), _refusals_of_redis():
+            reply = await self._reply(self.scripts[request.script], request.call)
+        return request.answer(reply)
+
+    async def _reply(self, script: Script, call: Call) -> Any:
+        words = len(call.keys), *call.keys, *call.args
+        try:
+            try:
+                return await self._client.execute_command("EVALSHA", script.sha, *words)
+            except NoScriptError:
+                return await self._client.execute_command("EVAL", script.source, *words)
+        except ReadOnlyError:
+            # The server was a primary: the next connection asks again for the primary.
+            await self._client.connection_pool.disconnect(inuse_connections=False)
+            raise

@@ -19,6 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import redis
+from redis.asyncio import Redis as AsyncRedis
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.backoff import NoBackoff
 from redis.client import Pipeline
 from redis.connection import Connection, SSLConnection
@@ -70,6 +73,25 @@ def connect(
         kind = SSLConnection if address.tls else Connection
         return ClusterClient.at(SlotOwner(address.nodes, key, kind, ours | dict(address.options)))
     return redis.Redis.from_url(url, **ours)
+
+
+def connect_async(address: Address, url: str, *, connect_timeout: float, socket_timeout: float) -> "AsyncRedis":
+    """The same for asyncio, with as many connections as calls at the same time. Raises ValueError for a Cluster."""
+    ours: dict[str, Any] = {
+        "protocol": 2,
+        "retry": AsyncRetry(NoBackoff(), 0),
+        "socket_timeout": socket_timeout,
+        "socket_connect_timeout": connect_timeout,
+        "client_name": "sweeperd",
+    }
+    if address.topology is Topology.CLUSTER:
+        raise ValueError("a Cluster needs the Ledger without asyncio")
+    if address.topology is Topology.SENTINEL:
+        ours["ssl"] = address.tls
+        sentinels: Any = AsyncSentinel(address.nodes, sentinel_kwargs=ours | dict(address.sentinel_options))
+        client: AsyncRedis = sentinels.master_for(address.service, **ours | dict(address.options))
+        return client
+    return AsyncRedis.from_url(url, **ours)
 
 
 class _Sentinels(Sentinel):

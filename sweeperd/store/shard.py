@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import redis
+import redis.asyncio
 from redis.exceptions import ReadOnlyError
 
 from sweeperd import redis_url
 from sweeperd.config import DEFAULT_SHARD, RedisSettings, Settings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.store.connect import connect
+from sweeperd.store.connect import connect, connect_async
 from sweeperd.store.errors import REFUSED, describe, is_server_trouble
 from sweeperd.store.keys import Keys
 
@@ -73,6 +74,13 @@ class Shard:
             socket_timeout=self.socket_timeout,
             connections=connections,
         )
+        self._connect_async = functools.partial(
+            connect_async,
+            place,
+            url,
+            connect_timeout=settings.connect_timeout.total_seconds(),
+            socket_timeout=self.socket_timeout,
+        )
         self.client: redis.Redis = self._connect(on_connect=self._connected)
 
     def twin(self) -> "Shard":
@@ -81,6 +89,10 @@ class Shard:
         twin.opened = 0
         twin.client = self._connect(on_connect=twin._connected)
         return twin
+
+    def async_client(self) -> "redis.asyncio.Redis":
+        """A client for asyncio, which the caller closes. Raises ValueError for a Cluster."""
+        return self._connect_async()
 
     @property
     def origin(self) -> bytes:

@@ -1,5 +1,6 @@
 """Two thousand recorded operations of Cycles' own scripts: the ledger gives the same answers and the same balances."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -13,7 +14,8 @@ import pytest
 import redis
 
 from sweeperd import ledger
-from sweeperd.ledger import Committed, Debited, Extended, Ledger, LedgerError, OveragePolicy, Reserved
+from sweeperd.ledger import AsyncLedger, Committed, Debited, Extended, Ledger, LedgerError, OveragePolicy, Reserved
+from tests.support.blocking import blocking
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.every_redis
@@ -175,9 +177,11 @@ class Replay:
         )
 
 
-@pytest.fixture
-def replay(server: Server, client: redis.Redis) -> Iterator[Replay]:
-    with Ledger.from_url(server.url) as book:
+@pytest.fixture(params=["threads", "asyncio"])
+def replay(request: pytest.FixtureRequest, server: Server, client: redis.Redis) -> Iterator[Replay]:
+    url = server.url
+    book = Ledger.from_url(url) if request.param == "threads" else blocking(lambda: AsyncLedger.from_url(url))
+    with contextlib.closing(book):
         yield Replay(book, client)
 
 

@@ -34,7 +34,7 @@ def swept_twice(env: dict[str, str], client: redis.Redis, events: int, directory
 
 def swept_with_balances(env: dict[str, str], client: redis.Redis, events: int, directory: Path) -> None:
     """An event of the stream has them; a record of the service never does."""
-    swept_once(env | environment(env["SWEEPERD_REDIS__URL"], events__balances="true"), client, events, directory)
+    swept_once(env | {"SWEEPERD_EVENTS__BALANCES": "true"}, client, events, directory)
     assert any(b"balances" in fields for _, fields in entries(client, "sweeperd:events"))
 
 
@@ -54,7 +54,8 @@ def test_the_records_are_those_of_the_service(server: Server, client: redis.Redi
     before = {name: set(client.keys(f"{name}:*")) for name in ("event", "delivery")}
     queued = client.lrange("dispatch:pending", 0, -1)
     events_before = client.zcard("events:_all")
-    sweep(environment(server.url, cycles__enabled="true"), client, events_before + len(wanted["expired"]), tmp_path)
+    env = environment(server.url, cycles__enabled="true", cycles__dispatch_backlog=0)
+    sweep(env, client, events_before + len(wanted["expired"]), tmp_path)
     now = server_time(client)
 
     events = {}

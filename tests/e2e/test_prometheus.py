@@ -50,6 +50,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             webhooks__attempts=1,
             webhooks__redelivery_initial="200ms",
             webhooks__redelivery_max="200ms",
+            events__groups='["warehouse"]',
+            cycles__enabled="true",
             endpoints=[
                 {"name": "hook", "url": receiver.url},
                 {"name": "dead", "url": f"http://127.0.0.1:{free_port()}/", "tenants": ["globex"]},
@@ -65,7 +67,7 @@ def test_every_query_finds_what_it_asks_for(watched: Watched) -> None:
     reserve(watched.client, ["one", "two"], tenant="acme")
     eventually(lambda: watched.running.metric("sweeperd_webhook_attempts_total", result="delivered") == 2)
     eventually(lambda: prometheus.query('sweeperd_webhook_attempts_total{result="delivered"} == 2'))
-    eventually(lambda: len(prometheus.query("sweeperd_webhook_pending_events == 0")) == 2)
+    eventually(lambda: len(prometheus.query("sweeperd_webhook_pending_events == 0")) == 3)
     for query in dashboard_queries():
         # A rate needs a second scrape.
         assert eventually(lambda asked=query: prometheus.query(asked.expression)), query

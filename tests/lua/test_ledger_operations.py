@@ -378,7 +378,7 @@ def test_the_balances_are_in_the_order_of_the_scopes(book: Book) -> None:
     scopes = [f"s{number}" for number in range(30)]
     book.open(*scopes)
     rid = book.reserve(1, scopes).reservation_id.encode()
-    assert [balance.scope for balance in book.commit(rid, 1).balances] == [scope.encode() for scope in scopes]
+    assert [balance.scope for balance in book.commit(rid, 1).balances] == scopes
 
 
 def test_the_default_grace_is_the_ledger_s(book: Book) -> None:

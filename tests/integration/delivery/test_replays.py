@@ -186,7 +186,7 @@ def test_a_paused_endpoint_gets_nothing_until_it_is_resumed(
         note = begin(shard, now - 6 * HOUR, now)
         eventually(lambda: delivery.dispatcher._replays.groups)
         assert replay.obstacle(shard, "hook").startswith("hook is paused")
-        assert Outbox(shard, "us").groups.trim(["hook", note.group], HOUR, HOUR) == 0
+        assert Outbox(shard, "us").groups.trim(["hook", note.group], HOUR, HOUR).removed == 0
         delivery.dispatcher._retention_ms = delivery.dispatcher._max_age_ms = HOUR
         delivery.dispatcher.maintain()
         assert client.xlen(EVENTS) == 300

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sweeperd.context import USUAL, Timing
+from sweeperd.delivery.lane import Brake
 from sweeperd.delivery.reader import PAGES_PER_STEP, DueScan
 from sweeperd.outbox import Outbox, OutboxEntry
 from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, Pending
@@ -60,6 +61,7 @@ def scan(outbox: Outbox, *in_hand: OutboxEntry, clock: Callable[[], float] = tim
         redelivery=redelivery(INITIAL),
         in_flight=in_flight(*in_hand),
         timing=Timing(clock=clock),
+        brake=Brake(1.0),
     )
     return DueScan(lane)
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.ops.endpoints import SKIPPED
-from sweeperd.outbox.replays import ReplaySpan
+from sweeperd.outbox.replays import ReplayNote
 from sweeperd.outbox.subscription import EventFilter
+from sweeperd.store.streams import StreamId
 from tests.simulation import kernel as kernels
 from tests.simulation.kernel import Failure
 from tests.simulation.plan import Plan, ShardPlan
@@ -228,15 +229,17 @@ class Book:
                         found.append(f"{endpoint.name} has not got {key}, event {expiry.id}")
         return found
 
-    def replayed(self, shard: str, endpoint: EndpointSettings, span: ReplaySpan, at: float) -> None:
-        """An operator has begun a replay, and knows that it has begun."""
-        wanted = EventFilter(endpoint)
+    def replayed(self, shard: str, endpoint: EndpointSettings, note: ReplayNote, at: float) -> None:
+        """An operator has begun a replay, and knows that it has begun. Older events have left the stream by then."""
+        wanted, first = EventFilter(endpoint), StreamId.parse(note.first)
         for book in self.shards:
             if book.shard.name == shard:
                 keys = {
                     key
                     for key, expiry in book.expired.items()
-                    if span.matches(b"%d-%d" % expiry.id, expiry.fields) and wanted.matches(expiry.fields)
+                    if StreamId(*expiry.id) >= first
+                    and note.span.matches(b"%d-%d" % expiry.id, expiry.fields)
+                    and wanted.matches(expiry.fields)
                 }
                 self._replays.append(Replayed(endpoint.name, at, keys))
 

@@ -119,7 +119,7 @@ class Operators:
             begun = self._kernel.now
             outcome, note = replays.begin(shard, counted)
             if outcome == "begun":
-                self._book.replayed(shard.name, endpoint, note.span, begun)
+                self._book.replayed(shard.name, endpoint, note, begun)
 
     def _cancel(self, shard: Shard, endpoint: EndpointSettings) -> None:
         self._book.doubted.add(endpoint.name)

@@ -241,7 +241,7 @@ def _repair_budget(change: Change, name: str, rate: int | None) -> None:
     question, because traffic or another operator may change the budget in between.
     """
     if len(change.shards) > 1:
-        raise click.UsageError("there are several shards; say with --shard where the budget is")
+        raise click.UsageError("there are several shards; name with --shard the one that has the budget")
     key, sweep = change.shards[0].keys.budget_stem + name.encode("utf-8", "surrogateescape"), change.settings.sweep
 
     def judge(shard: Shard) -> BudgetRepair:

@@ -85,8 +85,8 @@ class CyclesRecords:
 
     def __init__(self, shard: Shard, settings: CyclesSettings = CyclesSettings()) -> None:  # noqa: B008 - frozen
         self._shard = shard
-        #: Of events and of deliveries, seconds.
         self._backlog = settings.dispatch_backlog
+        #: Of events and of deliveries, seconds.
         self._ttls = [int(ttl.total_seconds()) for ttl in (settings.event_ttl, settings.delivery_ttl)]
         self._keys = shard.keys.cycles
         #: Without the place in the stream, which the bodies do not carry.

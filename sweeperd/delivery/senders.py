@@ -34,7 +34,7 @@ class Client(Protocol):
 
 
 class Sender(abc.ABC):
-    """Takes the batches of one endpoint to where they go. Threads may share a sender."""
+    """Sends the batches of one endpoint, or writes their records. Threads may share a sender."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane

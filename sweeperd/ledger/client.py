@@ -34,24 +34,6 @@ def _new_id() -> str:
     return str(uuid.uuid4())
 
 
-def _requests(
-    shard: Shard, default_grace: timedelta, audit_retention: timedelta, cycles: bool, new_id: Callable[[], Name]
-) -> Requests:
-    return Requests(
-        shard.keys,
-        models.milliseconds("default_grace", default_grace, least=0),
-        models.milliseconds("audit_retention", audit_retention, least=models.LEAST_RETENTION),
-        cycles,
-        new_id,
-    )
-
-
-def _shard(url: str, prefix: str) -> Shard:
-    settings = RedisSettings.model_validate({"url": url})
-    check_prefix(settings.url, prefix)
-    return Shard(settings, prefix, connections=_CONNECTIONS)
-
-
 @contextlib.contextmanager
 def _refusals_of_redis() -> Iterator[None]:
     """Redis at maxmemory and a missing right are refusals of the ledger: nothing has changed."""
@@ -98,24 +80,8 @@ def _awaited(
     return method
 
 
-class Ledger:
-    """
-    The budgets and reservations of one shard. Use it as a context manager, or call `close()` at the end.
-
-    Amounts are whole numbers from 0 to 2^63-1. An operation takes 1 to 256 scopes. If a scope is named twice, it is
-    charged twice, as the sweep releases it twice.
-
-    Each change takes an idempotency key, valid for the tenant and the operation. The same request again gets the first
-    answer, even if the reservation has ended since. The answer is kept for 24 hours, or for the TTL and the grace of
-    the reservation if these are longer. A refusal is not kept: the same request may succeed later.
-
-    Methods raise a LedgerError if the ledger refuses (nothing has changed then), MissingRight among them if the user of
-    Redis lacks a right; ValueError or TypeError if an argument cannot be used; RedisUnavailable if Redis cannot be
-    reached (the change may or may not have happened: call again with the same idempotency key); and redis.RedisError
-    for any other error of Redis.
-
-    A Ledger may be shared by threads. It has as many connections as threads have called it at the same time.
-    """
+class _Client:
+    """What both ledgers begin with."""
 
     def __init__(
         self,
@@ -135,7 +101,13 @@ class Ledger:
         """
         self.scripts = {name: Script(f"ledger/{name}") for name in SCRIPTS}
         self._shard = shard
-        self._requests = _requests(shard, default_grace, audit_retention, cycles, new_id)
+        self._requests = Requests(
+            shard.keys,
+            models.milliseconds("default_grace", default_grace, least=0),
+            models.milliseconds("audit_retention", audit_retention, least=models.LEAST_RETENTION),
+            cycles,
+            new_id,
+        )
 
     @classmethod
     def from_url(
@@ -152,10 +124,33 @@ class Ledger:
         `unix://`, `redis+sentinel://` or `redis+cluster://`. `prefix` is `keys.prefix`. Nothing connects before the
         first call.
 
-        Raises ValueError if the URL cannot be used, and for a Cluster if the prefix has no hash tag.
+        Raises ValueError if the URL cannot be used, and for a Cluster if the prefix has no hash tag. An AsyncLedger
+        raises ValueError for every Cluster.
         """
-        shard = _shard(url, prefix)
+        settings = RedisSettings.model_validate({"url": url})
+        check_prefix(settings.url, prefix)
+        shard = Shard(settings, prefix, connections=_CONNECTIONS)
         return cls(shard, default_grace=default_grace, audit_retention=audit_retention, cycles=cycles)
+
+
+class Ledger(_Client):
+    """
+    The budgets and reservations of one shard. Use it as a context manager, or call `close()` at the end.
+
+    Amounts are whole numbers from 0 to 2^63-1. An operation takes 1 to 256 scopes. If a scope is named twice, it is
+    charged twice, as the sweep releases it twice.
+
+    Each change takes an idempotency key, valid for the tenant and the operation. The same request again gets the first
+    answer, even if the reservation has ended since. The answer is kept for 24 hours, or for the TTL and the grace of
+    the reservation if these are longer. A refusal is not kept: the same request may succeed later.
+
+    Methods raise a LedgerError if the ledger refuses (nothing has changed then), MissingRight among them if the user of
+    Redis lacks a right; ValueError or TypeError if an argument cannot be used; RedisUnavailable if Redis cannot be
+    reached (the change may or may not have happened: call again with the same idempotency key); and redis.RedisError
+    for any other error of Redis.
+
+    A Ledger may be shared by threads. It has as many connections as threads have called it at the same time.
+    """
 
     def close(self) -> None:
         """Close the connections to Redis."""
@@ -183,7 +178,7 @@ class Ledger:
         return request.answer(reply)
 
 
-class AsyncLedger:
+class AsyncLedger(_Client):
     """
     `Ledger` for asyncio: the same calls, answers, errors and scripts, without threads. Use it as an asynchronous
     context manager, or await `close()` at the end.
@@ -193,34 +188,10 @@ class AsyncLedger:
     calls at the same time. A Redis Cluster needs `Ledger`.
     """
 
-    def __init__(
-        self,
-        shard: Shard,
-        *,
-        default_grace: timedelta = _NO_GRACE,
-        audit_retention: timedelta = _AUDIT_RETENTION,
-        cycles: bool = False,
-        new_id: Callable[[], Name] = _new_id,
-    ) -> None:
-        """The parameters are those of `Ledger`. Raises ValueError for a Cluster."""
-        self.scripts = {name: Script(f"ledger/{name}") for name in SCRIPTS}
-        self._shard = shard
+    def __init__(self, shard: Shard, **options: Any) -> None:
+        """The options are those of `Ledger`. Raises ValueError for a Cluster."""
+        super().__init__(shard, **options)
         self._client = shard.async_client()
-        self._requests = _requests(shard, default_grace, audit_retention, cycles, new_id)
-
-    @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        prefix: str = "",
-        default_grace: timedelta = _NO_GRACE,
-        audit_retention: timedelta = _AUDIT_RETENTION,
-        cycles: bool = False,
-    ) -> Self:
-        """As `Ledger.from_url`. Raises ValueError if the URL cannot be used, and for a Cluster."""
-        shard = _shard(url, prefix)
-        return cls(shard, default_grace=default_grace, audit_retention=audit_retention, cycles=cycles)
 
     async def close(self) -> None:
         """Close the connections to Redis."""

@@ -97,7 +97,7 @@ def receiver(
     if shutil.which(program[0]) is None:
         pytest.skip(f"{program[0]} is not installed")
     if request.param == "Express":
-        # Node looks for modules beside the program and above; SWEEPERD_TEST_NODE_MODULES is where npm has put them.
+        # Node looks for modules beside the program and above; the variable names the folder that npm has filled.
         modules = os.environ.get("SWEEPERD_TEST_NODE_MODULES")
         if not modules:
             pytest.skip("SWEEPERD_TEST_NODE_MODULES names no folder with express and standardwebhooks")

@@ -1,4 +1,4 @@
-"""Where the rehearsal of `python -m tests.installation` refuses to begin; the rest of it needs an installation."""
+"""When the rehearsal of `python -m tests.installation` refuses to begin. All else needs an installation."""
 
 import os
 import subprocess

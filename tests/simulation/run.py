@@ -241,7 +241,7 @@ def simulate(plan: Plan, trace_file: Any = None) -> Report:
 
 
 def in_child(options: argparse.Namespace, seed: int) -> tuple[int, int]:
-    """Begin a seed in a process of its own, so that no seed sees another. Returns the process and where to read."""
+    """Begin a seed in a process of its own, so that no seed sees another. Returns the process and its output file."""
     reading, writing = os.pipe()
     if child := os.fork():
         os.close(writing)

@@ -32,7 +32,7 @@ def take(queue: BatchQueue) -> list[int]:
 
 
 class Clock:
-    """A monotonic clock that the test moves. It sets `spun` where it is read again and again."""
+    """A monotonic clock that the test moves. It sets `spun` if it is read again and again."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -271,7 +271,8 @@ class BatchQueue:
                 else:
                     self._waiting.append(entry)
                     self._bytes += entry.size
-            batches = len(self._single) - (-len(self._waiting) // self._limits.events)
+            full = max(len(self._waiting) / self._limits.events, self._bytes / self._limits.bytes)
+            batches = len(self._single) + math.ceil(full)
             # Each sender that has a request in flight takes the next batch without being woken.
             self._changed.notify(max(0, min(batches, self._most_requests - self._requests)))
 

@@ -350,6 +350,15 @@ def test_what_comes_is_taken_by_senders_that_wait(queue: Queue, senders: int) ->
     assert sorted(taken) == [[2 * number, 2 * number + 1] for number in range(senders)]
 
 
+def test_large_events_wake_a_sender_for_each_batch_of_bytes(queue: Queue) -> None:
+    waiting = queue(events=100, size=1000)
+    takers = [Background(waiting.take) for _ in range(3)]
+    for taker in takers:
+        taker.must_wait()
+    waiting.put(entries(1, 2, 3, size=1000), in_order=True)
+    assert sorted(numbers(taker.result()) for taker in takers) == [[1], [2], [3]]
+
+
 @pytest.mark.parametrize("senders", [1, 2])
 def test_events_that_travel_alone_wake_a_sender_each(queue: Queue, senders: int) -> None:
     waiting = queue()

@@ -137,3 +137,22 @@ def test_it_drops_duplicates_and_refuses_what_is_not_signed(receiver: Running) -
     assert receiver.post("evt_3", b'{"data": {"reservation_id": "last"}}') == 204
     eventually(lambda: "expired last" in receiver.output())
     assert receiver.output().count("expired") == 2
+
+
+def test_the_consumer_of_the_stream_reads_each_event_and_acknowledges_it(
+    server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    source, log = tmp_path / "consumer.py", tmp_path / "output"
+    source.write_text(code(ROOT / "docs" / "streams.md", "Python"), encoding="utf-8")
+    env = os.environ | {"REDIS_URL": server.url}
+    with log.open("wb") as output:
+        process = subprocess.Popen([sys.executable, str(source)], env=env, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        reserve(client, ["a", "b"])
+        assert once(environment(server.url, events__groups='["warehouse"]')).code == 0
+        eventually(lambda: log.read_text().count("expired") == 2)
+        assert sorted(line.split()[1] for line in log.read_text().splitlines()) == ["a", "b"]
+        eventually(lambda: client.xpending("sweeperd:events", "warehouse")["pending"] == 0)
+    finally:
+        process.kill()
+        process.wait()

@@ -448,7 +448,7 @@ def _kind(shard: Shard, kind: Kind, now: int) -> KindStatus:
     pipeline.zrange(kind.index, 0, 0, withscores=True)
     pipeline.zcard(kind.quarantine)
     due, first, quarantined = pipeline.execute()
-    oldest = (now - moment_ms(first[0][1])) / 1000 if due and first else 0.0
+    oldest = max(0.0, (now - moment_ms(first[0][1])) / 1000) if due and first else 0.0
     tick, sweeping = read_last_sweep(shard, kind), holder(shard, kind.lease_job)
     last_walk = WalkStore(shard, kind.walk_suffix).last()
     return KindStatus(kind.name, due, oldest, quarantined, tick, sweeping, last_walk)

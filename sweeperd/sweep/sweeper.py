@@ -230,7 +230,8 @@ class Sweeper:
             pipeline.zrange(self._kind.index, 0, 0, withscores=True)
             pipeline.zcard(self._kind.quarantine)
             due, oldest, quarantined = pipeline.execute()
-        age = (now - moment_ms(oldest[0][1])) / 1000 if due else 0.0
+        # If another client ends the only due entry between the commands, there is no entry, or a later one is first.
+        age = max(0.0, (now - moment_ms(oldest[0][1])) / 1000) if due and oldest else 0.0
         return Backlog(due, age, quarantined)
 
     def _drain(self, tick: _Tick) -> bool:

@@ -16,6 +16,8 @@ FAILED = {
     2016: "4",
     # A replay was said to lack an event that had left the stream before: the invariant was wrong.
     2115: "4",
+    # The only due entry ended between ZCOUNT and ZRANGE: the gauges of the backlog failed, and with them the sweep.
+    74: "2",
 }
 
 

@@ -229,8 +229,8 @@ class ReplayStore:
 
     def end(self, note: ReplayNote, *, by_force: bool = False) -> bool:
         """
-        When the group has been given all events, remove group and note. False if the replay has ended already, or if
-        events are pending and not `by_force`.
+        Remove group and note. False if the replay has ended already, or if events are pending or not given to the
+        group, and not `by_force`.
         """
         call = Call(self._keys, [note.group, note.made_at, int(by_force)])
         return bool(self._end.run(self._client, call))

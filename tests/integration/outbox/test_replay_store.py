@@ -42,7 +42,7 @@ def test_it_begins_is_cancelled_and_ends_on_a_full_redis(store: ReplayStore, sha
         assert store.begin(meant) == "begun"
         assert store.cancel(meant)
         assert store.read("hook") == meant.model_copy(update={"cancelled": True})
-        assert store.end(meant)
+        assert store.end(meant, by_force=True)
     assert not client.exists(GROUPS)
     assert group(client) is None
 
@@ -114,11 +114,21 @@ def test_it_is_exhausted_where_what_is_left_of_it_was_removed(store: ReplayStore
     assert store.exhausted(meant)
 
 
-def test_one_whose_group_is_gone_ends(store: ReplayStore, client: redis.Redis) -> None:
-    meant = note(add(client))
+@pytest.mark.parametrize("made_again", [False, True])
+def test_one_whose_group_was_lost_ends_by_force_alone(
+    store: ReplayStore, shard: Shard, client: redis.Redis, made_again: bool
+) -> None:
+    """A process that found all events given out, before the group was lost, ends nothing."""
+    meant, outbox = note(add(client)), Outbox(shard, "us")
     store.begin(meant)
+    outbox.read(GROUP, len(meant.marks) or 100)
+    assert store.exhausted(meant)
     client.xgroup_destroy(EVENTS, GROUP)
-    assert store.end(meant)
+    if made_again:
+        client.xgroup_create(EVENTS, GROUP, str(meant.start))
+    assert not store.end(meant)
+    assert store.read("hook") == meant
+    assert store.end(meant, by_force=True)
     assert not client.exists(GROUPS)
 
 

@@ -109,17 +109,17 @@ class ReconcileMetrics:
     def __init__(self, registry: CollectorRegistry, *, lasting: bool) -> None:
         counter = functools.partial(Counter, registry=registry if lasting else None)
         gauge = functools.partial(Gauge, registry=registry if lasting else None)
-        #: Shard -> the walked kinds, and the sorts of findings shown for each.
-        self._kinds: dict[str, dict[str, list[str]]] = {}
+        #: Shard -> the walked kinds, and the findings shown for each.
+        self._shown: dict[str, dict[str, list[str]]] = {}
         self.findings = gauge(
             "sweeperd_reconcile_findings",
-            "What the last walk found wrong, by the kind of entries that it walked and by the kind of finding",
-            ["shard", "swept", "kind"],
+            "What the last walk found wrong, by the kind of entries that it walked and by finding",
+            ["shard", "kind", "finding"],
         )
         self.last = gauge(
             "sweeperd_reconcile_last_timestamp_seconds",
             "When the last walk ended, by the kind of entries that it walked",
-            ["shard", "swept"],
+            SWEEP,
         )
         self.foreign_expiries = gauge(
             "sweeperd_foreign_expiries",
@@ -129,30 +129,30 @@ class ReconcileMetrics:
         self.runs = counter(
             "sweeperd_reconcile_runs_total",
             "Walks of this process, by the kind of entries and by result",
-            ["shard", "swept", "result"],
+            ["shard", "kind", "result"],
         )
 
-    def announce(self, shard: str, swept: str, kinds: list[str]) -> None:
+    def announce(self, shard: str, kind: str, findings: list[str]) -> None:
         """Show the series of the walks at 0 from the start; the findings are shown after the first walk."""
-        self._kinds.setdefault(shard, {})[swept] = kinds
+        self._shown.setdefault(shard, {})[kind] = findings
         for result in ("ok", "error"):
-            self.runs.labels(shard, swept, result)
+            self.runs.labels(shard, kind, result)
 
-    def reconciled(self, shard: str, swept: str, counts: dict[str, int], finished_at: float) -> None:
+    def reconciled(self, shard: str, kind: str, counts: dict[str, int], finished_at: float) -> None:
         """Set the findings of the last walk, by any process; `finished_at`: Unix time."""
-        for kind, count in counts.items():
-            self.findings.labels(shard, swept, kind).set(count)
-        self.last.labels(shard, swept).set(finished_at)
+        for finding, count in counts.items():
+            self.findings.labels(shard, kind, finding).set(count)
+        self.last.labels(shard, kind).set(finished_at)
 
-    def retain(self, shard: str, swept: Collection[str]) -> None:
+    def retain(self, shard: str, kinds: Collection[str]) -> None:
         """
-        From now on only `swept` is walked on the shard. Drop the findings of all other kinds, because these findings
+        From now on only `kinds` are walked on the shard. Drop the findings of all other kinds, because these findings
         would never change again, and the counts of walks, because with a count an alert waits for the first walk.
         """
-        known = self._kinds.get(shard, {})
-        for name in known.keys() - set(swept):
-            for kind in known.pop(name):
-                _remove(self.findings, shard, name, kind)
+        known = self._shown.get(shard, {})
+        for name in known.keys() - set(kinds):
+            for finding in known.pop(name):
+                _remove(self.findings, shard, name, finding)
             _remove(self.last, shard, name)
             for result in ("ok", "error"):
                 _remove(self.runs, shard, name, result)
@@ -162,7 +162,7 @@ class ReconcileMetrics:
     def forget_shard(self, shard: str) -> None:
         """If a shard is configured no more, drop all its series."""
         self.retain(shard, ())
-        self._kinds.pop(shard, None)
+        self._shown.pop(shard, None)
 
 
 def _remove(metric: Gauge | Counter, *labels: str) -> None:

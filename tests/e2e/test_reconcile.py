@@ -47,8 +47,8 @@ def test_replicas_walk_once_and_all_tell_what_was_found(client: redis.Redis, ser
     client.hincrby(DRIFTED, "reserved", 7)
     env = environment(server.url, reconcile__interval="1s", reconcile__rate=100_000)
 
-    def found(kind: str) -> float:
-        return min(each.metric("sweeperd_reconcile_findings", kind=kind) for each in (one, other))
+    def found(finding: str) -> float:
+        return min(each.metric("sweeperd_reconcile_findings", finding=finding) for each in (one, other))
 
     with daemon(env, tmp_path) as one, daemon(env, tmp_path) as other:
         eventually(lambda: found("lost") == 1 and found("orphan") == 1 and found("budget_drift") == 1)
@@ -69,9 +69,9 @@ def test_the_daemon_walks_kinds_and_its_page_names_them(client: redis.Redis, ser
     config.write_text(SEAT_HOLD)
     env = environment(server.url, reconcile__interval="1s", reconcile__rate=100_000, config=config)
     with daemon(env, tmp_path) as running:
-        found = {"swept": "seat-hold", "kind": "orphan"}
+        found = {"kind": "seat-hold", "finding": "orphan"}
         eventually(lambda: running.metric("sweeperd_reconcile_findings", **found) == 1)
-        assert running.metric("sweeperd_reconcile_runs_total", swept="seat-hold", result="ok") >= 1
+        assert running.metric("sweeperd_reconcile_runs_total", kind="seat-hold", result="ok") >= 1
         assert client.zscore("seats:ttl", "orphan") is not None, "the daemon mends nothing"
 
         def warnings() -> list[str]:
@@ -159,5 +159,5 @@ def test_a_restarted_daemon_goes_on_with_its_walk(server: Server, client: redis.
         (line,) = eventually(lambda: running.logged("reconciled"), limit=60)
         # The page at which the first walk stopped is read again, and counted once.
         assert (line["resumed"], line["hashes"]) == (True, total)
-        assert running.metric("sweeperd_reconcile_findings", kind="lost") == total
+        assert running.metric("sweeperd_reconcile_findings", finding="lost") == total
     assert not client.hexists("sweeperd:reconcile", "cursor")

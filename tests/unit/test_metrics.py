@@ -41,11 +41,11 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_stream_group_oldest_seconds": ("gauge", {"shard", "group"}),
     "sweeperd_stream_group_trimmed_total": ("counter", {"shard", "group"}),
     "sweeperd_endpoint_state": ("gauge", {"endpoint", "state"}),
-    "sweeperd_reconcile_findings": ("gauge", {"shard", "swept", "kind"}),
-    "sweeperd_reconcile_last_timestamp_seconds": ("gauge", {"shard", "swept"}),
+    "sweeperd_reconcile_findings": ("gauge", {"shard", "kind", "finding"}),
+    "sweeperd_reconcile_last_timestamp_seconds": ("gauge", {"shard", "kind"}),
     "sweeperd_foreign_expiries": ("gauge", {"shard"}),
     "sweeperd_operator_actions_total": ("counter", {"shard", "action"}),
-    "sweeperd_reconcile_runs_total": ("counter", {"shard", "swept", "result"}),
+    "sweeperd_reconcile_runs_total": ("counter", {"shard", "kind", "result"}),
     "sweeperd_redis_up": ("gauge", {"shard"}),
     "sweeperd_build_info": ("gauge", {"version"}),
     # Not in section 9; the reload came later.
@@ -351,14 +351,14 @@ def test_what_is_walked_no_more_shows_nothing() -> None:
 
     def walked() -> dict[str, set[str]]:
         return {
-            family.name: {sample.labels.get("swept", "") for sample in family.samples}
+            family.name: {sample.labels.get("kind", "") for sample in family.samples}
             for family in metrics.registry.collect()
             if family.name.startswith(("sweeperd_reconcile", "sweeperd_foreign")) and family.samples
         }
 
-    for swept in ("reservations", "lock"):
-        metrics.reconcile.announce("eu", swept, ["lost"])
-        metrics.reconcile.reconciled("eu", swept, {"lost": 1}, 1.0)
+    for kind in ("reservations", "lock"):
+        metrics.reconcile.announce("eu", kind, ["lost"])
+        metrics.reconcile.reconciled("eu", kind, {"lost": 1}, 1.0)
     metrics.reconcile.foreign_expiries.labels("eu").set(1)
     names = ("findings", "last_timestamp_seconds", "runs")
     metrics.reconcile.retain("eu", ["reservations"])

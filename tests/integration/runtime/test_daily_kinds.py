@@ -66,16 +66,16 @@ class Replica:
     def walk(self) -> None:
         self.reconciler.run_if_due()
 
-    def runs(self, swept: str, result: str = "ok") -> float | None:
-        labels = {"shard": "default", "swept": swept, "result": result}
+    def runs(self, kind: str, result: str = "ok") -> float | None:
+        labels = {"shard": "default", "kind": kind, "result": result}
         return self.metrics.registry.get_sample_value("sweeperd_reconcile_runs_total", labels)
 
-    def findings(self, swept: str) -> dict[str, float]:
+    def findings(self, kind: str) -> dict[str, float]:
         samples = (sample for family in self.metrics.registry.collect() for sample in family.samples)
         return {
-            each.labels["kind"]: each.value
+            each.labels["finding"]: each.value
             for each in samples
-            if each.name == "sweeperd_reconcile_findings" and each.labels["swept"] == swept
+            if each.name == "sweeperd_reconcile_findings" and each.labels["kind"] == kind
         }
 
 
@@ -104,16 +104,16 @@ def test_it_finds_counts_and_logs_what_is_wrong_with_each_kind(
     plant(client)
     before = {key: client.dump(key) for key in client.scan_iter()}
     one = replica()
-    assert [one.runs(swept) for swept in ("reservations", "seat-hold", "lock")] == [0, 0, 0]
+    assert [one.runs(kind) for kind in ("reservations", "seat-hold", "lock")] == [0, 0, 0]
     assert one.findings("seat-hold") == {}, "there was no walk yet"
     with caplog.at_level(logging.INFO, "sweeperd"):
         one.walk()
-    assert [one.runs(swept) for swept in ("reservations", "seat-hold", "lock")] == [1, 1, 1]
+    assert [one.runs(kind) for kind in ("reservations", "seat-hold", "lock")] == [1, 1, 1]
     assert one.findings("seat-hold") == NOTHING | {"lost": 2, "orphan": 1, "sum_drift": 1}
     assert one.findings("lock") == NOTHING | {"lost": 1}
     assert set(one.findings("reservations").values()) == {0}
-    for swept in ("seat-hold", "lock"):
-        labels = {"shard": "default", "swept": swept}
+    for kind in ("seat-hold", "lock"):
+        labels = {"shard": "default", "kind": kind}
         assert one.metrics.registry.get_sample_value("sweeperd_reconcile_last_timestamp_seconds", labels)
     found = [vars(record) for record in caplog.records if record.message == "reconcile found a fault"]
     assert sorted((each["kind"], each["fault"]) for each in found) == [
@@ -142,7 +142,7 @@ def test_once_in_each_interval_for_all_replicas(replica: Make, client: redis.Red
     # A kind that is new in the settings has no walk yet; the others rest.
     client.hdel(RECORD, "last:lock")
     other.walk()
-    assert [other.runs(swept) for swept in ("reservations", "seat-hold", "lock")] == [0, 0, 1]
+    assert [other.runs(kind) for kind in ("reservations", "seat-hold", "lock")] == [0, 0, 1]
 
 
 def test_without_reservations_the_kinds_are_walked(replica: Make, client: redis.Redis) -> None:
@@ -237,7 +237,7 @@ def test_a_kind_whose_script_is_broken_is_walked_once(shard: Shard, caplog: pyte
     reconciler = make_reconciler(seats.settings, shard, metrics, threading.Event(), UNSETTLED)
     for _ in range(3):
         reconciler.run_if_due()
-    labels = {"shard": "default", "swept": "seat-hold", "result": "error"}
+    labels = {"shard": "default", "kind": "seat-hold", "result": "error"}
     assert metrics.registry.get_sample_value("sweeperd_reconcile_runs_total", labels) == 1
     (refused,) = [vars(each) for each in caplog.records if each.message.startswith("kind refused")]
     assert (refused["kind"], "script file fails" in refused["error"]) == ("seat-hold", True)
@@ -261,7 +261,7 @@ def test_the_rights_of_the_acl_suffice(own_server: Server) -> None:
     finally:
         shard.close()
     for fault in ("lost", "sum_drift"):
-        labels = {"shard": "default", "swept": "seat-hold", "kind": fault}
+        labels = {"shard": "default", "kind": "seat-hold", "finding": fault}
         assert metrics.registry.get_sample_value("sweeperd_reconcile_findings", labels) == 1
     assert refusals(seats.client) == []
     seats.client.close()

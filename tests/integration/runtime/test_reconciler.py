@@ -23,7 +23,7 @@ from tests.support.servers import Server
 
 Make = Callable[..., tuple[PeriodicReconciler, Metrics]]
 RECORD = "sweeperd:reconcile"
-LABELS = {"shard": "default", "swept": "reservations"}
+LABELS = {"shard": "default", "kind": "reservations"}
 
 
 @pytest.fixture
@@ -45,14 +45,14 @@ def replica(server: Server) -> Iterator[Make]:
 
 
 def runs(metrics: Metrics, result: str = "ok") -> float | None:
-    labels = {"shard": "default", "swept": "reservations", "result": result}
+    labels = {"shard": "default", "kind": "reservations", "result": result}
     return metrics.registry.get_sample_value("sweeperd_reconcile_runs_total", labels)
 
 
 def findings(metrics: Metrics) -> dict[str, float]:
-    """Kind -> how many; nothing before the first walk."""
+    """Finding -> how many; nothing before the first walk."""
     samples = (sample for family in metrics.registry.collect() for sample in family.samples)
-    return {s.labels["kind"]: s.value for s in samples if s.name == "sweeperd_reconcile_findings"}
+    return {s.labels["finding"]: s.value for s in samples if s.name == "sweeperd_reconcile_findings"}
 
 
 def test_it_tells_what_it_finds_and_mends_nothing(

@@ -75,14 +75,17 @@ def connect(
     return redis.Redis.from_url(url, **ours)
 
 
-def connect_async(address: Address, url: str, *, connect_timeout: float, socket_timeout: float) -> "AsyncRedis":
-    """The same for asyncio, with as many connections as calls at the same time. Raises ValueError for a Cluster."""
+def connect_async(
+    address: Address, url: str, *, connect_timeout: float, socket_timeout: float, connections: int = 100
+) -> "AsyncRedis":
+    """The same for asyncio. Raises ValueError for a Cluster."""
     ours: dict[str, Any] = {
         "protocol": 2,
         "retry": AsyncRetry(NoBackoff(), 0),
         "socket_timeout": socket_timeout,
         "socket_connect_timeout": connect_timeout,
         "client_name": "sweeperd",
+        "max_connections": connections,
     }
     if address.topology is Topology.CLUSTER:
         raise ValueError("a Cluster needs the Ledger without asyncio")

@@ -80,6 +80,7 @@ class Shard:
             url,
             connect_timeout=settings.connect_timeout.total_seconds(),
             socket_timeout=self.socket_timeout,
+            connections=connections,
         )
         self.client: redis.Redis = self._connect(on_connect=self._connected)
 

@@ -28,7 +28,7 @@ def test_both_have_the_same_calls() -> None:
 def test_many_calls_at_once(server: Server) -> None:
     async def work() -> None:
         async with AsyncLedger.from_url(server.url) as ledger:
-            await ledger.open_budget("s", "TOKENS", 100)
+            await ledger.open_budget("s", "TOKENS", 1000)
 
             async def job(number: int) -> bool:
                 try:
@@ -38,9 +38,9 @@ def test_many_calls_at_once(server: Server) -> None:
                 await ledger.settle("a", held.reservation_id, 10, idempotency_key=str(number))
                 return True
 
-            done = await asyncio.gather(*(job(number) for number in range(30)))
-            assert sum(done) == 10
-            assert (await ledger.budget("s", "TOKENS")).spent == 100
+            done = await asyncio.gather(*(job(number) for number in range(300)))
+            assert sum(done) == 100
+            assert (await ledger.budget("s", "TOKENS")).spent == 1000
 
     asyncio.run(work())
 

@@ -12,9 +12,10 @@ import redis
 from hypothesis import strategies as st
 
 from sweeperd.config import RedisSettings, SweepSettings
-from sweeperd.ledger import Extended, Ledger, LedgerError, OveragePolicy
+from sweeperd.ledger import AsyncLedger, Extended, Ledger, LedgerError, OveragePolicy
 from sweeperd.store import Shard
 from sweeperd.sweep import Decision, Outcome
+from tests.support.blocking import blocking
 from tests.support.books import ALWAYS, Books, Broken, Property, check, read
 from tests.support.builders import make_sweeper, reservations_kind
 from tests.support.harness import eventually, server_time
@@ -83,13 +84,13 @@ steps = st.lists(
 
 
 class World:
-    """An empty Redis with a few budgets, a ledger and a sweeper."""
+    """An empty Redis with a few budgets, a ledger (`asynchronous`: an AsyncLedger) and a sweeper."""
 
-    def __init__(self, client: redis.Redis, server: Server) -> None:
+    def __init__(self, client: redis.Redis, server: Server, *, asynchronous: bool = False) -> None:
         client.flushall()
         self.client = client
         self.shard = Shard(RedisSettings.model_validate({"url": server.url}))
-        self.ledger = Ledger(self.shard)
+        self.ledger = blocking(lambda: AsyncLedger(self.shard)) if asynchronous else Ledger(self.shard)
         for scope, (allocated, overdraft_limit) in BUDGETS.items():
             self.ledger.open_budget(scope, UNIT, allocated, overdraft_limit)
         self.slots: list[bytes] = [b"none"] * SLOTS
@@ -167,6 +168,7 @@ class World:
         eventually(lambda: server_time(self.client) > latest + LONGEST_GRACE)
 
     def close(self) -> None:
+        self.ledger.close()
         self.shard.close()
 
     def _count(self, decisions: Sequence[Decision], _trace_id: str) -> None:

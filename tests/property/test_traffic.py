@@ -26,10 +26,16 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
+@pytest.fixture(params=["threads", "asyncio"])
+def asynchronous(request: pytest.FixtureRequest) -> bool:
+    """Whether the clients use an AsyncLedger."""
+    return bool(request.param == "asyncio")
+
+
 @given(traffic=steps)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_one_client(client: redis.Redis, server: Server, traffic: Sequence[Step]) -> None:
-    with closing(World(client, server)) as world:
+def test_one_client(client: redis.Redis, server: Server, asynchronous: bool, traffic: Sequence[Step]) -> None:
+    with closing(World(client, server, asynchronous=asynchronous)) as world:
         run(world, traffic)
         world.conclude()
 
@@ -41,8 +47,12 @@ def test_one_client(client: redis.Redis, server: Server, traffic: Sequence[Step]
     phases=[Phase.explicit, Phase.generate],
 )
 def test_clients_at_once(
-    client: redis.Redis, server: Server, pool: ThreadPoolExecutor, clients: Sequence[Sequence[Step]]
+    client: redis.Redis,
+    server: Server,
+    asynchronous: bool,
+    pool: ThreadPoolExecutor,
+    clients: Sequence[Sequence[Step]],
 ) -> None:
-    with closing(World(client, server)) as world:
+    with closing(World(client, server, asynchronous=asynchronous)) as world:
         run_at_once(world, clients, pool)
         world.conclude()

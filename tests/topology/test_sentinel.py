@@ -1,16 +1,20 @@
 """A primary with replicas and sentinels: it dies under load, with and without writes that it had not replicated."""
 
+import asyncio
+import itertools
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from sweeperd.errors import RedisUnavailable
+from sweeperd.ledger import AsyncLedger
 from tests.support.books import Property, check, read
 from tests.support.harness import BATCH, SCOPES, budget, daemon, environment, eventually, reserve
 from tests.support.receiver import EventCounter, Receiver
 from tests.support.servers import Binary
 from tests.topology.load import Load, account, delivered
-from tests.topology.servers import PASSWORD, SENTINEL_PASSWORD, sentinels
+from tests.topology.servers import PASSWORD, SENTINEL_PASSWORD, Sentinels, sentinels
 
 TOTAL = 2000
 FAST = {
@@ -110,3 +114,50 @@ def test_what_the_primary_had_not_replicated_is_swept_again_in_one_piece(
         times = Counter(request.event["data"]["reservation_id"] for request in receiver.requests)
         assert set(times.values()) == {expected // total}
         assert account(receiver, books) == expected - total
+
+
+def test_a_call_of_asyncio_during_a_fail_over_is_a_lost_reply(topology_binary: Binary) -> None:
+    """A call without an answer may be done, and a done one may be lost. Repeated under its key, each is done once."""
+    with sentinels(topology_binary) as running:
+        unanswered, keys = asyncio.run(_charge_during_a_fail_over(running))
+        assert unanswered >= 10
+        with running.client() as client:
+            amounts = [int(value or 0) for value in client.hmget("budget:s:TOKENS", "spent", "remaining", "reserved")]
+            assert amounts == [3 * keys, 10**9 - 3 * keys, 0]
+
+
+async def _charge_during_a_fail_over(running: Sentinels) -> tuple[int, int]:
+    """Ten tasks charge 3 each time, the primary dies meanwhile. Returns how many calls had no answer, and all keys."""
+    over, unanswered, used, numbers = asyncio.Event(), 0, list[str](), itertools.count()
+    async with AsyncLedger.from_url(running.url("default")) as ledger:
+        await ledger.open_budget("s", "TOKENS", 10**9)
+
+        async def charge(key: str) -> None:
+            nonlocal unanswered
+            while True:
+                try:
+                    done = await ledger.event("load", ["s"], "TOKENS", 3, idempotency_key=key)
+                except RedisUnavailable:
+                    unanswered += 1
+                    await asyncio.sleep(0.1)
+                else:
+                    assert done.charged == 3
+                    return
+
+        async def work() -> None:
+            while not over.is_set():
+                used.append(str(next(numbers)))
+                await charge(used[-1])
+
+        tasks = [asyncio.create_task(work()) for _ in range(10)]
+        while len(used) < 100:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(running.fail_over)
+        before = len(used)
+        while len(used) < before + 100:
+            await asyncio.sleep(0.01)
+        over.set()
+        await asyncio.gather(*tasks)
+        for key in used:
+            await charge(key)
+    return unanswered, len(used)

@@ -29,7 +29,7 @@ _RESERVATIONS = "reservations"
 #: Seconds. One request.
 WEBHOOK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 #: The states of an endpoint, the worst last.
-ENDPOINT_STATES = ("delivering", "open", "paused")
+ENDPOINT_STATES = ("delivering", "muted", "open", "paused")
 #: The labels of measurements of the sweep of one kind on one shard.
 SWEEP = ["shard", "kind"]
 #: Seconds. A sweep of an idle shard takes a millisecond, a drain as long as its time budget.

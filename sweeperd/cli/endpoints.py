@@ -51,9 +51,7 @@ def list_(run: Run) -> None:
     """Each endpoint on each shard: URL, state, and how many events wait."""
 
     def read(shard: Shard) -> Sequence[EndpointStatus]:
-        foreign = run.settings.events.groups
-        letters = count_dead_letters(shard)
-        return read_endpoints(shard, run.settings.consumers, shard.read_clock(), letters, foreign=foreign)
+        return read_endpoints(run.settings, shard, shard.read_clock(), count_dead_letters(shard))
 
     known = {endpoint.name: endpoint for endpoint in run.settings.consumers}
     rows = [(one, status, known.get(status.name)) for one, found in run.each(read) for status in found]
@@ -81,15 +79,14 @@ def _cells(shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | No
 
 
 def _state_text(status: EndpointStatus) -> str:
-    if status.state in ("unknown", "group"):
-        return ENDPOINT_STATES[status.state].label
+    label = ENDPOINT_STATES[status.state].label
     if status.paused_at_ms is not None:
-        return f"paused {paused_since(status.paused_at_ms, status.paused_reason)}"
-    if status.state == "failing":
-        return f"failing: {status.failures} in a row, {status.failure}"
-    if status.state == "quiet":
-        return f"quiet until {timestamp(status.muted_until_ms)}"
-    return f"{status.state}: {status.warning}" if status.warning else status.state
+        return f"{label} {paused_since(status.paused_at_ms, status.paused_reason)}"
+    if status.state == "open":
+        return f"{label}: {status.failures} failures in a row, {status.failure}"
+    if status.state == "muted":
+        return f"{label} until {timestamp(status.muted_until_ms)}"
+    return f"{label}: {status.warning}" if status.warning else label
 
 
 def paused_since(paused_at: int | None, reason: str) -> str:
@@ -130,8 +127,8 @@ def pause(change: Change, name: str, reason: str) -> None:
 @changing
 def resume(change: Change, name: str) -> None:
     """
-    Send to an endpoint again, from all processes, within seconds. This ends a pause, and the quiet if the receiver
-    asked for quiet, closes the circuit, and makes waiting events due.
+    Send to an endpoint again, from all processes, within seconds. This ends a pause and a mute (Retry-After),
+    closes the circuit, and makes waiting events due.
     """
     found, results = _states(change, name), list[ChangedEndpoint]()
     if any(before != EndpointState() for _, before in found):
@@ -179,7 +176,7 @@ def skip(change: Change, name: str, event: str) -> None:
 def _resumed(name: str, shard: Shard, state: EndpointState, done: Resumed) -> str:
     notes = [
         f"it was paused {paused_since(state.paused_at, state.reason)}" if state.paused else "",
-        "it was quiet" if done.was_resting and not state.paused else "",
+        "it was muted" if done.was_resting and not state.paused else "",
         "its circuit was open" if done.was_open_on else "",
         f"{done.due} events are due now" if done.due else "",
     ]

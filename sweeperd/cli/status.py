@@ -186,7 +186,7 @@ def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:
 
 def state(status: EndpointStatus, text: str = "") -> Cell:
     """For people: the state of an endpoint, or a text about the state, in the colour of the state."""
-    return Cell(text or status.state, LEVEL_STYLES[ENDPOINT_STATES[status.state].level])
+    return Cell(text or ENDPOINT_STATES[status.state].label, LEVEL_STYLES[ENDPOINT_STATES[status.state].level])
 
 
 def waiting(status: EndpointStatus) -> Cell:
@@ -203,8 +203,9 @@ def _empty_in(count: int | None, seconds: float | None) -> Cell | None:
     return Cell("not at this rate", "yellow") if seconds is None else Cell(span(seconds))
 
 
-def _about(status: ShardStatus, endpoint: EndpointStatus) -> str:
-    return "; ".join(filter(None, [_trouble(status, endpoint), _replay(endpoint)]))
+def _about(status: ShardStatus, endpoint: EndpointStatus) -> Cell:
+    about = "; ".join(filter(None, [_trouble(status, endpoint), _replay(endpoint)]))
+    return Cell(about, "yellow" if endpoint.warning else "")
 
 
 def _replay(endpoint: EndpointStatus) -> str:
@@ -217,14 +218,13 @@ def _replay(endpoint: EndpointStatus) -> str:
 
 
 def _trouble(status: ShardStatus, endpoint: EndpointStatus) -> str:
-    if endpoint.state in ("unknown", "group"):
-        return ENDPOINT_STATES[endpoint.state].label
     if endpoint.paused_at_ms is not None:
         return f"{endpoint.paused_reason}, {span((status.now_ms - endpoint.paused_at_ms) / 1000)} ago"
     if endpoint.circuit_open:
-        where = f"open on {endpoint.open_on} of {endpoint.processes}"
-        return f"circuit {where}, {endpoint.failures} failures in a row: {endpoint.failure}"
-    return f"asked for quiet for {span(endpoint.quiet_seconds)}" if endpoint.quiet_seconds else endpoint.warning
+        where = f"on {endpoint.open_on} of {endpoint.processes}"
+        return f"{where}, {endpoint.failures} failures in a row: {endpoint.failure}"
+    muted = f"for {span(endpoint.muted_seconds)} more" if endpoint.muted_seconds else ""
+    return "; ".join(filter(None, [muted, endpoint.warning]))
 
 
 def _notes(statuses: Sequence[ShardStatus]) -> Iterator[str]:

@@ -99,10 +99,12 @@ class EndpointDelivery:
 
     @property
     def state(self) -> str:
-        """`paused`, `open` if the circuit is open, else `delivering`."""
+        """The state as in `sweeperd_endpoint_state`; `open`: the circuit is open."""
         if self.lane.state.state.paused:
             return "paused"
-        return "open" if self.lane.circuit.open else "delivering"
+        if self.lane.circuit.open:
+            return "open"
+        return "muted" if self.lane.state.resting else "delivering"
 
     @property
     def resting(self) -> bool:

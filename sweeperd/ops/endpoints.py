@@ -212,7 +212,7 @@ class ListedEndpoint(EndpointFigures):
     group_position: str | None = Field(description="The stream id up to which the endpoint has taken events.")
     paused: bool
     reason: str
-    quiet: bool = Field(description="Whether muted_until is in the future.")
+    muted: bool = Field(description="Whether muted_until is in the future.")
     dead_letters_all_counted: bool
 
     @classmethod
@@ -227,7 +227,7 @@ class ListedEndpoint(EndpointFigures):
             group_position=status.position,
             paused=status.paused_at_ms is not None,
             reason=status.paused_reason,
-            quiet=status.quiet_seconds > 0,
+            muted=status.muted_seconds > 0,
             dead_letters_all_counted=status.dead_letters < LETTERS,
         )
 

@@ -125,8 +125,10 @@ def endpoint_advice(endpoint: EndpointStatus, options: Sequence[str] = ()) -> Ad
     attempts = _command("endpoints", "attempts", name, *options)
     if endpoint.state == "paused":
         return Advice(commands=(test, resume, *ending), runbook="sweeperdendpointpaused")
-    if endpoint.state == "failing":
+    if endpoint.state == "open":
         return Advice(commands=(attempts, test, resume, *ending), runbook="sweeperdcircuitopen")
+    if endpoint.falling_behind:
+        return Advice(commands=(attempts, test, *ending), runbook="sweeperddeliveriesrunningout")
     if endpoint.oldest_pending_seconds > LATE:
         return Advice(commands=(attempts, test, *ending), runbook="sweeperddeliveriesstuck")
     if endpoint.pending is None:
@@ -169,9 +171,9 @@ class EndpointLook(NamedTuple):
 
 #: `EndpointStatus.state` -> how it is shown, by the commands and by the page.
 ENDPOINT_STATES = {
-    "open": EndpointLook("delivering", HealthLevel.GOOD),
-    "quiet": EndpointLook("asked for quiet", HealthLevel.WATCH),
-    "failing": EndpointLook("failing", HealthLevel.BAD),
+    "delivering": EndpointLook("delivering", HealthLevel.GOOD),
+    "muted": EndpointLook("muted", HealthLevel.WATCH),
+    "open": EndpointLook("circuit open", HealthLevel.BAD),
     "paused": EndpointLook("paused", HealthLevel.BAD),
     "group": EndpointLook("read by another program", None),
     "unknown": EndpointLook("not in the configuration", None),
@@ -302,8 +304,8 @@ def _delivery(endpoint: EndpointStatus) -> _Finding | None:
         return None
     if endpoint.state == "paused":
         return HealthLevel.BAD, f"{endpoint.name} is paused; {waiting}"
-    if endpoint.state == "failing":
-        return HealthLevel.BAD, f"{endpoint.name} fails; {waiting}"
+    if endpoint.state == "open":
+        return HealthLevel.BAD, f"{endpoint.name}: circuit open; {waiting}"
     if endpoint.warning:
         return HealthLevel.WATCH, f"{endpoint.name} {endpoint.warning}; {waiting}"
     if endpoint.oldest_pending_seconds > PENDING_BAD:

@@ -199,7 +199,7 @@ class EndpointFigures(Document):
 
     endpoint: str = Field(validation_alias="name")
     state: str = Field(
-        description="paused, failing (its circuit is open), quiet, open, group (of another program, named by "
+        description="delivering, open (its circuit), paused, muted, group (of another program, named by "
         "events.groups), or unknown to the configuration."
     )
     configured: bool
@@ -216,7 +216,14 @@ class EndpointFigures(Document):
     processes: Count = Field(description="How many processes deliver to it.")
     failures: Count = Field(description="How many deliveries failed in a row.")
     failure: str = Field(description="Why the last delivery failed, while a circuit is open.")
-    warning: str = Field(description="What its events wait for although it takes events; empty: nothing.")
+    warning: str = Field(
+        description="What its events wait for although it takes events, or why not all of them will be delivered; "
+        "empty: nothing."
+    )
+    falling_behind: bool = Field(
+        description="Whether what is pending takes longer than webhooks.max_age at this rate, so that some become dead "
+        "letters."
+    )
     dead_letters: Count
     rate: Seconds | None = Field(
         validation_alias=AliasPath("rate", "known"),
@@ -234,7 +241,7 @@ class EndpointFigures(Document):
 class EndpointDocument(EndpointFigures):
     position: str | None = Field(description="The stream id up to which the endpoint has taken events.")
     paused_reason: str
-    quiet_seconds: Seconds = Field(description="How long muted_until is from now.")
+    muted_seconds: Seconds = Field(description="How long muted_until is from now.")
     circuit_open: bool
     replay: ReplayDocument | None = Field(description="The replay to it that is running.")
     replicas: list[ReplicaDocument] = Field(

@@ -31,7 +31,7 @@ from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.kind import Kind, Outcome
 from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.sweep.telemetry import LastSweep, read_last_sweep
-from sweeperd.text import decode, moment_ms
+from sweeperd.text import decode, moment_ms, span
 
 #: How many keys are visited in search of a key of sweeperd, and how many in one call.
 VISITED, PAGE = 10_000, 1_000
@@ -152,7 +152,7 @@ class EndpointStatus:
     paused_at_ms: int | None = None
     paused_reason: str = ""
     #: How long nothing is sent, at the request of the receiver: seconds from now, and until when.
-    quiet_seconds: float = 0.0
+    muted_seconds: float = 0.0
     muted_until_ms: int | None = None
     #: Whether a circuit is open, how many deliveries failed in a row, and why the last delivery failed.
     circuit_open: bool = False
@@ -162,8 +162,10 @@ class EndpointStatus:
     failures: int = 0
     failure: str = ""
     dead_letters: int = 0
-    #: What the events wait for, although the endpoint takes events.
+    #: What the events wait for, although the endpoint takes events, or why not all of these will be delivered.
     warning: str = ""
+    #: Whether the waiting events take longer than `webhooks.max_age` at this rate, so that some become dead letters.
+    falling_behind: bool = False
     #: The running replay.
     replay: ReplayStatus | None = None
     #: Events delivered per second by all processes.
@@ -174,7 +176,7 @@ class EndpointStatus:
     @property
     def state(self) -> str:
         """
-        `paused`, `failing` (the circuit is open), `quiet`, `open`, `group` (of another program), or `unknown` to the
+        `delivering`, `open` (the circuit), `paused`, `muted`, `group` (of another program), or `unknown` to the
         configuration.
         """
         if self.foreign:
@@ -184,8 +186,8 @@ class EndpointStatus:
         if self.paused_at_ms is not None:
             return "paused"
         if self.circuit_open:
-            return "failing"
-        return "quiet" if self.quiet_seconds else "open"
+            return "open"
+        return "muted" if self.muted_seconds else "delivering"
 
     @property
     def empty_in_seconds(self) -> float | None:
@@ -196,23 +198,22 @@ class EndpointStatus:
 
 
 def read_endpoints(
-    shard: Shard,
-    endpoints: Sequence[EndpointSettings],
-    now: int,
-    dead_letters: Counter[str],
-    memory: BacklogMemory | None = None,
-    foreign: Sequence[str] = (),
+    settings: Settings, shard: Shard, now: int, dead_letters: Counter[str], memory: BacklogMemory | None = None
 ) -> tuple[EndpointStatus, ...]:
     """
-    The configured endpoints in order, the `foreign` groups, and unknown endpoints with a group or dead letters. `now`:
-    ms on Redis's clock. `memory`: the backlogs of earlier calls. Raises redis.RedisError.
+    The configured endpoints in order, the groups of other programs, and unknown endpoints with a group or dead letters.
+    `now`: ms on Redis's clock. `memory`: the backlogs of earlier calls. Raises redis.RedisError.
     """
+    foreign, longest = settings.events.groups, settings.webhooks.max_age.total_seconds()
     groups = {decode(name): info for name, info in streams.groups(shard.client, shard.keys.events).items()}
-    known = {endpoint.name: endpoint for endpoint in endpoints}
+    known = {endpoint.name: endpoint for endpoint in settings.consumers}
     named = {name for name in groups if not name.startswith(GROUP_PREFIX)}
     unknown = sorted((named | dead_letters.keys()) - known.keys() - set(foreign))
     return (
-        *(_configured(shard, each, groups.get(name), now, dead_letters[name], memory) for name, each in known.items()),
+        *(
+            _judged(each, _configured(shard, each, groups.get(name), now, dead_letters[name], memory), longest)
+            for name, each in known.items()
+        ),
         *(
             replace(_unknown(shard, name, groups.get(name), now, 0, memory), configured=True, foreign=True)
             for name in foreign
@@ -253,7 +254,7 @@ def _configured(
         **_backlog(group, read_backlog(shard, group, Subscription(endpoint), now, memory=memory)),
         paused_at_ms=state.paused_at,
         paused_reason=state.reason,
-        quiet_seconds=max(0.0, (state.muted_until - now) / 1000),
+        muted_seconds=max(0.0, (state.muted_until - now) / 1000),
         muted_until_ms=state.muted_until or None,
         circuit_open=circuit.open,
         open_on=circuit.open_on,
@@ -265,6 +266,19 @@ def _configured(
         rate=Rate(circuit.rate, circuit.rate_window),
         replicas=circuit.notes,
     )
+
+
+def _judged(endpoint: EndpointSettings, status: EndpointStatus, longest: float) -> EndpointStatus:
+    """
+    With a warning if the endpoint falls behind: what waits takes longer than `longest` seconds. The relay never gives
+    an event up.
+    """
+    needed = status.empty_in_seconds
+    if endpoint.name == RELAY.name or needed is None or needed <= longest:
+        return status
+    batches = f", in batches of up to {endpoint.batch_size}" if endpoint.batch_size > 1 else ""
+    needs = f"falls behind: what waits takes {span(needed)} at this rate{batches}, max_age is {span(longest)}"
+    return replace(status, falling_behind=True, warning=needs)
 
 
 def _replay(shard: Shard, endpoint: str, now: int) -> ReplayStatus | None:
@@ -432,7 +446,7 @@ def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory |
         tick=built_in.tick if built_in else None,
         sweeping=built_in.sweeping if built_in else "",
         kinds=tuple(read.values()),
-        endpoints=read_endpoints(shard, settings.consumers, now, by_endpoint, memory, settings.events.groups),
+        endpoints=read_endpoints(settings, shard, now, by_endpoint, memory),
         dead_letters=dead_letters,
         dead_letters_counted=dead_letters <= LETTERS,
         rate=read_rate(shard),

@@ -86,7 +86,7 @@ def test_what_happens_is_seen(browser: Browser, tmp_path: Path) -> None:
             client.hset("reservation:res_broken", mapping={"state": "<b>?"})
             client.zadd("reservation:ttl", {"broken": 1})
             eventually(lambda: answers(page) == ["Yes", "No", "Yes"])
-            page.shows("dead fails; 6 wait")
+            page.shows("dead: circuit open; 6 wait")
             page.shows("1 in quarantine")
             assert number(page, "In quarantine") == 1
             assert page.run("document.title") == "Trouble · sweeperd"
@@ -161,7 +161,7 @@ def test_an_endpoint_and_a_reason_open_to_what_may_be_done(browser: Browser, wid
         page.run("document.querySelectorAll('.toggle')[1].click(), document.querySelector('.reason').open = true, 0")
         page.shows("sweeperd endpoints resume crm --shard eu")
         for text in (
-            "open on 1 of 2",
+            "on 1 of 2",
             "sweeperd-6d9f-2 · circuit open: 11 failures in a row, HTTP 503",
             "41 s ago · HTTP 503 · 212 ms · evt_7e1c09a4 · attempt 1 of hand-over 7",
             "Newest: r-7f31, r-2b90",
@@ -188,6 +188,22 @@ def test_an_endpoint_without_a_group_is_not_one_for_which_nothing_waits(browser:
         page.shows("no group")
         page.shows("hook: it has no consumer group")
         assert answers(page)[1] == "Not quite"
+        assert page.problems == []
+        page.close()
+
+
+def test_an_endpoint_that_falls_behind_says_so_beside_its_state(browser: Browser) -> None:
+    (eu, samples), *_ = busy()
+    assert eu.status is not None
+    behind = EndpointStatus("hook", pending=9, falling_behind=True, warning="falls behind: 4 d at this rate")
+    status = replace(eu.status, endpoints=(behind,))
+    with served(settings("hook"), lambda: [(replace(eu, status=status), samples)]) as url:
+        page = browser.open(url)
+        page.shows("hook falls behind: 4 d at this rate; 9 wait")
+        pills: list[str] = page.run(
+            "[...document.querySelectorAll('.pill:not([hidden])')].map((pill) => pill.innerText)"
+        )
+        assert pills == ["delivering", "falling behind"]
         assert page.problems == []
         page.close()
 

@@ -310,9 +310,9 @@
   function explained(endpoint, now) {
     const parts = [];
     if (endpoint.paused_at !== null) parts.push(`for ${span(between(endpoint.paused_at, now))}`);
-    if (endpoint.state === "quiet") parts.push(`for ${span(endpoint.quiet_seconds)} more`);
-    if (endpoint.processes > 1 && endpoint.open_on) parts.push(`open on ${endpoint.open_on} of ${endpoint.processes}`);
-    if (endpoint.state === "failing") parts.push(`${plural(endpoint.failures, "failure", "failures")} in a row`);
+    if (endpoint.state === "muted") parts.push(`for ${span(endpoint.muted_seconds)} more`);
+    if (endpoint.processes > 1 && endpoint.open_on) parts.push(`on ${endpoint.open_on} of ${endpoint.processes}`);
+    if (endpoint.state === "open") parts.push(`${plural(endpoint.failures, "failure", "failures")} in a row`);
     const reason = endpoint.paused_reason || endpoint.failure;
     if (reason) parts.push(reason);
     if (endpoint.warning) parts.push(endpoint.warning);
@@ -336,6 +336,7 @@
       this.name = element("b");
       this.place = element("small");
       this.state = element("span", "pill");
+      this.behind = element("span", "pill watch", "falling behind");
       this.why = element("small");
       this.replay = element("small");
       this.toggle = element("button", "toggle", this.name);
@@ -349,7 +350,7 @@
       this.chart = new Chart("Waiting events", (value) => counted.format(value), 10);
       this.spark = element("td", "spark", this.chart.root);
       this.root = element(
-        "tr", "", element("td", "", this.toggle, this.place), element("td", "", this.state, this.why, this.replay),
+        "tr", "", element("td", "", this.toggle, this.place), element("td", "", this.state, " ", this.behind, this.why, this.replay),
         this.waiting, this.oldest, this.rate, this.letters, this.spark,
       );
     }
@@ -373,6 +374,7 @@
       say(this.place, endpoint.place);
       say(this.state, endpoint.label);
       dress(this.state, `pill ${level}`);
+      this.behind.hidden = !endpoint.falling_behind;
       say(this.why, explained(endpoint, now));
       say(this.replay, endpoint.replay ? replayed(endpoint.replay) : "");
       const known = endpoint.state !== "unknown";

@@ -60,7 +60,7 @@ def the_backlog_goes(system: System) -> None:
 
 def the_endpoints_are_as_they_are(system: System) -> None:
     operator = system.operator
-    eventually(lambda: operator.states() == {"well": "open", "dead": "failing", "gone": "paused"}, limit=60)
+    eventually(lambda: operator.states() == {"well": "delivering", "dead": "open", "gone": "paused"}, limit=60)
     listed = {each["endpoint"]: each["state"] for each in operator.read("endpoints", "list")["endpoints"]}
     assert listed == operator.states(), "one source for both"
     gone = operator.endpoint("gone")

@@ -80,7 +80,7 @@ def the_receivers_are_back(system: System) -> None:
         system.receivers[name].behaviour = lambda *_: Answer()
         operator.done("endpoints", "test", name)
         operator.done("endpoints", "resume", name, "--yes")
-    eventually(lambda: set(operator.states().values()) == {"open"}, limit=60)
+    eventually(lambda: set(operator.states().values()) == {"delivering"}, limit=60)
     eventually(lambda: all(not each["pending"] for each in operator.status()["endpoints"]), limit=60 + ENTRIES / 500)
 
 

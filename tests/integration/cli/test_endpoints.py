@@ -52,7 +52,7 @@ def test_list_before_anything_was_delivered(invoke: Run) -> None:
         "shard": "default",
         "address": rows["billing"]["address"],
         "configured": True,
-        "state": "open",
+        "state": "delivering",
         "url": "https://billing.example.com:8443/hook?…",
         "tenants": None,
         "group_position": None,
@@ -63,12 +63,13 @@ def test_list_before_anything_was_delivered(invoke: Run) -> None:
         "failures": 0,
         "failure": "",
         "warning": "",
+        "falling_behind": False,
         "oldest_pending_seconds": 0.0,
         "paused": False,
         "paused_at": None,
         "reason": "",
         "muted_until": None,
-        "quiet": False,
+        "muted": False,
         "dead_letters": 0,
         "dead_letters_all_counted": True,
         "rate": None,
@@ -91,9 +92,9 @@ def test_list_and_status_tell_that_the_relay_waits(
 
     for waiting, warning in (("", ""), ("1795507205123", "waits for the dispatcher of Cycles")):
         client.hset(shard.keys.relay.decode(), "waiting", waiting)
-        assert told("endpoints list") == told("status") == ("open", warning)
+        assert told("endpoints list") == told("status") == ("delivering", warning)
     listed = invoke("endpoints", "list").stdout
-    assert "open: waits for the dispatcher of Cycles" in " ".join(listed.split())
+    assert "delivering: waits for the dispatcher of Cycles" in " ".join(listed.split())
     assert "waits for the dispatcher of Cycles" in " ".join(invoke("status").stdout.split())
 
 
@@ -115,13 +116,13 @@ def test_list_tells_what_waits_and_why(
     assert (rows["audit"]["pending"], rows["audit"]["dead_letters"]) == (4, 0)
     assert rows["audit"]["oldest_pending_seconds"] >= rows["billing"]["oldest_pending_seconds"] > 0
     assert (rows["billing"]["paused"], rows["billing"]["reason"]) == (True, "moving house")
-    assert (rows["audit"]["paused"], rows["audit"]["quiet"]) == (False, True)
+    assert (rows["audit"]["paused"], rows["audit"]["muted"]) == (False, True)
     assert (rows["old"]["configured"], rows["old"]["dead_letters"]) == (False, 1)
     result = invoke("endpoints", "list", endpoints=ENDPOINTS)
     head, *lines = [line.split("\t") for line in result.stdout.splitlines()]
     table = {line[0]: dict(zip(head, line, strict=True)) for line in lines}
     assert re.fullmatch("paused since 20.+Z: moving house", table["billing"]["state"])
-    assert re.fullmatch("quiet until 20.+Z", table["audit"]["state"])
+    assert re.fullmatch("muted until 20.+Z", table["audit"]["state"])
     assert table["old"]["state"] == "not in the configuration"
     assert table["audit"]["tenants"] == "acme, globex"
     assert "hush" not in result.output + json.dumps(rows)
@@ -194,7 +195,7 @@ def test_pause_and_resume_as_json(invoke: Run) -> None:
 def test_resume_ends_a_quiet(invoke: Run, shard: Shard) -> None:
     EndpointStateStore(shard).mute("billing", 600)
     result = invoke("endpoints", "resume", "billing", "--yes", endpoints=ENDPOINTS)
-    assert result.stdout == "billing is resumed on default; it was quiet\n"
+    assert result.stdout == "billing is resumed on default; it was muted\n"
     assert EndpointStateStore(shard).read("billing").muted_until == 0
 
 

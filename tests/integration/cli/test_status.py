@@ -48,7 +48,17 @@ def test_as_text(sweeperd: Sweeperd, client: redis.Redis) -> None:
     }
     _, sweep, endpoints = ran.out.split("\n\n")
     assert sweep.splitlines()[1].split("\t") == ["default", "never", "", "", "", "", "", ""]
-    assert endpoints.splitlines()[1].split("\t") == ["default", "billing", "open", "no group", "", "", "", "0", ""]
+    assert endpoints.splitlines()[1].split("\t") == [
+        "default",
+        "billing",
+        "delivering",
+        "no group",
+        "",
+        "",
+        "",
+        "0",
+        "",
+    ]
 
 
 def test_as_json(sweeperd: Sweeperd, client: redis.Redis) -> None:
@@ -60,7 +70,7 @@ def test_as_json(sweeperd: Sweeperd, client: redis.Redis) -> None:
         (shard,) = ran.document["shards"]
         assert (shard["shard"], shard["reachable"], shard["due"]["overdue"]) == ("default", True, 1)
         assert (shard["tick"]["expired"], shard["tick"]["complete"], shard["tick_age_seconds"] < 20) == (1, True, True)
-        assert shard["endpoints"][0]["state"] == "open"
+        assert shard["endpoints"][0]["state"] == "delivering"
         assert (shard["endpoints"][0]["pending"], shard["endpoints"][0]["position"]) == (None, None), "no group"
         assert ran.err == ""
 

@@ -324,6 +324,15 @@ def test_an_endpoint_rests_while_its_circuit_is_open(shard: Shard, client: redis
     assert (endpoint.resting, endpoint.state) == (True, "open")
 
 
+def test_a_muted_endpoint_is_counted_as_muted(shard: Shard, client: redis.Redis) -> None:
+    delivery = Delivery(shard, NOWHERE, 2, {})
+    EndpointStateStore(shard).mute("hook", 600)
+    delivery.dispatcher.endpoints[0].lane.state.refresh()
+    delivery.dispatcher.maintain()
+    assert delivery.sample("sweeperd_endpoint_state", state="muted") == 1
+    assert delivery.sample("sweeperd_endpoint_state", state="delivering") == 0
+
+
 def test_each_look_for_replays_reads_the_clock_of_redis(shard: Shard, client: redis.Redis) -> None:
     """Where Redis's clock was set, a mute ends by the new time."""
     delivery = Delivery(shard, NOWHERE, 2, {})

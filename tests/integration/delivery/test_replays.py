@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import EndpointSettings
+from sweeperd.config import EndpointSettings, Settings
 from sweeperd.ops.endpoints import resume
 from sweeperd.ops.status import read_endpoints
 from sweeperd.outbox import EndpointStateStore, Outbox
@@ -36,6 +36,7 @@ from tests.support.waiting import waits
 HOUR = 3_600_000
 GROUPS = "sweeperd:groups"
 HOOK = EndpointSettings.model_validate({"name": "hook", "url": "http://hook.example.com/"})
+ASKED = Settings.model_validate({"webhooks": {"endpoints": [HOOK]}})
 
 
 def add(client: redis.Redis, at: int, count: int, name: str = "r", **fields: Any) -> list[str]:
@@ -252,14 +253,14 @@ def test_it_is_shown_and_only_one_runs_at_a_time(shard: Shard, client: redis.Red
     add(client, now - HOUR, 5 * MARKS)
     note = begin(shard, now - 2 * HOUR, now)
     assert replay.begin(shard, replay.count_events(shard, HOOK, ReplaySpan(now - 2 * HOUR, now)))[0] == "running"
-    (status,) = read_endpoints(shard, [HOOK], now, Counter())
+    (status,) = read_endpoints(ASKED, shard, now, Counter())
     assert status.replay is not None
     assert (status.replay.since_ms, status.replay.events, status.replay.left) == (now - 2 * HOUR, 250, 250)
     outbox = Outbox(shard, "us")
     taken = outbox.read(replay_group("hook"), 100)
     assert replay.progress(shard, note) == ReplayProgress(False, 250), "they are not delivered yet"
     outbox.acknowledge(replay_group("hook"), [entry.id for entry in taken])
-    (status,) = read_endpoints(shard, [HOOK], now, Counter())
+    (status,) = read_endpoints(ASKED, shard, now, Counter())
     assert status.replay is not None
     assert 150 <= status.replay.left <= 150 + note.every
     outbox.read(replay_group("hook"), 150)

@@ -35,7 +35,7 @@ def test_an_empty_shard(shard: Shard) -> None:
     assert (status.rate, status.tick_age_seconds, status.sweeping, status.dead_letters) == (Rate(), None, "", 0)
     assert (status.empty, status.last_walk) == (True, None)
     assert status.endpoints == (EndpointStatus("billing"),)
-    assert status.endpoints[0].state == "open"
+    assert status.endpoints[0].state == "delivering"
 
 
 def test_what_is_overdue_and_what_is_in_grace(shard: Shard, client: redis.Redis) -> None:
@@ -87,8 +87,8 @@ def test_quarantine_and_dead_letters_are_counted(shard: Shard, client: redis.Red
     status = read_status(settings("billing", "audit"), shard)
     assert (status.quarantined, status.dead_letters, status.dead_letters_counted) == (2, 1203, True)
     assert [(e.name, e.dead_letters, e.state) for e in status.endpoints] == [
-        ("billing", 802, "open"),
-        ("audit", 0, "open"),
+        ("billing", 802, "delivering"),
+        ("audit", 0, "delivering"),
         ("gone\x1b[31m", 401, "unknown"),
     ]
 
@@ -113,12 +113,42 @@ def test_what_the_board_and_the_circuits_say(shard: Shard, client: redis.Redis) 
     client.hset("sweeperd:circuits", "stale@host-1", circuit.model_copy(update={"at": now - 61_000}).model_dump_json())
     client.hset("sweeperd:circuits", "odd@host-1", "{")
     status = read_status(settings("gone", "busy", "dead", "stale", "odd"), shard)
-    assert [endpoint.state for endpoint in status.endpoints] == ["paused", "quiet", "failing", "open", "open"]
+    assert [endpoint.state for endpoint in status.endpoints] == ["paused", "muted", "open", "delivering", "delivering"]
     gone, busy, dead, stale, _ = status.endpoints
     assert (gone.paused_at_ms, gone.paused_reason) == (now, "the receiver answered 410")
-    assert busy.quiet_seconds == pytest.approx(60, abs=20)
+    assert busy.muted_seconds == pytest.approx(60, abs=20)
     assert (dead.failures, dead.failure) == (7, "HTTP 500")
     assert (stale.failures, stale.failure) == (0, "")
+
+
+def test_an_endpoint_falls_behind_if_what_waits_takes_longer_than_max_age(shard: Shard, client: redis.Redis) -> None:
+    endpoints: list[dict[str, object]] = [
+        {"name": name, "url": "http://127.0.0.1:9/"} for name in ("single", "batches", "idle")
+    ]
+    endpoints[1] |= {"batch_size": 50}
+    webhooks = {"max_age": "60s", "endpoints": endpoints}
+    for name in ("single", "batches", "idle"):
+        client.xgroup_create("sweeperd:events", name, mkstream=True)
+    for _ in range(100):
+        client.xadd("sweeperd:events", {"tenant": "acme"})
+
+    def behind(rate: float, window: float, **more: str) -> list[tuple[str, bool, str]]:
+        note = CircuitNote(at=server_time(client), rate=rate, rate_window=window)
+        for name in ("single", "batches"):
+            client.hset("sweeperd:circuits", f"{name}@host-1", note.model_dump_json())
+        asked = Settings.model_validate({"webhooks": webhooks | more})
+        return [(each.state, each.falling_behind, each.warning) for each in read_status(asked, shard).endpoints]
+
+    needs = "falls behind: what waits takes 3 m 20 s at this rate"
+    assert behind(0.5, 60.0) == [
+        ("delivering", True, f"{needs}, max_age is 1 m 0 s"),
+        ("delivering", True, f"{needs}, in batches of up to 50, max_age is 1 m 0 s"),
+        ("delivering", False, ""),
+    ]
+    well = [("delivering", False, "")] * 3
+    assert behind(0.5, 60.0, max_age="201s") == well
+    assert behind(5.0, 60.0) == well
+    assert behind(0.0, 60.0) == well, "how long it takes is not known"
 
 
 def test_a_dead_shard_hides_no_other(server: Server) -> None:
@@ -153,12 +183,14 @@ def test_a_circuit_is_told_of_while_it_is_open(server: Server, client: redis.Red
             eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
             reserve(client, [f"r{number}" for number in range(8)])
             failing = eventually(
-                lambda: [e for e in read_status(asked, shard).endpoints if e.state == "failing" and e.failures > 5]
+                lambda: [e for e in read_status(asked, shard).endpoints if e.state == "open" and e.failures > 5]
             )[0]
             assert failing.failure == "HTTP 500"
             assert failing.pending == 8
             receiver.behaviour = lambda *_: Answer(200)
-            eventually(lambda: [e for e in read_status(asked, shard).endpoints if e.state == "open" and not e.pending])
+            eventually(
+                lambda: [e for e in read_status(asked, shard).endpoints if e.state == "delivering" and not e.pending]
+            )
             assert running.metric("sweeperd_webhook_pending_events", endpoint="billing") >= 0
             status = read_status(asked, shard)
             assert status.tick is not None

@@ -124,8 +124,8 @@ def test_a_broken_system_is_found_explained_and_mended(
             eventually(lambda: run("status")["shards"][0]["quarantined"] == 20)
             (shard,) = run("status")["shards"]
             assert {entry["endpoint"]: entry["state"] for entry in shard["endpoints"]} == {
-                "good": "open",
-                "crm": "failing",
+                "good": "delivering",
+                "crm": "open",
             }
             assert not run("endpoints", "test", "crm", code=1)["delivered"]
             (told,) = run("reconcile", code=1)["shards"]

@@ -15,6 +15,7 @@ from tests.support.builders import last_walk, processes, reason_count
         (EndpointStatus("a", pending=0), "", "sweeperd endpoints attempts a"),
         (EndpointStatus("a", paused_at_ms=1), "sweeperdendpointpaused", "sweeperd endpoints resume a"),
         (EndpointStatus("a", circuit_open=True), "sweeperdcircuitopen", "sweeperd endpoints resume a"),
+        (EndpointStatus("a", falling_behind=True), "sweeperddeliveriesrunningout", "sweeperd endpoints test a"),
         (EndpointStatus("a", oldest_pending_seconds=901), "sweeperddeliveriesstuck", "sweeperd endpoints test a"),
         (EndpointStatus("a", dead_letters=2), "sweeperdgrouplost", "sweeperd dead-letters replay --endpoint a"),
         (

@@ -97,7 +97,7 @@ def test_whether_we_keep_up(about: ShardView, expected: Told) -> None:
     ("about", "expected"),
     [
         (waiting(pending=5, oldest_pending_seconds=50), (HealthLevel.GOOD, "Yes", ("no event waits for long",))),
-        (waiting(quiet_seconds=30), (HealthLevel.GOOD, "Yes", ("no event waits for long",))),
+        (waiting(muted_seconds=30), (HealthLevel.GOOD, "Yes", ("no event waits for long",))),
         (
             waiting(pending=5, oldest_pending_seconds=61),
             (HealthLevel.WATCH, "Not quite", ("hook: 5 wait, the oldest for 1 m 1 s",)),
@@ -108,7 +108,11 @@ def test_whether_we_keep_up(about: ShardView, expected: Told) -> None:
         ),
         (
             waiting(pending=1, oldest_pending_seconds=3, circuit_open=True, failures=5),
-            (HealthLevel.BAD, "No", ("hook fails; 1 wait, the oldest for 3.0 s",)),
+            (HealthLevel.BAD, "No", ("hook: circuit open; 1 wait, the oldest for 3.0 s",)),
+        ),
+        (
+            waiting(falling_behind=True, warning="falls behind"),
+            (HealthLevel.WATCH, "Not quite", ("hook falls behind; nothing waits",)),
         ),
         (waiting(paused_at_ms=NOW), (HealthLevel.BAD, "No", ("hook is paused; nothing waits",))),
         (waiting(pending=None), (HealthLevel.WATCH, "Not quite", ("hook: it has no consumer group",))),

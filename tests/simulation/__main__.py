@@ -8,6 +8,11 @@ if os.environ.get("PYTHONHASHSEED") != "0":
         sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], os.environ | {"PYTHONHASHSEED": "0"}
     )
 
+if sys.argv[1:2] == ["--replay"]:  # in real time
+    from tests.simulation.replay import main as replay
+
+    sys.exit(replay(sys.argv[2]))
+
 from tests.simulation import kernel
 
 kernel.install()

@@ -92,8 +92,11 @@ class Kernel:
 
     def wall(self) -> float:
         """The wall clock of the running host; in the hub, of the servers. Seconds since the epoch."""
-        skew = self.server_skew if self.current is None else self.current.host.skew
-        return EPOCH - BEGINNING + self.now + skew
+        return self.server_time() if self.current is None else EPOCH - BEGINNING + self.now + self.current.host.skew
+
+    def server_time(self) -> float:
+        """The servers' clock. Seconds since the epoch."""
+        return EPOCH - BEGINNING + self.now + self.server_skew
 
     def at(self, when: float, call: Callable[[], None]) -> None:
         """Call in the hub at this time."""

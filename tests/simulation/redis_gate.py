@@ -22,6 +22,7 @@ from hiredis import Reader
 
 from tests.simulation import kernel as kernels
 from tests.simulation.kernel import Host
+from tests.simulation.replay import Recorder
 
 #: A command takes the server so long, and the way there takes up to so long, seconds.
 WORK, WAY = 30e-6, 600e-6
@@ -71,6 +72,8 @@ class SimulatedServer:
         #: The data that a fail-over will put back.
         self.copied: Any = None
         self.trace = Trace()
+        #: Every command and its reply, if wanted.
+        self.recorder: Recorder | None = None
 
     @property
     def data(self) -> Any:
@@ -96,9 +99,15 @@ class SimulatedServer:
     def flush_scripts(self) -> None:
         """As SCRIPT FLUSH."""
         self.fake.script_cache.clear()
+        self._record("flush")
+
+    def _record(self, event: str) -> None:
+        if self.recorder:
+            self.recorder.event(kernels.KERNEL.server_time(), self.name, event)
 
     def copy_data(self) -> Any:
         """All data, as a replica has them."""
+        self._record("copy")
         return {key: (copy.deepcopy(item.value), item.expireat) for key, item in self.data.items()}
 
     def fail_over(self, data: Any) -> None:
@@ -111,6 +120,7 @@ class SimulatedServer:
             item = Item(value)
             item.expireat = expireat
             self.data[key] = item
+        self._record("fail-over")
         self.run_id += 1
         self.flush_scripts()
         self.cut_all()
@@ -357,6 +367,9 @@ class Connection(FakeRedisConnection):
             return b"# Server\r\nredis_version:7.0.0\r\nrun_id:%040d\r\n" % self.simulated.run_id
         sock.last_reply = None
         sock._process_command(list(command))
+        if recorder := self.simulated.recorder:
+            at = kernels.KERNEL.server_time()
+            recorder.command(at, self.simulated.name, self.number, command, sock.last_reply)
         return sock.last_reply
 
     def _deliver(self, reply: Any) -> None:

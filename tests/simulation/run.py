@@ -39,6 +39,7 @@ from tests.simulation.plan import FAULTS, OPERATIONS, Plan, draw
 from tests.simulation.planted import PLANTED, plant
 from tests.simulation.receivers import Receiver, transport
 from tests.simulation.redis_gate import Connection, LuaRuntime, SimulatedServer, Trace, connector
+from tests.simulation.replay import Recorder
 
 #: Between two checks of what must hold at every moment, and after the end for what comes too late; seconds.
 CHECK_EVERY, WATCHED = 2.0, 30.0
@@ -99,7 +100,7 @@ class Log(logging.Handler):
 class Simulation:
     """The installation of one plan."""
 
-    def __init__(self, plan: Plan, trace_file: Any = None) -> None:
+    def __init__(self, plan: Plan, trace_file: Any = None, recorder: Recorder | None = None) -> None:
         self.plan = plan
         self.kernel = kernels.begin(plan.seed)
         self.kernel.preemption = plan.preemption
@@ -114,7 +115,7 @@ class Simulation:
         self.servers = {shard.port: SimulatedServer(f"redis-{shard.name}", plan.seed, names) for shard in plan.shards}
         Connection.numbers = 0
         for server in self.servers.values():
-            server.trace = self.trace
+            server.trace, server.recorder = self.trace, recorder
             _prepare_lua(server)
         endpoints = dict.fromkeys(
             endpoint.name for settings in (plan.settings, plan.reloaded) for endpoint in settings.webhooks.endpoints
@@ -211,11 +212,11 @@ def _prepare_lua(server: SimulatedServer) -> None:
     any_server._lua_runtime = LuaRuntime(socket._get_server_runtime(any_server))
 
 
-def simulate(plan: Plan, trace_file: Any = None) -> Report:
+def simulate(plan: Plan, trace_file: Any = None, recorder: Recorder | None = None) -> Report:
     """Run a plan to its end, or to its first failure."""
     began = kernels.REAL_CLOCK()
     gc.disable()
-    simulation = Simulation(plan, trace_file)
+    simulation = Simulation(plan, trace_file, recorder)
     failure = ""
     try:
         simulation.run()
@@ -251,9 +252,11 @@ def in_child(options: argparse.Namespace, seed: int) -> tuple[int, int]:
         if options.plant:
             plant(options.plant)
         trace = Path(options.trace).open("w", encoding="utf-8") if options.trace else None  # noqa: SIM115 - kept open
-        report = simulate(draw(seed, options.minutes, clean=options.clean), trace)
-        if trace:
-            trace.close()
+        recorder = Recorder(options.record) if options.record else None
+        report = simulate(draw(seed, options.minutes, clean=options.clean), trace, recorder)
+        for written in (trace, recorder):
+            if written:
+                written.close()
         with os.fdopen(writing, "w") as out:
             json.dump(asdict(report), out)
     except BaseException:
@@ -321,6 +324,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=3.0, help="virtual, before the faults end")
     parser.add_argument("--clean", action="store_true", help="without faults and operators")
     parser.add_argument("--trace", metavar="FILE", help="write every command and log line")
+    parser.add_argument("--record", metavar="FILE", help="write every command whole, with its reply, for --replay")
+    parser.add_argument("--replay", metavar="FILE", help="alone: send what was recorded to each real server")
     parser.add_argument("--jobs", type=int, default=1, help="so many seeds at a time")
     parser.add_argument("--plant", metavar="NAME", choices=sorted(PLANTED), help="with this bug in the program")
     parser.add_argument("--planted", action="store_true", help="find each planted bug; print the table")

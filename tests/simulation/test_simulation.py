@@ -1,10 +1,15 @@
 """The simulation, each time as a process of its own: fixed seeds, and the same seed twice."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.support.servers import binaries
 
 pytest.importorskip("greenlet")
 pytest.importorskip("lupa")
@@ -60,3 +65,22 @@ def test_without_faults_each_event_comes_once() -> None:
     done = simulate("--seeds", "1..6", "--minutes", "1", "--clean")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" (0 again)") == 6
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for the clock of the servers")
+@pytest.mark.skipif(not binaries(), reason="no Redis server")
+def test_real_servers_answer_as_fakeredis_does(tmp_path: Path) -> None:
+    recording = tmp_path / "recording"
+    assert simulate("--seed", "45", "--minutes", "1", "--record", str(recording)).returncode == 0
+    done = simulate("--replay", str(recording))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(re.findall(r"^(.*): \d{4,} commands, 0 replies differ$", done.stdout, re.M)) >= set(map(str, binaries()))
+
+    rows = [json.loads(line) for line in recording.read_text().splitlines()[:200]]
+    wrong = next(row for row in rows if row.get("command") == ["TIME"])
+    wrong["reply"][1] += "7"
+    recording.write_text("\n".join(map(json.dumps, rows)))
+    done = simulate("--replay", str(recording))
+    assert done.returncode == 1
+    assert "1 replies differ" in done.stdout
+    assert f"fakeredis: {json.dumps(wrong['reply'])}" in done.stdout

@@ -503,8 +503,14 @@ class Metrics:
         self.operator_actions = KeptCounter(
             "sweeperd_operator_actions_total", "Actions of operators, counted in Redis", ["shard", "action"]
         )
+        self.operator_changes = KeptCounter(
+            "sweeperd_operator_changes_total",
+            "Entries and events that actions of operators changed, counted in Redis",
+            ["shard", "action"],
+        )
         if lasting:
             registry.register(self.operator_actions)
+            registry.register(self.operator_changes)
             # node_exporter has series of the same names, and refuses a file with such names.
             ProcessCollector(registry=registry)
         build_info = Gauge("sweeperd_build_info", "The running version", ["version"], registry=registry)
@@ -516,3 +522,4 @@ class Metrics:
         self.webhooks.forget_shard(shard)
         self.reconcile.forget_shard(shard)
         self.operator_actions.forget(shard)
+        self.operator_changes.forget(shard)

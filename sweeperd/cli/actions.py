@@ -72,7 +72,8 @@ def changing(command: Callable[..., None]) -> Callable[..., None]:
 def command(run: Run, limit: int) -> None:
     """
     What operators did with the commands, the newest first: requeue, dismiss, adopt, replay, cancel-replay, drop,
-    skip, pause, resume, repair, repair-budget. The last 10,000 or so are kept. Times are of Redis's clock.
+    drop-backlog, skip, pause, resume, repair, repair-budget. The last 10,000 or so are kept. Times are of Redis's
+    clock.
     """
 
     def read(shard: Shard) -> Iterator[tuple[Shard, RecordedAction]]:

@@ -33,7 +33,7 @@ _COMMANDS = {
     "verify-archive": ("expired:verify_archive", "Verify an archive that `expired --json --chain` wrote."),
     "quarantine": ("quarantine:command", "What was set aside: list it, put it back after a repair, or dismiss it."),
     "dead-letters": ("dead_letters:command", "Deliveries that were given up on: list, replay, drop."),
-    "endpoints": ("endpoints:command", "The receivers: list, pause, resume, skip, test, attempts; their keys."),
+    "endpoints": ("endpoints:command", "The receivers: list, pause, resume, skip, drop, test, attempts; their keys."),
     "replay": ("replay:command", "Deliver the events of a span of time to one endpoint again."),
     "reconcile": ("reconcile:command", "Compare index and budgets with the reservations."),
     "ledger": ("ledger:command", "The budgets: the holders of a budget."),

@@ -1,4 +1,4 @@
-"""`sweeperd endpoints`: list, pause, resume, skip an event, show attempts, make and print keys, test."""
+"""`sweeperd endpoints`: list, pause, resume, skip an event, drop a backlog, show attempts, make keys, test."""
 
 import base64
 import json
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from sweeperd.cli.actions import Change, Changed, changing
-from sweeperd.cli.options import Exit, Options, fail, json_option
+from sweeperd.cli.options import Exit, Moment, Options, fail, json_option, moment
 from sweeperd.cli.output import Cell, Output, timestamp
 from sweeperd.cli.shards import Run, endpoint_of, on_shards
 from sweeperd.cli.status import state, waiting
@@ -20,6 +20,8 @@ from sweeperd.ops.endpoints import (
     BODY_SHOWN,
     AttemptsDocument,
     ChangedEndpoint,
+    DropDocument,
+    DroppedBacklog,
     EndpointChangeDocument,
     EndpointsDocument,
     ListedEndpoint,
@@ -31,6 +33,7 @@ from sweeperd.ops.endpoints import (
 )
 from sweeperd.ops.health import ENDPOINT_STATES
 from sweeperd.ops.status import EndpointStatus, count_dead_letters, read_endpoints
+from sweeperd.outbox import replays
 from sweeperd.outbox.attempts import RecordedAttempt, read_attempts
 from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.store.shard import Shard
@@ -171,6 +174,60 @@ def skip(change: Change, name: str, event: str) -> None:
     if not skipped:
         change.output.name_address()
         change.fail(f"{event} is not pending for {name}")
+
+
+@command.command("drop")
+@click.argument("name")
+@click.option(
+    "--before", callback=moment, required=True, metavar="TIME", help="Only events that were added before, not at TIME."
+)
+@click.option("--dead-letters", "letters", is_flag=True, help="Make each event a dead letter, which can be replayed.")
+@click.option("--reason", default="", help="Why; `sweeperd actions` shows it.")
+@changing
+def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) -> None:
+    """
+    End the backlog of an endpoint on purpose: what was added before TIME and is not delivered yet is not sent to this
+    endpoint. Without --dead-letters only `expired` and `replay` still know the events, for events.retention.
+
+    TIME is written as in `sweeperd expired`: 2026-11-21T12:00:05Z, 12:00, or 15m for so long ago. If a process is
+    about to send an event, the event may arrive all the same. While a replay to the endpoint runs, nothing is dropped.
+    """
+    endpoint = endpoint_of(change.settings, name)
+    found = change.each(lambda shard: _find_backlog(shard, endpoint, before))
+    if total := sum(backlog.found for _, backlog in found):
+        how = "Make {} dead letters?" if letters else "Drop {} for good?"
+        change.confirm(how.format(f"{total} event{'s' * (total > 1)} of {name}"))
+    done = list[DroppedBacklog]()
+
+    def work(shard: Shard, backlog: DroppedBacklog) -> Iterator[Changed]:
+        dropped, before_ms = 0, int(backlog.before)
+        target = f"{name} before {rfc3339(before_ms)}" + (f": {reason}" if reason else "")
+        try:
+            for count in endpoints.drop(shard, endpoint, before_ms, letters=letters):
+                dropped += count
+                yield target, count
+        finally:
+            done.append(backlog.model_copy(update={"dropped": dropped}))
+            become = "are dead letters" if letters else "are dropped"
+            change.output.say(f"{dropped} events of {name} on {shard.name} {become}")
+
+    change.act(Action.DROP_BACKLOG, found, work)
+    change.report(DropDocument(endpoint=name, dead_letters=letters, shards=done, down=change.down))
+
+
+def _find_backlog(shard: Shard, endpoint: EndpointSettings, before: Moment) -> DroppedBacklog:
+    now = shard.read_clock()
+    at_ms = before.on(now)
+    if at_ms > now:
+        fail(f"--before is yet to come: it is {timestamp(now)} by redis's clock", Exit.USAGE)
+    if replays.running(shard, endpoint.name) is not None:
+        fail(
+            f"shard {shard.name}: a replay to {endpoint.name} is running: end it first with "
+            f"`sweeperd replay --endpoint {endpoint.name} --cancel`",
+            Exit.FAILED,
+        )
+    found = endpoints.count_backlog(shard, endpoint, at_ms)
+    return DroppedBacklog(shard=shard.name, before=at_ms, found=found, dropped=0)
 
 
 def _resumed(name: str, shard: Shard, state: EndpointState, done: Resumed) -> str:

@@ -156,7 +156,7 @@ def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
     yield granted(Duty.SWEEP, events, "XADD XACK XGROUP|CREATE XGROUP|DELCONSUMER")
     yield granted(Duty.DELIVER, events, "XADD XACK XCLAIM XTRIM XREADGROUP")
     yield granted(Duty.DELIVER, events, "XGROUP|CREATE XGROUP|DESTROY XGROUP|DELCONSUMER XINFO|CONSUMERS")
-    yield granted(Duty.OPERATE, events, "XADD XACK XGROUP|CREATE XGROUP|DESTROY")
+    yield granted(Duty.OPERATE, events, "XADD XACK XCLAIM XREADGROUP XGROUP|CREATE XGROUP|DESTROY XGROUP|DELCONSUMER")
     yield granted(Duty.STATUS, letters, "XLEN XRANGE XINFO|STREAM")
     yield granted(Duty.DELIVER, letters, "XADD")
     yield granted(Duty.OPERATE, letters, "XREVRANGE XDEL")

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 #: How many actions are kept, about, and the longest target that is recorded, characters.
 KEPT, TARGET = 10_000, 500
+#: After the name of an action: how many entries all actions of this name have changed.
+CHANGED = ":changed"
 #: How often a daemon reads the actions of a shard, seconds.
 EXPORT_EVERY = 10.0
 
@@ -38,6 +40,7 @@ class Action(enum.StrEnum):
     REPLAY = "replay"
     CANCEL_REPLAY = "cancel-replay"
     DROP = "drop"
+    DROP_BACKLOG = "drop-backlog"
     SKIP = "skip"
     PAUSE = "pause"
     RESUME = "resume"
@@ -104,9 +107,10 @@ class ActionExporter:
             self._next = time.monotonic() + EXPORT_EVERY
 
     def _export(self) -> None:
-        counts = self._shard.client.hmget(self._shard.keys.action_counts, list(Action))
-        numbers = {action.value: int(count or 0) for action, count in zip(Action, counts, strict=True)}
-        self._metrics.operator_actions.set(self._shard.name, numbers)
+        for kept, suffix in ((self._metrics.operator_actions, ""), (self._metrics.operator_changes, CHANGED)):
+            counts = self._shard.client.hmget(self._shard.keys.action_counts, [action + suffix for action in Action])
+            numbers = {action.value: int(count or 0) for action, count in zip(Action, counts, strict=True)}
+            kept.set(self._shard.name, numbers)
         if self._seen is None:
             self._seen = streams.last_id(self._shard.client, self._shard.keys.actions)
             return

@@ -1,9 +1,10 @@
-"""The actions of operators on endpoints: pause, resume, skip, try out; and the public keys of the endpoints."""
+"""The actions of operators on endpoints: pause, resume, skip, drop, try out; and the public keys of the endpoints."""
 
+import itertools
 import json
 import secrets
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -20,7 +21,8 @@ from sweeperd.outbox.attempts import Masker
 from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointState, EndpointStateStore
 from sweeperd.outbox.event import Message, OutboxEntry, as_json, message, webhook_request
 from sweeperd.outbox.replays import replay_group
-from sweeperd.outbox.stream import NO_TENANT, Announcements, ConsumerGroups, Outbox, Pending
+from sweeperd.outbox.stream import NO_TENANT, PAGE, Announcements, ConsumerGroups, Outbox, Pending
+from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 
@@ -28,6 +30,8 @@ from sweeperd.store.shard import Shard
 TEST_TYPE = "system.webhook_test"
 #: The reason of a dead letter that an operator made.
 SKIPPED = "an operator skipped it"
+#: The same, if the operator ended the whole backlog.
+DROPPED = "an operator dropped it"
 #: How much of the body of a response is shown, characters.
 BODY_SHOWN = 1024
 
@@ -119,6 +123,62 @@ def skip(shard: Shard, name: str, event: str) -> str | None:
                 entry = OutboxEntry.of(pending.id, pending.deliveries, fields)
                 return pending.id.decode() if outbox.dead_letter(group, entry, SKIPPED, name, in_hand=False) else None
     return None
+
+
+def count_backlog(shard: Shard, endpoint: EndpointSettings, before_ms: int) -> int:
+    """
+    How many events, added before `before_ms`, the endpoint wants and has not acknowledged. Raises redis.RedisError.
+    """
+    info = streams.groups(shard.client, shard.keys.events).get(endpoint.name.encode())
+    if info is None:
+        return 0
+    first, last = streams.after(info["last-delivered-id"]), str(before_ms - 1).encode()
+    untaken = (OutboxEntry.of(entry, 0, found) for entry, found in streams.read(shard, shard.keys.events, first, last))
+    taken = _pending(shard, Outbox(shard, "operator"), endpoint.name)
+    old = itertools.takewhile(lambda row: row[0].added_ms < before_ms, taken)
+    subscription = Subscription(endpoint)
+    return sum(
+        _is_wanted(subscription, entry)
+        for entry in itertools.chain((OutboxEntry.of(row.id, row.deliveries, found) for row, found in old), untaken)
+    )
+
+
+def drop(shard: Shard, endpoint: EndpointSettings, before_ms: int, *, letters: bool) -> Iterator[int]:
+    """
+    Acknowledge the events added before `before_ms`: not taken yet, parked, and in the hands of a process. Each wanted
+    event becomes a dead letter if `letters`. Yields the number of wanted events after each page. If a process is about
+    to send an event, the event may be sent once more. Raises redis.RedisError: then events of at most one page are left
+    to be taken over.
+    """
+    name, subscription = endpoint.name, Subscription(endpoint)
+    if name.encode() not in streams.groups(shard.client, shard.keys.events):
+        return
+    outbox = Outbox(shard, "operator")
+    while count := outbox.groups.untaken(name, before_ms, PAGE):
+        entries = outbox.read(name, count)
+        # A process may have taken some of the counted events: then the read went beyond `before_ms`.
+        outbox.release(name, [entry for entry in entries if entry.added_ms >= before_ms])
+        old = [entry._replace(deliveries=0) for entry in entries if entry.added_ms < before_ms]
+        yield _drop(outbox, subscription, old, letters=letters)
+    outbox.groups.leave(name)
+    taken = _pending(shard, outbox, name)
+    rows = itertools.takewhile(lambda row: row[0].added_ms < before_ms, taken)
+    while page := [OutboxEntry.of(row.id, row.deliveries, found) for row, found in itertools.islice(rows, PAGE)]:
+        yield _drop(outbox, subscription, page, letters=letters)
+
+
+def _drop(outbox: Outbox, subscription: Subscription, entries: Sequence[OutboxEntry], *, letters: bool) -> int:
+    """Returns how many wanted events were still pending."""
+    name = subscription.group
+    wanted = [entry for entry in entries if _is_wanted(subscription, entry)]
+    outbox.acknowledge(name, [entry.id for entry in entries if entry not in wanted])
+    if letters:
+        return sum(outbox.dead_letter(name, entry, DROPPED, in_hand=False) for entry in wanted)
+    return outbox.acknowledge(name, [entry.id for entry in wanted])
+
+
+def _is_wanted(subscription: Subscription, entry: OutboxEntry) -> bool:
+    return not entry.pairs or subscription.wants(entry)
 
 
 def _pending(shard: Shard, outbox: Outbox, name: str) -> Iterator[tuple[Pending, dict[bytes, bytes]]]:
@@ -283,6 +343,20 @@ class SkipDocument(CommandDocument, title="sweeperd endpoints skip --json"):
     endpoint: str
     event: Argument
     skipped: list[SkippedEvent] = Field(description="Empty if the event is not pending.")
+    down: Down
+
+
+class DroppedBacklog(Document):
+    shard: str
+    before: Moment = Field(description="Events that were added before are dropped.")
+    found: Count = Field(description="How many events waited when the operator was asked.")
+    dropped: Count
+
+
+class DropDocument(CommandDocument, title="sweeperd endpoints drop --json"):
+    endpoint: str
+    dead_letters: bool = Field(description="Whether each dropped event is a dead letter.")
+    shards: list[DroppedBacklog]
     down: Down
 
 

@@ -506,10 +506,9 @@ class Outbox:
         for deliveries, ids in by_deliveries.items():
             self._own(self._owning(group, self._consumer, PARKED, ids, LONG_IDLE_MS, deliveries - 1))
 
-    def acknowledge(self, group: str, ids: Sequence[bytes]) -> None:
-        """The group needs these events no more."""
-        if ids:
-            self._client.xack(self._key, group, *ids)
+    def acknowledge(self, group: str, ids: Sequence[bytes]) -> int:
+        """The group needs these events no more. Returns how many of the events were pending."""
+        return int(self._client.xack(self._key, group, *ids)) if ids else 0
 
     def dead_letter(
         self, group: str, entry: OutboxEntry, reason: str, endpoint: str = "", *, in_hand: bool = True

@@ -24,6 +24,7 @@ from sweeperd.ops.actions import ActionsDocument
 from sweeperd.ops.check import CheckDocument
 from sweeperd.ops.endpoints import (
     AttemptsDocument,
+    DropDocument,
     EndpointChangeDocument,
     EndpointsDocument,
     SkipDocument,
@@ -148,6 +149,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "endpoints-attempts": AttemptsDocument,
     "endpoints-change": EndpointChangeDocument,
     "endpoints-list": EndpointsDocument,
+    "endpoints-drop": DropDocument,
     "endpoints-skip": SkipDocument,
     "endpoints-test": TrialDocument,
     "expired-count": ExpiredCountDocument,

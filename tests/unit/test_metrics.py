@@ -45,6 +45,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_reconcile_last_timestamp_seconds": ("gauge", {"shard", "kind"}),
     "sweeperd_foreign_expiries": ("gauge", {"shard"}),
     "sweeperd_operator_actions_total": ("counter", {"shard", "action"}),
+    "sweeperd_operator_changes_total": ("counter", {"shard", "action"}),
     "sweeperd_reconcile_runs_total": ("counter", {"shard", "kind", "result"}),
     "sweeperd_redis_up": ("gauge", {"shard"}),
     "sweeperd_build_info": ("gauge", {"version"}),
@@ -80,6 +81,7 @@ def filled(*, tenant_label: bool = True) -> Metrics:
     metrics.reconcile.reconciled("s1", "reservations", {"lost": 1}, 1.0)
     metrics.reconcile.foreign_expiries.labels("s1").set(0)
     metrics.operator_actions.set("s1", {"pause": 1})
+    metrics.operator_changes.set("s1", {"pause": 1})
     return metrics
 
 

@@ -1,7 +1,7 @@
 -- Records and counts an action of an operator.
 --
 -- KEYS[1] -> sweeperd:actions        STREAM  one entry for each action
--- KEYS[2] -> sweeperd:action-counts  HASH    action -> how often done
+-- KEYS[2] -> sweeperd:action-counts  HASH    action -> how often done; action:changed -> how many entries were changed
 --
 -- ARGV[1] -> how many entries are kept
 -- ARGV[2] -> who: user@host;  ARGV[3] -> the action;  ARGV[4] -> the target;  ARGV[5] -> the number of changed entries
@@ -14,8 +14,12 @@
 -- @include rights
 -- @include trial
 
-local counted = redis.call('HGET', KEYS[2], ARGV[3])
-local count_text = string.format('%.0f', (tonumber(counted) or 0) + 1)
+local function added(field, count)
+  return string.format('%.0f', (tonumber(redis.call('HGET', KEYS[2], field)) or 0) + count)
+end
+
+local changed = ARGV[3] .. ':changed'
+local actions_text, changed_text = added(ARGV[3], 1), added(changed, ARGV[5])
 local refused = no_right('XTRIM', KEYS[1]) or no_right('XADD', KEYS[1]) or no_right('HSET', KEYS[2])
 if refused then
   return refused
@@ -26,5 +30,5 @@ if type(id) == 'table' then -- an error: the stream takes no entry
   return id
 end
 redis.call('XTRIM', KEYS[1], 'MAXLEN', '~', ARGV[1])
-redis.call('HSET', KEYS[2], ARGV[3], count_text)
+redis.call('HSET', KEYS[2], ARGV[3], actions_text, changed, changed_text)
 return id

@@ -85,11 +85,12 @@ def test_a_daemon_exports_the_counts_and_logs_new_actions(
         ("pause", "crm", 1),
     ]
 
-    def count(action: str) -> float | None:
+    def count(action: str, name: str = "actions") -> float | None:
         labels = {"shard": "default", "action": action}
-        return metrics.registry.get_sample_value("sweeperd_operator_actions_total", labels)
+        return metrics.registry.get_sample_value(f"sweeperd_operator_{name}_total", labels)
 
     assert (count("pause"), count("requeue"), count("drop")) == (2, 1, 0)
+    assert (count("pause", "changes"), count("requeue", "changes"), count("drop", "changes")) == (2, 20, 0)
 
 
 def test_the_stream_is_bounded(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 import pytest
 import redis
 
+from sweeperd.outbox import Outbox
 from sweeperd.store import Shard
-from tests.integration.cli.conftest import Run, give_up
+from tests.integration.cli.conftest import Run, expire, give_up
 from tests.support.acl import rules
 from tests.support.harness import reserve
 from tests.support.receiver import Receiver
@@ -15,8 +16,8 @@ pytestmark = pytest.mark.every_redis
 RIGHTS = (
     "~sweeperd:events ~sweeperd:dead-letters ~sweeperd:endpoints ~sweeperd:groups ~sweeperd:circuits ~sweeperd:actions "
     "~sweeperd:action-counts ~sweeperd:attempts:* +client|setname +select +time +eval +evalsha +hget +hgetall +hset "
-    "+hdel +xlen +xtrim +xrange +xrevrange +xadd +xdel +xpending +xack +xgroup|create +xgroup|destroy "
-    "+xinfo|stream +xinfo|groups"
+    "+hdel +xlen +xtrim +xrange +xrevrange +xadd +xdel +xpending +xack +xclaim +xreadgroup +xgroup|create "
+    "+xgroup|destroy +xgroup|delconsumer +xinfo|stream +xinfo|groups"
 )
 #: Granted for a database number in the URL.
 SPARE = {"select"}
@@ -29,6 +30,10 @@ def test_the_rights_suffice_and_none_is_too_much(invoke: Run, own_shard: Shard, 
     client.execute_command("ACL", "SETUSER", "operator", "reset", "on", ">only-for-tests", "-@all", *RIGHTS.split())
     client.acl_log_reset()
     client.config_resetstat()
+    outbox = Outbox(own_shard, "test")
+    reserve(client, ["parked", "untaken"])
+    expire(client, ["parked", "untaken"])
+    outbox.nack("billing", outbox.read("billing", 1))
     url = own_server.url.replace("redis://", "redis://operator:only-for-tests@")
     with Receiver() as receiver:
         for arguments in (
@@ -42,6 +47,7 @@ def test_the_rights_suffice_and_none_is_too_much(invoke: Run, own_shard: Shard, 
             ["endpoints", "pause", "billing", "--yes"],
             ["endpoints", "resume", "billing", "--yes"],
             ["endpoints", "test", "billing"],
+            ["endpoints", "drop", "billing", "--before", "1ms", "--yes"],
             ["replay", "--endpoint", "billing", "--since", "1h", "--detach", "--yes"],
             ["replay", "--endpoint", "billing", "--cancel", "--yes"],
         ):

@@ -39,6 +39,7 @@ COMMANDS = [
     ("endpoints-change", ["endpoints", "resume", "billing", "--yes"]),
     ("endpoints-attempts", ["endpoints", "attempts", "billing"]),
     ("endpoints-skip", ["endpoints", "skip", "billing", "evt_1", "--yes"]),
+    ("endpoints-drop", ["endpoints", "drop", "billing", "--before", "0s", "--yes"]),
     ("endpoints-test", ["endpoints", "test", "billing"]),
     ("expired", ["expired"]),
     ("expired", ["expired", "--chain"]),

@@ -62,7 +62,12 @@ def test_what_was_done_is_recorded_nevertheless(server: Server, client: redis.Re
     assert run(server, "dead-letters drop --all --yes")[0] == 1
     assert run(server, f"reconcile --repair-budget {SCOPES[0]}:TOKENS --yes --json")[0] == 1
     assert client.xlen("sweeperd:dead-letters") == 0
-    assert client.hgetall("sweeperd:action-counts") == {b"drop": b"1", b"repair-budget": b"1"}
+    assert client.hgetall("sweeperd:action-counts") == {
+        b"drop": b"1",
+        b"drop:changed": b"2",
+        b"repair-budget": b"1",
+        b"repair-budget:changed": b"1",
+    }
     assert [action.count for action in read_actions(shard)] == [2, 1]
 
 

@@ -92,6 +92,12 @@ class _Commands(click.Group):
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
+        except click.NoSuchOption as error:
+            if error.option_name in {option for parameter in self.params for option in parameter.opts}:
+                subcommand = error.ctx.command_path.partition(" ")[2] if error.ctx else ""
+                place = f"before the subcommand: sweeperd {error.option_name} ... {subcommand}"
+                raise click.UsageError(f"{error.option_name} stands {place}", error.ctx) from error
+            raise
         except RedisUnavailable as error:
             fail(f"redis is not available: {error}", Exit.FAILED)
 

@@ -64,6 +64,10 @@ def test_help(option: str, run: Run) -> None:
     ("arguments", "problem"),
     [
         (["--twice"], "No such option"),
+        (["status", "--config", "a.toml"], "before the subcommand: sweeperd --config ... status"),
+        (["endpoints", "pause", "x", "--log-level=debug"], "sweeperd --log-level ... endpoints pause"),
+        (["endpoints", "--role", "all", "list"], "sweeperd --role ... endpoints"),
+        (["status", "--cofig", "a.toml"], "No such option"),
         (["--json"], "--json goes with --once"),
         (["--json", "demo"], "--json goes with --once"),
         (["--metrics-file", "a.prom"], "--metrics-file goes with --once"),

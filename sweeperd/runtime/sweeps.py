@@ -227,7 +227,10 @@ class KindSweep:
         #: How many connections the shard had opened when the kind was checked.
         self._checked = -1
         self._observe = observe
-        self._last_sweep = LastSweepStore(shard, kind)
+        self._measure_every = min(context.timing.maintain_every, 3 * settings.sweep.interval.total_seconds())
+        #: When the gauges are set again, monotonic.
+        self._measure_at = 0.0
+        self._last_sweep = LastSweepStore(shard, kind, settings.sweep.interval.total_seconds())
         spikes_wanted = kind.cycles and EXPIRY_SPIKE in settings.announced
         self._rates = ExpiryRates(shard, settings.cycles) if spikes_wanted else None
         self._sweeper = Sweeper(shard, kind, settings.sweep, self._decided, context.stop)
@@ -256,7 +259,8 @@ class KindSweep:
         else:
             failure = ""
             self.telemetry.stood_by()
-        self.measure()
+        if time.monotonic() >= self._measure_at:
+            self.measure()
         return failure
 
     def tick(
@@ -307,6 +311,7 @@ class KindSweep:
     def measure(self) -> None:
         """Set the gauges."""
         self.telemetry.measured(self.backlog())
+        self._measure_at = time.monotonic() + self._measure_every
 
     def _decided(self, decisions: Sequence[Decision], trace_id: str) -> None:
         self.telemetry.decided(decisions, trace_id)

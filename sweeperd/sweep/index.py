@@ -278,11 +278,11 @@ class IndexReader:
         #: Whether the last page was read.
         self.ended = False
 
-    def start(self, now_ms: int) -> None:
-        """A tick begins, and reads the entries that are due at this time of the server."""
+    def start(self, now_ms: int, *, idle: bool = False) -> None:
+        """A tick begins, and reads the entries that are due at this time of the server; `idle`: there are none."""
         if self.ended:
             self._cursor.finish()
-        self.ended = False
+        self.ended = idle
         self._until = now_ms
         self._position = self._cursor.start(now_ms)
         if self._cache is not None and self._cache.start():

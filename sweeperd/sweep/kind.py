@@ -157,6 +157,11 @@ class SweepReport:
         """How many entries were decided."""
         return sum(self.counts.values())
 
+    @property
+    def changed(self) -> bool:
+        """Whether the tick did more than look: an entry was not merely in grace, or the tick was cut short."""
+        return not self.complete or self.candidates > self.counts.get(Outcome.IN_GRACE, 0)
+
 
 @dataclass(frozen=True)
 class Backlog:

@@ -210,7 +210,8 @@ class Sweeper:
         """
         with self._shard.reaching(), ScriptPipeline(self._kind.script, self._shard.client) as pipeline:
             tick = _Tick(pipeline, give_way, trace_id or secrets.token_hex(16), paged)
-            self._reader.start(self._shard.read_clock())
+            now, (head,) = self._shard.read_with_clock(("ZRANGE", self._kind.index, 0, 0, "WITHSCORES"))
+            self._reader.start(now, idle=not head or float(head[1]) > now)
             try:
                 complete = self._drain(tick)
             except BaseException:

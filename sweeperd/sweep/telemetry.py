@@ -1,6 +1,7 @@
 """Logs and metrics of a sweep, the last tick, and the rates of expiry."""
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -50,10 +51,16 @@ class LastSweep:
 
 
 class LastSweepStore:
-    """`sweeperd:ticks` of one kind, as one sweeping process writes the hash. Not to be shared by threads."""
+    """
+    `sweeperd:ticks` of one kind, as one sweeping process writes the hash. Not to be shared by threads. A tick in which
+    nothing happened is noted `every` so many seconds at most.
+    """
 
-    def __init__(self, shard: Shard, kind: Kind) -> None:
+    def __init__(self, shard: Shard, kind: Kind, every: float = 0.0) -> None:
         self._shard = shard
+        self._every = every
+        #: When the last tick was noted, monotonic.
+        self._noted_at = -math.inf
         self._key = kind.ticks
         self._script = Script("sweep/last_sweep")
         self._by = process_name()
@@ -69,6 +76,9 @@ class LastSweepStore:
         A tick has ended: one command, for people only. If Redis refuses the command (no rights, another type under the
         key), the sweep goes on without, and says so once. Raises RedisUnavailable.
         """
+        if not (report.changed or self._expired) and time.monotonic() - self._noted_at < self._every:
+            return
+        self._noted_at = time.monotonic()
         expired, self._expired = self._expired, 0
         args = (self._shard.clock.now_ms(), self._by, f"{report.duration_seconds:.3f}", int(report.complete), expired)
         with self._shard.reaching():

@@ -116,3 +116,41 @@ def test_a_lease_that_is_renewed_has_its_time_budget_as_well(client: redis.Redis
 def test_the_lease_of_another_type_is_nobodys(client: redis.Redis, shard: Shard) -> None:
     hold_a_list(client)
     assert holder(shard, "sweep") == ""
+
+
+def asked(client: redis.Redis) -> tuple[int, int]:
+    """How many commands the server has run but for INFO, those of scripts among them, and how often it has read."""
+    stats: dict[str, Any] = client.info("commandstats")
+    commands = sum(row["calls"] for name, row in stats.items() if name != "cmdstat_info")
+    return commands, client.info("stats")["total_reads_processed"]
+
+
+def test_an_idle_tick_asks_little(client: redis.Redis, shard: Shard) -> None:
+    reserve(client, ["later"], overdue_by=-3_600_000)
+    metrics = Metrics()
+    sweep = sweep_of(shard, Settings(), metrics)
+    sweep.run()
+    commands, reads = asked(client)
+    sweep.run()
+    more_commands, more_reads = asked(client)
+    assert sweeps(metrics, "ok") == 2
+    assert more_commands - commands <= 8
+    assert more_reads - reads - 2 <= 3, "without the two of INFO"
+    assert metrics.registry.get_sample_value("sweeperd_due_entries", {"shard": "default", "kind": "reservations"}) == 0
+
+
+def test_the_gauges_have_a_pace_of_their_own(client: redis.Redis, shard: Shard) -> None:
+    settings, metrics = Settings.model_validate({"sweep": {"interval": "100ms"}}), Metrics()
+    sweep = sweep_of(shard, settings, metrics)
+    sweep.run()
+    client.zadd("sweeperd:quarantine", {"bad": 1})
+    labels = {"shard": "default", "kind": "reservations"}
+
+    def shown() -> bool:
+        sweep.run()
+        return metrics.registry.get_sample_value("sweeperd_quarantined_entries", labels) == 1
+
+    assert not shown()
+    began = time.monotonic()
+    eventually(shown)
+    assert time.monotonic() - began < 5

@@ -218,6 +218,7 @@ def test_ranges_that_are_gone_are_not_all_asked_about_in_a_tick_that_is_to_stop(
     world.in_grace(*map(str, range(400)), ago=range(100_000, 60_000, -100))
     world.tick()
     world.shard.client.delete(world.shard.keys.reservation_index)
+    world.in_grace("left")
     world.shard.client.config_resetstat()
     report = cut_short(world.sweeper)
     assert not report.complete

@@ -1,5 +1,6 @@
 """What is noted of each tick, for all replicas and operators to see."""
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from sweeperd.store.lease import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep import Decision, Outcome, SweepReport
 from sweeperd.sweep.telemetry import LastSweep, LastSweepStore, read_last_sweep
-from tests.support.builders import make_sweeper, reservations_kind
+from tests.support.builders import reservations_kind
 from tests.support.fixtures import full
 from tests.support.harness import daemon, environment, eventually, once, reserve, server_time
 from tests.support.servers import Server
@@ -136,28 +137,20 @@ def test_what_cannot_be_read_is_none_and_mended_by_the_next(field: str, shard: S
     assert read_last_sweep(shard, KIND)
 
 
-def test_an_idle_tick_stays_under_ten_commands(shard: Shard, client: redis.Redis) -> None:
-    """With the note, the lease (SET, and a script to release it) and the measuring of the backlog."""
-    settings = SweepSettings()
-    kind = reservations_kind(shard.keys, settings)
-    sweeper = make_sweeper(shard, kind, settings)
-    board = LastSweepStore(shard, KIND)
-
-    def run() -> None:
-        board.note(sweeper.tick())
-        sweeper.backlog()
-
-    run()
-    with client.monitor() as monitor:
-        run()
-        client.echo("end")
-        told = []
-        for entry in monitor.listen():
-            if entry["command"].startswith("ECHO"):
-                break
-            if entry["client_type"] != "lua" and not entry["command"].startswith("CLIENT SETINFO"):
-                told.append(entry["command"])
-    assert len(told) + 2 < 10, told
+def test_an_idle_tick_is_noted_once_in_a_while_and_a_busy_one_at_once(shard: Shard, client: redis.Redis) -> None:
+    board = LastSweepStore(shard, KIND, 60)
+    board.note(report())
+    assert client.delete(KEY), "the first"
+    board.note(report())
+    assert read_last_sweep(shard, KIND) is None
+    for changed in (report(complete=False), replace(report(), counts={Outcome.NOT_FOUND: 1, Outcome.IN_GRACE: 5})):
+        board.note(changed)
+        assert client.delete(KEY)
+    board.note(replace(report(), counts={Outcome.IN_GRACE: 5}, passed=3))
+    assert read_last_sweep(shard, KIND) is None
+    board.decided(expired(2))
+    board.note(report())
+    assert noted(shard).expired == 2
 
 
 def test_daemon_and_once_note_their_ticks(server: Server, client: redis.Redis, shard: Shard, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 import click
-from rich.cells import cell_len
 
 from sweeperd.cli.options import Exit, Moment, fail, json_option, moment, stop_on_signals
 from sweeperd.cli.output import Output, printable
@@ -226,7 +225,7 @@ def writer(output: Output, form: str, chain: Chain | None) -> Writer:
     """`form`: table, csv or jsonl. `chain`: each JSON line carries the hash of the line before."""
     if form == "table":
         click.secho(output.first_line(), dim=True)
-        return _write_lines(output.console.width) if output.terminal else _write_tabs()
+        return _write_lines(output.screen.width) if output.terminal else _write_tabs()
     output.name_address()
     return _write_csv() if form == "csv" else _write_json(chain)
 
@@ -269,6 +268,8 @@ def _write_lines(left: int) -> Writer:
     Columns of a fixed width, as many as fit into `left` characters, because rows are printed as they come. A longer
     value is not cut, and moves the rest of the line.
     """
+    from rich.cells import cell_len  # noqa: PLC0415 - only for a terminal
+
     widths = list[int]()
     for width in _COLUMNS.values():
         left -= width + 2

@@ -1,22 +1,21 @@
 """The output of subcommands: tables and colours on a terminal, else tab-separated lines; JSON if asked for."""
 
+import functools
 import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.cells import cell_len
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from sweeperd.cli.options import json_address, text_address
-from sweeperd.config import DEFAULT_SHARD
 from sweeperd.document import Document
 from sweeperd.text import timestamp
+
+if TYPE_CHECKING:
+    from sweeperd.cli.screen import Screen
 
 __all__ = ["timestamp"]
 
@@ -55,8 +54,14 @@ class Output:
         self.as_json = as_json
         #: Whether tables, colours and questions make sense.
         self.terminal = sys.stdout.isatty() and not as_json
-        self.console = Console(highlight=False, markup=False, emoji=False)
         self._address_named = False
+
+    @functools.cached_property
+    def screen(self) -> "Screen":
+        """The terminal, if there is one."""
+        from sweeperd.cli.screen import Screen  # noqa: PLC0415 - it imports rich
+
+        return Screen()
 
     def json(self, document: Document | dict[str, Any]) -> None:
         """Print a JSON document on a line, with `address`."""
@@ -78,7 +83,7 @@ class Output:
         if not self.as_json:
             self.name_address()
         if self.terminal:
-            self.console.print(Text(printable(text), style=style), soft_wrap=True)
+            self.screen.say(printable(text), style)
         elif not self.as_json:
             click.echo(printable(text))
 
@@ -91,12 +96,11 @@ class Output:
         if address := self.first_line():
             click.secho(address, dim=True)
         if self.terminal:
-            shown = fitted(columns, list(rows), self.console.width)
-            self.console.print(shown, soft_wrap=isinstance(shown, Text))
+            self.screen.table(columns, list(rows))
             return
         click.echo("\t".join(columns))
         for row in rows:
-            click.echo("\t".join(printable(_value(cell)) for cell in row))
+            click.echo("\t".join(printable(plain(cell)) for cell in row))
 
     def check_consent(self, question: str, *, yes: bool) -> None:
         """Raises click.UsageError if neither `yes` nor a terminal can answer the question."""
@@ -120,44 +124,7 @@ def with_address(document: dict[str, Any]) -> dict[str, Any]:
     return document if address is None else {"address": address} | document
 
 
-def fitted(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> RenderableType:
-    """The rows as a table of rich; as records if the table does not fit, since no id is broken across two lines."""
-    said = [number for number, name in enumerate(columns) if not rows or _says_something(name, number, rows)]
-    texts = [[_text(row[number]) for number in said] for row in rows]
-    names = [columns[number] for number in said]
-    needed = sum(max([cell_len(name), *(text[place].cell_len for text in texts)]) for place, name in enumerate(names))
-    if needed + 2 * (len(names) - 1) > width and len(names) > 2:
-        return _records(names, texts)
-    made = Table(box=None, header_style="bold", pad_edge=False)
-    for name in names:
-        made.add_column(name, overflow="fold")
-    for text in texts:
-        made.add_row(*text)
-    return made
-
-
-def _says_something(name: str, number: int, rows: Sequence[Sequence[object]]) -> bool:
-    """Whether a column has a value; the column of shards: whether there is more than the default shard."""
-    values = {str(_value(row[number])) for row in rows}
-    return values not in ({""}, {DEFAULT_SHARD} if name == "shard" else {""})
-
-
-def _records(names: Sequence[str], texts: Sequence[Sequence[Text]]) -> Text:
-    longest = max(map(len, names))
-    lines = Text()
-    for text in texts:
-        for name, value in zip(names, text, strict=True):
-            if value.plain:
-                lines.append(f"{name:{longest}}  ", "bold").append_text(value).append("\n")
-        lines.append("\n")
-    lines.rstrip()
-    return lines
-
-
-def _text(cell: object) -> Text:
-    return Text(printable(_value(cell)), cell.style if isinstance(cell, Cell) else "")
-
-
-def _value(cell: object) -> object:
+def plain(cell: object) -> object:
+    """The value of a cell, without its style."""
     value = cell.value if isinstance(cell, Cell) else cell
     return "" if value is None else value

@@ -6,13 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import click
 from click.core import ParameterSource
-from rich.console import Group, RenderableType
-from rich.live import Live
-from rich.padding import Padding
-from rich.text import Text
 
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
-from sweeperd.cli.output import LEVEL_STYLES, Cell, Output, fitted, printable, timestamp
+from sweeperd.cli.output import LEVEL_STYLES, Cell, Output, printable, timestamp
 from sweeperd.cli.shards import warn
 from sweeperd.config import Settings
 from sweeperd.ops.health import ENDPOINT_STATES, shard_advice
@@ -70,7 +66,7 @@ def command(options: Options, watch: bool, interval: float, shard: str | None, a
         readings = _readings(settings, shards, interval if watch else None)
         try:
             if watch and output.terminal:
-                _watch(output, readings, output.first_line())
+                output.screen.watch(map(_picture, readings), output.first_line())
             else:
                 for statuses in readings:
                     _show(output, statuses)
@@ -90,12 +86,6 @@ def _readings(settings: Settings, shards: Sequence[Shard], interval: float | Non
         time.sleep(max(0.0, interval - (time.monotonic() - began)))
 
 
-def _watch(output: Output, readings: Iterator[list[ShardStatus]], address: str) -> None:
-    with Live(console=output.console, auto_refresh=False, screen=True) as screen:
-        for statuses in readings:
-            screen.update(Group(Text(address, "dim"), _picture(statuses, output.console.width)), refresh=True)
-
-
 def _tables(statuses: Sequence[ShardStatus]) -> list[tuple[Sequence[str], list[Sequence[object]]]]:
     """The columns and rows of what there is to show."""
     tables = [
@@ -107,10 +97,9 @@ def _tables(statuses: Sequence[ShardStatus]) -> list[tuple[Sequence[str], list[S
     return [(columns, rows) for columns, rows in tables if rows]
 
 
-def _picture(statuses: Sequence[ShardStatus], width: int) -> RenderableType:
-    tables = [Padding(fitted(columns, rows, width), (0, 0, 1, 0)) for columns, rows in _tables(statuses)]
-    notes = [Text(printable(line), "yellow") for line in _notes(statuses)]
-    return Group(*tables, *notes, *(Text(printable(line), "red") for line in _troubles(statuses)))
+def _picture(statuses: Sequence[ShardStatus]) -> tuple[list[tuple[Sequence[str], list[Sequence[object]]]], list[Cell]]:
+    notes = [Cell(line, "yellow") for line in _notes(statuses)]
+    return _tables(statuses), [*notes, *(Cell(line, "red") for line in _troubles(statuses))]
 
 
 def _show(output: Output, statuses: Sequence[ShardStatus]) -> None:

@@ -67,7 +67,10 @@ Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 class Section(BaseModel):
     """A table of the settings."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True)
+    # A section alone is never validated, so the validator of each section need not be built.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True, defer_build=True
+    )
 
 
 #: The variable with the directory of a service's credentials, set by systemd, and the end of the error without it.

@@ -3,14 +3,12 @@
 import base64
 import dataclasses
 import functools
-import html
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import SplitResult, quote, quote_plus, unquote_to_bytes, urlsplit
-from urllib.request import getproxies
 
 from sweeperd.config import EndpointSettings
 from sweeperd.store.shard import Shard
@@ -114,6 +112,8 @@ class Masker:
     """
 
     def __init__(self, endpoint: EndpointSettings) -> None:
+        from urllib.request import getproxies  # noqa: PLC0415 - few commands need it, and it takes memory
+
         url = urlsplit(endpoint.url.get_secret_value())
         named = [*_query(url), *((name, value.get_secret_value()) for name, value in endpoint.headers.items())]
         secrets = {url.query, *_credentials(url)}
@@ -237,6 +237,8 @@ def _unquoted(secret: str) -> str:
 
 def _escaped(text: str) -> Iterator[str]:
     """The forms that frameworks write."""
+    import html  # noqa: PLC0415 - the table of names takes memory
+
     yield from (text, html.escape(text), repr(text.encode())[2:-1])
     if not text.isascii():
         yield decode(text.encode("latin-1", "replace"))  # the form of a header

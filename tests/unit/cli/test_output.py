@@ -9,7 +9,8 @@ from click.testing import CliRunner
 from rich.console import Console
 from rich.text import Text
 
-from sweeperd.cli.output import Cell, Output, fitted, printable, shortened
+from sweeperd.cli.output import Cell, Output, printable, shortened
+from sweeperd.cli.screen import fitted
 
 
 @pytest.mark.parametrize(

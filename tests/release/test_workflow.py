@@ -25,17 +25,21 @@ def test_a_tag_starts_it(workflow: dict[Any, Any]) -> None:
     assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads the key `on` as true
 
 
-def test_it_proves_with_the_documented_command(workflow: dict[Any, Any]) -> None:
+def test_it_proves_with_the_documented_command(workflow: dict[Any, Any], tmp_path: Path) -> None:
+    cluster = tmp_path / "kubeconfig"
+    cluster.touch()
     line, by_root = [
         step["run"] for step in workflow["jobs"]["prove"]["steps"] if "tools.release" in step.get("run", "")
     ]
     words = shlex.split(by_root)
     assert words[:5] == ["sudo", "env", "PATH=$PATH", "python", "-m"]
-    assert words.count("--only") == 2, "what was skipped without root"
+    assert words.count("--only") == 4, "what was skipped without root"
     parsed = CliRunner().invoke(main, ["0.1.0", *words[7:], "--list"])
     assert parsed.exit_code == 0, parsed.output
     words = shlex.split(line)
     assert words[:3] == ["python", "-m", "tools.release"]
+    assert "--kubeconfig" in words, "the step for Kubernetes has a cluster"
+    words[words.index("--kubeconfig") + 1] = str(cluster)
     parsed = CliRunner().invoke(main, ["0.1.0", *words[4:], "--list"])
     assert parsed.exit_code == 0, parsed.output
     assert "--only" not in words, "all steps are run"

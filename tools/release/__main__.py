@@ -35,6 +35,11 @@ ROOT = Path(__file__).parents[2]
     "--gate-runs", type=click.IntRange(1), default=3, show_default=True, help="How often the gate has to pass."
 )
 @click.option(
+    "--kubeconfig",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A cluster to try, for the step `kubernetes`, which is left out without one.",
+)
+@click.option(
     "--work",
     type=click.Path(file_okay=False, path_type=Path),
     help="Where the clone and all that the steps write lie; needed again with --resume and --only. "
@@ -51,12 +56,14 @@ def main(
     chaos_seed: int | None,
     tries: int,
     gate_runs: int,
+    kubeconfig: Path | None,
     work: Path | None,
 ) -> None:
     """Prove VERSION, step by step, and stop at the first step that fails."""
     work = (work or Path(tempfile.gettempdir()) / f"sweeperd-release-{version}").resolve()
     place = Place(ROOT, work / "clone", work, ROOT / EVIDENCE / version)
-    all_steps = steps(Options(soak_minutes, chaos_minutes, tries, chaos_seed, gate_runs), work)
+    options = Options(soak_minutes, chaos_minutes, tries, chaos_seed, gate_runs, kubeconfig=kubeconfig)
+    all_steps = steps(options, work)
     if listed:
         for step in all_steps:
             click.echo(f"{step.name:16} {step.shows}")

@@ -36,6 +36,8 @@ class Options:
     chaos_seed: int | None = None
     gate_runs: int = 3
     simulation_seeds: int = 500
+    #: The file that names a cluster to try; None: the step `kubernetes` is left out.
+    kubeconfig: Path | None = None
 
 
 def steps(options: Options, work: Path) -> list[Step]:
@@ -43,6 +45,7 @@ def steps(options: Options, work: Path) -> list[Step]:
     venv, fresh, dist = work / "venv", work / "fresh", work / "build"
     gate = _GATE.format(runs=options.gate_runs)
     seed = [] if options.chaos_seed is None else ["--seed", str(options.chaos_seed)]
+    cluster: list[str | Path] = [] if options.kubeconfig is None else ["--kubeconfig", options.kubeconfig.resolve()]
 
     def run(module: str, *arguments: str | Path) -> tuple[str, ...]:
         return ("python", "-m", module, *map(str, arguments))
@@ -103,6 +106,12 @@ def steps(options: Options, work: Path) -> list[Step]:
             readers.document,
         ),
         Step("image", "the image, built and run as the manifests do", run("tools.release.image"), readers.document),
+        Step(
+            "kubernetes",
+            "the document's blocks and the manifests on a cluster: restricted pods, kill, bad settings, rotation",
+            run("tools.release.kubernetes", *cluster),
+            readers.document,
+        ),
         Step(
             "newcomer",
             "the README's commands on a bare Debian, without a server and without root",

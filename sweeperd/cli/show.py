@@ -9,21 +9,16 @@ from sweeperd.cli.endpoints import attempt_text
 from sweeperd.cli.options import Exit, fail
 from sweeperd.cli.output import Cell, Output, printable, shortened, timestamp
 from sweeperd.cli.shards import Run, check_name, on_shards
-from sweeperd.config import Settings
-from sweeperd.ops.show import EventDelivery, Fate, Inspection, InspectionDocument, ShowDocument, inspect
+from sweeperd.ops.search import Batch, Sent, ShowDocument, find_sent, is_sent_id
+from sweeperd.ops.show import Event, EventDelivery, Fate, Inspection, inspect_all
+from sweeperd.outbox.event import event_id
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names, kinds_of
-from sweeperd.sweep.kind import Outcome
-from sweeperd.sweep.reservations import REASONS
-from sweeperd.text import candidates, decode, rfc3339, span
+from sweeperd.text import decode, rfc3339, span
 
 DetailRow = tuple[str, object, object]
 
 _FATES = {Fate.PENDING: "yellow", Fate.NOT_TAKEN: "yellow", Fate.DEAD_LETTER: "red", Fate.ACKNOWLEDGED: "green"}
-_WHY = {
-    Outcome.IN_GRACE: "the deadline has passed, its grace has not: a late commit is still accepted",
-    Outcome.NOT_DUE: "its deadline is yet to come; the index would be set to it",
-}
 
 
 @click.command("show")
@@ -36,38 +31,46 @@ def command(run: Run, entry: str, kind: str | None) -> None:
     budgets of a reservation's scopes, the event and its deliveries, and what a sweep would decide now and why. Nothing
     is changed.
 
-    ID is the bare id, raw or as in logs and tables (\xff). Exit code 1 if no shard knows the id.
+    ID is the bare id, raw or as in logs and tables (\xff); or the id of an event or a webhook (evt_..., batch_...), or
+    the stream id of an event, if no entry has this id. For evt_... the last 20,000 events of each shard are searched; a
+    batch is known only while one of its attempts is recorded. Exit code 1 if no shard knows the id.
     """
     names = kind_names(run.settings)
     if kind is not None:
         check_name("kind", kind, names)
         names = [kind]
-    seen = run.each(lambda shard: list(_inspect(run.settings, shard, names, entry)))
+    seen = run.each(lambda shard: list(inspect_all(run.settings, shard, names, entry)))
     found = [(shard, inspection) for shard, inspections in seen for inspection in inspections]
     if len(kinds := {inspection.kind.name for _, inspection in found}) > 1:
         fail(f"it is an id of {' and '.join(sorted(kinds))}: name one with --kind", Exit.USAGE)
-    if run.output.as_json and found:
-        documents = [InspectionDocument.of(shard, inspection, _why(inspection)) for shard, inspection in found]
-        run.report(ShowDocument(shards=documents, down=run.down))
-    elif found:
-        _show(run.output, found)
-    if not found and not run.down:
+    sent = run.each(lambda shard: find_sent(run.settings, shard, entry)) if not found and is_sent_id(entry) else []
+    known = bool(found) or any(each.entries or each.events or each.batches for _, each in sent)
+    if known and run.output.as_json:
+        run.report(ShowDocument.of(found, sent, run.down))
+    elif known:
+        _show(run.output, found, sent)
+    if not known and not run.down:
         run.output.name_address()
-        thing = " or ".join(kinds_of(run.settings, run.shards[0])[name].words.entry for name in names) or "kind"
-        fail(f"there is no {thing} {shortened(printable(entry))}", Exit.FAILED)
+        fail(_unknown(run, names, entry, sent), Exit.FAILED)
 
 
-def _inspect(settings: Settings, shard: Shard, names: Sequence[str], text: str) -> Iterator[Inspection]:
-    """The first entry of each of these kinds with this id."""
-    for name in names:
-        kind = kinds_of(settings, shard)[name]
-        inspections = (inspect(settings, shard, kind, entry) for entry in candidates(text))
-        if inspection := next(filter(None, inspections), None):
-            yield inspection
+def _unknown(run: Run, names: Sequence[str], entry: str, sent: Sequence[tuple[Shard, Sent]]) -> str:
+    """How far back the search went, if not over all events."""
+    words = [kinds_of(run.settings, run.shards[0])[name].words.entry for name in names]
+    thing = " or ".join([*words, *(["event"] if sent else [])]) or "kind"
+    searched = [(shard, each.looked) for shard, each in sent if not each.looked.complete]
+    looked = "; ".join(
+        f"the events of {shard.name} were read back to {_time(each.oldest_ms or 0)}" for shard, each in searched
+    )
+    return f"there is no {thing} {shortened(printable(entry))}" + (f", and {looked}" if looked else "")
 
 
-def _show(output: Output, found: list[tuple[Shard, Inspection]]) -> None:
+def _show(output: Output, found: Sequence[tuple[Shard, Inspection]], sent: Sequence[tuple[Shard, Sent]]) -> None:
     rows = [row for shard, inspection in found for row in _rows(shard, inspection)]
+    for shard, each in sent:
+        rows += [row for inspection in each.entries for row in _rows(shard, inspection)]
+        rows += [row for event in each.events for row in _event_rows(f"event on {shard.name}", event)]
+        rows += [row for batch in each.batches for row in _batch_rows(shard, batch)]
     if not output.terminal:
         output.table(("section", "name", "value"), rows)
         return
@@ -97,7 +100,7 @@ def _rows(shard: Shard, inspection: Inspection) -> Iterator[DetailRow]:
     yield from _event(f"event on {shard.name}", inspection)
     decision, sweep = inspection.explanation.decision, f"a sweep of {shard.name} now"
     yield sweep, "would answer", Cell(decision.outcome.value, "bold")
-    yield sweep, "because", _why(inspection)
+    yield sweep, "because", inspection.why
     if inspection.score is None:
         yield sweep, "but", "it is not in the index, so none comes to it"
     for write in inspection.explanation.writes:
@@ -109,18 +112,35 @@ def _event(section: str, inspection: Inspection) -> Iterator[DetailRow]:
         if b"expired_at" in inspection.fields:
             yield section, "(none)", "not in the stream, or not any more"
         return
-    yield section, "webhook-id", inspection.event.webhook_id
-    yield section, "stream id", decode(inspection.event.id)
-    for name, value in inspection.event.fields.items():
+    yield from _event_rows(section, inspection.event)
+
+
+def _event_rows(section: str, event: Event) -> Iterator[DetailRow]:
+    yield section, "webhook-id", event.webhook_id
+    yield section, "stream id", decode(event.id)
+    for name, value in event.fields.items():
         yield section, decode(name), _value(name, value)
-    for delivery in inspection.event.deliveries:
+    for delivery in event.deliveries:
         yield (
             section.replace("event", "deliveries"),
             delivery.endpoint,
             Cell(_delivery(delivery), _FATES.get(delivery.fate, "")),
         )
-    for recorded in inspection.event.attempts:
+    for recorded in event.attempts:
         yield section.replace("event", "attempts"), timestamp(recorded.attempt.at_ms), attempt_text(recorded)
+
+
+def _batch_rows(shard: Shard, batch: Batch) -> Iterator[DetailRow]:
+    section = f"batch on {shard.name}"
+    yield section, "webhook-id", batch.webhook_id
+    yield section, "endpoint", batch.endpoint
+    yield section, "events", batch.count
+    if not batch.exact:
+        yield section, "(not certain)", "the events that the endpoint asks for, between the first and the last event"
+    for entry, fields in batch.events:
+        yield section, decode(entry), f"{event_id(shard.origin, fields)} {decode(fields.get(b'id', b''))}".rstrip()
+    for recorded in batch.attempts:
+        yield f"attempts on {shard.name}", timestamp(recorded.attempt.at_ms), attempt_text(recorded)
 
 
 def _delivery(delivery: EventDelivery) -> str:
@@ -130,22 +150,6 @@ def _delivery(delivery: EventDelivery) -> str:
     if delivery.fate is Fate.DEAD_LETTER:
         return f"dead letter after {delivery.hand_overs} hand-overs: {delivery.reason}"
     return delivery.fate.value
-
-
-def _why(inspection: Inspection) -> str:
-    decision = inspection.explanation.decision
-    if decision.outcome is Outcome.EXPIRED:
-        missing = (
-            f"; there is no {inspection.kind.words.lacking} {', '.join(decision.missing)}" if decision.missing else ""
-        )
-        return f"deadline and grace passed {span(decision.lag_ms / 1000)} ago{missing}"
-    if decision.outcome is Outcome.QUARANTINED:
-        return f"{decision.detail}: {decision.why or REASONS.get(decision.detail, '')}"
-    if decision.outcome is Outcome.SKIPPED:
-        return f"it is {decision.detail} already; the index entry would go"
-    if decision.outcome is Outcome.NOT_FOUND:
-        return f"there is no such {inspection.kind.words.entry}; the index entry would go"
-    return _WHY.get(decision.outcome, decision.detail)
 
 
 def _budget(budget: dict[bytes, bytes] | str | None) -> object:

@@ -58,7 +58,7 @@ class AttemptLog:
         self._success_ms = 0
         self._refused = False
 
-    def record(self, entries: Sequence[OutboxEntry], event_id: str, result: DeliveryResult) -> None:
+    def record(self, entries: Sequence[OutboxEntry], event_id: str, webhook_id: str, result: DeliveryResult) -> None:
         """
         Record the result of a hand-over of these events, with the quick retries, for the next `write`. `event_id`: the
         id of the first event.
@@ -88,6 +88,7 @@ class AttemptLog:
                     round(each.seconds * 1000),
                     each.answer[:ANSWER],
                     self._replica,
+                    webhook_id,
                 )
             )
 

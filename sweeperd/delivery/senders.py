@@ -119,7 +119,7 @@ class BatchSender(Sender):
         successes = self._lane.circuit.successes
         result = self._client.deliver(request, attempts=attempts)
         self._events[result.result].inc(len(entries))
-        self._lane.attempts.record(entries, request.event_id, result)
+        self._lane.attempts.record(entries, request.event_id, request.webhook_id, result)
         if result.delivered:
             self._succeeded(entries, request, result)
             return [Settlement(Disposition.ACKNOWLEDGE, entries)]

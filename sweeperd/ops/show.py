@@ -1,4 +1,4 @@
-"""All about one entry: the hash, the decision of a sweep now, the event, the deliveries; and details for the page."""
+"""All about one entry or event: hash, decision of a sweep now, event, deliveries; and details for the page."""
 
 import contextlib
 import enum
@@ -10,9 +10,9 @@ from typing import Annotated, Any, cast
 from pydantic import AliasGenerator, AliasPath, ConfigDict, Field, WithJsonSchema
 
 from sweeperd.config import Settings
-from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Seconds, Text
+from sweeperd.document import Count, Document, Moment, Seconds, Text
 from sweeperd.outbox.attempts import Attempt, RecordedAttempt, attempts_with, read_attempts
-from sweeperd.outbox.event import message
+from sweeperd.outbox.event import event_id
 from sweeperd.outbox.replays import GROUP_PREFIX
 from sweeperd.outbox.stream import WAITING
 from sweeperd.outbox.subscription import EventFilter
@@ -22,8 +22,8 @@ from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, StreamRow
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.kind import Budgets, Decision, Kind, Outcome
-from sweeperd.sweep.reservations import kind_of_event
-from sweeperd.text import decode, moment_ms, strings, whole
+from sweeperd.sweep.reservations import REASONS, kind_of_event
+from sweeperd.text import candidates, decode, moment_ms, span, strings, whole
 
 #: How many entries of each quarantine are counted by reason, the newest first, and how many of a reason are named.
 COUNTED, NEWEST = 1000, 3
@@ -39,6 +39,11 @@ EVENT_BEFORE, EVENT_AFTER = 10, 5_000
 SEARCH = 20_000
 #: How many scopes' budgets are shown.
 SCOPES = 100
+
+_WHY = {
+    Outcome.IN_GRACE: "the deadline has passed, its grace has not: a late commit is still accepted",
+    Outcome.NOT_DUE: "its deadline is yet to come; the index would be set to it",
+}
 
 Fields = dict[bytes, bytes]
 
@@ -186,11 +191,30 @@ class Inspection:
     #: The decision of a sweep now.
     explanation: Explanation
 
+    @property
+    def why(self) -> str:
+        """The reason of the decision, for people."""
+        decision = self.explanation.decision
+        if decision.outcome is Outcome.EXPIRED:
+            lacking = (
+                f"; there is no {self.kind.words.lacking} {', '.join(decision.missing)}" if decision.missing else ""
+            )
+            return f"deadline and grace passed {span(decision.lag_ms / 1000)} ago{lacking}"
+        if decision.outcome is Outcome.QUARANTINED:
+            return f"{decision.detail}: {decision.why or REASONS.get(decision.detail, '')}"
+        if decision.outcome is Outcome.SKIPPED:
+            return f"it is {decision.detail} already; the index entry would go"
+        if decision.outcome is Outcome.NOT_FOUND:
+            return f"there is no such {self.kind.words.entry}; the index entry would go"
+        return _WHY.get(decision.outcome, decision.detail)
 
-def inspect(settings: Settings, shard: Shard, kind: Kind, entry: bytes) -> Inspection | None:
+
+def inspect(
+    settings: Settings, shard: Shard, kind: Kind, entry: bytes, row: StreamRow | None = None
+) -> Inspection | None:
     """
-    Read all about an entry. None if the shard has neither hash, nor index entry, nor quarantine entry for this id.
-    Raises redis.RedisError.
+    Read all about an entry. `row`: the event to show, if not the event of the last expiry. None if there is no such
+    event, and the shard has neither hash, nor index entry, nor quarantine entry for this id. Raises redis.RedisError.
     """
     now, key = shard.read_clock(), kind.hash_key(entry)
     pipeline = shard.client.pipeline(transaction=False)
@@ -199,7 +223,7 @@ def inspect(settings: Settings, shard: Shard, kind: Kind, entry: bytes) -> Inspe
     pipeline.zscore(kind.index, entry)
     pipeline.zscore(kind.quarantine, entry)
     type_, ttl, score, quarantined_at = pipeline.execute()
-    if type_ == b"none" and score is None and quarantined_at is None:
+    if row is None and type_ == b"none" and score is None and quarantined_at is None:
         return None
     fields = cast(Fields, shard.client.hgetall(key)) if type_ == b"hash" else {}
     (explanation,) = explain(shard, kind, [entry], 1)
@@ -214,9 +238,18 @@ def inspect(settings: Settings, shard: Shard, kind: Kind, entry: bytes) -> Inspe
         score,
         quarantined_at,
         _budgets(shard, kind.counters, fields) if isinstance(kind.counters, Budgets) else {},
-        _event(settings, shard, kind, entry, fields),
+        read_event(settings, shard, found) if (found := row or _expiry(shard, kind, entry, fields)) else None,
         explanation,
     )
+
+
+def inspect_all(settings: Settings, shard: Shard, names: Sequence[str], text: str) -> Iterator[Inspection]:
+    """The first entry of each of these kinds with the id `text`, raw or as shown. Raises redis.RedisError."""
+    for name in names:
+        kind = kinds_of(settings, shard)[name]
+        inspections = (inspect(settings, shard, kind, entry) for entry in candidates(text))
+        if inspection := next(filter(None, inspections), None):
+            yield inspection
 
 
 def _budgets(shard: Shard, budgets: Budgets, fields: Fields) -> dict[bytes, Fields | str | None]:
@@ -234,18 +267,24 @@ def _budgets(shard: Shard, budgets: Budgets, fields: Fields) -> dict[bytes, Fiel
     return found
 
 
-def _event(settings: Settings, shard: Shard, kind: Kind, subject: bytes, fields: Fields) -> Event | None:
+def _expiry(shard: Shard, kind: Kind, subject: bytes, fields: Fields) -> StreamRow | None:
+    """The event of the last expiry, by the time in the hash."""
     expired_at = fields.get(b"expired_at", b"")
     if not expired_at.isdigit() or len(expired_at) > 16:
         return None
     around = int(expired_at)
     for entry, event in _range(shard, shard.keys.events, max(0, around - EVENT_BEFORE), b"%d" % (around + EVENT_AFTER)):
         if kind_of_event(event) == kind.name and event.get(b"id") == subject and event.get(b"expired_at") == expired_at:
-            webhook_id = message(shard.origin, event).event_id
-            deliveries = tuple(_deliveries(settings, shard, entry, event))
-            attempts = attempts_with(shard, (delivery.endpoint for delivery in deliveries), entry)
-            return Event(entry, webhook_id, event, deliveries, tuple(attempts))
+            return entry, event
     return None
+
+
+def read_event(settings: Settings, shard: Shard, row: StreamRow) -> Event:
+    """The event of this row, with its deliveries. Raises redis.RedisError."""
+    entry, fields = row
+    deliveries = tuple(_deliveries(settings, shard, entry, fields))
+    attempts = attempts_with(shard, (delivery.endpoint for delivery in deliveries), entry)
+    return Event(entry, event_id(shard.origin, fields), fields, deliveries, tuple(attempts))
 
 
 def _range(shard: Shard, key: bytes, first_ms: int, last: bytes = streams.LAST) -> Iterator[StreamRow]:
@@ -316,6 +355,7 @@ class AttemptDocument(Document):
         validation_alias=AliasPath("attempt", "reservation"),
         description="What has expired; of the first event. Bytes that are not UTF-8 are escaped.",
     )
+    webhook_id: str = Field(description="Of the request: of a batch not the id of an event.")
     first_stream_id: Text = Field(validation_alias=AliasPath("attempt", "first"))
     last_stream_id: Text = Field(validation_alias=AliasPath("attempt", "last"))
     replica: str = Field(description="Host, process id and a random part of the daemon.")
@@ -370,11 +410,11 @@ class InspectionDocument(Document):
     sweep: VerdictDocument
 
     @classmethod
-    def of(cls, shard: Shard, inspection: Inspection, why: str) -> "InspectionDocument":
-        """`why`: the decision in words, for people."""
+    def of(cls, shard: Shard, inspection: Inspection) -> "InspectionDocument":
         names = ("id", "key", "type", "fields", "ttl_ms", "quarantined_at", "budgets", "event")
         decision = inspection.explanation.decision
         writes = [list(map(decode, write)) for write in inspection.explanation.writes]
+        why = inspection.why
         return cls.model_validate(
             {
                 "shard": shard.name,
@@ -384,10 +424,3 @@ class InspectionDocument(Document):
                 "sweep": {"outcome": decision.outcome, "detail": decision.detail, "why": why, "writes": writes},
             }
         )
-
-
-class ShowDocument(CommandDocument, title="sweeperd show ID --json"):
-    """One entry, on each shard that knows it."""
-
-    shards: list[InspectionDocument]
-    down: Down

@@ -61,6 +61,8 @@ class Attempt:
     answer: str
     #: The process that sent the request.
     replica: str
+    #: Of the request: the id of the event, or of the batch.
+    webhook_id: str = ""
 
     def fields(self) -> dict[str, str | bytes | int]:
         """The fields of the entry in the stream."""
@@ -102,6 +104,19 @@ def attempts_with(shard: Shard, endpoints: Iterable[str], entry: bytes) -> list[
     batch are known: if a batch begins before this entry and ends after, the batch is included. Raises redis.RedisError.
     """
     found = [each for name in endpoints for each in read_attempts(shard, name, SEARCH) if each.attempt.includes(entry)]
+    return sorted(found, key=lambda each: each.attempt.at_ms, reverse=True)
+
+
+def attempts_as(shard: Shard, endpoints: Iterable[str], webhook_id: str, most: int) -> list[RecordedAttempt]:
+    """
+    The recorded attempts of requests with this webhook id, or whose first event has this id, newest first. At most
+    `most` attempts are read. Raises redis.RedisError.
+    """
+    found, left = list[RecordedAttempt](), most
+    for name in endpoints:
+        recorded = read_attempts(shard, name, min(left, SEARCH)) if left else []
+        left -= len(recorded)
+        found += [each for each in recorded if webhook_id in (each.attempt.webhook_id, each.attempt.event_id)]
     return sorted(found, key=lambda each: each.attempt.at_ms, reverse=True)
 
 

@@ -34,7 +34,7 @@ from sweeperd.ops.expired import PREVIOUS, ArchiveDocument, ExpiredCountDocument
 from sweeperd.ops.history import StatusDocument
 from sweeperd.ops.quarantine import AdoptDocument, QuarantineChangeDocument, QuarantineDocument
 from sweeperd.ops.reconcile import ReconcileDocument, RepairBudgetDocument
-from sweeperd.ops.show import ShowDocument
+from sweeperd.ops.search import ShowDocument
 from sweeperd.runtime.once import OnceDocument
 from tests.docs.documents import ROOT
 

@@ -36,6 +36,7 @@ def add(shard: Shard) -> Add:
             12,
             "busy",
             "h-1",
+            f"batch_{number}",
         )
         fields: dict[Any, Any] = attempt.fields()
         shard.client.xadd(shard.keys.attempts("billing"), fields)
@@ -61,6 +62,7 @@ def test_the_newest_first_up_to_the_limit(invoke: Run, add: Add) -> None:
         "attempt": 4,
         "events": 1,
         "event_id": "evt_4",
+        "webhook_id": "batch_4",
         "reservation_id": "r\\xff",
         "first_stream_id": "1-1",
         "last_stream_id": "1-1",

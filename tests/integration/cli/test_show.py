@@ -99,6 +99,94 @@ def test_the_event_and_what_became_of_it(sweeperd: Sweeperd, server: Server, cli
     assert rows["(none)"] == "not in the stream, or not any more"
 
 
+def test_an_event_and_a_batch_are_found_by_the_ids_that_receivers_know(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    reserve(client, ["r1"])
+    with Receiver() as one, Receiver() as many:
+        listed = [*endpoints(one=one.url), {"name": "many", "url": many.url, "batch_size": 10, "tenants": ["acme"]}]
+        settings = {"SWEEPERD_WEBHOOKS__ENDPOINTS": json.dumps(listed)}
+        assert sweeperd("--once", **settings).code == 0, "the groups are made"
+        reserve(client, ["r2", "r3", "r4"])
+        assert sweeperd("--once", **settings).code == 0
+        event = next(each for each in one.requests if b'"r2"' in each.body)
+        batch = next(each for each in many.requests if len(json.loads(each.body)) > 1)
+    for text in (event.event_id, sweeperd("show", "r2", "--json").document["shards"][0]["event"]["stream_id"]):
+        (shard,) = sweeperd("show", text, "--json", **settings).document["shards"]
+        assert (shard["id"], shard["event"]["webhook_id"]) == ("r2", event.event_id)
+        assert {each["endpoint"] for each in shard["event"]["attempts"]} >= {"many"}
+    # A hash that is gone, and an id that was used again: the event is shown all the same.
+    client.hset("reservation:res_r2", "expired_at", 17)
+    (shard,) = sweeperd("show", event.event_id, "--json", **settings).document["shards"]
+    assert shard["event"]["fields"]["id"] == "r2"
+    client.delete("reservation:res_r2")
+    (shard,) = sweeperd("show", event.event_id, "--json", **settings).document["shards"]
+    assert (shard["type"], shard["event"]["fields"]["id"]) == ("none", "r2")
+    assert sweeperd("show", "r2", **settings).code == 1
+
+    ran = sweeperd("show", batch.headers["webhook-id"], "--json", **settings)
+    (told,) = ran.document["batches"]
+    assert (told["endpoint"], told["exact"], told["count"]) == ("many", True, len(json.loads(batch.body)))
+    assert [each["event_id"] for each in told["events"]] == [each["event_id"] for each in json.loads(batch.body)]
+    assert [each["result"] for each in told["attempts"]] == ["delivered"]
+    rows = {row["name"]: row["value"] for row in sweeperd("show", batch.headers["webhook-id"], **settings).rows}
+    assert rows["endpoint"] == "many"
+    client.xdel("sweeperd:events", told["events"][0]["stream_id"])
+    (told,) = sweeperd("show", batch.headers["webhook-id"], "--json", **settings).document["batches"]
+    assert told["exact"] is False
+
+
+def test_an_event_that_is_about_no_entry(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    fields = {"type": "webhook.disabled", "tenant": "", "at": 1_700_000_000_000, "data": "{}"}
+    entry = append(client, "sweeperd:events", fields)
+    ran = sweeperd("show", entry.decode(), "--json")
+    assert ran.document["shards"] == []
+    (event,) = ran.document["events"]
+    assert (event["shard"], event["fields"]["type"]) == ("default", "webhook.disabled")
+    again = sweeperd("show", event["webhook_id"], "--json")
+    assert [each["stream_id"] for each in again.document["events"]] == [entry.decode()]
+    rows = {row["name"]: row["value"] for row in sweeperd("show", event["webhook_id"]).rows}
+    assert rows["stream id"] == entry.decode()
+
+
+def test_a_search_reads_the_last_20_000_events_and_says_how_far_back(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    for start in range(1, 20_500, 500):
+        pipeline = client.pipeline(transaction=False)
+        for number in range(start, start + 500):
+            pipeline.xadd(
+                "sweeperd:events", {"id": f"r{number}", "expired_at": 1}, id=f"{1_700_000_000_000 + number}-1"
+            )
+        pipeline.execute()
+    known = {number: sweeperd("show", f"{1_700_000_000_000 + number}-1", "--json") for number in (500, 501)}
+    ids = {number: ran.document["shards"][0]["event"]["webhook_id"] for number, ran in known.items()}
+    assert sweeperd("show", ids[501]).code == 0
+    ran = sweeperd("show", ids[500])
+    assert ran.code == 1
+    assert ran.err.endswith(
+        f"or event {ids[500]}, and the events of default were read back to 2023-11-14T22:13:20.501Z\n"
+    )
+    client.xtrim("sweeperd:events", maxlen=20_000, approximate=False)
+    ran = sweeperd("show", ids[500])
+    assert ran.err.endswith(f"or event {ids[500]}\n"), "no event is older"
+    # An attempt still names the place of an event beyond the last 20,000.
+    client.xadd("sweeperd:events", {"id": "new", "expired_at": 1})
+    listed = {"SWEEPERD_WEBHOOKS__ENDPOINTS": json.dumps(endpoints(hook="http://127.0.0.1:9/"))}
+    assert sweeperd("show", ids[501], **listed).code == 1
+    first = f"{1_700_000_000_501}-1"
+    client.xadd("sweeperd:attempts:hook", {"event_id": ids[501], "first": first, "last": first, "events": 1})
+    (shard,) = sweeperd("show", ids[501], "--json", **listed).document["shards"]
+    assert shard["event"]["stream_id"] == first
+
+
+def test_an_id_of_an_entry_comes_before_an_event(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    for name in ("1700000000000-1", "evt_" + "0" * 32, "batch_" + "0" * 32):
+        reserve(client, [name], overdue_by=-60_000)
+        (shard,) = sweeperd("show", name, "--json").document["shards"]
+        assert shard["id"] == name
+        client.delete(f"reservation:res_{name}")
+        client.zrem("reservation:ttl", name)
+        ran = sweeperd("show", name)
+        assert (ran.code, ran.err) == (1, f"sweeperd: there is no reservation or event {name}\n")
+
+
 def test_it_is_found_among_many_events_of_that_moment(sweeperd: Sweeperd, client: redis.Redis) -> None:
     now = server_time(client)
     for number in range(1500):

@@ -54,6 +54,7 @@ def test_a_success(client: redis.Redis, shard: Shard, deliver: Deliver) -> None:
         attempt.milliseconds,
         "thanks",
         process_name(),
+        request.event_id,
     )
 
 
@@ -147,7 +148,7 @@ def test_the_log_is_bounded(client: redis.Redis, shard: Shard) -> None:
     entries = [OutboxEntry.of(b"1-1", 1, {b"id": b"one"})]
     for _ in range(30):
         for _ in range(25):  # five more than are kept
-            log.record(entries, "evt_1", DeliveryResult(Result.FAILED, "HTTP 500"))
+            log.record(entries, "evt_1", "evt_1", DeliveryResult(Result.FAILED, "HTTP 500"))
         log.write()
     # Redis removes whole nodes of a stream, 100 entries at most.
     assert 20 <= client.xlen(KEY) <= 20 + 100
@@ -182,7 +183,9 @@ def test_a_full_redis_drops_attempts_and_delivers(own_shard: Shard, caplog: pyte
 
 def test_the_time_that_it_took_is_kept_in_milliseconds(shard: Shard) -> None:
     log = AttemptLog(shard, "hook", 20, Metrics().webhooks.dropped_attempts.labels("hook"))
-    log.record([OutboxEntry.of(b"1-1", 1, {})], "evt_1", DeliveryResult(Result.FAILED, "HTTP 500", seconds=1.2345))
+    log.record(
+        [OutboxEntry.of(b"1-1", 1, {})], "evt_1", "evt_1", DeliveryResult(Result.FAILED, "HTTP 500", seconds=1.2345)
+    )
     log.write()
     assert [each.milliseconds for each in attempts(shard)] == [1234]
 

@@ -19,7 +19,7 @@ def test_what_cannot_be_written_is_dropped_and_counted(caplog: pytest.LogCapture
     entries = [OutboxEntry.of(b"1-1", 1, {b"id": b"one"})]
     for _ in range(2):
         for _ in range(3):
-            log.record(entries, "evt_1", DeliveryResult(Result.FAILED, "HTTP 500"))
+            log.record(entries, "evt_1", "evt_1", DeliveryResult(Result.FAILED, "HTTP 500"))
         log.write()
     dropped = metrics.registry.get_sample_value("sweeperd_webhook_dropped_attempts_total", {"endpoint": "hook"})
     assert dropped == 6

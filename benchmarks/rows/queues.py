@@ -50,7 +50,7 @@ TAKEN_UP = 200.0
 class Worker(Protocol):
     """A process that expires and delivers."""
 
-    process: "subprocess.Popen[Any]"
+    process: Any
 
     def kill(self) -> None:
         """End it at once."""

@@ -2,14 +2,13 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 import redis
 
 from tests.support.acl import ACL, PASSWORD, limited, rules
-from tests.support.harness import Daemon, budget, command, daemon, environment, eventually, once, reserve
+from tests.support.harness import Daemon, budget, daemon, environment, eventually, once, reserve, run
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Binary, Server
 
@@ -97,8 +96,8 @@ def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Serve
                 good.wait_for(lambda requests: len(requests) == 3)
                 # A replay: an operator with other rights begins it.
                 operator = env | {"SWEEPERD_REDIS__URL": own_server.url}
-                line = command("replay", "--endpoint", "good", "--since", "1m", "--yes")
-                subprocess.run(line, env=operator, check=True, capture_output=True, timeout=60)
+                line = ["replay", "--endpoint", "good", "--since", "1m", "--yes"]
+                assert run(line, operator, timeout=60).returncode == 0
                 assert len(good.requests) == 6
                 gone.wait_for(lambda requests: len(requests) >= 1)
                 for name in ("bad", "batches"):
@@ -115,7 +114,7 @@ def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Serve
             assert client.hget(f"{prefix}sweeperd:endpoints", "gone")
             again = once(env)
             assert again.code in (0, 3), again.errors
-            shown = subprocess.run(command("show", "one"), env=env, check=False, capture_output=True, timeout=60)
+            shown = run(["show", "one"], env, timeout=60)
             assert shown.returncode == 0, shown.stderr
             commands |= used(client)
         looks = {"acl", "config", "info", "script", "hello", "auth", "ping", "unlink"}

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import subprocess
 import threading
 import time
 import uuid
@@ -13,7 +12,7 @@ from typing import Any
 import redis
 
 from tests.support.books import Property, check, read
-from tests.support.harness import SCOPES, budget, command, daemon, environment, eventually, reserve
+from tests.support.harness import SCOPES, budget, daemon, environment, eventually, reserve, run
 from tests.support.servers import Server
 
 LEASE = "cycles:maintenance:lease:reservation_expiry"
@@ -125,8 +124,7 @@ def test_it_waits_while_a_replica_lives_and_takes_over_when_none_does(
     check(
         read(client), {Property.NOT_NEGATIVE, Property.BALANCED, Property.HELD, Property.ONE_ENDING, Property.INDEXED}
     )
-    line = command("reconcile", "--json")
-    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = run(["reconcile", "--json"], env, timeout=60)
     report = json.loads(done.stdout)
     (shard,) = report.get("shards", [report])
     assert shard["foreign_expiries"] == len(theirs), done.stderr

@@ -13,7 +13,7 @@ import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.harness import budget, command, environment, eventually, once, reserve
+from tests.support.harness import budget, command, environment, eventually, once, reserve, run
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Server, free_port
 
@@ -154,9 +154,10 @@ def test_the_books_are_in_the_log(server: Server, client: redis.Redis) -> None:
     reserve(client, ["seen"])
     client.hset("reservation:res_odd", "state", "BROKEN")
     client.zadd("reservation:ttl", {"odd": 1, "orphan": 2})
-    run = subprocess.run(command("--once"), env=environment(server.url), capture_output=True, text=True, check=True)
+    done = run(["--once"], environment(server.url))
+    assert done.returncode == 0
     lines = {}
-    for line in map(json.loads, run.stderr.splitlines()):
+    for line in map(json.loads, done.stderr.splitlines()):
         # What needs a person has a line of its own; the others of one outcome share theirs.
         for told in line.get("reservations", [line]):
             if "reservation_id" in told:
@@ -172,8 +173,7 @@ def test_the_books_are_in_the_log(server: Server, client: redis.Redis) -> None:
 def run_with_metrics(env: dict[str, str], path: Path, code: int) -> dict[str, float]:
     """One run with --metrics-file; every sample that it has left there, by name and labels."""
     arguments = ("--once", "--log-level", "error", "--metrics-file", str(path))
-    done = subprocess.run(command(*arguments), env=env, stderr=subprocess.DEVNULL, timeout=60, check=False)
-    assert done.returncode == code
+    assert run(arguments, env).returncode == code
     assert [entry.name for entry in path.parent.iterdir()] == [path.name], "no temporary file stays"
     return {
         f"{sample.name}{sorted(sample.labels.values())}": sample.value
@@ -217,16 +217,11 @@ def test_a_place_for_metrics_that_is_not_there_stops_no_sweep(
     server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:
     reserve(client, ["one"])
-    run = subprocess.run(
-        command("--once", "--json", "--log-level", "error", "--metrics-file", str(tmp_path / "x" / "a.prom")),
-        env=environment(server.url),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (run.returncode, json.loads(run.stdout)["expired"]) == (1, 1)
+    line = ["--once", "--json", "--log-level", "error", "--metrics-file", str(tmp_path / "x" / "a.prom")]
+    done = run(line, environment(server.url))
+    assert (done.returncode, json.loads(done.stdout)["expired"]) == (1, 1)
     told = f"the metrics cannot be written to {tmp_path}/x/a.prom: No such file or directory"
-    assert json.loads(run.stderr)["message"] == told
+    assert json.loads(done.stderr)["message"] == told
     assert client.xlen("sweeperd:events") == 1
 
 
@@ -236,11 +231,9 @@ def test_events_that_wait_are_exit_3_or_0_where_that_is_asked_for(server: Server
     env["SWEEPERD_WEBHOOKS__ATTEMPTS"] = "1"
     codes, reports = [], []
     for options in ((), ("--exit-zero-on-pending",)):
-        run = subprocess.run(
-            command("--once", "--json", *options), env=env, capture_output=True, text=True, timeout=60, check=False
-        )
-        codes.append(run.returncode)
-        reports.append(json.loads(run.stdout)["undelivered"])
+        done = run(["--once", "--json", *options], env)
+        codes.append(done.returncode)
+        reports.append(json.loads(done.stdout)["undelivered"])
     assert (codes, reports) == ([3, 0], [1, 1])
 
 
@@ -264,10 +257,7 @@ def test_the_delivery_limit_leaves_the_rest_waiting(server: Server, client: redi
 
 def test_a_failure_is_not_hidden_by_exit_zero_on_pending() -> None:
     env = environment(f"redis://127.0.0.1:{free_port()}/0")
-    run = subprocess.run(
-        command("--once", "--exit-zero-on-pending"), env=env, capture_output=True, timeout=60, check=False
-    )
-    assert run.returncode == 1
+    assert run(["--once", "--exit-zero-on-pending"], env).returncode == 1
 
 
 class Pushed(NamedTuple):
@@ -307,8 +297,7 @@ def test_the_metrics_of_a_run_are_pushed(
     reserve(client, ["one", "two"])
     url, taken = gateway
     arguments = ("--once", "--log-level", "error", "--metrics-push", url)
-    done = subprocess.run(command(*arguments), env=environment(server.url), timeout=60, check=False)
-    assert done.returncode == 0
+    assert run(arguments, environment(server.url)).returncode == 0
     ((path, samples),) = taken
     assert path == "/metrics/job/sweeperd"
     assert samples["sweeperd_expired_total"] == 2
@@ -319,29 +308,16 @@ def test_the_metrics_of_a_run_are_pushed(
     ["http://user:hush@gateway", "http://user:hush@127.0.0.1:nine", "http://[user:hush@gateway", "http://h/?k=hush x"],
 )
 def test_a_gateways_url_that_cannot_be_used_is_not_shown(url: str, server: Server) -> None:
-    run = subprocess.run(
-        command("--once", "--metrics-push", url),
-        env=environment(server.url),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert run.returncode == 1
-    assert json.loads(run.stderr.splitlines()[-1])["message"] == "the metrics cannot be pushed: the URL cannot be used"
-    assert "hush" not in run.stderr
+    done = run(["--once", "--metrics-push", url], environment(server.url))
+    assert done.returncode == 1
+    assert json.loads(done.stderr.splitlines()[-1])["message"] == "the metrics cannot be pushed: the URL cannot be used"
+    assert "hush" not in done.stderr
 
 
 def test_a_gateway_that_does_not_answer_fails_the_run(server: Server, client: redis.Redis) -> None:
     reserve(client, ["one"])
-    run = subprocess.run(
-        command("--once", "--log-level", "error", "--metrics-push", f"http://127.0.0.1:{free_port()}"),
-        env=environment(server.url),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert run.returncode == 1
-    assert json.loads(run.stderr.splitlines()[-1])["message"] == "the metrics cannot be pushed: Connection refused"
+    line = ["--once", "--log-level", "error", "--metrics-push", f"http://127.0.0.1:{free_port()}"]
+    done = run(line, environment(server.url))
+    assert done.returncode == 1
+    assert json.loads(done.stderr.splitlines()[-1])["message"] == "the metrics cannot be pushed: Connection refused"
     assert client.xlen("sweeperd:events") == 1, "the sweep was done"

@@ -22,7 +22,7 @@ from sweeperd.outbox.event import ONLY_FOR
 from tests.integration.cli.conftest import HOSTILE, expire, give_up
 from tests.support.books import Property, check, read
 from tests.support.fixtures import a_shard
-from tests.support.harness import Daemon, command, daemon, environment, eventually, reserve
+from tests.support.harness import Daemon, command, daemon, environment, eventually, reserve, run, started
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Binary, Server
 from tests.support.streams import append, entries
@@ -33,10 +33,8 @@ QUICK = {"sweep__interval": "100ms", "webhooks__attempts": 1, "webhooks__redeliv
 
 
 def sweeperd(env: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the installed command to its end."""
-    return subprocess.run(  # noqa: PLW1510 - the tests check how it ends
-        command(*arguments), env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
-    )
+    """Run a command to its end."""
+    return run(arguments, env, timeout=60)
 
 
 # ---- what expired
@@ -153,17 +151,17 @@ def test_it_follows_over_a_restart_of_redis(redis_binary: Binary) -> None:
 
 
 def on_a_terminal(env: Mapping[str, str], *arguments: str, answer: bytes = b"") -> tuple[int, str]:
-    """Run the installed command on a terminal, 160 columns wide. Returns its exit code and what the terminal got."""
+    """Run a command on a terminal, 160 columns wide. Returns its exit code and what the terminal got."""
     leader, follower = pty.openpty()
     env = dict(env) | {"TERM": "xterm", "COLUMNS": "160"}
-    with subprocess.Popen(command(*arguments), env=env, stdin=follower, stdout=follower, stderr=follower) as process:
-        os.close(follower)
-        os.write(leader, answer)
-        output = b""
-        with contextlib.suppress(OSError):  # the other end is closed
-            while chunk := os.read(leader, 65536):
-                output += chunk
-        code = process.wait(10)
+    process = started(arguments, env, [follower] * 3)
+    os.close(follower)
+    os.write(leader, answer)
+    output = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while chunk := os.read(leader, 65536):
+            output += chunk
+    code = process.wait(10)
     os.close(leader)
     return code, output.decode()
 

@@ -11,7 +11,7 @@ import redis
 
 from tests.e2e.walk.operator import Terminal
 from tests.support.acl import limited
-from tests.support.harness import SCOPES, budget, command, daemon, environment, eventually, reserve
+from tests.support.harness import SCOPES, budget, command, daemon, environment, eventually, reserve, run
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 from tests.support.servers import Server
 
@@ -20,9 +20,7 @@ DRIFTED = f"budget:{SCOPES[0]}:TOKENS"
 
 
 def repair(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: PLW1510 - the tests check how it ends
-        command("reconcile", "--repair", "--yes"), env=env, capture_output=True, text=True, timeout=60
-    )
+    return run(["reconcile", "--repair", "--yes"], env, timeout=60)
 
 
 def plant(client: redis.Redis) -> None:

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 from collections import Counter
 from typing import Any
 
@@ -14,7 +13,7 @@ import redis
 
 from tests.faults.subscribers import Subscribers
 from tests.support.books import Property, check, read
-from tests.support.harness import BATCHES_IN_HAND, IN_HAND, budget, command, environment, eventually, once, reserve
+from tests.support.harness import BATCHES_IN_HAND, IN_HAND, budget, environment, eventually, once, reserve, started
 from tests.support.servers import Server
 from tests.support.streams import entries
 
@@ -56,7 +55,7 @@ def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> 
             # Somewhere on the way that is left, so that each run gets a little further and none to the end.
             left = 3 * TOTAL - progress()
             target = progress() + left / (KILLS - kills + 1) * chance.uniform(0.1, 1.8)
-            process = subprocess.Popen(command("--once", "--json", "--log-level", "error"), env=env)
+            process = started(["--once", "--json", "--log-level", "error"], env, [0, 1, 2])
             eventually(lambda target=target: progress() >= target, limit=180)
             process.kill()
             assert process.wait() == -signal.SIGKILL, "it was through before"
@@ -106,7 +105,7 @@ def test_the_relay_is_killed_again_and_again(server: Server, client: redis.Redis
     for kills in range(lives):
         left = 4 * total - made()
         target = made() + left / (lives - kills + 1) * chance.uniform(0.1, 1.8)
-        process = subprocess.Popen(command("--once", "--json", "--log-level", "error"), env=env)
+        process = started(["--once", "--json", "--log-level", "error"], env, [0, 1, 2])
         eventually(lambda target=target: made() >= target, limit=60)
         process.kill()
         assert process.wait() == -signal.SIGKILL, "it was through before"

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import redis
 
 from sweeperd.text import rfc3339
-from tests.support.harness import Daemon, command, environment, eventually, server_time
+from tests.support.harness import Daemon, Process, environment, eventually, run, server_time, started
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Server
 
@@ -59,18 +58,18 @@ def test_a_replay_is_killed_again_and_again(server: Server, client: redis.Redis,
         # The groups of these endpoints begin after the events: only the replay brings them.
         meant, env = add(client, now - HOUR, TOTAL, "meant"), environment(server.url, endpoints=old, **quick)
         outside = add(client, now - HOUR // 2, 100, "outside")
-        subprocess.run(command("--once", "--json"), env=env, capture_output=True, check=True)
-        subprocess.run(command("endpoints", "pause", "paused", "--yes"), env=env, capture_output=True, check=True)
+        assert run(["--once", "--json"], env).returncode == 0
+        assert run(["endpoints", "pause", "paused", "--yes"], env).returncode == 0
         env = environment(server.url, endpoints=[*old, new], log__format="json", **quick)
         span = ["--since", rfc3339(now - HOUR), "--until", rfc3339(now - HOUR + 1)]
-        line = command("replay", "--endpoint", "billing", *span, "--yes")
+        line = ["replay", "--endpoint", "billing", *span, "--yes"]
 
         later: set[str] = set()
-        operator: subprocess.Popen[bytes] | None = None
+        operator: Process | None = None
         for kill in range(KILLS):
             daemon = Daemon(env, tmp_path / f"{kill}.log")
             if operator is None:
-                operator = subprocess.Popen(line, env=env)
+                operator = started(line, env, [0, 1, 2])
             later |= add(client, 0, 50, f"later{kill}-")
             # A step of the way; all steps together are not the whole way, so that the last run has something to do.
             target = len(billing.requests) + TOTAL / BATCH / KILLS * chance.uniform(0.2, 0.7)
@@ -82,7 +81,7 @@ def test_a_replay_is_killed_again_and_again(server: Server, client: redis.Redis,
             daemon.process.kill()
             assert daemon.process.wait() == -signal.SIGKILL
         daemon = Daemon(env, tmp_path / "last.log")
-        ran = subprocess.run(line, env=env, capture_output=True, text=True, check=False, timeout=600)
+        ran = run(line, env, timeout=600)
         assert ran.returncode == 0, ran.stderr
         eventually(lambda: set(got(billing)) >= meant | later, limit=60)
         eventually(lambda: set(got(fresh)) >= meant | outside | later, limit=120)
@@ -95,8 +94,8 @@ def test_a_replay_is_killed_again_and_again(server: Server, client: redis.Redis,
         print(f"{TOTAL} events, {KILLS} kills: {doubled} came twice")
         assert doubled <= KILLS * 2 * IN_HAND
         assert paused.requests == []
-        subprocess.run(command("endpoints", "resume", "paused", "--yes"), env=env, capture_output=True, check=True)
-        subprocess.run(command("--once", "--json"), env=env, capture_output=True, check=True)
+        assert run(["endpoints", "resume", "paused", "--yes"], env).returncode == 0
+        assert run(["--once", "--json"], env).returncode == 0
         assert set(got(paused)) == later
         notes: Any = client.hkeys("sweeperd:groups")
         assert set(notes) == {b"billing", b"fresh", b"paused"}, "a replay that has ended leaves no mark"

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import redis
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,7 +23,10 @@ from sweeperd.config import RedisSettings
 from sweeperd.ledger import Ledger
 from sweeperd.store import Keys, Shard
 from sweeperd.store.scripts import Call, Script
+from tests.support.forked import Forked, can_fork
 
+#: A running sweeperd.
+Process: TypeAlias = Forked | subprocess.Popen[Any]
 SCOPES = ("tenant:acme", "tenant:acme/workspace:prod")
 #: Events that a process has in hand at most, two for each of its 16 connections: queued, being sent, or delivered and
 #: not acknowledged yet. When it dies, so many webhooks may come again.
@@ -154,6 +158,41 @@ def command(*arguments: str) -> list[str]:
     return [str(Path(sys.executable).parent / "sweeperd"), *arguments]
 
 
+def run(
+    arguments: Sequence[str], env: Mapping[str, str], *, timeout: float = 120.0
+) -> subprocess.CompletedProcess[str]:
+    """Run sweeperd with these arguments, without input, to its end. Raises TimeoutExpired after `timeout` seconds."""
+    with (
+        Path(os.devnull).open() as none,
+        tempfile.TemporaryFile("w+") as output,
+        tempfile.TemporaryFile("w+") as errors,
+    ):
+        streams = [none.fileno(), output.fileno(), errors.fileno()]
+        process = started(arguments, env, streams)
+        try:
+            code = process.wait(timeout)
+        except BaseException:
+            process.kill()
+            raise
+        for file in (output, errors):
+            file.seek(0)
+        return subprocess.CompletedProcess([*arguments], code, output.read(), errors.read())
+
+
+def started(
+    arguments: Sequence[str], env: Mapping[str, str], streams: Sequence[int], wrapper: Sequence[str] = ()
+) -> Process:
+    """
+    A sweeperd with these arguments. `streams`: the descriptors of its input, output and error output. The process leads
+    a group of its own, so that what a wrapper starts ends with it.
+    """
+    if can_fork(env) and not wrapper:
+        return Forked(arguments, env, streams)
+    given, output, errors = streams
+    line = [*wrapper, *command(*arguments)]
+    return subprocess.Popen(line, env=env, stdin=given, stdout=output, stderr=errors, start_new_session=True)
+
+
 @dataclass(frozen=True)
 class Once:
     """What a `--once --json` came to."""
@@ -164,9 +203,8 @@ class Once:
 
 
 def once(env: Mapping[str, str], *options: str, limit: float = 120.0) -> Once:
-    """Run the installed `sweeperd --once --json` to its end. The caller checks how it ends."""
-    line = command("--once", "--json", "--log-level", "warning", *options)
-    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=limit, check=False)
+    """Run `sweeperd --once --json` to its end. The caller checks how it ends."""
+    done = run(["--once", "--json", "--log-level", "warning", *options], env, timeout=limit)
     return Once(done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr)
 
 
@@ -177,8 +215,7 @@ class Daemon:
         """Raises AssertionError where it has not started within `limit` seconds; it is ended then."""
         self._log = log
         with log.open("ab") as output:
-            # A group of its own, so that what a wrapper starts ends with it.
-            self.process = subprocess.Popen([*wrapper, *command()], env=env, stderr=output, start_new_session=True)
+            self.process = started([], env, [0, 1, output.fileno()], wrapper)
         try:
             self._port = eventually(lambda: self._fatal() or self.logged("started"), limit)[0]["http_port"]
         except BaseException:

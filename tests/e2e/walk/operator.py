@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from click.testing import CliRunner
 
 from sweeperd.cli import main
 from tests.integration.conftest import only_printable
-from tests.support.harness import command
+from tests.support.harness import started
 
 #: What a terminal obeys: colours, and the cursor of a progress bar.
 _SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -77,14 +76,8 @@ class Terminal:
 
     def __init__(self, env: Mapping[str, str], arguments: Sequence[str], columns: int) -> None:
         self._ours, theirs = os.openpty()
-        self._process = subprocess.Popen(
-            command(*arguments),
-            env={**env, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "24"},
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-        )
+        size = {"TERM": "xterm", "COLUMNS": str(columns), "LINES": "24"}
+        self._process = started(arguments, {**env, **size}, [theirs] * 3)
         os.close(theirs)
         self._seen = b""
 

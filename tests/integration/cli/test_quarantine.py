@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import subprocess
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +24,7 @@ from tests.support.acl import limited
 from tests.support.books import ALWAYS, check, read
 from tests.support.builders import make_sweeper, reservations_kind, run_script, script_source
 from tests.support.fixtures import full
-from tests.support.harness import budget, command, environment, eventually, reserve, server_time
+from tests.support.harness import budget, environment, eventually, reserve, server_time, started
 from tests.support.servers import Server, free_port
 
 Damage = Callable[[World], object]
@@ -446,13 +445,7 @@ def test_on_a_terminal_it_asks(server: Server, client: redis.Redis) -> None:
 
     def answered(answer: bytes, meanwhile: Callable[[], object] = lambda: None) -> tuple[int, bytes]:
         leader, follower = pty.openpty()
-        asked = subprocess.Popen(
-            command("quarantine", "dismiss", "--all"),
-            env=environment(server.url) | {"TERM": "xterm"},
-            stdin=follower,
-            stdout=follower,
-            stderr=follower,
-        )
+        asked = started(["quarantine", "dismiss", "--all"], environment(server.url) | {"TERM": "xterm"}, [follower] * 3)
         os.close(follower)
         seen = b""
         with contextlib.suppress(OSError):  # that is how the other side's end shows

@@ -1,6 +1,7 @@
 """Outputs that take nothing more, or that there are none of."""
 
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import redis
 from sweeperd.ops.actions import read_actions
 from sweeperd.store import Shard
 from tests.integration.cli.conftest import give_up
-from tests.support.harness import SCOPES, command, environment, reserve
+from tests.support.harness import SCOPES, command, environment, reserve, started
 from tests.support.servers import Server
 
 COMMANDS = [
@@ -32,18 +33,11 @@ COMMANDS = [
 
 def run(server: Server, arguments: str, *, buffered: bool = True) -> tuple[int, str]:
     """With a standard output that is a full disk. Returns the exit code and what stands on standard error."""
-    env = environment(server.url) | {"PYTHONUNBUFFERED": "" if buffered else "1"}
-    with Path("/dev/full").open("w") as disk:
-        done = subprocess.run(
-            command(*arguments.split()),
-            env=env,
-            stdout=disk,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    return done.returncode, done.stderr
+    env = environment(server.url) | ({} if buffered else {"PYTHONUNBUFFERED": "1"})
+    with Path("/dev/full").open("w") as disk, tempfile.TemporaryFile("w+") as told:
+        code = started(arguments.split(), env, [0, disk.fileno(), told.fileno()]).wait(60)
+        told.seek(0)
+        return code, told.read()
 
 
 @pytest.mark.parametrize("arguments", COMMANDS)

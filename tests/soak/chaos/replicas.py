@@ -69,7 +69,7 @@ class Replica:
         with self._starting:
             running, self._running = self._daemon, None
             running.kill()
-            return running.process.returncode
+            return running.process.wait()
 
     def stop(self) -> int | None:
         """End it as an operator does. Returns the exit code; None where it did not run, or does not end."""

@@ -5,6 +5,7 @@ import importlib
 import logging
 import os
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ pytest_plugins = ["tests.support.fixtures"]
 pytest.register_assert_rewrite("tests.lua.kinds.world")
 
 BINARIES = binaries()
+
+# If it is there (the extra `release` brings it), jsonschema compiles its grammars at import: a second of CPU in each
+# worker, for formats that no schema here has.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 # What an example does takes as long as Redis and its clock take. Each run draws anew, from a seed that it prints.
 hypothesis.settings.register_profile("ci", max_examples=100, deadline=None)

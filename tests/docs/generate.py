@@ -3,6 +3,7 @@
 JSON documents in docs/schemas.
 """
 
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -48,6 +49,7 @@ _TABLE = re.compile(r"#?(\[+)([\w.]+)\]+")
 _KEY = re.compile(r"#?(\w+) = .*")
 
 
+@functools.cache
 def pages() -> dict[Path, str]:
     """Each page that is made, and its text."""
     schemas = {SCHEMAS / f"{name}.schema.json": schema_of(model) for name, model in DOCUMENTS.items()}

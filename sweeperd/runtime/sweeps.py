@@ -98,9 +98,12 @@ class CyclesLease:
         if self._held and self._renewed_at is not None and now - self._renewed_at < RENEW_EVERY:
             return
         key = self._shard.keys.cycles.lease
-        with self._shard.reaching():
-            renewed = self._renew.run(self._shard.client, Call([key], [CYCLES_TOKEN, milliseconds(TTL)]))
-            held = renewed or self._shard.client.set(key, CYCLES_TOKEN, nx=True, px=milliseconds(TTL))
+        try:
+            with self._shard.reaching():
+                renewed = self._renew.run(self._shard.client, Call([key], [CYCLES_TOKEN, milliseconds(TTL)]))
+                held = renewed or self._shard.client.set(key, CYCLES_TOKEN, nx=True, px=milliseconds(TTL))
+        except redis.ResponseError as error:  # Redis is full, or the key has another type
+            raise RedisUnavailable(f"{self._shard.address}: {describe(error)}") from error
         if held:
             self._renewed_at, self._warned = now, False
         elif self._held:

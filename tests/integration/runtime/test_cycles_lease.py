@@ -9,6 +9,7 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.context import ShardContext
+from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.runtime import sweeps
 from sweeperd.runtime.once import run_once
@@ -81,6 +82,22 @@ def test_a_service_that_holds_it_is_waited_for_and_then_the_sweep_goes_on(
     client.delete(KEY)
     lease.hold()
     assert client.get(KEY) == b"sweeperd"
+
+
+def test_one_that_redis_refuses_is_waited_for(quick: None, own_server: Server, own_shard: Shard) -> None:
+    with redis.Redis.from_url(own_server.url) as client:
+        lease = CyclesLease(own_shard)
+        client.config_set("maxmemory", 1)
+        with pytest.raises(RedisUnavailable, match="maxmemory"):
+            lease.hold()
+        client.config_set("maxmemory", 0)
+        client.rpush(KEY, "of another type")
+        with pytest.raises(RedisUnavailable, match="WRONGTYPE"):
+            lease.hold()
+        eventually(lease.permits)
+        client.delete(KEY)
+        lease.hold()
+        assert client.get(KEY) == b"sweeperd"
 
 
 def test_one_that_could_not_be_renewed_is_missing_from_its_end_on(quick: None, own_shard: Shard) -> None:

@@ -291,8 +291,9 @@ class Replays:
         self._outbox.groups.forget(replay.note.group)
         try:
             self._outbox.groups.leave(replay.note.group)
-        except redis.ResponseError:
-            log.debug("the group of a replay has gone", extra=self._log_fields(replay.note))
+        except redis.RedisError as error:  # Redis cannot be reached, or the group has gone
+            fields = self._log_fields(replay.note) | {"error": str(error)}
+            log.debug("the consumer is not removed from the group of a replay", extra=fields)
 
     def _log_fields(self, note: ReplayNote) -> dict[str, object]:
         return {"shard": self._shard.name, "endpoint": note.endpoint, "events": note.events}

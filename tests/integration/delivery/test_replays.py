@@ -30,6 +30,7 @@ from tests.support.deliveries import EVENTS, Deliver, Delivery, expire
 from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time
 from tests.support.receiver import Answer, Receiver, Request
+from tests.support.servers import Server
 from tests.support.streams import entries
 from tests.support.waiting import waits
 
@@ -423,6 +424,20 @@ def test_a_stop_ends_the_wait_of_a_paused_replay(shard: Shard, client: redis.Red
     replays.stop()
     assert replays.join(time.monotonic() + 3)
     assert replays.deliveries == []
+
+
+def test_a_stop_without_redis_ends_what_replays(own_server: Server, own_shard: Shard) -> None:
+    client = own_shard.client
+    now = server_time(client)
+    add(client, now - HOUR, 3)
+    EndpointStateStore(own_shard).pause("hook", "test")
+    begin(own_shard, now - 2 * HOUR, now)
+    delivery = Delivery(own_shard, "http://127.0.0.1:9/hook", 2, {})
+    delivery.dispatcher.start()
+    delivery.dispatcher.refresh_replays()
+    own_server.kill()
+    delivery.stop.set()
+    assert delivery.dispatcher.join(time.monotonic() + 10)
 
 
 def test_a_stop_waits_for_the_request_in_hand_and_leaves_the_group(shard: Shard, client: redis.Redis) -> None:

@@ -38,14 +38,19 @@ class Client:
         """The work of a thread."""
         settings = RedisSettings.model_validate({"url": self.shard.url})
         ids = itertools.count(1)
-        ledger = Ledger(
-            Shard(settings, self.shard.prefix, self.shard.name),
-            new_id=lambda: b"r-%b-%d-%d" % (self.shard.name.encode(), self.number, next(ids)),
+        shard = Shard(settings, self.shard.prefix, self.shard.name)
+        ledger, administration = (
+            Ledger(
+                shard,
+                cycles=cycles,
+                new_id=lambda: b"r-%b-%d-%d" % (self.shard.name.encode(), self.number, next(ids)),
+            )
+            for cycles in (self.plan.settings.cycles.enabled, False)
         )
         for tenant in TENANTS:
             for scope in self._scopes(tenant):
                 with contextlib.suppress(BudgetExists):
-                    self._try(functools.partial(ledger.open_budget, scope, UNIT, 10**12))
+                    self._try(functools.partial(administration.open_budget, scope, UNIT, 10**12))
         keys = itertools.count(1)
         while not self.stop:
             kernels.KERNEL.pause(self.random.expovariate(self.plan.rate))

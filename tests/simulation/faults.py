@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.simulation.plan import STEP
 from tests.simulation.receivers import Behaviour
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ FULL = "OOM command not allowed when used memory > 'maxmemory'."
 FULL_COMMANDS = (b"SET", b"HSET", b"XADD", b"XGROUP", b"ZADD", b"HINCRBY", b"XCLAIM")
 FULL_SCRIPTS = (
     "ledger/reserve", "ledger/open_budget", "ledger/event", "ledger/commit", "ledger/release", "ledger/extend",
-    "delivery/set_field", "delivery/set_state", "delivery/begin_replay", "delivery/take_tokens", "sweep/last_sweep",
-    "sweep/expiry_rates", "ops/record_action", "ops/requeue", "ops/replay",
+    "delivery/relay", "delivery/set_field", "delivery/set_state", "delivery/begin_replay", "delivery/take_tokens",
+    "sweep/last_sweep", "sweep/expiry_rates", "ops/record_action", "ops/requeue", "ops/replay",
 )  # fmt: skip
 #: Sets of commands whose right may be revoked.
 RIGHTS: tuple[tuple[bytes, ...], ...] = (
@@ -53,6 +54,8 @@ class Faults:
             "rights": self.rights,
             "receivers": self.receiver,
             "reload": self.reload,
+            "upgrade": self.upgrade,
+            "clock": self.clock,
         }
         self._chosen = [kind for kind in self.kinds if kind in simulation.plan.faults]
 
@@ -68,6 +71,11 @@ class Faults:
             server.cut_before = server.cut_after = server.down_until = server.stands_until = 0.0
             server.refusals.commands.clear()
             server.refusals.scripts.clear()
+            server.skew = 0.0
+        plan = self._simulation.plan
+        now, first = self._simulation.settings, plan.settings
+        if now.kinds != first.kinds or now.reservations != first.reservations:
+            self.reload()
         for replica in self._simulation.replicas:
             if replica.host and replica.host.stopped:
                 self._kernel.resume(replica.host)
@@ -155,6 +163,21 @@ class Faults:
         """The clock of a host is set."""
         if (replica := self._living()) and replica.host:
             replica.host.skew = self._skew()
+
+    def clock(self) -> None:
+        """The clock of a server is set; the servers of other shards keep theirs."""
+        server, step = self._server(), self._random.choice([0.5, 5.0, STEP]) * self._random.uniform(-1, 1)
+        server.skew = max(-STEP, min(STEP, server.skew + step))
+        self._book.disturb("clock set", STEP + TAKE_OVER)
+
+    def upgrade(self) -> None:
+        """The replicas end and begin again, one after the other, with their roles dealt anew."""
+        replicas = self._simulation.replicas
+        roles = [replica.role for replica in replicas]
+        self._random.shuffle(roles)
+        self._book.disturb("upgrade", TAKE_OVER + IN_HAND)
+        for replica, role in zip(replicas, roles, strict=True):
+            self._kernel.after(self._random.uniform(0, 10), functools.partial(replica.restart, role))
 
     def fail_over(self) -> None:
         """A replica that lacks the last writes becomes the server."""

@@ -1,16 +1,17 @@
-"""The replicas: processes with an unchanged `Daemon` each. They may be killed, stopped, reloaded and restarted."""
+"""The replicas: processes with an unchanged `Service` each. They may be killed, stopped, reloaded and restarted."""
 
-import itertools
-import threading
-import time
+import signal
+from types import SimpleNamespace
 from typing import Any
 
+import sweeperd.runtime.service
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
-from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.process import Role
+from sweeperd.runtime.service import Service
+from sweeperd.runtime.systemd import SystemdNotifier
 from tests.simulation import kernel as kernels
-from tests.simulation.kernel import Host
+from tests.simulation.kernel import Failure, Host
 
 
 def process_name() -> str:
@@ -24,13 +25,17 @@ class Replica:
 
     def __init__(self, name: str, role: str, settings: Settings) -> None:
         self.name, self.role, self.settings = name, Role(role), settings
-        self._generations = itertools.count(1)
-        self.host: Host | None = None
-        self.daemon: Daemon | None = None
-        self._wanted: Settings | None = None
-        self._end = False
+        #: Every process that there was: a collected greenlet would run its `finally`.
+        self._hosts: list[Host] = []
+        self._service: Service | None = None
+        self._again = False
         #: The metrics of all processes, the dead ones too.
         self.metrics: list[Metrics] = []
+
+    @property
+    def host(self) -> Host | None:
+        """The process that runs or ran last."""
+        return self._hosts[-1] if self._hosts else None
 
     @property
     def alive(self) -> bool:
@@ -39,53 +44,67 @@ class Replica:
 
     def start(self, skew: float = 0.0) -> None:
         """A new process."""
-        self.host = Host(f"{self.name}.{next(self._generations)}")
-        self.host.skew = skew
-        self.daemon, self._end = None, False
-        host = self.host
+        host = Host(f"{self.name}.{len(self._hosts) + 1}")
+        host.skew = skew
+        host.exit = lambda: self._ended(host)
+        self._hosts.append(host)
+        self._service, self._again = None, False
         kernels.KERNEL.spawn("main", lambda: self._guarded(host), host)
 
     def reload(self, settings: Settings) -> None:
-        """As SIGHUP with these settings in the file."""
-        self.settings = self._wanted = settings
+        """SIGHUP, with these settings in the file."""
+        self.settings = settings
+        self._signal(signal.SIGHUP)
 
-    def terminate(self) -> None:
-        """As SIGTERM."""
-        self._end = True
+    def restart(self, role: Role) -> None:
+        """SIGTERM; at its end a new process in this role begins."""
+        self.role, self._again = role, True
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
+        service = self._service
+        if service is not None and self.alive:
+            handler = service._on_reload if number == signal.SIGHUP else service._on_end
+            kernels.KERNEL.spawn(number.name, lambda: handler(number, None), self.host)
 
     def _guarded(self, host: Host) -> None:
         try:
-            self._main(host)
+            service = Service(self.settings, lambda: self.settings, lambda _: None, SystemdNotifier({}), self.role)
+            self.metrics.append(service._metrics)
+            self._service = service
+            if not service.run(lambda: self._again and service._on_end(signal.SIGTERM, None) is not None):
+                raise Failure("no process gives up", self.name)
         except Exception as error:
             kernels.KERNEL.on_death(host, "main", error)
+        self._ended(host)
 
-    def _main(self, host: Host) -> None:
-        settings, metrics = self.settings, Metrics()
-        self.metrics.append(metrics)
-        self.daemon = daemon = Daemon(settings, metrics, self.role)
-        self._wanted = None
-        daemon.start()
-        while not self._end:
-            kernels.KERNEL.pause(1.0)
-            daemon.catch_up()
-            if (wanted := self._wanted) is not None and wanted != settings:
-                settings, self._wanted = wanted, None
-                self.daemon = daemon = self._replace(daemon, Daemon(settings, metrics, self.role), settings)
-        daemon.stop()
-        host.dead = True
-
-    def _replace(self, before: Daemon, daemon: Daemon, settings: Settings) -> Daemon:
-        """As `Service` does."""
-        deadline = time.monotonic() + settings.shutdown_grace.total_seconds()
-        while not before.retire(0.1) and time.monotonic() < deadline:
-            pass
-        daemon.adopt(before)
-        daemon.start()
-        threading.Thread(target=before.stop, args=(deadline,), name="finish").start()
-        return daemon
+    def _ended(self, host: Host) -> None:
+        again = self._again
+        if again:
+            kernels.KERNEL.after(0.5, lambda: None if self.alive else self.start(host.skew))
+        kernels.KERNEL.kill(host)
 
     @property
     def problems(self) -> list[str]:
         """What the daemon itself reports as stuck or dead."""
-        runners: Any = self.daemon._runners if self.daemon else []
+        runners: Any = self._service._daemon._runners if self._service else []
         return [problem for runner in runners for problem in runner.health]
+
+
+def _exit(_code: int) -> None:
+    """`os._exit`."""
+    current = kernels.KERNEL.current
+    assert current
+    current.host.exit()
+    kernels.KERNEL.yield_()
+
+
+_service = vars(sweeperd.runtime.service)
+_service["os"] = SimpleNamespace(_exit=_exit)
+#: A full collection takes long, and frees what a killed process holds.
+_service["gc"] = SimpleNamespace(collect=lambda: None)
+#: Signals are sent by `Replica`, each to one process.
+_service["signal"] = SimpleNamespace(
+    signal=lambda *_: None,
+    **{name: getattr(signal, name) for name in ("SIGHUP", "SIGTERM", "SIGINT", "SIG_DFL", "Signals")},
+)

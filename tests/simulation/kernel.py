@@ -56,6 +56,8 @@ class Host:
         self.frozen: list[Task] = []
         #: The tasks of a dead process: kept, because a collected greenlet would run its `finally`.
         self.tasks: list[Task] = []
+        #: What becomes of the process at its `os._exit`.
+        self.exit: Callable[[], None] = lambda: None
 
 
 class Task:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from sweeperd.config import EndpointSettings
+from sweeperd.config import RELAY, EndpointSettings
 from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.ops import endpoints
 from sweeperd.ops.quarantine import Quarantine, QuarantineFilter
@@ -29,6 +29,18 @@ EVERY = 10.0
 LATE = 20.0
 #: Breaks a reservation that is there.
 BREAK = "if redis.call('HGET', KEYS[1], 'state') == 'ACTIVE' then redis.call('HSET', KEYS[1], 'grace_ms', 'x') end"
+
+#: Closes a tenant and its budgets.
+CLOSE = """
+redis.call('SET', KEYS[1], '{"status":"CLOSED"}')
+for i = 2, #KEYS do
+  local row = redis.call('HMGET', KEYS[i], 'reserved', 'remaining', 'status')
+  if row[3] == 'ACTIVE' then
+    redis.call('HSET', KEYS[i], 'status', 'CLOSED', 'reserved', '0')
+    redis.call('HINCRBY', KEYS[i], 'remaining', row[1])
+  end
+end
+"""
 
 
 class Operators:
@@ -51,6 +63,8 @@ class Operators:
             "destroy": self._destroy,
             "circuit": self._circuit,
             "once": self._once,
+            "test": self._test,
+            "tenant": self._tenant,
         }
         self._chosen = [name for name in self.actions if name in simulation.plan.operations]
         self._host = Host("operator")
@@ -73,7 +87,10 @@ class Operators:
             name = self._random.choice(self._chosen)
             self._simulation.note(f"operator: {name}")
             shard = self._random.choice(open_shards(self._simulation.settings))
-            configured = self._simulation.settings.webhooks.endpoints
+            settings = self._simulation.settings
+            configured = settings.webhooks.endpoints
+            if settings.cycles.enabled and name in ("pause", "destroy", "circuit"):
+                configured = [*configured, RELAY]
             if configured:
                 self._try(lambda: self.actions[name](shard, self._random.choice(configured)))  # noqa: B023
             shard.close()
@@ -81,7 +98,7 @@ class Operators:
     def _end(self) -> None:
         self._kernel.pause(LATE)
         for shard in open_shards(self._simulation.settings):
-            for endpoint in self._simulation.settings.webhooks.endpoints:
+            for endpoint in (*self._simulation.settings.webhooks.endpoints, RELAY):
                 while not self._try(lambda: endpoints.resume(shard, endpoint.name) or True):  # noqa: B023
                     self._kernel.pause(1)
             if "quarantine" in self._simulation.plan.operations:
@@ -146,7 +163,7 @@ class Operators:
             self._put_back(shard)
 
     def _quarantine(self, shard: Shard) -> Quarantine:
-        return Quarantine(shard, kinds_of(self._simulation.settings, shard)["reservations"], 10)
+        return Quarantine(shard, kinds_of(self._simulation.plan.settings, shard)["reservations"], 10)
 
     def _put_back(self, shard: Shard) -> bool:
         for key in shard.client.scan_iter(shard.keys.prefix + b"reservation:res_*", 1000):
@@ -177,6 +194,18 @@ class Operators:
     def _circuit(self, shard: Shard, endpoint: EndpointSettings) -> None:
         shard.read_clock()
         endpoints.close_circuit(shard, endpoint.name)
+
+    def _test(self, shard: Shard, endpoint: EndpointSettings) -> None:
+        """`sweeperd endpoints test`: nothing in Redis changes, so the trial is told from its result alone."""
+        trial = endpoints.try_out(shard, endpoint, self._simulation.settings.webhooks, self._random.choice([1, 3]))
+        if trial.delivered != (trial.accepted > 0 and trial.response is not None):
+            raise Failure("a trial says what became of it", repr(trial))
+
+    def _tenant(self, shard: Shard, _endpoint: EndpointSettings) -> None:
+        """The administration closes a tenant: its budgets are settled, its reservations stay."""
+        keys: Any = [shard.keys.tenant(b"initech")]
+        keys += [shard.keys.budget(scope, b"TOKENS") for scope in (b"tenant:initech", b"tenant:initech/app:web")]
+        shard.client.eval(CLOSE, len(keys), *keys)
 
     def _once(self, _shard: Shard, _endpoint: EndpointSettings) -> None:
         """`sweeperd --once` beside the daemons, on a host of its own."""

@@ -9,13 +9,18 @@ from sweeperd.config import Settings
 #: Every fault that `faults` knows; a run leaves some of them out.
 FAULTS = (
     "kill", "pause", "cut", "restart", "stand", "flush", "skew", "failover", "full", "rights", "receivers", "reload",
+    "upgrade", "clock",
 )  # fmt: skip
 #: Everything that operators do.
 OPERATIONS = (
     "pause", "skip", "replay", "cancel", "letters", "quarantine", "repair", "reconcile", "destroy", "circuit", "once",
+    "test", "tenant",
 )  # fmt: skip
 #: The longest extension by a client, the longest grace, seconds.
 EXTENSION, GRACE = 20.0, 3.0
+#: How far the clock of a server is set, seconds; and what the rules of Cycles may cost: the life of a lease, the
+#: patience without a lease, a dispatcher that stands.
+STEP, CYCLES = 30.0, 150.0
 SEATS: dict[str, Any] = {
     "name": "seat-hold",
     "index": "seats:ttl",
@@ -63,6 +68,8 @@ class Plan:
     seats: bool = False
     #: Endpoint -> the greatest time that a receiver takes when it is well, seconds.
     slow: dict[str, float] = field(default_factory=dict)
+    #: In an installation of Cycles: how the rival sweeps (see `cycles`); empty: there is none.
+    rival: str = ""
 
     @property
     def clean(self) -> bool:
@@ -98,6 +105,13 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
             endpoint["tenants"] = ["acme"]
     webhooks = document["webhooks"]
     again = document | {"webhooks": webhooks | {"endpoints": changed}}
+    if rng.random() < 0.25:
+        document["cycles"] = {"enabled": True, "dispatch_backlog": rng.choice([0, 5, 1000])}
+        again["cycles"] = document["cycles"] | {"enabled": rng.random() < 0.7}
+    if rng.random() < 0.2:
+        again["kinds"] = []
+    elif rng.random() < 0.2:
+        again |= {"kinds": [SEATS], "reservations": {"enabled": False}}
     faults = {fault for fault in FAULTS if rng.random() < 0.4}
     operations = {operation for operation in OPERATIONS if rng.random() < 0.3}
     names = [endpoint["name"] for endpoint in (*endpoints, *changed)]
@@ -116,6 +130,7 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
         frozenset() if clean else frozenset(operations),
         seats,
         {name: rng.choice([0.05, 0.5, timeout * 0.9]) for name in dict.fromkeys(names)},
+        rng.choice(["", "polite", "polite", "blind", "keeps"]) if "cycles" in document else "",
     )
 
 
@@ -146,6 +161,7 @@ def _document(
     document: dict[str, Any] = {
         "redis": {"url": shards[0].url, "socket_timeout": rng.choice(["2s", "5s"])},
         "keys": {"prefix": shards[0].prefix},
+        "http": {"listen": ""},
         "sweep": {
             "interval": rng.choice(["1s", "2s", "5s"]),
             "lease_ttl": rng.choice(["3s", "6s", "15s"]),
@@ -185,7 +201,8 @@ def bound(plan: Plan) -> float:
     The sum of what may lie between an event and its delivery when nothing fails any more: the deadline, the dead
     holder's lease (four times, as its keeper may be a stranger) and a tick, the take-over of a dead process's events,
     the longest wait of a parked event, the probe of an open circuit, a request with its retries; and twice the part
-    that one such round may have to repeat, as the last fault may have hit its end.
+    that one such round may have to repeat, as the last fault may have hit its end. A clock that was set has moved the
+    deadlines, and with them every wait.
     """
     settings = plan.settings
     webhooks, sweep = settings.webhooks, settings.sweep
@@ -193,4 +210,5 @@ def bound(plan: Plan) -> float:
     swept = 4 * sweep.lease_ttl.total_seconds() + sweep.time_budget.total_seconds() + sweep.interval.total_seconds()
     request = webhooks.attempts * (webhooks.timeout.total_seconds() + webhooks.backoff_max.total_seconds())
     waits = webhooks.redelivery_max.total_seconds() + webhooks.probe_max.total_seconds()
-    return deadline + swept + 2 * (request + waits + 15 + 15) + 80
+    more = (3 * STEP if "clock" in plan.faults else 0) + (CYCLES if settings.cycles.enabled else 0)
+    return deadline + swept + 2 * (request + waits + 15 + 15) + 80 + more

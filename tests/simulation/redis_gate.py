@@ -59,6 +59,8 @@ class SimulatedServer:
         self.connections: list[Connection] = []
         self.blocked: list[Connection] = []
         self.run_id = 1
+        #: How much the server's clock is ahead, seconds.
+        self.skew = 0.0
         #: How likely a connection is cut before a command is run, and after it.
         self.cut_before = self.cut_after = 0.0
         #: Until then no connection can be made, and until then no command is run; monotonic.
@@ -78,6 +80,7 @@ class SimulatedServer:
     @property
     def data(self) -> Any:
         """The keys."""
+        kernels.KERNEL.server_skew = self.skew
         return self.fake.dbs[0]
 
     def value(self, key: bytes) -> Any:
@@ -363,6 +366,7 @@ class Connection(FakeRedisConnection):
         return reply
 
     def _answer(self, sock: Any, command: Command) -> Any:
+        kernels.KERNEL.server_skew = self.simulated.skew
         if command[0].upper() == b"INFO":
             return b"# Server\r\nredis_version:7.0.0\r\nrun_id:%040d\r\n" % self.simulated.run_id
         sock.last_reply = None

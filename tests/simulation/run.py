@@ -30,6 +30,7 @@ import sweeperd.store.shard
 from sweeperd.store.scripts import Script, script_names
 from tests.simulation import kernel as kernels
 from tests.simulation.clients import Client, SeatClient
+from tests.simulation.cycles import TAKEN, CyclesDispatcher, Rival
 from tests.simulation.faults import Faults
 from tests.simulation.hosts import Replica, process_name
 from tests.simulation.invariants import Book
@@ -127,6 +128,7 @@ class Simulation:
         vars(sweeperd.delivery.webhook)["Transport"] = transport(self.receivers)
         self.book = Book(plan, self.servers, self.receivers)
         self.replicas = [Replica(f"replica-{number}", role, plan.settings) for number, role in enumerate(plan.roles, 1)]
+        self.rivals: list[Rival] = []
         self.settings = plan.settings
         self.faults, self.operators = Faults(self), Operators(self)
         numbers = itertools.count(1)
@@ -147,6 +149,13 @@ class Simulation:
             replica.start()
         for client in self.clients:
             self.kernel.spawn(f"client {client.number}", client.run, Host(f"client-{client.number}"))
+        for shard in self.plan.shards if self.plan.settings.cycles.enabled else ():
+            if self.plan.rival:
+                rival = Rival(self.plan, shard)
+                self.rivals.append(rival)
+                self.kernel.spawn("rival", rival.run, Host(f"client-rival-{shard.name}"))
+            dispatcher = CyclesDispatcher(self.plan, shard)
+            self.kernel.spawn("dispatcher", dispatcher.run, Host(f"client-dispatcher-{shard.name}"))
         self.faults.begin()
         self.operators.begin()
         self._until(kernels.BEGINNING + self.plan.seconds)
@@ -190,6 +199,11 @@ class Simulation:
         self.book.check_duplicates()
         self.book.check_letters()
         self.book.check_replays()
+        self.book.check_cycles()
+        if self.plan.clean and self.plan.rival == "polite":
+            late = [at for rival in self.rivals for at in rival.expired if at > kernels.BEGINNING + TAKEN]
+            if late:
+                raise Failure("the services do not sweep while sweeperd has their lease", f"at {late[:5]}")
         for replica in self.replicas:
             if problems := replica.problems:
                 raise Failure("every thread works", f"{replica.name}: {problems}")

@@ -411,6 +411,12 @@ class SweepMetrics:
         self.due_entries = gauge("sweeperd_due_entries", "Index entries whose deadline has passed", SWEEP)
         self.oldest_due = gauge("sweeperd_oldest_due_seconds", "How long ago the oldest deadline passed", SWEEP)
         self.quarantined_entries = gauge("sweeperd_quarantined_entries", "Entries set aside for an operator", SWEEP)
+        self.protected_entries = gauge(
+            "sweeperd_protected_entries", "Overdue entries of a kind that `unless` protects from their expiry", SWEEP
+        )
+        self.oldest_protected = gauge(
+            "sweeperd_oldest_protected_seconds", "How long ago the grace of the oldest protected entry ended", SWEEP
+        )
         self.missing_budgets = counter(
             "sweeperd_missing_budgets_total", "Budgets and counters that did not exist at expiry", SWEEP
         )
@@ -468,9 +474,11 @@ class SweepMetrics:
     def forget_shard(self, shard: str) -> None:
         """If a shard is configured no more, drop the gauges; the counters stay."""
         swept = self._swept.pop(shard, set())
-        for gauge in (self.pipeline_depth, self.due_entries, self.oldest_due, self.quarantined_entries, self.redis_up):
-            for labels in [(shard,)] if gauge is self.redis_up else [(shard, kind) for kind in swept]:
-                _remove(gauge, *labels)
+        backlog = (self.due_entries, self.oldest_due, self.quarantined_entries)
+        for gauge in (self.pipeline_depth, *backlog, self.protected_entries, self.oldest_protected):
+            for kind in swept:
+                _remove(gauge, shard, kind)
+        _remove(self.redis_up, shard)
 
 
 class Metrics:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, ValidationInfo, field_validator, model_validator
 from pydantic import Field as Checked
@@ -79,7 +79,12 @@ class Command:
     @property
     def pattern(self) -> str:
         """The key with `*` in place of each placeholder."""
-        return "".join("*" if isinstance(part, Field) else part for part in self.key)
+        return pattern_of(self.key)
+
+
+def pattern_of(key: Word) -> str:
+    """The key with `*` in place of each placeholder."""
+    return "".join("*" if isinstance(part, Field) else part for part in key)
 
 
 def parse_word(text: str) -> Word:
@@ -107,6 +112,16 @@ def parse_command(template: str | Sequence[str]) -> Command:
         return _command(words)
     except ValueError as error:
         raise ValueError(f"{shown!r}: {error}") from None
+
+
+def parse_unless(template: str | Sequence[str]) -> Word:
+    """The key of `EXISTS key`. Raises ValueError."""
+    words = template.split() if isinstance(template, str) else list(template)
+    if len(words) != 2 or words[0] != "EXISTS" or not words[1]:
+        raise ValueError('the form is "EXISTS key", or fields of the hash and their values: { paid = "yes" }')
+    if words[1].startswith("{") and not words[1].startswith("{{"):
+        raise ValueError('the key begins with text of its own, such as "EXISTS jobs:{id}"')
+    return parse_word(words[1])
 
 
 def check_name(name: str) -> None:
@@ -286,6 +301,10 @@ class KindSettings(Section):
     channels: list[Text] = []
     max_writes: int = Checked(default=MAX_WRITES, ge=1, le=MAX_WRITES)
     max_wait: PositiveDuration = timedelta(hours=1)
+    unless: str | list[str] | dict[str, str] | None = None
+    unless_recheck: PositiveDuration = timedelta(seconds=30)
+    unless_max: PositiveDuration | None = None
+    protected: Literal["quarantine", "expire"] = "quarantine"
     sums: list[SumSettings] = []
 
     @field_validator("name")
@@ -312,6 +331,15 @@ class KindSettings(Section):
         for template in give_back:
             parse_command(template)
         return give_back
+
+    @field_validator("unless")
+    @classmethod
+    def _question_has_its_form(
+        cls, unless: str | list[str] | dict[str, str] | None
+    ) -> str | list[str] | dict[str, str] | None:
+        if unless is not None and not isinstance(unless, dict):
+            parse_unless(unless)
+        return unless
 
     @field_validator("commands")
     @classmethod
@@ -361,8 +389,29 @@ class KindSettings(Section):
 
     @property
     def read_patterns(self) -> list[str]:
-        """The keys that a script may read."""
-        return self.write_patterns if self.reads is None else self.reads
+        """The keys that a script may read, and the key of `unless`."""
+        asked = [] if self.unless_key is None else [pattern_of(self.unless_key)]
+        return list(dict.fromkeys([*(self.write_patterns if self.reads is None else self.reads), *asked]))
+
+    @property
+    def unless_key(self) -> Word | None:
+        """The key that protects an entry if the key exists; None if `unless` names no key."""
+        return None if self.unless is None or isinstance(self.unless, dict) else parse_unless(self.unless)
+
+    @property
+    def unless_values(self) -> dict[str, str]:
+        """The fields of the hash that protect an entry if all of them have these values; empty: no such fields."""
+        return self.unless if isinstance(self.unless, dict) else {}
+
+    @property
+    def unless_recheck_ms(self) -> int:
+        """After how long a protected entry is asked again, ms."""
+        return milliseconds(self.unless_recheck)
+
+    @property
+    def unless_max_ms(self) -> int | None:
+        """How long after deadline and grace an entry is protected at most, ms; None: for ever."""
+        return None if self.unless_max is None else milliseconds(self.unless_max)
 
     @property
     def channel_patterns(self) -> list[str]:
@@ -392,10 +441,28 @@ def _problems(kind: KindSettings) -> "list[str]":
         found.append(f"ended: {min(own)} is set by sweeperd itself")
     if kind.deadline in kind.ended:
         found.append("ended: it must not change the deadline")
+    found += _unless_problems(kind)
     if own := OWN_FIELDS.intersection(kind.active):
         found.append(f"active: {min(own)} is set by sweeperd itself")
     if kind.index.startswith(OWN_KEYS) or may_meet(kind.entry_pattern, f"{OWN_KEYS}*"):
         found.append(f"index and key: {OWN_KEYS}* is sweeperd's own")
+    return found
+
+
+def _unless_problems(kind: KindSettings) -> list[str]:
+    if kind.unless is None:
+        more = ("unless_recheck", "unless_max", "protected")
+        return [f"{key}: belongs to `unless`" for key in more if key in kind.model_fields_set]
+    found = []
+    if kind.protected == "expire" and kind.unless_max is None:
+        found.append('protected: "expire" needs unless_max')
+    if kind.unless == {}:
+        found.append("unless: names no field")
+    if own := OWN_FIELDS.intersection(kind.unless_values):
+        found.append(f"unless: {min(own)} is set by sweeperd itself")
+    own_key = kind.unless_key is not None and pattern_of(kind.unless_key) == kind.entry_pattern
+    if own_key or (kind.unless_values and kind.unless_values.items() <= kind.active.items()):
+        found.append("unless: every active entry would be protected")
     return found
 
 

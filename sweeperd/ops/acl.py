@@ -11,7 +11,7 @@ from pydantic import Field
 
 from sweeperd import redis_url
 from sweeperd.config import EXPIRY_SPIKE, Settings, ShardSettings
-from sweeperd.config.kinds import FORMS, KindSettings, parse_word
+from sweeperd.config.kinds import FORMS, KindSettings, parse_word, pattern_of
 from sweeperd.document import CommandDocument, Document
 from sweeperd.redis_url import parse
 from sweeperd.store.keys import Keys
@@ -138,6 +138,13 @@ def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
             yield granted(Duty.SWEEP, _like(keys, pattern), " ".join([_PLANNED, *sorted(names)]))
         for pattern in kind.read_patterns:
             yield granted(Duty.STATUS, _like(keys, pattern), _READS)
+    if kind.unless is not None:
+        protected = keys.kind_protected(kind.name)
+        yield granted(Duty.STATUS, protected, "ZCARD ZRANGE ZSCORE")
+        yield granted(Duty.SWEEP, protected, "ZADD ZREM")
+        yield granted(Duty.STATUS, keys.kind_index(kind.index), "ZSCORE")
+    if kind.unless_key is not None:
+        yield granted(Duty.STATUS, _like(keys, pattern_of(kind.unless_key)), "EXISTS")
     for declared in kind.sums:
         pattern = "".join(part if isinstance(part, str) else "*" for part in parse_word(declared.key))
         yield granted(Duty.WALK, _like(keys, pattern), "HGET")

@@ -67,6 +67,10 @@ class Keys:
         """HASH: as `ticks`, of one of `[[kinds]]`."""
         return self.ticks + b":" + kind.encode()
 
+    def kind_protected(self, kind: str) -> bytes:
+        """ZSET: id -> ms from which `unless` protects the entry; of one of `[[kinds]]`."""
+        return self.prefix + b"sweeperd:protected:" + kind.encode()
+
     def kind_quarantine(self, kind: str) -> bytes:
         """ZSET: id -> ms when the entry was set aside; of one of `[[kinds]]`."""
         return self.quarantine + b":" + kind.encode()

@@ -24,6 +24,17 @@ from sweeperd.text import decode, decode_list
 #: The kinds of each shard, and the settings that the kinds were built from.
 _built: "weakref.WeakKeyDictionary[Shard, tuple[Settings, Mapping[str, Kind]]]" = weakref.WeakKeyDictionary()
 _COMPILES = Script("sweep/kind_compiles")
+#: The reasons of a quarantine that each kind may have, and the meaning of each for the operator who repairs.
+_REASONS = {
+    "WRONG_TYPE": "the entry's key is no hash",
+    "INVALID_EXPIRY": "the field of the deadline is no plain whole number of milliseconds, or is in seconds",
+    "INVALID_PLAN": "a write would fail or is not allowed; `show` names the write",
+}
+_MISSING_FIELD = {"MISSING_FIELD": "a template needs a field that is missing or empty"}
+_DECLARED = {"INVALID_STATE": "a field of `active` is missing"} | _MISSING_FIELD
+_SCRIPTED = {"SCRIPT_ERROR": "the script failed or gave no valid answer; `show` names the line"}
+_TOO_MANY_FIELDS = {"TOO_MANY_FIELDS": "the hash has more than 256 fields, and `fields` names none"}
+_PROTECTED_TOO_LONG = {"PROTECTED_TOO_LONG": "`unless` has protected the entry for longer than `unless_max`"}
 #: One harmless form of each command, after its key.
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "HSET": ("f", "v"),
@@ -68,12 +79,15 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
     # Hashes that were expired together must not all end together, because Redis would free all in the same moment.
     retention_ms, spread_ms = kind.retention_ms, int(kind.retention_ms * settings.sweep.audit_spread)
     stem, end = (keys.prefix + kind.entry[0].encode(), kind.entry[1].encode())
+    protected = None if kind.unless is None else keys.kind_protected(kind.name)
+    more = [] if protected is None else [protected]
+    wait_ms = 0 if kind.script is None else kind.max_wait_ms
     text = functools.partial(kind_script, kind, settings.kinds, settings.reservations.enabled)
     script = Script(f"kind {kind.name}", text)
 
     def call(entry: bytes, trace_id: str) -> Call:
         retention = retention_ms + int(random.random() * spread_ms)  # noqa: S311
-        return Call([stem + entry + end, index, events, quarantine], [entry, keys.prefix, retention, trace_id])
+        return Call([stem + entry + end, index, events, quarantine, *more], [entry, keys.prefix, retention, trace_id])
 
     return Kind(
         name=kind.name,
@@ -89,7 +103,10 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         walk_suffix=f":{kind.name}",
         log_fields={"kind": kind.name},
         counters=Sums(kind.sums),
-        max_wait_ms=0 if kind.script is None else kind.max_wait_ms,
+        max_wait_ms=wait_ms if protected is None else max(wait_ms, kind.unless_recheck_ms),
+        protected=protected,
+        reasons=_reasons(kind),
+        more_reasons=kind.script is not None,
         script=script,
         explainer=Script(f"explain {kind.name}", lambda: _explaining(script.source)),
         call=call,
@@ -97,6 +114,16 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         check=functools.partial(_check, kind, script, index),
         is_broken_by=_is_broken_by,
     )
+
+
+def _reasons(kind: KindSettings) -> dict[str, str]:
+    """The reasons of a quarantine that an entry of the kind can have, apart from reasons of the user's own script."""
+    found = _REASONS | (_DECLARED if kind.script is None else _SCRIPTED)
+    if kind.script is not None and kind.fields is None:
+        found |= _TOO_MANY_FIELDS
+    if kind.script is not None and kind.unless_key is not None:
+        found |= _MISSING_FIELD
+    return found | (_PROTECTED_TOO_LONG if kind.unless_max is not None and kind.protected == "quarantine" else {})
 
 
 def _explaining(source: str) -> str:
@@ -129,6 +156,8 @@ def _decision(entry: bytes, reply: Sequence[Any]) -> Decision:
             return Decision(entry, outcome, decode(reply[1]))
         case Outcome.IN_GRACE:
             return Decision(entry, outcome, grace_end_ms=reply[1])
+        case Outcome.NOT_DUE:
+            return Decision(entry, outcome, decode(reply[1]) if len(reply) > 1 else "")
         case _:
             return Decision(entry, outcome)
 

@@ -28,12 +28,16 @@ class Outcome(enum.StrEnum):
         return self in (Outcome.IN_GRACE, Outcome.ERROR)
 
 
+#: The detail of an entry that is not due because `unless` protects the entry.
+PROTECTED = "protected"
+
+
 class Decision(NamedTuple):
     """The script's decision about one entry. A plain tuple: there are millions of decisions after an outage."""
 
     id: bytes
     outcome: Outcome
-    #: The state of a skipped entry, the reason of a quarantine, the text of an error.
+    #: The state of a skipped entry, the reason of a quarantine, the text of an error; PROTECTED.
     detail: str = ""
     tenant: bytes = b""
     #: From the end of the grace to the expiry, ms.
@@ -109,10 +113,14 @@ class Kind:
     #: The fields of every log line about the kind.
     log_fields: Mapping[str, object] = field(default_factory=dict)
     counters: Budgets | Sums = Sums()
-    #: How much later than its deadline the index may have an entry, because the script lets the entry wait; ms.
+    #: How much later than its deadline the index may have an entry, because the entry waits or is protected; ms.
     max_wait_ms: int = 0
+    #: ZSET of the entries that `unless` protects: id -> end of the grace, ms; None if the kind has no `unless`.
+    protected: bytes | None = None
     #: The reasons of a quarantine that are known beforehand, each with its meaning.
     reasons: Mapping[str, str] = field(default_factory=dict)
+    #: Whether a script of the user may give other reasons too.
+    more_reasons: bool = False
     #: Whether the services of Cycles sweep these entries too, so that their lease, counters and event of spikes apply.
     cycles: bool = False
     script: Script
@@ -165,8 +173,11 @@ class SweepReport:
 
 @dataclass(frozen=True)
 class Backlog:
-    """The entries that are due and still resident, and those in quarantine."""
+    """The entries that are due and still resident, those in quarantine, and those that `unless` protects."""
 
     due: int
     oldest_due_seconds: float
     quarantined: int
+    #: `oldest_protected_seconds`: since the end of the grace.
+    protected: int = 0
+    oldest_protected_seconds: float = 0.0

@@ -52,7 +52,9 @@ class Row:
     """The fields of the hash that the script reads, each as Lua."""
 
     def __init__(self, kind: KindSettings, more: Iterable[str]) -> None:
+        asked = [part.name for part in kind.unless_key or () if isinstance(part, Field) and part.name != ID]
         wanted = [*kind.active, *kind.ended, kind.deadline, *([kind.tenant] if kind.tenant else []), *more]
+        wanted += [*asked, *kind.unless_values]
         self.fields = list(dict.fromkeys(wanted))
 
     def __getitem__(self, field: str) -> str:
@@ -85,6 +87,7 @@ def _declared_body(kind: KindSettings) -> Iterable[str]:
     for field, value in kind.active.items():
         yield f"if {row[field]} ~= {quoted(value)} then\n  return entry.drop('skipped', {row[field]})\nend"
     yield from _due(kind, row)
+    yield from _unless(kind, row)
     yield "local event_bytes = 0"
     for field in kind.event:
         value = row[field]
@@ -126,6 +129,7 @@ def _script_body(kind: KindSettings) -> Iterable[str]:
     yield from _due(kind, row)
     yield "if verdict == 'wait' then\n  return entry.move(detail)\nend"
     yield f"if verdict == 'extend' then\n  return entry.move(detail, {quoted(kind.deadline)})\nend"
+    yield from _unless(kind, row)
     yield "local list, event_bytes"
     yield "list, event_bytes, problem, failure = run_checks(sandbox.planned, plan_of, event, hash, clock.now, ARGV[1])"
     yield _STOP
@@ -192,6 +196,30 @@ def _due(kind: KindSettings, row: Row) -> Iterable[str]:
     )
 
 
+def _unless(kind: KindSettings, row: Row) -> Iterable[str]:
+    """While the entry is protected, the index entry moves to the time of the next question."""
+    if kind.unless is None:
+        return
+    key, due = kind.unless_key, f"expires_at + {kind.grace_ms}"
+    if key is None:
+        asked = " and ".join(f"{row[field]} == {quoted(value)}" for field, value in kind.unless_values.items())
+    else:
+        for part in dict.fromkeys(key):
+            if isinstance(part, Field) and part.name != ID:
+                refuse = f"entry.set_aside('MISSING_FIELD', {quoted(part.name)})"
+                yield f"if ({row[part.name]} or '') == '' then\n  return {refuse}\nend"
+        asked = f"redis.call('EXISTS', ARGV[2] .. {_filled(key, row)}) == 1"
+    yield f"local protected = {asked}"
+    again, most = f"clock.now + {kind.unless_recheck_ms}", kind.unless_max_ms
+    if most is None:
+        yield f"if protected then\n  return entry.protect({due}, {again})\nend"
+        return
+    yield f"if protected and clock.now < {due} + {most} then"
+    yield f"  return entry.protect({due}, math.min({again}, {due} + {most}))\nend"
+    if kind.protected == "quarantine":
+        yield "if protected then\n  return entry.set_aside('PROTECTED_TOO_LONG')\nend"
+
+
 def _plan(kind: KindSettings, commands: str, before: Iterable[str]) -> Iterable[str]:
     """The full check if there is no `checked` yet. `commands`: the list; `before`: statements before the list."""
     yield "local _\nif not checked then\n  checked, _, problem, failure = run_checks(function()"
@@ -209,7 +237,8 @@ def _usable(kind: KindSettings) -> str:
 
 def _end(kind: KindSettings, row: Row) -> Iterable[str]:
     marks = "".join(f", {quoted(field)}, {quoted(value)}" for field, value in kind.ended.items())
-    lag = f"clock.now - expires_at - {kind.grace_ms}"
+    due = f"expires_at + {kind.grace_ms}"
+    lag = f"clock.now - {due if kind.unless is None else f'entry.asked({due})'}"
     yield f"return entry.expire(event, checked, {row[kind.deadline]}, {lag}, ARGV[3]{marks})"
 
 

@@ -19,7 +19,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from sweeperd.config import SweepSettings
 from sweeperd.config.types import milliseconds
@@ -50,6 +50,8 @@ NO_PAUSE = 10
 HURRY, SEND_AHEAD = 0.5, 0.75
 #: If no more entries fail than this, the tick does not count as failed: a few bad hashes must not block a rollout.
 FEW = 10
+#: How many protected entries are compared with the index after a tick.
+COMPARED = 500
 
 #: Entries that are decided together: one script call for each entry that is not marked as in grace.
 Batch = Sequence[IndexEntry]
@@ -184,6 +186,8 @@ class Sweeper:
         self._reader = IndexReader(shard, kind, settings.batch_size)
         # Two batches are in flight: while Redis runs one, this process handles the other. They have `pipeline_depth`
         # calls together, and as many each if the sweep is in a hurry.
+        #: How many of the protected entries, from the oldest on, were compared with the index.
+        self._compared = 0
         self._batches_in_flight = min(2, settings.pipeline_depth)
         self._batch_size = AdaptiveBatchSize(
             max(1, settings.pipeline_depth_min // self._batches_in_flight),
@@ -223,7 +227,10 @@ class Sweeper:
         )
 
     def backlog(self) -> Backlog:
-        """How many entries are due, since when the oldest, how many are in quarantine. Raises RedisUnavailable."""
+        """
+        How many entries are due, since when the oldest, how many are in quarantine or protected. Raises
+        RedisUnavailable.
+        """
         with self._shard.reaching():
             now = self._shard.read_clock()
             pipeline = self._shard.client.pipeline(transaction=False)
@@ -231,9 +238,31 @@ class Sweeper:
             pipeline.zrange(self._kind.index, 0, 0, withscores=True)
             pipeline.zcard(self._kind.quarantine)
             due, oldest, quarantined = pipeline.execute()
+            protected, longest = self._protected(self._kind.protected, now) if self._kind.protected else (0, 0.0)
         # If another client ends the only due entry between the commands, there is no entry, or a later one is first.
         age = max(0.0, (now - moment_ms(oldest[0][1])) / 1000) if due and oldest else 0.0
-        return Backlog(due, age, quarantined)
+        return Backlog(due, age, quarantined, protected, longest)
+
+    def _protected(self, key: bytes, now: int) -> tuple[int, float]:
+        """
+        How many entries are protected, and for how long the oldest, seconds. If a service has ended a protected entry,
+        no sweep comes to the entry again: with each call a page of the protected entries is compared with the index.
+        """
+        client = self._shard.client
+        page = cast(list[bytes], client.zrange(key, self._compared, self._compared + COMPARED - 1))
+        if page:
+            pipeline = client.pipeline(transaction=False)
+            for entry in page:
+                pipeline.zscore(self._kind.index, entry)
+            # If an entry comes into the index again at this moment, the next question adds the entry again.
+            gone = [entry for entry, score in zip(page, pipeline.execute(), strict=True) if score is None]
+            if gone:
+                client.zrem(key, *gone)
+            self._compared += len(page) - len(gone)
+        if len(page) < COMPARED:
+            self._compared = 0
+        count, oldest = client.zcard(key), cast(list[tuple[bytes, float]], client.zrange(key, 0, 0, withscores=True))
+        return int(count), max(0.0, (now - moment_ms(oldest[0][1])) / 1000) if oldest else 0.0
 
     def _drain(self, tick: _Tick) -> bool:
         """Go through the index. Returns False if the tick stopped before the end."""

@@ -16,7 +16,7 @@ from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.lease import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Backlog, Decision, Kind, Outcome, SweepReport
+from sweeperd.sweep.kind import PROTECTED, Backlog, Decision, Kind, Outcome, SweepReport
 from sweeperd.text import decode
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ LINE = 50
 _ALARMING = {Outcome.QUARANTINED: logging.WARNING, Outcome.ERROR: logging.ERROR}
 #: The names that the Cycles services give to the results of a sweep.
 _CYCLES_OUTCOMES = {"ok": "success", "error": "failed", "standby": "skipped_locked"}
-_DETAIL = {Outcome.SKIPPED: "state", Outcome.QUARANTINED: "reason", Outcome.ERROR: "error"}
+_DETAIL = {Outcome.NOT_DUE: "why", Outcome.SKIPPED: "state", Outcome.QUARANTINED: "reason", Outcome.ERROR: "error"}
 
 
 class SweepTelemetry:
@@ -194,7 +194,7 @@ class SweepTelemetry:
         self._shard = shard
         self._kind = kind
         #: Ordinary decisions that wait for more of their outcome, to share a line of LINE; of one tick.
-        self._waiting: dict[tuple[Outcome, str], list[Decision]] = {}
+        self._waiting: dict[tuple[Outcome, str, int], list[Decision]] = {}
         #: The fields of every log line of this sweep.
         self._about: dict[str, object] = {"shard": shard, **kind.log_fields}
         metrics.sweep.announce(shard, kind.name, list(Outcome), list(kind.reasons))
@@ -208,25 +208,26 @@ class SweepTelemetry:
         for decision in decisions:
             level = logging.WARNING if decision.missing or decision.closed else _ALARMING.get(decision.outcome)
             if level is None:
-                alike = self._waiting.setdefault((decision.outcome, trace_id), [])
+                # An entry in grace or protected has not changed.
+                unchanged = decision.outcome is Outcome.IN_GRACE or decision.detail == PROTECTED
+                key = decision.outcome, trace_id, logging.DEBUG if unchanged else logging.INFO
+                alike = self._waiting.setdefault(key, [])
                 alike.append(decision)
                 if len(alike) == LINE:
-                    self._log_ordinary(decision.outcome, trace_id)
+                    self._log_ordinary(*key)
             else:
                 self._log(decision.outcome, trace_id, level, self._fields_of(decision))
 
-    def _log_ordinary(self, outcome: Outcome, trace_id: str) -> None:
-        alike = self._waiting.pop((outcome, trace_id))
-        # An entry in grace has not changed.
-        level = logging.DEBUG if outcome is Outcome.IN_GRACE else logging.INFO
+    def _log_ordinary(self, outcome: Outcome, trace_id: str, level: int) -> None:
+        alike = self._waiting.pop((outcome, trace_id, level))
         if log.isEnabledFor(level):
             rows = [self._fields_of(decision) for decision in alike]
             self._log(outcome, trace_id, level, {self._kind.words.entries: rows})
 
     def flush(self) -> None:
         """The tick has ended: log what waits for a full line."""
-        for outcome, trace_id in list(self._waiting):
-            self._log_ordinary(outcome, trace_id)
+        for key in list(self._waiting):
+            self._log_ordinary(*key)
 
     def paged(self) -> None:
         """A page of a tick was decided."""
@@ -281,6 +282,9 @@ class SweepTelemetry:
         self._metrics.due_entries.labels(self._shard, self._kind.name).set(backlog.due)
         self._metrics.oldest_due.labels(self._shard, self._kind.name).set(backlog.oldest_due_seconds)
         self._metrics.quarantined_entries.labels(self._shard, self._kind.name).set(backlog.quarantined)
+        if self._kind.protected:
+            self._metrics.protected_entries.labels(self._shard, self._kind.name).set(backlog.protected)
+            self._metrics.oldest_protected.labels(self._shard, self._kind.name).set(backlog.oldest_protected_seconds)
 
     def _count_run(self, result: str) -> None:
         self._metrics.sweeps.labels(self._shard, self._kind.name, result).inc()

@@ -20,6 +20,8 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_expiry_lag_seconds": ("histogram", {"shard", "kind"}),
     "sweeperd_due_entries": ("gauge", {"shard", "kind"}),
     "sweeperd_oldest_due_seconds": ("gauge", {"shard", "kind"}),
+    "sweeperd_protected_entries": ("gauge", {"shard", "kind"}),
+    "sweeperd_oldest_protected_seconds": ("gauge", {"shard", "kind"}),
     "sweeperd_quarantined_entries": ("gauge", {"shard", "kind"}),
     "sweeperd_missing_budgets_total": ("counter", {"shard", "kind"}),
     "sweeperd_closed_budgets_total": ("counter", {"shard"}),
@@ -73,6 +75,8 @@ def filled(*, tenant_label: bool = True) -> Metrics:
         metrics.sweep.due_entries,
         metrics.sweep.oldest_due,
         metrics.sweep.quarantined_entries,
+        metrics.sweep.protected_entries,
+        metrics.sweep.oldest_protected,
     ):
         gauge.labels("s1", "reservations").set(1)
     metrics.webhooks.waiting("s1", "billing", 1, 1)

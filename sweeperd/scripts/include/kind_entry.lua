@@ -10,14 +10,31 @@ do
   local lacks = lacks_right
   -- 3 March 1973 in ms. A deadline below is in seconds, and would expire at once.
   local EARLIEST = 100000000000
-  local key, index, events, quarantine, id, tenant
+  local key, index, events, quarantine, guarded, id, tenant
+  -- The score of the entry in `guarded`, as text, if the entry is a protected one.
+  local since
 
-  -- keys: the entry's hash, the index, the event stream, the quarantine. no_hash: the name of a missing hash of this
-  -- kind.
+  -- keys: the entry's hash, the index, the event stream, the quarantine; if entries can be protected, `guarded`: the
+  -- protected entries. no_hash: the name of a missing hash of this kind.
   local function open(keys, entry_id, no_hash)
-    key, index, events, quarantine = keys[1], keys[2], keys[3], keys[4]
+    key, index, events, quarantine, guarded = keys[1], keys[2], keys[3], keys[4], keys[5]
     id, tenant = entry_id, ''
     entry_key, absent_key = key, no_hash
+    since = guarded and call('ZSCORE', guarded, id)
+  end
+
+  -- Takes the entry out of the index, and out of the protected entries. The right to the second was asked for before.
+  local function leave()
+    local indexed = call('ZREM', index, id)
+    if since then
+      call('ZREM', guarded, id)
+    end
+    return indexed
+  end
+
+  -- The error if the user may not call `leave`.
+  local function cannot_leave()
+    return since and lacks('ZREM', guarded)
   end
 
   -- The tenant of the entry, for the reply and the event.
@@ -32,11 +49,11 @@ do
       reason = 'SCRIPT_ERROR'
     end
     why = type(why) == 'string' and string.sub(why, 1, 256) or ''
-    local refusal = lacks('ZADD', quarantine) or reason ~= 'WRONG_TYPE' and lacks('HSET', key)
+    local refusal = lacks('ZADD', quarantine) or reason ~= 'WRONG_TYPE' and lacks('HSET', key) or cannot_leave()
     if refusal then
       return refusal
     end
-    call('ZREM', index, id)
+    leave()
     call('ZADD', quarantine, clock.now_text, id)
     if reason ~= 'WRONG_TYPE' then
       call('HSET', key, 'quarantined_at', clock.now_text, 'quarantine_reason', reason, 'quarantine_detail', why)
@@ -58,23 +75,45 @@ do
 
   -- Removes the index entry and changes nothing else.
   local function drop(outcome, detail)
-    local reply = {outcome, detail and string.sub(detail, 1, 64)}
-    call('ZREM', index, id)
+    local reply, refusal = {outcome, detail and string.sub(detail, 1, 64)}, cannot_leave()
+    if refusal then
+      return refusal
+    end
+    leave()
     return reply
   end
 
   -- Sets the score in the index; and the deadline in the hash, if the field is named.
   local function move(score, field)
-    local refusal = lacks('ZADD', index) or field and lacks('HSET', key)
+    local refusal = lacks('ZADD', index) or field and lacks('HSET', key) or cannot_leave()
     if refusal then
       return refusal
     end
-    call('ZREM', index, id)
+    leave()
     call('ZADD', index, score, id)
     if field then
       call('HSET', key, field, score)
     end
     return {'not_due'}
+  end
+
+  -- The entry is protected from this moment on: asks again at `score`. Both ms.
+  local function protect(from, score)
+    local from_text, score_text = string.format('%.0f', from), string.format('%.0f', score)
+    local refusal = lacks('ZADD', index) or lacks('ZADD', guarded)
+    if refusal then
+      return refusal
+    end
+    call('ZREM', index, id)
+    call('ZADD', index, score_text, id)
+    call('ZADD', guarded, from_text, id)
+    return {'not_due', 'protected'}
+  end
+
+  -- When an entry that is due since this moment, ms, was to be asked: after a protection later, by the index.
+  local function asked(due)
+    local score = since and call('ZSCORE', index, id)
+    return math.min(clock.now, math.max(due, tonumber(score or due)))
   end
 
   -- A deadline in ms; nil if the text is none.
@@ -93,6 +132,7 @@ do
     for i = 1, has_right and 0 or #writes do
       refusal = refusal or lacks(writes[i][1], writes[i][2])
     end
+    refusal = refusal or cannot_leave()
     if refusal then
       return refusal
     end
@@ -104,6 +144,9 @@ do
         call('ZADD', index, expires_text, id)
       end
       return added
+    end
+    if since then
+      call('ZREM', guarded, id)
     end
     for i = 1, #writes do
       call(unpack(writes[i]))
@@ -124,6 +167,6 @@ do
 
   entry = {
     open = open, belongs_to = belongs_to, set_aside = set_aside, read = read, drop = drop, move = move,
-    deadline = deadline, expire = expire,
+    protect = protect, asked = asked, deadline = deadline, expire = expire,
   }
 end

@@ -5,7 +5,7 @@
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -32,7 +32,6 @@ from sweeperd.ops.quarantine import (
 )
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
-from sweeperd.sweep.reservations import REASONS
 from sweeperd.text import candidates, decode, span, whole
 
 #: How many entries are named if they stay, how many units are summed, how many entries a round trip adopts.
@@ -85,9 +84,10 @@ def list_(run: Run, reason: str | None, tenant: str | None, limit: int, kind: st
     for listed in found:
         if listed.more:
             click.echo(f"there are more on shard {listed.shard.name}, {listed.size} in all: see --limit", err=True)
-    for why in sorted({entry.reason for listed in found for entry in listed.entries} & REASONS.keys()):
+    reasons = _reasons(run, name)
+    for why in sorted({entry.reason for listed in found for entry in listed.entries} & reasons.keys()):
         if run.output.terminal:
-            run.output.say(f"{why}: {REASONS[why]}", "dim")
+            run.output.say(f"{why}: {reasons[why]}", "dim")
 
 
 def selecting(function: Callable[..., None]) -> Callable[..., None]:
@@ -223,7 +223,7 @@ def _change_entries(
                 advance(len(page))
 
         change.act(verb.action, found, work)
-    _report(change, verb, tally)
+    _report(change, verb, tally, _reasons(change, name))
 
 
 def _find(
@@ -252,8 +252,8 @@ def _find(
     return found
 
 
-def _report(change: Change, verb: _Verb, tally: _Tally) -> None:
-    """Print what was done, and what was not done and why."""
+def _report(change: Change, verb: _Verb, tally: _Tally, reasons: Mapping[str, str]) -> None:
+    """Print what was done, and what was not done and why. `reasons`: each with its meaning."""
     held = dict(tally.held.most_common(UNITS)) if verb.action is Action.DISMISS else None
     if change.output.as_json:
         stays = [{"shard": shard, "id": id_, "reason": reason} for shard, id_, reason in tally.stays]
@@ -266,7 +266,7 @@ def _report(change: Change, verb: _Verb, tally: _Tally) -> None:
             sums = ", ".join(f"{amount} {unit}" for unit, amount in held.items())
             change.output.say(f"still locked in each of their scopes: {sums}")
         if tally.stays:
-            rows = [(*row, REASONS.get(row[2], "")) for row in tally.stays]
+            rows = [(*row, reasons.get(row[2].partition(" ")[0], "")) for row in tally.stays]
             change.output.table(("shard", "id", "stays", ""), rows)
     if tally.stay:
         change.fail(f"{_entries(tally.stay)} not {verb.done}")
@@ -284,10 +284,15 @@ def _progress(output: Output, done: str, total: int) -> Iterator[Callable[[int],
 def _kind(run: Run, kind: str | None, reason: str | None) -> str:
     """The name of the kind that is meant. Raises click.BadParameter if no entry of the kind can have this reason."""
     name = one_kind(run.settings, kind)
-    reasons = kinds_of(run.settings, run.shards[0])[name].reasons
-    if reason is not None and reasons and reason not in reasons:
+    reasons = _reasons(run, name)
+    may_have_more = kinds_of(run.settings, run.shards[0])[name].more_reasons
+    if reason is not None and not may_have_more and reason not in reasons:
         raise click.BadParameter(f"{reason!r} is not one of {', '.join(map(repr, reasons))}", param_hint="--reason")
     return name
+
+
+def _reasons(run: Run, kind: str) -> Mapping[str, str]:
+    return kinds_of(run.settings, run.shards[0])[kind].reasons
 
 
 def _quarantine(run: Run, shard: Shard, kind: str) -> Quarantine:

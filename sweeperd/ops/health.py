@@ -146,7 +146,7 @@ def reason_advice(reason: ReasonCount, options: Sequence[str] = ()) -> Advice:
         _command("show", *kind, *options, *(["--"] if newest.startswith("-") else []), newest),
         *([_command("quarantine", "requeue", *kind, *by_reason, *options)] if by_reason else []),
     )
-    return Advice(commands=commands, runbook="sweeperdquarantinegrowing")
+    return Advice(reason.meaning, commands, "sweeperdquarantinegrowing")
 
 
 def _command(*words: str) -> str:

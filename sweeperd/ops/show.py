@@ -88,6 +88,8 @@ class ReasonCount:
     reason: str
     count: int
     newest: tuple[str, ...]
+    #: The meaning of the reason, if known.
+    meaning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def _reasons(shard: Shard, kind: Kind) -> list[ReasonCount]:
             named = "WRONG_TYPE" if isinstance(row, Exception) else decode(row[0] or b"")
             found.setdefault(named, []).append(decode(entry))
     return [
-        ReasonCount(kind.name, reason, len(entries), tuple(reversed(entries[-NEWEST:])))
+        ReasonCount(kind.name, reason, len(entries), tuple(reversed(entries[-NEWEST:])), kind.reasons.get(reason, ""))
         for reason, entries in found.items()
     ]
 

@@ -164,10 +164,11 @@
     constructor() {
       this.name = element("b");
       this.count = element("span", "count");
+      this.meaning = element("p");
       this.newest = element("p", "ids");
       this.advice = new Advice();
       this.root = element(
-        "details", "reason", element("summary", "", this.name, this.count), this.newest, this.advice.root,
+        "details", "reason", element("summary", "", this.name, this.count), this.meaning, this.newest, this.advice.root,
       );
     }
 
@@ -175,6 +176,8 @@
       const kind = reason.kind === "reservations" ? "" : `${reason.kind}: `;
       say(this.name, kind + (reason.reason || "no reason in the hash"));
       say(this.count, counted.format(reason.count));
+      say(this.meaning, reason.text);
+      this.meaning.hidden = reason.text === "";
       say(this.newest, `Newest: ${reason.newest.join(", ")}`);
       this.advice.show(reason);
     }

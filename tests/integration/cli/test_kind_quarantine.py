@@ -71,7 +71,12 @@ def test_dismiss(seats: Seats) -> None:
 def test_by_a_reason_that_reservations_do_not_have(seats: Seats) -> None:
     listed = quarantine("list", "--kind", "seat-hold", "--reason", "INVALID_PLAN", "--json")
     assert [entry["id"] for shard in json.loads(listed.output)["shards"] for entry in shard["entries"]] == ["h1"]
-    assert quarantine("dismiss", "--kind", "seat-hold", "--reason", "OTHER", "--yes").exit_code == 0
+    refused = quarantine("dismiss", "--kind", "seat-hold", "--reason", "MISSING_SCOPES", "--yes")
+    assert (refused.exit_code, "is not one of" in refused.output, "'MISSING_FIELD'" in refused.output) == (
+        2,
+        True,
+        True,
+    )
     assert seats.client.zcard("sweeperd:quarantine:seat-hold") == 1
     assert quarantine("dismiss", "--kind", "seat-hold", "--reason", "INVALID_PLAN", "--yes").exit_code == 0
     assert not seats.client.exists("sweeperd:quarantine:seat-hold")

@@ -134,6 +134,12 @@ def test_show_of_what_is_not_there(kinds: Kinds) -> None:
     assert kinds.run("show", "h1", "--kind", "seathold").code == 2
 
 
+@pytest.mark.parametrize(("kind", "taken"), [("seat-hold", False), ("lock", True), ("reservations", False)])
+def test_a_script_alone_may_have_reasons_that_nobody_knows(kinds: Kinds, kind: str, taken: bool) -> None:
+    ran = kinds.run("quarantine", "list", "--kind", kind, "--reason", "NO_OWNER")
+    assert (ran.code, "is not one of" in ran.err) == ((0, False) if taken else (2, True))
+
+
 def test_status_has_a_row_for_each_kind(kinds: Kinds) -> None:
     kinds.hold("broken", qty="many")
     before = {row["kind"]: row for row in kinds.run("status", "--json").document["shards"][0]["kinds"]}

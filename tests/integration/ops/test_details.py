@@ -11,6 +11,7 @@ from sweeperd.ops.show import ReasonCount, read_details
 from sweeperd.ops.status import read_status
 from sweeperd.store import Shard
 from sweeperd.sweep import configured, kinds_of
+from sweeperd.sweep.reservations import REASONS
 from tests.support.kind_settings import SEAT_HOLD
 
 
@@ -25,9 +26,9 @@ def test_the_quarantine_by_reason_the_newest_first(shard: Shard, client: redis.R
     client.zadd("sweeperd:quarantine", {"text": 10, "gone": 11})
     client.set("reservation:res_text", "no hash")
     assert read_details(Settings(), shard).reasons == (
-        ReasonCount("reservations", "INVALID_STATE", 4, ("e", "d", "b")),
-        ReasonCount("reservations", "INVALID_BUDGET", 1, ("c",)),
-        ReasonCount("reservations", "WRONG_TYPE", 1, ("text",)),
+        ReasonCount("reservations", "INVALID_STATE", 4, ("e", "d", "b"), REASONS["INVALID_STATE"]),
+        ReasonCount("reservations", "INVALID_BUDGET", 1, ("c",), REASONS["INVALID_BUDGET"]),
+        ReasonCount("reservations", "WRONG_TYPE", 1, ("text",), REASONS["WRONG_TYPE"]),
         ReasonCount("reservations", "", 1, ("gone",)),
     )
 
@@ -60,4 +61,6 @@ def test_a_reading_generates_and_hashes_no_script_again(
 def test_only_the_newest_are_counted(shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(show, "COUNTED", 2)
     set_aside(client, a="INVALID_STATE", b="INVALID_STATE", c="INVALID_STATE")
-    assert read_details(Settings(), shard).reasons == (ReasonCount("reservations", "INVALID_STATE", 2, ("c", "b")),)
+    assert read_details(Settings(), shard).reasons == (
+        ReasonCount("reservations", "INVALID_STATE", 2, ("c", "b"), REASONS["INVALID_STATE"]),
+    )

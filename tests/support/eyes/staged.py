@@ -16,6 +16,7 @@ from sweeperd.ops.show import Details, ReasonCount
 from sweeperd.ops.status import Due, EndpointStatus, Rate, ReplayStatus, ShardStatus
 from sweeperd.outbox.attempts import Attempt
 from sweeperd.outbox.endpoint_state import CircuitNote
+from sweeperd.sweep.reservations import REASONS
 from sweeperd.sweep.telemetry import LastSweep
 from sweeperd.web.server import WebServer
 
@@ -174,8 +175,8 @@ def busy() -> Shards:
         last_walk=LastWalk(finished_at=NOW_MS - 11_000_000, found={Fault.LOST: 2}),
         details=Details(
             (
-                ReasonCount("reservations", "INVALID_ESTIMATE", 2, ("r-7f31", "r-2b90")),
-                ReasonCount("reservations", "RESERVED_UNDERFLOW", 1, ("r-1c04",)),
+                ReasonCount("reservations", "INVALID_ESTIMATE", 2, ("r-7f31", "r-2b90"), REASONS["INVALID_ESTIMATE"]),
+                ReasonCount("reservations", "RESERVED_UNDERFLOW", 1, ("r-1c04",), REASONS["RESERVED_UNDERFLOW"]),
             ),
             {"crm": [attempted(ago, "sweeperd-6d9f-2") for ago in (41, 101, 161)]},
         ),

@@ -19,7 +19,19 @@ from sweeperd.text import per_second, span
 
 _SHARDS = ("shard", "due", "in grace", "overdue", "oldest overdue", "quarantined", "dead letters")
 _SWEEP = ("shard", "last tick", "by", "took", "expired", "a second", "empty in", "sweeping now")
-_KINDS = ("shard", "kind", "due", "oldest due", "quarantined", "last tick", "by", "took", "expired", "sweeping now")
+_KINDS = (
+    "shard",
+    "kind",
+    "due",
+    "oldest due",
+    "protected",
+    "quarantined",
+    "last tick",
+    "by",
+    "took",
+    "expired",
+    "sweeping now",
+)
 _ENDPOINTS = ("shard", "endpoint", "state", "pending", "oldest", "a second", "empty in", "dead letters", "about")
 
 
@@ -146,6 +158,7 @@ def _kind_row(status: ShardStatus, kind: KindStatus) -> Sequence[object]:
         kind.name,
         Cell(kind.due, "yellow" if kind.due else ""),
         span(kind.oldest_due_seconds) if kind.due else None,
+        kind.protected or None,
         Cell(kind.quarantined, "red" if kind.quarantined else ""),
     )
     if tick is None:

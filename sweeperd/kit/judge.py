@@ -11,8 +11,8 @@ import redis
 
 from sweeperd.config.kinds import any_match
 from sweeperd.kit.lab import SLACK_MS, TRACE, Lab, World, normal
-from sweeperd.kit.samples import DEADLINE, Content, Sample, counter_keys
-from sweeperd.sweep.kind import Decision, Outcome
+from sweeperd.kit.samples import DEADLINE, Content, Sample, counter_keys, filled
+from sweeperd.sweep.kind import PROTECTED, Decision, Outcome
 from sweeperd.text import decode, strings, whole
 
 #: The longest search for a smaller entry, seconds.
@@ -88,6 +88,7 @@ class _Judged:
         """The faults, the gravest first."""
         yield from self._event()
         yield from self._index()
+        yield from self._protection()
         yield from self._quarantine()
         yield from self._hash()
         yield from self._other_keys()
@@ -148,8 +149,51 @@ class _Judged:
             yield f"not due, and the index says {score:.0f} in place of {now}"
         if score < since:
             yield f"not due, and the index says {score:.0f}, which is over"
-        if then == now and then is not None and then < since and score > until + self.lab.settings.max_wait_ms:
+        settings = self.lab.settings
+        longest = settings.unless_recheck_ms if self._stays else settings.max_wait_ms
+        if then == now and then is not None and then < since and score > until + longest:
             yield f"it waits until {score:.0f}, which is longer than max_wait; or the hash was not extended"
+
+    @property
+    def _stays(self) -> bool:
+        """True if the reply says that the entry is protected."""
+        return self.result.outcome is Outcome.NOT_DUE and self.result.detail == PROTECTED
+
+    @property
+    def _guarded(self) -> bool:
+        """True if `unless` protected the entry before the run, by the settings alone."""
+        settings, fields = self.lab.settings, {_text(name): _text(value) for name, value in self._fields.items()}
+        if settings.unless_key is None:
+            return bool(settings.unless_values) and settings.unless_values.items() <= fields.items()
+        try:
+            return self.lab.named(filled(settings.unless_key, fields, self.sample.id)) in self.before.contents
+        except KeyError:
+            return False
+
+    def _protection(self) -> Iterator[str]:
+        """Who is protected stays, and is noted from the end of the grace on; nobody else is noted."""
+        key, outcome, settings = self.lab.kind.protected, self.result.outcome, self.lab.settings
+        if key is None:
+            return
+        _, now, same = self._members(key)
+        end = (self._deadline(self._fields) or 0) + settings.grace_ms
+        last = None if settings.unless_max_ms is None else end + settings.unless_max_ms
+        if not same:
+            yield f"{outcome}, and another protected entry changed"
+        if self._stays:
+            _, score, _ = self._members(self.lab.kind.index)
+            if not self._guarded:
+                yield "it is called protected, and `unless` protects it not"
+            if now != end:
+                yield f"it is protected since {end}, and noted since {now}"
+            if last is not None and (score is None or score > last or self.lab.moment[0] >= last):
+                yield f"it is protected beyond {last}, the end of unless_max"
+            return
+        if now is not None and outcome is not Outcome.IN_GRACE:
+            yield f"{outcome}, and still among the protected entries"
+        over = last is not None and settings.protected == "expire" and self.lab.moment[1] >= last
+        if self._expired and self._guarded and not over:
+            yield "expired, although `unless` protects it"
 
     def _quarantine(self) -> Iterator[str]:
         then, now, same = self._members(self.lab.kind.quarantine)
@@ -242,6 +286,8 @@ class _Judged:
         if self.result.tenant != tenant:
             yield f"a reply with the tenant {_shown(self.result.tenant)} in place of {_shown(tenant)}"
         end = int(deadline) + settings.grace_ms if deadline.isdigit() else 0
+        if self.lab.kind.protected and self._entry in self.before.of(self.lab.kind.protected, "zset"):
+            end = min(max(end, int(self.before.of(self.lab.kind.index, "zset")[self._entry])), self.lab.moment[1])
         if not self._in_time(self.result.lag_ms + end):
             yield f"a reply with a lag of {self.result.lag_ms} ms"
         yield from self._missing(missing)
@@ -270,7 +316,7 @@ class _Judged:
                 yield f"{names(gone ^ set(missing))} is missing, and the event does not say so"
 
     def _other_keys(self) -> Iterator[str]:
-        own = {self._key, self.lab.kind.index, self.lab.kind.quarantine, self.lab.keys.events}
+        own = _own_keys(self.lab, self.sample)
         others = self.after.changed_since(self.before) - own
         sent = self.after.messages[len(self.before.messages) :]
         if not self._expired:
@@ -299,6 +345,13 @@ class _Judged:
                 yield f"the sum of {' + '.join(group)} changed"
 
 
+def _own_keys(lab: Lab, sample: Sample) -> set[bytes]:
+    """The keys that the script may write for itself."""
+    kind = lab.kind
+    more = {kind.protected} if kind.protected else set[bytes]()
+    return {lab.hash_key(sample.id.encode()), kind.index, kind.quarantine, lab.keys.events} | more
+
+
 def stated(lab: Lab, sample: Sample, before: World) -> str:
     """The difference from the sample's `after`; empty if there is none."""
     return next(_differing(lab, sample, before), "")
@@ -306,7 +359,7 @@ def stated(lab: Lab, sample: Sample, before: World) -> str:
 
 def _differing(lab: Lab, sample: Sample, before: World) -> Iterator[str]:
     now, said = lab.world(sample), sample.after
-    own = {lab.hash_key(sample.id.encode()), lab.kind.index, lab.kind.quarantine, lab.keys.events}
+    own = _own_keys(lab, sample)
     others = now.changed_since(before) - own
     if said is None:
         silent = not others and now.messages == before.messages

@@ -110,6 +110,8 @@ class Lab:
         self.write(sample.keys, pipeline)
         pipeline.zadd(self.kind.index, dict.fromkeys(NEIGHBOURS, DEADLINE))
         pipeline.zadd(self.kind.quarantine, dict.fromkeys(NEIGHBOURS, DEADLINE))
+        if self.kind.protected:
+            pipeline.zadd(self.kind.protected, dict.fromkeys(NEIGHBOURS, DEADLINE))
         pipeline.xadd(self.keys.events, {"type": "prove"}, id="1-1")
         for entry in self.entries(sample, more):
             pipeline.hset(self.hash_key(entry), mapping=sample.hash)

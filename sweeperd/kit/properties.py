@@ -169,6 +169,35 @@ def waits(lab: Lab, sample: Sample) -> Failure | None:
     return Failure(sample.id, f"it was put off {MAX_WAITS} times, and has no end")
 
 
+def protected(lab: Lab, sample: Sample) -> Failure | None:
+    """While `unless` protects an entry, the entry stays. Later the entry ends, at the latest after `unless_max`."""
+    settings = lab.settings
+    if settings.unless is None or sample.outcome != "expired":
+        return None
+    guard = (
+        {} if settings.unless_key is None else {filled(settings.unless_key, sample.hash, sample.id): {"string": "1"}}
+    )
+    kept = replace(sample, hash=sample.hash | settings.unless_values, keys=sample.keys | guard)
+    end, about = DEADLINE + settings.grace_ms, f"{sample.id}, protected by `unless`,"
+
+    def at(moment: int, *outcomes: Outcome) -> Failure | None:
+        return outcome_is(lab, kept, f"{about} {moment - end:+d} ms from the end of its grace", *outcomes, at=moment)
+
+    def cases() -> Iterator[Failure | None]:
+        for most in [] if settings.unless_max_ms is None else [settings.unless_max_ms]:
+            lab.load(kept)
+            yield at(end + most - 1, Outcome.NOT_DUE)
+            yield at(end + most, Outcome.EXPIRED if settings.protected == "expire" else Outcome.QUARANTINED)
+        lab.load(kept)
+        yield at(end + 1, Outcome.NOT_DUE)
+        lab.client.delete(*map(lab.named, guard), lab.hash_key(sample.id.encode()))
+        lab.client.hset(lab.hash_key(sample.id.encode()), mapping=sample.hash)
+        free = int(lab.client.zscore(lab.kind.index, sample.id))
+        yield outcome_is(lab, sample, f"{sample.id}, protected no longer", Outcome.EXPIRED, at=free)
+
+    return first(cases())
+
+
 def wrong_type(lab: Lab, sample: Sample) -> Failure | None:
     """If a key of another type is in place of the hash, the entry is set aside."""
     lab.load(sample)
@@ -441,6 +470,7 @@ PROPERTIES: tuple[tuple[str, Property], ...] = (
     ("never early", never_early),
     ("a later deadline moves the index", put_off),
     ("what waits comes to an end", waits),
+    ("what is protected stays", protected),
     ("a second run changes nothing", again),
     ("two rivals make one event", rivals),
     ("each end has its event", at_once),

@@ -120,6 +120,8 @@ def derived_samples(kind: KindSettings) -> list[Sample]:
     commands = kind.given_back
     fields: dict[str, str] = {name: f"{name}-1" for name in [*kind.event, *([kind.tenant] if kind.tenant else [])]}
     fields |= {name: f"{name}-1" for command in commands for name in command.fields}
+    fields |= {part.name: f"{part.name}-1" for part in kind.unless_key or () if isinstance(part, Field)}
+    fields.pop(ID, None)
     fields |= {command.amount.field: AMOUNT for command in commands if command.amount and command.amount.field}
     fields |= kind.active | {kind.deadline: str(DEADLINE)}
     keys: dict[str, Content] = {}

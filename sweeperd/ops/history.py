@@ -156,6 +156,8 @@ class KindDocument(Document):
     due: Count = Field(description="Entries whose deadline has passed, by the index.")
     oldest_due_seconds: float
     quarantined: Count
+    protected: Count = Field(description="Overdue entries that `unless` protects from their expiry.")
+    oldest_protected_seconds: Seconds = Field(description="How long ago the grace of the oldest of them ended.")
     tick: SweepDocument | None = Field(description="null before the first sweep.")
     sweeping: str = Field(
         description="Host, process id and a random part of the process that sweeps now; empty if none does."

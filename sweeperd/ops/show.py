@@ -21,8 +21,8 @@ from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, StreamRow
 from sweeperd.sweep.configured import kinds_of
-from sweeperd.sweep.kind import Budgets, Decision, Kind, Outcome
-from sweeperd.sweep.reservations import REASONS, kind_of_event
+from sweeperd.sweep.kind import PROTECTED, Budgets, Decision, Kind, Outcome
+from sweeperd.sweep.reservations import kind_of_event
 from sweeperd.text import candidates, decode, moment_ms, span, strings, whole
 
 #: How many entries of each quarantine are counted by reason, the newest first, and how many of a reason are named.
@@ -201,13 +201,19 @@ class Inspection:
             lacking = (
                 f"; there is no {self.kind.words.lacking} {', '.join(decision.missing)}" if decision.missing else ""
             )
+            if any(self.kind.protected in write for write in self.explanation.writes):
+                return f"deadline and grace have passed, and `unless` protects it no longer{lacking}"
             return f"deadline and grace passed {span(decision.lag_ms / 1000)} ago{lacking}"
         if decision.outcome is Outcome.QUARANTINED:
-            return f"{decision.detail}: {decision.why or REASONS.get(decision.detail, '')}"
+            return f"{decision.detail}: {decision.why or self.kind.reasons.get(decision.detail, '')}"
         if decision.outcome is Outcome.SKIPPED:
             return f"it is {decision.detail} already; the index entry would go"
         if decision.outcome is Outcome.NOT_FOUND:
             return f"there is no such {self.kind.words.entry}; the index entry would go"
+        if decision.detail == PROTECTED:
+            return (
+                "deadline and grace have passed, and `unless` of its kind protects it; the index would be set to later"
+            )
         return _WHY.get(decision.outcome, decision.detail)
 
 

@@ -346,6 +346,9 @@ class KindStatus:
     sweeping: str
     #: The last complete walk over all hashes; None before the first.
     last_walk: LastWalk | None
+    #: The overdue entries that `unless` protects, and the time since the grace of the oldest ended, seconds.
+    protected: int = 0
+    oldest_protected_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,11 +464,16 @@ def _kind(shard: Shard, kind: Kind, now: int) -> KindStatus:
     pipeline.zcount(kind.index, "-inf", now)
     pipeline.zrange(kind.index, 0, 0, withscores=True)
     pipeline.zcard(kind.quarantine)
-    due, first, quarantined = pipeline.execute()
+    if kind.protected:
+        pipeline.zcard(kind.protected)
+        pipeline.zrange(kind.protected, 0, 0, withscores=True)
+    due, first, quarantined, *more = pipeline.execute()
+    protected, longest = more or (0, [])
     oldest = max(0.0, (now - moment_ms(first[0][1])) / 1000) if due and first else 0.0
+    oldest_protected = max(0.0, (now - moment_ms(longest[0][1])) / 1000) if longest else 0.0
     tick, sweeping = read_last_sweep(shard, kind), holder(shard, kind.lease_job)
     last_walk = WalkStore(shard, kind.walk_suffix).last()
-    return KindStatus(kind.name, due, oldest, quarantined, tick, sweeping, last_walk)
+    return KindStatus(kind.name, due, oldest, quarantined, tick, sweeping, last_walk, protected, oldest_protected)
 
 
 def _due(shard: Shard, kind: Kind, batch: int, now: int, due: int, sample: int) -> Due:

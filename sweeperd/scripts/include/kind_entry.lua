@@ -25,11 +25,10 @@ do
 
   -- Takes the entry out of the index, and out of the protected entries. The right to the second was asked for before.
   local function leave()
-    local indexed = call('ZREM', index, id)
+    call('ZREM', index, id)
     if since then
       call('ZREM', guarded, id)
     end
-    return indexed
   end
 
   -- The error if the user may not call `leave`.

@@ -39,7 +39,8 @@
   function kindLine(kind, now) {
     const swept = kind.tick === null ? "not swept yet" : `swept ${span(between(kind.tick.at, now))} ago`;
     const aside = kind.quarantined ? `, ${counted.format(kind.quarantined)} in quarantine` : "";
-    return `${kind.kind}: ${counted.format(kind.due)} due${aside}, ${swept}`;
+    const kept = kind.protected ? `, ${counted.format(kind.protected)} protected` : "";
+    return `${kind.kind}: ${counted.format(kind.due)} due${kept}${aside}, ${swept}`;
   }
 
   // ---- elements

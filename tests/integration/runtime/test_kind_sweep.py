@@ -17,6 +17,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.runtime.sweeps import KindSweep, StandBy
 from sweeperd.store import Shard
 from sweeperd.store.lease import holder, process_name
+from sweeperd.sweep import kinds_of
 from tests.support.builders import reservations_kind
 from tests.support.harness import eventually, reserve
 
@@ -30,6 +31,12 @@ def settings_of(time_budget: str = "30s") -> Settings:
 
 def sweep_of(shard: Shard, settings: Settings, metrics: Metrics) -> KindSweep:
     kind = reservations_kind(shard.keys, settings.sweep)
+    return KindSweep(ShardContext(settings, shard, metrics, threading.Event(), 1), kind)
+
+
+def kind_sweep_of(shard: Shard, settings: Settings, metrics: Metrics, name: str) -> KindSweep:
+    """The sweep of a configured kind."""
+    kind = kinds_of(settings, shard)[name]
     return KindSweep(ShardContext(settings, shard, metrics, threading.Event(), 1), kind)
 
 

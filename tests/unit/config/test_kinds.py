@@ -103,6 +103,23 @@ REFUSED: dict[str, list[tuple[str, str | None]]] = {
     "fields": [('["a"]', "script")],
     "reads": [('["a"]', "script")],
     "commands": [('["HSET"]', "script"), ('["hset"]', "did you mean HSET?"), ('["XADD"]', "only HSET")],
+    "unless": [
+        ('"GET jobs:{id}"', "the form is"),
+        ('"EXISTS a b"', "the form is"),
+        ('"EXISTS"', "the form is"),
+        ('["EXISTS", ""]', "the form is"),
+        ('"EXISTS jobs:{id"', "brace"),
+        ('"EXISTS {job}"', "begins with text of its own"),
+        ('"EXISTS seats:hold:{id}"', "every active entry would be protected"),
+        ('{ state = "HELD" }', "every active entry would be protected"),
+        ("{}", "names no field"),
+        ('{ quarantined_at = "1" }', "sweeperd itself"),
+        ('["EXISTS", "jobs of {id}"]', None),
+        ('{ state = "HELD", paid = "yes" }', None),
+    ],
+    "unless_recheck": [('"1m"', "belongs to `unless`")],
+    "unless_max": [('"1m"', "belongs to `unless`")],
+    "protected": [('"expire"', "belongs to `unless`"), ('"drop"', "protected")],
     "script": [('"x.lua"', "file:PATH"), ('"file:missing.lua"', "cannot be read")],
 }
 
@@ -118,6 +135,19 @@ def test_it_is_refused_with_its_key(config: Load, key: str, value: str, problem:
     assert "config.toml: " in str(error.value)
     assert "kinds" in str(error.value)
     assert key in str(error.value) or problem in str(error.value)
+
+
+def test_what_protects_an_entry(config: Load) -> None:
+    (kind,) = config(toml(unless='"EXISTS jobs:{show}:{id}"')).kinds
+    assert kind.unless_key == ("jobs:", Field("show"), ":", Field("id"))
+    assert (kind.unless_recheck_ms, kind.unless_max_ms, kind.protected) == (30_000, None, "quarantine")
+    assert "jobs:*:*" in kind.read_patterns
+    with pytest.raises(ConfigError, match="needs unless_max"):
+        config(toml(unless='{ paid = "yes" }', protected='"expire"'))
+    more = {"unless_max": '"1h"', "protected": '"expire"', "unless_recheck": '"5s"'}
+    (kind,) = config(toml(unless='{ paid = "yes" }', **more)).kinds
+    assert (kind.unless_values, kind.unless_key) == ({"paid": "yes"}, None)
+    assert (kind.unless_recheck_ms, kind.unless_max_ms) == (5000, 3_600_000)
 
 
 def test_no_ended_is_needed_where_the_hash_goes_at_once(config: Load) -> None:

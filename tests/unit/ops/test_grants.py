@@ -15,6 +15,7 @@ KIND = {
     "deadline": "until",
     "active": {"state": "HELD"},
     "ended": {"state": "OVER"},
+    "unless": {"paid": "yes"},
 }
 ALL = Settings.model_validate({"cycles": {"enabled": True}, "kinds": [KIND], "webhooks": {"endpoints": [ENDPOINT]}})
 #: Names that are part of others.

@@ -43,6 +43,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = SEED
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Six workers, because most tests wait for processes; for tests/unit alone, which waits little, one for each core."""
+    unit = Path(__file__).parent / "unit"
+    paths = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+    return (os.cpu_count() or 1) if all(path.is_relative_to(unit) for path in paths) else 6
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """

@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Six workers, because most tests wait for processes; for tests/unit alone, which waits little, one for each core."""
+    """Six workers, because most tests wait for processes; a worker for each core if only tests/unit runs."""
     unit = Path(__file__).parent / "unit"
     paths = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
     return (os.cpu_count() or 1) if all(path.is_relative_to(unit) for path in paths) else 6

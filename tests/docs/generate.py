@@ -38,6 +38,7 @@ from sweeperd.ops.reconcile import ReconcileDocument, RepairBudgetDocument
 from sweeperd.ops.search import ShowDocument
 from sweeperd.runtime.once import OnceDocument
 from tests.docs.documents import ROOT
+from tests.docs.webhook import EVENTS, Body
 
 DOCS = ROOT / "docs"
 SCHEMAS = DOCS / "schemas"
@@ -53,6 +54,7 @@ _KEY = re.compile(r"#?(\w+) = .*")
 def pages() -> dict[Path, str]:
     """Each page that is made, and its text."""
     schemas = {SCHEMAS / f"{name}.schema.json": schema_of(model) for name, model in DOCUMENTS.items()}
+    schemas[SCHEMAS / "webhook.schema.json"] = webhook_schema()
     schemas[SCHEMAS / "expired.schema.json"] = expired_schema()
     return {DOCS / "metrics.md": metrics_page(), DOCS / "cli.md": cli_page()} | schemas
 
@@ -141,7 +143,6 @@ def settings() -> Iterator[tuple[str, str]]:
 
 # ---- schemas
 
-#: The schema of the webhook's body is written by hand.
 DOCUMENTS: dict[str, type[Document]] = {
     "acl": AclDocument,
     "actions": ActionsDocument,
@@ -178,19 +179,48 @@ class _Schema(GenerateJsonSchema):
 
 
 def schema_of(model: type[Document]) -> str:
-    schema = _cleaned(model.model_json_schema(mode="serialization", schema_generator=_Schema))
+    schema, definitions = _parts(model)
+    about = " ".join(filter(None, [schema.pop("description", ""), MORE_FIELDS]))
+    return _written(schema | {"description": about}, definitions)
+
+
+def webhook_schema() -> str:
+    """The body of a webhook: what all events have, and then the data of each type."""
+    schema, definitions = _parts(Body)
+    types = schema["allOf"] = []
+    for event_type, (category, model) in EVENTS.items():
+        data, more = _parts(model)
+        del data["title"]
+        definitions |= more
+        types.append(
+            {
+                "if": {"properties": {"event_type": {"const": event_type}}},
+                "then": {"properties": {"category": {"const": category}, "data": data}},
+            }
+        )
+    return _written(schema, definitions)
+
+
+def _parts(model: type[Document]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The schema of a model, and the schemas that its references name."""
+    schema: dict[str, Any] = _cleaned(model.model_json_schema(mode="serialization", schema_generator=_Schema))
     definitions = schema.pop("$defs", {})
     for part in definitions.values():
         del part["title"]
-    about = " ".join(filter(None, [schema.pop("description", ""), MORE_FIELDS]))
-    head = {"$schema": GenerateJsonSchema.schema_dialect, "title": schema.pop("title"), "description": about}
+    return schema, definitions
+
+
+def _written(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
+    head = {"$schema": GenerateJsonSchema.schema_dialect} | {
+        name: schema.pop(name) for name in ("title", "description")
+    }
     tail = {"$defs": definitions} if definitions else {}
     return json.dumps(head | schema | tail, indent=2, ensure_ascii=False) + "\n"
 
 
 def expired_schema() -> str:
     """A line of `expired` is the body of a webhook, and more."""
-    body = json.loads((SCHEMAS / "webhook.schema.json").read_text(encoding="utf-8"))
+    body = json.loads(webhook_schema())
     body["title"] = "One line of sweeperd expired --json"
     body["description"] = f"The body of the webhook, and the shard. {MORE_FIELDS}"
     body["required"].append("shard")

@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,27 @@ if TYPE_CHECKING:
 
     from sweeperd.metrics import Metrics
 
-#: While a sweep runs, deliveries take the interpreter for so much of the time at most.
-DELIVERY_SHARE = 0.15
+#: While a sweep runs, deliveries of single events take the interpreter for so much of the time at most, and so do the
+#: batches of the relay, which need about as much time of Redis.
+DELIVERY_SHARE, RELAY_SHARE = 0.15, 0.08
 #: A sweep that ends sooner, seconds, had a handful of entries: no delivery waits for the sweep.
 HANDFUL = 0.01
-#: What one delivery is taken to need before the first one is measured; and how much the latest ones count.
-FIRST_ESTIMATE, WEIGHT = 0.001, 0.125
+#: What a delivery, and a batch of the relay, is taken to need before the first one is measured; and how much the latest
+#: ones count.
+FIRST_ESTIMATE, FIRST_BATCH, WEIGHT = 0.001, 0.005, 0.125
+#: Who waits looks so often whether the sweep has ended, seconds.
+LOOK_EVERY = 0.02
+
+
+@dataclass
+class _Turns:
+    """The turns of one sort of work."""
+
+    share: float
+    #: The CPU time that the last ones needed, seconds.
+    typical: float
+    #: When the next one may begin.
+    free_at: float = 0.0
 
 
 class Interpreter:
@@ -40,9 +56,8 @@ class Interpreter:
         self._sweeps = 0
         #: When the oldest of the sweeps has run for HANDFUL.
         self._busy_at = 0.0
-        self._typical = FIRST_ESTIMATE
-        #: When the next delivery may begin.
-        self._free_at = 0.0
+        self._deliveries = _Turns(DELIVERY_SHARE, FIRST_ESTIMATE)
+        self._records = _Turns(RELAY_SHARE, FIRST_BATCH)
 
     @contextlib.contextmanager
     def sweep(self) -> Iterator[None]:
@@ -62,29 +77,37 @@ class Interpreter:
         """Whether a sweep runs that has more than a handful to do."""
         return self._sweeps > 0 and self._clock() >= self._busy_at
 
-    @contextlib.contextmanager
-    def delivery(self, stop: threading.Event, waits: "Counter") -> Iterator[None]:
+    def delivery(self, stop: threading.Event, waits: "Counter") -> AbstractContextManager[None]:
         """Wait for a turn or for `stop`, then deliver in the `with` block. `waits` counts what had to wait."""
-        if wait := self._book():
+        return self._turn(self._deliveries, stop, waits)
+
+    def records(self, stop: threading.Event, waits: "Counter") -> AbstractContextManager[None]:
+        """The same for a batch of the relay."""
+        return self._turn(self._records, stop, waits)
+
+    @contextlib.contextmanager
+    def _turn(self, turns: _Turns, stop: threading.Event, waits: "Counter") -> Iterator[None]:
+        if begins := self._book(turns):
             waits.inc()
-            stop.wait(wait)
+            while self.sweeping and (left := begins - self._clock()) > 0 and not stop.wait(min(left, LOOK_EVERY)):
+                pass
         began = self._cpu_time()
         try:
             yield
         finally:
             used = self._cpu_time() - began
             with self._lock:
-                self._typical += WEIGHT * (used - self._typical)
+                turns.typical += WEIGHT * (used - turns.typical)
 
-    def _book(self) -> float:
-        """Take the next turn. Returns how far off it is, seconds."""
+    def _book(self, turns: _Turns) -> float:
+        """Take the next turn. Returns when the turn begins, by the clock; 0: now."""
         if not self.sweeping:
             return 0.0
         with self._lock:
             now = self._clock()
-            begins = max(now, self._free_at)
-            self._free_at = begins + self._typical / DELIVERY_SHARE
-        return begins - now
+            begins = max(now, turns.free_at)
+            turns.free_at = begins + turns.typical / turns.share
+        return begins if begins > now else 0.0
 
 
 @dataclass(frozen=True, slots=True)

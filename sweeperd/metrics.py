@@ -237,7 +237,7 @@ class WebhookMetrics:
         )
         self.sweep_waits = counter(
             "sweeperd_webhook_sweep_waits_total",
-            "Events that waited for their turn beside a sweep of the same process",
+            "Events, or batches of the relay, that waited for their turn beside a sweep of the same process",
             ["endpoint"],
         )
 

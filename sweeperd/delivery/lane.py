@@ -390,7 +390,13 @@ class Lane:
             circuit = CircuitBreaker(min(redelivery.initial, probe_max), min(redelivery.longest, probe_max))
             state = EndpointStateCache(shard, endpoint.name, outbox.announcements)
         waits = metrics.webhooks.sweep_waits.labels(endpoint.name)
-        sparing = functools.partial(context.interpreter.delivery, stop, waits)
+        # In batches an event costs little CPU time, so batches need not wait for the sweep. Those of the relay do: they
+        # keep Redis as busy as the sweep does.
+        turn: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        if endpoint is RELAY:
+            turn = functools.partial(context.interpreter.records, stop, waits)
+        elif limits.events == 1:
+            turn = functools.partial(context.interpreter.delivery, stop, waits)
         # The relay sends nothing.
         kept = 0 if endpoint is RELAY else context.settings.events.attempts_kept
         dropped = metrics.webhooks.dropped_attempts.labels(endpoint.name)
@@ -413,8 +419,7 @@ class Lane:
             attempts=AttemptLog(shard, endpoint.name, kept, dropped),
             senders=senders,
             log_fields=fields | ({"replay": True} if live else {}),
-            # In batches an event costs little CPU time, so batches need not wait for the sweep.
-            turn=contextlib.nullcontext if limits.events > 1 else sparing,
+            turn=turn,
             # A run until idle does not wait.
             brake=Brake(math.inf if context.until_idle else timing.brake_pause, timing.clock),
             timing=timing,

@@ -23,12 +23,12 @@ from sweeperd.delivery.lane import Lane
 from sweeperd.delivery.senders import Sender
 from sweeperd.errors import RedisUnavailable
 from sweeperd.outbox import subscription as cycles_subscription
-from sweeperd.outbox.event import EVENT_TYPE, EventEncoder, Fields, OutboxEntry, category, event_type, trace_id
+from sweeperd.outbox.event import EVENT_TYPE, Fields, Message, OutboxEntry, category, event_type, message, moment
 from sweeperd.outbox.subscription import SYSTEM, CyclesSubscription
 from sweeperd.store.errors import describe
 from sweeperd.store.scripts import Call, Script, evaluate, micros_of, server_clock
 from sweeperd.store.shard import Shard
-from sweeperd.text import decode, rfc3339, timestamp, whole
+from sweeperd.text import decode, rfc3339, whole
 
 log = logging.getLogger(__name__)
 
@@ -70,11 +70,11 @@ class _Event(NamedTuple):
     """An event with records."""
 
     entry: OutboxEntry
+    message: Message
     tenant: bytes
     #: The ids of the subscriptions that get the event.
     subscriptions: tuple[str, ...]
     at_ms: int
-    trace_id: str
 
 
 class CyclesRecords:
@@ -89,8 +89,6 @@ class CyclesRecords:
         #: Of events and of deliveries, seconds.
         self._ttls = [int(ttl.total_seconds()) for ttl in (settings.event_ttl, settings.delivery_ttl)]
         self._keys = shard.keys.cycles
-        #: Without the place in the stream, which the bodies do not carry.
-        self._encode = EventEncoder(shard.name, shard.origin, batches=True)
         self._script, self._reading = Script("delivery/relay"), Script("delivery/subscriptions")
         #: How long Redis takes for a record, µs, and how many records the events of the last call had each.
         self._micros, self._each = FIRST_ESTIMATE, 1.0
@@ -114,25 +112,26 @@ class CyclesRecords:
         """The events to write now. An entry without records is done."""
         first = entries[: max(1, int(self._size / self._each))]
         fields = [entry.fields for entry in first]
-        matches = _Matches(self._subscriptions({_tenant(each) for each in fields if _has_records(each)}))
-        events: dict[tuple[bytes, bytes | None, int], _Event] = {}
+        # Encoded first: meanwhile Redis works on the call of another thread, and would answer only after that call.
+        messages = [message(self._shard.origin, each) if _has_records(each) else None for each in fields]
+        tenants = [_tenant(each) if encoded else b"" for each, encoded in zip(fields, messages, strict=True)]
+        matches = _Matches(self._subscriptions({tenant for tenant in tenants if tenant}))
+        events: dict[str, _Event] = {}
         records = 0
-        for entry, each in zip(first, fields, strict=True):
-            if not _has_records(each):
+        for entry, each, encoded, tenant in zip(first, fields, messages, tenants, strict=True):
+            if encoded is None:
                 done.written.append(entry)
             else:
-                tenant, at_ms = _tenant(each), whole(each.get(b"expired_at", b""))
-                wanted = matches.of(tenant, each)
+                at_ms, wanted = whole(each.get(b"expired_at", b"")), matches.of(tenant, each)
                 if isinstance(wanted, str):
                     done.failed.append((entry, wanted))
-                elif at_ms is None or timestamp(at_ms) is None:
+                elif at_ms is None or moment(each[b"expired_at"]) is None:
                     done.failed.append((entry, "the time of the expiry is unreadable"))
                 else:
-                    same = tenant, each.get(b"id"), at_ms
-                    if events and (records + 1 + len(wanted) > self._size or same in events):
+                    if events and (records + 1 + len(wanted) > self._size or encoded.event_id in events):
                         break  # in the next call the records of the same event exist
                     records += 1 + len(wanted)
-                    events[same] = _Event(entry, tenant, wanted, at_ms, trace_id(each))
+                    events[encoded.event_id] = _Event(entry, encoded, tenant, wanted, at_ms)
             done.taken += 1
         if events:
             self._each = records / len(events)
@@ -141,7 +140,7 @@ class CyclesRecords:
     def _run(self, events: Sequence[_Event], done: Written) -> None:
         groups: dict[tuple[bytes, tuple[str, ...], str], list[_Event]] = {}
         for event in events:
-            groups.setdefault((event.tenant, event.subscriptions, event.trace_id), []).append(event)
+            groups.setdefault((event.tenant, event.subscriptions, event.message.trace_id), []).append(event)
         in_order = [event for group in groups.values() for event in group]
         call = self._call(groups)
         clock = server_clock(self._shard.client)
@@ -195,11 +194,10 @@ class CyclesRecords:
             args += [len(subscriptions), len(events), ends[trace], *map(json.dumps, subscriptions)]
             endings = [f"|{subscription}".encode() for subscription in subscriptions]
             for event in events:
-                message = self._encode(event.entry)
-                event_id = message.event_id.encode()
+                event_id = event.message.event_id.encode()
                 keys.append(event_stem + event_id)
                 keys += [delivery_stem + _hashed_id(event_id + ending) for ending in endings]
-                args += (event.at_ms, message.body)
+                args += (event.at_ms, event.message.body)
         return Call(keys, args)
 
     def _subscriptions(self, tenants: set[bytes]) -> "dict[bytes, list[CyclesSubscription] | str]":

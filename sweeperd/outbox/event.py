@@ -1,5 +1,6 @@
 """The events of the outbox, and the requests with these events: bodies as bytes, and headers about the events."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -115,7 +116,9 @@ def message(origin: bytes, fields: Fields) -> Message:
     The webhook of an entry of the event stream, in the format `event`, without balances. `origin` identifies the shard.
     If a field is absent or malformed, the body has no such field.
     """
-    return encode("event", "", origin, "", {name: value for name, value in fields.items() if name != BALANCES})
+    if BALANCES in fields:
+        fields = {name: value for name, value in fields.items() if name != BALANCES}
+    return encode("event", "", origin, "", fields)
 
 
 def encode(form: Format, shard: str, origin: bytes, sequence: str, fields: Fields) -> Message:
@@ -292,7 +295,16 @@ def _integer(fields: Fields, name: bytes) -> int | None:
 
 
 def _time(fields: Fields, name: bytes) -> str | None:
-    milliseconds = _integer(fields, name)
+    return moment(fields.get(name, b""))
+
+
+@functools.lru_cache(maxsize=1024)
+def moment(value: bytes) -> str | None:
+    """
+    The RFC 3339 of a field in ms; None if the field is no time. Cached: an event has the time of its expiry several
+    times, and so have the next events.
+    """
+    milliseconds = whole(value)
     try:
         return None if milliseconds is None else rfc3339(milliseconds)
     except (OverflowError, ValueError):

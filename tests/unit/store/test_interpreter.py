@@ -1,14 +1,14 @@
 """How deliveries are spread over the time that a sweep takes."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from sweeperd.context import DELIVERY_SHARE, FIRST_ESTIMATE, HANDFUL, Interpreter
+from sweeperd.context import DELIVERY_SHARE, FIRST_ESTIMATE, HANDFUL, LOOK_EVERY, RELAY_SHARE, Interpreter
 from tests.support.harness import eventually
 
 
@@ -27,11 +27,14 @@ class Waiting(threading.Event):
     def __init__(self, times: Times) -> None:
         super().__init__()
         self._times = times
+        #: What happens during a wait.
+        self.then: Callable[[], object] = lambda: None
 
     def wait(self, timeout: float | None = None) -> bool:
         assert timeout is not None
         self._times.waits.append(timeout)
         self._times.now += timeout
+        self.then()
         return False
 
 
@@ -42,12 +45,13 @@ class Deliveries:
         self.times = Times()
         self.interpreter = Interpreter(lambda: self.times.now, lambda: self.times.cpu)
         self.counter = Counter("waits", "", registry=CollectorRegistry())
-        self._stop = Waiting(self.times)
+        self.stop = Waiting(self.times)
 
-    def deliver(self, count: int, cpu: float, seconds: float = 0.0) -> None:
+    def deliver(self, count: int, cpu: float, seconds: float = 0.0, *, relay: bool = False) -> None:
         """So many, one after the other; each takes so much CPU time, and so many seconds on the clock."""
+        turn = self.interpreter.records if relay else self.interpreter.delivery
         for _ in range(count):
-            with self.interpreter.delivery(self._stop, self.counter):
+            with turn(self.stop, self.counter):
                 self.times.cpu += cpu
                 self.times.now += seconds
 
@@ -92,13 +96,34 @@ def test_nobody_waits_for_a_sweep_of_a_handful(deliveries: Deliveries) -> None:
 
 
 @pytest.mark.parametrize("cpu", [0.0005, 0.004])
-def test_beside_a_sweep_deliveries_have_their_share(deliveries: Deliveries, cpu: float) -> None:
-    deliveries.deliver(100, cpu)  # it knows what they cost
+@pytest.mark.parametrize(("relay", "share"), [(False, DELIVERY_SHARE), (True, RELAY_SHARE)])
+def test_beside_a_sweep_deliveries_have_their_share(
+    deliveries: Deliveries, relay: bool, share: float, cpu: float
+) -> None:
+    deliveries.deliver(100, cpu, relay=relay)  # it knows what they cost
     with deliveries.sweep():
         began = deliveries.times.now
-        deliveries.deliver(101, cpu)
-    assert 100 * cpu / (deliveries.times.now - began) == pytest.approx(DELIVERY_SHARE, rel=0.01)
-    assert deliveries.counted == len(deliveries.times.waits) == 100
+        deliveries.deliver(101, cpu, relay=relay)
+    assert 100 * cpu / (deliveries.times.now - began) == pytest.approx(share, rel=0.01)
+    assert deliveries.counted == 100
+
+
+def test_the_relay_and_single_events_have_turns_of_their_own(deliveries: Deliveries) -> None:
+    deliveries.deliver(100, cpu=0.1, relay=True)
+    with deliveries.sweep():
+        deliveries.deliver(1, cpu=0.1, relay=True)
+        deliveries.deliver(1, cpu=0.001)
+    assert not deliveries.times.waits
+
+
+def test_a_wait_ends_with_the_sweep(deliveries: Deliveries) -> None:
+    deliveries.deliver(100, cpu=0.1, relay=True)
+    over = deliveries.sweep()
+    over.__enter__()
+    deliveries.stop.then = lambda: over.__exit__(None, None, None)
+    deliveries.deliver(2, cpu=0.1, relay=True)
+    assert deliveries.times.waits == [LOOK_EVERY]
+    assert deliveries.counted == 1
 
 
 def test_the_first_delivery_beside_a_sweep_does_not_wait(deliveries: Deliveries) -> None:
@@ -140,13 +165,13 @@ def test_what_fails_counts_as_well(deliveries: Deliveries) -> None:
         fail()
     with deliveries.sweep():
         deliveries.deliver(2, cpu=0.0)
-    assert deliveries.times.waits[0] > 0.1
+    assert sum(deliveries.times.waits) > 0.1
 
 
 def test_a_stop_ends_the_wait() -> None:
     interpreter, stop, counter = Interpreter(), threading.Event(), Counter("waits", "", registry=CollectorRegistry())
     stop.set()
-    interpreter._typical = 3600.0
+    interpreter._deliveries.typical = 3600.0
     with interpreter.sweep():
         eventually(lambda: interpreter.sweeping)
         for _ in range(3):

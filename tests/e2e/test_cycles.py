@@ -3,7 +3,10 @@ Beside the services of a Cycles installation: a recorded one is swept in this mo
 those that the service's own sweep would have left.
 """
 
+import contextlib
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +168,73 @@ def test_a_run_writes_up_to_the_limit_and_leaves_the_rest(server: Server, client
     last = once(env)
     assert (last.code, last.report["delivered"], last.report["undelivered"]) == (0, 2, 0)
     assert client.zcard("deliveries:w") == client.zcard("events:acme") == 5
+
+
+class Dispatcher:
+    """As the dispatcher of Cycles: one thread takes a delivery after the other from the right end, RATE a second."""
+
+    RATE = 150
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.taken = 0
+        #: The deliveries of others, and when each was taken, monotonic.
+        self.others: dict[bytes, float] = {}
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        while not self._stop.wait(max(0.0, began + self.taken / self.RATE - time.monotonic())):
+            delivery: Any = self._client.rpop("dispatch:pending")
+            # A pause is not made up for.
+            began, self.taken = (
+                (began, self.taken + 1) if delivery else (time.monotonic() - self.taken / self.RATE, self.taken)
+            )
+            if delivery is None:
+                self._stop.wait(0.002)
+            elif delivery.startswith(b"other"):
+                self.others[delivery] = time.monotonic()
+
+    def __enter__(self) -> "Dispatcher":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_another_webhook_waits_ten_seconds_at_most(
+    replicas: int, server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    """Under 20,000 expiries, with a dispatcher of 150 a second."""
+    total = 20_000
+    reserve(client, list(map(str, range(total))), scopes=["tenant:acme"])
+    subscription = {"subscription_id": "whsub_1", "tenant_id": "acme", "status": "ACTIVE", "url": "https://example.com"}
+    client.sadd("webhooks:acme", "whsub_1")
+    client.set("webhook:whsub_1", json.dumps(subscription | {"event_types": ["reservation.expired"]}))
+    env = environment(server.url, cycles__enabled="true", reconcile__interval="")
+    asked: dict[bytes, float] = {}
+    with contextlib.ExitStack() as stack:
+        dispatcher = stack.enter_context(Dispatcher(client))
+        running = [stack.enter_context(daemon(env, tmp_path)) for _ in range(replicas)]
+        eventually(lambda: client.xlen("sweeperd:events") == total, limit=60)
+        began, before, longest_list = time.monotonic(), dispatcher.taken, 0
+        while time.monotonic() < began + 15:
+            asked[other := b"other %d" % len(asked)] = time.monotonic()
+            client.lpush("dispatch:pending", other)
+            longest_list = max(longest_list, client.llen("dispatch:pending"))
+            time.sleep(0.25)
+        eventually(lambda: dispatcher.others.keys() == asked.keys(), limit=60)
+        rate = (dispatcher.taken - before) / (time.monotonic() - began)
+        assert any(each.metric("sweeperd_relay_waiting") == 1 for each in running)
+        assert [each.terminate() for each in running] == [0] * replicas
+    longest = max(dispatcher.others[each] - at for each, at in asked.items())
+    print(f"{replicas} replicas: {longest:.1f} s at most, {rate:.0f} deliveries a second, {longest_list} in the list")
+    assert 900 < longest_list <= 1000 + len(asked)
+    assert longest <= 10 * max(1, Dispatcher.RATE / rate)
 
 
 def test_the_page_names_what_differs() -> None:

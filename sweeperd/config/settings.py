@@ -123,6 +123,7 @@ class HttpSettings(Section):
     listen: str = "127.0.0.1:9464"
     hosts: list[HostName] = []
     runbook: str = ""
+    entries: bool = False
 
     @field_validator("runbook")
     @classmethod

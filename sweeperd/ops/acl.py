@@ -34,13 +34,13 @@ Role = Literal["all", "sweep", "deliver"]
 class Duty(enum.StrEnum):
     """The work that a grant is for."""
 
-    #: Every process: connect, and read the figures of `status` and of the page.
+    #: Every process: connect, and read the figures of `status`, and what the page shows, lists and searches.
     STATUS = "status"
     SWEEP = "sweep"
     DELIVER = "deliver"
     #: `sweeperd reconcile`, and the daemon's own walk.
     WALK = "walk"
-    #: `sweeperd show`, which each user may run.
+    #: `sweeperd show` and the page of an entry, which each user may read.
     SHOW = "show"
     #: Only the commands of operators.
     OPERATE = "operate"
@@ -101,16 +101,15 @@ def _reservations(keys: Keys) -> Iterable[Grant]:
 
 def _swept(index: bytes, entry: bytes, quarantine: bytes, ticks: bytes, lease: bytes) -> Iterable[Grant]:
     return [
-        granted(Duty.STATUS, index, "EVAL EVALSHA EXISTS ZCARD ZCOUNT ZRANGE"),
+        granted(Duty.STATUS, index, "EVAL EVALSHA EXISTS ZCARD ZCOUNT ZRANGE ZSCORE"),
         granted(Duty.SWEEP, index, "ZADD ZREM"),
-        granted(Duty.WALK, index, "ZSCAN ZSCORE"),
+        granted(Duty.WALK, index, "ZSCAN"),
         granted(Duty.STATUS, entry, "EXISTS HMGET"),
         granted(Duty.SWEEP, entry, "HSET"),
         granted(Duty.SHOW, entry, "HGETALL PTTL TYPE"),
         granted(Duty.OPERATE, entry, "HDEL"),
-        granted(Duty.STATUS, quarantine, "ZCARD ZRANGE"),
+        granted(Duty.STATUS, quarantine, "ZCARD ZRANGE ZSCORE"),
         granted(Duty.SWEEP, quarantine, "ZADD"),
-        granted(Duty.WALK, quarantine, "ZSCORE"),
         granted(Duty.OPERATE, quarantine, "ZREM"),
         granted(Duty.STATUS, ticks, "HMGET"),
         granted(Duty.SWEEP, ticks, "HDEL HSET"),
@@ -164,9 +163,9 @@ def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
     yield granted(Duty.DELIVER, events, "XADD XACK XCLAIM XTRIM XREADGROUP")
     yield granted(Duty.DELIVER, events, "XGROUP|CREATE XGROUP|DESTROY XGROUP|DELCONSUMER XINFO|CONSUMERS")
     yield granted(Duty.OPERATE, events, "XADD XACK XCLAIM XREADGROUP XGROUP|CREATE XGROUP|DESTROY XGROUP|DELCONSUMER")
-    yield granted(Duty.STATUS, letters, "XLEN XRANGE XINFO|STREAM")
+    yield granted(Duty.STATUS, letters, "XLEN XRANGE XREVRANGE XINFO|STREAM")
     yield granted(Duty.DELIVER, letters, "XADD")
-    yield granted(Duty.OPERATE, letters, "XREVRANGE XDEL")
+    yield granted(Duty.OPERATE, letters, "XDEL")
     yield granted(Duty.STATUS, endpoints, "HGET")
     yield granted(Duty.DELIVER, endpoints, "HSET HDEL")
     yield granted(Duty.OPERATE, endpoints, "HSET HDEL")

@@ -86,7 +86,7 @@ class Advice:
 def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[Advice]:
     """About a shard that answers. `options` are added to each command."""
     if status.empty:
-        yield Advice(f"{status.address}: {WARNING}", (_command("check", *options),))
+        yield Advice(f"{status.address}: {WARNING}", (command_line("check", *options),))
     for duty in status.processes.missing:
         role, section = _DUTIES[duty]
         yield Advice(f"no process {duty}: start a daemon with the role {role} or all", (), section)
@@ -107,22 +107,25 @@ def _walk_advice(status: ShardStatus, walk: LastWalk, name: str, options: Sequen
     if not counts:
         return
     age = span(max(0, status.now_ms - walk.finished_at) / 1000)
-    commands = (_command("reconcile", "--last", *options), _command("reconcile", "--repair", *options))
+    commands = (command_line("reconcile", "--last", *options), command_line("reconcile", "--repair", *options))
     yield Advice(f"{name}, {age} ago, found {counts}", commands, "sweeperdreconcilefindings")
 
 
 def endpoint_advice(endpoint: EndpointStatus, options: Sequence[str] = ()) -> Advice:
     """About an endpoint, by state."""
     name = endpoint.name
-    letters = _command("dead-letters", "list", "--endpoint", name, *options)
-    replay = _command("dead-letters", "replay", "--endpoint", name, *options)
+    letters = command_line("dead-letters", "list", "--endpoint", name, *options)
+    replay = command_line("dead-letters", "replay", "--endpoint", name, *options)
     if endpoint.foreign:
         return Advice(runbook="sweeperdgroupfallsbehind")
     if not endpoint.configured:
         return Advice(commands=(letters,), runbook="sweeperddeadletters")
     ending = (letters, replay) if endpoint.dead_letters else ()
-    test, resume = _command("endpoints", "test", name, *options), _command("endpoints", "resume", name, *options)
-    attempts = _command("endpoints", "attempts", name, *options)
+    test, resume = (
+        command_line("endpoints", "test", name, *options),
+        command_line("endpoints", "resume", name, *options),
+    )
+    attempts = command_line("endpoints", "attempts", name, *options)
     if endpoint.state == "paused":
         return Advice(commands=(test, resume, *ending), runbook="sweeperdendpointpaused")
     if endpoint.state == "open":
@@ -142,15 +145,15 @@ def reason_advice(reason: ReasonCount, options: Sequence[str] = ()) -> Advice:
     newest = reason.newest[0]
     by_reason = ("--reason", reason.reason) if reason.reason else ()
     commands = (
-        _command("quarantine", "list", *kind, *by_reason, *options),
-        _command("show", *kind, *options, *(["--"] if newest.startswith("-") else []), newest),
-        *([_command("quarantine", "requeue", *kind, *by_reason, *options)] if by_reason else []),
+        command_line("quarantine", "list", *kind, *by_reason, *options),
+        command_line("show", *kind, *options, *(["--"] if newest.startswith("-") else []), newest),
+        *([command_line("quarantine", "requeue", *kind, *by_reason, *options)] if by_reason else []),
     )
     return Advice(reason.meaning, commands, "sweeperdquarantinegrowing")
 
 
-def _command(*words: str) -> str:
-    """The command for a shell; empty if a word cannot be shown unchanged, so that nobody could copy the command."""
+def command_line(*words: str) -> str:
+    """A command of sweeperd for a shell; empty if a word cannot be shown unchanged: then nobody could copy it."""
     line = shlex.join(["sweeperd", *words])
     return line if line.isprintable() and len(line) <= LONGEST else ""
 

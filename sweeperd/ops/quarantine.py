@@ -1,7 +1,9 @@
 """The quarantine of a kind: list entries, put entries back, dismiss entries, adopt entries of another sweeper."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import redis
 from pydantic import Field
@@ -17,6 +19,8 @@ from sweeperd.sweep.index import IndexEntry, IndexPager, Position
 from sweeperd.sweep.kind import Decision, Kind, Outcome
 from sweeperd.text import moment_ms
 
+#: The most entries that `newest` reads in one call.
+READ = 2_000
 #: The problem of an entry that is no longer on the list.
 NOT_THERE = "not_quarantined"
 
@@ -82,6 +86,33 @@ class Quarantine:
         """The selected entries, the oldest first, read page by page. An id that is not in quarantine is left out."""
         for page in self._pages(wanted, lambda _: True):
             yield from page
+
+    def newest(self, wanted: QuarantineFilter, most: int, before: str = "") -> tuple[list[SetAside], str]:
+        """
+        The newest entries with the wanted reason and tenant, at most `most`, the newest first; and the text with which
+        a call goes on after these, as `before`; empty if there are no more. At most READ entries are read. Raises
+        ValueError if `before` is no such text.
+        """
+        greatest, _, skipped = before.partition(":")
+        score, skip = float(greatest or "inf"), int(skipped or 0)
+        if math.isnan(score) or skip < 0:
+            raise ValueError(before)
+        found, read = list[SetAside](), 0
+        while read < READ:
+            rows: Any = self._shard.client.zrange(
+                self._kind.quarantine, score, "-inf", desc=True, byscore=True, offset=skip, num=most, withscores=True
+            )
+            read += len(rows)
+            entries = [IndexEntry(id_, str(at).encode()) for id_, at in rows]
+            for (_, at), entry in zip(rows, self._read(entries), strict=True):
+                score, skip = (score, skip + 1) if at == score else (at, 1)
+                if wanted.takes(entry):
+                    found.append(entry)
+                    if len(found) == most:
+                        return found, f"{score!r}:{skip}"
+            if len(rows) < most:
+                return found, ""
+        return found, f"{score!r}:{skip}"
 
     def requeue(self, wanted: QuarantineFilter) -> Iterator[list[QuarantineChange]]:
         """

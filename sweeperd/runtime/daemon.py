@@ -23,6 +23,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.ops.actions import ActionExporter
 from sweeperd.ops.history import StatusHistory, status_report
 from sweeperd.ops.processes import ProcessAnnouncer
+from sweeperd.ops.search import EntryPages
 from sweeperd.ops.status import read_status
 from sweeperd.outbox.subscription import BacklogMemory
 from sweeperd.runtime.periodic import PeriodicTask
@@ -228,6 +229,8 @@ class Daemon:
             ShardRunner(ShardContext(settings, shard, self.metrics, self._stop, concurrency, interpreter), role)
             for shard, concurrency in zip(shards, shares(settings.webhooks.concurrency, len(shards)), strict=True)
         ]
+        #: Answers the questions of the pages about entries.
+        self.entry_pages = EntryPages(settings, shards)
         self._tasks = [task for runner in self._runners for task in runner.tasks]
         # A thread for each task, so that no task waits for the Redis of another shard.
         self._scheduler = BackgroundScheduler(timezone=UTC, executors={"default": SchedulerPool(len(self._tasks))})

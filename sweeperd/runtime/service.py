@@ -10,7 +10,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,10 @@ class Service:
     def jwks(self) -> dict[str, Any]:
         """The public keys of the endpoints, as a JSON Web Key Set."""
         return jwks(self._settings.webhooks.endpoints)
+
+    def look_up(self, page: str, asked: Mapping[str, str]) -> dict[str, Any]:
+        """The document of a page about entries; see `EntryPages.answer`."""
+        return self._daemon.entry_pages.answer(page, asked)
 
     def _on_end(self, number: int, _frame: object) -> None:
         for name in (signal.SIGTERM, signal.SIGINT):
@@ -262,7 +266,7 @@ class Service:
                 self._web.close()
             self._web = web
         elif web:
-            web.allow(settings.http.hosts)
+            web.allow(settings.http)
         self._apply_log(settings)
         log.info("reloaded", extra={**daemon.about(), "http_port": web.port if web else None})
 
@@ -282,12 +286,11 @@ class Service:
 
     def _listen(self, settings: Settings) -> WebServer | None:
         """None if HTTP is off. Raises ConfigError if the address cannot be had."""
-        address = settings.http.address
-        if not address:
+        if not settings.http.address:
             return None
         try:
             return WebServer(
-                address, self._metrics, self.health, self.readiness, self.report, settings.http.hosts, self.jwks
+                settings.http, self._metrics, self.health, self.readiness, self.report, self.jwks, self.look_up
             )
         except OSError as error:
             advice = "; does another sweeperd run on this host?" if error.errno == errno.EADDRINUSE else ""

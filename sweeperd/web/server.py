@@ -1,4 +1,4 @@
-"""The HTTP server: metrics, health, readiness and the status page, for the hosts that are served."""
+"""The HTTP server: metrics, health, readiness, the status page and the pages about entries, for known hosts."""
 
 import contextlib
 import errno
@@ -10,12 +10,14 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qsl
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import make_wsgi_app
 
+from sweeperd.config import HttpSettings
 from sweeperd.metrics import Metrics
 from sweeperd.web.status_page import StatusPage
 
@@ -35,6 +37,13 @@ Check = Callable[[], tuple[bool, str]]
 
 #: How long one `/status.json` document is reused for every open status page, seconds.
 FRESH = 1.0
+#: The document of a page about entries, by the name of the page and the parts of the question. Raises ValueError for a
+#: question without a meaning, TimeoutError if another question takes too long.
+Lookup = Callable[[str, Mapping[str, str]], dict[str, Any]]
+#: The pages about entries. Each has a document of the same name with `.json`.
+ENTRY_PAGES = ("search", "entry", "expired", "dead-letters", "quarantine")
+#: The longest question, characters, and how many parts a question has at most.
+LONGEST, PARTS = 8_192, 20
 #: The path of the public keys of asymmetric signatures.
 JWKS_PATH = "/.well-known/jwks.json"
 
@@ -44,6 +53,12 @@ _HEADERS = [
     ("Referrer-Policy", "no-referrer"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 ]
+#: Headers that a proxy adds. Nobody is let in by a header, but whoever comes through a proxy is no loopback client.
+_PROXIED = ("HTTP_FORWARDED", "HTTP_VIA", "HTTP_X_REAL_IP", "HTTP_X_CLIENT_IP", "HTTP_TRUE_CLIENT_IP")
+_ELSEWHERE = (
+    "these pages answer to clients on this host only, as by `kubectl port-forward` or an SSH tunnel, at localhost and "
+    "not through a proxy; or set http.entries\n"
+)
 _Start = Callable[..., Any]
 _Application = Callable[[dict[str, Any], _Start], Iterable[bytes]]
 #: The errors of a system without IPv6.
@@ -64,8 +79,7 @@ class AllowedHosts:
         """Whether a request with this `Host` header is answered. None: no header, so the client is no browser."""
         if header is None:
             return True
-        name = header.strip()
-        host = _canonical(name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0])
+        host = _host(header)
         with contextlib.suppress(ValueError):
             ipaddress.ip_address(host)
             return True
@@ -73,6 +87,34 @@ class AllowedHosts:
         namespace, _, domain = place.partition(".")
         is_service = bool(namespace) and domain in ("svc", "svc.cluster.local")
         return host == "localhost" or host in self._names or (is_service and service in self._names)
+
+
+def is_local(environ: Mapping[str, Any]) -> bool:
+    """
+    Whether a request comes from a loopback address, is sent to `localhost` or a loopback address (no header: the client
+    is no browser), and has no sign of a proxy.
+    """
+    if any(name in _PROXIED or name.startswith(("HTTP_X_FORWARDED", "HTTP_X_ENVOY")) for name in environ):
+        return False
+    header = environ.get("HTTP_HOST")
+    host = "localhost" if header is None else _host(header)
+    return _is_loopback(environ.get("REMOTE_ADDR", "")) and (host == "localhost" or _is_loopback(host))
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped:
+        found = found.ipv4_mapped
+    return found.is_loopback
+
+
+def _host(header: str) -> str:
+    """The host of a `Host` header, without the port."""
+    name = header.strip()
+    return _canonical(name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0])
 
 
 def _canonical(host: str) -> str:
@@ -156,9 +198,10 @@ class QuietHandler(WSGIRequestHandler):
 
 class WebServer:
     """
-    The status page, `/status.json`, `/metrics`, `/healthz`, `/readyz` and the public keys on one address (host, port).
-    `report` gives the document of `/status.json`, `jwks` the document of JWKS_PATH. `hosts` are the permitted names of
-    a request, apart from `localhost` and IP addresses. Raises OSError if the address is taken.
+    The status page, `/status.json`, the pages about entries, `/metrics`, `/healthz`, `/readyz` and the public keys.
+    `report` gives the document of `/status.json`, `jwks` the document of JWKS_PATH, `lookup` the documents of
+    ENTRY_PAGES. `http` names the address, which must be there, and who is served. Raises OSError if the address is
+    taken.
     """
 
     #: Serves a connection.
@@ -166,26 +209,28 @@ class WebServer:
 
     def __init__(
         self,
-        address: tuple[str, int],
+        http: HttpSettings,
         metrics: Metrics,
         health: Check,
         readiness: Check,
         report: Callable[[], dict[str, Any]],
-        hosts: Iterable[str] = (),
         jwks: Callable[[], dict[str, Any]] = lambda: {"keys": []},
+        lookup: Lookup = lambda _page, _asked: {},
     ) -> None:
         #: How long one `/status.json` document is reused for every open status page, seconds.
         self.fresh = FRESH
         self._metrics_app = make_wsgi_app(metrics.registry)
         self._checks = {"/healthz": health, "/readyz": readiness}
         self._page = StatusPage()
-        self._hosts = AllowedHosts(hosts)
+        self._entry_page = StatusPage("entries.html", "entries.js")
+        self.allow(http)
         self._report = report
         self._jwks = jwks
+        self._lookup = lookup
         self._reported = b""
         self._reported_at = 0.0
         self._lock = threading.Lock()
-        self._server = _bound(address, self._serve, self.handler)
+        self._server = _bound(http.address or ("", 0), self._serve, self.handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
 
     @property
@@ -196,9 +241,10 @@ class WebServer:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def allow(self, hosts: Iterable[str]) -> None:
-        """From now on serve requests by these names; see `hosts`."""
-        self._hosts = AllowedHosts(hosts)
+    def allow(self, http: HttpSettings) -> None:
+        """From now on serve whom these settings name."""
+        self._hosts = AllowedHosts(http.hosts)
+        self._entries = http.entries
 
     def start(self) -> None:
         self._thread.start()
@@ -234,10 +280,35 @@ class WebServer:
             # prometheus_client's application knows no HEAD; the body is dropped in `_serve`.
             metrics: Iterable[bytes] = self._metrics_app(environ | {"REQUEST_METHOD": "GET"}, start_response)
             return metrics
+        if (page := path.removeprefix("/").removesuffix(".json")) in ENTRY_PAGES:
+            return self._about_entries(page, path, environ, start_response)
         if check := self._checks.get(path):
             well, text = check()
             return _text(start_response, "200 OK" if well else "503 Service Unavailable", text + "\n")
-        return _text(start_response, "404 Not Found", "there is /, /status.json, /metrics, /healthz and /readyz\n")
+        return _text(
+            start_response, "404 Not Found", "there is /, /status.json, /search, /metrics, /healthz and /readyz\n"
+        )
+
+    def _about_entries(self, page: str, path: str, environ: dict[str, Any], start_response: _Start) -> Iterable[bytes]:
+        if not (self._entries or is_local(environ)):
+            return _text(start_response, "403 Forbidden", _ELSEWHERE)
+        if not path.endswith(".json"):
+            shown = self._entry_page
+            return _send(start_response, "200 OK", "text/html; charset=utf-8", shown.body, shown.headers)
+        # Another site may make a browser ask, though it cannot read the answer: it shall cost nothing.
+        if environ.get("HTTP_SEC_FETCH_SITE", "none") not in ("same-origin", "none"):
+            return _text(start_response, "403 Forbidden", "asked by another site\n")
+        question = environ.get("QUERY_STRING", "")
+        if len(question) > LONGEST:
+            return _text(start_response, "414 URI Too Long", "the question is too long\n")
+        try:
+            parts = parse_qsl(question, keep_blank_values=True, errors="surrogateescape", max_num_fields=PARTS)
+            document = self._lookup(page, dict(parts))
+        except ValueError as error:
+            return _text(start_response, "400 Bad Request", f"{error}\n")
+        except TimeoutError as error:
+            return _text(start_response, "503 Service Unavailable", f"{error}\n", [("Retry-After", "5")])
+        return _send(start_response, "200 OK", "application/json", json.dumps(document).encode())
 
     def _json(self) -> bytes:
         """The document of the last `fresh` seconds: many open pages cost one report."""

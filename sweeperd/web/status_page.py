@@ -1,4 +1,4 @@
-"""The status page as a single document: markup, style and script, and the headers for safety."""
+"""The pages, each as a single document: markup, style and script, and the headers for safety."""
 
 import base64
 import hashlib
@@ -7,16 +7,18 @@ from importlib import resources
 
 class StatusPage:
     """
-    The page as sent to browsers. The policy names script and style by hash and allows requests to this server alone, so
-    a text from Redis can never become code.
+    A page as sent to browsers, from a file of markup and a file of script: the status page, or the pages about entries.
+    The policy names script and style by hash and allows requests to this server alone, so a text from Redis can never
+    become code.
     """
 
-    def __init__(self) -> None:
-        markup, style, script = (_file(name) for name in ("index.html", "page.css", "page.js"))
-        self.body = markup.replace("/* page.css */", style).replace("/* page.js */", script).encode()
+    def __init__(self, markup: str = "index.html", script: str = "page.js") -> None:
+        parts, style = _file(markup), _file("page.css")
+        code = f'"use strict";\n(() => {{\n{_file("common.js")}{_file(script)}}})();\n'
+        self.body = parts.replace("/* page.css */", style).replace("/* script */", code).encode()
         policy = {
             "default-src": "'none'",
-            "script-src": _hash(script),
+            "script-src": _hash(code),
             "style-src": _hash(style),
             "connect-src": "'self'",
             "img-src": "data:",

@@ -108,6 +108,14 @@ def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Serve
                 assert running.metric("sweeperd_reconcile_runs_total", result="error") == 0
                 # What the page shows is read with the same rights.
                 eventually(lambda: page(running) == ("", 1))
+                for path in (
+                    "search.json?q=one",
+                    "entry.json?id=one",
+                    "expired.json",
+                    "dead-letters.json",
+                    "quarantine.json",
+                ):
+                    assert json.loads(running.get(f"/{path}")[1])["down"] == []
                 assert running.metric("sweeperd_sweeps_total", result="error") == 0
                 assert running.terminate() == 0
             assert client.xlen(f"{prefix}sweeperd:dead-letters") == 6

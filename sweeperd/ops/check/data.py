@@ -282,7 +282,7 @@ def rights(subject: Subject) -> CheckResult:
         return failure(f"this user may not {', '.join(missing)}", _GRANT)
     lacking = {duty: refused(subject.shard, _grants(subject, duty)) for duty in (Duty.WALK, Duty.SHOW, Duty.OPERATE)}
     walks = subject.settings.reconcile.interval and subject.daemon_role != "deliver"
-    for duty, name, wanted in ((Duty.WALK, "reconcile", walks), (Duty.SHOW, "show", True)):
+    for duty, name, wanted in ((Duty.WALK, "reconcile", walks), (Duty.SHOW, "show, like the page of an entry,", True)):
         if lacking[duty] and wanted:
             return warning(f"this user may not {', '.join(lacking[duty])}: {name} does not work", _GRANT)
     if not any(lacking.values()):

@@ -1,26 +1,12 @@
-"use strict";
-// Reads status.json every few seconds and shows it. Texts from Redis are only ever put into the page as text, never as
-// markup.
-(() => {
+// Reads status.json every few seconds and shows it.
+
   const EVERY_MS = 3000;
   const PATIENCE_MS = 8000;
   const WIDTH = 300;
   const HEIGHT = 60;
   const SHORTEST_SPAN = 300;
 
-  const byId = (id) => document.getElementById(id);
-  const counted = new Intl.NumberFormat("en");
-  const digits = (count) => new Intl.NumberFormat("en", { minimumFractionDigits: count, maximumFractionDigits: count });
-  const fine = [digits(2), digits(1), digits(0)];
-
   // ---- text
-
-  function span(seconds) {
-    if (seconds < 100) return `${Math.round(seconds)} s`;
-    if (seconds < 6000) return `${Math.round(seconds / 60)} min`;
-    if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
-    return `${Math.round(seconds / 86400)} d`;
-  }
 
   // A rate as `sweeperd status` writes it.
   const perSecond = (rate) => fine[rate >= 100 ? 2 : rate >= 10 ? 1 : 0].format(rate);
@@ -31,11 +17,6 @@
     return seconds === null ? "not empty at this rate" : `empty in ${span(seconds)}`;
   }
 
-  const plural = (count, one, many) => `${counted.format(count)} ${count === 1 ? one : many}`;
-
-  // Seconds from one moment to a later one.
-  const between = (moment, now) => Math.max(0, Date.parse(now) - Date.parse(moment)) / 1000;
-
   function kindLine(kind, now) {
     const swept = kind.tick === null ? "not swept yet" : `swept ${span(between(kind.tick.at, now))} ago`;
     const aside = kind.quarantined ? `, ${counted.format(kind.quarantined)} in quarantine` : "";
@@ -45,50 +26,10 @@
 
   // ---- elements
 
-  function element(name, className, ...children) {
-    const made = document.createElement(name);
-    if (className) made.className = className;
-    made.append(...children);
-    return made;
-  }
-
   function drawn(name, attributes) {
     const made = document.createElementNS("http://www.w3.org/2000/svg", name);
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
     return made;
-  }
-
-  // A node is changed only if its text differs, so that a selection and the scroll position stay.
-  function say(node, text) {
-    if (node.textContent !== text) node.textContent = text;
-  }
-
-  function dress(node, className) {
-    if (node.className !== className) node.className = className;
-  }
-
-  // The elements for a list of keys, in the order of the keys. An element stays as long as its key does.
-  class Family {
-    constructor(parent, make) {
-      this.parent = parent;
-      this.make = make;
-      this.members = new Map();
-    }
-
-    show(entries, key) {
-      const kept = new Map();
-      entries.forEach((entry, number) => {
-        const name = key(entry, number);
-        const member = this.members.get(name) ?? this.make(entry);
-        kept.set(name, member);
-        if (this.parent.children[number] !== member.root) {
-          this.parent.insertBefore(member.root, this.parent.children[number] ?? null);
-        }
-        member.show(entry);
-      });
-      for (const [name, member] of this.members) if (!kept.has(name)) member.root.remove();
-      this.members = kept;
-    }
   }
 
   // ---- what may be done about something: commands to copy, and the section of the runbook
@@ -116,33 +57,6 @@
         link.rel = "noopener noreferrer";
       }
       this.runbook.replaceChildren("What it means: ", link);
-    }
-  }
-
-  class Command {
-    constructor() {
-      this.text = element("code");
-      this.button = element("button", "", "Copy");
-      this.button.type = "button";
-      this.button.addEventListener("click", () => this.copy());
-      this.root = element("div", "command", this.text, this.button);
-    }
-
-    show(command) {
-      say(this.text, command);
-    }
-
-    // If the page is not served by https, a browser has no clipboard for it: then the command is selected.
-    async copy() {
-      const selection = getSelection();
-      selection.selectAllChildren(this.text);
-      try {
-        await navigator.clipboard.writeText(this.text.textContent);
-        say(this.button, "Copied");
-      } catch {
-        say(this.button, document.execCommand("copy") ? "Copied" : "Selected");
-      }
-      setTimeout(() => say(this.button, "Copy"), 2000);
     }
   }
 
@@ -605,4 +519,3 @@
   });
   setInterval(showAge, 1000);
   poll();
-})();

@@ -300,8 +300,8 @@ def test_the_user_of_the_acl_may_do_all_and_may_not_look_at_everything(server: S
         ("-pexpire", FAILURE, "PEXPIRE sweeperd:lease:sweep"),
         ("-xgroup", FAILURE, "XGROUP CREATE sweeperd:events"),
         ("-scan", WARNING, "SCAN: reconcile does not work"),
-        ("-zscore", WARNING, "ZSCORE reservation:ttl"),
-        ("-type", WARNING, "TYPE reservation:res_*: show does not work"),
+        ("-zscore", FAILURE, "ZSCORE reservation:ttl, ZSCORE sweeperd:quarantine"),
+        ("-type", WARNING, "TYPE reservation:res_*: show, like the page of an entry, does not work"),
         ("+@all", OK, "all that the daemon, reconcile and show need; some commands of operators may not "),
     ],
 )

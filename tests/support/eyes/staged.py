@@ -36,7 +36,8 @@ def served(settings: Settings, shards: Callable[[], Shards]) -> Iterator[str]:
     def well() -> tuple[bool, str]:
         return True, "ok"
 
-    web = WebServer(("127.0.0.1", 0), Metrics(), well, well, reported)
+    http = settings.http.model_copy(update={"listen": "127.0.0.1:0"})
+    web = WebServer(http, Metrics(), well, well, reported)
     web.start()
     try:
         yield f"http://127.0.0.1:{web.port}/"

@@ -57,6 +57,7 @@ DEFAULTS = {
     "cycles.spike_window": timedelta(minutes=5),
     "http.listen": "127.0.0.1:9464",
     "http.hosts": [],
+    "http.entries": False,
     "http.runbook": "",
     "metrics.tenant_label": True,
     "metrics.tenant_limit": 1000,

@@ -101,6 +101,7 @@ def test_every_key_can_be_overridden(config: Load) -> None:
         "metrics.tenant_length": "99",
         "http.listen": "other:1",
         "http.runbook": "https://wiki.internal/runbook",
+        "http.entries": "true",
         "log.level": "error",
         "log.format": "text",
     }

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from sweeperd.config import HttpSettings
 from sweeperd.metrics import Metrics
-from sweeperd.web.server import CONNECTIONS, THREADS, EveryAddress, QuietHandler, WebServer
+from sweeperd.web.server import CONNECTIONS, ENTRY_PAGES, THREADS, EveryAddress, Lookup, QuietHandler, WebServer
 from tests.support.harness import eventually
 
 HEADERS = {
@@ -42,6 +43,10 @@ def reports() -> Reports:
     return Reports()
 
 
+def served(listen: str, *hosts: str, entries: bool = False) -> HttpSettings:
+    return HttpSettings.model_validate({"listen": listen, "hosts": hosts, "entries": entries})
+
+
 @contextlib.contextmanager
 def serving(reports: Reports) -> Iterator[int]:
     with serving_as(reports) as server:
@@ -50,7 +55,10 @@ def serving(reports: Reports) -> Iterator[int]:
 
 @contextlib.contextmanager
 def serving_as(
-    reports: Reports, handler: type[QuietHandler] = QuietHandler, host: str = "127.0.0.1"
+    reports: Reports,
+    handler: type[QuietHandler] = QuietHandler,
+    host: str = "127.0.0.1",
+    lookup: Lookup = lambda page, asked: {"page": page} | dict(asked),
 ) -> Iterator[WebServer]:
     class Ours(WebServer):
         pass
@@ -59,12 +67,12 @@ def serving_as(
     metrics = Metrics()
     metrics.sweep.announce("eu", "reservations", [], [])
     ours = Ours(
-        (host, 0),
+        served(f"{host}:0", "sweeperd", "page.example.com"),
         metrics,
         lambda: (True, "ok"),
         lambda: (False, "no sweep yet"),
         reports,
-        ["sweeperd", "page.example.com"],
+        lookup=lookup,
     )
     ours.start()
     yield ours
@@ -190,9 +198,107 @@ def test_another_name_is_refused(port: int, path: str, host: str) -> None:
 def test_names_change_with_a_reload(reports: Reports) -> None:
     with serving_as(reports) as server:
         assert ask(server.port, "/", headers={"Host": "status.internal"})[0] == 421
-        server.allow(["status.internal"])
+        server.allow(served("", "status.internal"))
         assert ask(server.port, "/", headers={"Host": "status.internal"})[0] == 200
         assert ask(server.port, "/", headers={"Host": "sweeperd"})[0] == 421
+
+
+# ---- the pages about entries
+
+
+class From(QuietHandler):
+    """The client's address is what the request says in a header of the test."""
+
+    def get_environ(self) -> dict[str, Any]:
+        environ: dict[str, Any] = super().get_environ()
+        return environ | {"REMOTE_ADDR": environ.get("HTTP_TEST_CLIENT", environ["REMOTE_ADDR"])}
+
+
+@pytest.mark.parametrize("page", ENTRY_PAGES)
+def test_a_page_about_entries_and_its_document(port: int, page: str) -> None:
+    status, headers, body = ask(port, f"/{page}?q=%3Cb%3E")
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert "script-src 'sha256-" in headers["Content-Security-Policy"]
+    assert b"<b>" not in body
+    status, headers, body = ask(port, f"/{page}.json?q=%3Cb%3E&id=a%00%FF&before=")
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    assert json.loads(body) == {"page": page, "q": "<b>", "id": "a\0\udcff", "before": ""}
+    assert HEADERS.items() <= headers.items()
+    assert ask(port, f"/{page}.json", "HEAD")[2] == b""
+    assert ask(port, f"/{page}.json", "POST")[0] == 405
+    assert ask(port, f"/{page}.json", headers={"Host": "evil.example.com"})[0] == 421, "a name that leads here"
+
+
+def test_a_question_without_a_meaning(reports: Reports) -> None:
+    def lookup(page: str, asked: Mapping[str, str]) -> dict[str, Any]:
+        raise {"search": ValueError("nothing is asked for"), "entry": TimeoutError("ask again")}[page]
+
+    with serving_as(reports, lookup=lookup) as server:
+        assert ask(server.port, "/search.json")[::2] == (400, b"nothing is asked for\n")
+        status, headers, body = ask(server.port, "/entry.json")
+        assert (status, headers["Retry-After"], body) == (503, "5", b"ask again\n")
+    with serving_as(reports) as server:
+        assert ask(server.port, f"/search.json?q={'x' * 9000}")[0] == 414
+        assert ask(server.port, f"/search.json?{'q=x&' * 30}")[0] == 400
+
+
+@pytest.mark.parametrize(
+    "path", ["/search", "/search.json?q=a", "/entry.json?id=a", "/dead-letters", "/quarantine.json"]
+)
+@pytest.mark.parametrize(
+    ("headers", "local"),
+    [
+        ({}, True),
+        ({"Test-Client": "::1"}, True),
+        ({"Test-Client": "::ffff:127.0.0.1"}, True),
+        ({"Test-Client": "127.8.9.1", "Host": "[::1]:9464"}, True),
+        ({"Host": "LOCALHOST.:80"}, True),
+        ({"Test-Client": "10.1.2.3"}, False),
+        ({"Test-Client": "fe80::1%eth0"}, False),
+        ({"Test-Client": "::ffff:10.1.2.3"}, False),
+        ({"Test-Client": ""}, False),
+        # A header opens nothing, and who comes through a proxy is not on this host.
+        ({"Test-Client": "10.1.2.3", "X-Forwarded-For": "127.0.0.1", "Host": "localhost"}, False),
+        ({"X-Forwarded-For": "127.0.0.1"}, False),
+        ({"X-Forwarded-Host": "localhost"}, False),
+        ({"Forwarded": "for=127.0.0.1"}, False),
+        ({"Via": "1.1 proxy"}, False),
+        ({"X-Real-IP": "127.0.0.1"}, False),
+        # Names and addresses that somebody else can be at.
+        ({"Host": "page.example.com"}, False),
+        ({"Host": "sweeperd.prod.svc"}, False),
+        ({"Host": "10.1.2.3:9464"}, False),
+        ({"Host": "0.0.0.0:9464"}, False),
+    ],
+)
+def test_only_loopback_clients_see_entries(reports: Reports, path: str, headers: dict[str, str], local: bool) -> None:
+    asked = list[str]()
+
+    def lookup(page: str, _: Mapping[str, str]) -> dict[str, Any]:
+        asked.append(page)
+        return {}
+
+    with serving_as(reports, From, lookup=lookup) as server:
+        status, _, body = ask(server.port, path, headers=headers)
+        assert status == (200 if local else 403)
+        assert (b"http.entries" in body) is not local
+        assert asked == ([path[1:].partition(".")[0]] if local and ".json" in path else [])
+        assert ask(server.port, "/status.json", headers=headers)[0] == 200, "the status page is for all"
+        server.allow(served("", "sweeperd", "page.example.com", entries=True))
+        assert ask(server.port, path, headers=headers)[0] == 200
+        server.allow(served("", "sweeperd", "page.example.com"))
+        assert ask(server.port, path, headers=headers)[0] == status
+
+
+@pytest.mark.parametrize("entries", [True, False])
+@pytest.mark.parametrize(
+    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
+)
+def test_another_site_makes_no_browser_search(reports: Reports, entries: bool, site: str, status: int) -> None:
+    with serving_as(reports) as server:
+        server.allow(served("", entries=entries))
+        assert ask(server.port, "/search.json?q=a", headers={"Sec-Fetch-Site": site})[0] == status
+        assert ask(server.port, "/search?q=a", headers={"Sec-Fetch-Site": site})[0] == 200, "a link to the page"
 
 
 def test_many_who_look_cost_one_report(reports: Reports) -> None:
@@ -317,4 +423,4 @@ def test_no_host_means_ipv4_alone_if_the_system_has_no_ipv6(monkeypatch: pytest.
 
 def test_a_port_that_is_taken_is_no_reason_to_serve_one_family_alone() -> None:
     with serving_as(Reports(), host="") as server, pytest.raises(OSError, match="in use"):
-        WebServer(("", server.port), Metrics(), lambda: (True, ""), lambda: (True, ""), dict)
+        WebServer(served(f":{server.port}"), Metrics(), lambda: (True, ""), lambda: (True, ""), dict)

@@ -5,11 +5,20 @@ import hashlib
 import re
 from importlib import resources
 
+import pytest
+
 from sweeperd.web.status_page import StatusPage
 
+PAGES = ["search", "expired", "dead-letters", "quarantine"]
+LINKS = {
+    "index.html": ["data:,", *PAGES, "status.json", "status.json", "metrics", "readyz"],
+    "entries.html": ["data:,", "./", *PAGES],
+}
 
-def test_the_document_needs_nothing_else_and_may_do_nothing_else() -> None:
-    document = StatusPage()
+
+@pytest.mark.parametrize(("markup", "script"), [("index.html", "page.js"), ("entries.html", "entries.js")])
+def test_the_document_needs_nothing_else_and_may_do_nothing_else(markup: str, script: str) -> None:
+    document = StatusPage(markup, script)
     text = document.body.decode()
     headers = dict(document.headers)
     policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
@@ -20,10 +29,12 @@ def test_the_document_needs_nothing_else_and_may_do_nothing_else() -> None:
         assert len(inline) > 1000
     assert policy["default-src"] == "'none'"
     assert "'unsafe" not in headers["Content-Security-Policy"]
-    assert re.findall(r'(?:src|href)="([^"]*)"', text) == ["data:,", "status.json", "status.json", "metrics", "readyz"]
-    assert re.findall(r"https?://[^\"'`\s>]+", text) == ["http://www.w3.org/2000/svg"] * 2
+    assert re.findall(r'(?:src|href)="([^"]*)"', text) == LINKS[markup]
+    assert set(re.findall(r"https?://[^\"'`\s>]+", text)) <= {"http://www.w3.org/2000/svg"}
+    assert policy["form-action"] == policy["frame-ancestors"] == "'none'"
 
 
-def test_texts_are_never_taken_for_markup() -> None:
-    script = resources.files("sweeperd.web").joinpath("page", "page.js").read_text()
+@pytest.mark.parametrize("name", ["common.js", "page.js", "entries.js"])
+def test_texts_are_never_taken_for_markup(name: str) -> None:
+    script = resources.files("sweeperd.web").joinpath("page", name).read_text()
     assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", script)

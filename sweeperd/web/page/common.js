@@ -1,0 +1,86 @@
+// What the pages share. Texts from Redis are only ever put into a page as text, never as markup.
+
+  const byId = (id) => document.getElementById(id);
+  const counted = new Intl.NumberFormat("en");
+  const digits = (count) => new Intl.NumberFormat("en", { minimumFractionDigits: count, maximumFractionDigits: count });
+  const fine = [digits(2), digits(1), digits(0)];
+
+  function span(seconds) {
+    if (seconds < 100) return `${Math.round(seconds)} s`;
+    if (seconds < 6000) return `${Math.round(seconds / 60)} min`;
+    if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
+    return `${Math.round(seconds / 86400)} d`;
+  }
+
+  const plural = (count, one, many) => `${counted.format(count)} ${count === 1 ? one : many}`;
+
+  // Seconds from one moment to a later one.
+  const between = (moment, now) => Math.max(0, Date.parse(now) - Date.parse(moment)) / 1000;
+
+  function element(name, className, ...children) {
+    const made = document.createElement(name);
+    if (className) made.className = className;
+    made.append(...children);
+    return made;
+  }
+
+  // A node is changed only if its text differs, so that a selection and the scroll position stay.
+  function say(node, text) {
+    if (node.textContent !== text) node.textContent = text;
+  }
+
+  function dress(node, className) {
+    if (node.className !== className) node.className = className;
+  }
+
+  // The elements for a list of keys, in the order of the keys. An element stays as long as its key does.
+  class Family {
+    constructor(parent, make) {
+      this.parent = parent;
+      this.make = make;
+      this.members = new Map();
+    }
+
+    show(entries, key) {
+      const kept = new Map();
+      entries.forEach((entry, number) => {
+        const name = key(entry, number);
+        const member = this.members.get(name) ?? this.make(entry);
+        kept.set(name, member);
+        if (this.parent.children[number] !== member.root) {
+          this.parent.insertBefore(member.root, this.parent.children[number] ?? null);
+        }
+        member.show(entry);
+      });
+      for (const [name, member] of this.members) if (!kept.has(name)) member.root.remove();
+      this.members = kept;
+    }
+  }
+
+  class Command {
+    constructor() {
+      this.text = element("code");
+      this.button = element("button", "", "Copy");
+      this.button.type = "button";
+      this.button.addEventListener("click", () => this.copy());
+      this.root = element("div", "command", this.text, this.button);
+    }
+
+    show(command) {
+      say(this.text, command);
+    }
+
+    // If the page is not served by https, a browser has no clipboard for it: then the command is selected.
+    async copy() {
+      const selection = getSelection();
+      selection.selectAllChildren(this.text);
+      try {
+        await navigator.clipboard.writeText(this.text.textContent);
+        say(this.button, "Copied");
+      } catch {
+        say(this.button, document.execCommand("copy") ? "Copied" : "Selected");
+      }
+      setTimeout(() => say(this.button, "Copy"), 2000);
+    }
+  }
+

@@ -13,7 +13,7 @@ from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.ops import endpoints
 from sweeperd.ops.quarantine import Quarantine, QuarantineFilter
 from sweeperd.ops.reconcile import Throttle, mend, reconcile, repair_budget, subject_of
-from sweeperd.outbox import dead_letters, replays
+from sweeperd.outbox import EndpointStateStore, dead_letters, replays
 from sweeperd.runtime.once import run_once
 from sweeperd.store import Shard
 from sweeperd.store.shard import open_shards
@@ -99,7 +99,7 @@ class Operators:
         self._kernel.pause(LATE)
         for shard in open_shards(self._simulation.settings):
             for endpoint in (*self._simulation.settings.webhooks.endpoints, RELAY):
-                while not self._try(lambda: endpoints.resume(shard, endpoint.name) or True):  # noqa: B023
+                while not self._try(lambda: self._resume_if_paused(shard, endpoint.name)):  # noqa: B023
                     self._kernel.pause(1)
             if "quarantine" in self._simulation.plan.operations:
                 while not self._try(lambda: self._put_back(shard)):  # noqa: B023
@@ -111,6 +111,12 @@ class Operators:
         except (RedisUnavailable, redis.RedisError, KindRefused) as error:
             self._simulation.note(f"operator: {type(error).__name__}: {error}")
             return None
+
+    def _resume_if_paused(self, shard: Shard, name: str) -> bool:
+        """Only what waits for an operator: to resume an endpoint closes its circuits too."""
+        if EndpointStateStore(shard).read(name).paused:
+            endpoints.resume(shard, name)
+        return True
 
     def _pause(self, shard: Shard, endpoint: EndpointSettings) -> None:
         endpoints.pause(shard, endpoint.name, "an operator paused it")

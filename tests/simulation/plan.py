@@ -113,7 +113,7 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
     elif rng.random() < 0.2:
         again |= {"kinds": [SEATS], "reservations": {"enabled": False}}
     faults = {fault for fault in FAULTS if rng.random() < 0.4}
-    operations = {operation for operation in OPERATIONS if rng.random() < 0.3}
+    operations = {operation for operation in OPERATIONS if rng.random() < (0.5 if operation == "replay" else 0.3)}
     names = [endpoint["name"] for endpoint in (*endpoints, *changed)]
     return Plan(
         seed,

@@ -11,7 +11,9 @@ from typing import Any
 
 import redis
 
+import sweeperd.delivery.acknowledger
 import sweeperd.delivery.reader
+import sweeperd.delivery.relay
 from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.circuit import CircuitBreaker, EndpointStateCache, Redelivery
 from sweeperd.delivery.dispatcher import Dispatcher
@@ -21,13 +23,12 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.outbox.stream import ConsumerGroups, Outbox
 from sweeperd.outbox.subscription import Subscription
 from sweeperd.runtime.periodic import PeriodicTask
-from sweeperd.runtime.sweeps import StandBy
+from sweeperd.runtime.sweeps import CyclesLease, StandBy
 from sweeperd.store import scripts
 from sweeperd.store.lease import Lease
-from sweeperd.store.scripts import Script, ScriptPipeline
+from sweeperd.store.scripts import Script
 from sweeperd.store.shard import Clock, Shard
 from sweeperd.store.streams import StreamId
-from sweeperd.sweep.index import Cursor
 
 Patch = Callable[[], None]
 #: Name -> what is wrong, and the patch.
@@ -204,11 +205,6 @@ def filter_ignored() -> None:
     put(Subscription, "wants", lambda *_: True)
 
 
-@planted("a tick that was cut short goes on from there for ever")
-def cursor_stays() -> None:
-    put(Cursor, "finish", lambda _: None)
-
-
 @planted("the lease has no TTL, and nobody doubts it")
 def lease_for_ever() -> None:
     def acquire(self: Any) -> bool:
@@ -243,16 +239,6 @@ def reader_ends() -> None:
         return step
 
     replace(Consumer, "_step", make)
-
-
-@planted("a connection with unread replies is used again")
-def replies_mixed() -> None:
-    def close(self: Any) -> None:
-        if self._connection is not None:
-            self._client.connection_pool.release(self._connection)
-            self._connection = None
-
-    put(ScriptPipeline, "close", close)
 
 
 @planted("each process gives an event another id")
@@ -300,6 +286,40 @@ def settlement_lost() -> None:
         return write
 
     replace(Acknowledger, "_write", make)
+
+
+@planted("while a circuit is open, nobody looks at the events of a dead process")
+def open_circuit_forgets() -> None:
+    put(DueScan, "take_orphaned", lambda *_: [])
+
+
+@planted("a heartbeat takes an event back that was parked or taken over meanwhile")
+def heartbeat_takes_back() -> None:
+    in_script(
+        "delivery/change_owner",
+        "if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2]) > 0 then",
+        "if ARGV[2] == ARGV[3] or #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2]) > 0 then",
+    )
+
+
+@planted("a group that goes before its events are settled is an error")
+def group_gone_is_an_error() -> None:
+    vars(sweeperd.delivery.acknowledger)["is_missing_group"] = lambda _: False
+
+
+@planted("the sweep waits for the lease of Cycles for ever")
+def no_patience() -> None:
+    put(CyclesLease, "permits", lambda self: self._held)
+
+
+@planted("a delivery of Cycles gets another id at each try")
+def relay_twice() -> None:
+    replace(sweeperd.delivery.relay, "_hashed_id", lambda original: lambda text: original(text + random.randbytes(8)))
+
+
+@planted("a reservation whose budget was closed is set aside")
+def closed_budget_quarantined() -> None:
+    in_script("sweep/expire", "problem == 'RESERVED_UNDERFLOW' and budget[3] == 'CLOSED'", "false")
 
 
 def plant(name: str) -> None:

@@ -32,8 +32,8 @@ def command(run: Run, entry: str, kind: str | None) -> None:
     is changed.
 
     ID is the bare id, raw or as in logs and tables (\xff); or the id of an event or a webhook (evt_..., batch_...), or
-    the stream id of an event, if no entry has this id. For evt_... the last 20,000 events of each shard are searched; a
-    batch is known only while one of its attempts is recorded. Exit code 1 if no shard knows the id.
+    the stream id of an event, if no entry has this id. A search reads at most 20,000 entries of a
+    shard; a batch is known only while one of its attempts is recorded. Exit code 1 if no shard knows the id.
     """
     names = kind_names(run.settings)
     if kind is not None:

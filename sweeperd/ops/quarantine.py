@@ -1,6 +1,6 @@
 """The quarantine of a kind: list entries, put entries back, dismiss entries, adopt entries of another sweeper."""
 
-import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,6 +19,8 @@ from sweeperd.sweep.index import IndexEntry, IndexPager, Position
 from sweeperd.sweep.kind import Decision, Kind, Outcome
 from sweeperd.text import moment_ms
 
+#: How a list goes on: a score, and how many entries of this score were listed.
+_PLACE = re.compile(r"-?(inf|\d{1,20}(\.\d{1,20})?(e\+?\d{1,3})?):\d{1,9}", re.ASCII)
 #: The most entries that `newest` reads in one call.
 READ = 2_000
 #: The problem of an entry that is no longer on the list.
@@ -94,9 +96,9 @@ class Quarantine:
         ValueError if `before` is no such text.
         """
         greatest, _, skipped = before.partition(":")
+        if before and not _PLACE.fullmatch(before):
+            raise ValueError("before: not a place in a quarantine")
         score, skip = float(greatest or "inf"), int(skipped or 0)
-        if math.isnan(score) or skip < 0:
-            raise ValueError(before)
         found, read = list[SetAside](), 0
         while read < READ:
             rows: Any = self._shard.client.zrange(

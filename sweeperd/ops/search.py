@@ -38,8 +38,10 @@ from sweeperd.sweep.kind import Kind
 from sweeperd.sweep.reservations import kind_of_event, kind_words
 from sweeperd.text import candidates, decode, whole
 
-#: The most entries of the event stream that one search reads.
-SEARCH = 20_000
+#: The most entries of streams that one search reads, and how many of these may be recorded attempts.
+SEARCH, ATTEMPTS = 20_000, 10_000
+#: How many entries are read in one round trip, so that other clients of Redis wait for less than a millisecond.
+PAGE = 250
 #: How many events of a batch are named.
 MEMBERS = 1000
 #: How many rows a list has, and how long a question waits for the question before it, seconds.
@@ -96,16 +98,19 @@ def is_sent_id(text: str) -> bool:
 
 def find_sent(settings: Settings, shard: Shard, text: str) -> Sent:
     """
-    Find the event or the batch with this webhook id, or the event with this stream id. Of the event stream the last
-    SEARCH entries are read; a batch is known only by the recorded attempts. Raises redis.RedisError.
+    Find the event or the batch with this webhook id, or the event with this stream id: by the recorded attempts, and an
+    event also in the stream. At most SEARCH entries are read. Raises redis.RedisError.
     """
     looked = LookBack()
     if text.startswith("batch_"):
-        names = [endpoint.name for endpoint in settings.consumers]
-        return Sent(batches=tuple(_batches(settings, shard, text, attempts_as(shard, names, text, SEARCH))))
+        return Sent(batches=_batches(settings, shard, text)[0])
     if text.startswith("evt_"):
-        rows, looked = search(shard, shard.keys.events, lambda fields: event_id(shard.origin, fields) == text, 1)
-        rows = rows or _recorded(settings, shard, text)
+        rows, read = _recorded(settings, shard, text)
+        if not rows:
+            left = SEARCH - read
+            rows, looked = search(
+                shard, shard.keys.events, lambda fields: event_id(shard.origin, fields) == text, 1, left
+            )
     else:
         rows = _exactly(shard, text.encode())
     entries, events = list[Inspection](), list[Event]()
@@ -120,15 +125,15 @@ def find_sent(settings: Settings, shard: Shard, text: str) -> Sent:
 
 
 def search(
-    shard: Shard, key: bytes, wanted: Callable[[Fields], bool], most: int, before: str = ""
+    shard: Shard, key: bytes, wanted: Callable[[Fields], bool], most: int, limit: int = SEARCH, before: str = ""
 ) -> tuple[list[StreamRow], LookBack]:
     """
     The newest entries of a stream that are `wanted`, at most `most`, the newest first; `before`: only older entries
-    than this stream id. At most SEARCH entries are read. Raises redis.RedisError.
+    than this stream id. At most `limit` entries are read. Raises redis.RedisError.
     """
     found, read, oldest = list[StreamRow](), 0, None
     last = streams.after(before.encode()) if before else streams.LAST
-    for oldest, fields in islice(streams.read(shard, key, last=last, backwards=True), SEARCH):
+    for oldest, fields in islice(streams.read(shard, key, last=last, backwards=True, page=PAGE), limit):
         read += 1
         if wanted(fields):
             found.append((oldest, fields))
@@ -140,23 +145,35 @@ def search(
     return found, LookBack(read, streams.milliseconds(oldest), oldest, not older)
 
 
-def _recorded(settings: Settings, shard: Shard, text: str) -> list[StreamRow]:
-    """The event with this id, by an attempt to deliver the event first or alone."""
-    names = [endpoint.name for endpoint in settings.consumers]
-    places = {each.attempt.first for each in attempts_as(shard, names, text, SEARCH)}
-    return [row for place in places for row in _exactly(shard, place)]
+def _attempts(settings: Settings, shard: Shard, text: str) -> tuple[list[RecordedAttempt], int]:
+    return attempts_as(shard, [endpoint.name for endpoint in settings.consumers], text, ATTEMPTS)
+
+
+def _recorded(settings: Settings, shard: Shard, text: str) -> tuple[list[StreamRow], int]:
+    """The event with this id, by an attempt to deliver the event first or alone; and how many attempts were read."""
+    recorded, read = _attempts(settings, shard, text)
+    places = {each.attempt.first for each in recorded if each.attempt.event_id == text}
+    return [row for place in places for row in _exactly(shard, place)], read
 
 
 def _exactly(shard: Shard, entry: bytes) -> list[StreamRow]:
     return cast(list[StreamRow], shard.client.xrange(shard.keys.events, entry, entry))
 
 
-def _batches(settings: Settings, shard: Shard, webhook_id: str, recorded: Sequence[RecordedAttempt]) -> Iterator[Batch]:
+def _batches(settings: Settings, shard: Shard, webhook_id: str) -> tuple[tuple[Batch, ...], int]:
+    """The batch at each endpoint that got the batch; and how many attempts were read."""
+    recorded, read = _attempts(settings, shard, webhook_id)
+    return tuple(_at_endpoints(settings, shard, webhook_id, recorded)), read
+
+
+def _at_endpoints(
+    settings: Settings, shard: Shard, webhook_id: str, recorded: Sequence[RecordedAttempt]
+) -> Iterator[Batch]:
     filters = {endpoint.name: EventFilter(endpoint) for endpoint in settings.consumers}
     for name in dict.fromkeys(each.endpoint for each in recorded):
         attempts = tuple(each for each in recorded if each.endpoint == name)
         batch = attempts[0].attempt
-        between = islice(streams.read(shard, shard.keys.events, batch.first, batch.last), SEARCH)
+        between = islice(streams.read(shard, shard.keys.events, batch.first, batch.last), SEARCH - ATTEMPTS)
         rows = list(islice((row for row in between if filters[name].matches(row[1])), MEMBERS))
         hashed = hashlib.sha256(",".join(event_id(shard.origin, fields) for _, fields in rows).encode()).hexdigest()
         yield Batch(webhook_id, name, batch.events, tuple(rows), webhook_id == f"batch_{hashed[:32]}", attempts)
@@ -337,17 +354,20 @@ class EntryPages:
             if not asked.get("before") and _is_known(shard, kind, entry)
         ]
         batches: tuple[Batch, ...] = ()
-        if text.startswith("batch_") and is_sent_id(text):
-            batches = find_sent(self._settings, shard, text).batches
+        rows, read, looked = list[StreamRow](), 0, LookBack()
+        is_event = text.startswith("evt_") and is_sent_id(text)
+        if not asked.get("before"):
+            if text.startswith("batch_") and is_sent_id(text):
+                batches, read = _batches(self._settings, shard, text)
+            elif is_event:
+                rows, read = _recorded(self._settings, shard, text)
 
         def wanted(fields: Fields) -> bool:
             of = fields.get(b"id"), fields.get(b"tenant")
             return of[0] in meant or of[1] in meant or (is_event and event_id(shard.origin, fields) == text)
 
-        is_event = text.startswith("evt_") and is_sent_id(text)
-        rows, looked = search(shard, shard.keys.events, wanted, ROWS, asked.get("before", ""))
-        if is_event and not rows:
-            rows = _recorded(self._settings, shard, text)
+        if not (rows or batches):
+            rows, looked = search(shard, shard.keys.events, wanted, ROWS, SEARCH - read, asked.get("before", ""))
         return {
             "entries": entries,
             "batches": [BatchDocument.of(shard, batch).as_json() for batch in batches],
@@ -363,7 +383,7 @@ class EntryPages:
                 return False
             return tenants is None or fields.get(b"tenant", b"") in tenants
 
-        rows, looked = search(shard, shard.keys.events, wanted, ROWS, asked.get("before", ""))
+        rows, looked = search(shard, shard.keys.events, wanted, ROWS, before=asked.get("before", ""))
         words = ["expired", "--since", "1h", *self._on(shard)]
         return self._listed(looked, [MemberDocument.of(shard, row) for row in rows], [words])
 
@@ -375,7 +395,7 @@ class EntryPages:
                 return False
             return endpoints is None or fields.get(b"endpoint", b"") in endpoints
 
-        rows, looked = search(shard, shard.keys.dead_letters, wanted, ROWS, asked.get("before", ""))
+        rows, looked = search(shard, shard.keys.dead_letters, wanted, ROWS, before=asked.get("before", ""))
         chosen = ["--endpoint", asked["endpoint"]] if asked.get("endpoint") else []
         words = [["dead-letters", "list", *chosen, *self._on(shard)]]
         if chosen:

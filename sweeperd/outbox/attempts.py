@@ -107,17 +107,19 @@ def attempts_with(shard: Shard, endpoints: Iterable[str], entry: bytes) -> list[
     return sorted(found, key=lambda each: each.attempt.at_ms, reverse=True)
 
 
-def attempts_as(shard: Shard, endpoints: Iterable[str], webhook_id: str, most: int) -> list[RecordedAttempt]:
+def attempts_as(
+    shard: Shard, endpoints: Iterable[str], webhook_id: str, most: int
+) -> tuple[list[RecordedAttempt], int]:
     """
-    The recorded attempts of requests with this webhook id, or whose first event has this id, newest first. At most
-    `most` attempts are read. Raises redis.RedisError.
+    The recorded attempts of requests with this webhook id, or whose first event has this id, newest first; and how many
+    attempts were read, at most `most`. Raises redis.RedisError.
     """
     found, left = list[RecordedAttempt](), most
     for name in endpoints:
         recorded = read_attempts(shard, name, min(left, SEARCH)) if left else []
         left -= len(recorded)
         found += [each for each in recorded if webhook_id in (each.attempt.webhook_id, each.attempt.event_id)]
-    return sorted(found, key=lambda each: each.attempt.at_ms, reverse=True)
+    return sorted(found, key=lambda each: each.attempt.at_ms, reverse=True), most - left
 
 
 class Masker:

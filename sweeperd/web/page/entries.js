@@ -56,7 +56,8 @@
   // Names and values of an object.
   const values = (fields) => table(["name", "value"], Object.entries(fields).map(([name, value]) => [name, timed(name, value)]));
 
-  function looked(shard, { read, back_to: back, complete, before }, what) {
+  function looked(shard, { read, back_to: back, complete, before }, what, found = false) {
+    if (!read && found) return none("Found by its recorded attempts.");
     const text = read
       ? `${plural(read, what, `${what}s`)} read, back to ${moment(back)}${complete ? ": there is no older one" : ""}. `
       : `There is no ${what}${asked.get("before") ? " before that" : ""}. `;
@@ -143,7 +144,7 @@
         ? [section("Entries with this id", table(["kind", "entry"], shard.entries.map((each) => [each.kind, link("entry", { shard: shard.shard, ...each }, each.id)])))] : []),
       ...shard.batches.map(batch),
       section(
-        "Events", ...(shard.rows.length ? [events(shard.rows, shard.shard)] : []), looked(shard.shard, shard.looked, "event"),
+        "Events", ...(shard.rows.length ? [events(shard.rows, shard.shard)] : []), looked(shard.shard, shard.looked, "event", shard.rows.length + shard.batches.length > 0),
         element("p", "none", "As a tenant: ", link("dead-letters", { tenant: asked.get("q") }, "dead letters"), " · ", link("quarantine", { tenant: asked.get("q") }, "quarantine")),
       ),
     ]),

@@ -145,6 +145,9 @@ def _rehearse(on: Rehearsal, only: list[str] | None) -> tuple[dict[str, str], bo
                 tenant.set_status("CLOSED")
             except (AssertionError, requests.RequestException) as error:
                 print(f"{tenant.id} could not be closed: {error}", file=sys.stderr)
+    # The dispatcher has no API: its webhooks name it.
+    agents = {request.headers.get("User-Agent", "").replace("/", " ") for request in on.receiver.requests}
+    figures["versions"] = ", ".join([figures["versions"], *sorted(filter(None, agents))])
     figures["left behind"] = (
         f"{len(on.tenants)} closed tenants {MARK}{on.run}-*, with their reservations, events and "
         "deliveries until their TTLs, and the keys sweeperd:*"

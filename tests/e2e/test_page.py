@@ -169,6 +169,9 @@ def test_an_endpoint_and_a_reason_open_to_what_may_be_done(browser: Browser, wid
             "sweeperd quarantine requeue --reason INVALID_ESTIMATE --shard eu",
         ):
             assert text in page.text
+        shown: list[str] = page.run("[...document.querySelectorAll('.ids a, td.number a')].map((link) => link.href)")
+        ids = [f"{url}entry?shard=eu&kind=reservations&id={name}" for name in ("r-7f31", "r-2b90", "r-1c04")]
+        assert shown == [*ids, f"{url}dead-letters?endpoint=warehouse"]
         links: list[str] = page.run("[...document.querySelectorAll('.runbook a')].map((link) => link.href)")
         assert "https://wiki.internal/runbook#sweeperdcircuitopen" in links
         assert "secret answer" not in page.run("document.documentElement.outerHTML")

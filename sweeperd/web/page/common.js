@@ -24,6 +24,22 @@
     return made;
   }
 
+  const LONGEST = 20_000;
+
+  // What cannot be seen, or would hide other text or turn the direction of writing, is escaped; a long text is cut.
+  function visible(value) {
+    const text = String(value);
+    const short = text.length > LONGEST ? `${text.slice(0, LONGEST)}…` : text;
+    return short.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (char) => `\\u{${char.codePointAt(0).toString(16)}}`);
+  }
+
+  // A link to a page about entries; parts without a value are left out.
+  function link(name, parts, text) {
+    const made = element("a", "", visible(text));
+    made.href = `${name}?${new URLSearchParams(Object.entries(parts).filter(([, value]) => value))}`;
+    return made;
+  }
+
   // A node is changed only if its text differs, so that a selection and the scroll position stay.
   function say(node, text) {
     if (node.textContent !== text) node.textContent = text;

@@ -1,24 +1,10 @@
 // Search, an entry, recent expiries, dead letters, quarantine: asks for the document of the page's own name and shows it.
 
-  const MOST = 20_000;
   const page = location.pathname.split("/").pop();
   const asked = new URLSearchParams(location.search);
   const NAMES = { search: "Search", entry: "Entry", expired: "Recent expiries", "dead-letters": "Dead letters", quarantine: "Quarantine" };
 
-  // What cannot be seen, or would hide other text or turn the direction of writing, is escaped; a long text is cut.
-  function visible(value) {
-    const text = String(value);
-    const short = text.length > MOST ? `${text.slice(0, MOST)}…` : text;
-    return short.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (char) => `\\u{${char.codePointAt(0).toString(16)}}`);
-  }
-
   const moment = (text) => (text === null ? "" : text.replace("T", " ").replace("Z", " UTC"));
-
-  function link(name, parameters, text) {
-    const made = element("a", "", visible(text));
-    made.href = `${name}?${new URLSearchParams(Object.entries(parameters).filter(([, value]) => value))}`;
-    return made;
-  }
 
   // The same list with other parts of the question.
   const further = (parts, text) => link(page, { ...Object.fromEntries(asked), ...parts }, text);

@@ -87,13 +87,17 @@
       );
     }
 
-    show(reason) {
+    show({ reason, shard }) {
       const kind = reason.kind === "reservations" ? "" : `${reason.kind}: `;
       say(this.name, kind + (reason.reason || "no reason in the hash"));
       say(this.count, counted.format(reason.count));
       say(this.meaning, reason.text);
       this.meaning.hidden = reason.text === "";
-      say(this.newest, `Newest: ${reason.newest.join(", ")}`);
+      const text = reason.newest.join(", ");
+      if (this.newest.textContent !== `Newest: ${text}`) {
+        const links = reason.newest.map((id) => (id.endsWith("…") ? id : link("entry", { shard, kind: reason.kind, id }, id)));
+        this.newest.replaceChildren("Newest: ", ...links.flatMap((each, number) => (number ? [", ", each] : [each])));
+      }
       this.advice.show(reason);
     }
   }
@@ -303,7 +307,10 @@
       this.rate.replaceChildren(rate, element("small", "", empty));
       say(this.oldest, known && endpoint.pending ? span(endpoint.oldest_pending_seconds) : "–");
       dress(this.oldest, late ? `number hot ${late}` : "number");
-      say(this.letters, counted.format(endpoint.dead_letters));
+      const letters = counted.format(endpoint.dead_letters);
+      if (this.letters.textContent !== letters) {
+        this.letters.replaceChildren(endpoint.dead_letters ? link("dead-letters", { endpoint: endpoint.endpoint }, letters) : letters);
+      }
       dress(this.letters, endpoint.dead_letters ? "number hot watch" : "number");
       dress(this.spark, `spark ${level === "good" ? "" : level}`);
       this.chart.root.hidden = !known;
@@ -432,7 +439,8 @@
       );
       this.warnings.show(status.warnings, (_warning, number) => number);
       this.warnings.parent.hidden = status.warnings.length === 0;
-      this.reasons.show(status.reasons, (reason) => `${reason.kind} ${reason.reason}`);
+      const reasons = status.reasons.map((reason) => ({ reason, shard: shard.shard }));
+      this.reasons.show(reasons, ({ reason }) => `${reason.kind} ${reason.reason}`);
       this.reasons.parent.hidden = status.reasons.length === 0;
       const rest = status.more_endpoints ? `and dead letters of ${plural(status.more_endpoints, "endpoint", "endpoints")} more` : "";
       say(this.more, status.endpoints.length ? rest : "There are no endpoints: events stay in the stream.");

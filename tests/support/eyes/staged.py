@@ -161,6 +161,7 @@ def busy() -> Shards:
             ),
             EndpointStatus(
                 "warehouse",
+                pending=0,
                 dead_letters=4,
                 processes=2,
                 rate=Rate(8.1, 60.0),
@@ -202,8 +203,8 @@ def busy() -> Shards:
         sweeping="sweeperd-6d9f-2",
         endpoints=(
             EndpointStatus("billing", pending=1, oldest_pending_seconds=0.2, processes=2, rate=Rate(5.1, 60.0)),
-            EndpointStatus("crm", processes=2, rate=Rate(5.1, 60.0)),
-            EndpointStatus("warehouse", processes=2, rate=Rate(5.1, 60.0)),
+            EndpointStatus("crm", pending=0, processes=2, rate=Rate(5.1, 60.0)),
+            EndpointStatus("warehouse", pending=0, processes=2, rate=Rate(5.1, 60.0)),
         ),
         rate=Rate(5.12, 60.0),
         processes=both("sweeperd-6d9f-1", "sweeperd-6d9f-2"),

@@ -88,8 +88,14 @@ local redis, cjson, string, math, table = (function(server, cjson, string, math,
     return reply
   end
   local ask = server.acl_check_cmd
+  -- Newer servers take no question with too few arguments, so no server of the tests does.
+  local LEAST = {DEL = 2, HINCRBY = 4, HSET = 4, XACK = 4, XADD = 5, XGROUP = 4, XTRIM = 4, ZADD = 4}
   local may = ask and function(...)
     check('a question for rights')
+    local command, subcommand = ...
+    if select('#', ...) < (subcommand == 'CREATE' and 5 or LEAST[command] or 3) then
+      error('Wrong number of args for redis.acl_check_cmd()', 0)
+    end
     return ask(...)
   end
   local imitation = setmetatable({call = call, pcall = attempt, acl_check_cmd = may}, {__index = server})

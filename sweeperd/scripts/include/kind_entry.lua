@@ -33,7 +33,7 @@ do
 
   -- The error if the user may not call `leave`.
   local function cannot_leave()
-    return since and lacks('ZREM', guarded)
+    return since and lacks('ZREM', guarded, '')
   end
 
   -- The tenant of the entry, for the reply and the event.
@@ -48,7 +48,8 @@ do
       reason = 'SCRIPT_ERROR'
     end
     why = type(why) == 'string' and string.sub(why, 1, 256) or ''
-    local refusal = lacks('ZADD', quarantine) or reason ~= 'WRONG_TYPE' and lacks('HSET', key) or cannot_leave()
+    local refusal = lacks('ZADD', quarantine, '0', '')
+      or reason ~= 'WRONG_TYPE' and lacks('HSET', key, 'f', 'v') or cannot_leave()
     if refusal then
       return refusal
     end
@@ -84,7 +85,7 @@ do
 
   -- Sets the score in the index; and the deadline in the hash, if the field is named.
   local function move(score, field)
-    local refusal = lacks('ZADD', index) or field and lacks('HSET', key) or cannot_leave()
+    local refusal = lacks('ZADD', index, '0', '') or field and lacks('HSET', key, 'f', 'v') or cannot_leave()
     if refusal then
       return refusal
     end
@@ -99,7 +100,7 @@ do
   -- The entry is protected from this moment on: asks again at `score`. Both ms.
   local function protect(from, score)
     local from_text, score_text = string.format('%.0f', from), string.format('%.0f', score)
-    local refusal = lacks('ZADD', index) or lacks('ZADD', guarded)
+    local refusal = lacks('ZADD', index, '0', '') or lacks('ZADD', guarded, '0', '')
     if refusal then
       return refusal
     end
@@ -126,8 +127,9 @@ do
   local function expire(event, checked, expires_text, lag, retention, ...)
     local missing, messages, writes = checked.missing or '[]', checked.messages, checked.writes
     event[#event + 1], event[#event + 2] = 'missing', missing
-    local refusal = lacks('ZADD', index) or lacks('XADD', events)
-      or (retention == '0' and lacks('DEL', key) or retention ~= '0' and (lacks('HSET', key) or lacks('PEXPIRE', key)))
+    local refusal = lacks('ZADD', index, '0', '') or lacks('XADD', events, '*', 'f', 'v')
+      or (retention == '0' and lacks('DEL', key)
+        or retention ~= '0' and (lacks('HSET', key, 'f', 'v') or lacks('PEXPIRE', key, '0')))
     for i = 1, has_right and 0 or #writes do
       refusal = refusal or lacks(writes[i][1], writes[i][2])
     end

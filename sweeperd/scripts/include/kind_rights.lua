@@ -8,8 +8,9 @@ local has_right = redis.acl_check_cmd
   -- The entry's hash, and the name of a missing hash of this kind.
 local entry_key, absent_key
 
--- lacks_right(command, key, ...) returns the error for the script to return at once, or nil. On 6.2 the entry must have
--- been found to be a hash, unless the command is ZADD or XADD.
+-- lacks_right(command, key, ...) returns the error for the script to return at once, or nil. There are as many
+-- arguments as the command takes: newer servers refuse a question with fewer. On 6.2 the entry must have been found to
+-- be a hash, unless the command is ZADD or XADD.
 local lacks_right
 do
   local tried = {}

@@ -3,10 +3,11 @@
 --
 -- no_right(command, key, subcommand) changes nothing. Returns nil, or the error for the script to return at once.
 --
--- From Redis 7.0 on, the server is asked. 6.2 has no such question, so there the command is tried in a form that
--- changes nothing. A user of 6.2 may run each permitted command on each permitted key, so a command is tried once, on
--- the first key; the script must have read every key before it writes to the key, or have asked for another command on
--- it.
+-- From Redis 7.0 on, the server is asked. Newer servers, and older ones with security fixes of 2026, refuse a question
+-- that has fewer arguments than the command takes. 6.2 has no such question, so there the command is tried in a form
+-- that changes nothing. A user of 6.2 may run each permitted command on each permitted key, so a command is tried once,
+-- on the first key; the script must have read every key before it writes to the key, or have asked for another command
+-- on it.
 --
 -- A trial on 6.2 meets the errors of the write, a full Redis for example, and returns the error. When a command that
 -- needs no memory has been tried, Redis at maxmemory takes all writes of the script, as after such a write: if the
@@ -21,10 +22,12 @@ do
     function no_right(command, key, subcommand)
       -- An error of the question: the server has no such command, because it was renamed.
       local known, permitted
-      if subcommand then
+      if subcommand == 'CREATE' then
+        known, permitted = pcall(may, command, subcommand, key, NOT_THERE, NOT_THERE)
+      elseif subcommand then
         known, permitted = pcall(may, command, subcommand, key, NOT_THERE)
-      else
-        known, permitted = pcall(may, command, key)
+      else -- XADD takes most
+        known, permitted = pcall(may, command, key, NOT_THERE, NOT_THERE, NOT_THERE)
       end
       if not (known and permitted) then
         return {err = 'NOPERM the user has no right to run ' .. command .. ' on ' .. key}

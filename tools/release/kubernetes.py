@@ -172,7 +172,8 @@ def admit(example: Path) -> str:
     the host's network must be refused.
     """
     known = set(kubectl("api-versions").split())
-    kubectl("-n", HELPERS, "create", "serviceaccount", "sweeperd")
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "sweeperd", "namespace": HELPERS}}
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump(account))
     components = sorted(path.name for path in (K8S / "components").iterdir())
     taken, left = set[tuple[str, str, str]](), set[str]()
     before = yaml.safe_load((example / "kustomization.yaml").read_text(encoding="utf-8"))
@@ -362,7 +363,7 @@ def break_settings(example: Path) -> str:
     kubectl("apply", "-k", str(example))
     eventually(lambda: restarts() > 0, ROLLED)
     (broken,) = (each for each in pods() if each["metadata"]["uid"] not in before)
-    said = kubectl("-n", OURS, "logs", broken["metadata"]["name"])
+    said = kubectl("-n", OURS, "logs", broken["metadata"]["name"], "--previous")
     assert "nonsense" in said, said
     kept = [each for each in pods() if each["metadata"]["uid"] in before and ready(each)]
     write(path, good)

@@ -290,6 +290,12 @@ def test_only_loopback_clients_see_entries(reports: Reports, path: str, headers:
         assert ask(server.port, path, headers=headers)[0] == status
 
 
+def test_a_client_on_this_host_is_local_on_a_server_of_every_address(reports: Reports) -> None:
+    """As through `kubectl port-forward`: such a server sees 127.0.0.1 as an address of IPv6."""
+    with serving_as(reports, host="") as server:
+        assert ask(server.port, "/search")[0] == 200
+
+
 @pytest.mark.parametrize("entries", [True, False])
 @pytest.mark.parametrize(
     ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]

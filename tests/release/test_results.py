@@ -161,6 +161,8 @@ def test_the_page_says_on_which_commits_the_steps_were_run() -> None:
     assert "**not** run on one commit, but on 2: `0123456789ab` (1 step), `fedcba987654` (1 step)." in page
     page = render("0.1.0", steps, [RESULT, other], lambda commits: [f"{commits[0]}.py", f"{commits[1]}.py"])
     assert "Apart from evidence and the verdicts on mutants they differ in 0123456789ab.py, fedcba987654.py." in page
+    page = render("0.1.0", steps, [RESULT, other], lambda _: ["README.md", *(f"docs/{n}.md" for n in range(10))])
+    assert "they differ in 11 files: docs (10), the top folder (1)." in page
     page = render("0.1.0", steps, [RESULT, other], lambda _: [])
     assert "differ in nothing but evidence and the verdicts on mutants: `0123456789ab` (1 step), `fedc" in page
     versions = {"Python": "3.13.1", "system": "Linux-6", "servers": "Redis 7.0.15, Valkey 8.0.1"}

@@ -1,5 +1,6 @@
 """The page of evidence: what each step found, on which commit, when, and how busy the host was."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -51,8 +52,17 @@ def _commits(results: Sequence[Result], differing: Callable[[Sequence[str]], lis
     if files == []:
         only = "differ in nothing but evidence and the verdicts on mutants"
         return f"The steps were run on {len(commits)} commits that {only}: {named}."
-    known = f" Apart from evidence and the verdicts on mutants they differ in {', '.join(files)}." if files else ""
+    known = f" Apart from evidence and the verdicts on mutants they differ in {_files(files)}." if files else ""
     return f"The steps were **not** run on one commit, but on {len(commits)}: {named}.{known}"
+
+
+def _files(files: Sequence[str]) -> str:
+    """A few by name, many by their folders."""
+    if len(files) <= 10:
+        return ", ".join(files)
+    folders = Counter(file.partition("/")[0] if "/" in file else "the top folder" for file in files)
+    counted = ", ".join(f"{folder} ({count})" for folder, count in folders.most_common())
+    return f"{len(files)} files: {counted}"
 
 
 def _row(step: Step, result: Result | None) -> str:

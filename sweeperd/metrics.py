@@ -34,8 +34,8 @@ ENDPOINT_STATES = ("delivering", "muted", "open", "paused")
 SWEEP = ["shard", "kind"]
 #: Seconds. A sweep of an idle shard takes a millisecond, a drain as long as its time budget.
 SWEEP_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
-#: Seconds. Up to the interval when all is well, hours after an outage.
-LAG_BUCKETS = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600, 14400, 86400)
+#: Seconds. Up to the precision when all is well, without a precision up to the interval, hours after an outage.
+LAG_BUCKETS = (0.005, 0.015, 0.03, 0.06, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600, 14400, 86400)
 #: All outcomes counted by the Cycles services. Ours are the first three.
 CYCLES_OUTCOMES = ("success", "failed", "skipped_locked", "skipped_disabled", "lease_error", "lease_lost")
 #: If a reservation has no tenant, its tenant in the metrics of the Cycles services.

@@ -63,6 +63,7 @@ class SweepSettings(Section):
     """How often, how much and how long to sweep."""
 
     interval: PositiveDuration = timedelta(seconds=5)
+    precision: Duration = timedelta(milliseconds=50)
     grace: Duration = timedelta(0)
     batch_size: int = Field(default=1000, ge=1, le=10_000)
     pipeline_depth: int = Field(default=50, ge=1, le=1000)
@@ -73,6 +74,11 @@ class SweepSettings(Section):
     lease_ttl: LeaseTtl = timedelta(seconds=15)
     audit_retention: PositiveDuration = timedelta(days=30)
     audit_spread: float = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
+
+    @property
+    def looks(self) -> bool:
+        """Whether a daemon looks for deadlines between two ticks."""
+        return timedelta(0) < self.precision < self.interval
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

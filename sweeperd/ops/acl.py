@@ -102,7 +102,7 @@ def _reservations(keys: Keys) -> Iterable[Grant]:
 def _swept(index: bytes, entry: bytes, quarantine: bytes, ticks: bytes, lease: bytes) -> Iterable[Grant]:
     return [
         granted(Duty.STATUS, index, "EVAL EVALSHA EXISTS ZCARD ZCOUNT ZRANGE ZSCORE"),
-        granted(Duty.SWEEP, index, "ZADD ZREM"),
+        granted(Duty.SWEEP, index, "ZADD ZREM ZMSCORE"),
         granted(Duty.WALK, index, "ZSCAN"),
         granted(Duty.STATUS, entry, "EXISTS HMGET"),
         granted(Duty.SWEEP, entry, "HSET"),

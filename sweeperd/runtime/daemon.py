@@ -26,7 +26,7 @@ from sweeperd.ops.processes import ProcessAnnouncer
 from sweeperd.ops.search import EntryPages
 from sweeperd.ops.status import read_status
 from sweeperd.outbox.subscription import BacklogMemory
-from sweeperd.runtime.periodic import PeriodicTask
+from sweeperd.runtime.periodic import Lookout, PeriodicTask
 from sweeperd.runtime.process import Role
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.runtime.sweeps import RETRY_EVERY, CyclesLease, Failure, KindSweep, kind_sweeps
@@ -54,7 +54,8 @@ class ShardRunner:
         self._cycles_lease = CyclesLease(self._sweep_shard) if settings.cycles.enabled and role.sweeps else None
         self._sweeps: list[KindSweep] = []
         if role.sweeps:
-            self._sweeps = kind_sweeps(replace(context, shard=self._sweep_shard), cycles_lease=self._cycles_lease)
+            ours = replace(context, shard=self._sweep_shard)
+            self._sweeps = kind_sweeps(ours, cycles_lease=self._cycles_lease, looks=settings.sweep.looks)
         self.delivery = Dispatcher(context)
         self._actions = ActionExporter(shard, metrics)
         self._announcer = ProcessAnnouncer(shard, sweeps=role.sweeps, delivers=role.delivers)
@@ -66,6 +67,10 @@ class ShardRunner:
         self.status_history = StatusHistory(shard.name, shard.address, read)
         #: The tasks whose being stuck makes the process unhealthy.
         self._essential = list(self._essential_tasks(settings))
+        sweeping = zip(self._sweeps, self._essential, strict=False)
+        watched = [(sweep.watch, task) for sweep, task in sweeping if sweep.watch]
+        #: Looks for deadlines between two sweeps; None if the settings want no looks, or nothing is swept.
+        self.lookout = Lookout(self._sweep_shard, stop, watched) if watched else None
         interval = min(self._timing.status_every, 3 * settings.sweep.interval.total_seconds())
         #: A separate thread reads the status for the page, so that no other task waits for the reading.
         self.tasks = [
@@ -115,6 +120,10 @@ class ShardRunner:
         self._tried |= before._tried & known
         self.delivery.adopt(before.delivery)
         self.status_history.adopt(before.status_history)
+        sweeps = {sweep.name: sweep for sweep in before._sweeps}
+        for sweep in self._sweeps:
+            if predecessor := sweeps.get(sweep.name):
+                sweep.adopt(predecessor)
         if self._cycles_lease and before._cycles_lease:
             self._cycles_lease.adopt(before._cycles_lease)
 
@@ -124,12 +133,18 @@ class ShardRunner:
         problems = [f"the {task.name} is stuck" for task in self._essential if task.stuck]
         if self._role.delivers and not self._stop.is_set() and not self.delivery.complete:
             problems.append(f"a delivery thread of {self.name} has died")
+        if self.lookout and self.lookout.has_died and not self._stop.is_set():
+            problems.append(f"the thread that looks for deadlines of {self.name} has died")
         return problems
 
     def end(self, deadline: float) -> bool:
         """After a stop: wait until `deadline` (monotonic) for the current work. Returns whether every thread ended."""
         ended = all([task.join(deadline) for task in self.tasks])
         ended = self.delivery.join(deadline) and ended
+        if self.lookout:
+            ended = self.lookout.join(deadline) and ended
+        for sweep in self._sweeps:
+            sweep.telemetry.summarize()
         if ended:
             self._announcer.leave()
         self._shard.close()
@@ -240,6 +255,9 @@ class Daemon:
         if self._role.delivers:
             for runner in self._runners:
                 runner.delivery.start()
+        for runner in self._runners:
+            if runner.lookout:
+                runner.lookout.thread.start()
         self._scheduler.start()
         for task in self._tasks:
             task.schedule(self._scheduler)

@@ -1,13 +1,14 @@
-"""The sweep of one kind on one shard: leases, errors, log and metrics, the last tick."""
+"""The sweep of one kind on one shard: leases, errors, log and metrics, the last tick, and the next deadline."""
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import redis
 
@@ -18,7 +19,7 @@ from sweeperd.context import ShardContext
 from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.store.errors import describe
 from sweeperd.store.lease import CYCLES_TOKEN, Lease, process_name
-from sweeperd.store.scripts import Call, Script
+from sweeperd.store.scripts import Call, Script, micros_of, server_clock
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.kind import Backlog, Decision, Kind, SweepReport
@@ -35,6 +36,17 @@ RENEW_EVERY, RETRY_EVERY = 10.0, 1.0
 PATIENCE = 30.0
 #: A lease of sweeperd that lasts for so many TTLs without a sweep is not believed any more.
 LEASE_PATIENCE = 4
+#: Between two looks of a process that does not lead, seconds. So long, too, may a woken tick take to begin.
+OTHERS = 1.0
+#: Between two readings of the note, and of the clock by the process that leads, seconds.
+NEWS = 5.0
+#: How long the leading process has for an overdue entry before another process acts, ms.
+LEADS_WITHIN = 200
+#: How long the leading process keeps the lease of the sweep after a tick. If the process dies, the lease runs out.
+LINGER = timedelta(seconds=OTHERS)
+
+#: The words of one command.
+Command = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -95,7 +107,7 @@ class CyclesLease:
     def hold(self) -> None:
         """Take or renew the lease when due. Call this about every second. Raises RedisUnavailable."""
         now = time.monotonic()
-        if self._held and self._renewed_at is not None and now - self._renewed_at < RENEW_EVERY:
+        if self.held and self._renewed_at is not None and now - self._renewed_at < RENEW_EVERY:
             return
         key = self._shard.keys.cycles.lease
         try:
@@ -106,13 +118,13 @@ class CyclesLease:
             raise RedisUnavailable(f"{self._shard.address}: {describe(error)}") from error
         if held:
             self._renewed_at, self._warned = now, False
-        elif self._held:
+        elif self.held:
             self._renewed_at, self._missing_since = None, now
 
     def permits(self) -> bool:
         """Whether to sweep now: under the lease, or after 30 s without the lease."""
         now = time.monotonic()
-        if self._held:
+        if self.held:
             return True
         if self._renewed_at is not None:  # the lease was held, and Redis could not be reached since
             self._missing_since = self._renewed_at + TTL.total_seconds()
@@ -154,7 +166,8 @@ class CyclesLease:
                 return
 
     @property
-    def _held(self) -> bool:
+    def held(self) -> bool:
+        """Whether sweeperd has the lease."""
         return self._renewed_at is not None and time.monotonic() - self._renewed_at < TTL.total_seconds()
 
 
@@ -206,8 +219,132 @@ class StandBy:
         return self._shard.read_clock() - last.at_ms < milliseconds(limit)
 
 
+@dataclass
+class Watch:
+    """What is known of one kind between two ticks. A watch is used by the tick and by the lookout in turns."""
+
+    shard: Shard
+    kind: Kind
+    #: Seconds.
+    precision: float
+    lease: Lease
+    #: When the first known grace ends, ms on the server's clock.
+    grace_end_ms: Callable[[], float]
+    #: Gets who noted the last tick and when, and says whether it was this process.
+    heard: Callable[[bytes | None, bytes | None], bool]
+    #: Whether to look at all: not without the lease of the Cycles services.
+    allowed: Callable[[], bool]
+    #: Whether the last tick ended well, or another process had the lease.
+    armed: bool = False
+    #: Whether the last note is of this process.
+    leads: bool = False
+    #: The score up to which each entry was decided; None if unknown.
+    seen_ms: int | None = None
+    #: The first score after `seen_ms` at the last look.
+    head: float = math.inf
+    #: Whether a tick was asked for and has not begun; when a tick was asked for last, monotonic.
+    woken: bool = False
+    woken_at: float = -math.inf
+    #: Whether the lease may be another process's, so that each look reads the lease; and since when, monotonic.
+    doubtful: bool = False
+    doubtful_since: float = 0.0
+    #: When to look again, and when the note was read last, monotonic.
+    look_at: float = 0.0
+    read_at: float = -math.inf
+
+    def begin(self) -> tuple[int | None, int, bool]:
+        """
+        A tick begins. Returns the score that was seen if the tick was woken, else None; how many ms before now a tick
+        over the whole index leaves to woken ticks; and whether the tick will most probably be short.
+        """
+        seen_ms = self.seen_ms if self.woken else None
+        steady = self.armed and self.leads
+        self.woken = self.armed = False
+        return seen_ms, int(2000 * self.precision) if steady and seen_ms is None else 0, steady
+
+    def ended(self, report: SweepReport, *, noted: bool) -> None:
+        """A tick has ended without an error; `noted`: for all processes to see."""
+        self.leads = self.leads or noted
+        if report.seen_ms:
+            self.seen_ms, self.doubtful = report.seen_ms, False
+            self._arm()
+
+    def stood_by(self) -> None:
+        """Another process had the lease."""
+        if not self.doubtful:
+            self.doubtful, self.doubtful_since = True, time.monotonic()
+        self._arm()
+
+    def _arm(self) -> None:
+        self.armed, self.woken, self.head = True, False, math.inf
+        self.look_at = self.woken_at + self.precision
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a known moment has passed by the server's clock, as this process keeps that clock."""
+        return self._late_ms() > 0
+
+    def questions(self, now: float) -> dict[str, Command]:
+        """What to read in a look at this time, monotonic."""
+        found: dict[str, Command] = {}
+        if self.seen_ms is not None:
+            limit = ("BYSCORE", "LIMIT", 0, 1, "WITHSCORES")
+            found["head"] = ("ZRANGE", self.kind.index, f"({self.seen_ms}", "+inf", *limit)
+        if self.doubtful or now - self.read_at >= NEWS:
+            found["note"] = ("HMGET", self.kind.ticks, "by", "at", "seen")
+            if self.leads or self.seen_ms is None:
+                found["clock"] = server_clock(self.shard.client)
+        if self.doubtful:
+            found["lease"] = ("GET", self.shard.keys.lease(self.kind.lease_job))
+        return found
+
+    def answered(self, answers: Mapping[str, Any], now: float) -> bool:
+        """Take in the replies, and plan the next look. Returns whether to begin a tick."""
+        self.look_at = now + max(OTHERS, self.precision)
+        if any(isinstance(answer, Exception) for answer in answers.values()):
+            self.armed = False
+            return False
+        if "clock" in answers:
+            self.shard.clock.set((micros_of(answers["clock"]) or 0) // 1000)
+        if "note" in answers:
+            self._read(answers["note"])
+            self.read_at = now
+        if "head" in answers:
+            self.head = float(answers["head"][1]) if answers["head"] else math.inf
+        held = self.lease.is_of_another(answers.get("lease"))
+        return self._plan_leading(now, held) if self.leads else self._plan_other(now, "lease" in answers, held)
+
+    def _read(self, note: Sequence[bytes | None]) -> None:
+        by, at, seen = note
+        self.leads = self.heard(by, at)
+        if not self.leads:
+            self.armed = seen is not None
+            self.seen_ms = int(seen) if seen is not None and seen.isdigit() else None
+
+    def _plan_leading(self, now: float, held: bool) -> bool:
+        late = self._late_ms()
+        self.doubtful = held
+        if late > 0 and held and now - self.doubtful_since > OTHERS:
+            return False
+        self.look_at = now + self.precision if late > 0 else now + min(self.precision, (1 - late) / 1000)
+        return late > 0 and not held
+
+    def _plan_other(self, now: float, asked: bool, held: bool) -> bool:
+        late = self._late_ms()
+        if late > LEADS_WITHIN and not asked:
+            self.look_at = now
+        self.doubtful = late > LEADS_WITHIN
+        return late > LEADS_WITHIN and asked and not held
+
+    def _late_ms(self) -> float:
+        return self.shard.clock.now_ms() - min(self.head, self.grace_end_ms())
+
+
 class KindSweep:
-    """`observe` gets the decisions of each batch after log and metrics. Methods raise RedisUnavailable."""
+    """
+    `observe` gets the decisions of each batch after log and metrics. `looks`: a lookout goes by `watch` between two
+    runs. Methods raise RedisUnavailable.
+    """
 
     def __init__(
         self,
@@ -215,11 +352,14 @@ class KindSweep:
         kind: Kind,
         observe: Callable[[Sequence[Decision]], None] = lambda _: None,
         cycles_lease: CyclesLease | None = None,
+        *,
+        looks: bool = False,
     ) -> None:
         settings, shard = context.settings, context.shard
         self.name = kind.name
         self.telemetry = SweepTelemetry(context.metrics, shard.name, kind)
-        self.lease = Lease(shard, kind.lease_job, settings.sweep.lease_ttl, self.telemetry.lost_lease)
+        linger = LINGER if looks else None
+        self.lease = Lease(shard, kind.lease_job, settings.sweep.lease_ttl, self.telemetry.lost_lease, linger)
         self._stand_by = StandBy(shard, kind, self.lease, settings.sweep)
         self._shard = shard
         self._kind = kind
@@ -237,6 +377,23 @@ class KindSweep:
         spikes_wanted = kind.cycles and EXPIRY_SPIKE in settings.announced
         self._rates = ExpiryRates(shard, settings.cycles) if spikes_wanted else None
         self._sweeper = Sweeper(shard, kind, settings.sweep, self._decided, context.stop)
+        self.watch = self._watch(settings.sweep) if looks else None
+
+    def _watch(self, settings: SweepSettings) -> Watch:
+        lease, sweeper = self._cycles_lease, self._sweeper
+        return Watch(
+            self._shard,
+            self._kind,
+            settings.precision.total_seconds(),
+            self.lease,
+            lambda: sweeper.grace_end_ms,
+            self._last_sweep.heard,
+            lambda: lease is None or lease.held,
+        )
+
+    def adopt(self, before: "KindSweep") -> None:
+        """Take over the lease of the daemon before a reload."""
+        self.lease.adopt(before.lease)
 
     def run(self, paged: Callable[[], None] = lambda: None) -> str:
         """
@@ -245,31 +402,43 @@ class KindSweep:
         is broken.
         """
         self.telemetry.begun()
+        seen_ms, leave_ms, briefly = self.watch.begin() if self.watch else (None, 0, False)
         if self._broken:
             raise KindRefused(self._broken)
         if self._cycles_lease and not self._cycles_lease.permits():
             self.telemetry.stood_by()
             return ""
         with self._shard.reaching():
-            acquired = self.lease.acquire()
+            acquired = self.lease.acquire(briefly=briefly)
             alone = not acquired and self._stand_by.is_pointless()
         if acquired:
             self._stand_by.end()
             with self.lease.kept() as lost:
-                failure = self.tick(lost.is_set, paged).failure
+                failure = self.tick(lost.is_set, paged, seen_ms, leave_ms).failure
+                if self.watch and self.watch.armed and self.watch.leads:
+                    self.lease.leave_to_lapse()
         elif alone:
             failure = self.tick(paged=paged).failure
         else:
             failure = ""
             self.telemetry.stood_by()
+            if self.watch:
+                self.watch.stood_by()
         if time.monotonic() >= self._measure_at:
             self.measure()
         return failure
 
     def tick(
-        self, give_way: Callable[[], bool] = lambda: False, paged: Callable[[], None] = lambda: None
+        self,
+        give_way: Callable[[], bool] = lambda: False,
+        paged: Callable[[], None] = lambda: None,
+        seen_ms: int | None = None,
+        leave_ms: int = 0,
     ) -> SweepReport:
-        """One tick. Raises KindRefused if the kind cannot be swept on this server, or has broken in this tick."""
+        """
+        One tick; see `Sweeper.tick`. Raises KindRefused if the kind cannot be swept on this server, or has broken in
+        this tick.
+        """
         self.telemetry.begun()
         if self._checked != self._shard.opened:
             # A new connection may lead to another server, or to other rights.
@@ -282,17 +451,20 @@ class KindSweep:
             paged()
 
         with self._interpreter.sweep(), tracing.tick(self._shard.name, self.name) as span:
-            report = self._sweeper.tick(give_way, span.trace_id, page_decided)
+            report = self._sweeper.tick(give_way, span.trace_id, page_decided, seen_ms, leave_ms)
             span.mark({f"sweeperd.{outcome.value}": count for outcome, count in report.counts.items()})
             if report.failure:
                 span.fail(report.failure)
-        self.telemetry.ticked(report)
-        self._last_sweep.note(report)
+        woken = seen_ms is not None
+        self.telemetry.ticked(report, woken=woken)
+        noted = self._last_sweep.note(report, woken=woken)
         if self._rates and (spikes := self._rates.record(report.trace_id)):
             self.telemetry.spiked(spikes)
         if report.broken:
             self._broken = f"{self.name}: not swept until sweeperd is restarted: {report.broken}"
             raise KindRefused(self._broken)
+        if self.watch:
+            self.watch.ended(report, noted=noted)
         return report
 
     def failed(self, failure: Failure) -> None:
@@ -328,7 +500,9 @@ def kind_sweeps(
     context: ShardContext,
     observe: Callable[[Sequence[Decision]], None] = lambda _: None,
     cycles_lease: CyclesLease | None = None,
+    *,
+    looks: bool = False,
 ) -> list[KindSweep]:
     """The sweep of each kind on the shard."""
     kinds = kinds_of(context.settings, context.shard).values()
-    return [KindSweep(context, kind, observe, cycles_lease) for kind in kinds]
+    return [KindSweep(context, kind, observe, cycles_lease, looks=looks) for kind in kinds]

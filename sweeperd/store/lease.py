@@ -5,11 +5,13 @@ rests on the lease only if the script that writes compares the lease's token.
 
 import contextlib
 import functools
+import math
 import os
 import re
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
@@ -27,6 +29,8 @@ CYCLES_TOKEN = "sweeperd"  # noqa: S105 - no secret
 _UNIQUE = re.compile("-[0-9a-f]{16}$")
 #: The longest wait at the end of the job for a running renewal, seconds. A renewal that lasts longer does no harm.
 LAST_RENEWAL = 1.0
+#: For this part of `linger` a lease that was left to lapse is taken for held without a command.
+KEPT = 0.4
 
 
 @functools.cache
@@ -54,11 +58,24 @@ class Lease:
     `sweeperd:lease:<job>`: held and renewed while the job runs, released when the job ends. If a holder dies, another
     process can take the lease when `ttl` is over.
 
+    With `linger` a job that is done again and again may keep the lease in between: after `leave_to_lapse` the end of
+    the job does not release the lease, and if the job does not begin anew within `linger`, the lease runs out.
+
     `on_lost` is called once for each time that the lease is gone while the job runs: the lease was deleted, another
     process has it, or it ran out because this process or its Redis stood still.
     """
 
-    def __init__(self, shard: Shard, job: str, ttl: timedelta, on_lost: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        job: str,
+        ttl: timedelta,
+        on_lost: Callable[[], None] = lambda: None,
+        linger: timedelta | None = None,
+    ) -> None:
+        self._linger_ms = milliseconds(linger or ttl)
+        #: When the lease got its last TTL, if this is `linger` (monotonic), and whether the end of the job leaves it.
+        self._lingers_from, self._left = -math.inf, False
         self._client = shard.client
         self._name = f"lease-{job}-{shard.name}"
         self._key = shard.keys.lease(job)
@@ -79,23 +96,44 @@ class Lease:
         """
         return self._token if self._owned else None
 
-    def acquire(self) -> bool:
+    def acquire(self, *, briefly: bool = False) -> bool:
         """
         Take the lease, or keep a lease that could not be released. True too if Redis is full and refuses the lease: the
         sweep frees memory, so the sweep goes on without a lease. False if the key holds no token but another type of
         value. Raises redis.RedisError.
+
+        `briefly`: for a job that will end soon. The lease lasts for `linger` at first, so `leave_to_lapse` needs no
+        command at the end; and if the lease still lingers, no command is needed now either.
         """
+        now = time.monotonic()
+        if briefly and self._left and now - self._lingers_from < KEPT * self._linger_ms / 1000:
+            return self._owned
+        self._lingers_from, self._left = now if briefly else -math.inf, False
+        ttl_ms = self._linger_ms if briefly else self._ttl_ms
         try:
-            self._owned = bool(self._client.set(self._key, self._token, nx=True, px=self._ttl_ms)) or self._extend()
+            self._owned = self._take(ttl_ms) or self._extend(ttl_ms)
         except redis.ResponseError as error:
             if is_wrong_type(error):
                 self._owned = False
                 return False
             if not is_full(error):
                 raise
-            self._owned = self._extend()
+            self._owned = self._extend(ttl_ms)
             return True
         return self._owned
+
+    def adopt(self, before: "Lease") -> None:
+        """Go on with the lease of the daemon before a reload."""
+        self._token, self._owned = before._token, before._owned
+        self._lingers_from, self._left = before._lingers_from, before._left
+
+    def is_of_another(self, token: bytes | None) -> bool:
+        """Whether this value of the key is another process's."""
+        return token is not None and token != self._token.encode()
+
+    def leave_to_lapse(self) -> None:
+        """During the job: at the end the lease is not released. Only with `linger`."""
+        self._left = self._owned
 
     def runs_out(self) -> bool:
         """True if the key has a TTL, so that the lease ends by itself. Raises redis.RedisError."""
@@ -110,6 +148,7 @@ class Lease:
         A separate thread renews, so that the lease lasts however long a round trip of the job takes.
         """
         lost, ended = threading.Event(), threading.Event()
+        self._left = False
         if not self._owned:
             yield lost  # if Redis is full, there is nothing to keep, and nothing to lose
             return
@@ -126,9 +165,10 @@ class Lease:
         finally:
             ended.set()
             renewals.join(LAST_RENEWAL)
+            self._left = self._left and not lost.is_set()
             # If the lease cannot be given back, it runs out by itself.
             with contextlib.suppress(redis.RedisError):
-                if not lost.is_set() and not self.release():
+                if not lost.is_set() and not self._let_go():
                     self._on_lost()
 
     def release(self) -> bool:
@@ -136,20 +176,35 @@ class Lease:
         return bool(self._release.run(self._client, Call([self._key], [self._token])))
 
     def _keep(self, lost: threading.Event, ended: threading.Event) -> None:
-        wait = self._ttl / 3
+        brief = self._lingers_from > -math.inf
+        wait = self._linger_ms / 3000 if brief else self._ttl / 3
         while not ended.wait(wait):
             try:
-                kept = self._extend()
+                # If the brief lease has run out by now, this process takes it again, unless another was faster.
+                kept = self._extend(self._ttl_ms) or (brief and self._take(self._ttl_ms))
             except redis.RedisError:
                 wait = self._ttl / 10  # there is time for a few more tries
                 continue
-            wait = self._ttl / 3
+            brief, self._lingers_from, wait = False, -math.inf, self._ttl / 3
             # If an answer comes after the end, it may be about a released lease.
             if not kept and not ended.is_set():
                 lost.set()
                 self._on_lost()
                 return
 
-    def _extend(self) -> bool:
-        """Make the lease last from now on, if still held. Returns True if held."""
-        return bool(self._renew.run(self._client, Call([self._key], [self._token, self._ttl_ms])))
+    def _let_go(self) -> bool:
+        """The end of the job. Returns True if the lease was still held, as far as this is known."""
+        if not self._left:
+            return self.release()
+        if self._lingers_from > -math.inf:
+            return True
+        self._lingers_from = time.monotonic()
+        return self._extend(self._linger_ms)
+
+    def _take(self, ttl_ms: int) -> bool:
+        """Take the lease if it is free. Returns True if taken."""
+        return bool(self._client.set(self._key, self._token, nx=True, px=ttl_ms))
+
+    def _extend(self, ttl_ms: int) -> bool:
+        """Make the lease last so long from now on, if still held. Returns True if held."""
+        return bool(self._renew.run(self._client, Call([self._key], [self._token, ttl_ms])))

@@ -8,6 +8,7 @@ least half of the entries turn out to be in grace: a backlog in grace lies at th
 the entries that are to be expired, and each tick has to pass the backlog.
 """
 
+import heapq
 import math
 import random
 import time
@@ -25,6 +26,8 @@ from sweeperd.sweep.kind import Decision, GraceScan, Kind, Outcome
 RESCAN_AFTER = (30.0, 60.0)
 #: The most ranges in the cache: with 200 entries each, the ranges of a million entries take about a MiB.
 CAPACITY = 5_000
+#: The most entries whose end of grace is remembered; the other entries in grace wait for a tick over the whole index.
+ENDS = 10_000
 #: In the time that Redis takes to expire one entry, this many are scanned, or passed by in cached ranges.
 SCANS, SKIPS = 8, 32
 
@@ -238,6 +241,38 @@ class GraceCache:
         self._passed.append(CachedRange(len(entries), first, last, tail, fingerprint, first_end_ms, rescan_at))
 
 
+class GraceEnds:
+    """When the graces of the entries end that a script has left alone, ms on the server's clock. One tick at a time."""
+
+    def __init__(self) -> None:
+        #: Id -> the end of the grace, and the score.
+        self._ends: dict[bytes, tuple[int, bytes]] = {}
+        #: (end, id), with ends that are out of date.
+        self._queue: list[tuple[int, bytes]] = []
+
+    def add(self, entry: IndexEntry, end_ms: int) -> None:
+        """The grace of this entry ends at this time."""
+        known = self._ends.get(entry.id)
+        if known != (end_ms, entry.score) and (known or len(self._ends) < ENDS):
+            self._ends[entry.id] = end_ms, entry.score
+            heapq.heappush(self._queue, (end_ms, entry.id))
+
+    @property
+    def first(self) -> float:
+        """The first end; infinite if there is none."""
+        while self._queue and self._ends.get(self._queue[0][1], (0,))[0] != self._queue[0][0]:
+            heapq.heappop(self._queue)
+        return self._queue[0][0] if self._queue else math.inf
+
+    def take(self, until_ms: int, count: int) -> list[IndexEntry]:
+        """Forget up to `count` entries whose grace ended by this time, and return them."""
+        taken: list[IndexEntry] = []
+        while len(taken) < count and self.first <= until_ms:
+            _, entry = heapq.heappop(self._queue)
+            taken.append(IndexEntry(entry, self._ends.pop(entry)[1]))
+        return taken
+
+
 class IndexPager:
     """Reads plain pages."""
 
@@ -263,9 +298,10 @@ class IndexPage:
 
 
 class IndexReader:
-    """Reads the due entries of one kind on one shard."""
+    """Reads the due entries of one kind on one shard. `ends`: gets the ends of grace that become known."""
 
-    def __init__(self, shard: Shard, kind: Kind, page_size: int) -> None:
+    def __init__(self, shard: Shard, kind: Kind, page_size: int, ends: GraceEnds | None = None) -> None:
+        self._ends = ends
         self._page_size = page_size
         self._pager = IndexPager(shard, kind.index)
         self._cache = None if kind.grace_scan is None else GraceCache(shard, kind.index, kind.grace_scan)
@@ -319,9 +355,11 @@ class IndexReader:
         """The next entries of the page were decided."""
         stays = [decision.outcome.stays for decision in decisions]
         self._position = self._position.after(zip(entries, stays, strict=True))
-        for decision in decisions:
+        for entry, decision in zip(entries, decisions, strict=True):
             if decision.grace_end_ms:
                 self._cursor.pass_by(decision.grace_end_ms)
+                if self._ends is not None:
+                    self._ends.add(entry, decision.grace_end_ms)
         if self._cache is not None and not self._page_scanned:
             self._scans = 2 * sum(decision.outcome is Outcome.IN_GRACE for decision in decisions) >= len(decisions)
             self.ended = self.ended and not self._scans
@@ -330,3 +368,60 @@ class IndexReader:
         """The tick was cut short here; the entries that failed are passed over by the next tick."""
         self.ended = False
         self._cursor.stop(self._position.after((entry, True) for entry in failed))
+
+
+class WokenReader:
+    """
+    Reads what woke a tick, in place of IndexReader: the due entries after the score that was seen, and the entries
+    whose grace has ended since.
+    """
+
+    #: A woken tick scans no page.
+    rereads = False
+
+    def __init__(self, shard: Shard, kind: Kind, page_size: int, ends: GraceEnds, seen_ms: int) -> None:
+        """Read the clock and the first page, in one round trip. Raises redis.RedisError."""
+        self._pager = IndexPager(shard, kind.index)
+        self._page_size = page_size
+        self._ends = ends
+        self._position = START
+        self.ended = False
+        # If the script finds the deadline in the present millisecond, the entry is not due.
+        now = shard.clock.now_ms() - 1
+        ended = ends.take(now, page_size)
+        limit = ("BYSCORE", "LIMIT", 0, page_size, "WITHSCORES")
+        reads: list[Sequence[bytes | str | int]] = [("ZRANGE", kind.index, f"({seen_ms}", now, *limit)]
+        if ended:
+            reads.append(("ZMSCORE", kind.index, *(entry.id for entry in ended)))
+        server_now, replies = shard.read_with_clock(*reads)
+        #: The score up to which the tick decides.
+        self.until_ms = min(now, server_now - 1)
+        flat = replies[0]
+        self._page: list[IndexEntry] | None = list(map(IndexEntry, flat[::2], flat[1::2]))
+        #: The entries that are still in the index: their reservations were neither committed nor extended.
+        self._in_front = [
+            entry
+            for entry, score in zip(ended, replies[1] if ended else (), strict=True)
+            if score is not None and float(score) == float(entry.score)
+        ]
+
+    def next(self, _batch_size: int) -> IndexPage:
+        """The next page. Raises redis.RedisError."""
+        page, self._page = self._page, None
+        if page is None:
+            page = self._pager.read(self.until_ms, self._position, self._page_size)
+        self.ended = len(page) < self._page_size
+        in_front, self._in_front = self._in_front, []
+        return IndexPage([*in_front, *page])
+
+    def advance(self, entries: Sequence[IndexEntry], decisions: Sequence[Decision]) -> None:
+        """The next entries of the page were decided."""
+        stays = [decision.outcome.stays for decision in decisions]
+        self._position = self._position.after(zip(entries, stays, strict=True))
+        for entry, decision in zip(entries, decisions, strict=True):
+            if decision.grace_end_ms:
+                self._ends.add(entry, decision.grace_end_ms)
+
+    def stop(self, _failed: Sequence[IndexEntry] = ()) -> None:
+        """The tick was cut short here; the rest is left to the next tick over the whole index."""
+        self.ended = False

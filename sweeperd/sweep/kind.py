@@ -159,6 +159,8 @@ class SweepReport:
     failure: str = ""
     #: The error after which the kind must not be swept any more; empty if there was none.
     broken: str = ""
+    #: The score up to which each entry was decided, ms; 0 if the tick was cut short or not well.
+    seen_ms: int = 0
 
     @property
     def candidates(self) -> int:

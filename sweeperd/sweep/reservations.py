@@ -70,7 +70,7 @@ def reservations(keys: Keys, settings: SweepSettings, *, balances: bool = False)
 
     # The hashes' commands are tried on the index, because no hash is known beforehand.
     rights = {
-        index: ("ZCOUNT", "ZRANGE", "ZREM", "ZADD", "EXISTS", "HGET", "HMGET", "HSET", "PEXPIRE"),
+        index: ("ZCOUNT", "ZRANGE", "ZMSCORE", "ZREM", "ZADD", "EXISTS", "HGET", "HMGET", "HSET", "PEXPIRE"),
         events: ("XADD",),
         quarantine: ("ZCARD", "ZADD"),
     }

@@ -26,7 +26,7 @@ from sweeperd.config.types import milliseconds
 from sweeperd.store.errors import describe, is_refused, is_script_fault, is_server_trouble
 from sweeperd.store.scripts import ScriptPipeline
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.index import IndexEntry, IndexReader
+from sweeperd.sweep.index import GraceEnds, IndexEntry, IndexReader, WokenReader
 from sweeperd.sweep.kind import Backlog, Decision, Kind, Outcome, SweepReport
 from sweeperd.text import moment_ms
 
@@ -62,6 +62,7 @@ class _Tick:
     """One tick while it runs."""
 
     pipeline: ScriptPipeline
+    reader: IndexReader | WokenReader
     give_way: Callable[[], bool]
     trace_id: str
     paged: Callable[[], None]
@@ -183,7 +184,9 @@ class Sweeper:
         self._time_budget = settings.time_budget.total_seconds()
         self._observe = observe
         self._stop = stop
-        self._reader = IndexReader(shard, kind, settings.batch_size)
+        self._page_size = settings.batch_size
+        self._ends = GraceEnds() if settings.looks else None
+        self._reader = IndexReader(shard, kind, settings.batch_size, self._ends)
         # Two batches are in flight: while Redis runs one, this process handles the other. They have `pipeline_depth`
         # calls together, and as many each if the sweep is in a hurry.
         #: How many of the protected entries, from the oldest on, were compared with the index.
@@ -197,11 +200,18 @@ class Sweeper:
             settings.pipeline_depth,
         )
 
+    @property
+    def grace_end_ms(self) -> float:
+        """When the first grace ends that is known, ms on the server's clock; infinite if none is. Not during a tick."""
+        return math.inf if self._ends is None else self._ends.first
+
     def tick(
         self,
         give_way: Callable[[], bool] = lambda: False,
         trace_id: str = "",
         paged: Callable[[], None] = lambda: None,
+        seen_ms: int | None = None,
+        leave_ms: int = 0,
     ) -> SweepReport:
         """
         Decide every entry that is due by the server's clock at the start of the tick, each once, until the end, the
@@ -209,21 +219,25 @@ class Sweeper:
         short, the next tick goes on from there. Memory holds one page. The events carry `trace_id`, 32 hex digits.
         `paged` is called after each page that was decided, as long as the tick has not failed.
 
+        With `seen_ms` a woken tick decides only the entries after this score, and those whose grace has ended as far as
+        earlier ticks know. `leave_ms`: entries that became due within this time are left to a woken tick, which learns
+        when their grace ends.
+
         Raises RedisUnavailable. The next tick then goes on after the batch that failed: if Redis fails because of that
         batch, the following entries are still decided.
         """
         with self._shard.reaching(), ScriptPipeline(self._kind.script, self._shard.client) as pipeline:
-            tick = _Tick(pipeline, give_way, trace_id or secrets.token_hex(16), paged)
-            now, (head,) = self._shard.read_with_clock(("ZRANGE", self._kind.index, 0, 0, "WITHSCORES"))
-            self._reader.start(now, idle=not head or float(head[1]) > now)
+            reader, until = self._begin(seen_ms, leave_ms)
+            tick = _Tick(pipeline, reader, give_way, trace_id or secrets.token_hex(16), paged)
             try:
                 complete = self._drain(tick)
             except BaseException:
-                self._reader.stop(tick.in_flight[0] if tick.in_flight else ())
+                reader.stop(tick.in_flight[0] if tick.in_flight else ())
                 raise
         depth = self._batches_in_flight * int(self._batch_size)
+        seen = until if complete and not tick.failure else 0
         return SweepReport(
-            tick.trace_id, tick.counts, complete, tick.duration, tick.passed, depth, tick.failure, tick.broken
+            tick.trace_id, tick.counts, complete, tick.duration, tick.passed, depth, tick.failure, tick.broken, seen
         )
 
     def backlog(self) -> Backlog:
@@ -264,16 +278,27 @@ class Sweeper:
         count, oldest = client.zcard(key), cast(list[tuple[bytes, float]], client.zrange(key, 0, 0, withscores=True))
         return int(count), max(0.0, (now - moment_ms(oldest[0][1])) / 1000) if oldest else 0.0
 
+    def _begin(self, seen_ms: int | None, leave_ms: int) -> tuple[IndexReader | WokenReader, int]:
+        """The reader of a tick that begins, and the score up to which the tick decides for sure."""
+        if seen_ms is not None and self._ends is not None:
+            woken = WokenReader(self._shard, self._kind, self._page_size, self._ends, seen_ms)
+            return woken, woken.until_ms
+        now, (head,) = self._shard.read_with_clock(("ZRANGE", self._kind.index, 0, 0, "WITHSCORES"))
+        until = now - leave_ms
+        self._reader.start(until, idle=not head or float(head[1]) > until)
+        # If the script finds the deadline in the present millisecond, the entry is not due.
+        return self._reader, min(until, now - 1)
+
     def _drain(self, tick: _Tick) -> bool:
         """Go through the index. Returns False if the tick stopped before the end."""
-        while not self._reader.ended:
+        while not tick.reader.ended:
             if self._is_over(tick):
                 return False
-            page = self._reader.next(int(self._batch_size))
+            page = tick.reader.next(int(self._batch_size))
             if page.passed:
                 tick.passed += page.passed
                 tick.counts[Outcome.IN_GRACE] += page.passed
-            for batch in self._batches(page.entries):
+            for batch in self._batches(tick.reader, page.entries):
                 if self._is_over(tick):
                     return False
                 self._send(tick, batch)
@@ -290,13 +315,13 @@ class Sweeper:
         if not (spent or tick.broken or tick.refused or self._stop.is_set() or tick.give_way()):
             return False
         self._receive(tick, 0)
-        self._reader.stop()
+        tick.reader.stop()
         return True
 
-    def _batches(self, entries: Batch) -> Iterator[Batch]:
+    def _batches(self, reader: IndexReader | WokenReader, entries: Batch) -> Iterator[Batch]:
         """Batches with as many undecided entries as fit into a batch at that moment."""
         start = 0
-        while start < len(entries) and not self._reader.rereads:
+        while start < len(entries) and not reader.rereads:
             end, left = start, int(self._batch_size)
             while end < len(entries) and (left or entries[end].in_grace):
                 left -= not entries[end].in_grace
@@ -317,7 +342,7 @@ class Sweeper:
             if trouble is not None:
                 self._abandon(tick)
                 raise trouble
-            self._reader.advance(tick.in_flight.popleft(), decisions)
+            tick.reader.advance(tick.in_flight.popleft(), decisions)
             tick.progressed = True
 
     def _abandon(self, tick: _Tick) -> None:

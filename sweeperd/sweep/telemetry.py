@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: How late this process may hear of another process's note, seconds.
+HEARD_LATE = 6.0
 _FIELDS = (b"at", b"by", b"seconds", b"complete", b"expired", b"earlier_at", b"earlier_expired")
 
 
@@ -52,8 +54,8 @@ class LastSweep:
 
 class LastSweepStore:
     """
-    `sweeperd:ticks` of one kind, as one sweeping process writes the hash. Not to be shared by threads. A tick in which
-    nothing happened is noted `every` so many seconds at most.
+    `sweeperd:ticks` of one kind, as one sweeping process writes the hash. Not to be shared by threads. A tick that
+    changed nothing is noted only if the last note is `every` so many seconds old, another process's note twice as old.
     """
 
     def __init__(self, shard: Shard, kind: Kind, every: float = 0.0) -> None:
@@ -61,6 +63,7 @@ class LastSweepStore:
         self._every = every
         #: When the last tick was noted, monotonic.
         self._noted_at = -math.inf
+        self._is_ours = True
         self._key = kind.ticks
         self._script = Script("sweep/last_sweep")
         self._by = process_name()
@@ -71,16 +74,27 @@ class LastSweepStore:
         """The decisions of a batch, which count even if the tick fails later."""
         self._expired += sum(decision.outcome is Outcome.EXPIRED for decision in decisions)
 
-    def note(self, report: SweepReport) -> None:
+    def heard(self, by: bytes | None, at: bytes | None) -> bool:
+        """The fields of the last note, as they were read. Returns whether the note is this process's."""
+        if by == self._by.encode():
+            return True
+        if at is not None and at.isdigit():
+            self._noted_at = time.monotonic() - (self._shard.clock.now_ms() - int(at)) / 1000
+            self._is_ours = False
+        return False
+
+    def note(self, report: SweepReport, *, woken: bool = False) -> bool:
         """
         A tick has ended: one command, for people only. If Redis refuses the command (no rights, another type under the
-        key), the sweep goes on without, and says so once. Raises RedisUnavailable.
+        key), the sweep goes on without, and says so once. Returns whether the tick was noted. Raises RedisUnavailable.
         """
-        if not (report.changed or self._expired) and time.monotonic() - self._noted_at < self._every:
-            return
-        self._noted_at = time.monotonic()
+        age, limit = time.monotonic() - self._noted_at, self._every if self._is_ours else 2 * self._every + HEARD_LATE
+        if not (report.changed or self._expired or (woken and report.candidates)) and age < limit:
+            return False
+        self._noted_at, self._is_ours = time.monotonic(), True
         expired, self._expired = self._expired, 0
-        args = (self._shard.clock.now_ms(), self._by, f"{report.duration_seconds:.3f}", int(report.complete), expired)
+        seconds, complete, seen = f"{report.duration_seconds:.3f}", int(report.complete), report.seen_ms or ""
+        args = (self._shard.clock.now_ms(), self._by, seconds, complete, expired, seen)
         with self._shard.reaching():
             try:
                 self._script.run(self._shard.client, Call([self._key], args))
@@ -91,6 +105,8 @@ class LastSweepStore:
                 if not self._refusal_logged:
                     log.warning("ticks cannot be noted", extra={"shard": self._shard.name, "error": describe(error)})
                 self._refusal_logged = True
+                return False
+        return True
 
 
 def read_last_sweep(shard: Shard, kind: Kind) -> LastSweep | None:
@@ -195,6 +211,10 @@ class SweepTelemetry:
         self._kind = kind
         #: Ordinary decisions that wait for more of their outcome, to share a line of LINE; of one tick.
         self._waiting: dict[tuple[Outcome, str, int], list[Decision]] = {}
+        #: The ticks since the last line about ticks: how many, how long, what was decided, and the last trace id.
+        self._ticks, self._seconds = 0, 0.0
+        self._counts: Counter[Outcome] = Counter()
+        self._trace_id = ""
         #: The fields of every log line of this sweep.
         self._about: dict[str, object] = {"shard": shard, **kind.log_fields}
         metrics.sweep.announce(shard, kind.name, list(Outcome), list(kind.reasons))
@@ -238,8 +258,8 @@ class SweepTelemetry:
         if self._begun is None:
             self._begun = self._clock()
 
-    def ticked(self, report: SweepReport) -> None:
-        """A tick that reached its end or was cut short."""
+    def ticked(self, report: SweepReport, *, woken: bool = False) -> None:
+        """A tick that reached its end or was cut short. A woken tick is logged together with later ticks."""
         self.flush()
         self._count_run("error" if report.failure else "ok")
         self._metrics.sweep_duration.labels(self._shard, self._kind.name).observe(report.duration_seconds)
@@ -248,15 +268,29 @@ class SweepTelemetry:
         self._metrics.pipeline_depth.labels(self._shard, self._kind.name).set(report.pipeline_depth)
         self._metrics.redis_up.labels(self._shard).set(1)
         if report.candidates:
-            seconds = round(report.duration_seconds, 3)
-            counts: dict[str, object] = {outcome.value: count for outcome, count in report.counts.items() if count}
-            common = self._about | {"trace_id": report.trace_id, "seconds": seconds}
-            log.info("swept", extra=common | counts)
+            self._add_up(report)
+        if not woken:
+            self.summarize()
         if report.failure:
             log.error("sweep failed", extra=self._about | {"error": report.failure})
 
+    def _add_up(self, report: SweepReport) -> None:
+        self._ticks += 1
+        self._seconds += report.duration_seconds
+        self._counts.update(report.counts)
+        self._trace_id = report.trace_id
+
+    def summarize(self) -> None:
+        """Log the sum of the ticks since the last such line, if they have decided anything."""
+        if self._ticks:
+            several = {"ticks": self._ticks} if self._ticks > 1 else {"trace_id": self._trace_id}
+            counts: dict[str, object] = {outcome.value: count for outcome, count in self._counts.items() if count}
+            log.info("swept", extra=self._about | several | {"seconds": round(self._seconds, 3)} | counts)
+        self._ticks, self._seconds, self._counts = 0, 0.0, Counter()
+
     def stood_by(self) -> None:
         """Another replica holds the lease."""
+        self.summarize()
         self._count_run("standby")
         self._metrics.redis_up.labels(self._shard).set(1)
 

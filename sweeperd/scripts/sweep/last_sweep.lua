@@ -7,11 +7,12 @@
 -- ARGV[3] -> how long the tick took, seconds
 -- ARGV[4] -> 1; 0 if the tick stopped before the end of the due entries
 -- ARGV[5] -> how many entries have expired since this process's last note
+-- ARGV[6] -> the score up to which each entry was decided, ms; '' if the tick was cut short or not well
 --
 -- Returns the total.
 --
--- HDEL is the first write and removes nothing. HDEL needs no memory: if Redis is full, HDEL is still accepted, and so
--- is HSET after HDEL.
+-- HDEL is the first write and removes `seen`, or nothing. HDEL needs no memory: if Redis is full, HDEL is still
+-- accepted, and so is HSET after HDEL.
 
 -- @include rights
 
@@ -38,6 +39,10 @@ local total_text = text(total)
 local words = {'at', ARGV[1], 'by', ARGV[2], 'seconds', ARGV[3], 'complete', ARGV[4], 'expired', total_text,
   'mark_at', text(mark_at), 'mark_expired', text(mark_expired),
   'earlier_at', text(earlier_at), 'earlier_expired', text(earlier_expired)}
-redis.call('HDEL', KEYS[1], '')
+if ARGV[6] ~= '' then
+  words[#words + 1] = 'seen'
+  words[#words + 1] = ARGV[6]
+end
+redis.call('HDEL', KEYS[1], ARGV[6] == '' and 'seen' or '')
 redis.call('HSET', KEYS[1], unpack(words))
 return total_text

@@ -12,6 +12,7 @@
 
 local READS = {
   EXISTS = {}, ZCARD = {}, HGET = {NOT_THERE}, HMGET = {NOT_THERE}, ZCOUNT = {'0', '0'}, ZRANGE = {'0', '0'},
+  ZMSCORE = {NOT_THERE},
 }
 
 -- If the user lacks the right, the error has one of these: the second on Redis to 7.0, the third on newer servers

@@ -17,8 +17,8 @@ UNITS = Path(__file__).parents[3] / "deploy" / "systemd"
 
 
 def at_most(concurrency: int, endpoints: int, shards: int = 1) -> int:
-    """A thread for each request in flight, a reader and an acknowledger for each endpoint, and the tasks of a shard."""
-    return concurrency + shards * (2 * endpoints + 6) + 1
+    """A thread for each request in flight, two for each endpoint, and the tasks and the lookout of a shard."""
+    return concurrency + shards * (2 * endpoints + 7) + 1
 
 
 @pytest.mark.parametrize(("endpoints", "shards"), [(1, 1), (12, 1), (5, 2)])

@@ -196,6 +196,69 @@ def test_any_other_refusal_is_raised(pair: tuple[Lease, Lease], client: redis.Re
         lease.release()
 
 
+@pytest.fixture
+def lingering(shard: Shard) -> Replica:
+    """One that keeps its lease between two jobs, for a second."""
+    replica = Replica(shard, LONG)
+    replica.lease = Lease(shard, "sweep", LONG, replica._on_lost, linger=SHORT)
+    return replica
+
+
+def test_between_two_jobs_it_is_kept_for_a_moment(lingering: Replica, shard: Shard, client: redis.Redis) -> None:
+    rival = Lease(shard, "sweep", LONG)
+    client.config_resetstat()
+    for _ in range(3):
+        assert lingering.lease.acquire(briefly=True)
+        with lingering.lease.kept():
+            lingering.lease.leave_to_lapse()
+    stats: dict[str, Any] = client.info("commandstats")
+    assert stats["cmdstat_set"]["calls"] == 1, "no other command is needed"
+    assert "cmdstat_evalsha" not in stats
+    assert not rival.acquire()
+    assert lingering.lease.is_of_another(b"a rival")
+    held: Any = client.get(KEY)
+    assert not lingering.lease.is_of_another(held)
+    eventually(rival.acquire)
+    assert not lingering.lease.acquire()
+    assert lingering.lost == 0, "it was not at work"
+
+
+def test_one_that_lingers_lasts_as_long_as_its_job(lingering: Replica, shard: Shard, client: redis.Redis) -> None:
+    assert lingering.lease.acquire(briefly=True)
+    with lingering.lease.kept():
+        assert client.pttl(KEY) <= 1000
+        eventually(lambda: client.pttl(KEY) > 14_000)
+        lingering.lease.leave_to_lapse()
+    assert 0 < client.pttl(KEY) <= 1000
+    assert lingering.lease.acquire()
+    with lingering.lease.kept():
+        pass
+    assert not client.exists(KEY), "a job that did not ask for it gives it back"
+    assert lingering.lost == 0
+
+
+def test_one_that_lingers_and_has_run_out_is_taken_again(lingering: Replica, client: redis.Redis) -> None:
+    assert lingering.lease.acquire(briefly=True)
+    with lingering.lease.kept() as lost:
+        client.delete(KEY)
+        eventually(lambda: client.exists(KEY))
+        eventually(lambda: client.pttl(KEY) > 14_000)
+        client.set(KEY, "a rival")
+        assert not lost.is_set()
+    assert lingering.lost == 1
+    assert not lingering.lease.acquire()
+
+
+def test_a_reload_goes_on_with_it(lingering: Replica, shard: Shard) -> None:
+    assert lingering.lease.acquire()
+    with lingering.lease.kept():
+        lingering.lease.leave_to_lapse()
+    after = Lease(shard, "sweep", LONG, linger=SHORT)
+    after.adopt(lingering.lease)
+    assert after.acquire(briefly=True)
+    assert after.release()
+
+
 def _take(client: redis.Redis, taken: str | None) -> None:
     """Take the lease from its holder: give it to another, or free it."""
     if taken:

@@ -17,11 +17,11 @@ def test_a_renewal_that_fails_is_tried_again(
     tries = []
     extend = quick.lease._extend
 
-    def fails_twice() -> Any:
+    def fails_twice(ttl_ms: int) -> Any:
         tries.append(1)
         if len(tries) <= 2:
             raise redis.ConnectionError("cut")
-        return extend()
+        return extend(ttl_ms)
 
     quick.lease.acquire()
     monkeypatch.setattr(quick.lease, "_extend", fails_twice)

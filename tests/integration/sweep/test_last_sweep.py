@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import pytest
 import redis
@@ -88,7 +89,7 @@ def test_the_rate_is_that_of_the_last_minute_or_two(moments: list[tuple[int, Las
 
 def test_a_tick_in_the_same_millisecond_begins_no_new_measurement(client: redis.Redis) -> None:
     for count in (5, 3):
-        Script("sweep/last_sweep").run(client, Call([KEY.encode()], [1_700_000_000_000, "us", "0.1", 1, count]))
+        Script("sweep/last_sweep").run(client, Call([KEY.encode()], [1_700_000_000_000, "us", "0.1", 1, count, ""]))
     assert client.hmget(KEY, [b"expired", b"mark_expired", b"earlier_expired"]) == [b"8", b"5", b"5"]
 
 
@@ -151,6 +152,27 @@ def test_an_idle_tick_is_noted_once_in_a_while_and_a_busy_one_at_once(shard: Sha
     board.decided(expired(2))
     board.note(report())
     assert noted(shard).expired == 2
+
+
+def test_the_seen_score_is_noted_unless_the_tick_was_cut_short(shard: Shard, client: redis.Redis) -> None:
+    board = LastSweepStore(shard, KIND)
+    assert board.note(replace(report(), seen_ms=1_700_000_000_000))
+    assert client.hget(KEY, "seen") == b"1700000000000"
+    board.note(report(complete=False))
+    assert client.hget(KEY, "seen") is None
+
+
+def test_the_note_of_another_process_is_good_for_longer(shard: Shard, client: redis.Redis) -> None:
+    board, now = LastSweepStore(shard, KIND, 60), shard.read_clock()
+    assert not board.heard(b"another", b"%d" % (now - 100_000))
+    assert not board.note(report())
+    board.heard(b"another", b"%d" % (now - 130_000))
+    assert board.note(report())
+    assert not board.note(report())
+    board.heard(b"another", b"%d" % now)
+    assert board.note(replace(report(), counts={Outcome.IN_GRACE: 1}), woken=True), "who decides anything leads"
+    by, at = cast(list[bytes], client.hmget(KEY, ["by", "at"]))
+    assert board.heard(by, at)
 
 
 def test_daemon_and_once_note_their_ticks(server: Server, client: redis.Redis, shard: Shard, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Paging: every due entry is decided once for each pass, while entries stay, fail or are added."""
 
+import math
 import random
 import re
 import shutil
@@ -25,7 +26,7 @@ from sweeperd.sweep.sweeper import Sweeper
 from tests.lua import builders
 from tests.support.builders import make_sweeper
 from tests.support.busy import BUSY
-from tests.support.harness import eventually, server_time
+from tests.support.harness import eventually, reserve, server_time
 
 #: The beginning of an entry's id says what becomes of it; each run is written down in the journal.
 FATES = (
@@ -614,3 +615,51 @@ def test_a_tick_expires_in_the_order_of_the_index(shard: Shard, client: redis.Re
     assert report.counts == {Outcome.EXPIRED: 500}
     scores = [int(fields[b"expires_at"]) for _, fields in world.client.xrange(world.keys.events)]
     assert scores == sorted(scores)
+
+
+def test_a_woken_tick_decides_only_what_woke_it(client: redis.Redis, shard: Shard) -> None:
+    reserve(client, ["seen"])
+    reserve(client, ["new", "in grace"], overdue_by=10_000)
+    client.hset("reservation:res_in grace", "grace_ms", 11_000)
+    decided: list[Decision] = []
+    sweeper = make_sweeper(shard, observe=lambda decisions, _: decided.extend(decisions))
+    assert sweeper.grace_end_ms == math.inf
+    shard.read_clock()
+    report = sweeper.tick(seen_ms=server_time(client) - 30_000)
+    assert dict(report.counts) == {Outcome.EXPIRED: 1, Outcome.IN_GRACE: 1}
+    assert server_time(client) - 1000 <= report.seen_ms < server_time(client)
+    deadline: Any = client.zscore("reservation:ttl", "in grace")
+    end = deadline + 11_000
+    assert sweeper.grace_end_ms == end
+    assert sweeper.tick(seen_ms=report.seen_ms).counts == {}, "neither what stands before, nor what is in grace"
+    eventually(lambda: shard.read_clock() > end + 1)
+    decided.clear()
+    report = sweeper.tick(seen_ms=report.seen_ms)
+    assert [(decision.id, decision.outcome) for decision in decided] == [(b"in grace", Outcome.EXPIRED)]
+    assert sweeper.grace_end_ms == math.inf
+    assert client.zrange("reservation:ttl", 0, -1) == [b"seen"]
+    assert dict(sweeper.tick().counts) == {Outcome.EXPIRED: 1}
+
+
+def test_a_woken_tick_reads_page_after_page(client: redis.Redis, shard: Shard) -> None:
+    seen = shard.read_clock() - 5000
+    reserve(client, ["before"])
+    reserve(client, [f"{number:03}" for number in range(100)], overdue_by=1000)
+    reserve(client, [f"kept {number:03}" for number in range(100)], overdue_by=900, grace=0)
+    for number in range(100):
+        client.hset(f"reservation:res_kept {number:03}", "grace_ms", 60_000)
+    report = make_sweeper(shard, settings=SweepSettings(batch_size=7)).tick(seen_ms=seen)
+    assert dict(report.counts) == {Outcome.EXPIRED: 100, Outcome.IN_GRACE: 100}
+    assert report.complete
+    stop = threading.Event()
+    stop.set()
+    report = make_sweeper(shard, stop=stop).tick(seen_ms=seen)
+    assert (report.complete, report.seen_ms) == (False, 0)
+
+
+def test_a_tick_over_the_index_leaves_the_last_moment_to_woken_ones(client: redis.Redis, shard: Shard) -> None:
+    reserve(client, ["old"], overdue_by=60_000)
+    reserve(client, ["young"], overdue_by=1)
+    report = make_sweeper(shard).tick(leave_ms=30_000)
+    assert dict(report.counts) == {Outcome.EXPIRED: 1}
+    assert server_time(client) - report.seen_ms >= 30_000

@@ -17,6 +17,7 @@ DEFAULTS = {
     "keys.prefix": "",
     "shards": [],
     "sweep.interval": timedelta(seconds=5),
+    "sweep.precision": timedelta(milliseconds=50),
     "sweep.grace": timedelta(0),
     "sweep.batch_size": 1000,
     "sweep.pipeline_depth": 50,

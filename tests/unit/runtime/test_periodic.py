@@ -219,3 +219,28 @@ def test_stuck_because_it_does_not_begin() -> None:
 
 def test_join_an_idle_one() -> None:
     assert PeriodicTask("chore", Work(), 10, 60).join(0.0)
+
+
+def test_a_run_out_of_turn_leaves_the_plan_as_it_is(schedule: Schedule, scheduler: BackgroundScheduler) -> None:
+    work = Work()
+    duty = schedule(work, 100)
+    eventually(lambda: work.runs == 1 and duty.idle)
+    (job,) = scheduler.get_jobs()
+    planned = job.next_run_time
+    for runs in (2, 3):
+        duty.wake()
+        eventually(lambda runs=runs: work.runs == runs and duty.idle)
+        eventually(lambda: job.next_run_time == planned)
+    assert planned > datetime.now(UTC) + timedelta(seconds=60)
+
+
+def test_a_run_out_of_turn_comes_although_the_last_one_has_just_ended(schedule: Schedule) -> None:
+    """Also if the scheduler still counts it, and never two at a time."""
+    work = Work()
+    duty = schedule(work, 100)
+    for runs in range(1, 200):
+        eventually(lambda runs=runs: work.runs == runs)
+        while not duty.idle:
+            pass
+        duty.wake()
+    assert work.most_at_once == 1

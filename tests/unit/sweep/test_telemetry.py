@@ -389,3 +389,18 @@ def test_the_duration_of_a_run_begins_before_the_lease() -> None:
         for name in ("sum", "max"):
             sample = metrics.registry.get_sample_value(f"cycles_maintenance_duration_seconds_{name}", labels)
             assert sample == seconds, (outcome, name)
+
+
+def test_woken_ticks_share_a_line_with_the_next_by_the_interval(told: Told) -> None:
+    for _ in range(3):
+        told.audit.ticked(report(expired=2), woken=True)
+    assert told.lines == []
+    told.audit.ticked(report(in_grace=1))
+    line = told.line
+    assert (line["message"], line["ticks"], line["seconds"], line["expired"]) == ("swept", 4, 1.0, 6)
+    assert (line["in_grace"], "trace_id" in line) == (1, False)
+    told.audit.ticked(report(expired=1), woken=True)
+    told.audit.stood_by()
+    assert (told.lines[-1]["expired"], told.lines[-1]["trace_id"]) == (1, TRACE)
+    told.audit.summarize()
+    assert len(told.lines) == 2

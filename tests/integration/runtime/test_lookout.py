@@ -1,0 +1,65 @@
+"""Who looks for deadlines between two sweeps, and who does not."""
+
+import threading
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import Settings
+from sweeperd.runtime.daemon import Daemon
+from sweeperd.runtime.process import Role
+from tests.support.harness import eventually, reserve
+from tests.support.servers import Server
+
+CYCLES_LEASE = "cycles:maintenance:lease:reservation_expiry"
+
+
+def settings_of(server: Server, **sweep: str) -> Settings:
+    sweep = {"interval": "10m"} | sweep
+    return Settings.model_validate({"redis": {"url": server.url}, "http": {"listen": ""}, "sweep": sweep})
+
+
+def lookouts() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("lookout")]
+
+
+@pytest.mark.parametrize(
+    ("role", "sweep", "expected"),
+    [
+        (Role.ALL, {}, ["lookout-default"]),
+        (Role.SWEEP, {}, ["lookout-default"]),
+        (Role.DELIVER, {}, []),
+        (Role.ALL, {"precision": "0s"}, []),
+        (Role.ALL, {"interval": "50ms"}, []),
+    ],
+)
+def test_who_looks(role: Role, sweep: dict[str, str], expected: list[str], server: Server) -> None:
+    daemon = Daemon(settings_of(server, **sweep), role=role)
+    daemon.start()
+    try:
+        assert lookouts() == expected
+        eventually(lambda: daemon.health()[0] and daemon.readiness()[0])
+    finally:
+        assert daemon.stop()
+    assert lookouts() == []
+
+
+def test_without_the_lease_of_cycles_nobody_looks(server: Server, client: redis.Redis) -> None:
+    client.set(CYCLES_LEASE, "runtime-1", px=60_000)
+    settings = settings_of(server)
+    cycles = settings.cycles.model_copy(update={"enabled": True})
+    daemon = Daemon(settings.model_copy(update={"cycles": cycles}))
+    labels: dict[str, Any] = {"shard": "default", "kind": "reservations"}
+
+    def sweeps(result: str) -> float | None:
+        return daemon.metrics.registry.get_sample_value("sweeperd_sweeps_total", labels | {"result": result})
+
+    daemon.start()
+    try:
+        eventually(lambda: sweeps("standby") == 1)
+        reserve(client, ["entry"], overdue_by=-100)
+        threading.Event().wait(1.5)
+        assert (sweeps("standby"), sweeps("ok"), client.zcard("reservation:ttl")) == (1, 0, 1)
+    finally:
+        assert daemon.stop()

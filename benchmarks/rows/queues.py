@@ -26,7 +26,7 @@ from typing import Any, Protocol, Self
 import redis
 
 from benchmarks.fill import fill
-from benchmarks.lab import Lab
+from benchmarks.lab import WARM_FIRST, Lab
 from benchmarks.process import cpu_seconds, peak_mib
 from benchmarks.row import Goal, NotMeasurable, Row, Sample
 from sweeperd.store import streams
@@ -41,6 +41,7 @@ CONCURRENCY = 16
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 #: Between the making of tasks and the first deadline, seconds: one for so many tasks, and for the start of a worker.
 TASKS_A_SECOND, START = 1000, 8.0
+HOUR_MS = 3_600_000
 #: The longest that one step may take, seconds.
 LIMIT = 240.0
 #: The same for what a worker leaves that was killed: asynq takes up such tasks once a minute.
@@ -219,16 +220,24 @@ def lost(lab: Lab, system: System, count: int, program: str) -> tuple[int, int]:
         return _decided(client, system, before) - receiver.tally()["events"], held
 
 
-def sweeperd(lab: Lab, name: str = "sweeperd", **endpoint: object) -> System:
-    """The daemon as it is installed; `endpoint`: settings of the endpoint, if there is one."""
+def sweeperd(
+    lab: Lab, name: str = "sweeperd", *, precision: str = "50ms", in_grace: int = 0, **endpoint: object
+) -> System:
+    """
+    The daemon as it is installed; `endpoint`: settings of the endpoint, if there is one. `in_grace`: so many other
+    entries are in grace all the time.
+    """
     keys = Keys()
 
     def make(server: Server, count: int, at: int, spread_ms: int) -> None:
+        if in_grace:
+            fill(server.url, in_grace, grace_ms=HOUR_MS, first=10 * WARM_FIRST)
         fill(server.url, count, due_ms=int(time.time() * 1000) - at - spread_ms, spread_ms=spread_ms)
 
     def work(server: Server, url: str) -> contextlib.AbstractContextManager[Worker]:
         endpoints = [{"name": "hook", "url": url, "secrets": [SECRET], **endpoint}] if url else []
-        return daemon(environment(server.url, endpoints=endpoints, webhooks__concurrency=CONCURRENCY), lab.directory)
+        settings = {"webhooks__concurrency": CONCURRENCY, "sweep__precision": precision}
+        return daemon(environment(server.url, endpoints=endpoints, **settings), lab.directory)
 
     def left(client: "redis.Redis") -> int:
         groups: Any = client.xinfo_groups(keys.events)

@@ -95,6 +95,7 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
     endpoints = [_endpoint(rng, number) for number in range(rng.choice([1, 2, 2, 3]))]
     timeout = rng.choice([2, 5, 8])
     document = _document(rng, shards, endpoints, seats, timeout)
+    document["sweep"]["precision"] = random.Random(f"{seed} precision").choice(["0s", "0s", "0s", "200ms"])
     changed = [dict(endpoint) for endpoint in endpoints if rng.random() < 0.7]
     if rng.random() < 0.5:
         changed.append(_endpoint(rng, len(endpoints)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sweeperd.delivery.lane import Lane
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Rarely
-from sweeperd.outbox.event import OutboxEntry
+from sweeperd.outbox import OutboxEntry
 from sweeperd.store.errors import is_missing_group
 
 log = logging.getLogger(__name__)

@@ -11,10 +11,9 @@ import redis
 from sweeperd.config import WebhooksSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.context import USUAL, Timing
-from sweeperd.outbox.endpoint_state import CircuitStateStore, DeliveryRate, EndpointState, EndpointStateStore
-from sweeperd.outbox.stream import Announcements
+from sweeperd.outbox import Announcements, CircuitStateStore, DeliveryRate, EndpointState, EndpointStateStore
+from sweeperd.store import Shard
 from sweeperd.store.errors import is_server_trouble
-from sweeperd.store.shard import Shard
 
 
 def growing_wait(initial: float, longest: float, times: int) -> float:

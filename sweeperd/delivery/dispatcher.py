@@ -26,14 +26,20 @@ from sweeperd.delivery.relay import SENDERS, Relay
 from sweeperd.delivery.senders import BatchSender, Sender
 from sweeperd.delivery.webhook import RateLimit, WebhookClient
 from sweeperd.errors import RedisUnavailable
-from sweeperd.outbox.endpoint_state import CircuitStateStore
-from sweeperd.outbox.event import EventEncoder
+from sweeperd.outbox import (
+    Announcements,
+    BacklogMemory,
+    CircuitStateStore,
+    ConsumerGroups,
+    EventEncoder,
+    GroupBacklog,
+    Outbox,
+    Replication,
+    read_backlog,
+)
 from sweeperd.outbox.replays import ReplayNote, ReplayStore, ReplaySubscription, end_cancelled
-from sweeperd.outbox.stream import Announcements, ConsumerGroups, Outbox, Replication
-from sweeperd.outbox.subscription import BacklogMemory, GroupBacklog, read_backlog
-from sweeperd.store import streams
+from sweeperd.store import Shard, streams
 from sweeperd.store.lease import process_name
-from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,11 @@ from sweeperd.context import USUAL, ShardContext, Timing
 from sweeperd.delivery.circuit import CircuitBreaker, CircuitPublisher, EndpointStateCache, Redelivery
 from sweeperd.delivery.http import DeliveryResult
 from sweeperd.metrics import Metrics
+from sweeperd.outbox import Outbox, OutboxEntry, Subscription
 from sweeperd.outbox.attempts import ANSWER, Attempt
-from sweeperd.outbox.event import OutboxEntry
-from sweeperd.outbox.stream import Outbox
-from sweeperd.outbox.subscription import Subscription
+from sweeperd.store import Shard
 from sweeperd.store.errors import describe
 from sweeperd.store.lease import process_name
-from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
 from sweeperd.delivery.lane import Lane
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
-from sweeperd.outbox.event import OutboxEntry
-from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, WAITING, Outbox, Pending
+from sweeperd.outbox import PAGE, PARKED, PARKED_ALONE, WAITING, Outbox, OutboxEntry, Pending
 from sweeperd.store.errors import is_missing_group
 from sweeperd.store.streams import StreamId
 

@@ -11,7 +11,7 @@ from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
 from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.lane import Batch, Lane
 from sweeperd.errors import RedisUnavailable
-from sweeperd.outbox.event import OutboxEntry, WebhookRequest
+from sweeperd.outbox import OutboxEntry, WebhookRequest
 
 log = logging.getLogger(__name__)
 

@@ -34,10 +34,10 @@ from sweeperd.context import USUAL, Timing
 from sweeperd.delivery.http import DeliveryResult, Transport, failed, judge
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
+from sweeperd.outbox import WebhookRequest
 from sweeperd.outbox.attempts import Masker
-from sweeperd.outbox.event import WebhookRequest
+from sweeperd.store import Clock, Shard
 from sweeperd.store.scripts import Call, Script
-from sweeperd.store.shard import Clock, Shard
 from sweeperd.tracing import Span
 
 if TYPE_CHECKING:

@@ -1,16 +1,61 @@
 """What is in Redis about events and deliveries: without threads, without HTTP."""
 
-from sweeperd.outbox.endpoint_state import EndpointStateStore
-from sweeperd.outbox.event import Message, OutboxEntry, WebhookRequest, webhook_request
-from sweeperd.outbox.stream import Outbox
-from sweeperd.outbox.subscription import Subscription
+from sweeperd.outbox.endpoint_state import (
+    CircuitNote,
+    CircuitState,
+    CircuitStateStore,
+    DeliveryRate,
+    EndpointState,
+    EndpointStateStore,
+)
+from sweeperd.outbox.event import (
+    EventEncoder,
+    Message,
+    OutboxEntry,
+    WebhookRequest,
+    event_id,
+    message,
+    webhook_request,
+)
+from sweeperd.outbox.stream import (
+    PAGE,
+    PARKED,
+    PARKED_ALONE,
+    WAITING,
+    Announcements,
+    ConsumerGroups,
+    Outbox,
+    Pending,
+    Replication,
+)
+from sweeperd.outbox.subscription import BacklogMemory, EventFilter, GroupBacklog, Subscription, read_backlog
 
 __all__ = [
+    "PAGE",
+    "PARKED",
+    "PARKED_ALONE",
+    "WAITING",
+    "Announcements",
+    "BacklogMemory",
+    "CircuitNote",
+    "CircuitState",
+    "CircuitStateStore",
+    "ConsumerGroups",
+    "DeliveryRate",
+    "EndpointState",
     "EndpointStateStore",
+    "EventEncoder",
+    "EventFilter",
+    "GroupBacklog",
     "Message",
     "Outbox",
     "OutboxEntry",
+    "Pending",
+    "Replication",
     "Subscription",
     "WebhookRequest",
+    "event_id",
+    "message",
+    "read_backlog",
     "webhook_request",
 ]

@@ -1,6 +1,6 @@
 """Everything that talks to Redis: shards, key names, the server's clock, scripts, leases."""
 
 from sweeperd.store.keys import Keys
-from sweeperd.store.shard import Clock, Shard
+from sweeperd.store.shard import Clock, Shard, open_shards
 
-__all__ = ["Clock", "Keys", "Shard"]
+__all__ = ["Clock", "Keys", "Shard", "open_shards"]

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.ops.health import ShardView
 from sweeperd.ops.show import Details, ReasonCount
 from sweeperd.ops.status import EndpointStatus, KindStatus
 from tests.conftest import BINARIES
+from tests.support.builders import shard_view
 from tests.support.eyes.browser import Browser, Page, needs_browser
 from tests.support.eyes.staged import Shards, attempted, busy, served, settings
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
@@ -260,7 +260,7 @@ def hostile() -> Shards:
     )
     return [
         (replace(eu, status=status), []),
-        (ShardView("us", HOSTILE[3], error=HOSTILE[1]), []),
+        (replace(shard_view(HOSTILE[1]), name="us", address=HOSTILE[3], status=None), []),
     ]
 
 

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from sweeperd.context import USUAL
-from sweeperd.outbox.event import message
+from sweeperd.outbox import message
 from tests.conftest import BINARIES
 from tests.support.books import Property, check, read
 from tests.support.harness import IN_HAND, Daemon, budget, daemon, environment, eventually, once, reserve, server_time

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from sweeperd.outbox.stream import PARKED
+from sweeperd.outbox import PARKED
 from tests.support.authority import Authority
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.manager import manager

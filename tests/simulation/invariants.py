@@ -8,8 +8,8 @@ from typing import Any
 
 from sweeperd.config import RELAY, EndpointSettings, Settings
 from sweeperd.ops.endpoints import SKIPPED
+from sweeperd.outbox import EventFilter
 from sweeperd.outbox.replays import ReplayNote
-from sweeperd.outbox.subscription import EventFilter
 from sweeperd.store.streams import StreamId
 from tests.simulation import cycles
 from tests.simulation import kernel as kernels

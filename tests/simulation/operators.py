@@ -15,8 +15,7 @@ from sweeperd.ops.quarantine import Quarantine, QuarantineFilter
 from sweeperd.ops.reconcile import Throttle, mend, reconcile, repair_budget, subject_of
 from sweeperd.outbox import EndpointStateStore, dead_letters, replays
 from sweeperd.runtime.once import run_once
-from sweeperd.store import Shard
-from sweeperd.store.shard import open_shards
+from sweeperd.store import Shard, open_shards
 from sweeperd.sweep.configured import kinds_of
 from tests.simulation.kernel import Failure, Host
 

@@ -20,14 +20,12 @@ from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.reader import Consumer, DueScan
 from sweeperd.delivery.senders import BatchSender
 from sweeperd.errors import RedisUnavailable
-from sweeperd.outbox.stream import ConsumerGroups, Outbox
-from sweeperd.outbox.subscription import Subscription
+from sweeperd.outbox import ConsumerGroups, Outbox, Subscription
 from sweeperd.runtime.periodic import PeriodicTask
 from sweeperd.runtime.sweeps import CyclesLease, StandBy
-from sweeperd.store import scripts
+from sweeperd.store import Clock, Shard, scripts
 from sweeperd.store.lease import Lease
 from sweeperd.store.scripts import Script
-from sweeperd.store.shard import Clock, Shard
 from sweeperd.store.streams import StreamId
 
 Patch = Callable[[], None]

@@ -12,7 +12,7 @@ import redis
 from sweeperd.config import RedisSettings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
-from sweeperd.outbox.event import message
+from sweeperd.outbox import message
 from sweeperd.store import Shard
 from tests.support.books import Books
 from tests.support.receiver import EventCounter, Receiver

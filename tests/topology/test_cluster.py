@@ -7,8 +7,7 @@ import pytest
 
 from sweeperd.config import RedisSettings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.outbox import Outbox
-from sweeperd.outbox.stream import Replication
+from sweeperd.outbox import Outbox, Replication
 from sweeperd.store import Shard
 from sweeperd.store.lease import Lease
 from sweeperd.store.scripts import Call, Script

@@ -18,8 +18,7 @@ from sweeperd.ops.reconcile import (
     mend,
     reconcile,
 )
-from sweeperd.store import Shard
-from sweeperd.store.shard import open_shards
+from sweeperd.store import Shard, open_shards
 from tests.support.harness import reserve
 from tests.support.servers import Binary
 from tests.topology.servers import cluster, moved_step_by_step

@@ -60,6 +60,9 @@ MOST_LINES = 600
 #: In 1,000 words of comment and docstring: `where` at most, `if` and `when` together at least, and words that stand for
 #: a thing that the sentence does not name at most.
 MOST_WHERE, LEAST_IF, MOST_PRONOUNS = 1.0, 15.0, 30.0
+#: A test that imports so many modules of the package from below their folders, or that patches, is white-box: a module
+#: that moves breaks the test. What a folder's `__init__.py` exports is no such module. Of the lines of all tests, %.
+INNER_MODULES, MOST_WHITE_BOX = 3, 19.9
 WHERE = re.compile(r"\bwhere\b", re.IGNORECASE)
 IF = re.compile(r"\b(if|when)\b", re.IGNORECASE)
 PRONOUNS = re.compile(r"\b(it|its|that|which|those|one)\b", re.IGNORECASE)
@@ -136,6 +139,33 @@ def test_comments_say_if_and_name_their_subject() -> None:
     assert (where <= MOST_WHERE, conditions >= LEAST_IF, pronouns <= MOST_PRONOUNS) == (True, True, True), (
         f"in 1,000 words: where {where:.1f}, if and when {conditions:.1f}, it, that, which … {pronouns:.1f}"
     )
+
+
+def inner_modules(test: ast.Module) -> set[str]:
+    """The modules in folders of the package that a test imports by their own name."""
+    names = set()
+    for node in ast.walk(test):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {each.name for each in node.names}
+    paths = {name: ROOT / f"{name.replace('.', '/')}.py" for name in names if name.startswith("sweeperd.")}
+    return {name for name, path in paths.items() if path.parent != PACKAGE and path.exists()}
+
+
+def patches(test: ast.Module) -> bool:
+    calls = (node.func for node in ast.walk(test) if isinstance(node, ast.Call))
+    return any(isinstance(call, ast.Attribute) and call.attr in ("setattr", "patch") for call in calls)
+
+
+def test_most_tests_stand_outside_of_the_folders_that_they_test() -> None:
+    lines, white = 0, 0
+    for path in TESTS.rglob("test_*.py"):
+        text = path.read_text(encoding="utf-8")
+        test = ast.parse(text)
+        lines += text.count("\n")
+        white += text.count("\n") * (len(inner_modules(test)) >= INNER_MODULES or patches(test))
+    assert 100 * white / lines <= MOST_WHITE_BOX, "import what the folder exports, or use a builder of tests/support"
 
 
 def test_each_folder_of_tests_has_its_name() -> None:

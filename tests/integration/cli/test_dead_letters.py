@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.outbox import EndpointStateStore
-from sweeperd.outbox.event import ONLY_FOR, message
+from sweeperd.outbox import EndpointStateStore, message
+from sweeperd.outbox.event import ONLY_FOR
 from sweeperd.store import Shard
 from tests.integration.cli.conftest import HOSTILE, Run, give_up
 from tests.support.servers import Server, free_port

@@ -17,10 +17,8 @@ from cloudevents.core.v1.event import CloudEvent
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker
 from sweeperd.ops.endpoints import BODY_SHOWN, shown_url
-from sweeperd.outbox import EndpointStateStore, Outbox, dead_letters
+from sweeperd.outbox import CircuitStateStore, EndpointStateStore, Outbox, dead_letters, message
 from sweeperd.outbox.dead_letters import DeadLetterFilter
-from sweeperd.outbox.endpoint_state import CircuitStateStore
-from sweeperd.outbox.event import message
 from sweeperd.store import Shard
 from tests.integration.cli.conftest import HOSTILE, Run, expire, give_up
 from tests.support.fixtures import full

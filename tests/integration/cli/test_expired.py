@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.outbox.event import message
+from sweeperd.outbox import message
 from sweeperd.outbox.replays import AHEAD_MS
 from sweeperd.store import streams
 from tests.integration.cli.conftest import HOSTILE, Run, expire

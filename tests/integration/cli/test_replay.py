@@ -7,9 +7,9 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
-from sweeperd.outbox import Outbox, OutboxEntry, dead_letters
+from sweeperd.outbox import Outbox, OutboxEntry, dead_letters, message
 from sweeperd.outbox.dead_letters import PAGE, DeadLetterFilter, Replayed
-from sweeperd.outbox.event import ONLY_FOR, message
+from sweeperd.outbox.event import ONLY_FOR
 from sweeperd.runtime.once import run_once
 from sweeperd.store import Shard
 from tests.integration.cli.conftest import give_up

@@ -12,8 +12,7 @@ from sweeperd.context import USUAL, Timing
 from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
 from sweeperd.delivery.lane import InFlight
 from sweeperd.metrics import Metrics
-from sweeperd.outbox import Outbox, OutboxEntry
-from sweeperd.outbox.stream import PARKED
+from sweeperd.outbox import PARKED, Outbox, OutboxEntry
 from sweeperd.store import Shard
 from tests.support.builders import make_lane
 from tests.support.harness import eventually

@@ -8,7 +8,7 @@ from typing import Any
 import redis
 
 from sweeperd.delivery import circuit
-from sweeperd.outbox.stream import PARKED, PARKED_ALONE
+from sweeperd.outbox import PARKED, PARKED_ALONE
 from tests.support.deliveries import Deliver, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request

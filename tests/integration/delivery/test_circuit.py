@@ -8,7 +8,7 @@ import redis
 
 from sweeperd.context import Timing
 from sweeperd.delivery import circuit as circuit_breaker
-from sweeperd.outbox.stream import PARKED
+from sweeperd.outbox import PARKED
 from tests.support.deliveries import EVENTS, Deliver, Delivery, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request

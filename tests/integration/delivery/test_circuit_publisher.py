@@ -4,7 +4,7 @@ import pytest
 
 from sweeperd.context import USUAL, Timing
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, CircuitPublisher
-from sweeperd.outbox.endpoint_state import CircuitState, CircuitStateStore
+from sweeperd.outbox import CircuitState, CircuitStateStore
 from sweeperd.store import Shard
 
 

@@ -17,9 +17,7 @@ from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.lane import InFlight
 from sweeperd.delivery.reader import PAGES_PER_STEP, DueScan
 from sweeperd.metrics import Metrics
-from sweeperd.outbox import EndpointStateStore
-from sweeperd.outbox.event import EventEncoder
-from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE
+from sweeperd.outbox import PAGE, PARKED, PARKED_ALONE, EndpointStateStore, EventEncoder
 from sweeperd.store import Shard
 from tests.support.builders import make_lane
 from tests.support.deliveries import EVENTS, Deliver, expire, settled

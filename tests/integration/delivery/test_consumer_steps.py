@@ -18,9 +18,16 @@ from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, Redelive
 from sweeperd.delivery.lane import Batch, BatchLimits, BatchQueue, InFlight
 from sweeperd.delivery.reader import Consumer
 from sweeperd.metrics import Metrics
-from sweeperd.outbox import EndpointStateStore, Outbox, OutboxEntry
-from sweeperd.outbox.endpoint_state import CircuitStateStore
-from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, Replication
+from sweeperd.outbox import (
+    PAGE,
+    PARKED,
+    PARKED_ALONE,
+    CircuitStateStore,
+    EndpointStateStore,
+    Outbox,
+    OutboxEntry,
+    Replication,
+)
 from sweeperd.store import Shard
 from sweeperd.store.streams import StreamId
 from tests.support.builders import StillClock, batch_limits, make_lane

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.outbox import EndpointStateStore, Outbox
-from sweeperd.outbox.stream import ConsumerGroups
+from sweeperd.outbox import ConsumerGroups, EndpointStateStore, Outbox
 from sweeperd.store import Shard, streams
 from tests.integration.delivery.test_replays import add, begin, ended, refreshed
 from tests.support.deliveries import EVENTS, Deliver, Delivery, expire

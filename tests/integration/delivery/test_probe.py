@@ -6,8 +6,7 @@ import pytest
 import redis
 
 from sweeperd.delivery.reader import ProbeChooser
-from sweeperd.outbox import Outbox, OutboxEntry
-from sweeperd.outbox.stream import PAGE, PARKED
+from sweeperd.outbox import PAGE, PARKED, Outbox, OutboxEntry
 from sweeperd.store import Shard
 from tests.support.deliveries import EVENTS, expire
 

@@ -15,7 +15,7 @@ from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.lane import Batch
 from sweeperd.delivery.relay import CyclesRecords, Relay, delivery_id
 from sweeperd.metrics import Metrics
-from sweeperd.outbox.event import Message, OutboxEntry, message
+from sweeperd.outbox import Message, OutboxEntry, message
 from sweeperd.store import Shard
 from tests.support.builders import make_lane
 from tests.support.fixtures import full

@@ -13,7 +13,7 @@ import redis
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.ops.endpoints import resume
 from sweeperd.ops.status import read_endpoints
-from sweeperd.outbox import EndpointStateStore, Outbox
+from sweeperd.outbox import WAITING, EndpointStateStore, Outbox
 from sweeperd.outbox import replays as replay
 from sweeperd.outbox.replays import (
     GROUP_PREFIX,
@@ -24,7 +24,6 @@ from sweeperd.outbox.replays import (
     ReplayStore,
     replay_group,
 )
-from sweeperd.outbox.stream import WAITING
 from sweeperd.store import Shard, streams
 from tests.support.deliveries import EVENTS, Deliver, Delivery, expire
 from tests.support.fixtures import full

@@ -17,9 +17,15 @@ from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.lane import Batch, BatchLimits
 from sweeperd.delivery.senders import BatchSender
 from sweeperd.metrics import Metrics
-from sweeperd.outbox import EndpointStateStore, OutboxEntry, Subscription
-from sweeperd.outbox.endpoint_state import CircuitState, CircuitStateStore
-from sweeperd.outbox.event import EventEncoder, WebhookRequest
+from sweeperd.outbox import (
+    CircuitState,
+    CircuitStateStore,
+    EndpointStateStore,
+    EventEncoder,
+    OutboxEntry,
+    Subscription,
+    WebhookRequest,
+)
 from sweeperd.store import Shard
 from tests.support.builders import StillClock, batch_limits, make_lane
 from tests.support.harness import eventually

@@ -3,7 +3,7 @@
 import pytest
 
 from sweeperd import tracing
-from sweeperd.outbox.event import Message
+from sweeperd.outbox import Message
 from tests.support.collector import Collector
 from tests.support.deliveries import Sender
 from tests.support.harness import eventually

@@ -21,8 +21,7 @@ from sweeperd.ops.check import server as module
 from sweeperd.ops.check import server as server_checks
 from sweeperd.ops.check.data import trials
 from sweeperd.runtime.sweeps import kind_sweeps
-from sweeperd.store import Shard
-from sweeperd.store.shard import open_shards
+from sweeperd.store import Shard, open_shards
 from tests.integration.conftest import Cli
 from tests.support.acl import PASSWORD, rules
 from tests.support.fixtures import full

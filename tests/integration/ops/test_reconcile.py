@@ -22,18 +22,17 @@ from sweeperd.ops.reconcile import (
     Reservations,
     Throttle,
     WalkCursor,
+    WalkProgress,
     WalkStage,
     judge_budget,
     mend,
     reconcile,
 )
 from sweeperd.ops.reconcile.counters import MOMENT_PAUSE, MOMENTS
-from sweeperd.ops.reconcile.subjects import WalkProgress
 from sweeperd.store import Shard
-from sweeperd.store.scripts import Script
 from sweeperd.sweep import Decision, Outcome
 from tests.support.books import Property, check, read
-from tests.support.builders import make_sweeper, reservations_kind
+from tests.support.builders import make_sweeper, reservations_kind, run_script
 from tests.support.fixtures import a_shard, full
 from tests.support.harness import SCOPES, eventually, reserve, server_time
 from tests.support.servers import Server
@@ -163,7 +162,7 @@ def test_a_healthy_entry_survives_the_script_that_mends(shard: Shard) -> None:
     reserve(shard.client, ["healthy"], overdue_by=LATER)
     before = shard.client.zscore(INDEX, "healthy")
     call = subject(shard).entry_call(b"healthy", mend=True)
-    assert Script("ops/reconcile_entry").run(shard.client, call) == []
+    assert run_script("ops/reconcile_entry", shard.client, call.keys, call.args) == []
     assert shard.client.zscore(INDEX, "healthy") == before
 
 

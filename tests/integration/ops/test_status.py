@@ -10,10 +10,8 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.ops import status as rate
 from sweeperd.ops.status import Due, EndpointStatus, Rate, ShardStatus, read_all, read_rate, read_status
-from sweeperd.outbox.endpoint_state import CircuitNote
-from sweeperd.outbox.subscription import BacklogMemory
-from sweeperd.store import Shard
-from sweeperd.store.shard import open_shards
+from sweeperd.outbox import BacklogMemory, CircuitNote
+from sweeperd.store import Shard, open_shards
 from tests.support.acl import limited
 from tests.support.harness import Daemon, daemon, environment, eventually, once, reserve, server_time
 from tests.support.receiver import Answer, Receiver

@@ -9,9 +9,8 @@ import redis
 
 from sweeperd.config import EndpointSettings, RedisSettings, Settings
 from sweeperd.ops.status import read_status
-from sweeperd.outbox import Outbox, Subscription
+from sweeperd.outbox import BacklogMemory, GroupBacklog, Outbox, Subscription, read_backlog
 from sweeperd.outbox import subscription as module
-from sweeperd.outbox.subscription import BacklogMemory, GroupBacklog, read_backlog
 from sweeperd.store import Shard, streams
 from tests.integration.outbox.test_outbox import GROUP, KEY, add, ids
 from tests.support.harness import daemon, environment, eventually, server_time

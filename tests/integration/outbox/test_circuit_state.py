@@ -8,7 +8,7 @@ import redis
 from sweeperd.context import USUAL, Timing
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker
 from sweeperd.ops import endpoints
-from sweeperd.outbox.endpoint_state import CircuitNote, CircuitState, CircuitStateStore, DeliveryRate
+from sweeperd.outbox import CircuitNote, CircuitState, CircuitStateStore, DeliveryRate
 from sweeperd.store import Shard
 from tests.support.builders import StillClock
 from tests.support.deliveries import Deliver, expire

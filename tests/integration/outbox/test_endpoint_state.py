@@ -8,9 +8,7 @@ import redis
 
 from sweeperd.config import WEBHOOK_DISABLED
 from sweeperd.delivery.circuit import EndpointStateCache
-from sweeperd.outbox import EndpointStateStore
-from sweeperd.outbox.endpoint_state import EndpointState
-from sweeperd.outbox.stream import Announcements
+from sweeperd.outbox import Announcements, EndpointState, EndpointStateStore
 from sweeperd.store import Shard
 from tests.support.fixtures import full
 from tests.support.harness import server_time

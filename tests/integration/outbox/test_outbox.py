@@ -12,19 +12,19 @@ import redis
 
 from sweeperd.config import DELIVERY_FAILED
 from sweeperd.context import USUAL, Timing
-from sweeperd.outbox import Outbox, OutboxEntry
-from sweeperd.outbox import stream as groups_module
-from sweeperd.outbox.stream import (
-    CLAIM_COUNT,
+from sweeperd.outbox import (
     PAGE,
     PARKED,
     PARKED_ALONE,
     Announcements,
     ConsumerGroups,
+    Outbox,
+    OutboxEntry,
     Pending,
     Replication,
-    Trimmed,
 )
+from sweeperd.outbox import stream as groups_module
+from sweeperd.outbox.stream import CLAIM_COUNT, Trimmed
 from sweeperd.store import Shard
 from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time

@@ -7,8 +7,7 @@ import pytest
 import redis
 
 from sweeperd.config import Format
-from sweeperd.outbox import OutboxEntry
-from sweeperd.outbox.event import EventEncoder
+from sweeperd.outbox import EventEncoder, OutboxEntry
 from tests.integration.cli.conftest import expire
 from tests.support.harness import reserve
 

@@ -6,9 +6,8 @@ import pytest
 import redis
 
 from sweeperd.context import USUAL
-from sweeperd.outbox import Outbox
+from sweeperd.outbox import PAGE, PARKED, Outbox
 from sweeperd.outbox.replays import ReplayNote, ReplayStore, end_cancelled, replay_group
-from sweeperd.outbox.stream import PAGE, PARKED
 from sweeperd.store import Shard, streams
 from tests.support.deliveries import EVENTS
 from tests.support.fixtures import full

@@ -15,8 +15,7 @@ from sweeperd.ops.reconcile import WalkStore
 from sweeperd.runtime import reconciler as module
 from sweeperd.runtime.daemon import ShardRunner
 from sweeperd.runtime.reconciler import PeriodicReconciler
-from sweeperd.store import Shard
-from sweeperd.store.shard import open_shards
+from sweeperd.store import Shard, open_shards
 from tests.support.fixtures import a_shard, full
 from tests.support.harness import SCOPES, eventually, reserve
 from tests.support.servers import Server

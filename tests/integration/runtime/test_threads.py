@@ -6,8 +6,7 @@ from pathlib import Path
 import annotated_types
 import pytest
 
-from sweeperd.config import Settings
-from sweeperd.config.webhooks import WebhooksSettings
+from sweeperd.config import Settings, WebhooksSettings
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.web.server import THREADS
 from tests.support.harness import eventually

@@ -7,9 +7,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -18,129 +16,11 @@ import redis
 from sweeperd.config import SweepSettings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.store import Shard
-from sweeperd.store.scripts import Call, Script, ScriptPipeline, source
-from sweeperd.sweep import Decision, Kind, Outcome
-from sweeperd.sweep.index import GraceCache
-from sweeperd.sweep.kind import GraceScan, Words
-from sweeperd.sweep.sweeper import Sweeper
+from sweeperd.sweep import Decision, Outcome
 from tests.lua import builders
 from tests.support.builders import make_sweeper
-from tests.support.busy import BUSY
+from tests.support.fates import INDEX, QUARANTINE, World, batches, without_looks
 from tests.support.harness import eventually, reserve, server_time
-
-#: The beginning of an entry's id says what becomes of it; each run is written down in the journal.
-FATES = (
-    BUSY
-    + """
-local fate = string.match(ARGV[1], '^%a+')
-redis.call('RPUSH', KEYS[2], ARGV[1])
-if fate == 'go' then
-  redis.call('ZREM', KEYS[1], ARGV[1])
-  return {'expired'}
-elseif fate == 'later' then
-  redis.call('ZADD', KEYS[1], ARGV[2] + 1000000, ARGV[1])
-  return {'not_due'}
-elseif fate == 'again' then
-  local time = redis.call('TIME')
-  redis.call('ZREM', KEYS[1], ARGV[1])
-  redis.call('ZADD', KEYS[1], time[1] * 1000 + math.floor(time[2] / 1000) + 1, ARGV[1] .. '+')
-  return {'expired'}
-elseif fate == 'slow' then
-  busy(2000)
-elseif fate == 'late' then
-  busy(2000)
-  redis.call('ZREM', KEYS[1], ARGV[1])
-  return {'expired', 3600000}
-elseif fate == 'fail' then
-  return redis.error_reply('ERR no luck')
-elseif fate == 'refused' then
-  return redis.error_reply('NOPERM no right')
-elseif fate == 'broken' then
-  return fate.missing.field
-elseif fate == 'trouble' then
-  return redis.error_reply('READONLY this is a replica')
-end
-return {'in_grace'}
-"""
-)
-#: The page shows which entries stay.
-GRACE_SCAN = f"""
-{source("include/paging")}
-local found, flags = page(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]), {{}}
-for i = 1, #found, 2 do
-  local stays = string.match(found[i], '^stay')
-  if stays then
-    redis.call('RPUSH', ARGV[5], found[i])
-  end
-  flags[#flags + 1] = stays and '1' or '0'
-end
-return {{found, table.concat(flags), #flags == tonumber(ARGV[4]) and '1' or '0', '', ''}}
-"""
-INDEX, JOURNAL, QUARANTINE = b"index", b"journal", b"quarantine"
-
-
-@dataclass
-class World:
-    """An index whose entries have their fate in their name, and sweepers over it."""
-
-    shard: Shard
-    now: int
-    observed: list[Decision] = field(default_factory=list)
-    trace_ids: list[str] = field(default_factory=list)
-    stop: threading.Event = field(default_factory=threading.Event)
-    #: What happens after each batch.
-    then: Callable[[], object] = lambda: None
-    #: Whether the page shows which entries stay.
-    scan: bool = False
-
-    def fill(self, entries: dict[str, int]) -> None:
-        """Put entries into the index, by how many ms ago they were due."""
-        if entries:
-            self.shard.client.zadd(INDEX, {name: self.now - overdue for name, overdue in entries.items()})
-
-    def sweeper(self, batch_size: int, depth: int, time_budget: str = "60s", least_depth: int | None = None) -> Sweeper:
-        """A sweeper; without `least_depth` its batches keep their size, however slowly the machine answers."""
-        settings = {
-            "batch_size": batch_size,
-            "pipeline_depth": depth,
-            "pipeline_depth_min": least_depth or depth,
-            "time_budget": time_budget,
-        }
-        kind = Kind(
-            name="fates",
-            words=Words("fate"),
-            index=INDEX,
-            quarantine=QUARANTINE,
-            ticks=b"ticks",
-            stem=b"",
-            deadline="deadline",
-            tenant="tenant",
-            lease_job="sweep:fates",
-            script=Script("fates", FATES),
-            explainer=Script("fates", FATES),
-            call=lambda entry, _: Call([INDEX, JOURNAL], [entry, self.now]),
-            decision=lambda entry, reply: Decision(entry, Outcome(reply[0].decode()), lag_ms=sum(reply[1:])),
-            grace_scan=GraceScan(Script("grace_scan", GRACE_SCAN), [JOURNAL]) if self.scan else None,
-        )
-        return make_sweeper(self.shard, kind, SweepSettings.model_validate(settings), self._observe, self.stop)
-
-    def _observe(self, decisions: Sequence[Decision], trace_id: str) -> None:
-        self.observed += decisions
-        self.trace_ids.append(trace_id)
-        self.then()
-
-    def journal(self) -> list[str]:
-        """Which entries the script has run for since the last call, in order."""
-        with self.shard.client.pipeline() as pipeline:
-            pipeline.lrange(JOURNAL.decode(), 0, -1)
-            pipeline.delete(JOURNAL)
-            names: list[Any] = pipeline.execute()[0]
-        return [name.decode() for name in names]
-
-    def index(self) -> set[str]:
-        names: Any = self.shard.client.zrange(INDEX, 0, -1)
-        return {name.decode() for name in names}
-
 
 SCANNING = pytest.mark.parametrize("world", [True], ids=["scan"], indirect=True)
 
@@ -213,16 +93,11 @@ def test_a_page_is_sent_in_batches(world: World) -> None:
 @pytest.mark.parametrize("depth", [1, 2, 5, 6])
 def test_no_more_calls_than_the_pipeline_depth_are_on_their_way(depth: int, world: World) -> None:
     world.fill({f"go-{number}": 1 for number in range(20)})
-    sent: list[int] = []
-    original = ScriptPipeline.send
 
-    def send(stream: ScriptPipeline, calls: Sequence[Call]) -> None:
-        sent.append(len(calls))
+    def few(sent: list[int]) -> None:
         assert sum(sent) - len(world.observed) <= depth
-        original(stream, calls)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ScriptPipeline, "send", send)
+    with batches(few) as sent:
         assert world.sweeper(20, depth).tick().candidates == 20
     assert max(sent) == max(1, depth // 2), "the other batch is sent before the replies to this one are read"
 
@@ -406,17 +281,12 @@ def test_a_batch_whose_connection_breaks_while_the_next_is_sent_is_passed_over_t
     """A server that dies of a batch is noticed when the next one is written, not only when replies are read."""
     world.fill({f"fail-{number}": 9 - number for number in range(6)})
     sweeper = world.sweeper(6, 4)
-    original = ScriptPipeline.send
-    sent: list[int] = []
 
-    def send(stream: ScriptPipeline, calls: Sequence[Call]) -> None:
-        sent.append(len(calls))
+    def second_breaks(sent: list[int]) -> None:
         if len(sent) == 2:
             raise redis.ConnectionError("Connection reset by peer")
-        original(stream, calls)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ScriptPipeline, "send", send)
+    with batches(second_breaks):
         with pytest.raises(RedisUnavailable, match="reset"):
             sweeper.tick()
         world.observed.clear()
@@ -507,16 +377,8 @@ def test_backlog(world: World, client: redis.Redis) -> None:
 def test_what_is_in_grace_is_looked_at_and_not_decided_once_that_pays(world: World) -> None:
     stays = {f"stay-{number}": 1000 - number for number in range(200)}
     world.fill(stays | {"go-1": 850, "go-2": 1})
-    runs: list[int] = []
-    original = ScriptPipeline.send
-
-    def send(stream: ScriptPipeline, calls: Sequence[Call]) -> None:
-        runs.append(len(calls))
-        original(stream, calls)
-
     sweeper = world.sweeper(100, 10)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ScriptPipeline, "send", send)
+    with batches() as runs:
         first = sweeper.tick()
         assert sum(runs) == 2, "those that go"
         world.fill({f"go-{number}": 2000 for number in range(10, 60)})
@@ -537,15 +399,10 @@ def test_where_nothing_is_in_grace_any_more_nobody_looks(world: World) -> None:
     sweeper = world.sweeper(100, 10)
     world.fill({f"stay-{number}": 1000 for number in range(50)} | {f"go-{number}": 1 for number in range(500)})
     assert sweeper.tick().complete
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GraceCache, "scan", _never)
+    with without_looks():
         world.shard.client.delete(INDEX)
         world.fill({f"go-{number}": 1 for number in range(50)})
         assert sweeper.tick().counts[Outcome.EXPIRED] == 50
-
-
-def _never(*_: Any) -> None:
-    raise AssertionError("somebody looked")
 
 
 @SCANNING
@@ -583,14 +440,7 @@ def test_batches_get_shorter_where_redis_is_slow_and_longer_again(world: World) 
 def test_both_batches_have_full_depth_where_entries_are_overdue_for_longer_than_max_lag(world: World) -> None:
     sweeper = world.sweeper(100, 40, least_depth=4)
     world.fill({f"late-{number}": 1 for number in range(100)})
-    sent, original = [], ScriptPipeline.send
-
-    def send(stream: ScriptPipeline, calls: Sequence[Call]) -> None:
-        sent.append(len(calls))
-        original(stream, calls)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ScriptPipeline, "send", send)
+    with batches() as sent:
         assert sweeper.tick().pipeline_depth == 80
     assert sent == [20, 20, 40, 20], "the first reply says how late they are; then the page ends"
     assert sweeper.backlog().due == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from sweeperd.outbox.stream import WAITING
+from sweeperd.outbox import WAITING
 from sweeperd.store import Keys
 from sweeperd.store.streams import StreamId, groups
 from tests.support.streams import entries

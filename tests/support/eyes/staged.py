@@ -14,8 +14,8 @@ from sweeperd.ops.processes import Processes, ProcessNote
 from sweeperd.ops.reconcile import Fault, LastWalk
 from sweeperd.ops.show import Details, ReasonCount
 from sweeperd.ops.status import Due, EndpointStatus, Rate, ReplayStatus, ShardStatus
+from sweeperd.outbox import CircuitNote
 from sweeperd.outbox.attempts import Attempt
-from sweeperd.outbox.endpoint_state import CircuitNote
 from sweeperd.sweep.reservations import REASONS
 from sweeperd.sweep.telemetry import LastSweep
 from sweeperd.web.server import WebServer

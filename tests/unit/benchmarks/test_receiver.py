@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from benchmarks.receiver import ANSWER, Receiver
-from sweeperd.outbox.event import Message
+from sweeperd.outbox import Message
 from tests.support.deliveries import Sender
 
 pytestmark = pytest.mark.usefixtures("bare_environment")

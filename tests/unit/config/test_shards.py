@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sweeperd.errors import ConfigError
-from sweeperd.store.shard import open_shards
+from sweeperd.store import open_shards
 from tests.support.fixtures import Load
 from tests.unit.config.shared import ENDPOINT, NO_REDIS_URL, problems
 

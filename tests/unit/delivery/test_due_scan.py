@@ -10,8 +10,7 @@ import pytest
 from sweeperd.context import USUAL, Timing
 from sweeperd.delivery.lane import Brake
 from sweeperd.delivery.reader import PAGES_PER_STEP, DueScan
-from sweeperd.outbox import Outbox, OutboxEntry
-from sweeperd.outbox.stream import PAGE, PARKED, PARKED_ALONE, Pending
+from sweeperd.outbox import PAGE, PARKED, PARKED_ALONE, Outbox, OutboxEntry, Pending
 from tests.support.builders import in_flight, redelivery
 
 #: The first wait of an event that was sent in vain, seconds; and that of an event after five deliveries.

@@ -1,6 +1,7 @@
 """The rate of deliveries of one process, from samples with times."""
 
-from sweeperd.outbox.endpoint_state import COUNTED, SHORTEST, WINDOW, DeliveryRate
+from sweeperd.outbox import DeliveryRate
+from sweeperd.outbox.endpoint_state import COUNTED, SHORTEST, WINDOW
 
 
 def after(*samples: tuple[float, int]) -> tuple[float, float]:

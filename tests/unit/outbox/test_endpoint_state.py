@@ -2,7 +2,7 @@
 
 import pytest
 
-from sweeperd.outbox.endpoint_state import EndpointState
+from sweeperd.outbox import EndpointState
 
 
 @pytest.mark.parametrize(

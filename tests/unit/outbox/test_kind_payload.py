@@ -3,8 +3,7 @@
 import json
 from typing import Any
 
-from sweeperd.outbox import OutboxEntry
-from sweeperd.outbox.event import EventEncoder, message
+from sweeperd.outbox import EventEncoder, OutboxEntry, message
 
 FIELDS = {
     b"type": b"seat-hold.expired",

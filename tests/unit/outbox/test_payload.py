@@ -11,8 +11,8 @@ from cloudevents.core.v1.event import CloudEvent
 from hypothesis import example, given, strategies
 
 from sweeperd.config import Format
-from sweeperd.outbox import OutboxEntry
-from sweeperd.outbox.event import EXPIRY_FIELDS, EventEncoder, Message, batch_request, message
+from sweeperd.outbox import EventEncoder, Message, OutboxEntry, message
+from sweeperd.outbox.event import EXPIRY_FIELDS, batch_request
 
 TRACE = "0123456789abcdef0123456789abcdef"
 EVENT = {

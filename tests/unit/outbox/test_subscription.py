@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from sweeperd.config import EndpointSettings
-from sweeperd.outbox import OutboxEntry, Subscription
+from sweeperd.outbox import EventFilter, OutboxEntry, Subscription
 from sweeperd.outbox.event import EXPIRY_FIELDS, Fields
-from sweeperd.outbox.subscription import EventFilter
 
 EXPIRED = {b"id": b"r", b"tenant": b"acme", b"scope": b"tenant:acme/workspace:prod"}
 SEAT = {b"id": b"s", b"kind": b"seat-hold", b"type": b"seat-hold.expired"}

@@ -42,6 +42,7 @@ LINES = [
     ["endpoints", "pause", "billing", "--yes"],
     ["endpoints", "resume", "billing", "--yes"],
     ["endpoints", "skip", "billing", "evt_1", "--yes"],
+    ["endpoints", "drop", "billing", "--before", "1h", "--yes"],
     ["endpoints", "test", "billing"],
     ["replay", "--endpoint", "billing", "--since", "1h", "--detach", "--yes"],
     ["reconcile", "--repair-budget", "tenant:acme:TOKENS", "--yes"],

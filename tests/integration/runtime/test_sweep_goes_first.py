@@ -51,7 +51,7 @@ def test_the_relay_beside_a_sweep_that_does_not_end(client: redis.Redis, shard: 
         assert dispatcher.join()
     assert client.zcard("events:_all") == 2000
     counted = context.metrics.registry.get_sample_value("sweeperd_webhook_sweep_waits_total", {"endpoint": "_cycles"})
-    assert 4 <= (counted or 0) <= 2000
+    assert 1 <= (counted or 0) <= 2000
 
 
 def test_a_tick_is_a_sweep(client: redis.Redis, shard: Shard) -> None:

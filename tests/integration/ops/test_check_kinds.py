@@ -6,6 +6,7 @@ import pytest
 import redis
 from pydantic import SecretStr
 
+from sweeperd.ops.acl import acl_users
 from sweeperd.ops.check import CheckFinding, check_shard
 from sweeperd.store import Shard
 from tests.lua.kinds.world import SEATS, scripted, settings_of
@@ -29,6 +30,23 @@ def test_a_kind_that_can_be_swept(server: Server, client: redis.Redis, kind: dic
     client.zadd("seats:ttl", {"h1": 1})
     found = finding(server, kind)
     assert (found.level.value, found.says) == ("ok", "seats:ttl: 1 entries")
+
+
+@pytest.mark.parametrize("right", ["jobs:running:*", "sweeperd:protected:seat-hold"])
+def test_a_key_that_unless_needs_and_the_user_may_not_read(server: Server, client: redis.Redis, right: str) -> None:
+    settings = settings_of(SEATS | {"unless": "EXISTS jobs:running:{id}"})
+    (user,) = acl_users(settings, settings.all_shards, "all", commands=False)
+    rules = [rule for rule in user.rules if rule != f"~{right}"]
+    assert len(rules) < len(user.rules)
+    client.execute_command("ACL", "SETUSER", "limited", "reset", ">pw", *rules)
+    shard = Shard(settings.redis.model_copy(update={"url": SecretStr(server.url.replace("://", "://limited:pw@"))}))
+    try:
+        (found,) = [each for each in check_shard(shard, settings) if each.check == "rights"]
+    finally:
+        shard.close()
+        client.execute_command("ACL", "DELUSER", "limited")
+    assert found.level.value == "failure"
+    assert right.rstrip("*") in found.says
 
 
 def test_a_script_that_does_not_compile(server: Server) -> None:

@@ -98,13 +98,14 @@ class Client:
         return None
 
 
-#: Holds seats in one step, once for each id.
+#: Holds seats in one step, once for each id. Every third hold is being paid for twice as long as it is held.
 HOLD = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 local now = redis.call('TIME')
 local deadline = string.format('%d', now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[3])
 redis.call('HSET', KEYS[1], 'state', 'HELD', 'show', ARGV[1], 'qty', ARGV[2], 'expires_at', deadline)
 redis.call('ZADD', KEYS[2], deadline, ARGV[4])
+if ARGV[5] == '0' then redis.call('SET', KEYS[4], '1', 'PX', 2 * ARGV[3]) end
 redis.call('HINCRBY', KEYS[3], 'free', -ARGV[2])
 redis.call('HINCRBY', KEYS[3], 'held', ARGV[2])
 return 1
@@ -123,7 +124,8 @@ class SeatClient(Client):
             if self.stop:
                 return
             entry, show = f"s-{self.shard.name}-{number}", self.random.choice(["hamlet", "othello"])
-            keys = [f"{prefix}seats:hold:{entry}", f"{prefix}seats:ttl", f"{prefix}seats:{show}"]
+            names = (f"hold:{entry}", "ttl", show, f"paying:{entry}")
+            keys = [f"{prefix}seats:{name}" for name in names]
             ttl = int(self.random.uniform(1, self.plan.longest_ttl) * 1000)
-            arguments: list[Any] = [show, self.random.randint(1, 9), ttl, entry]
-            self._try(functools.partial(shard.client.eval, HOLD, 3, *keys, *arguments))
+            arguments: list[Any] = [show, self.random.randint(1, 9), ttl, entry, number % 3]
+            self._try(functools.partial(shard.client.eval, HOLD, 4, *keys, *arguments))

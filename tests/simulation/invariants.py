@@ -122,6 +122,8 @@ class Book:
         grace = int(entry.get(b"grace_ms") or 0)
         if int(entry.get(b"expired_at")) <= int(entry.get(b"expires_at")) + grace:
             raise Failure("nothing expires early", f"{key}: {entry.getall()}")
+        if book.server.value(book.key(f"seats:paying:{key}")) is not None:
+            raise Failure("nothing protected expires", f"{key}: {entry.getall()}")
         index = book.server.value(book.key("seats:ttl" if key.startswith("s-") else "reservation:ttl"))
         if index is not None and fields[b"id"] in index:
             raise Failure("an expired entry leaves the index", key)

@@ -30,6 +30,8 @@ SEATS: dict[str, Any] = {
     "ended": {"state": "EXPIRED"},
     "give_back": ["HINCRBY seats:{show} free {qty}", "HINCRBY seats:{show} held -{qty} MIN 0"],
     "event": ["show", "qty"],
+    "unless": "EXISTS seats:paying:{id}",
+    "unless_recheck": "5s",
 }
 
 

@@ -210,6 +210,63 @@ def test_a_missing_right_moves_nothing(server: Server, client: redis.Redis, form
     assert seats.run().outcome == ("not_due" if runs else "expired")
 
 
+@FORMS
+@pytest.mark.parametrize(
+    ("fields", "outcome"),
+    [
+        ({"runs": "1"}, "not_due"),
+        ({}, "expired"),
+        ({"state": "SOLD"}, "skipped"),
+        ({"expires_at": 9_000_000_000_000}, "not_due"),
+        ({"expires_at": "soon"}, "quarantined"),
+    ],
+)
+def test_a_right_to_write_the_index_alone_moves_nothing(
+    server: Server, client: redis.Redis, form: str, fields: dict[str, Any], outcome: str
+) -> None:
+    if server.binary.numbers < (7, 0):
+        pytest.skip("selectors came with Redis 7.0")
+    seats = seats_of(client, form)
+    client.set("jobs:running:h1", 1)
+    seats.run()
+    if "runs" not in fields:
+        client.delete("jobs:running:h1")
+    seats.hold(**fields)
+    command = "zadd" if "runs" in fields else "zrem"
+    rules = f"on >pw ~* &* +@all -{command}".split()
+    selector = f"(+{command} ~seats:ttl ~sweeperd:quarantine:*)"
+    client.execute_command("ACL", "SETUSER", "limited", "reset", *rules, selector)
+    before = seats.snapshot()
+    try:
+        with redis.Redis(port=server.port, username="limited", password="pw", protocol=2) as limited:
+            seats.client = limited
+            with pytest.raises(redis.ResponseError, match=r"NOPERM|no permission to run"):
+                seats.run()
+    finally:
+        seats.client = client
+        client.execute_command("ACL", "DELUSER", "limited")
+    assert seats.snapshot() == before
+    assert seats.run().outcome == outcome
+
+
+@FORMS
+def test_how_late_an_entry_is_that_was_protected(client: redis.Redis, form: str) -> None:
+    seats = seats_of(client, form)
+    client.set("jobs:running:h1", 1)
+    seats.run(at=DUE + 1)
+    client.delete("jobs:running:h1")
+    assert seats.run(at=DUE + 2).lag_ms == 0, "before the time of the next question"
+    client.flushall()
+    seats.show()
+    seats.hold()
+    client.set("jobs:running:h1", 1)
+    seats.run(at=DUE + 1)
+    client.delete("jobs:running:h1")
+    client.hset("seats:hold:h1", "expires_at", DEADLINE + 40_000)
+    assert seats.run(at=DUE + 40_000).outcome == "in_grace"
+    assert seats.run(at=DUE + 40_001).lag_ms == 1, "from the end of the later grace on"
+
+
 def test_the_time_of_the_next_question_is_of_redis(client: redis.Redis) -> None:
     seats = seats_of(client, "declared", unless_recheck="1h")
     client.set("jobs:running:h1", 1)

@@ -101,7 +101,7 @@ def run(directory: Path, image: str, redis_image: str) -> None:
     write(example / "config.toml", endpoint, append=True)
     began = time.monotonic()
     install(directory, address)
-    figures["the documents' blocks"] = f"all replicas ready {time.monotonic() - began:.0f} s after the first command"
+    figures["the document's blocks"] = f"all replicas ready {time.monotonic() - began:.0f} s after the first command"
     with forwarded() as url, redis.Redis.from_url(url) as client, redis.Redis.from_url(f"{url}/1") as received:
         figures |= roll_out(client, received)
         figures["three commands at once"] = execute_three()
@@ -338,7 +338,7 @@ def roll_out(client: redis.Redis, received: redis.Redis) -> dict[str, str]:
     assert restarts() == 0
     return {
         "over a roll-out and a forced delete": f"{RESERVATIONS:,} reservations expired exactly once, {left:,} of them "
-        "after the roll-out; the books are balanced",
+        "after the forced delete; the books are balanced",
         "webhooks": f"all {RESERVATIONS:,} events came, {twice} of them twice (at most {IN_HAND} after a kill)",
     }
 

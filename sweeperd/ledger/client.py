@@ -1,5 +1,6 @@
 """The clients of the ledger. Each operation is a script: one atomic step and one round trip."""
 
+import asyncio
 import contextlib
 import functools
 import inspect
@@ -23,6 +24,8 @@ from sweeperd.tracing import ledger_call
 
 #: The most connections of a ledger: if all are in use, a call opens one more.
 _CONNECTIONS = 10_000
+#: How many calls of an AsyncLedger are at Redis at the same time. A thousand new connections at once would time out.
+_AT_ONCE = 64
 _NO_GRACE = timedelta(0)
 _AUDIT_RETENTION = timedelta(days=30)
 
@@ -184,14 +187,15 @@ class AsyncLedger(_Client):
     context manager, or await `close()` at the end.
 
     If a call is cancelled between request and answer, the answer is lost, and the change may or may not have happened:
-    call again with the same idempotency key. An AsyncLedger belongs to one event loop. It has as many connections as
-    calls at the same time. A Redis Cluster needs `Ledger`.
+    call again with the same idempotency key. An AsyncLedger belongs to one event loop. It has at most 64
+    connections: if all are in use, a call waits for one. A Redis Cluster needs `Ledger`.
     """
 
     def __init__(self, shard: Shard, **options: Any) -> None:
         """The options are those of `Ledger`. Raises ValueError for a Cluster."""
         super().__init__(shard, **options)
         self._client = shard.async_client()
+        self._free = asyncio.Semaphore(_AT_ONCE)
 
     async def close(self) -> None:
         """Close the connections to Redis."""
@@ -215,7 +219,8 @@ class AsyncLedger(_Client):
 
     async def _run(self, request: Request[Answer]) -> Answer:
         with ledger_call(request.script), self._shard.reaching(), _refusals_of_redis():
-            reply = await self._reply(self.scripts[request.script], request.call)
+            async with self._free:
+                reply = await self._reply(self.scripts[request.script], request.call)
         return request.answer(reply)
 
     async def _reply(self, script: Script, call: Call) -> Any:

@@ -25,7 +25,7 @@ def test_both_have_the_same_calls() -> None:
     assert operations == {name for name in vars(AsyncLedger) if name in operations}
 
 
-def test_many_calls_at_once(server: Server) -> None:
+def test_many_calls_at_once(server: Server, client: redis.Redis) -> None:
     async def work() -> None:
         async with AsyncLedger.from_url(server.url) as ledger:
             await ledger.open_budget("s", "TOKENS", 1000)
@@ -41,6 +41,7 @@ def test_many_calls_at_once(server: Server) -> None:
             done = await asyncio.gather(*(job(number) for number in range(300)))
             assert sum(done) == 100
             assert (await ledger.budget("s", "TOKENS")).spent == 1000
+            assert len(client.client_list()) <= 64 + 1
 
     asyncio.run(work())
 

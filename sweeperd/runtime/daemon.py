@@ -143,8 +143,8 @@ class ShardRunner:
         ended = self.delivery.join(deadline) and ended
         if self.lookout:
             ended = self.lookout.join(deadline) and ended
-        for sweep in self._sweeps:
-            sweep.telemetry.summarize()
+        for sweep in self._sweeps if ended else ():
+            sweep.end()
         if ended:
             self._announcer.leave()
         self._shard.close()

@@ -358,8 +358,9 @@ class KindSweep:
         settings, shard = context.settings, context.shard
         self.name = kind.name
         self.telemetry = SweepTelemetry(context.metrics, shard.name, kind)
-        linger = LINGER if looks else None
-        self.lease = Lease(shard, kind.lease_job, settings.sweep.lease_ttl, self.telemetry.lost_lease, linger)
+        #: Whether the lease is kept between two ticks. With a short interval the replicas take turns.
+        self._lingers = looks and settings.sweep.interval > LINGER
+        self.lease = Lease(shard, kind.lease_job, settings.sweep.lease_ttl, self.telemetry.lost_lease, LINGER)
         self._stand_by = StandBy(shard, kind, self.lease, settings.sweep)
         self._shard = shard
         self._kind = kind
@@ -391,6 +392,11 @@ class KindSweep:
             lambda: lease is None or lease.held,
         )
 
+    def end(self) -> None:
+        """The daemon ends: log what was not logged yet, and let go of the lease."""
+        self.telemetry.summarize()
+        self.lease.close()
+
     def adopt(self, before: "KindSweep") -> None:
         """Take over the lease of the daemon before a reload."""
         self.lease.adopt(before.lease)
@@ -409,13 +415,13 @@ class KindSweep:
             self.telemetry.stood_by()
             return ""
         with self._shard.reaching():
-            acquired = self.lease.acquire(briefly=briefly)
+            acquired = self.lease.acquire(briefly=briefly and self._lingers)
             alone = not acquired and self._stand_by.is_pointless()
         if acquired:
             self._stand_by.end()
             with self.lease.kept() as lost:
                 failure = self.tick(lost.is_set, paged, seen_ms, leave_ms).failure
-                if self.watch and self.watch.armed and self.watch.leads:
+                if self._lingers and self.watch and self.watch.armed and self.watch.leads:
                     self.lease.leave_to_lapse()
         elif alone:
             failure = self.tick(paged=paged).failure

@@ -126,6 +126,14 @@ class Lease:
         """Go on with the lease of the daemon before a reload."""
         self._token, self._owned = before._token, before._owned
         self._lingers_from, self._left = before._lingers_from, before._left
+        before._left = False
+
+    def close(self) -> None:
+        """Release a lease that was left to lapse, unless another daemon goes on with the lease."""
+        if self._left:
+            self._left = False
+            with contextlib.suppress(redis.RedisError):  # the lease runs out by itself
+                self.release()
 
     def is_of_another(self, token: bytes | None) -> bool:
         """Whether this value of the key is another process's."""

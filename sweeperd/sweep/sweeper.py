@@ -291,6 +291,8 @@ class Sweeper:
 
     def _drain(self, tick: _Tick) -> bool:
         """Go through the index. Returns False if the tick stopped before the end."""
+        if tick.reader.ended:
+            tick.paged()
         while not tick.reader.ended:
             if self._is_over(tick):
                 return False

@@ -255,7 +255,13 @@ def test_a_reload_goes_on_with_it(lingering: Replica, shard: Shard) -> None:
         lingering.lease.leave_to_lapse()
     after = Lease(shard, "sweep", LONG, linger=SHORT)
     after.adopt(lingering.lease)
+    lingering.lease.close()
     assert after.acquire(briefly=True)
+    with after.kept():
+        after.leave_to_lapse()
+    after.close()
+    assert not shard.client.exists(KEY), "the end of the process frees it"
+    assert after.acquire()
     assert after.release()
 
 

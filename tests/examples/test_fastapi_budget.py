@@ -28,7 +28,9 @@ class App:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}/stream"
         command = [sys.executable, "-m", "uvicorn", "app:app", "--port", str(self.port)]
-        env = os.environ | {"REDIS_URL": redis_url, "HOLD_SECONDS": "1"}
+        # A busy machine may need long for so many connections at once.
+        patient = "?socket_connect_timeout=60&socket_timeout=60"
+        env = os.environ | {"REDIS_URL": redis_url + patient, "HOLD_SECONDS": "1"}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command, cwd=EXAMPLES / "fastapi-budget", env=env, stdout=output, stderr=subprocess.STDOUT
@@ -91,16 +93,16 @@ def test_two_hundred_streams_of_which_a_third_is_cut(app: App, ledger: Ledger, s
     with daemon(environment(server.url, sweep__interval="100ms", sweep__grace="0s"), tmp_path):
         came = dict(asyncio.run(app.streams(STREAMS)))
         assert len(came) == STREAMS
-        eventually(lambda: all(ledger.get(each).charged is not None for each in came))
+        eventually(lambda: all(ledger.get(each).charged is not None for each in came), limit=60)
     held = {each: ledger.get(each) for each in came}
     for each, tokens in came.items():
         if tokens == MOST:
             assert held[each].charged == MOST
         else:
-            # A token may have left the process and not have come.
-            assert tokens <= (held[each].charged or 0) < MOST
+            # Tokens may have left the process and not have come.
+            assert tokens <= (held[each].charged or 0) <= MOST
     assert sum(tokens < MOST for tokens in came.values()) == len(range(0, STREAMS, 3))
-    assert spent(ledger) == sum(each.charged or 0 for each in held.values())
+    assert spent(ledger) == sum(each.charged or 0 for each in held.values()) < STREAMS * MOST
     assert sum(each.extension_count for each in held.values()) > STREAMS
 
 

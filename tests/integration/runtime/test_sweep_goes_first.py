@@ -1,6 +1,7 @@
 """While a sweep works, single events and the relay wait for their turns, and batches do not."""
 
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -45,6 +46,12 @@ def test_the_relay_beside_a_sweep_that_does_not_end(client: redis.Redis, shard: 
     dispatcher = Dispatcher(context)
     dispatcher.prepare()
     expire(client, *map(str, range(2000)))
+    waits = context.metrics.webhooks.sweep_waits.labels("_cycles")
+    for _ in range(8):  # on a busy machine the turns would come sooner than the batches
+        with context.interpreter.records(context.stop, waits):
+            until = time.thread_time() + 0.02
+            while time.thread_time() < until:
+                pass
     with context.interpreter.sweep():
         eventually(lambda: context.interpreter.sweeping)
         dispatcher.start()

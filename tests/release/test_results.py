@@ -43,16 +43,18 @@ def test_a_soak(tmp_path: Path) -> None:
 
 
 def test_the_simulation(tmp_path: Path) -> None:
-    seeds = "500 seeds from 17 on: 41.7 virtual hours in 2000 s; 12 faults, 11 actions of operators; failed: none\n"
-    assert readers.simulation(output(tmp_path, f"{seeds}27 of 28 planted bugs found; missed: ['no-heartbeat']\n")) == {
+    seeds = "500 seeds from 17 on: 41.7 virtual hours in 2000 s; "
+    seeds += "12 faults, 11 actions of operators, 30 invariants; failed: none\n"
+    assert readers.simulation(output(tmp_path, f"{seeds}27 of 28 planted bugs found; missed: no-heartbeat\n")) == {
         "seeds": "500",
         "first seed": "17",
         "virtual hours": "41.7",
         "faults": "12",
         "actions of operators": "11",
+        "invariants": "30",
         "failed": "none",
         "planted bugs found": "27 of 28",
-        "missed": "['no-heartbeat']",
+        "missed": "no-heartbeat",
     }
     with pytest.raises(ValueError, match="no totals"):
         readers.simulation(output(tmp_path, seeds))

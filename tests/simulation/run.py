@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import random
+import re
 import signal
 import sys
 import traceback
@@ -309,6 +310,12 @@ def tell(report: Report, *, verbose: bool = True) -> None:
     sys.stdout.flush()
 
 
+def invariants() -> int:
+    """How many things have to hold, each with a name of its own."""
+    sources = [path.read_text() for path in Path(__file__).parent.glob("*.py")]
+    return len({name for source in sources for name in re.findall(r'Failure\(\s*f?"([^"]+)"', source)})
+
+
 def find_planted(options: argparse.Namespace) -> int:
     """Look for each planted bug with one seed after the other. Returns 1 if too many were not found."""
     missed, tried = [], 0
@@ -366,7 +373,7 @@ def main() -> int:
         real = kernels.REAL_CLOCK() - began
         start = seeds[0] if options.seeds else first
         lines = f"{count} seeds from {start} on: {virtual / 3600:.1f} virtual hours in {real:.0f} s"
-        parts = f"{len(FAULTS)} faults, {len(OPERATIONS)} actions of operators"
+        parts = f"{len(FAULTS)} faults, {len(OPERATIONS)} actions of operators, {invariants()} invariants"
         print(f"{lines}; {parts}; failed: {', '.join(map(str, failed)) or 'none'}")
     return 1 if failed else 0
 

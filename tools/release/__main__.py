@@ -32,6 +32,9 @@ ROOT = Path(__file__).parents[2]
 @click.option("--chaos-seed", type=int, help="What draws the faults. [default: a new one]")
 @click.option("--tries", type=click.IntRange(1), default=1000, show_default=True, help="Of each property.")
 @click.option(
+    "--simulation-seeds", type=click.IntRange(1), default=500, show_default=True, help="Of 5 virtual minutes each."
+)
+@click.option(
     "--gate-runs", type=click.IntRange(1), default=3, show_default=True, help="How often the gate has to pass."
 )
 @click.option(
@@ -55,6 +58,7 @@ def main(
     chaos_minutes: float,
     chaos_seed: int | None,
     tries: int,
+    simulation_seeds: int,
     gate_runs: int,
     kubeconfig: Path | None,
     work: Path | None,
@@ -62,7 +66,7 @@ def main(
     """Prove VERSION, step by step, and stop at the first step that fails."""
     work = (work or Path(tempfile.gettempdir()) / f"sweeperd-release-{version}").resolve()
     place = Place(ROOT, work / "clone", work, ROOT / EVIDENCE / version)
-    options = Options(soak_minutes, chaos_minutes, tries, chaos_seed, gate_runs, kubeconfig=kubeconfig)
+    options = Options(soak_minutes, chaos_minutes, tries, chaos_seed, gate_runs, simulation_seeds, kubeconfig)
     all_steps = steps(options, work)
     if listed:
         for step in all_steps:

@@ -14,7 +14,7 @@ _SEED = re.compile(r"--hypothesis-seed=(\d+)")
 #: The totals of the simulation.
 _SEEDS = re.compile(
     r"^(\d+) seeds from (\d+) on: ([\d.]+) virtual hours in \d+ s; "
-    r"(\d+) faults, (\d+) actions of operators; failed: (.*)$",
+    r"(\d+) faults, (\d+) actions of operators, (\d+) invariants; failed: (.*)$",
     re.MULTILINE,
 )
 _FOUND = re.compile(r"^(\d+ of \d+) planted bugs found; missed: (.*)$", re.MULTILINE)
@@ -46,7 +46,7 @@ def simulation(output: Output) -> Figures:
     planted = _FOUND.search(output.text)
     if not seeds or not planted:
         raise ValueError("the simulation has printed no totals")
-    names = ("seeds", "first seed", "virtual hours", "faults", "actions of operators", "failed")
+    names = ("seeds", "first seed", "virtual hours", "faults", "actions of operators", "invariants", "failed")
     return dict(zip(names, seeds.groups(), strict=True)) | {"planted bugs found": planted[1], "missed": planted[2]}
 
 

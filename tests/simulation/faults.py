@@ -239,7 +239,8 @@ class Faults:
             if receiver.behaviour is behaviour:
                 receiver.behaviour = Behaviour(usual)
 
-        self._after(self._random.uniform(5, 60), end)
+        if self._random.random() < 0.7:  # else until everything is healed: circuits are open by then
+            self._after(self._random.uniform(5, 60), end)
 
     def reload(self) -> None:
         """Every replica gets the other settings, one after the other."""

@@ -203,14 +203,16 @@ def filter_ignored() -> None:
     put(Subscription, "wants", lambda *_: True)
 
 
-@planted("the lease has no TTL, and nobody doubts it")
+@planted("a lease outlives its holder by years, and nobody doubts the lease")
 def lease_for_ever() -> None:
-    def acquire(self: Any) -> bool:
-        self._owned = bool(self._client.set(self._key, self._token, nx=True)) or self._extend()
-        return bool(self._owned)
+    def make(original: Any) -> Any:
+        def begin(self: Any, *arguments: Any, **options: Any) -> None:
+            original(self, *arguments, **options)
+            self._ttl_ms = 10**12
 
-    put(Lease, "acquire", acquire)
-    put(Lease, "_extend", lambda self: self._client.get(self._key) == self._token.encode())
+        return begin
+
+    replace(Lease, "__init__", make)
     put(StandBy, "is_pointless", lambda _: False)
 
 

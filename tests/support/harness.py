@@ -124,14 +124,18 @@ def budget(client: redis.Redis, scope: str = SCOPES[0], prefix: str = "") -> tup
 
 
 def eventually(condition: Callable[..., Any], limit: float = 20.0) -> Any:
-    """Wait until the condition holds and return what it gave; fails after `limit` seconds."""
-    deadline = time.monotonic() + limit
+    """
+    Wait until the condition holds and return what it gave; fails after `limit` seconds. To ask costs CPU that others
+    wait for, so the longer the wait was, the longer is the next pause.
+    """
+    began = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"not so within {limit} s"
-        time.sleep(0.02)
+        waited = time.monotonic() - began
+        assert waited < limit, f"not so within {limit} s"
+        time.sleep(min(0.01 + waited / 10, 0.1))
 
 
 def environment(url: str = "", **settings: object) -> dict[str, str]:

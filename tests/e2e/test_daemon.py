@@ -46,6 +46,9 @@ METRICS = {
     "sweeperd_quarantined",
     "sweeperd_expiry_spikes",
     "sweeperd_operator_actions",
+    "sweeperd_operator_changes",
+    "sweeperd_protected_entries",
+    "sweeperd_oldest_protected_seconds",
     "sweeperd_foreign_expiries",
 }
 
@@ -156,7 +159,7 @@ def test_a_replica_that_holds_the_lease_has_the_others_stand_by(
         client.pexpire("sweeperd:lease:sweep", 1)
         eventually(lambda: outcome(running, "expired") == 1)
         assert running.terminate() == 0
-    assert not client.exists("sweeperd:lease:sweep")
+    eventually(lambda: not client.exists("sweeperd:lease:sweep"), limit=5)
 
 
 def test_started_while_redis_is_down_it_says_so_in_clear_lines(own_server: Server, tmp_path: Path) -> None:

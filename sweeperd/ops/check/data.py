@@ -47,7 +47,7 @@ TrialCommand = tuple[bytes | str | int, ...]
 _FORMS: dict[str, tuple[bytes | str | int, ...]] = {
     **dict.fromkeys(("EXISTS", "GET", "HGETALL", "HLEN", "LLEN", "PTTL", "SCARD", "SMEMBERS", "STRLEN"), ()),
     **dict.fromkeys(("TYPE", "XLEN", "ZCARD"), ()),
-    **dict.fromkeys(("HDEL", "HEXISTS", "HGET", "HMGET", "SISMEMBER", "SREM", "ZREM", "ZSCORE"), (ANY,)),
+    **dict.fromkeys(("HDEL", "HEXISTS", "HGET", "HMGET", "SISMEMBER", "SREM", "ZMSCORE", "ZREM", "ZSCORE"), (ANY,)),
     "HINCRBY": (ANY, "none"),
     "HSET": ("a", "b", "c"),
     "INCRBY": ("none",),

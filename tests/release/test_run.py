@@ -1,5 +1,6 @@
 """Steps are run up to the first that fails, and each result is kept with its commit."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,8 @@ def commit(root: Path, file: str, text: str) -> None:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     """A repository with one commit."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
     root = tmp_path / "root"
     root.mkdir()
     git(root, "init", "-q")

@@ -64,6 +64,7 @@ def settle(root: Path) -> None:
         shutil.copy(path, root / path.lstrip("/"))
     if authorities := os.environ.get("PIP_CERT"):
         (root / "etc/pip.conf").write_text(f"[global]\ncert = {authorities}\n", encoding="utf-8")
+    (root / "etc/hosts").write_text("127.0.0.1 localhost\n::1 localhost\n", encoding="utf-8")  # as an installer does
     source = root / "home/newcomer/sweeperd"
     source.mkdir()
     archive = subprocess.run(["git", "-C", str(ROOT), "archive", "HEAD"], check=True, stdout=subprocess.PIPE)
@@ -72,8 +73,11 @@ def settle(root: Path) -> None:
 
 
 def inside(root: Path, command: str) -> list[str]:
-    """The line that runs a command of a shell as the newcomer, with `/proc` and `/dev/shm` of its own."""
-    mounts = "mount -t proc proc /proc && mkdir -p /dev/shm && mount -t tmpfs shm /dev/shm"
+    """The line that runs a command of a shell as the newcomer, with `/proc`, `/dev/shm` and terminals of its own."""
+    mounts = (
+        "mount -t proc proc /proc && mkdir -p /dev/shm /dev/pts && mount -t tmpfs shm /dev/shm"
+        " && mount -t devpts -o newinstance,ptmxmode=0666 pts /dev/pts && rm -f /dev/ptmx && ln -s pts/ptmx /dev/ptmx"
+    )
     become = ["setpriv", "--reuid=newcomer", "--regid=newcomer", "--init-groups", "--no-new-privs"]
     script = f'{mounts}\ncd /home/newcomer/sweeperd && exec "$@"'
     here = ["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--root={root}", "/bin/sh", "-c", script, "sh"]

@@ -43,11 +43,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = SEED
 
 
+#: Most tests wait for processes, so there are more workers than cores.
+WORKERS = 6
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Six workers, because most tests wait for processes; a worker for each core if only tests/unit runs."""
+    """`WORKERS`; a worker for each core if only tests/unit runs."""
     unit = Path(__file__).parent / "unit"
     paths = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
-    return (os.cpu_count() or 1) if all(path.is_relative_to(unit) for path in paths) else 6
+    return (os.cpu_count() or 1) if all(path.is_relative_to(unit) for path in paths) else WORKERS
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -85,20 +89,38 @@ def _needs_each_redis(item: pytest.Item) -> bool:
     return SCRIPTS in item.path.parents
 
 
+#: Their tests take many seconds each.
+LONG = [Path(__file__).parent / name for name in ("soak", "simulation", "faults", "topology")]
+
+
+def _long_first(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """
+    Each worker of pytest-xdist begins with an equal part of the list. With its share of the long tests at the start of
+    each part, no worker is left with several of them at the end, when no other has work.
+    """
+    long = [item for item in items if any(folder in item.path.parents for folder in LONG)]
+    taken = set(long)
+    short = [item for item in items if item not in taken]
+    for worker in range(WORKERS):
+        yield from long[worker::WORKERS]
+        yield from short[len(short) * worker // WORKERS : len(short) * (worker + 1) // WORKERS]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What needs no other runs on the newest Redis at hand; all runs on each if SWEEPERD_TEST_ALL_SERVERS is set."""
-    if os.environ.get("SWEEPERD_TEST_ALL_SERVERS"):
-        return
-    left = {
-        item
-        for item in items
-        if not _needs_each_redis(item)
-        and isinstance(item, pytest.Function)
-        and hasattr(item, "callspec")
-        and item.callspec.params.get("redis_binary") not in (None, *BINARIES[:1])
-    }
-    config.hook.pytest_deselected(items=[*left])
-    items[:] = [item for item in items if item not in left]
+    if not os.environ.get("SWEEPERD_TEST_ALL_SERVERS"):
+        left = {
+            item
+            for item in items
+            if not _needs_each_redis(item)
+            and isinstance(item, pytest.Function)
+            and hasattr(item, "callspec")
+            and item.callspec.params.get("redis_binary") not in (None, *BINARIES[:1])
+        }
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = [item for item in items if item not in left]
+    if hasattr(config, "workerinput"):
+        items[:] = [*_long_first(items)]
 
 
 @pytest.fixture(autouse=True)

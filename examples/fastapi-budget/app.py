@@ -40,7 +40,7 @@ class Hold:
             while True:
                 await asyncio.sleep(max(remaining_ttl_ms / 2000, 0.1))
                 remaining_ttl_ms /= 2
-                # Without an answer the next try comes soon. Its key is a new one: twice extended harms nobody.
+                # Without an answer the next try comes soon, under a new key: extending twice does no harm.
                 with contextlib.suppress(RedisUnavailable):
                     key = str(uuid.uuid4())
                     extended = await self.ledger.extend(TENANT, self.reservation_id, TTL / 2, idempotency_key=key)

@@ -113,7 +113,7 @@ class CyclesRecords:
         """The events to write now. An entry without records is done."""
         first = entries[: max(1, int(self._size / self._each))]
         fields = [entry.fields for entry in first]
-        # Encoded first: meanwhile Redis works on the call of another thread, and would answer only after that call.
+        # Bodies are encoded before the subscriptions are read: until then Redis works on the call of another thread.
         messages = [message(self._shard.origin, each) if _has_records(each) else None for each in fields]
         tenants = [_tenant(each) if encoded else b"" for each, encoded in zip(fields, messages, strict=True)]
         matches = _Matches(self._subscriptions({tenant for tenant in tenants if tenant}))

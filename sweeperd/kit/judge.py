@@ -171,7 +171,7 @@ class _Judged:
             return False
 
     def _protection(self) -> Iterator[str]:
-        """Who is protected stays, and is noted from the end of the grace on; nobody else is noted."""
+        """A protected entry stays, and is noted from the end of its grace on; no other entry is noted."""
         key, outcome, settings = self.lab.kind.protected, self.result.outcome, self.lab.settings
         if key is None:
             return

@@ -499,5 +499,5 @@ def _meant(asked: Mapping[str, str], name: str) -> tuple[bytes, ...] | None:
 
 
 def _lines(commands: Iterable[Sequence[str]]) -> list[str]:
-    """The commands for a shell, without those that nobody could copy."""
+    """The commands for a shell; a command that cannot be copied is left out."""
     return list(dict.fromkeys(filter(None, (command_line(*words) for words in commands))))

@@ -155,7 +155,7 @@ class Lookout:
 
     Only plain reads are sent, on a connection of their own, for all kinds of a shard in one round trip. The process
     whose tick was noted last looks each `precision`. The others look once a second, and act only if an entry is overdue
-    and no process has the lease of the sweep. After a tick that was not well nobody looks: the next tick comes by the
+    and no process has the lease of the sweep. After a tick that failed no process looks: the next tick comes by the
     interval. The thread ends with `stop`.
     """
 
@@ -190,7 +190,7 @@ class Lookout:
         self._disconnect()
 
     def _pause(self) -> float:
-        """At most a `precision`: a tick may have ended, and changed the plan, meanwhile."""
+        """Seconds to the next look, at most a `precision`: a tick that ends may bring the next look forward."""
         next_look = min(watch.look_at for watch, _ in self._watched) - time.monotonic()
         return max(0.0, min(next_look, self._watched[0][0].precision))
 

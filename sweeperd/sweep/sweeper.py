@@ -187,10 +187,10 @@ class Sweeper:
         self._page_size = settings.batch_size
         self._ends = GraceEnds() if settings.looks else None
         self._reader = IndexReader(shard, kind, settings.batch_size, self._ends)
-        # Two batches are in flight: while Redis runs one, this process handles the other. They have `pipeline_depth`
-        # calls together, and as many each if the sweep is in a hurry.
         #: How many of the protected entries, from the oldest on, were compared with the index.
         self._compared = 0
+        # Two batches are in flight: while Redis runs one, this process handles the other. They have `pipeline_depth`
+        # calls together, and as many each if the sweep is in a hurry.
         self._batches_in_flight = min(2, settings.pipeline_depth)
         self._batch_size = AdaptiveBatchSize(
             max(1, settings.pipeline_depth_min // self._batches_in_flight),

@@ -34,6 +34,11 @@ def on(version: str, *samples: Sample, name: str = "Redis") -> Measured:
     return Measured(version, "3.12.0", "0.1", 2, quick=False, sizes={"entries": 10}, samples=samples, name=name)
 
 
+def server_of(binary: Binary) -> str:
+    """The server as a baseline names it: without the last part of the version."""
+    return f"{binary.name} {'.'.join(map(str, binary.numbers[:2]))}"
+
+
 def row(name: str = "some", **goals: Goal) -> Row:
     return Row(name, "what it is", "what it is beside", goals, lambda _: sample())
 
@@ -166,7 +171,7 @@ def test_the_gates_exit_code(measured_gate: Path) -> None:
     ended = call("gate", "--redis", newest)  # there is no baseline yet
     assert (ended.exit_code, "no baseline" in ended.stdout) == (1, True)
     assert call("gate", "--redis", newest, "--update").exit_code == 0
-    server = f"Redis {'.'.join(newest.split('.')[:2])}"
+    server = server_of(BINARIES[0])
     assert json.loads(measured_gate.read_text()) == {server: {"some": {"ratio": 1.0}}}
     assert call("gate", "--redis", newest).exit_code == 0
     measured_gate.write_text(json.dumps({server: {"some": {"ratio": 1.4}}}))
@@ -188,10 +193,7 @@ def test_a_baseline_is_taken_on_every_redis_and_row_by_row(
     goals = {"ratio": Goal("at_least", 0.5)}
     monkeypatch.setattr(gate, "ROWS", (*gate.ROWS, Row("broken", "", "", goals, fails)))
     assert call("gate", "--update", "--rounds", "1").exit_code == 1
-    versions = {binary.numbers[:2] for binary in BINARIES}
-    assert json.loads(measured_gate.read_text()) == {
-        f"Redis {'.'.join(map(str, version))}": {"some": {"ratio": 1.0}} for version in versions
-    }
+    assert json.loads(measured_gate.read_text()) == {server_of(binary): {"some": {"ratio": 1.0}} for binary in BINARIES}
     assert call("gate", "broken", "--rounds", "1").exit_code == 1
     assert call("gate", "some", "--rounds", "1").exit_code == 0
     assert call("gate", "--update", "--planted").exit_code == 2
@@ -219,7 +221,7 @@ def test_a_further_server_is_measured_where_it_is_named(
     monkeypatch.setenv("SWEEPERD_TEST_SERVERS", str(program))
     assert call("gate", "--redis", "99.1", "--update").exit_code == 0
     assert json.loads(measured_gate.read_text()) == {"Valkey 99.1": {"some": {"ratio": 1.0}}}
-    assert "Valkey" not in call("gate").stdout
+    assert "Valkey 99.1" not in call("gate").stdout
     assert "only" in call("gate", "--redis", "98").stderr
 
 

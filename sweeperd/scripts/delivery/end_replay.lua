@@ -11,35 +11,23 @@
 --
 -- HDEL comes first. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so is XGROUP after it.
 
+-- @include groups
 -- @include json
 -- @include rights
-
--- The last event given to the group; nil if the group is missing.
-local function position_of(group)
-  local found = redis.pcall('XINFO', 'GROUPS', KEYS[1])
-  for i = 1, #found do
-    local row = {}
-    for j = 1, #found[i], 2 do row[found[i][j]] = found[i][j + 1] end
-    if row.name == group then return row['last-delivered-id'] end
-  end
-  return nil
-end
 
 local text = redis.call('HGET', KEYS[2], ARGV[1])
 local note = text and json.decode(text)
 if not note or note.made_at ~= tonumber(ARGV[2]) then
   return 0
 end
-local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1])
-if pending.err and not string.find(tostring(pending.err), 'NOGROUP', 1, true) then
-  return pending
+local groups, problem = groups_of(KEYS[1])
+if not groups then
+  return problem
 end
-if not pending.err and pending[1] > 0 and ARGV[3] ~= '1' then
-  return 0
-end
+local group = groups[ARGV[1]]
 if ARGV[3] ~= '1' then
-  local position = position_of(ARGV[1])
-  if not position or #redis.call('XRANGE', KEYS[1], '(' .. position, note.last, 'COUNT', 1) > 0 then
+  local after = group and '(' .. group['last-delivered-id']
+  if not group or group.pending > 0 or #redis.call('XRANGE', KEYS[1], after, note.last, 'COUNT', 1) > 0 then
     return 0
   end
 end
@@ -48,7 +36,7 @@ if refused then
   return refused
 end
 redis.call('HDEL', KEYS[2], ARGV[1])
-if not pending.err then
+if group then
   redis.call('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 end
 return 1

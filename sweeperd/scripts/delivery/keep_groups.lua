@@ -20,6 +20,7 @@
 -- so are XGROUP and HSET after XACK. XGROUP makes the first change, so only HSET needs a check besides.
 
 -- @include clock
+-- @include groups
 -- @include rights
 
 local GREATEST = '18446744073709551615' -- the second half of an id
@@ -40,24 +41,9 @@ local function previous(id)
   return milliseconds == '0' and id or string.format('%d', tonumber(milliseconds) - 1) .. '-' .. GREATEST
 end
 
--- Redis replies with names and values in turn.
-local function fields(reply)
-  local named = {}
-  for i = 1, #reply, 2 do
-    named[reply[i]] = reply[i + 1]
-  end
-  return named
-end
-
-local groups = {}
-local found = redis.pcall('XINFO', 'GROUPS', KEYS[1])
-if not found.err then
-  for i = 1, #found do
-    local group = fields(found[i])
-    groups[group.name] = group
-  end
-elseif not string.find(tostring(found.err), 'no such key', 1, true) then
-  return found
+local groups, problem = groups_of(KEYS[1])
+if not groups then
+  return problem
 end
 local last = '0-0'
 local stream = redis.pcall('XINFO', 'STREAM', KEYS[1])

@@ -153,7 +153,7 @@ def reason_advice(reason: ReasonCount, options: Sequence[str] = ()) -> Advice:
 
 
 def command_line(*words: str) -> str:
-    """A command of sweeperd for a shell; empty if a word cannot be shown unchanged: then nobody could copy it."""
+    """A command of sweeperd for a shell; empty if a word cannot be shown unchanged, and so cannot be copied."""
     line = shlex.join(["sweeperd", *words])
     return line if line.isprintable() and len(line) <= LONGEST else ""
 

@@ -53,7 +53,7 @@ _HEADERS = [
     ("Referrer-Policy", "no-referrer"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 ]
-#: Headers that a proxy adds. Nobody is let in by a header, but whoever comes through a proxy is no loopback client.
+#: Headers that a proxy adds. With such a header the client is no loopback client; no header makes a client one.
 _PROXIED = ("HTTP_FORWARDED", "HTTP_VIA", "HTTP_X_REAL_IP", "HTTP_X_CLIENT_IP", "HTTP_TRUE_CLIENT_IP")
 _ELSEWHERE = (
     "these pages answer to clients on this host only, as by `kubectl port-forward` or an SSH tunnel, at localhost and "
@@ -295,7 +295,7 @@ class WebServer:
         if not path.endswith(".json"):
             shown = self._entry_page
             return _send(start_response, "200 OK", "text/html; charset=utf-8", shown.body, shown.headers)
-        # Another site may make a browser ask, though it cannot read the answer: it shall cost nothing.
+        # Another site can make a browser ask, and cannot read the answer. Such a question must cost nothing.
         if environ.get("HTTP_SEC_FETCH_SITE", "none") not in ("same-origin", "none"):
             return _text(start_response, "403 Forbidden", "asked by another site\n")
         question = environ.get("QUERY_STRING", "")

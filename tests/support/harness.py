@@ -123,10 +123,10 @@ def budget(client: redis.Redis, scope: str = SCOPES[0], prefix: str = "") -> tup
     return int(values[0]), int(values[1])
 
 
-def eventually(condition: Callable[..., Any], limit: float = 20.0) -> Any:
+def eventually(condition: Callable[..., Any], limit: float = 20.0, pause: float = 0.1) -> Any:
     """
     Wait until the condition holds and return what it gave; fails after `limit` seconds. To ask costs CPU that others
-    wait for, so the longer the wait was, the longer is the next pause.
+    wait for, so the longer the wait was, the longer is the next pause, up to `pause` seconds.
     """
     began = time.monotonic()
     while True:
@@ -135,7 +135,7 @@ def eventually(condition: Callable[..., Any], limit: float = 20.0) -> Any:
             return value
         waited = time.monotonic() - began
         assert waited < limit, f"not so within {limit} s"
-        time.sleep(min(0.01 + waited / 10, 0.1))
+        time.sleep(min(0.01 + waited / 10, pause))
 
 
 def environment(url: str = "", **settings: object) -> dict[str, str]:

@@ -1,5 +1,7 @@
 -- The consumer groups of a stream.
 
+-- @include effects
+
 -- Redis replies with names and values in turn.
 local function fields(reply)
   local named = {}

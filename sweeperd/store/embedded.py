@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import platform
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -24,6 +25,8 @@ START_LIMIT = 10.0
 OLDEST = (6, 2)
 #: From this version on Redis has all that sweeperd can use.
 MODERN = (7, 0)
+#: Below the ports that Linux, macOS and Windows give to outgoing connections.
+PORTS = range(20_000, 32_000)
 #: The time until fakeredis answers that there is nothing, seconds.
 FAKE_PAUSE = 0.02
 
@@ -91,11 +94,13 @@ def _identified(path: str) -> Binary | None:
 
 
 def free_port() -> int:
-    """A free TCP port on loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A free TCP port on loopback. Outgoing connections get higher ports, and take none before the caller listens."""
+    # If 20 ports are taken, the system chooses.
+    for port in [*(secrets.choice(PORTS) for _ in range(20)), 0]:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise OSError("no port is free on 127.0.0.1")
 
 
 class Server:

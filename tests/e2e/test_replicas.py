@@ -290,7 +290,9 @@ def test_an_open_circuit_delivers_what_a_killed_replica_had_in_hand(
             reserve(client, ["only"])
             eventually(lambda: one.logged("the endpoint fails; its events wait"), limit=60)
             with replica(server.url, hanging, tmp_path) as two:
+                one.process.send_signal(signal.SIGSTOP)  # else it is chance which of them takes the event
                 eventually(lambda: hanging.requests and has(two, client), limit=60)
+                one.process.send_signal(signal.SIGCONT)
                 failing.behaviour = lambda *_: Answer()
                 two.kill()
             eventually(lambda: one.metric("sweeperd_webhook_events_total", endpoint="hook", result="delivered"), 60)

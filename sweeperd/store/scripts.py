@@ -48,9 +48,9 @@ def source(name: str) -> str:
     return expand(own_text(name))
 
 
-def expand(text: str, read: Callable[[str], str] = own_text) -> str:
-    """A text with everything included. `read` gives the text of a file by its name."""
-    return _expand(text, set(), read)
+def expand(text: str, read: Callable[[str], str] | None = None) -> str:
+    """A text with everything included. `read` gives the text of a file by its name, in place of `own_text`."""
+    return _expand(text, set(), read or own_text)
 
 
 def _expand(text: str, present: set[str], read: Callable[[str], str]) -> str:

@@ -162,6 +162,13 @@ assert trials.idle
     [
         ("delivery/webhook.py", "sha256=", "sha512=", "tests/unit/delivery/test_signing.py"),
         ("scripts/include/int64.lua", "LIMB", "1", "tests/lua/test_int64.py"),
+        ("scripts/include/kind_pattern.lua", "to < from - 1", "to > from - 1", "tests/lua/kinds/test_patterns.py"),
+        (
+            "scripts/include/deadline.lua",
+            "at <= expires_at then",
+            "at < expires_at then",
+            "tests/lua/test_expire_clock.py",
+        ),
     ],
 )
 def test_a_trial_tells_a_mutant_from_the_product(file: str, old: str, new: str, test: str, tmp_path: Path) -> None:

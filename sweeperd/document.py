@@ -6,7 +6,7 @@ A field without a default stands in each document; a field with a default is lef
 numbers and texts are for the schema only: a document with an odd value is still printed.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import pydantic
 from pydantic import Field, PlainSerializer, WithJsonSchema
@@ -39,9 +39,25 @@ class Document(pydantic.BaseModel):
         frozen=True, from_attributes=True, populate_by_name=True, defer_build=True, ser_json_inf_nan="constants"
     )
 
+    @classmethod
+    def made_of(cls, value: object, **more: Any) -> Self:
+        """The document with the fields `more`; each other field is read from the attributes of `value`."""
+        return cls.model_validate(_Joined(value, more))
+
     def as_json(self) -> dict[str, Any]:
-        """The document for `json.dumps`."""
+        """For `json.dumps`."""
         return self.model_dump(mode="json", exclude_unset=True)
+
+
+class _Joined:
+    """Attributes, and behind them the attributes of another value."""
+
+    def __init__(self, value: object, attributes: dict[str, Any]) -> None:
+        self.__dict__ |= attributes
+        self._value = value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._value, name)
 
 
 def _require_address(schema: dict[str, Any]) -> None:

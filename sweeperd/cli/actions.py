@@ -82,20 +82,9 @@ def command(run: Run, limit: int) -> None:
 
     noted = (run.until_down(shard, read(shard)) for shard in run.shards)
     newest = heapq.merge(*noted, key=lambda row: row[1].at_ms, reverse=True)
-    rows = [_document(*row) for row in itertools.islice(newest, limit)]
+    rows = [ActionDocument.made_of(action, shard=shard.name) for shard, action in itertools.islice(newest, limit)]
     run.table(
         ("at", "shard", "who", "action", "target", "count"),
         (list(row.as_json().values()) for row in rows),
         lambda: ActionsDocument(actions=rows, down=run.down),
-    )
-
-
-def _document(shard: Shard, action: RecordedAction) -> ActionDocument:
-    return ActionDocument(
-        at=action.at_ms,
-        shard=shard.name,
-        who=action.who,
-        action=action.action,
-        target=action.target,
-        count=action.count,
     )

@@ -158,8 +158,7 @@ def acl(
     lines = [" ".join(["user" if as_file else "ACL SETUSER", user, *each.rules]) for each in users]
     if as_json:
         documents = [
-            AclUserDocument(address=each.address, shards=each.shards, user=user, rules=each.rules, line=line)
-            for each, line in zip(users, lines, strict=True)
+            AclUserDocument.made_of(each, user=user, line=line) for each, line in zip(users, lines, strict=True)
         ]
         output.json(AclDocument(users=documents))
         return

@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import click
 from pydantic import Field
@@ -38,22 +38,8 @@ class LetterDocument(Document):
     endpoint: str
     reason: str
     attempts: Count
-    at: Moment
-    event: Body = Field(description="The body of the webhook.")
-
-    @classmethod
-    def of(cls, letter: DeadLetter, **more: Any) -> Self:
-        """`more`: the fields of a subclass."""
-        return cls(
-            id=letter.id,
-            shard=letter.shard,
-            endpoint=letter.endpoint,
-            reason=letter.reason,
-            attempts=letter.attempts,
-            at=letter.at_ms,
-            event=letter.body,
-            **more,
-        )
+    at: Moment = Field(validation_alias="at_ms")
+    event: Body = Field(validation_alias="body", description="The body of the webhook.")
 
 
 class ListedLetter(LetterDocument):
@@ -117,7 +103,7 @@ def list_(run: Run, endpoint: str | None, tenant: str | None, limit: int) -> Non
         ["id", "shard", "endpoint", "age", "reason", "attempts", "tenant", "reservation", "event_id"],
         (_cells(letter, _age(letter, now)) for letter in letters),
         lambda: DeadLettersDocument(
-            dead_letters=[ListedLetter.of(letter, age_seconds=_age(letter, now)) for letter in letters],
+            dead_letters=[ListedLetter.made_of(letter, age_seconds=_age(letter, now)) for letter in letters],
             more=more,
             down=run.down,
         ),
@@ -276,7 +262,7 @@ class _Log:
     def note(self, letter: DeadLetter, problem: str) -> None:
         if self._output.as_json:
             become = {"result": "left", "problem": problem} if problem else {"result": self._done}
-            document = json.dumps(ChangedLetter.of(letter, **become).as_json())
+            document = json.dumps(ChangedLetter.made_of(letter, **become).as_json())
             click.echo(("," if self._counts else "") + "\n" + document, nl=False)
         else:
             body = letter.body or {}

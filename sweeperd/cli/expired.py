@@ -3,7 +3,6 @@
 """
 
 import csv
-import dataclasses
 import heapq
 import io
 import itertools
@@ -341,7 +340,7 @@ def verify_archive(file: BinaryIO, head: str | None, chain_from: str | None, as_
         fail(f"{printable(file.name)}: cannot be read: {error.strerror}", Exit.USAGE)
     whole = verdict.broken_line is None
     if as_json:
-        output.json(ArchiveDocument(file=file.name, whole=whole, **dataclasses.asdict(verdict)))
+        output.json(ArchiveDocument.made_of(verdict, file=file.name, whole=whole))
     elif whole:
         output.say(f"{file.name}: the chain is whole: {verdict.lines} lines, head {verdict.head}", "green")
     if not whole:

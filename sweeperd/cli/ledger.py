@@ -1,33 +1,19 @@
 """`sweeperd ledger`."""
 
-from typing import Annotated
-
 import click
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from sweeperd.cli.output import Output, shortened
 from sweeperd.cli.shards import Run, on_shards, warn
 from sweeperd.config import SweepSettings
 from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Text
-from sweeperd.ops.reconcile.subjects import Holder, find_holders, read_budget
+from sweeperd.ops.reconcile.subjects import HolderDocument, find_holders, read_budget
 from sweeperd.store.shard import Shard
 
 
 @click.group("ledger")
 def command() -> None:
     """The budgets of the ledger. Nothing here changes a budget; see `sweeperd reconcile --repair-budget`."""
-
-
-class HolderDocument(Document):
-    """A reservation with an amount of the budget."""
-
-    id: Text
-    amount: int
-    tenant: Text
-    state: Text
-    created_at: Text = Field(description="As it is stored, ms.")
-    expires_at: Text = Field(description="As it is stored, ms.")
-    quarantined: Annotated[bool, BeforeValidator(bool)] = Field(validation_alias="quarantined_at")
 
 
 class BudgetDocument(Document):
@@ -76,7 +62,7 @@ def _read(shard: Shard, settings: SweepSettings, budget: str, limit: int) -> Bud
     fields = read_budget(shard, key)
     if fields is None:
         return None
-    kept, count, held = list[Holder](), 0, 0
+    kept, count, held = list[HolderDocument](), 0, 0
     for holder in find_holders(shard, settings, key):
         count, held = count + 1, held + holder.amount
         if len(kept) < limit:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import click
-from pydantic import Field
+from pydantic import AliasPath, Field
 
 from sweeperd.cli.actions import Change, Changed, changing
 from sweeperd.cli.options import Exit, Moment, fail, moment, stop_on_signals
@@ -38,31 +38,25 @@ class _Replay:
     began: bool = False
     progress: ReplayProgress = field(default_factory=ReplayProgress)
 
-    @property
-    def document(self) -> "ShardReplay":
-        return ShardReplay(
-            shard=self.shard.name,
-            address=self.shard.address,
-            since=self.note.since_ms,
-            until=self.note.until_ms,
-            events=self.note.events,
-            began=self.began,
-            ended=self.progress.ended,
-            left=self.progress.left,
-        )
-
 
 class ShardReplay(Document):
     """The replay on a shard."""
 
-    shard: str
-    address: str = Field(description="Where Redis is, without credentials.")
-    since: At
-    until: At
-    events: Count = Field(description="How many events it is about.")
+    shard: str = Field(validation_alias=AliasPath("shard", "name"))
+    address: str = Field(
+        validation_alias=AliasPath("shard", "address"), description="Where Redis is, without credentials."
+    )
+    since: At = Field(validation_alias=AliasPath("note", "since_ms"))
+    until: At = Field(validation_alias=AliasPath("note", "until_ms"))
+    events: Count = Field(validation_alias=AliasPath("note", "events"), description="How many events it is about.")
     began: bool = Field(description="Whether this command began it.")
-    ended: bool = Field(description="Whether all of its events were delivered, or it was cancelled.")
-    left: Count = Field(description="How many are not delivered, about.")
+    ended: bool = Field(
+        validation_alias=AliasPath("progress", "ended"),
+        description="Whether all of its events were delivered, or it was cancelled.",
+    )
+    left: Count = Field(
+        validation_alias=AliasPath("progress", "left"), description="How many are not delivered, about."
+    )
 
 
 class ReplaysDocument(CommandDocument, title="sweeperd replay --json"):
@@ -115,8 +109,8 @@ def command(
         _begin(change, replays, name)
         if not detach:
             _wait(change, replays, name)
-    documents = [each.document for each in replays]
-    change.report(ReplaysDocument(endpoint=name, cancelled=cancel, replays=documents, down=change.down))
+    values = {"endpoint": name, "cancelled": cancel, "replays": replays, "down": change.down}
+    change.report(ReplaysDocument.model_validate(values))
     change.end()
     waiting = sum(each.progress.left for each in replays if each.progress.only_waits)
     if waiting and not detach:

@@ -214,7 +214,7 @@ def _replay(endpoint: EndpointStatus) -> str:
     replay = endpoint.replay
     if replay is None:
         return ""
-    of = f"{timestamp(replay.since_ms)} to {timestamp(replay.until_ms)}"
+    of = f"{timestamp(replay.since)} to {timestamp(replay.until)}"
     done = f"about {replay.events - replay.left} of {replay.events} done"
     return f"replay of {of}, begun {span(replay.running_seconds)} ago: {done}"
 

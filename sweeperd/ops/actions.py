@@ -61,7 +61,7 @@ class RecordedAction:
 
 
 class ActionDocument(Document):
-    at: Moment
+    at: Moment = Field(validation_alias="at_ms")
     shard: str
     who: str = Field(description="user@host.")
     action: str

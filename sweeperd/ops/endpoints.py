@@ -269,24 +269,24 @@ class ListedEndpoint(EndpointFigures):
     address: str
     url: str | None = Field(description="Without credentials and query.")
     tenants: list[str] | None = Field(description="null: all of them.")
-    group_position: str | None = Field(description="The stream id up to which the endpoint has taken events.")
+    group_position: str | None = Field(
+        validation_alias="position", description="The stream id up to which the endpoint has taken events."
+    )
     paused: bool
-    reason: str
+    reason: str = Field(validation_alias="paused_reason")
     muted: bool = Field(description="Whether muted_until is in the future.")
     dead_letters_all_counted: bool
 
     @classmethod
     def of(cls, shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | None) -> "ListedEndpoint":
         """`endpoint`: the settings; None if the endpoint is not in the configuration."""
-        return cls(
-            **dict(EndpointFigures.model_validate(status)),
+        return cls.made_of(
+            status,
             shard=shard.name,
             address=shard.address,
             url=None if endpoint is None else shown_url(endpoint),
             tenants=None if endpoint is None else endpoint.tenants,
-            group_position=status.position,
             paused=status.paused_at_ms is not None,
-            reason=status.paused_reason,
             muted=status.muted_seconds > 0,
             dead_letters_all_counted=status.dead_letters < LETTERS,
         )
@@ -314,8 +314,7 @@ class StateDocument(Document):
     @classmethod
     def of(cls, state: EndpointState, **more: Any) -> Self:
         """`more`: the fields that a subclass adds."""
-        muted = state.muted_until or None
-        return cls(paused=state.paused, paused_at=state.paused_at, reason=state.reason, muted_until=muted, **more)
+        return cls.made_of(state, muted_until=state.muted_until or None, **more)
 
 
 class ChangedEndpoint(StateDocument):

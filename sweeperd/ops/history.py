@@ -25,7 +25,7 @@ from sweeperd.ops.health import (
     summarize_health,
 )
 from sweeperd.ops.show import ReasonCount
-from sweeperd.ops.status import ShardStatus
+from sweeperd.ops.status import ReplayDocument, ShardStatus
 from sweeperd.outbox.attempts import Attempt
 from sweeperd.outbox.endpoint_state import CircuitNote
 from sweeperd.store.lease import process_name
@@ -165,35 +165,18 @@ class KindDocument(Document):
     last_walk: WalkDocument | None = Field(description="The last daily walk over this kind; null before the first.")
 
 
-class ReplayDocument(Document):
-    since: Moment = Field(validation_alias="since_ms")
-    until: Moment = Field(validation_alias="until_ms")
-    tenant: str | None
-    event_type: str | None
-    began_at: Moment = Field(validation_alias="began_at_ms")
-    running_seconds: Count
-    events: Count
-    left: Count = Field(description="How many are not done yet, about: not delivered, and no dead letter.")
-
-
 class ReplicaDocument(Document):
     process: str
     circuit_open: bool
     failures: Count
-    failure: str
+    failure: str = Field(validation_alias="reason")
     rate: Seconds | None = Field(description="Events delivered a second by this process; null if not known.")
     delivered_at: Moment | None = Field(description="Its last delivery.")
 
     @classmethod
     def of(cls, note: CircuitNote) -> "ReplicaDocument":
-        return cls(
-            process=note.process,
-            circuit_open=note.probe_at > 0,
-            failures=note.failures,
-            failure=note.reason,
-            rate=note.rate if note.rate_window else None,
-            delivered_at=note.delivered_at or None,
-        )
+        rate, delivered_at = note.rate if note.rate_window else None, note.delivered_at or None
+        return cls.made_of(note, circuit_open=note.probe_at > 0, rate=rate, delivered_at=delivered_at)
 
 
 class EndpointFigures(Document):

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -255,7 +255,7 @@ class SetAsideDocument(Document):
     @classmethod
     def of(cls, entry: SetAside, now_ms: int) -> "SetAsideDocument":
         age = max(0.0, (now_ms - entry.at_ms) / 1000)
-        return cls.model_validate({**asdict(entry), "quarantined_at": entry.at_ms, "age_seconds": age})
+        return cls.made_of(entry, quarantined_at=entry.at_ms, age_seconds=age)
 
 
 class QuarantinedShard(Document):

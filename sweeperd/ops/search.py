@@ -184,10 +184,6 @@ class LooseEvent(EventDocument):
 
     shard: str
 
-    @classmethod
-    def of(cls, shard: Shard, event: Event) -> "LooseEvent":
-        return cls(shard=shard.name, **dict(EventDocument.model_validate(event)))
-
 
 class MemberDocument(Document):
     """An event in the stream."""
@@ -233,13 +229,7 @@ class BatchDocument(Document):
 
     @classmethod
     def of(cls, shard: Shard, batch: Batch) -> "BatchDocument":
-        return cls.model_validate(
-            {
-                "shard": shard.name,
-                **{name: getattr(batch, name) for name in ("webhook_id", "endpoint", "count", "exact", "attempts")},
-                "events": [MemberDocument.of(shard, row) for row in batch.events],
-            }
-        )
+        return cls.made_of(batch, shard=shard.name, events=[MemberDocument.of(shard, row) for row in batch.events])
 
 
 class ShowDocument(CommandDocument, title="sweeperd show ID --json"):
@@ -255,7 +245,7 @@ class ShowDocument(CommandDocument, title="sweeperd show ID --json"):
         cls, entries: Sequence[tuple[Shard, Inspection]], sent: Sequence[tuple[Shard, Sent]], down: Any
     ) -> "ShowDocument":
         """`down`: the shards that could not be read."""
-        events = [LooseEvent.of(shard, event) for shard, known in sent for event in known.events]
+        events = [LooseEvent.made_of(event, shard=shard.name) for shard, known in sent for event in known.events]
         batches = [BatchDocument.of(shard, batch) for shard, known in sent for batch in known.batches]
         return cls(
             shards=[InspectionDocument.of(*each) for each in _inspections(entries, sent)],
@@ -467,8 +457,8 @@ class LetterRow(MemberDocument):
     @classmethod
     def of(cls, shard: Shard, row: StreamRow) -> "LetterRow":
         entry, fields = row
-        return cls(
-            **dict(MemberDocument.of(shard, (fields.get(b"event", entry), fields))),
+        return cls.made_of(
+            MemberDocument.of(shard, (fields.get(b"event", entry), fields)),
             letter=decode(entry),
             endpoint=decode(fields.get(b"endpoint", b"")),
             reason=decode(fields.get(b"reason", b"")),

@@ -419,16 +419,11 @@ class InspectionDocument(Document):
 
     @classmethod
     def of(cls, shard: Shard, inspection: Inspection) -> "InspectionDocument":
-        names = ("id", "key", "type", "fields", "ttl_ms", "quarantined_at", "budgets", "event")
-        decision = inspection.explanation.decision
-        writes = [list(map(decode, write)) for write in inspection.explanation.writes]
-        why = inspection.why
-        return cls.model_validate(
-            {
-                "shard": shard.name,
-                "kind": inspection.kind.name,
-                **{name: getattr(inspection, name) for name in names},
-                "score": None if inspection.score is None else moment_ms(inspection.score),
-                "sweep": {"outcome": decision.outcome, "detail": decision.detail, "why": why, "writes": writes},
-            }
+        decision, writes = inspection.explanation.decision, inspection.explanation.writes
+        return cls.made_of(
+            inspection,
+            shard=shard.name,
+            kind=inspection.kind.name,
+            score=None if inspection.score is None else moment_ms(inspection.score),
+            sweep=VerdictDocument.made_of(decision, why=inspection.why, writes=writes),
         )

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import redis
+from pydantic import Field
 
 from sweeperd.config import RELAY, EndpointSettings, Settings
+from sweeperd.document import Count, Document, Moment
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.processes import Processes, read_processes
 from sweeperd.ops.reconcile import LastWalk, WalkStore
@@ -115,20 +117,15 @@ def read_rate(shard: Shard) -> Rate:
     return Rate(round(expiries / window, 2), round(window, 3)) if window > 0 else UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayStatus:
-    """A replay that has begun and not ended. Times are ms on Redis's clock."""
-
-    since_ms: int
-    until_ms: int
+class ReplayDocument(Document):
+    since: Moment = Field(validation_alias="since_ms")
+    until: Moment = Field(validation_alias="until_ms")
     tenant: str | None
     event_type: str | None
-    began_at_ms: int
-    events: int
-    #: How many events are not done yet, about: not delivered, and no dead letter.
-    left: int
-    #: Since the replay began.
-    running_seconds: int
+    began_at: Moment = Field(validation_alias="made_at")
+    running_seconds: Count
+    events: Count
+    left: Count = Field(description="How many are not done yet, about: not delivered, and no dead letter.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +164,7 @@ class EndpointStatus:
     #: Whether the waiting events take longer than `webhooks.max_age` at this rate, so that some become dead letters.
     falling_behind: bool = False
     #: The running replay.
-    replay: ReplayStatus | None = None
+    replay: ReplayDocument | None = None
     #: Events delivered per second by all processes.
     rate: Rate = UNKNOWN
     #: The processes that deliver, first the processes with an open circuit.
@@ -281,13 +278,12 @@ def _judged(endpoint: EndpointSettings, status: EndpointStatus, longest: float) 
     return replace(status, falling_behind=True, warning=needs)
 
 
-def _replay(shard: Shard, endpoint: str, now: int) -> ReplayStatus | None:
+def _replay(shard: Shard, endpoint: str, now: int) -> ReplayDocument | None:
     note = replay.running(shard, endpoint)
     if note is None or note.cancelled:
         return None
-    times = note.since_ms, note.until_ms
     left, running = replay.progress(shard, note).left, max(0, now - note.made_at) // 1000
-    return ReplayStatus(*times, note.tenant, note.event_type, note.made_at, note.events, left, running)
+    return ReplayDocument.made_of(note, left=left, running_seconds=running)
 
 
 def _unknown(

@@ -11,7 +11,7 @@ import pydantic
 import redis
 from pydantic import Field, WithJsonSchema
 
-from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment, Seconds
+from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment, Seconds, Text
 from sweeperd.store.errors import is_full
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Budgets, Kind
@@ -187,21 +187,24 @@ class WalkedShardDocument(Document):
     address: str
     kind: str = Field(description="What was walked: reservations, or a configured kind.")
     hashes: Count
-    index_entries: Count
+    index_entries: Count = Field(validation_alias="entries")
     counters: Count = Field(
         description="Counters that were compared with what the hashes hold: budgets of reservations, sums of a "
         "configured kind."
     )
     counters_unjudged: Count = Field(
-        description="Counters that could not be compared: too much happened, or something cannot be read."
+        validation_alias="unjudged",
+        description="Counters that could not be compared: too much happened, or something cannot be read.",
     )
-    counters_closed: Count = Field(description="CLOSED budgets, which are not compared.")
+    counters_closed: Count = Field(validation_alias="closed", description="CLOSED budgets, which are not compared.")
     unreadable: Count = Field(description="Active hashes whose amount, or whose counters, cannot be read.")
     dismissed: Count = Field(
         description="Reservations that were dismissed from the quarantine and still hold their amounts."
     )
     foreign_expiries: Count = Field(description="Reservations that another sweeper expired, without an event.")
-    foreign_expired_ids: list[str] = Field(description="The ids of the first of these reservations.")
+    foreign_expired_ids: list[Text] = Field(
+        validation_alias="foreign_ids", description="The ids of the first of these reservations."
+    )
     resumed: bool = Field(
         description="Whether the walk went on from the place of an earlier walk that was interrupted."
     )
@@ -265,26 +268,14 @@ class ReconcileReport(Tally):
     def document(self, shard: Shard) -> WalkedShardDocument:
         """The report for JSON, of a walk on this shard."""
         faults = faults_of(self.kind)
-        return WalkedShardDocument(
+        return WalkedShardDocument.made_of(
+            self,
             shard=shard.name,
             address=shard.address,
             kind=self.kind.name,
-            hashes=self.hashes,
-            index_entries=self.entries,
-            counters=self.counters,
-            counters_unjudged=self.unjudged,
-            counters_closed=self.closed,
-            unreadable=self.unreadable,
-            dismissed=self.dismissed,
-            foreign_expiries=self.foreign_expiries,
-            foreign_expired_ids=[decode(entry) for entry in self.foreign_ids],
-            resumed=self.resumed,
             found={fault.value: self.found[fault] for fault in faults},
             mended={fault.value: self.mended[fault] for fault in faults if fault.mendable},
             findings=[finding.document() for finding in self.findings],
-            truncated=self.truncated,
-            remaining=self.remaining,
-            started_at=self.started_at,
             duration_seconds=round(self.duration_seconds, 3),
         )
 

@@ -6,14 +6,15 @@ hold an amount of a budget.
 import abc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Self, cast
+from typing import Annotated, NamedTuple, Self, cast
 
 import redis
+from pydantic import BeforeValidator, Field
 
 from sweeperd.config import Settings, SweepSettings
 from sweeperd.config.types import milliseconds
+from sweeperd.document import Document, Text
 from sweeperd.errors import KindRefused
 from sweeperd.ops.reconcile.keyspace import PAGE, Keyspace, Throttle, batches
 from sweeperd.ops.reconcile.report import Fault, Finding, WalkStage
@@ -229,20 +230,19 @@ def subject_of(shard: Shard, settings: Settings, name: str, throttle: Throttle |
     return ConfiguredKind(shard, kind, settings.sweep.pipeline_depth, throttle)
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """One reservation. `amount`: the amount of a budget, over all mentions of the scope."""
+class HolderDocument(Document):
+    """A reservation with an amount of the budget."""
 
-    id: bytes
+    id: Text
     amount: int
-    tenant: bytes
-    state: bytes
-    created_at: bytes
-    expires_at: bytes
-    quarantined_at: bytes
+    tenant: Text
+    state: Text
+    created_at: Text = Field(description="As it is stored, ms.")
+    expires_at: Text = Field(description="As it is stored, ms.")
+    quarantined: Annotated[bool, BeforeValidator(bool)] = Field(validation_alias="quarantined_at")
 
 
-_HOLDER_FIELDS = (b"tenant", b"state", b"created_at", b"expires_at", b"quarantined_at")
+_HOLDER_FIELDS = ["tenant", "state", "created_at", "expires_at", "quarantined_at"]
 
 
 def read_budget(shard: Shard, budget: bytes) -> dict[bytes, bytes] | None:
@@ -255,7 +255,7 @@ def read_budget(shard: Shard, budget: bytes) -> dict[bytes, bytes] | None:
         return None
 
 
-def find_holders(shard: Shard, settings: SweepSettings, budget: bytes) -> Iterator[Holder]:
+def find_holders(shard: Shard, settings: SweepSettings, budget: bytes) -> Iterator[HolderDocument]:
     """
     The reservations that hold an amount of the budget when read; quarantined ACTIVE reservations hold too. No
     reservation comes twice. Raises RedisUnavailable, redis.RedisError.
@@ -268,8 +268,9 @@ def find_holders(shard: Shard, settings: SweepSettings, budget: bytes) -> Iterat
                 if amount is not None and sight.entry not in known:
                     known.add(sight.entry)
                     key = subject.kind.hash_key(sight.entry)
-                    row = cast(list[bytes | None], shard.client.hmget(key, list(_HOLDER_FIELDS)))
-                    yield Holder(sight.entry, amount, *(value or b"" for value in row))
+                    row = (value or b"" for value in cast(list[bytes | None], shard.client.hmget(key, _HOLDER_FIELDS)))
+                    fields = dict(zip(_HOLDER_FIELDS, row, strict=True))
+                    yield HolderDocument.model_validate({"id": sight.entry, "amount": amount, **fields})
 
 
 def _amount(keys: Keys, budget: bytes, holding: Sequence[bytes]) -> int | None:

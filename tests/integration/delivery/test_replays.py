@@ -255,7 +255,7 @@ def test_it_is_shown_and_only_one_runs_at_a_time(shard: Shard, client: redis.Red
     assert replay.begin(shard, replay.count_events(shard, HOOK, ReplaySpan(now - 2 * HOUR, now)))[0] == "running"
     (status,) = read_endpoints(ASKED, shard, now, Counter())
     assert status.replay is not None
-    assert (status.replay.since_ms, status.replay.events, status.replay.left) == (now - 2 * HOUR, 250, 250)
+    assert (status.replay.since, status.replay.events, status.replay.left) == (now - 2 * HOUR, 250, 250)
     outbox = Outbox(shard, "us")
     taken = outbox.read(replay_group("hook"), 100)
     assert replay.progress(shard, note) == ReplayProgress(False, 250), "they are not delivered yet"

@@ -13,7 +13,7 @@ from sweeperd.ops.history import StatusSample, status_report
 from sweeperd.ops.processes import Processes, ProcessNote
 from sweeperd.ops.reconcile import Fault, LastWalk
 from sweeperd.ops.show import Details, ReasonCount
-from sweeperd.ops.status import Due, EndpointStatus, Rate, ReplayStatus, ShardStatus
+from sweeperd.ops.status import Due, EndpointStatus, Rate, ReplayDocument, ShardStatus
 from sweeperd.outbox import CircuitNote
 from sweeperd.outbox.attempts import Attempt
 from sweeperd.sweep.reservations import REASONS
@@ -166,8 +166,15 @@ def busy() -> Shards:
                 processes=2,
                 rate=Rate(8.1, 60.0),
                 replicas=(replica("a"),),
-                replay=ReplayStatus(
-                    NOW_MS - 7_200_000, NOW_MS - 3_600_000, "acme", None, NOW_MS - 240_000, 12_000, 4_500, 240
+                replay=ReplayDocument(
+                    since=NOW_MS - 7_200_000,
+                    until=NOW_MS - 3_600_000,
+                    tenant="acme",
+                    event_type=None,
+                    began_at=NOW_MS - 240_000,
+                    running_seconds=240,
+                    events=12_000,
+                    left=4_500,
                 ),
             ),
         ),

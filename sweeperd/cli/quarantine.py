@@ -30,6 +30,7 @@ from sweeperd.ops.quarantine import (
     adopt,
     find_foreign,
 )
+from sweeperd.store.scripts import batches
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.text import candidates, decode, span, whole
@@ -152,8 +153,7 @@ def adopt_(change: Change, ids: tuple[str, ...], everything: bool) -> None:
 
     def work(shard: Shard, wanted: Sequence[bytes]) -> Iterator[Changed]:
         target = ""
-        for start in range(0, len(wanted), BATCH):
-            part = wanted[start : start + BATCH]
+        for part in batches(wanted, BATCH):
             done = [entry for entry, taken in zip(part, adopt(shard, part), strict=True) if taken]
             target = target or " ".join(map(decode, done))
             yield target, len(done)

@@ -185,10 +185,8 @@ def _pending(shard: Shard, outbox: Outbox, name: str) -> Iterator[tuple[Pending,
     """The pending events of an endpoint with the fields; empty if the event is no longer in the stream."""
     previous: bytes | None = None
     while page := outbox.pending(name, previous):
-        pipeline = shard.client.pipeline(transaction=False)
-        for pending in page:
-            pipeline.xrange(shard.keys.events, pending.id, pending.id)
-        for pending, rows in zip(page, pipeline.execute(), strict=True):
+        found = streams.exactly(shard.client, shard.keys.events, (pending.id for pending in page))
+        for pending, rows in zip(page, found, strict=True):
             yield pending, rows[0][1] if rows else {}
         previous = page[-1].id
 

@@ -13,7 +13,7 @@ from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Se
 from sweeperd.ops.reconcile import Fault, Reservations
 from sweeperd.ops.show import explain
 from sweeperd.store.errors import describe, is_server_trouble
-from sweeperd.store.scripts import Call, Script
+from sweeperd.store.scripts import Call, Script, accepted, batches, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.index import IndexEntry, IndexPager, Position
 from sweeperd.sweep.kind import Decision, Kind, Outcome
@@ -134,10 +134,7 @@ class Quarantine:
         for page in self._pages(wanted, lambda entry: entry.id not in removed):
             removed.clear()
             calls = [Call([self._kind.hash_key(entry.id), self._kind.quarantine], [entry.id]) for entry in page]
-            replies = self._dismiss.run_many(self._shard.client, calls)
-            for reply in replies:
-                if isinstance(reply, Exception):
-                    raise reply
+            replies = accepted(self._dismiss.run_many(self._shard.client, calls))
             removed.update(entry.id for entry in page)
             problems = ["" if reply == b"dismissed" else NOT_THERE for reply in replies]
             yield [QuarantineChange(entry, problem) for entry, problem in zip(page, problems, strict=True)]
@@ -172,8 +169,7 @@ class Quarantine:
         is asked about each entry of a page when the next page is read.
         """
         if wanted.ids is not None:
-            for start in range(0, len(wanted.ids), self._length):
-                yield self._named(wanted.ids[start : start + self._length])
+            yield from map(self._named, batches(wanted.ids, self._length))
             return
         until = self._shard.read_clock() if wanted.until_ms is None else wanted.until_ms
         position = Position()
@@ -189,17 +185,13 @@ class Quarantine:
             position = position.after(zip(page, staying, strict=True))
 
     def _named(self, ids: Sequence[bytes]) -> list[SetAside]:
-        pipeline = self._shard.client.pipeline(transaction=False)
-        for id_ in ids:
-            pipeline.zscore(self._kind.quarantine, id_)
-        scores = zip(ids, pipeline.execute(), strict=True)
+        replies = run_commands(self._shard.client, (("ZSCORE", self._kind.quarantine, id_) for id_ in ids))
+        scores = zip(ids, accepted(replies), strict=True)
         return self._read([IndexEntry(id_, str(score).encode()) for id_, score in scores if score is not None])
 
     def _read(self, entries: Sequence[IndexEntry]) -> list[SetAside]:
-        pipeline = self._shard.client.pipeline(transaction=False)
-        for entry in entries:
-            pipeline.hmget(self._kind.hash_key(entry.id), *self._fields)
-        rows = pipeline.execute(raise_on_error=False) if entries else []
+        wanted = (("HMGET", self._kind.hash_key(entry.id), *self._fields) for entry in entries)
+        rows = run_commands(self._shard.client, wanted)
         return [_set_aside(entry.id, entry.score, row) for entry, row in zip(entries, rows, strict=True)]
 
 
@@ -235,11 +227,7 @@ def adopt(shard: Shard, ids: Sequence[bytes]) -> list[bool]:
     """
     keys = shard.keys
     calls = [Call([keys.reservation(each), keys.reservation_index, keys.quarantine], [each]) for each in ids]
-    replies = Script("ops/adopt").run_many(shard.client, calls)
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return [reply == b"adopted" for reply in replies]
+    return [reply == b"adopted" for reply in accepted(Script("ops/adopt").run_many(shard.client, calls))]
 
 
 class SetAsideDocument(Document):

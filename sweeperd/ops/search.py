@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 from pydantic import Field
 
@@ -112,7 +112,7 @@ def find_sent(settings: Settings, shard: Shard, text: str) -> Sent:
                 shard, shard.keys.events, lambda fields: event_id(shard.origin, fields) == text, 1, left
             )
     else:
-        rows = _exactly(shard, text.encode())
+        (rows,) = streams.exactly(shard.client, shard.keys.events, [text])
     entries, events = list[Inspection](), list[Event]()
     for row in rows:
         kind = kinds_of(settings, shard).get(kind_of_event(row[1])) if is_expiry(row[1]) else None
@@ -153,11 +153,7 @@ def _recorded(settings: Settings, shard: Shard, text: str) -> tuple[list[StreamR
     """The event with this id, by an attempt to deliver the event first or alone; and how many attempts were read."""
     recorded, read = _attempts(settings, shard, text)
     places = {each.attempt.first for each in recorded if each.attempt.event_id == text}
-    return [row for place in places for row in _exactly(shard, place)], read
-
-
-def _exactly(shard: Shard, entry: bytes) -> list[StreamRow]:
-    return cast(list[StreamRow], shard.client.xrange(shard.keys.events, entry, entry))
+    return [row for found in streams.exactly(shard.client, shard.keys.events, places) for row in found], read
 
 
 def _batches(settings: Settings, shard: Shard, webhook_id: str) -> tuple[tuple[Batch, ...], int]:

@@ -18,6 +18,7 @@ from sweeperd.outbox.stream import WAITING
 from sweeperd.outbox.subscription import EventFilter
 from sweeperd.store import streams
 from sweeperd.store.errors import describe, is_server_trouble
+from sweeperd.store.scripts import accepted, batches, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, StreamRow
 from sweeperd.sweep.configured import kinds_of
@@ -71,8 +72,7 @@ def explain(shard: Shard, kind: Kind, ids: Sequence[bytes], batch: int) -> list[
         return Explanation(kind.decision(entry, answer), tuple(tuple(write) for write in writes))
 
     found = []
-    for start in range(0, len(ids), batch):
-        part = ids[start : start + batch]
+    for part in batches(ids, batch):
         # No event is written, so the trace id is empty.
         replies = kind.explainer.run_many(shard.client, [kind.call(entry, "") for entry in part])
         found += [explanation(entry, reply) for entry, reply in zip(part, replies, strict=True)]
@@ -112,13 +112,10 @@ def read_details(settings: Settings, shard: Shard) -> Details:
 def _reasons(shard: Shard, kind: Kind) -> list[ReasonCount]:
     entries: Any = shard.client.zrange(kind.quarantine, -COUNTED, -1)
     found: dict[str, list[str]] = {}
-    for start in range(0, len(entries), SLICE):
-        pipeline = shard.client.pipeline(transaction=False)
-        part = entries[start : start + SLICE]
-        for entry in part:
-            pipeline.hmget(kind.hash_key(entry), ["quarantine_reason"])
+    for part in batches(entries, SLICE):
+        marks = run_commands(shard.client, (("HMGET", kind.hash_key(entry), "quarantine_reason") for entry in part))
         # A key of another type gets the reason WRONG_TYPE, also without a mark.
-        for entry, row in zip(part, pipeline.execute(raise_on_error=False), strict=True):
+        for entry, row in zip(part, marks, strict=True):
             named = "WRONG_TYPE" if isinstance(row, Exception) else decode(row[0] or b"")
             found.setdefault(named, []).append(decode(entry))
     return [
@@ -225,12 +222,9 @@ def inspect(
     event, and the shard has neither hash, nor index entry, nor quarantine entry for this id. Raises redis.RedisError.
     """
     now, key = shard.read_clock(), kind.hash_key(entry)
-    pipeline = shard.client.pipeline(transaction=False)
-    pipeline.type(key)
-    pipeline.pttl(key)
-    pipeline.zscore(kind.index, entry)
-    pipeline.zscore(kind.quarantine, entry)
-    type_, ttl, score, quarantined_at = pipeline.execute()
+    places = (("ZSCORE", name, entry) for name in (kind.index, kind.quarantine))
+    replies = run_commands(shard.client, [("TYPE", key), ("PTTL", key), *places])
+    type_, ttl, score, quarantined_at = accepted(replies)
     if row is None and type_ == b"none" and score is None and quarantined_at is None:
         return None
     fields = cast(Fields, shard.client.hgetall(key)) if type_ == b"hash" else {}

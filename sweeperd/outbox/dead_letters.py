@@ -10,7 +10,7 @@ from typing import Any, cast
 from sweeperd.config import EndpointSettings
 from sweeperd.outbox.event import message
 from sweeperd.store import streams
-from sweeperd.store.scripts import Call, Script
+from sweeperd.store.scripts import Call, Script, accepted, batches, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
 from sweeperd.text import decode, whole
@@ -107,13 +107,8 @@ def read(
 
 def find(shard: Shard, ids: Sequence[str]) -> list[DeadLetter]:
     """The existing dead letters among these ids. Raises redis.RedisError."""
-    found = []
-    for start in range(0, len(ids), PAGE):
-        pipeline = shard.client.pipeline(transaction=False)
-        for letter_id in ids[start : start + PAGE]:
-            pipeline.xrange(shard.keys.dead_letters, letter_id, letter_id)
-        found += [_letter(shard, entry, fields) for rows in pipeline.execute() for entry, fields in rows]
-    return found
+    found = (streams.exactly(shard.client, shard.keys.dead_letters, part) for part in batches(ids, PAGE))
+    return [_letter(shard, *row) for part in found for rows in part for row in rows]
 
 
 def count(shard: Shard) -> tuple[Counter[str], bool]:
@@ -141,20 +136,14 @@ def replay(shard: Shard, ids: Sequence[str]) -> list[Replayed]:
     redis.RedisError: if the connection fails half-way, some letters are replayed and gone, and the others stay.
     """
     script, keys = Script("ops/replay"), [shard.keys.events, shard.keys.dead_letters]
-    outcomes = []
-    for reply in script.run_many(shard.client, [Call(keys, [letter_id]) for letter_id in ids]):
-        if isinstance(reply, Exception):
-            raise reply
-        outcomes.append(Replayed(reply[0].decode()))
-    return outcomes
+    replies = script.run_many(shard.client, [Call(keys, [letter_id]) for letter_id in ids])
+    return [Replayed(reply[0].decode()) for reply in accepted(replies)]
 
 
 def drop(shard: Shard, ids: Sequence[str]) -> list[bool]:
     """Remove these letters. False: another command has replayed or dropped the letter. Raises redis.RedisError."""
-    pipeline = shard.client.pipeline(transaction=False)
-    for letter_id in ids:
-        pipeline.xdel(shard.keys.dead_letters, letter_id)
-    return [bool(removed) for removed in cast(list[int], pipeline.execute())]
+    replies = run_commands(shard.client, (("XDEL", shard.keys.dead_letters, letter_id) for letter_id in ids))
+    return [bool(removed) for removed in accepted(replies)]
 
 
 def _letter(shard: Shard, entry: bytes, fields: dict[bytes, bytes]) -> DeadLetter:

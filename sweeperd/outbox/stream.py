@@ -25,7 +25,7 @@ from sweeperd.context import USUAL, Timing
 from sweeperd.outbox.event import Fields, OutboxEntry, event_type
 from sweeperd.store import streams
 from sweeperd.store.errors import is_missing_group, is_missing_key
-from sweeperd.store.scripts import Call, Script
+from sweeperd.store.scripts import Call, Script, batches
 from sweeperd.store.shard import Clock, Shard
 from sweeperd.store.streams import FIRST, LAST, START, StreamId, StreamRow, after, milliseconds
 from sweeperd.text import decode
@@ -156,8 +156,7 @@ class ConsumerGroups:
         """
         with self._making:
             asked, made_at, names = self._asked(wanted), dict[str, int](), list(wanted)
-            for first in range(0, len(names), GROUPS_COUNT):
-                some = names[first : first + GROUPS_COUNT]
+            for some in batches(names, GROUPS_COUNT):
                 args: list[str | int] = [self._max_age_ms, *(part for name in some for part in asked[name])]
                 call = Call([self._key, self._notes], args)
                 reply = cast(list[bytes], self._keep_groups.run(self._client, call))
@@ -447,10 +446,8 @@ class Outbox:
         """
         if not wanted:
             return []
-        pipeline = self._client.pipeline(transaction=False)
-        for pending in wanted:
-            pipeline.xrange(self._key, pending.id, pending.id)
-        found = list(zip(wanted, cast(list[list[StreamRow]], pipeline.execute()), strict=True))
+        rows_of = streams.exactly(self._client, self._key, (pending.id for pending in wanted))
+        found = list(zip(wanted, rows_of, strict=True))
         gone = [OutboxEntry(pending.id, pending.deliveries, []) for pending, rows in found if not rows]
         claimed: set[bytes] = set()
         listed = operator.attrgetter("owner", "deliveries")
@@ -549,8 +546,8 @@ class Outbox:
         clients wait during a call, and come in between.
         """
         how: list[Any] = [group, before, owner, least_idle_ms, idle_ms, "" if deliveries is None else deliveries]
-        for start in range(0, len(ids), CLAIM_COUNT):
-            yield Call([self._key], [*how, *ids[start : start + CLAIM_COUNT]])
+        for part in batches(ids, CLAIM_COUNT):
+            yield Call([self._key], [*how, *part])
 
 
 def _entries(reply: Any, **_options: Any) -> list[OutboxEntry]:

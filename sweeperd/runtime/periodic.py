@@ -12,8 +12,9 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 from hiredis import pack_command
 
-from sweeperd.runtime.sweeps import NEWS, OTHERS, Command, Watch
+from sweeperd.runtime.sweeps import NEWS, OTHERS, Watch
 from sweeperd.store.connect import ClusterClient
+from sweeperd.store.scripts import Command, run_commands
 from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)
@@ -224,10 +225,7 @@ class Lookout:
         """The replies, errors of a single command among them. Raises redis.RedisError if the connection fails."""
         client = self._shard.client
         if isinstance(client, ClusterClient):
-            pipeline: Any = client.pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)
-            return list(pipeline.execute(raise_on_error=False))
+            return run_commands(client, commands)
         if self._connection is None:
             self._connection = client.connection_pool.get_connection()
         # A pipeline of redis-py takes three times as much of the processor, 20 times a second.

@@ -19,7 +19,7 @@ from sweeperd.context import ShardContext
 from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.store.errors import describe
 from sweeperd.store.lease import CYCLES_TOKEN, Lease, process_name
-from sweeperd.store.scripts import Call, Script, micros_of, server_clock
+from sweeperd.store.scripts import Call, Command, Script, micros_of, server_clock
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.kind import Backlog, Decision, Kind, SweepReport
@@ -44,9 +44,6 @@ NEWS = 5.0
 LEADS_WITHIN = 200
 #: How long the leading process keeps the lease of the sweep after a tick. If the process dies, the lease runs out.
 LINGER = timedelta(seconds=OTHERS)
-
-#: The words of one command.
-Command = tuple[Any, ...]
 
 
 @dataclass(frozen=True)

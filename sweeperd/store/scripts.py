@@ -5,10 +5,10 @@ import hashlib
 import importlib.resources
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import redis
 from hiredis import pack_command
@@ -22,6 +22,10 @@ _INCLUDE = re.compile(r"^( *)-- @include ([\w/]+)\n", re.MULTILINE)
 #: The folder of the fragments: text for scripts to include. A fragment is no script by itself.
 INCLUDE = "include"
 _PACKED_TIME = pack_command(("TIME",))
+#: The words of one command.
+Command = tuple[Any, ...]
+
+T = TypeVar("T")
 
 
 def script_names(folder: str = "") -> list[str]:
@@ -104,9 +108,7 @@ class Script:
 
     def run(self, client: "redis.Redis", call: Call) -> Any:
         """Run once and return the reply. Raises redis.RedisError."""
-        reply = self.run_many(client, [call])[0]
-        if isinstance(reply, Exception):
-            raise reply
+        (reply,) = accepted(self.run_many(client, [call]))
         return reply
 
     def run_many(self, client: "redis.Redis", calls: Sequence[Call]) -> list[Any]:
@@ -130,21 +132,41 @@ class Script:
 
 
 def evaluate(
-    client: "redis.Redis", command: str, script: str, calls: Sequence[Call], *, around: Sequence[Any] = ()
+    client: "redis.Redis", command: str, script: str, calls: Sequence[Call], *, around: Command = ()
 ) -> list[Any]:
     """
     Run the calls by EVAL or EVALSHA in one pipeline. `around` is a command sent before the calls and after them too;
     its replies come first and last. An error of a single command stands in place of the reply. Raises
     redis.RedisError.
     """
+    beside = [around] if around else []
+    return run_commands(
+        client, [*beside, *((command, script, len(call.keys), *call.keys, *call.args) for call in calls), *beside]
+    )
+
+
+def run_commands(client: "redis.Redis", commands: Iterable[Command]) -> list[Any]:
+    """
+    Run the commands in one pipeline. Returns the replies in order; an error of a single command stands in place of the
+    reply. Raises redis.RedisError if the connection fails.
+    """
     pipeline: Any = client.pipeline(transaction=False)
-    if around:
-        pipeline.execute_command(*around)
-    for call in calls:
-        pipeline.execute_command(command, script, len(call.keys), *call.keys, *call.args)
-    if around:
-        pipeline.execute_command(*around)
+    for command in commands:
+        pipeline.execute_command(*command)
     return list(pipeline.execute(raise_on_error=False))
+
+
+def accepted(replies: list[Any]) -> list[Any]:
+    """The replies, if no error is among them. Raises the first error."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+def batches(items: Sequence[T], length: int) -> Iterator[Sequence[T]]:
+    """The items in order, in lists of at most `length`."""
+    return (items[start : start + length] for start in range(0, len(items), length))
 
 
 class PipelineReplies(NamedTuple):

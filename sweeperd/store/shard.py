@@ -4,7 +4,7 @@ import contextlib
 import copy
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import redis
@@ -17,7 +17,7 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.store.connect import connect, connect_async
 from sweeperd.store.errors import REFUSED, describe, is_server_trouble
 from sweeperd.store.keys import Keys
-from sweeperd.store.scripts import micros_of, server_clock
+from sweeperd.store.scripts import Command, accepted, micros_of, run_commands, server_clock
 
 #: Connections for all but deliveries: sweeps, leases, maintenance, walks, the status page.
 SPARE_CONNECTIONS = 20
@@ -126,15 +126,9 @@ class Shard:
         self.clock.set(now)
         return now
 
-    def read_with_clock(self, *reads: Sequence[bytes | str | int]) -> tuple[int, list[Any]]:
+    def read_with_clock(self, *reads: Command) -> tuple[int, list[Any]]:
         """As `read_clock`, with these commands in the same round trip, and their replies. Raises redis.RedisError."""
-        pipeline: Any = self.client.pipeline(transaction=False)
-        for command in (server_clock(self.client), *reads):
-            pipeline.execute_command(*command)
-        time_reply, *replies = pipeline.execute(raise_on_error=False)
-        for reply in (time_reply, *replies):
-            if isinstance(reply, Exception):
-                raise reply
+        time_reply, *replies = accepted(run_commands(self.client, [server_clock(self.client), *reads]))
         now = (micros_of(time_reply) or 0) // 1000
         self.clock.set(now)
         return now, replies

@@ -1,11 +1,12 @@
 """Streams of Redis: ids, entries read in pages, groups."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Self, cast
 
 import redis
 
 from sweeperd.store.errors import is_missing_key
+from sweeperd.store.scripts import accepted, run_commands
 from sweeperd.store.shard import Shard
 
 #: How many entries are read in one call.
@@ -85,6 +86,11 @@ def read(
                 first = after(row[0])
         if len(cast(list[Any], rows)) < page:
             return
+
+
+def exactly(client: redis.Redis, key: bytes, ids: Iterable[bytes | str]) -> list[list[StreamRow]]:
+    """For each id the entry in a list, or no entry, in one round trip. Raises redis.RedisError."""
+    return accepted(run_commands(client, (("XRANGE", key, entry, entry) for entry in ids)))
 
 
 def info(client: redis.Redis, key: bytes) -> dict[str, Any] | None:

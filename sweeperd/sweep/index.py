@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sweeperd.store.scripts import Call, Script
+from sweeperd.store.scripts import Call, Command, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Decision, GraceScan, Kind, Outcome
 
@@ -390,7 +390,7 @@ class WokenReader:
         now = shard.clock.now_ms() - 1
         ended = ends.take(now, page_size)
         limit = ("BYSCORE", "LIMIT", 0, page_size, "WITHSCORES")
-        reads: list[Sequence[bytes | str | int]] = [("ZRANGE", kind.index, f"({seen_ms}", now, *limit)]
+        reads: list[Command] = [("ZRANGE", kind.index, f"({seen_ms}", now, *limit)]
         if ended:
             reads.append(("ZMSCORE", kind.index, *(entry.id for entry in ended)))
         server_now, replies = shard.read_with_clock(*reads)

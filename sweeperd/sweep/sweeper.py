@@ -24,7 +24,7 @@ from typing import Any, cast
 from sweeperd.config import SweepSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.store.errors import describe, is_refused, is_script_fault, is_server_trouble
-from sweeperd.store.scripts import ScriptPipeline
+from sweeperd.store.scripts import ScriptPipeline, accepted, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.index import GraceEnds, IndexEntry, IndexReader, WokenReader
 from sweeperd.sweep.kind import Backlog, Decision, Kind, Outcome, SweepReport
@@ -265,11 +265,9 @@ class Sweeper:
         client = self._shard.client
         page = cast(list[bytes], client.zrange(key, self._compared, self._compared + COMPARED - 1))
         if page:
-            pipeline = client.pipeline(transaction=False)
-            for entry in page:
-                pipeline.zscore(self._kind.index, entry)
+            scores = accepted(run_commands(client, (("ZSCORE", self._kind.index, entry) for entry in page)))
             # If an entry comes into the index again at this moment, the next question adds the entry again.
-            gone = [entry for entry, score in zip(page, pipeline.execute(), strict=True) if score is None]
+            gone = [entry for entry, score in zip(page, scores, strict=True) if score is None]
             if gone:
                 client.zrem(key, *gone)
             self._compared += len(page) - len(gone)

@@ -14,7 +14,7 @@ from sweeperd.config import EXPIRY_SPIKE, CyclesSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.lease import process_name
-from sweeperd.store.scripts import Call, Script
+from sweeperd.store.scripts import Call, Script, batches
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import PROTECTED, Backlog, Decision, Kind, Outcome, SweepReport
 from sweeperd.text import decode
@@ -159,11 +159,8 @@ class ExpiryRates:
         RedisUnavailable.
         """
         counts, self._counts = list(self._counts.items()), Counter()
-        spikes = 0
         with self._shard.reaching():
-            for start in range(0, len(counts), TOGETHER):
-                spikes += self._add(counts[start : start + TOGETHER], trace_id)
-        return spikes
+            return sum(self._add(part, trace_id) for part in batches(counts, TOGETHER))
 
     def _add(self, counts: Sequence[tuple[bytes, int]], trace_id: str) -> int:
         keys = self._shard.keys

@@ -20,7 +20,7 @@ from sweeperd.outbox.subscription import SYSTEM, parse
 from sweeperd.store import streams
 from sweeperd.store.errors import REFUSED, describe, is_refused, is_unknown_command, is_wrong_type
 from sweeperd.store.lease import CYCLES_TOKEN
-from sweeperd.store.scripts import Call, Script, script_names, source
+from sweeperd.store.scripts import Call, Command, Script, run_commands, script_names, source
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import configured
 from sweeperd.text import decode, span
@@ -38,9 +38,6 @@ RELAYED = "sweeperd"
 NEAR_MS = 3_600_000
 #: How many unreadable records a finding names.
 NAMED = 3
-
-#: A command with arguments that change nothing.
-TrialCommand = tuple[bytes | str | int, ...]
 
 #: Command -> arguments after the key, for a command without effect: the command only reads, or names a field that does
 #: not exist, or Redis refuses an argument, after the check of the rights.
@@ -225,7 +222,7 @@ def _grants(subject: Subject, *duties: Duty) -> list[Grant]:
     return [grant for grant in grants(subject.settings, subject.shard.keys) if grant.duty in duties]
 
 
-def trials(found: Iterable[Grant]) -> Iterator[TrialCommand]:
+def trials(found: Iterable[Grant]) -> Iterator[tuple[bytes | str | int, ...]]:
     """Each command of these grants that can run without effect."""
     free: bytes | None = None  # a key that does not exist
     for grant in found:
@@ -246,10 +243,7 @@ def refused(shard: Shard, found: Sequence[Grant], audible: Sequence[str] = ()) -
     duplicates. Raises redis.RedisError.
     """
     tried = list(dict.fromkeys(trials(found)))
-    pipeline = shard.client.pipeline(transaction=False)
-    for trial in tried:
-        pipeline.execute_command(*trial)
-    replies = pipeline.execute(raise_on_error=False)
+    replies = run_commands(shard.client, tried)
     missing = [_description(trial, reply) for trial, reply in zip(tried, replies, strict=True) if is_refused(reply)]
     asked = [(name, grant.key) for grant in found for name in grant.commands if name in _ASKED]
     asked += [("PUBLISH", channel.encode()) for channel in audible]
@@ -262,7 +256,7 @@ def refused(shard: Shard, found: Sequence[Grant], audible: Sequence[str] = ()) -
     return list(dict.fromkeys(missing))
 
 
-def _description(trial: TrialCommand, reply: object) -> str:
+def _description(trial: Command, reply: object) -> str:
     """The command and its key, with `*` for any text, and the reason if the server has no such command."""
     words = [
         word.replace(ANY, b"*").decode(errors="backslashreplace") if isinstance(word, bytes) else str(word)
@@ -368,10 +362,7 @@ def subscriptions(subject: Subject) -> CheckResult:
     keys, client = subject.shard.keys.cycles, subject.shard.client
     members = cast(set[bytes], client.smembers(keys.all_subscriptions) | client.smembers(keys.subscriptions(SYSTEM)))
     ids = sorted(members)[:MOST_SUBSCRIPTIONS]
-    pipeline = client.pipeline(transaction=False)
-    for each in ids:
-        pipeline.get(keys.subscription(each))
-    records = pipeline.execute(raise_on_error=False)
+    records = run_commands(client, (("GET", keys.subscription(each)) for each in ids))
     faults = ((decode(name), _fault(record)) for name, record in zip(ids, records, strict=True))
     bad = [f"{name} ({fault})" for name, fault in faults if fault]
     if bad:
@@ -414,14 +405,11 @@ def created_index(subject: Subject) -> CheckResult:
     if missing := _no_looks(subject):
         return ok(f"not known: this user may not run {missing}")
     tenants = sorted(cast(set[bytes], client.smembers(keys.tenants)))[:MOST_TENANTS]
-    pipeline = client.pipeline(transaction=False)
+    looks = list[Command]()
     for tenant in tenants:
         index, metadata = keys.created_index(tenant), keys.created_metadata(tenant)
-        pipeline.type(metadata)
-        pipeline.hmget(metadata, ["state", "expected_count"])
-        pipeline.type(index)
-        pipeline.zcard(index)
-    replies = iter(pipeline.execute(raise_on_error=False))
+        looks += [("TYPE", metadata), ("HMGET", metadata, "state", "expected_count"), ("TYPE", index), ("ZCARD", index)]
+    replies = iter(run_commands(client, looks))
     ready, faults = 0, []
     for tenant, metadata, fields, index, count in zip(tenants, replies, replies, replies, replies, strict=True):
         if metadata not in (b"hash", b"none"):
@@ -470,10 +458,7 @@ def _lifetime(subject: Subject, indexes: Sequence[bytes], key: Callable[[str], b
 
 def _documents(client: redis.Redis, keys: Sequence[bytes]) -> list[dict[str, Any]]:
     """The JSON objects under these keys. Empty: there is none."""
-    pipeline = client.pipeline(transaction=False)
-    for key in keys:
-        pipeline.get(key)
-    return [_document(text) for text in pipeline.execute(raise_on_error=False)]
+    return [_document(text) for text in run_commands(client, (("GET", key) for key in keys))]
 
 
 def _document(text: object) -> dict[str, Any]:

@@ -32,13 +32,13 @@ If nothing is suspect, the further walks are left out.
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import redis
 
 from sweeperd.config import SweepSettings
 from sweeperd.config.kinds import ID, Field, SumSettings, Word, parse_word
-from sweeperd.ops.reconcile.keyspace import Interrupted, Seen, Throttle, batches
+from sweeperd.ops.reconcile.keyspace import Interrupted, Seen, Throttle
 from sweeperd.ops.reconcile.report import Fault, Finding, WalkStage
 from sweeperd.ops.reconcile.subjects import (
     CONFIRM,
@@ -51,7 +51,7 @@ from sweeperd.ops.reconcile.subjects import (
 )
 from sweeperd.store.keys import Keys
 from sweeperd.store.lease import Lease, holder
-from sweeperd.store.scripts import Call, Script
+from sweeperd.store.scripts import Call, Script, batches, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Outcome, Sums
 from sweeperd.text import whole
@@ -495,11 +495,9 @@ class SumCounters(Counters):
 
     def _holdings(self, ids: Sequence[bytes]) -> dict[bytes, list[tuple[Counted, int] | None]]:
         """Entry -> for each sum the counter and the amount in the hash; None if these cannot be read."""
-        pipeline, fields = self._client.pipeline(transaction=False), self._fields()
-        for entry in ids:
-            pipeline.hmget(self._subject.kind.hash_key(entry), fields)
-        found: dict[bytes, list[tuple[Counted, int] | None]] = {}
-        for entry, values in zip(ids, pipeline.execute(raise_on_error=False), strict=True):
+        fields, found = self._fields(), dict[bytes, list[tuple[Counted, int] | None]]()
+        rows = run_commands(self._client, (("HMGET", self._subject.kind.hash_key(entry), *fields) for entry in ids))
+        for entry, values in zip(ids, rows, strict=True):
             if isinstance(values, redis.ResponseError):
                 continue  # no hash
             if isinstance(values, Exception):
@@ -540,13 +538,9 @@ class SumCounters(Counters):
 
     def _values(self, wanted: Sequence[Counted]) -> dict[Counted, bytes | None]:
         found: dict[Counted, bytes | None] = {}
-        for start in range(0, len(wanted), CONFIRM):
-            part = wanted[start : start + CONFIRM]
+        for part in batches(wanted, CONFIRM):
             with self._throttle.step():
-                pipeline = self._client.pipeline(transaction=False)
-                for key, name in part:
-                    pipeline.hget(key, cast(str, name))
-                replies = pipeline.execute(raise_on_error=False)
+                replies = run_commands(self._client, (("HGET", key, name) for key, name in part))
             for counter, value in zip(part, replies, strict=True):
                 if isinstance(value, Exception) and "WRONGTYPE" not in str(value):
                     raise value

@@ -5,7 +5,7 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from sweeperd.context import USUAL, Timing
@@ -165,8 +165,3 @@ class Seen:
                 before = False
                 self._bits[byte] |= bit
         return before
-
-
-def batches(items: Sequence[bytes], length: int) -> Iterator[Sequence[bytes]]:
-    """The items in order, in lists of at most `length`."""
-    return (items[start : start + length] for start in range(0, len(items), length))

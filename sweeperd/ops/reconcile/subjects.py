@@ -16,11 +16,11 @@ from sweeperd.config import Settings, SweepSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.document import Document, Text
 from sweeperd.errors import KindRefused
-from sweeperd.ops.reconcile.keyspace import PAGE, Keyspace, Throttle, batches
+from sweeperd.ops.reconcile.keyspace import PAGE, Keyspace, Throttle
 from sweeperd.ops.reconcile.report import Fault, Finding, WalkStage
 from sweeperd.ops.show import Explanation, explain
 from sweeperd.store.keys import Keys
-from sweeperd.store.scripts import Call, Script, ScriptPipeline
+from sweeperd.store.scripts import Call, Script, ScriptPipeline, accepted, batches
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.kind import Budgets, Kind, Outcome
@@ -117,9 +117,7 @@ class Subject(abc.ABC):
         for part in batches(ids, CONFIRM):
             with self.throttle.step(len(part) if mend else 0):
                 replies = _ENTRY.run_many(self.shard.client, [self.entry_call(entry, mend=mend) for entry in part])
-            for entry, reply in zip(part, replies, strict=True):
-                if isinstance(reply, Exception):
-                    raise reply
+            for entry, reply in zip(part, accepted(replies), strict=True):
                 if reply:
                     fault, wanted, score = (text.decode() for text in reply)
                     found.append(Finding(Fault(fault), entry, score, wanted))
@@ -168,9 +166,7 @@ class Reservations(Subject):
             self._pipeline.send([self._look_call(part, since_ms) for part in parts])
             replies, micros, _ = self._pipeline.receive()
             self.throttle.end(busy=None if micros is None else micros / 1_000_000)
-            for part, reply in zip(parts, replies, strict=True):
-                if isinstance(reply, Exception):
-                    raise reply
+            for part, reply in zip(parts, accepted(replies), strict=True):
                 *sights, retention = reply
                 if retention:
                     self.retention_ms = min(self.retention_ms, int(retention))

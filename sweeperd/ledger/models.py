@@ -4,12 +4,14 @@ import hashlib
 import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from sweeperd.ledger.errors import InvalidReservation
+
+Result = TypeVar("Result")
 
 #: An id, tenant, scope, unit or idempotency key: bytes, or text in place of its UTF-8 bytes. Answers hold text: bytes
 #: that are not UTF-8 are lone surrogates there (`surrogateescape`), and the same text is accepted back.
@@ -234,54 +236,39 @@ def reservation(reservation_id: bytes, values: Sequence[bytes | None]) -> Reserv
     )
 
 
+#: The field of a result -> the name of the field in the answer, if this is another one.
+_IN_ANSWERS = {"debt_incurred": "debt", "unbudgeted": "missing"} | dict.fromkeys(
+    ("committed_at", "settled_at", "released_at", "debited_at"), "at"
+)
+
+
 class LedgerAnswer:
-    """
-    The JSON answer of a script. Numbers are decimal text, because a JSON number of Lua is a double.
-    """
+    """The JSON answer of a script. Numbers are decimal text, because a JSON number of Lua is a double."""
 
     def __init__(self, text: bytes, remaining_ttl: bytes = b"0") -> None:
         self._fields: dict[str, Any] = json.loads(text.decode("utf-8", "surrogateescape"))
         self.remaining_ttl_ms = int(remaining_ttl)
 
-    def number(self, field: str) -> int:
-        """A whole number."""
-        return int(self._fields[field])
-
-    def flag(self, field: str) -> bool:
-        """True or false."""
-        return bool(self._fields[field])
-
-    def text(self, field: str) -> str:
-        """A name."""
-        return str(self._fields[field])
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """The scopes without a budget."""
-        return tuple(self._fields["missing"])
-
     @property
     def balances(self) -> tuple[Balance, ...]:
         """The budgets after the operation, in the order of the scopes."""
-        unit = self.text("unit")
-        return tuple(_balance(unit, *row) for row in self._fields["balances"])
+        return tuple(_balance(self._fields["unit"], *row) for row in self._fields["balances"])
+
+    def result(self, kind: type[Result], **given: Any) -> Result:
+        """A result of this class: the fields `given`, and all other fields from the answer."""
+        given |= {"balances": self.balances, "remaining_ttl_ms": self.remaining_ttl_ms}
+        names: Any = fields(kind)  # type: ignore[arg-type]
+        return kind(**{each.name: given[each.name] if each.name in given else self._read(each) for each in names})
+
+    def _read(self, field: Field[Any]) -> Any:
+        value = self._fields[_IN_ANSWERS.get(field.name, field.name)]
+        return int(value) if field.type is int else tuple(value) if isinstance(value, list) else value
 
 
 def _balance(unit: str, scope: str, *rest: Any) -> Balance:
     *amounts, is_over_limit, status = rest
-    allocated, remaining, reserved, spent, debt, overdraft_limit = map(int, amounts)
-    return Balance(
-        scope,
-        unit,
-        allocated,
-        remaining,
-        reserved,
-        spent,
-        debt,
-        overdraft_limit,
-        is_over_limit,
-        status,
-    )
+    values: list[Any] = [scope, unit, *map(int, amounts), is_over_limit, status]
+    return Balance(*values)
 
 
 def text(raw: bytes) -> str:

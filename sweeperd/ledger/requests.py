@@ -157,14 +157,7 @@ class Requests:
             *request,
         ]
 
-        def reserved(answer: LedgerAnswer) -> Reserved:
-            created_at, expires_at = answer.number("created_at"), answer.number("expires_at")
-            budgets = answer.balances, answer.missing
-            return Reserved(
-                answer.text("reservation_id"), amount, created_at, expires_at, *budgets, answer.remaining_ttl_ms
-            )
-
-        return Request("reserve", Call(keys, arguments), _json(reserved))
+        return Request("reserve", Call(keys, arguments), _json(lambda answer: answer.result(Reserved, amount=amount)))
 
     def commit(
         self,
@@ -185,13 +178,7 @@ class Requests:
         """
         reservation_id = models.name("reservation id", reservation_id)
         request = [models.amount("amount", amount), b"" if unit is None else models.name("unit", unit)]
-
-        def committed(answer: LedgerAnswer) -> Committed:
-            charged, debt = answer.number("charged"), answer.number("debt")
-            budgets = answer.balances, answer.missing
-            return Committed(models.text(reservation_id), charged, debt, answer.number("at"), *budgets)
-
-        return self._change("commit", tenant, reservation_id, idempotency_key, request, committed)
+        return self._change("commit", tenant, reservation_id, idempotency_key, request, Committed)
 
     def release(self, tenant: Name, reservation_id: Name, *, idempotency_key: Name) -> Request[Released]:
         """
@@ -201,12 +188,7 @@ class Requests:
         AmountOverflow, TenantClosed, InvalidTenant, IdempotencyMismatch, RedisFull.
         """
         reservation_id = models.name("reservation id", reservation_id)
-
-        def released(answer: LedgerAnswer) -> Released:
-            amount, at = answer.number("amount"), answer.number("at")
-            return Released(models.text(reservation_id), amount, at, answer.balances, answer.missing)
-
-        return self._change("release", tenant, reservation_id, idempotency_key, [], released)
+        return self._change("release", tenant, reservation_id, idempotency_key, [], Released)
 
     def extend(self, tenant: Name, reservation_id: Name, by: timedelta, *, idempotency_key: Name) -> Request[Extended]:
         """
@@ -218,13 +200,7 @@ class Requests:
         tenant, reservation_id = models.name("tenant", tenant), models.name("reservation id", reservation_id)
         by_ms = b"%d" % models.milliseconds("by", by, least=1)
         records = self._keys.idempotency(tenant, "reserve", b"")
-
-        def extended(answer: LedgerAnswer) -> Extended:
-            expires_at, count = answer.number("expires_at"), answer.number("extension_count")
-            budgets = answer.balances, answer.missing
-            return Extended(models.text(reservation_id), expires_at, count, *budgets, answer.remaining_ttl_ms)
-
-        return self._change("extend", tenant, reservation_id, idempotency_key, [by_ms], extended, records)
+        return self._change("extend", tenant, reservation_id, idempotency_key, [by_ms], Extended, records)
 
     def settle(self, tenant: Name, reservation_id: Name, actual: int, *, idempotency_key: Name) -> Request[Settled]:
         """
@@ -240,13 +216,7 @@ class Requests:
         """
         reservation_id = models.name("reservation id", reservation_id)
         amount, trace_id = models.amount("actual", actual), secrets.token_hex(16).encode()
-
-        def settled(answer: LedgerAnswer) -> Settled:
-            charged, debt, at = answer.number("charged"), answer.number("debt"), answer.number("at")
-            budgets = answer.balances, answer.missing
-            return Settled(models.text(reservation_id), charged, debt, at, answer.flag("late"), *budgets)
-
-        return self._change("settle", tenant, reservation_id, idempotency_key, [amount], settled, trace_id)
+        return self._change("settle", tenant, reservation_id, idempotency_key, [amount], Settled, trace_id)
 
     def event(
         self,
@@ -276,12 +246,7 @@ class Requests:
             *self._records(tenant, b"event", key),
         ]
         arguments = [models.request_hash("event", tenant, key, *request), self._keys.budget_stem, *request]
-
-        def debited(answer: LedgerAnswer) -> Debited:
-            charged, debt, at = answer.number("charged"), answer.number("debt"), answer.number("at")
-            return Debited(charged, debt, at, answer.balances, answer.missing)
-
-        return Request("event", Call(keys, arguments), _json(debited))
+        return Request("event", Call(keys, arguments), _json(lambda answer: answer.result(Debited)))
 
     def _change(
         self,
@@ -290,7 +255,7 @@ class Requests:
         reservation_id: bytes,
         idempotency_key: Name,
         request: list[bytes],
-        build: Callable[[LedgerAnswer], Answer],
+        result: type[Answer],
         *more: bytes,
     ) -> Request[Answer]:
         """The run of a script that changes a reservation: commit, release, extend or settle."""
@@ -317,7 +282,8 @@ class Requests:
             *request,
             *more,
         ]
-        return Request(script, Call(keys, arguments), _json(build))
+        names = {"reservation_id": models.text(reservation_id)}
+        return Request(script, Call(keys, arguments), _json(lambda answer: answer.result(result, **names)))
 
     def _records(self, tenant: bytes, operation: bytes, key: bytes) -> list[bytes]:
         """The record of a Cycles service for this key, if the ledger works beside one."""

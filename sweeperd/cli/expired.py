@@ -3,6 +3,7 @@
 """
 
 import csv
+import functools
 import heapq
 import io
 import itertools
@@ -224,45 +225,40 @@ def writer(output: Output, form: str, chain: Chain | None) -> Writer:
     """`form`: table, csv or jsonl. `chain`: each JSON line carries the hash of the line before."""
     if form == "table":
         click.secho(output.first_line(), dim=True)
-        return _write_lines(output.screen.width) if output.terminal else _write_tabs()
-    output.name_address()
-    return _write_csv() if form == "csv" else _write_json(chain)
+    else:
+        output.name_address()
+    if form == "jsonl":
+        return _printing(functools.partial(_json, chain=chain))
+    wide = form == "table" and output.terminal
+    line = _columns(output.screen.width) if wide else _csv if form == "csv" else _tabs
+    click.secho(line(_COLUMNS), bold=wide or None)
+    return _printing(lambda event: line(_row(event)))
 
 
-def _write_csv() -> Writer:
-    def line(cells: Iterable[object]) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerow([_safe(cell) for cell in cells])
-        click.echo(text.getvalue(), nl=False)
-
+def _printing(line: Callable[[Expiry], str]) -> Writer:
     def write(events: Iterable[Expiry]) -> None:
         for event in events:
-            line(_row(event))
-
-    line(_COLUMNS)
-    return write
-
-
-def _write_json(chain: Chain | None) -> Writer:
-    def write(events: Iterable[Expiry]) -> None:
-        for event in events:
-            document = event.body | {"shard": event.shard}
-            click.echo(chain.link(document) if chain else json.dumps(document))
+            click.echo(line(event))
 
     return write
 
 
-def _write_tabs() -> Writer:
-    click.echo("\t".join(_COLUMNS))
-
-    def write(events: Iterable[Expiry]) -> None:
-        for event in events:
-            click.echo("\t".join(map(printable, _row(event))))
-
-    return write
+def _json(event: Expiry, chain: Chain | None) -> str:
+    document = event.body | {"shard": event.shard}
+    return chain.link(document) if chain else json.dumps(document)
 
 
-def _write_lines(left: int) -> Writer:
+def _csv(cells: Iterable[object]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow([_safe(cell) for cell in cells])
+    return text.getvalue()
+
+
+def _tabs(cells: Iterable[object]) -> str:
+    return "\t".join(map(printable, cells))
+
+
+def _columns(left: int) -> Callable[[Iterable[object]], str]:
     """
     Columns of a fixed width, as many as fit into `left` characters, because rows are printed as they come. A longer
     value is not cut, and moves the rest of the line.
@@ -281,13 +277,7 @@ def _write_lines(left: int) -> Writer:
         padded = (text + " " * (width - cell_len(text)) for text, width in zip(texts, widths, strict=True))
         return "  ".join(padded).rstrip()
 
-    click.secho(line(_COLUMNS), bold=True)
-
-    def write(events: Iterable[Expiry]) -> None:
-        for event in events:
-            click.echo(line(_row(event)))
-
-    return write
+    return line
 
 
 def _row(event: Expiry) -> list[object]:

@@ -11,7 +11,14 @@ import redis
 from sweeperd.config import WebhooksSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.context import USUAL, Timing
-from sweeperd.outbox import Announcements, CircuitStateStore, DeliveryRate, EndpointState, EndpointStateStore
+from sweeperd.outbox import (
+    Announcements,
+    CircuitNote,
+    CircuitStateStore,
+    DeliveryRate,
+    EndpointState,
+    EndpointStateStore,
+)
 from sweeperd.store import Shard
 from sweeperd.store.errors import is_server_trouble
 
@@ -162,6 +169,20 @@ class CircuitBreaker:
             self._refused.clear()
             return self._fail(max(self.failures + 1, FAILURES_TO_OPEN))
 
+    def note(self, process: str, now_ms: int, rate: DeliveryRate) -> CircuitNote:
+        """What this process publishes, with the rate of its deliveries. `now_ms`: Redis's clock."""
+        is_open = self.open
+        return CircuitNote(
+            process=process,
+            at=now_ms,
+            delivered_at=now_ms - int(self.idle * 1000) if self.idle is not None else 0,
+            rate=rate.per_second,
+            rate_window=rate.window_seconds,
+            probe_at=now_ms + int(self.wait * 1000) if is_open else 0,
+            failures=self.failures if is_open else 0,
+            reason=self.reason if is_open else "",
+        )
+
     def _fail(self, failures: int) -> bool:
         was_open, self.failures = self.open, failures
         if self.open:
@@ -181,6 +202,7 @@ class CircuitPublisher:
     ) -> None:
         self._store = CircuitStateStore(shard, timing)
         self._every = timing.note_every
+        self._now_ms = shard.clock.now_ms
         self._clock = timing.clock
         self._endpoint = endpoint
         self._process = process
@@ -196,7 +218,7 @@ class CircuitPublisher:
         """Write the circuit now."""
         self._published = True
         self._publish_at = self._clock() + self._every
-        self._store.write(self._endpoint, self._process, self._circuit, self._rate)
+        self._store.write(self._endpoint, self._circuit.note(self._process, self._now_ms(), self._rate))
 
     def publish_when_due(self, delivered: int) -> None:
         """

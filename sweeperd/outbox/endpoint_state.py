@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import pydantic
 import redis
@@ -178,21 +178,6 @@ class CircuitState:
         return next((note.reason for note in self.notes if note.probe_at), "")
 
 
-class Circuit(Protocol):
-    """The published values of a circuit, explained in `delivery.circuit.CircuitBreaker`."""
-
-    @property
-    def open(self) -> bool: ...
-    @property
-    def idle(self) -> float | None: ...
-    @property
-    def wait(self) -> float: ...
-    @property
-    def failures(self) -> int: ...
-    @property
-    def reason(self) -> str: ...
-
-
 class CircuitStateStore:
     """
     `sweeperd:circuits`. Each process has separate circuits, and publishes them here for operators every few seconds, in
@@ -221,23 +206,9 @@ class CircuitStateStore:
         ]
         return CircuitState(tuple(sorted(living, key=lambda note: (-note.probe_at, note.process))))
 
-    def write(self, endpoint: str, process: str, circuit: Circuit, rate: DeliveryRate | None = None) -> None:
-        """
-        Publish the circuit of a process, and the rate of deliveries. If Redis refuses the write, only operators miss
-        the note. Raises redis.RedisError.
-        """
-        now, rate = self._clock.now_ms(), rate or DeliveryRate()
-        note = CircuitNote(
-            process=process,
-            at=now,
-            delivered_at=now - int(circuit.idle * 1000) if circuit.idle is not None else 0,
-            rate=rate.per_second,
-            rate_window=rate.window_seconds,
-        )
-        if circuit.open:
-            open_fields = {"probe_at": now + int(circuit.wait * 1000), "failures": circuit.failures}
-            note = note.model_copy(update=open_fields | {"reason": circuit.reason})
-        self._change(lambda: self._set(f"{endpoint}@{process}", note.model_dump_json()))
+    def write(self, endpoint: str, note: CircuitNote) -> None:
+        """Publish a note. If Redis refuses the write, only operators miss the note. Raises redis.RedisError."""
+        self._change(lambda: self._set(f"{endpoint}@{note.process}", note.model_dump_json()))
 
     def remove(self, endpoint: str, process: str) -> None:
         """Remove the note of a process that has ended. Raises redis.RedisError."""

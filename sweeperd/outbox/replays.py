@@ -7,7 +7,7 @@ ended, group and note are removed together.
 """
 
 import bisect
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import cast
 
 import pydantic
@@ -159,11 +159,8 @@ class ReplayCount:
     def note(self, endpoint: str, span: ReplaySpan) -> ReplayNote:
         """The note of a replay of these events; `made_at` follows when the replay begins."""
         return ReplayNote(
+            **asdict(span),
             endpoint=endpoint,
-            since_ms=span.since_ms,
-            until_ms=span.until_ms,
-            tenant=span.tenant,
-            event_type=span.event_type,
             first=self.first.decode(),
             last=self.last.decode(),
             events=self.events,

@@ -17,7 +17,7 @@ from cloudevents.core.v1.event import CloudEvent
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker
 from sweeperd.ops.endpoints import BODY_SHOWN, shown_url
-from sweeperd.outbox import CircuitStateStore, EndpointStateStore, Outbox, dead_letters, message
+from sweeperd.outbox import CircuitStateStore, DeliveryRate, EndpointStateStore, Outbox, dead_letters, message
 from sweeperd.outbox.dead_letters import DeadLetterFilter
 from sweeperd.store import Shard
 from tests.integration.cli.conftest import HOSTILE, Run, expire, give_up
@@ -406,7 +406,7 @@ def test_a_2xx_to_a_test_closes_an_open_circuit(status: int, closes: bool, invok
     for _ in range(FAILURES_TO_OPEN):
         circuit.failed(b"1-1", "HTTP 500")
     for endpoint in ("billing", "audit"):
-        circuits.write(endpoint, "a process", circuit)
+        circuits.write(endpoint, circuit.note("a process", shard.clock.now_ms(), DeliveryRate()))
     with Receiver(lambda *_: Answer(status)) as receiver:
         result = invoke("endpoints", "test", "billing", endpoints=[{"name": "billing", "url": receiver.url}])
     assert result.exit_code == (0 if closes else 1)

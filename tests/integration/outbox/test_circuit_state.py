@@ -32,6 +32,10 @@ def opened() -> CircuitBreaker:
     return circuit
 
 
+def noted(shard: Shard, process: str, circuit: CircuitBreaker, rate: DeliveryRate | None = None) -> CircuitNote:
+    return circuit.note(process, shard.clock.now_ms(), rate or DeliveryRate())
+
+
 def succeeding() -> CircuitBreaker:
     circuit = closed()
     circuit.succeeded()
@@ -47,8 +51,8 @@ def test_no_process_has_published_one(shard: Shard) -> None:
 def test_it_is_open_on_one_of_three_processes(shard: Shard) -> None:
     store = CircuitStateStore(shard)
     for process, circuit in (("a", closed()), ("b", opened()), ("c", succeeding())):
-        store.write("billing", process, circuit)
-    store.write("billing2", "d", opened())
+        store.write("billing", noted(shard, process, circuit))
+    store.write("billing2", noted(shard, "d", opened()))
     state = store.read("billing")
     assert (state.open_on, state.processes, state.failures, state.reason) == (1, 3, FAILURES_TO_OPEN, "HTTP 500")
     store.remove("billing", "b")
@@ -83,12 +87,12 @@ def test_a_note_is_believed_for_a_while(
 
 def test_a_process_that_has_died_is_not_believed_for_long(shard: Shard) -> None:
     store = CircuitStateStore(shard)
-    store.write("billing", "dead", opened())
+    store.write("billing", noted(shard, "dead", opened()))
     assert store.read("billing").open
     store = CircuitStateStore(shard, Timing(note_every=0.1))
     time.sleep(0.2)
     assert store.read("billing").open, "one note may be late"
-    store.write("billing", "alive", succeeding())
+    store.write("billing", noted(shard, "alive", succeeding()))
     assert not store.read("billing").open, "the success of another process overrules it"
     store.remove("billing", "alive")
     time.sleep(0.2)
@@ -97,7 +101,7 @@ def test_a_process_that_has_died_is_not_believed_for_long(shard: Shard) -> None:
 
 def test_notes_of_the_dead_are_removed(shard: Shard, client: redis.Redis) -> None:
     store = CircuitStateStore(shard)
-    store.write("billing", "a", opened())
+    store.write("billing", noted(shard, "a", opened()))
     store.close("billing")
     store.remove_stale()
     assert client.hlen(KEY) == 2
@@ -120,7 +124,7 @@ def test_what_a_process_publishes(shard: Shard) -> None:
     circuit, rate = CircuitBreaker(30.0, 3600.0, lambda: seconds), DeliveryRate()
     shard.clock = StillClock(NOW)
     store = CircuitStateStore(shard)
-    store.write("billing", "a", circuit)
+    store.write("billing", noted(shard, "a", circuit))
     assert store.read("billing").notes == (CircuitNote(process="a", at=NOW),)
     circuit.succeeded()
     for delivered in (0, 50):
@@ -129,7 +133,7 @@ def test_what_a_process_publishes(shard: Shard) -> None:
     for _ in range(FAILURES_TO_OPEN):
         circuit.failed(b"1-1", "HTTP 500")
     seconds += 2.5
-    store.write("billing", "a", circuit, rate)
+    store.write("billing", noted(shard, "a", circuit, rate))
     (note,) = store.read("billing").notes
     assert (note.delivered_at, note.probe_at) == (NOW - 22_500, NOW + 27_500)
     assert (note.failures, note.reason) == (FAILURES_TO_OPEN, "HTTP 500")
@@ -145,16 +149,16 @@ def test_what_cannot_be_read_counts_for_nothing(entry: str, shard: Shard, client
 def test_a_redis_that_refuses_it_disturbs_no_delivery(own_shard: Shard) -> None:
     store = CircuitStateStore(own_shard)
     with full(own_shard):
-        store.write("billing", "a", opened())
+        store.write("billing", noted(own_shard, "a", opened()))
     assert store.read("billing").open, "a full one takes it"
     own_shard.client.set(KEY, "text")
-    store.write("billing", "a", opened())
+    store.write("billing", noted(own_shard, "a", opened()))
 
 
 def test_a_redis_that_is_down_is_an_error(own_shard: Shard) -> None:
     own_shard.client.config_set("min-replicas-to-write", 1)
     with pytest.raises(redis.ResponseError, match="NOREPLICAS"):
-        CircuitStateStore(own_shard).write("billing", "a", opened())
+        CircuitStateStore(own_shard).write("billing", noted(own_shard, "a", opened()))
 
 
 # ---- in operation

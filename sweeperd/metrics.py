@@ -331,9 +331,12 @@ class RecentMaximum:
 
 
 class CyclesMetrics:
-    """The metrics of the Cycles services' own expiry sweep, so alerts on them go on working."""
+    """
+    The metrics of the Cycles services' own expiry sweep, so alerts on them go on working; without a registry they are
+    counted for nobody.
+    """
 
-    def __init__(self, registry: CollectorRegistry, tenants: TenantLabels, *, tenant_label: bool) -> None:
+    def __init__(self, registry: CollectorRegistry | None, tenants: TenantLabels, *, tenant_label: bool) -> None:
         counter = functools.partial(Counter, registry=registry)
         self._tenants = tenants if tenant_label else None
         tenant = ["tenant"] if tenant_label else []
@@ -361,17 +364,18 @@ class CyclesMetrics:
             self._duration.labels(_CYCLES_JOB, outcome)
             longest.labels(_CYCLES_JOB, outcome).set_function(maximum.value)
 
-    def expired(self, tenant: str, count: int) -> None:
-        """Count expired reservations of a tenant."""
-        labels = self._tenant(tenant)
-        (self._expired.labels(*labels) if labels else self._expired).inc(count)
+    def expired(self, tenant: str, count: int = 1) -> None:
+        """Count expired reservations of a tenant. The Cycles services count none without a tenant."""
+        if tenant:
+            labels = self._tenant(tenant)
+            (self._expired.labels(*labels) if labels else self._expired).inc(count)
 
     def quarantined(self, tenant: str, reason: str) -> None:
         """Count a reservation in quarantine."""
         self._quarantined.labels(*self._tenant(tenant), reason).inc()
 
     def ran(self, outcome: str, seconds: float) -> None:
-        """Count a sweep."""
+        """Count a sweep: `success`, `failed`, or `skipped_locked` if another process holds a lease."""
         self._runs.labels(_CYCLES_JOB, outcome).inc()
         self._duration.labels(_CYCLES_JOB, outcome).observe(seconds)
         self._longest[outcome].observe(seconds)
@@ -391,7 +395,7 @@ class SweepMetrics:
         histogram = functools.partial(Histogram, registry=registry)
         self._tenant_label = tenant_label
         self._tenants = tenants
-        self._cycles = CyclesMetrics(registry, tenants, tenant_label=tenant_label) if cycles else None
+        self.cycles = CyclesMetrics(registry if cycles else None, tenants, tenant_label=tenant_label and cycles)
         #: Shard -> the kinds swept there.
         self._swept: dict[str, set[str]] = {}
         self.sweeps = counter("sweeperd_sweeps_total", "Sweeps by result", [*SWEEP, "result"])
@@ -455,21 +459,6 @@ class SweepMetrics:
             self._expired.labels(kind, self._tenants.label(tenant)).inc(count)
         else:
             self._expired.labels(kind).inc(count)
-
-    def cycles_expired(self, tenant: str, count: int = 1) -> None:
-        """Count expired reservations under the name used by the Cycles services, which count none without a tenant."""
-        if self._cycles and tenant:
-            self._cycles.expired(tenant, count)
-
-    def cycles_quarantined(self, tenant: str, reason: str) -> None:
-        """Count a reservation in quarantine under the name used by the Cycles services."""
-        if self._cycles:
-            self._cycles.quarantined(tenant, reason)
-
-    def cycles_run(self, outcome: str, seconds: float) -> None:
-        """Count a sweep: `success`, `failed`, or `skipped_locked` if another process holds a lease."""
-        if self._cycles:
-            self._cycles.ran(outcome, seconds)
 
     def forget_shard(self, shard: str) -> None:
         """If a shard is configured no more, drop the gauges; the counters stay."""

@@ -321,7 +321,7 @@ class SweepTelemetry:
         self._metrics.sweeps.labels(self._shard, self._kind.name, result).inc()
         now = self._clock()
         if self._kind.cycles:
-            self._metrics.cycles_run(_CYCLES_OUTCOMES[result], now - (now if self._begun is None else self._begun))
+            self._metrics.cycles.ran(_CYCLES_OUTCOMES[result], now - (now if self._begun is None else self._begun))
         self._begun = None
 
     def _count(self, decisions: Sequence[Decision]) -> None:
@@ -337,7 +337,7 @@ class SweepTelemetry:
             elif decision.outcome is Outcome.QUARANTINED:
                 metrics.quarantined.labels(shard, kind, decision.detail).inc()
                 if self._kind.cycles:
-                    metrics.cycles_quarantined(decode(decision.tenant), decision.detail)
+                    metrics.cycles.quarantined(decode(decision.tenant), decision.detail)
             if decision.missing:
                 metrics.missing_budgets.labels(shard, kind).inc(len(decision.missing))
             if decision.closed:
@@ -345,7 +345,7 @@ class SweepTelemetry:
         for tenant, count in tenants.items():
             metrics.expired(kind, tenant, count)
             if self._kind.cycles:
-                metrics.cycles_expired(tenant, count)
+                metrics.cycles.expired(tenant, count)
 
     def _log(self, outcome: Outcome, trace_id: str, level: int, fields: dict[str, object]) -> None:
         common = self._about | {"outcome": outcome.value, "trace_id": trace_id}

@@ -265,12 +265,12 @@ def test_cycles_names_are_there_where_cycles_is() -> None:
 
     metrics = Metrics(cycles=True, tenant_limit=1)
     for tenant in ("a", "b"):
-        metrics.sweep.cycles_expired(tenant, 2)
-    metrics.sweep.cycles_expired("")  # emitExpiredEvent of the runtime returns before its counter
-    metrics.sweep.cycles_expired(" ")
-    metrics.sweep.cycles_quarantined("a", "INVALID_EXPIRY")
-    metrics.sweep.cycles_quarantined("", "INVALID_EXPIRY")
-    metrics.sweep.cycles_run("skipped_locked", 0.25)
+        metrics.sweep.cycles.expired(tenant, 2)
+    metrics.sweep.cycles.expired("")  # emitExpiredEvent of the runtime returns before its counter
+    metrics.sweep.cycles.expired(" ")
+    metrics.sweep.cycles.quarantined("a", "INVALID_EXPIRY")
+    metrics.sweep.cycles.quarantined("", "INVALID_EXPIRY")
+    metrics.sweep.cycles.ran("skipped_locked", 0.25)
     text = exposed(metrics)
     for line in (
         'cycles_reservations_expired_total{tenant="a"} 2.0',
@@ -299,8 +299,8 @@ def test_cycles_names_are_there_where_cycles_is() -> None:
         "cycles_reservations_quarantined",
     }
     without = Metrics()
-    without.sweep.cycles_expired("a")
-    without.sweep.cycles_run("success", 1)
+    without.sweep.cycles.expired("a")
+    without.sweep.cycles.ran("success", 1)
     assert not names(without)
 
 
@@ -308,8 +308,8 @@ def test_cycles_names_tell_no_tenants_apart_if_the_label_is_off() -> None:
     """As with CYCLES_METRICS_TENANT_TAG_ENABLED=false in the docker-compose.prod.yml of cycles-server."""
     metrics = Metrics(cycles=True, tenant_label=False)
     for tenant in ("acme", "globex", ""):
-        metrics.sweep.cycles_expired(tenant, 2)
-        metrics.sweep.cycles_quarantined(tenant, "INVALID_EXPIRY")
+        metrics.sweep.cycles.expired(tenant, 2)
+        metrics.sweep.cycles.quarantined(tenant, "INVALID_EXPIRY")
     text = exposed(metrics)
     assert "cycles_reservations_expired_total 4.0" in text
     assert 'cycles_reservations_quarantined_total{reason="INVALID_EXPIRY"} 3.0' in text

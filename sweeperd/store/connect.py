@@ -39,31 +39,28 @@ _SCRIPTS = ("EVAL", "EVALSHA")
 TIME_SCRIPT = "return redis.call('TIME')"
 
 
-def connect(
-    address: Address,
-    url: str,
-    key: bytes,
-    *,
-    connect_timeout: float,
-    socket_timeout: float,
-    connections: int = 100,
-    on_connect: Callable[[Any], None] | None = None,
-) -> redis.Redis:
+def client_options(*, connect_timeout: float, socket_timeout: float, connections: int) -> dict[str, Any]:
     """
-    The client of a shard. `key` is any key of the shard and selects the slot of a Cluster. The client opens a
-    connection when needed, and has at most `connections` of them; one more is an error. `max_connections` in the URL
-    overrides `connections`. `on_connect` gets each new connection in place of the connection's own `on_connect`, and
-    must call it.
+    The options of both clients below, under redis-py's names. A client opens a connection when needed, and has at most
+    `connections` of them; one more is an error. `max_connections` in the URL overrides `connections`.
     """
-    ours: dict[str, Any] = {
+    return {
         "protocol": 2,
-        "retry": Retry(NoBackoff(), 0),
         "socket_timeout": socket_timeout,
         "socket_connect_timeout": connect_timeout,
         "client_name": "sweeperd",
         "max_connections": connections,
-        "redis_connect_func": on_connect,
     }
+
+
+def connect(
+    address: Address, url: str, key: bytes, options: Mapping[str, Any], on_connect: Callable[[Any], None]
+) -> redis.Redis:
+    """
+    The client of a shard. `key` is any key of the shard and selects the slot of a Cluster. `on_connect` gets each new
+    connection in place of the connection's own `on_connect`, and must call it.
+    """
+    ours: dict[str, Any] = {**options, "retry": Retry(NoBackoff(), 0), "redis_connect_func": on_connect}
     if address.topology is Topology.SENTINEL:
         ours["ssl"] = address.tls
         sentinels: Any = _Sentinels(address.nodes, sentinel_kwargs=ours | dict(address.sentinel_options))  # type: ignore[no-untyped-call]
@@ -75,18 +72,9 @@ def connect(
     return redis.Redis.from_url(url, **ours)
 
 
-def connect_async(
-    address: Address, url: str, *, connect_timeout: float, socket_timeout: float, connections: int = 100
-) -> "AsyncRedis":
+def connect_async(address: Address, url: str, options: Mapping[str, Any]) -> "AsyncRedis":
     """The same for asyncio. Raises ValueError for a Cluster."""
-    ours: dict[str, Any] = {
-        "protocol": 2,
-        "retry": AsyncRetry(NoBackoff(), 0),
-        "socket_timeout": socket_timeout,
-        "socket_connect_timeout": connect_timeout,
-        "client_name": "sweeperd",
-        "max_connections": connections,
-    }
+    ours: dict[str, Any] = {**options, "retry": AsyncRetry(NoBackoff(), 0)}
     if address.topology is Topology.CLUSTER:
         raise ValueError("a Cluster needs the Ledger without asyncio")
     if address.topology is Topology.SENTINEL:

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import functools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,7 @@ from redis.exceptions import ReadOnlyError
 from sweeperd import redis_url
 from sweeperd.config import DEFAULT_SHARD, RedisSettings, Settings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.store.connect import connect, connect_async
+from sweeperd.store.connect import client_options, connect, connect_async
 from sweeperd.store.errors import REFUSED, describe, is_server_trouble
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Command, accepted, micros_of, run_commands, server_clock
@@ -59,42 +58,30 @@ class Shard:
         self.keys = Keys(prefix)
         self.clock = Clock()
         self.socket_timeout = settings.socket_timeout.total_seconds()
-        url = settings.url.get_secret_value()
-        place = redis_url.parse(url)
-        self.address = place.shown
+        self._url = settings.url.get_secret_value()
+        self._place = redis_url.parse(self._url)
+        self.address = self._place.shown
         #: Whether the server has refused the password at the last attempt to connect.
         self.password_refused = False
         #: How many connections were opened so far.
         self.opened = 0
-        self._connect = functools.partial(
-            connect,
-            place,
-            url,
-            self.keys.reservation_index,
+        self._options = client_options(
             connect_timeout=settings.connect_timeout.total_seconds(),
             socket_timeout=self.socket_timeout,
             connections=connections,
         )
-        self._connect_async = functools.partial(
-            connect_async,
-            place,
-            url,
-            connect_timeout=settings.connect_timeout.total_seconds(),
-            socket_timeout=self.socket_timeout,
-            connections=connections,
-        )
-        self.client: redis.Redis = self._connect(on_connect=self._connected)
+        self.client = self._connect()
 
     def twin(self) -> "Shard":
         """The same shard with a separate client: neither waits for a connection of the other."""
         twin = copy.copy(self)
         twin.opened = 0
-        twin.client = self._connect(on_connect=twin._connected)
+        twin.client = twin._connect()
         return twin
 
     def async_client(self) -> "redis.asyncio.Redis":
         """A client for asyncio, which the caller closes. Raises ValueError for a Cluster."""
-        return self._connect_async()
+        return connect_async(self._place, self._url, self._options)
 
     @property
     def origin(self) -> bytes:
@@ -103,6 +90,9 @@ class Shard:
         shard's name is left out, so that the first of several shards can go on as before under that name.
         """
         return self.keys.prefix if self.name == DEFAULT_SHARD else self.name.encode() + b"\0" + self.keys.prefix
+
+    def _connect(self) -> redis.Redis:
+        return connect(self._place, self._url, self.keys.reservation_index, self._options, self._connected)
 
     def _connected(self, connection: Any) -> None:
         try:

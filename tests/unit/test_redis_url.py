@@ -9,7 +9,7 @@ from sweeperd.config import RedisSettings
 from sweeperd.errors import ConfigError, RedisUnavailable
 from sweeperd.redis_url import Topology, hash_tag, parse
 from sweeperd.store import Shard
-from sweeperd.store.connect import connect
+from sweeperd.store.connect import client_options, connect
 from sweeperd.store.errors import is_server_trouble
 from tests.support.fixtures import Load
 
@@ -189,7 +189,8 @@ def test_nobody_is_there(url: str) -> None:
 @pytest.mark.parametrize("kind", ["sentinel://127.0.0.1/service", "cluster://127.0.0.1", None])
 def test_nothing_is_sent_twice_in_silence(kind: str | None) -> None:
     url = f"redis+{kind}" if kind else "redis://127.0.0.1"
-    client = connect(parse(url), url, b"{a}", connect_timeout=2, socket_timeout=3)
+    options = client_options(connect_timeout=2, socket_timeout=3, connections=100)
+    client = connect(parse(url), url, b"{a}", options, lambda connection: connection.on_connect())
     connection: Any = client.connection_pool.make_connection()
     assert connection.retry.get_retries() == 0
     assert (connection.socket_connect_timeout, connection.socket_timeout) == (2, 3)

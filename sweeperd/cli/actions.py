@@ -67,7 +67,7 @@ def changing(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command("actions")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most so many.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, help="At most so many.")
 @on_shards()
 def command(run: Run, limit: int) -> None:
     """

@@ -119,7 +119,11 @@ def _drop_broken_streams() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
 @click.option(
     "--config",
     "config_file",
@@ -155,7 +159,6 @@ def _drop_broken_streams() -> None:
     "--role",
     type=click.Choice(["all", "sweep", "deliver"]),
     default="all",
-    show_default=True,
     envvar="SWEEPERD_ROLE",
     help="What the daemon does. The maintenance of the event stream belongs to deliver.  [env: SWEEPERD_ROLE]",
 )

@@ -118,7 +118,6 @@ def _user_name(_context: click.Context, _parameter: click.Parameter, value: str 
     "--role",
     type=click.Choice(["all", "sweep", "deliver"]),
     default="all",
-    show_default=True,
     help="What the daemon does: its own --role.",
 )
 @click.option("--commands", is_flag=True, help="Also what the commands of operators need, such as show and quarantine.")

@@ -81,7 +81,7 @@ def command() -> None:
 @command.command("list")
 @endpoint_option
 @tenant_option
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most so many.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, help="At most so many.")
 @on_shards()
 def list_(run: Run, endpoint: str | None, tenant: str | None, limit: int) -> None:
     """The newest first. `replay` and `drop` take the ids of the first column."""

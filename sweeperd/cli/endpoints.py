@@ -100,9 +100,7 @@ def paused_since(paused_at: int | None, reason: str) -> str:
 
 @command.command("pause")
 @click.argument("name")
-@click.option(
-    "--reason", default="an operator paused it", show_default=True, help="Why; `endpoints list` and `status` show it."
-)
+@click.option("--reason", default="an operator paused it", help="Why; `endpoints list` and `status` show it.")
 @changing
 def pause(change: Change, name: str, reason: str) -> None:
     """Send nothing to an endpoint until `resume`. Events wait, and none is lost. Every daemon obeys within seconds."""
@@ -182,7 +180,7 @@ def skip(change: Change, name: str, event: str) -> None:
     "--before", callback=moment, required=True, metavar="TIME", help="Only events that were added before, not at TIME."
 )
 @click.option("--dead-letters", "letters", is_flag=True, help="Make each event a dead letter, which can be replayed.")
-@click.option("--reason", default="", help="Why; `sweeperd actions` shows it.")
+@click.option("--reason", default="", show_default=False, help="Why; `sweeperd actions` shows it.")
 @changing
 def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) -> None:
     """
@@ -248,7 +246,7 @@ def _states(change: Change, name: str) -> list[tuple[Shard, EndpointState]]:
 
 @command.command("attempts")
 @click.argument("name")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="At most so many.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=20, help="At most so many.")
 @on_shards()
 def attempts(run: Run, name: str, limit: int) -> None:
     """
@@ -329,9 +327,7 @@ def keys(options: Options, name: str | None) -> None:
 
 @command.command("test")
 @click.argument("name")
-@click.option(
-    "--count", type=click.IntRange(1, 10_000), default=1, show_default=True, help="So many events, in batches."
-)
+@click.option("--count", type=click.IntRange(1, 10_000), default=1, help="So many events, in batches.")
 @on_shards(secrets=True)
 def test(run: Run, name: str, count: int) -> None:
     """

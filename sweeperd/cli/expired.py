@@ -69,14 +69,7 @@ def sha256(context: click.Context, parameter: click.Parameter, value: str | None
 
 
 @click.command("expired")
-@click.option(
-    "--since",
-    callback=moment,
-    metavar="TIME",
-    default="15m",
-    show_default=True,
-    help="From then on, that moment included.",
-)
+@click.option("--since", callback=moment, metavar="TIME", default="15m", help="From then on, that moment included.")
 @click.option("--until", callback=moment, metavar="TIME", help="Up to then, that moment not included.  [default: now]")
 @click.option("--tenant", metavar="NAME", help="Only this tenant's.")
 @click.option("--kind", metavar="NAME", help="Only expiries of this kind; `reservations` is built in.")
@@ -86,7 +79,6 @@ def sha256(context: click.Context, parameter: click.Parameter, value: str | None
     "form",
     type=click.Choice(["table", "jsonl", "csv"]),
     default="table",
-    show_default=True,
     help="--json is the same as --format jsonl.",
 )
 @click.option("--limit", metavar="NUMBER", type=click.IntRange(1), help="At most so many, the oldest first.")

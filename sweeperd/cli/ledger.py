@@ -36,9 +36,7 @@ class LedgerDocument(CommandDocument, title="sweeperd ledger show BUDGET --json"
 
 @command.command("show")
 @click.argument("budget")
-@click.option(
-    "--limit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Reservations shown for a shard."
-)
+@click.option("--limit", type=click.IntRange(1, 100_000), default=100, help="Reservations shown for a shard.")
 @on_shards()
 def show(run: Run, budget: str, limit: int) -> None:
     """

@@ -59,7 +59,6 @@ def command() -> None:
     metavar="NUMBER",
     type=click.IntRange(1, 100_000),
     default=100,
-    show_default=True,
     help="At most so many of each shard, the oldest first.",
 )
 @kind_option

@@ -52,9 +52,7 @@ _DRIFT = "drift"
 @click.option(
     "--rate", type=click.IntRange(1), help="Keys per second, at most.  [default: all that an idle Redis allows]"
 )
-@click.option(
-    "--limit", type=click.IntRange(0, 100_000), default=FINDINGS, show_default=True, help="Findings shown for a shard."
-)
+@click.option("--limit", type=click.IntRange(0, 100_000), default=FINDINGS, help="Findings shown for a shard.")
 @click.option(
     "--kind", metavar="NAME", help="Walk this kind.  [default: reservations, or the only kind; with --last all]"
 )

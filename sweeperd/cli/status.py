@@ -48,7 +48,6 @@ def _finite(_context: click.Context, _parameter: click.Parameter, value: float) 
     metavar="SECONDS",
     type=click.FloatRange(min=0.1, max=3600),
     default=2.0,
-    show_default=True,
     callback=_finite,
     help="With --watch: how often.",
 )

@@ -15,7 +15,7 @@ from sweeperd.ops.show import explain
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import Call, Script, accepted, batches, run_commands
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.index import IndexEntry, IndexPager, Position
+from sweeperd.sweep.index import IndexEntry, Position, read_page
 from sweeperd.sweep.kind import Decision, Kind, Outcome
 from sweeperd.text import moment_ms
 
@@ -77,7 +77,6 @@ class Quarantine:
         self._kind = kind
         self._length = batch
         self._fields = ("quarantine_reason", kind.tenant, "state", "estimate_amount", "estimate_unit")
-        self._pager = IndexPager(shard, kind.quarantine)
         self._requeue = Script("ops/requeue")
         self._dismiss = Script("ops/dismiss")
 
@@ -121,23 +120,27 @@ class Quarantine:
         Put entries back into the index, page by page: the entries that were in quarantine at the beginning. If a sweep
         would set an entry aside again, the entry is not repaired yet, and stays in quarantine.
         """
-        removed: set[bytes] = set()
-        for page in self._pages(wanted, lambda entry: entry.id not in removed):
-            removed.clear()
-            done = self._requeue_page(page)
-            removed.update(each.entry.id for each in done if each.problem in ("", NOT_THERE))
-            yield done
+        return self._changed(wanted, self._requeue_page)
 
     def dismiss(self, wanted: QuarantineFilter) -> Iterator[list[QuarantineChange]]:
         """Remove entries from the quarantine, page by page. The hash gets `dismissed_at`; state and budgets stay."""
+        return self._changed(wanted, self._dismiss_page)
+
+    def _changed(
+        self, wanted: QuarantineFilter, change: Callable[[Sequence[SetAside]], list[QuarantineChange]]
+    ) -> Iterator[list[QuarantineChange]]:
         removed: set[bytes] = set()
         for page in self._pages(wanted, lambda entry: entry.id not in removed):
             removed.clear()
-            calls = [Call([self._kind.hash_key(entry.id), self._kind.quarantine], [entry.id]) for entry in page]
-            replies = accepted(self._dismiss.run_many(self._shard.client, calls))
-            removed.update(entry.id for entry in page)
-            problems = ["" if reply == b"dismissed" else NOT_THERE for reply in replies]
-            yield [QuarantineChange(entry, problem) for entry, problem in zip(page, problems, strict=True)]
+            done = change(page)
+            removed.update(each.entry.id for each in done if each.problem in ("", NOT_THERE))
+            yield done
+
+    def _dismiss_page(self, page: Sequence[SetAside]) -> list[QuarantineChange]:
+        calls = [Call([self._kind.hash_key(entry.id), self._kind.quarantine], [entry.id]) for entry in page]
+        replies = accepted(self._dismiss.run_many(self._shard.client, calls))
+        problems = ("" if reply == b"dismissed" else NOT_THERE for reply in replies)
+        return list(map(QuarantineChange, page, problems))
 
     def _requeue_page(self, page: Sequence[SetAside]) -> list[QuarantineChange]:
         problems = self._problems([entry.id for entry in page])
@@ -174,7 +177,7 @@ class Quarantine:
         until = self._shard.read_clock() if wanted.until_ms is None else wanted.until_ms
         position = Position()
         while True:
-            page = self._pager.read(until, position, self._length)
+            page = read_page(self._shard, self._kind.quarantine, until, position, self._length)
             entries = self._read(page)
             chosen = [entry for entry in entries if wanted.takes(entry)]
             if chosen:

@@ -8,7 +8,7 @@ a daemon has, and costs no more if the backlog grows.
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 import redis
@@ -32,6 +32,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.kind import Kind, Outcome
 from sweeperd.sweep.reservations import RESERVATIONS
+from sweeperd.sweep.sweeper import measured
 from sweeperd.sweep.telemetry import LastSweep, read_last_sweep
 from sweeperd.text import decode, moment_ms, span
 
@@ -456,20 +457,13 @@ def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory |
 
 
 def _kind(shard: Shard, kind: Kind, now: int) -> KindStatus:
-    pipeline = shard.client.pipeline(transaction=False)
-    pipeline.zcount(kind.index, "-inf", now)
-    pipeline.zrange(kind.index, 0, 0, withscores=True)
-    pipeline.zcard(kind.quarantine)
-    if kind.protected:
-        pipeline.zcard(kind.protected)
-        pipeline.zrange(kind.protected, 0, 0, withscores=True)
-    due, first, quarantined, *more = pipeline.execute()
-    protected, longest = more or (0, [])
-    oldest = max(0.0, (now - moment_ms(first[0][1])) / 1000) if due and first else 0.0
-    oldest_protected = max(0.0, (now - moment_ms(longest[0][1])) / 1000) if longest else 0.0
-    tick, sweeping = read_last_sweep(shard, kind), holder(shard, kind.lease_job)
-    last_walk = WalkStore(shard, kind.walk_suffix).last()
-    return KindStatus(kind.name, due, oldest, quarantined, tick, sweeping, last_walk, protected, oldest_protected)
+    return KindStatus(
+        kind.name,
+        **asdict(measured(shard, kind, now)),
+        tick=read_last_sweep(shard, kind),
+        sweeping=holder(shard, kind.lease_job),
+        last_walk=WalkStore(shard, kind.walk_suffix).last(),
+    )
 
 
 def _due(shard: Shard, kind: Kind, batch: int, now: int, due: int, sample: int) -> Due:

@@ -3,7 +3,7 @@
 import functools
 import random
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import redis
@@ -16,10 +16,9 @@ from sweeperd.store.errors import is_refused
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script, own_text
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Decision, Kind, Outcome, Sums, Words
+from sweeperd.sweep.kind import Kind, Sums, Words
 from sweeperd.sweep.kind_script import BASIC_GLOBALS, FILE_FAILED, HIDDEN_GLOBALS, LIBRARIES, kind_script
 from sweeperd.sweep.reservations import RESERVATIONS, reservations
-from sweeperd.text import decode, decode_list
 
 #: The kinds of each shard, and the settings that the kinds were built from.
 _built: "weakref.WeakKeyDictionary[Shard, tuple[Settings, Mapping[str, Kind]]]" = weakref.WeakKeyDictionary()
@@ -110,7 +109,6 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         script=script,
         explainer=Script(f"explain {kind.name}", lambda: _explaining(script.source)),
         call=call,
-        decision=_decision,
         check=functools.partial(_check, kind, script, index),
         is_broken_by=_is_broken_by,
     )
@@ -140,26 +138,6 @@ def _explaining(source: str) -> str:
 def _is_broken_by(error: Exception) -> bool:
     """Whether the user's file fails before its functions are called, or somebody has killed the script."""
     return FILE_FAILED in str(error) or "SCRIPT KILL" in str(error)
-
-
-def _decision(entry: bytes, reply: Sequence[Any]) -> Decision:
-    """The decision in a reply of a kind's script; the shapes are listed in kind_script.py."""
-    outcome = Outcome(reply[0].decode())
-    match outcome:
-        case Outcome.EXPIRED:
-            _, tenant, lag_ms, missing = reply
-            return Decision(entry, outcome, tenant=tenant, lag_ms=lag_ms, missing=decode_list(missing))
-        case Outcome.QUARANTINED:
-            _, reason, tenant, why = reply
-            return Decision(entry, outcome, decode(reason), tenant=tenant, why=decode(why))
-        case Outcome.SKIPPED:
-            return Decision(entry, outcome, decode(reply[1]))
-        case Outcome.IN_GRACE:
-            return Decision(entry, outcome, grace_end_ms=reply[1])
-        case Outcome.NOT_DUE:
-            return Decision(entry, outcome, decode(reply[1]) if len(reply) > 1 else "")
-        case _:
-            return Decision(entry, outcome)
 
 
 def _check(kind: KindSettings, script: Script, index: bytes, client: "redis.Redis") -> None:

@@ -8,6 +8,7 @@ least half of the entries turn out to be in grace: a backlog in grace lies at th
 the entries that are to be expired, and each tick has to pass the backlog.
 """
 
+import functools
 import heapq
 import math
 import random
@@ -273,19 +274,13 @@ class GraceEnds:
         return taken
 
 
-class IndexPager:
-    """Reads plain pages."""
+_PAGE = Script("sweep/page")
 
-    def __init__(self, shard: Shard, index: bytes) -> None:
-        self._shard = shard
-        self._index = index
-        self._page = Script("sweep/page")
 
-    def read(self, until: int, position: Position, count: int) -> list[IndexEntry]:
-        """The next entries with a score up to `until`, at most `count`. Raises redis.RedisError."""
-        call = Call([self._index], [until, position.score, position.passed, count])
-        flat: list[bytes] = self._page.run(self._shard.client, call)
-        return list(map(IndexEntry, flat[::2], flat[1::2]))
+def read_page(shard: Shard, index: bytes, until: int, position: Position, count: int) -> list[IndexEntry]:
+    """The next entries with a score up to `until`, at most `count`: a plain page. Raises redis.RedisError."""
+    flat: list[bytes] = _PAGE.run(shard.client, Call([index], [until, position.score, position.passed, count]))
+    return list(map(IndexEntry, flat[::2], flat[1::2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +298,7 @@ class IndexReader:
     def __init__(self, shard: Shard, kind: Kind, page_size: int, ends: GraceEnds | None = None) -> None:
         self._ends = ends
         self._page_size = page_size
-        self._pager = IndexPager(shard, kind.index)
+        self._read_page = functools.partial(read_page, shard, kind.index)
         self._cache = None if kind.grace_scan is None else GraceCache(shard, kind.index, kind.grace_scan)
         self._cursor = Cursor()
         self._position = START
@@ -336,7 +331,7 @@ class IndexReader:
         """
         self._page_scanned = self._scans
         if self._cache is None or not self._scans:
-            entries = self._pager.read(self._until, self._position, self._page_size)
+            entries = self._read_page(self._until, self._position, self._page_size)
             self.ended = len(entries) < self._page_size
             return IndexPage(entries)
         skipped = self._cache.skip(self._position, SKIPS * batch_size)
@@ -381,7 +376,7 @@ class WokenReader:
 
     def __init__(self, shard: Shard, kind: Kind, page_size: int, ends: GraceEnds, seen_ms: int) -> None:
         """Read the clock and the first page, in one round trip. Raises redis.RedisError."""
-        self._pager = IndexPager(shard, kind.index)
+        self._read_page = functools.partial(read_page, shard, kind.index)
         self._page_size = page_size
         self._ends = ends
         self._position = START
@@ -409,7 +404,7 @@ class WokenReader:
         """The next page. Raises redis.RedisError."""
         page, self._page = self._page, None
         if page is None:
-            page = self._pager.read(self.until_ms, self._position, self._page_size)
+            page = self._read_page(self.until_ms, self._position, self._page_size)
         self.ended = len(page) < self._page_size
         in_front, self._in_front = self._in_front, []
         return IndexPage([*in_front, *page])

@@ -9,6 +9,7 @@ import redis
 
 from sweeperd.config.kinds import SumSettings
 from sweeperd.store.scripts import Call, Script
+from sweeperd.text import decode, decode_list
 
 
 class Outcome(enum.StrEnum):
@@ -50,6 +51,23 @@ class Decision(NamedTuple):
     why: str = ""
     #: The scopes whose budget was closed and has less reserved than the amount: left alone.
     closed: tuple[str, ...] = ()
+
+
+def decision_of(entry: bytes, reply: Sequence[Any]) -> Decision:
+    """The decision in a reply of expire.lua, whose header lists the shapes, or of the script of a configured kind."""
+    outcome = Outcome(reply[0].decode())
+    match outcome:
+        case Outcome.EXPIRED:
+            _, tenant, lag_ms, missing, *closed = reply
+            lacking, shut = decode_list(missing), decode_list(closed[0]) if closed else ()
+            return Decision(entry, outcome, tenant=tenant, lag_ms=lag_ms, missing=lacking, closed=shut)
+        case Outcome.QUARANTINED:
+            _, reason, tenant, *why = reply
+            return Decision(entry, outcome, decode(reason), tenant=tenant, why=decode(b"".join(why)))
+        case Outcome.IN_GRACE:
+            return Decision(entry, outcome, grace_end_ms=reply[1])
+        case _:
+            return Decision(entry, outcome, decode(reply[1]) if len(reply) > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -129,7 +147,7 @@ class Kind:
     #: (id, trace id) to a run of the script.
     call: Callable[[bytes, str], Call]
     #: (id, the script's reply) to the decision.
-    decision: Callable[[bytes, Any], Decision]
+    decision: Callable[[bytes, Any], Decision] = decision_of
     #: Marks the entries of a page that are in grace; None if the kind has no such script.
     grace_scan: GraceScan | None = None
     #: Checks that the kind can be swept on this server. Raises KindRefused or redis.RedisError.

@@ -13,8 +13,8 @@ from sweeperd.errors import KindRefused
 from sweeperd.store.errors import REFUSED, describe
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
-from sweeperd.sweep.kind import Budgets, Decision, GraceScan, Kind, Outcome, Words
-from sweeperd.text import decode, decode_list
+from sweeperd.sweep.kind import Budgets, GraceScan, Kind, Words
+from sweeperd.text import decode
 
 #: The name of the kind. The keys and the events of reservations hold no name of a kind.
 RESERVATIONS = "reservations"
@@ -56,17 +56,9 @@ def reservations(keys: Keys, settings: SweepSettings, *, balances: bool = False)
     stem, more = keys.reservation(b""), ("1",) if balances else ()
 
     def call(entry: bytes, trace_id: str) -> Call:
-        return Call(
-            [stem + entry, index, events, quarantine],
-            [
-                entry,
-                budget_stem,
-                grace_ms,
-                retention_ms + int(random.random() * spread_ms),  # noqa: S311
-                trace_id,
-                *more,
-            ],
-        )
+        retention = retention_ms + int(random.random() * spread_ms)  # noqa: S311
+        args = [entry, budget_stem, grace_ms, retention, trace_id, *more]
+        return Call([stem + entry, index, events, quarantine], args)
 
     # The hashes' commands are tried on the index, because no hash is known beforehand.
     rights = {
@@ -90,7 +82,6 @@ def reservations(keys: Keys, settings: SweepSettings, *, balances: bool = False)
         script=Script("sweep/expire"),
         explainer=Script("ops/explain"),
         call=call,
-        decision=_decision,
         grace_scan=GraceScan(Script("sweep/grace_scan"), [stem, grace_ms]),
         check=functools.partial(_check_rights, rights),
     )
@@ -113,20 +104,3 @@ def _missing(key: bytes, reply: Any) -> str:
     if isinstance(reply, Exception):
         raise reply
     return f"run {', '.join(map(decode, reply))} on {decode(key)}" if reply else ""
-
-
-def _decision(entry: bytes, reply: Any) -> Decision:
-    """The decision in a reply of expire.lua; the script's header lists the shapes."""
-    outcome = Outcome(reply[0].decode())
-    if outcome is Outcome.EXPIRED:
-        _, tenant, lag_ms, missing, closed = reply
-        return Decision(
-            entry, outcome, tenant=tenant, lag_ms=lag_ms, missing=decode_list(missing), closed=decode_list(closed)
-        )
-    if outcome is Outcome.QUARANTINED:
-        return Decision(entry, outcome, reply[1].decode(), tenant=reply[2])
-    if outcome is Outcome.SKIPPED:
-        return Decision(entry, outcome, reply[1].decode())
-    if outcome is Outcome.IN_GRACE:
-        return Decision(entry, outcome, grace_end_ms=reply[1])
-    return Decision(entry, outcome)

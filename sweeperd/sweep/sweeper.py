@@ -165,6 +165,28 @@ class AdaptiveBatchSize:
         self._polite = min(max(nearest, self._smallest), self._largest)
 
 
+def measured(shard: Shard, kind: Kind, now: int) -> Backlog:
+    """
+    How many entries are due, since when the oldest, how many are in quarantine, and how many are protected. `now`: ms
+    on Redis's clock. Raises redis.RedisError.
+    """
+    pipeline = shard.client.pipeline(transaction=False)
+    pipeline.zcount(kind.index, "-inf", now)
+    pipeline.zrange(kind.index, 0, 0, withscores=True)
+    pipeline.zcard(kind.quarantine)
+    if kind.protected:
+        pipeline.zcard(kind.protected)
+        pipeline.zrange(kind.protected, 0, 0, withscores=True)
+    due, first, quarantined, *more = pipeline.execute()
+    protected, longest = more or (0, [])
+    # If another client ends the only due entry between the commands, there is no entry, or a later one is first.
+    return Backlog(due, _age(first, now) if due else 0.0, quarantined, protected, _age(longest, now))
+
+
+def _age(first: Sequence[tuple[bytes, float]], now: int) -> float:
+    return max(0.0, (now - moment_ms(first[0][1])) / 1000) if first else 0.0
+
+
 class Sweeper:
     """
     Sweeps one kind on one shard. `observe` gets the decisions of each batch at once. `stop` ends a tick after the
@@ -241,26 +263,16 @@ class Sweeper:
         )
 
     def backlog(self) -> Backlog:
-        """
-        How many entries are due, since when the oldest, how many are in quarantine or protected. Raises
-        RedisUnavailable.
-        """
+        """What waits, as `measured` says. Raises RedisUnavailable."""
         with self._shard.reaching():
-            now = self._shard.read_clock()
-            pipeline = self._shard.client.pipeline(transaction=False)
-            pipeline.zcount(self._kind.index, "-inf", now)
-            pipeline.zrange(self._kind.index, 0, 0, withscores=True)
-            pipeline.zcard(self._kind.quarantine)
-            due, oldest, quarantined = pipeline.execute()
-            protected, longest = self._protected(self._kind.protected, now) if self._kind.protected else (0, 0.0)
-        # If another client ends the only due entry between the commands, there is no entry, or a later one is first.
-        age = max(0.0, (now - moment_ms(oldest[0][1])) / 1000) if due and oldest else 0.0
-        return Backlog(due, age, quarantined, protected, longest)
+            if self._kind.protected:
+                self._drop_ended(self._kind.protected)
+            return measured(self._shard, self._kind, self._shard.read_clock())
 
-    def _protected(self, key: bytes, now: int) -> tuple[int, float]:
+    def _drop_ended(self, key: bytes) -> None:
         """
-        How many entries are protected, and for how long the oldest, seconds. If a service has ended a protected entry,
-        no sweep comes to the entry again: with each call a page of the protected entries is compared with the index.
+        If a service has ended a protected entry, no sweep comes to the entry again: with each call a page of the
+        protected entries is compared with the index.
         """
         client = self._shard.client
         page = cast(list[bytes], client.zrange(key, self._compared, self._compared + COMPARED - 1))
@@ -273,8 +285,6 @@ class Sweeper:
             self._compared += len(page) - len(gone)
         if len(page) < COMPARED:
             self._compared = 0
-        count, oldest = client.zcard(key), cast(list[tuple[bytes, float]], client.zrange(key, 0, 0, withscores=True))
-        return int(count), max(0.0, (now - moment_ms(oldest[0][1])) / 1000) if oldest else 0.0
 
     def _begin(self, seen_ms: int | None, leave_ms: int) -> tuple[IndexReader | WokenReader, int]:
         """The reader of a tick that begins, and the score up to which the tick decides for sure."""

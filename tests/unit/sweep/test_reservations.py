@@ -7,7 +7,7 @@ import pytest
 from sweeperd.config import SweepSettings
 from sweeperd.store import Keys
 from sweeperd.sweep import Decision, Outcome
-from sweeperd.sweep.reservations import _decision
+from sweeperd.sweep.kind import decision_of
 from tests.support.builders import reservations_kind
 
 TRACE = "0123456789abcdef0123456789abcdef"
@@ -37,12 +37,12 @@ TRACE = "0123456789abcdef0123456789abcdef"
     ],
 )
 def test_decision(reply: list[Any], decision: Decision) -> None:
-    assert _decision(b"r1", reply) == decision
+    assert decision_of(b"r1", reply) == decision
 
 
 def test_an_answer_of_another_script_is_a_fault() -> None:
     with pytest.raises(ValueError, match="vanished"):
-        _decision(b"r1", [b"vanished"])
+        decision_of(b"r1", [b"vanished"])
 
 
 def test_what_the_script_is_told() -> None:

@@ -1,6 +1,6 @@
 """Settings: a TOML file and the environment, to typed and validated values."""
 
-from sweeperd.config.loading import CONFIG_PLACES, CONFIG_VARIABLE, load
+from sweeperd.config.loading import CONFIG_PLACES, load
 from sweeperd.config.settings import (
     DEFAULT_SHARD,
     RELAY,
@@ -24,7 +24,6 @@ from sweeperd.config.webhooks import (
 
 __all__ = [
     "CONFIG_PLACES",
-    "CONFIG_VARIABLE",
     "DEFAULT_SHARD",
     "DELIVERY_FAILED",
     "EXPIRY_SPIKE",

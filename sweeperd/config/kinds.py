@@ -414,11 +414,6 @@ class KindSettings(Section):
         return None if self.unless_max is None else milliseconds(self.unless_max)
 
     @property
-    def channel_patterns(self) -> list[str]:
-        """The channels that may be published to."""
-        return self.channels
-
-    @property
     def grace_ms(self) -> int:
         """The grace in ms."""
         return milliseconds(self.grace)

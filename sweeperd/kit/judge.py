@@ -414,14 +414,17 @@ def _readable(value: Any) -> Any:
     return value
 
 
-def attempt(lab: Lab, sample: Sample, about: str, *, errors: bool = False, **run: Any) -> Failure | None:
-    """Load the sample, run, and judge. `errors`: an error is right if nothing has changed."""
+def attempt(lab: Lab, sample: Sample, about: str) -> Failure | None:
+    """Load the sample, run, and judge."""
     lab.load(sample)
-    return judge(lab, sample, about, errors=errors, **run)
+    return judge(lab, sample, about)
 
 
 def judge(lab: Lab, sample: Sample, about: str, *, errors: bool = False, **run: Any) -> Failure | None:
-    """Run with the loaded sample, and judge: nothing in part, the books hold, and a second run changes nothing."""
+    """
+    Run with the loaded sample, and judge: nothing in part, the books hold, and a second run changes nothing. `errors`:
+    an error is right if nothing has changed.
+    """
     before = lab.world(sample)
     result = lab.run(sample.id.encode(), **run)
     found = problem(lab, sample, result, before)

@@ -76,7 +76,7 @@ def grants(settings: Settings, keys: Keys) -> list[Grant]:
 
 def channels(settings: Settings) -> list[str]:
     """The patterns of the channels of PUBLISH in plans."""
-    return list(dict.fromkeys(channel for kind in settings.kinds for channel in kind.channel_patterns))
+    return list(dict.fromkeys(channel for kind in settings.kinds for channel in kind.channels))
 
 
 def connection_grants(url: str) -> Iterator[Grant]:
@@ -147,7 +147,7 @@ def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
     for declared in kind.sums:
         pattern = "".join(part if isinstance(part, str) else "*" for part in parse_word(declared.key))
         yield granted(Duty.WALK, _like(keys, pattern), "HGET")
-    if kind.channel_patterns:
+    if kind.channels:
         yield granted(Duty.SWEEP, b"", "PUBLISH")
 
 

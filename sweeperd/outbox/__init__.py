@@ -13,7 +13,6 @@ from sweeperd.outbox.event import (
     Message,
     OutboxEntry,
     WebhookRequest,
-    event_id,
     message,
     webhook_request,
 )
@@ -54,7 +53,6 @@ __all__ = [
     "Replication",
     "Subscription",
     "WebhookRequest",
-    "event_id",
     "message",
     "read_backlog",
     "webhook_request",

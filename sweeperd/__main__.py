@@ -4,7 +4,6 @@ from sweeperd.runtime.process import hold_hang_ups
 
 
 def run() -> None:
-    """The command."""
     hold_hang_ups()
     from sweeperd.cli import main  # noqa: PLC0415 - it takes a moment, in which a signal may come
 

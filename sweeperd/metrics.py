@@ -61,7 +61,6 @@ class TenantLabels:
         self._lock = threading.Lock()
 
     def label(self, tenant: str) -> str:
-        """The label for this tenant."""
         if len(tenant) > self._length:
             digest = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH]
             tenant = f"{tenant[: self._length - _HASH - 1]}~{digest}"

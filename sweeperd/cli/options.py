@@ -31,8 +31,6 @@ _KEY = "sweeperd.cli.options"
 
 
 class Exit(IntEnum):
-    """The exit codes."""
-
     DONE = 0
     FAILED = 1
     USAGE = 2
@@ -41,8 +39,6 @@ class Exit(IntEnum):
 
 @dataclass(frozen=True)
 class OnceOptions:
-    """The options of `--once`."""
-
     #: The file for the run's metrics, for node_exporter's textfile collector.
     metrics_file: Path | None = None
     #: The URL of a Pushgateway for the run's metrics.

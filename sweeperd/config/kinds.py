@@ -415,7 +415,6 @@ class KindSettings(Section):
 
     @property
     def grace_ms(self) -> int:
-        """The grace in ms."""
         return milliseconds(self.grace)
 
     @property

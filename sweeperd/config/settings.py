@@ -46,14 +46,10 @@ class RedisSettings(Section):
 
 
 class KeysSettings(Section):
-    """The prefix of all keys."""
-
     prefix: str = ""
 
 
 class ShardSettings(Section):
-    """One of several shards."""
-
     name: Identifier
     url: RedisUrl
     prefix: str = ""
@@ -96,8 +92,6 @@ class ReconcileSettings(Section):
 
 
 class EventsSettings(Section):
-    """The event stream."""
-
     retention: PositiveDuration = timedelta(days=30)
     wait_replicas: int = Field(default=0, ge=0, le=100)
     wait_timeout: PositiveDuration = timedelta(seconds=1)
@@ -152,23 +146,17 @@ class HttpSettings(Section):
 
 
 class MetricsSettings(Section):
-    """The labels of the metrics."""
-
     tenant_label: bool = True
     tenant_limit: int = Field(default=1000, ge=1, le=100_000)
     tenant_length: int = Field(default=64, ge=16, le=1024)
 
 
 class LogSettings(Section):
-    """The log."""
-
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "text", "json"] = "auto"
 
 
 class ReservationsSettings(Section):
-    """The built-in kind."""
-
     enabled: bool = True
 
 

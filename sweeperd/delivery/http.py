@@ -525,7 +525,6 @@ class Transport:
         return response
 
     def close(self) -> None:
-        """Close the connections."""
         self._adapter.close()
 
 

@@ -134,7 +134,6 @@ class BatchLimits:
 
     @classmethod
     def of(cls, endpoint: EndpointSettings) -> "BatchLimits":
-        """The limits of one endpoint."""
         return cls(endpoint.batch_size, endpoint.batch_bytes, endpoint.batch_wait.total_seconds())
 
 

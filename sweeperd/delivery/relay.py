@@ -68,8 +68,6 @@ class Written:
 
 
 class _Event(NamedTuple):
-    """An event with records."""
-
     entry: OutboxEntry
     message: Message
     tenant: bytes

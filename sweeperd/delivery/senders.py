@@ -103,7 +103,6 @@ class BatchSender(Sender):
         self._encode = encode
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def _deliver(

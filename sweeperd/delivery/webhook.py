@@ -289,7 +289,6 @@ class WebhookClient:
         return not self._stop.is_set() if self._limit is None else self._limit.take(self._stop)
 
     def close(self) -> None:
-        """Close the connections."""
         self._transport.close()
 
     def send_once(self, request: WebhookRequest) -> Exchange:

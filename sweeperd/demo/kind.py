@@ -52,7 +52,6 @@ class Example:
         raise FileNotFoundError(f"the files of the example are missing: examples/{self.folder} of the sources")
 
     def service(self, client: Any) -> Any:
-        """The writer of the example."""
         spec = importlib.util.spec_from_file_location("sweeperd_example", self.directory / "writer.py")
         if spec is None or spec.loader is None:
             raise FileNotFoundError(f"{self.directory / 'writer.py'} cannot be loaded")

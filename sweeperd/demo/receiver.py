@@ -27,7 +27,6 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """The address of the receiver."""
         return f"http://127.0.0.1:{self._server.server_port}/hook"
 
     def __enter__(self) -> "Receiver":

@@ -59,7 +59,6 @@ class Evidence:
 
     @property
     def faults(self) -> list[str]:
-        """All faults."""
         return [*self.budget_faults(), *self.state_faults(), *self.webhook_faults(), *self.trouble]
 
     def budget_faults(self) -> list[str]:

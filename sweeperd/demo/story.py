@@ -30,7 +30,6 @@ UNITS = {"acme": "TOKENS", "globex": "TOKENS", "initech": "CENTS"}
 
 
 def unit(scope: str) -> str:
-    """The unit of a budget."""
     return UNITS[scope.partition("/")[0].removeprefix("tenant:")]
 
 
@@ -62,12 +61,10 @@ class Plan:
 
     @property
     def tenant(self) -> str:
-        """The tenant's name."""
         return self.scope.partition("/")[0].removeprefix("tenant:")
 
     @property
     def unit(self) -> str:
-        """The unit of the budgets."""
         return unit(self.scope)
 
 

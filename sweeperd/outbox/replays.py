@@ -122,8 +122,6 @@ class ReplayNote(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """The progress of a replay."""
-
     #: Whether the replay has ended.
     ended: bool = True
     #: How many events are not delivered, about.

@@ -14,8 +14,6 @@ _begun = False
 
 
 class Role(StrEnum):
-    """The values of `--role`."""
-
     ALL = "all"
     #: Sweeps and walks; keeps the groups of the endpoints, and delivers nothing.
     SWEEP = "sweep"

@@ -506,6 +506,5 @@ def kind_sweeps(
     *,
     looks: bool = False,
 ) -> list[KindSweep]:
-    """The sweep of each kind on the shard."""
     kinds = kinds_of(context.settings, context.shard).values()
     return [KindSweep(context, kind, observe, cycles_lease, looks=looks) for kind in kinds]

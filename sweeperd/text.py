@@ -79,11 +79,6 @@ def per_second(rate: float) -> str:
     return f"{rate:,.{0 if rate >= 100 else 1 if rate >= 10 else 2}f}"
 
 
-def parse_rfc3339(instant: str) -> int:
-    """The opposite of `rfc3339`. Raises ValueError for a text of another form."""
-    return round(datetime.fromisoformat(instant).timestamp() * 1000)
-
-
 def candidates(text: str) -> list[bytes]:
     """
     The possible meanings, the most literal first: the text itself; with `\\xff` as a byte (`text.shown` writes bytes in

@@ -388,11 +388,7 @@ def _delivery_end(now_ms: int, trace: str) -> str:
     return '",' + json.dumps(rest, separators=(",", ":"))[1:]
 
 
-def delivery_id(event_id: str, subscription_id: str) -> str:
-    """The same for each try: Java's UUID.nameUUIDFromBytes (MD5, version 3), cut to 16 digits."""
-    return _hashed_id(f"{event_id}|{subscription_id}".encode()).decode()
-
-
 def _hashed_id(name: bytes) -> bytes:
+    """The same for each try: Java's UUID.nameUUIDFromBytes (MD5, version 3), cut to 16 digits."""
     digits = hashlib.md5(name, usedforsecurity=False).hexdigest()
     return f"del_{digits[:12]}3{digits[13:16]}".encode()

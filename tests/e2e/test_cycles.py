@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.delivery.relay import delivery_id
 from sweeperd.sweep.reservations import REASONS
-from sweeperd.text import parse_rfc3339
 from tests.fixture.cycles.load import expected, load
 from tests.support.harness import daemon, environment, eventually, once, reserve, server_time
 from tests.support.servers import Server
-from tests.support.streams import entries
+from tests.support.streams import delivery_id, entries, parse_rfc3339
 
 #: What differs by intention: the moment of expiry in place of the deadline, and further fields.
 OURS = {"expired_at", "expires_at", "grace_ms", "missing_budgets", "closed_budgets"}

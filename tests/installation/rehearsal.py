@@ -19,10 +19,11 @@ from typing import Any, cast
 import redis
 
 from sweeperd.ledger import IdempotencyMismatch, Ledger, Reserved
-from sweeperd.text import decode, parse_rfc3339
+from sweeperd.text import decode
 from tests.installation.services import ACTION, MARK, UNIT, Services, Tenant, amount, flat
 from tests.support.harness import Daemon, daemon, environment, eventually, server_time
 from tests.support.receiver import Receiver, Request
+from tests.support.streams import parse_rfc3339
 
 LEASE = "cycles:maintenance:lease:reservation_expiry"
 #: How long the service needs to sweep again after sweeperd has died: the lease, its interval, and a moment.

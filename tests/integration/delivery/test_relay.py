@@ -13,12 +13,13 @@ from sweeperd.delivery import relay as relay_module
 from sweeperd.delivery.acknowledger import Disposition, Settlement
 from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.lane import Batch
-from sweeperd.delivery.relay import CyclesRecords, Relay, delivery_id
+from sweeperd.delivery.relay import CyclesRecords, Relay
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import Message, OutboxEntry, message
 from sweeperd.store import Shard
 from tests.support.builders import make_lane
 from tests.support.fixtures import full
+from tests.support.streams import delivery_id
 
 EXPIRED_AT = 1_795_507_205_123
 FIELDS = {

@@ -79,7 +79,7 @@ class Faults:
         for replica in self._simulation.replicas:
             if replica.host and replica.host.stopped:
                 self._kernel.resume(replica.host)
-                self._book.disturb("woken", IN_HAND)
+                self._book.disturb("woken", IN_HAND, host=replica.host.name)
             if not replica.alive:
                 replica.start(self._skew())
         for name, receiver in self._simulation.receivers.items():
@@ -113,7 +113,7 @@ class Faults:
         """kill -9, and a new process after a while."""
         if replica := self._living():
             assert replica.host
-            self._book.disturb("killed", TAKE_OVER)
+            self._book.disturb("killed", TAKE_OVER, host=replica.host.name)
             self._kernel.kill(replica.host)
             for server in self._simulation.servers.values():
                 server.forget(replica.host)
@@ -125,7 +125,7 @@ class Faults:
         if replica is None or replica.host is None or replica.host.stopped:
             return
         host, seconds = replica.host, self._random.choice([2.0, 10.0, 20.0, 45.0]) * self._random.uniform(0.5, 1)
-        self._book.disturb("stopped", seconds + IN_HAND)
+        self._book.disturb("stopped", seconds + IN_HAND, host=host.name)
         self._kernel.stop(host)
         self._after(seconds, lambda: self._kernel.resume(host))
 

@@ -15,7 +15,7 @@ from tests.simulation import cycles
 from tests.simulation import kernel as kernels
 from tests.simulation.kernel import Failure
 from tests.simulation.plan import STEP, Plan, ShardPlan
-from tests.simulation.receivers import Receiver
+from tests.simulation.receivers import Acceptance, Receiver
 from tests.simulation.redis_gate import SimulatedServer
 
 #: A disturbance may explain a duplicate so long after its end, seconds.
@@ -24,12 +24,13 @@ AFTERMATH = 5.0
 
 @dataclass(frozen=True)
 class Disturbance:
-    """A fault that may explain a duplicate: from when to when, and of which endpoint (empty: any)."""
+    """A fault that may explain a duplicate: from when to when, and of which endpoint or process (empty: any)."""
 
     what: str
     start: float
     end: float
-    endpoint: str = ""
+    endpoint: str
+    host: str
 
 
 @dataclass
@@ -87,10 +88,10 @@ class Book:
         for book in self.shards:
             book.server.observers.append(lambda _server, book=book: self.observe(book))  # type: ignore[misc]
 
-    def disturb(self, what: str, seconds: float, endpoint: str = "") -> None:
+    def disturb(self, what: str, seconds: float, *, endpoint: str = "", host: str = "") -> None:
         """Note a fault that lasts from now on for so long."""
         now = kernels.KERNEL.now
-        self.disturbances.append(Disturbance(what, now, now + seconds, endpoint))
+        self.disturbances.append(Disturbance(what, now, now + seconds, endpoint, host))
 
     def observe(self, book: ShardBook) -> None:
         """Take in the new events. Raises Failure if an event and the state of its entry differ."""
@@ -370,16 +371,19 @@ class Book:
                 if len({each.event_id for each in acceptances}) > 1 and not rewound:
                     raise Failure("one event has one id", f"{name}: {key}: {acceptances}")
                 for first, second in itertools.pairwise(acceptances):
-                    if first.answered and not rewound and not self._explained(name, first.at, second.at):
+                    if first.answered and not rewound and not self._explained(name, first, second):
                         raise Failure(
                             "no duplicate without a fault",
                             f"{name} has got {key} at {first.at:.3f} from {first.host} and at {second.at:.3f} from "
                             f"{second.host}",
                         )
 
-    def _explained(self, endpoint: str, first: float, second: float) -> bool:
+    def _explained(self, endpoint: str, first: Acceptance, second: Acceptance) -> bool:
         return any(
-            each.start <= second and each.end + AFTERMATH >= first and each.endpoint in ("", endpoint)
+            each.start <= second.at
+            and each.end + AFTERMATH >= first.at
+            and each.endpoint in ("", endpoint)
+            and each.host in ("", first.host, second.host)
             for each in self.disturbances
         )
 

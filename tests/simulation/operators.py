@@ -137,7 +137,7 @@ class Operators:
         counted = replays.count_events(shard, endpoint, self._span(shard))
         if counted.events:
             # Begun even if the reply is lost; the events come again, however long the replay takes.
-            self._book.disturb("replay", 10_000, endpoint.name)
+            self._book.disturb("replay", 10_000, endpoint=endpoint.name)
             begun = self._kernel.now
             outcome, note = replays.begin(shard, counted)
             if outcome == "begun":
@@ -152,7 +152,7 @@ class Operators:
         wanted = dead_letters.DeadLetterFilter(endpoint=endpoint.name)
         ids = [letter.id for letter in dead_letters.read(shard, wanted)][: self._random.randint(1, 50)]
         if ids:
-            self._book.disturb("dead letters replayed", 10_000, endpoint.name)
+            self._book.disturb("dead letters replayed", 10_000, endpoint=endpoint.name)
             dead_letters.replay(shard, ids)
 
     def _set_aside(self, shard: Shard, _endpoint: EndpointSettings) -> None:

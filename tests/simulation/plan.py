@@ -16,6 +16,8 @@ OPERATIONS = (
     "pause", "skip", "replay", "cancel", "letters", "quarantine", "repair", "reconcile", "destroy", "circuit", "once",
     "test", "tenant",
 )  # fmt: skip
+#: What gives no event twice. In a calm run there is nothing else, so a duplicate is a fault of the program.
+CALM = {"flush", "skew", "full", "receivers", "skip", "quarantine", "repair", "reconcile", "circuit", "test"}
 #: The longest extension by a client, the longest grace, seconds.
 EXTENSION, GRACE = 20.0, 3.0
 #: How far the clock of a server is set, seconds; and what the rules of Cycles may cost: the life of a lease, the
@@ -117,6 +119,9 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
         again |= {"kinds": [SEATS], "reservations": {"enabled": False}}
     faults = {fault for fault in FAULTS if rng.random() < 0.4}
     operations = {operation for operation in OPERATIONS if rng.random() < (0.5 if operation == "replay" else 0.3)}
+    if random.Random(f"{seed} calm").random() < 0.2:
+        faults = faults & CALM | {"receivers"}
+        operations &= CALM
     names = [endpoint["name"] for endpoint in (*endpoints, *changed)]
     return Plan(
         seed,

@@ -8,8 +8,10 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.runtime.daemon import Daemon
+from sweeperd.runtime.once import run_once
 from sweeperd.runtime.process import Role
 from tests.support.harness import eventually, reserve
+from tests.support.receiver import Answer, Receiver, Request
 from tests.support.servers import Server
 
 CYCLES_LEASE = "cycles:maintenance:lease:reservation_expiry"
@@ -63,3 +65,21 @@ def test_without_the_lease_of_cycles_nobody_looks(server: Server, client: redis.
         assert (sweeps("standby"), sweeps("ok"), client.zcard("reservation:ttl")) == (1, 0, 1)
     finally:
         assert daemon.stop()
+
+
+def test_a_run_for_cron_does_not_look(server: Server, client: redis.Redis) -> None:
+    seen: list[str] = []
+
+    def answer(_request: Request, _attempt: int) -> Answer:
+        """Answer when another entry has been due for a while."""
+        reserve(client, ["second"], overdue_by=-100)
+        threading.Event().wait(0.6)
+        seen.extend(lookouts())
+        return Answer()
+
+    reserve(client, ["first"])
+    with Receiver(answer) as receiver:
+        webhooks = {"endpoints": [{"name": "hook", "url": receiver.url, "secrets": ["s" * 24]}]}
+        document = {"redis": {"url": server.url}, "sweep": {"interval": "10m"}, "webhooks": webhooks}
+        run_once(Settings.model_validate(document), threading.Event())
+    assert (receiver.distinct, seen, client.zrange("reservation:ttl", 0, -1)) == (1, [], [b"second"])

@@ -132,7 +132,7 @@ class Faults:
     def cut(self) -> None:
         """Connections are cut for a while, before or after the server has run a command."""
         server, seconds = self._server(), self._random.uniform(3, 30)
-        server.cut_before, server.cut_after = self._random.choice([(0.03, 0.0), (0.0, 0.03), (0.01, 0.01), (0.2, 0.2)])
+        server.cut_before, server.cut_after = self._random.choice([(0.03, 0.0), (0.0, 0.03), (0.0, 0.2), (0.2, 0.2)])
         self._book.disturb("connections cut", seconds + TAKE_OVER)
 
         def end() -> None:

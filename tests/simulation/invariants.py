@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sweeperd.config import RELAY, EndpointSettings, Settings
+from sweeperd.context import Timing
 from sweeperd.ops.endpoints import SKIPPED
-from sweeperd.outbox import EventFilter
+from sweeperd.outbox import WAITING, EventFilter
 from sweeperd.outbox.replays import ReplayNote
 from sweeperd.store.streams import StreamId
 from tests.simulation import cycles
@@ -20,6 +21,8 @@ from tests.simulation.redis_gate import SimulatedServer
 
 #: A disturbance may explain a duplicate so long after its end, seconds.
 AFTERMATH = 5.0
+#: A process that was not heard of for so long may be dead, ms.
+LEAST_SILENCE = Timing().take_over_after * 1000
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class ShardBook:
     since: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: Whether a fail-over may have given an entry a second event.
     rewound: bool = False
+    #: Group and event -> the process that has the event in hand, and when the process last said so, ms.
+    hands: dict[tuple[bytes, Any], tuple[bytes, int]] = field(default_factory=dict)
 
     def key(self, name: str) -> bytes:
         """A key with the shard's prefix."""
@@ -98,6 +103,7 @@ class Book:
         stream = book.server.value(book.key("sweeperd:events"))
         if stream is None:
             return
+        self._check_hands(book, stream)
         for name in stream._groups:
             book.since.setdefault(name.decode(), tuple(stream._groups[name].last_delivered_key))
         if tuple(stream.last_id) <= book.last:
@@ -108,6 +114,21 @@ class Book:
             row = stream._values_dict[id_]
             self._take(book, tuple(id_), dict(zip(row[::2], row[1::2], strict=True)))
         book.last = tuple(stream.last_id)
+
+    def _check_hands(self, book: ShardBook, stream: Any) -> None:
+        """Nobody takes an event out of the hands of a process that was heard of lately. Raises Failure."""
+        hands = {
+            (name, id_): (entry.consumer_name, entry.time_read)
+            for name, group in stream._groups.items()
+            for id_, entry in group.pel.items()
+            if entry.consumer_name not in WAITING
+        }
+        heard = kernels.KERNEL.server_time() * 1000 - LEAST_SILENCE
+        for place in hands.keys() & book.hands.keys():
+            owner, at = book.hands[place]
+            if hands[place][0] != owner and at > heard and "clock" not in self.plan.faults:
+                raise Failure("what a process has in hand stays there", f"{place}: {owner!r}, then {hands[place]}")
+        book.hands = hands
 
     def _take(self, book: ShardBook, id_: tuple[int, int], fields: dict[bytes, bytes]) -> None:
         if b"only_for" in fields or fields.get(b"type", b"").startswith((b"system", b"webhook")):
@@ -135,7 +156,7 @@ class Book:
         there = set() if stream is None else {tuple(id_) for id_ in stream._ids}
         last = (0, 0) if stream is None else tuple(stream.last_id)
         book.expired = {key: expiry for key, expiry in book.expired.items() if expiry.id in there or expiry.id <= last}
-        book.last, book.rewound = last, True
+        book.last, book.rewound, book.hands = last, True, {}
 
     def check(self) -> None:
         """What must hold at every moment. Raises Failure."""

@@ -10,7 +10,7 @@ import copy
 import hashlib
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -429,26 +429,14 @@ def connector(servers: dict[int, SimulatedServer]) -> Callable[..., redis.Redis]
     """In place of `sweeperd.store.connect.connect`: the server is chosen by the port of the address."""
 
     def connect(
-        _address: Any,
-        url: str,
-        _key: bytes,
-        *,
-        connect_timeout: float,
-        socket_timeout: float,
-        connections: int = 100,
-        on_connect: Any = None,
+        _address: Any, url: str, _key: bytes, options: Mapping[str, Any], on_connect: Callable[[Any], None]
     ) -> redis.Redis:
-        port = urlsplit(url).port or 0
         pool: Any = redis.ConnectionPool(
             connection_class=Connection,
-            simulated=servers[port],
-            socket_timeout=socket_timeout,
-            socket_connect_timeout=connect_timeout,
-            max_connections=connections,
+            simulated=servers[urlsplit(url).port or 0],
             redis_connect_func=on_connect,
             retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
-            protocol=2,
-            driver_info=None,
+            **{**options, "client_name": None, "driver_info": None},
         )
         return redis.Redis(connection_pool=pool)
 

@@ -5,6 +5,7 @@ import importlib
 import logging
 import os
 import random
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,13 @@ import redis
 from tests.support.servers import Binary, Server, binaries
 
 pytest_plugins = ["tests.support.fixtures"]
-# It asserts, and tests of several folders import it.
-pytest.register_assert_rewrite("tests.lua.kinds.world")
+# They assert, and tests of several folders import them.
+pytest.register_assert_rewrite("tests.lua.builders", "tests.lua.kinds.world")
 
 BINARIES = binaries()
+
+# If the tests run under nohup, the processes that they start would ignore a hang-up too.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # If it is there (the extra `release` brings it), jsonschema compiles its grammars at import: a second of CPU in each
 # worker, for formats that no schema here has.

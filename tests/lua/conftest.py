@@ -3,9 +3,7 @@
 import pytest
 import redis
 
-pytest.register_assert_rewrite("tests.lua.builders")  # its checks are to say what differs
-
-from tests.lua.builders import World, seed, seed_bystanders  # noqa: E402
+from tests.lua.builders import World, seed, seed_bystanders
 
 
 @pytest.fixture

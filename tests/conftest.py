@@ -93,21 +93,30 @@ def _needs_each_redis(item: pytest.Item) -> bool:
     return SCRIPTS in item.path.parents
 
 
-#: Their tests take many seconds each.
-LONG = [Path(__file__).parent / name for name in ("soak", "simulation", "faults", "topology")]
+#: Their tests take many seconds each, most of them in waiting.
+LONG = [Path(__file__).parent / name for name in ("soak", "simulation", "faults", "topology", "property", "e2e")]
+#: The part of a worker's list over which its long tests are spread.
+SPREAD = 0.8
 
 
-def _long_first(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+def _long_between(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     """
-    Each worker of pytest-xdist begins with an equal part of the list. With its share of the long tests at the start of
-    each part, no worker is left with several of them at the end, when no other has work.
+    Each worker of pytest-xdist begins with an equal part of the list. Its share of the long tests stands between the
+    first short ones: so cores have work while some tests wait, and no worker is left with long tests at the end.
     """
     long = [item for item in items if any(folder in item.path.parents for folder in LONG)]
     taken = set(long)
     short = [item for item in items if item not in taken]
     for worker in range(WORKERS):
-        yield from long[worker::WORKERS]
-        yield from short[len(short) * worker // WORKERS : len(short) * (worker + 1) // WORKERS]
+        part = short[len(short) * worker // WORKERS : len(short) * (worker + 1) // WORKERS]
+        share = long[worker::WORKERS]
+        placed = 0
+        for number, item in enumerate(share, 1):
+            yield item
+            end = int(len(part) * SPREAD * number / len(share))
+            yield from part[placed:end]
+            placed = end
+        yield from part[placed:]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -124,7 +133,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[*left])
         items[:] = [item for item in items if item not in left]
     if hasattr(config, "workerinput"):
-        items[:] = [*_long_first(items)]
+        items[:] = [*_long_between(items)]
 
 
 @pytest.fixture(autouse=True)

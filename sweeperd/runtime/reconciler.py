@@ -70,9 +70,7 @@ class DailyWalk:
             resume=self._store.cursor(),
             checkpoint=self._store.write_cursor,
         )
-        walk = LastWalk(
-            finished_at=self._shard.read_clock(), found=dict(report.found), foreign_expiries=report.foreign_expiries
-        )
+        walk = LastWalk.made_of(report, finished_at=self._shard.read_clock())
         self._own = None if self._store.finish(walk, report) else walk
         self._log(report)
         self.count("ok")

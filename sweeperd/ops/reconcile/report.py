@@ -15,7 +15,6 @@ from sweeperd.document import Argument, CommandDocument, Count, Document, Down, 
 from sweeperd.store.errors import is_full
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Budgets, Kind
-from sweeperd.text import decode
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +83,7 @@ class IndexFindingDocument(Document):
     """A fault of the index."""
 
     fault: Annotated[Fault, _one_of(*_INDEX_FAULTS, Fault.FOREIGN_QUARANTINE)]
-    id: str
+    id: Text = Field(validation_alias="subject")
     score: str | None = Field(description="ms on Redis's clock, as the index has it; null if there is none.")
     deadline: str | None = Field(description="ms on Redis's clock, as the hash has it; null if there is none.")
     mended: bool
@@ -94,10 +93,10 @@ class CounterFindingDocument(Document):
     """A counter that is not what the hashes hold."""
 
     fault: Annotated[Fault, _one_of(Fault.BUDGET_DRIFT, Fault.SUM_DRIFT)]
-    key: str
-    field: str
-    holds: int = Field(description="What the counter holds.")
-    sum: int = Field(description="What the hashes hold.")
+    key: Text = Field(validation_alias="subject")
+    field: Text
+    holds: int = Field(validation_alias="found", description="What the counter holds.")
+    sum: int = Field(validation_alias="expected", description="What the hashes hold.")
     difference: int | None = Field(description="holds minus sum; null if it is not exact.")
     difference_least: int
     difference_most: int
@@ -123,25 +122,10 @@ class Finding:
 
     def document(self) -> FindingDocument:
         if self.bounds is None:
-            return IndexFindingDocument(
-                fault=self.fault,
-                id=decode(self.subject),
-                score=self.found or None,
-                deadline=self.expected or None,
-                mended=self.mended,
-            )
+            return IndexFindingDocument.made_of(self, score=self.found or None, deadline=self.expected or None)
         least, most = self.bounds
-        return CounterFindingDocument(
-            fault=self.fault,
-            key=decode(self.subject),
-            field=decode(self.field),
-            holds=int(self.found),
-            sum=int(self.expected),
-            difference=least if least == most else None,
-            difference_least=least,
-            difference_most=most,
-            mended=False,
-        )
+        difference = least if least == most else None
+        return CounterFindingDocument.made_of(self, difference=difference, difference_least=least, difference_most=most)
 
 
 @dataclass
@@ -280,13 +264,11 @@ class ReconcileReport(Tally):
         )
 
 
-class WalkCursor(pydantic.BaseModel):
+class WalkCursor(Document):
     """
     The place of an unfinished walk, from which a later walk goes on: JSON. A cursor of SCAN is valid for a single run
     of the server, so a later walk goes on only if the server's `run_id` is still the same.
     """
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
     run_id: str
     #: When the walk began, ms on Redis's clock, and how long the walk has taken so far, seconds.
@@ -305,25 +287,15 @@ class WalkCursor(pydantic.BaseModel):
 
     def report(self, kind: Kind) -> ReconcileReport:
         """The report of the walk up to this place."""
-        return ReconcileReport(
-            hashes=self.hashes,
-            entries=self.entries,
-            dismissed=self.dismissed,
-            foreign_expiries=self.foreign_expiries,
-            found=Counter(self.found),
-            findings=[
-                Finding(fault, bytes.fromhex(entry), score, wanted) for fault, entry, score, wanted in self.findings
-            ],
-            kind=kind,
-            resumed=True,
-            started_at=self.started_at,
-        )
+        same = self.model_dump(include={"hashes", "entries", "dismissed", "foreign_expiries", "started_at"})
+        findings = [
+            Finding(fault, bytes.fromhex(entry), score, wanted) for fault, entry, score, wanted in self.findings
+        ]
+        return ReconcileReport(**same, kind=kind, found=Counter(self.found), findings=findings, resumed=True)
 
 
-class LastWalk(pydantic.BaseModel):
+class LastWalk(Document):
     """When the last complete walk ended, and how many faults of each sort were found: JSON."""
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
     #: ms on Redis's clock.
     finished_at: int

@@ -220,17 +220,11 @@ class _Walk:
         return self._pages[0].place if self._pages else self._next
 
     def _cursor(self, place: Place) -> WalkCursor:
-        report = self._report
-        return WalkCursor(
+        return WalkCursor.made_of(
+            self._report,
             run_id=self._subject.keyspace.run_id,
-            started_at=report.started_at,
             seconds=time.monotonic() - self._began,
             stage=place[0],
             position=place[1],
-            hashes=report.hashes,
-            entries=report.entries,
-            dismissed=report.dismissed,
-            foreign_expiries=report.foreign_expiries,
-            found=dict(report.found),
-            findings=[(each.fault, each.subject.hex(), each.found, each.expected) for each in report.findings],
+            findings=[(each.fault, each.subject.hex(), each.found, each.expected) for each in self._report.findings],
         )

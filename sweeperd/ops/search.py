@@ -101,12 +101,10 @@ def find_sent(settings: Settings, shard: Shard, text: str) -> Sent:
     Find the event or the batch with this webhook id, or the event with this stream id: by the recorded attempts, and an
     event also in the stream. At most SEARCH entries are read. Raises redis.RedisError.
     """
-    looked = LookBack()
-    if text.startswith("batch_"):
-        return Sent(batches=_batches(settings, shard, text)[0])
-    if text.startswith("evt_"):
-        rows, read = _recorded(settings, shard, text)
-        if not rows:
+    looked, batches = LookBack(), tuple[Batch, ...]()
+    if _WEBHOOK_ID.fullmatch(text):
+        rows, batches, read = _recorded(settings, shard, text)
+        if not rows and text.startswith("evt_"):
             left = SEARCH - read
             rows, looked = search(
                 shard, shard.keys.events, lambda fields: event_id(shard.origin, fields) == text, 1, left
@@ -121,7 +119,7 @@ def find_sent(settings: Settings, shard: Shard, text: str) -> Sent:
             entries.append(inspection)
         else:
             events.append(read_event(settings, shard, row))
-    return Sent(tuple(entries), tuple(events), (), looked)
+    return Sent(tuple(entries), tuple(events), batches, looked)
 
 
 def search(
@@ -145,21 +143,16 @@ def search(
     return found, LookBack(read, streams.milliseconds(oldest), oldest, not older)
 
 
-def _attempts(settings: Settings, shard: Shard, text: str) -> tuple[list[RecordedAttempt], int]:
-    return attempts_as(shard, [endpoint.name for endpoint in settings.consumers], text, ATTEMPTS)
-
-
-def _recorded(settings: Settings, shard: Shard, text: str) -> tuple[list[StreamRow], int]:
-    """The event with this id, by an attempt to deliver the event first or alone; and how many attempts were read."""
-    recorded, read = _attempts(settings, shard, text)
+def _recorded(settings: Settings, shard: Shard, text: str) -> tuple[list[StreamRow], tuple[Batch, ...], int]:
+    """
+    What the recorded attempts know of a webhook id: the event, if it was sent first or alone, or the batch at each
+    endpoint that got the batch; and how many attempts were read.
+    """
+    recorded, read = attempts_as(shard, [endpoint.name for endpoint in settings.consumers], text, ATTEMPTS)
+    if text.startswith("batch_"):
+        return [], tuple(_at_endpoints(settings, shard, text, recorded)), read
     places = {each.attempt.first for each in recorded if each.attempt.event_id == text}
-    return [row for found in streams.exactly(shard.client, shard.keys.events, places) for row in found], read
-
-
-def _batches(settings: Settings, shard: Shard, webhook_id: str) -> tuple[tuple[Batch, ...], int]:
-    """The batch at each endpoint that got the batch; and how many attempts were read."""
-    recorded, read = _attempts(settings, shard, webhook_id)
-    return tuple(_at_endpoints(settings, shard, webhook_id, recorded)), read
+    return [row for found in streams.exactly(shard.client, shard.keys.events, places) for row in found], (), read
 
 
 def _at_endpoints(
@@ -339,14 +332,10 @@ class EntryPages:
             for entry in meant
             if not asked.get("before") and _is_known(shard, kind, entry)
         ]
-        batches: tuple[Batch, ...] = ()
-        rows, read, looked = list[StreamRow](), 0, LookBack()
+        rows, batches, read, looked = list[StreamRow](), tuple[Batch, ...](), 0, LookBack()
         is_event = text.startswith("evt_") and is_sent_id(text)
-        if not asked.get("before"):
-            if text.startswith("batch_") and is_sent_id(text):
-                batches, read = _batches(self._settings, shard, text)
-            elif is_event:
-                rows, read = _recorded(self._settings, shard, text)
+        if not asked.get("before") and _WEBHOOK_ID.fullmatch(text):
+            rows, batches, read = _recorded(self._settings, shard, text)
 
         def wanted(fields: Fields) -> bool:
             of = fields.get(b"id"), fields.get(b"tenant")

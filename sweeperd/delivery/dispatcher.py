@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import redis
 
@@ -305,13 +306,12 @@ class Replays:
         return {"shard": self._shard.name, "endpoint": note.endpoint, "events": note.events}
 
 
-@dataclass(frozen=True)
-class DeliveryReport:
+class DeliveryReport(NamedTuple):
     """Event-endpoint pairs, counted."""
 
-    delivered: int
-    undelivered: int
-    dead_lettered: int
+    delivered: int = 0
+    undelivered: int = 0
+    dead_lettered: int = 0
 
 
 class Dispatcher:

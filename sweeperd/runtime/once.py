@@ -69,13 +69,11 @@ class OnceReport:
     def document(self) -> "OnceDocument":
         """The report as `--json` prints it."""
         counts = {outcome.value: self.counts[outcome] for outcome in Outcome if outcome is not Outcome.ERROR}
-        return OnceDocument(
+        return OnceDocument.made_of(
+            self.delivery,
             candidates=self.counts.total(),
             **counts,
             errors=self.counts[Outcome.ERROR],
-            delivered=self.delivery.delivered,
-            undelivered=self.delivery.undelivered,
-            dead_lettered=self.delivery.dead_lettered,
             duration_seconds=round(self.duration_seconds, 6),
         )
 
@@ -122,11 +120,7 @@ def run_once(
     report = OnceReport(
         sum((run.counts for run in runs), Counter()),
         all(run.complete for run in runs),
-        DeliveryReport(
-            sum(run.delivery.delivered for run in runs),
-            sum(run.delivery.undelivered for run in runs),
-            sum(run.delivery.dead_lettered for run in runs),
-        ),
+        DeliveryReport(*map(sum, zip(*(run.delivery for run in runs), strict=True))),
         time.monotonic() - started,
         tuple(
             f"shard {run.name}: {failure}" if settings.shards else failure for run in runs for failure in run.failures
@@ -149,7 +143,7 @@ class _Run:
         self.counts: Counter[Outcome] = Counter()
         #: False if a signal has cut a sweep short.
         self.complete = True
-        self.delivery = DeliveryReport(0, 0, 0)
+        self.delivery = DeliveryReport()
         #: Why the run, or a part of the run, was not brought to the end.
         self.failures: list[str] = []
         #: Whether a part of the run reached the end.

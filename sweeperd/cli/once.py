@@ -14,9 +14,10 @@ from prometheus_client import push_to_gateway, write_to_textfile
 
 from sweeperd import redis_url
 from sweeperd.cli.options import Exit, OnceOptions, Options, stop_on_signals
+from sweeperd.cli.output import stage_bars
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
-from sweeperd.runtime.once import OnceProgress, OnceReport, OnceStage, run_once
+from sweeperd.runtime.once import OnceReport, run_once
 from sweeperd.sweep.kind import Outcome
 from sweeperd.tracing import tracing
 
@@ -40,7 +41,8 @@ def _run(options: Options, once: OnceOptions, settings: Settings, *, show: bool,
     metrics = Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled, lasting=False)
     problems: list[str] = []
     try:
-        with tracing(), _metrics_left(metrics, once, problems), _progress(show) as progress:
+        bars = stage_bars(str.capitalize, show=show, show_pos=True)
+        with tracing(), _metrics_left(metrics, once, problems), bars as progress:
             report = run_once(settings, stop, progress, metrics, once.delivery_limit)
     except Exception as error:
         logging.getLogger(__name__).exception("the run failed")
@@ -94,28 +96,6 @@ def _push_metrics(metrics: Metrics, gateway: str) -> list[str]:
         reason = getattr(error, "reason", None) or error
         return [f"the metrics cannot be pushed: {getattr(reason, 'strerror', None) or reason}"]
     return []
-
-
-@contextlib.contextmanager
-def _progress(show: bool) -> Iterator[OnceProgress]:
-    if not show:
-        yield lambda *_: None
-        return
-    with contextlib.ExitStack() as bars:
-        open_bars = {}
-
-        def progress(stage: OnceStage, done: int, total: int) -> None:
-            if total == 0:
-                return
-            if stage not in open_bars:
-                bars.close()
-                bar = click.progressbar(length=total, label=stage.value.capitalize(), show_pos=True, file=sys.stderr)
-                open_bars[stage] = bars.enter_context(bar)
-            bar = open_bars[stage]
-            bar.length = total  # more shards come in
-            bar.update(min(done, total) - bar.pos)
-
-        yield progress
 
 
 def _summary(report: OnceReport) -> str:

@@ -1,10 +1,12 @@
 """The output of subcommands: tables and colours on a terminal, else tab-separated lines; JSON if asked for."""
 
+import contextlib
+import enum
 import functools
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +118,33 @@ class Output:
         if not click.confirm(printable(question), err=True):
             click.echo("nothing was changed", err=True)
             raise click.exceptions.Exit(1)
+
+
+@contextlib.contextmanager
+def stage_bars(label: Callable[[str], str], *, show: bool, show_pos: bool = False) -> Iterator[Callable[..., None]]:
+    """
+    The progress of work in stages, on standard error if `show`: a bar with an estimate for each stage, one at a time.
+    The block gets a function of the stage, how much is done, and how much there is so far.
+    """
+    if not show:
+        yield lambda *_: None
+        return
+    with contextlib.ExitStack() as bars:
+        bar: Any = None
+        at: enum.StrEnum | None = None
+
+        def progress(stage: enum.StrEnum, done: int, total: int) -> None:
+            nonlocal bar, at
+            if total == 0:
+                return
+            if stage is not at:
+                bars.close()
+                shown = click.progressbar(length=total, label=label(stage.value), show_pos=show_pos, file=sys.stderr)
+                bar, at = bars.enter_context(shown), stage
+            bar.length = total
+            bar.update(min(done, total) - bar.pos)
+
+        yield progress
 
 
 def with_address(document: dict[str, Any]) -> dict[str, Any]:

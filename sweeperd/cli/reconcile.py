@@ -1,15 +1,13 @@
 """`sweeperd reconcile`: walk, and repair the index or one budget."""
 
-import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import click
 
 from sweeperd.cli.actions import Change, Changed, changing
 from sweeperd.cli.options import Exit
-from sweeperd.cli.output import Cell, printable
+from sweeperd.cli.output import Cell, printable, stage_bars
 from sweeperd.cli.shards import check_name, one_kind
 from sweeperd.ops.actions import Action
 from sweeperd.ops.reconcile import (
@@ -21,8 +19,6 @@ from sweeperd.ops.reconcile import (
     RepairBudgetDocument,
     Throttle,
     WalkedShardDocument,
-    WalkProgress,
-    WalkStage,
     WalkStore,
     judge_budget,
     mend,
@@ -113,7 +109,7 @@ def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool)
 
     def walk(shard: Shard) -> ReconcileReport:
         subject = subject_of(shard, change.settings, kind, Throttle(rate))
-        with _shown_progress(shard.name) as subject.progress:
+        with stage_bars(lambda stage: f"{shard.name}: {stage}", show=sys.stderr.isatty()) as subject.progress:
             return reconcile(subject, limit=limit)
 
     walked = change.each(walk)
@@ -208,29 +204,6 @@ def _lines(walk: WalkedShardDocument) -> Iterator[str]:
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {fault}" for fault, count in counts.items() if count) or "nothing"
-
-
-@contextlib.contextmanager
-def _shown_progress(shard: str) -> Iterator[WalkProgress]:
-    """A progress bar with an estimate, on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-    with contextlib.ExitStack() as bars:
-        bar: Any = None
-        at: WalkStage | None = None
-
-        def progress(stage: WalkStage, done: int, total: int) -> None:
-            nonlocal bar, at
-            if stage is not at:
-                bars.close()
-                label = f"{shard}: {stage.value}"
-                bar = bars.enter_context(click.progressbar(length=total, label=label, show_eta=True, file=sys.stderr))
-                at = stage
-            bar.length = total
-            bar.update(min(done, total) - bar.pos)
-
-        yield progress
 
 
 def _repair_budget(change: Change, name: str, rate: int | None) -> None:

@@ -25,7 +25,6 @@ from sweeperd.ops.quarantine import (
     QuarantineDocument,
     QuarantinedShard,
     QuarantineFilter,
-    SetAside,
     SetAsideDocument,
     adopt,
     find_foreign,
@@ -68,22 +67,23 @@ def list_(run: Run, reason: str | None, tenant: str | None, limit: int, kind: st
     wanted = QuarantineFilter(reason=reason, tenants=None if tenant is None else tuple(candidates(tenant)))
     name = _kind(run, kind, reason)
 
-    def listing(shard: Shard) -> _Listed:
+    def listing(shard: Shard) -> QuarantinedShard:
         quarantine = _quarantine(run, shard, name)
-        entries = list(islice(quarantine.find(wanted), limit + 1))
-        return _Listed(shard, quarantine.size(), shard.read_clock(), entries[:limit], len(entries) > limit)
+        size, found, now = quarantine.size(), list(islice(quarantine.find(wanted), limit + 1)), shard.read_clock()
+        entries = [SetAsideDocument.of(entry, now) for entry in found[:limit]]
+        return QuarantinedShard(shard=shard.name, quarantined=size, more=len(found) > limit, entries=entries)
 
     found = [listed for _, listed in run.each(listing)]
     run.table(
         ("shard", "id", "reason", "set aside", "tenant", "holds", "state"),
-        (row for listed in found for row in listed.rows()),
-        lambda: QuarantineDocument(shards=[listed.document for listed in found], down=run.down),
+        (_cells(listed.shard, entry) for listed in found for entry in listed.entries),
+        lambda: QuarantineDocument(shards=found, down=run.down),
     )
     if run.output.as_json:
         return
     for listed in found:
         if listed.more:
-            click.echo(f"there are more on shard {listed.shard.name}, {listed.size} in all: see --limit", err=True)
+            click.echo(f"there are more on shard {listed.shard}, {listed.quarantined} in all: see --limit", err=True)
     reasons = _reasons(run, name)
     for why in sorted({entry.reason for listed in found for entry in listed.entries} & reasons.keys()):
         if run.output.terminal:
@@ -309,35 +309,6 @@ def _entries(count: int) -> str:
     return "1 entry" if count == 1 else f"{count} entries"
 
 
-@dataclass
-class _Listed:
-    """The entries of one shard that are listed."""
-
-    shard: Shard
-    size: int
-    now_ms: int
-    entries: list[SetAside]
-    more: bool
-
-    def rows(self) -> Iterator[Sequence[object]]:
-        for entry in self.entries:
-            age = span(max(0.0, (self.now_ms - entry.at_ms) / 1000))
-            reason = Cell(entry.reason or "?", "yellow")
-            yield (
-                self.shard.name,
-                decode(entry.id),
-                reason,
-                age,
-                decode(entry.tenant),
-                _held(entry),
-                decode(entry.state),
-            )
-
-    @property
-    def document(self) -> QuarantinedShard:
-        entries = [SetAsideDocument.of(entry, self.now_ms) for entry in self.entries]
-        return QuarantinedShard(shard=self.shard.name, quarantined=self.size, more=self.more, entries=entries)
-
-
-def _held(entry: SetAside) -> str:
-    return f"{decode(entry.amount)} {decode(entry.unit)}".strip()
+def _cells(shard: str, entry: SetAsideDocument) -> Sequence[object]:
+    reason, held = Cell(entry.reason or "?", "yellow"), f"{entry.amount} {entry.unit}".strip()
+    return shard, entry.id, reason, span(entry.age_seconds), entry.tenant, held, entry.state

@@ -1,6 +1,6 @@
 """
-The base of the JSON documents. Each document that a command prints with `--json` is a model beside the code that makes
-it, and `python -m tests.docs.generate` writes docs/schemas from these models.
+The bases of the JSON documents, and of the notes in Redis. Each document that a command prints with `--json` is a model
+beside the code that makes it, and `python -m tests.docs.generate` writes docs/schemas from these models.
 
 A field without a default stands in each document; a field with a default is left out if it was not given. The limits of
 numbers and texts are for the schema only: a document with an odd value is still printed.
@@ -84,3 +84,17 @@ class DownShard(Document):
 
 
 Down = Annotated[list[DownShard], Field(description="The shards that could not be worked with.")]
+
+
+class Note(pydantic.BaseModel):
+    """What a process or an operator leaves for all processes, in a field of a hash. Unknown fields are ignored."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
+
+    @classmethod
+    def parse(cls, text: bytes) -> Self | None:
+        """None: the text is no such note, because it was written by hand, and wrongly."""
+        try:
+            return cls.model_validate_json(text)
+        except ValueError:
+            return None

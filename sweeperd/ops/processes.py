@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
-import pydantic
 import redis
 
+from sweeperd.document import Note
 from sweeperd.errors import RedisUnavailable
 from sweeperd.store.errors import is_refused
 from sweeperd.store.lease import process_name
@@ -22,10 +22,8 @@ ANNOUNCE_EVERY, DEAD_AFTER = 10.0, 35.0
 REMOVED_AFTER = 3600
 
 
-class ProcessNote(pydantic.BaseModel):
+class ProcessNote(Note):
     """The announcement of a daemon: one field of `sweeperd:processes`, JSON."""
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
     #: Host, process id and a random part.
     process: str = ""
@@ -57,13 +55,19 @@ class Processes:
 def read_processes(shard: Shard, now: int) -> Processes:
     """`now`: ms on Redis's clock. Raises redis.RedisError."""
     try:
-        fields = cast(dict[bytes, bytes], shard.client.hgetall(shard.keys.processes))
+        notes = _notes(shard).values()
     except redis.RedisError as error:
         if not is_refused(error):
             raise
         return Processes()
-    notes = sorted(map(_note, fields.values()), key=lambda note: note.process)
-    return Processes(tuple(note for note in notes if now - note.at < 1000 * DEAD_AFTER))
+    living = (note for note in notes if now - note.at < 1000 * DEAD_AFTER)
+    return Processes(tuple(sorted(living, key=lambda note: note.process)))
+
+
+def _notes(shard: Shard) -> dict[bytes, ProcessNote]:
+    """By field. A note that cannot be read was written at 0, so the daemon counts as dead."""
+    fields = cast(dict[bytes, bytes], shard.client.hgetall(shard.keys.processes))
+    return {field: ProcessNote.parse(value) or ProcessNote() for field, value in fields.items()}
 
 
 class ProcessAnnouncer:
@@ -85,7 +89,8 @@ class ProcessAnnouncer:
             return
         with contextlib.suppress(RedisUnavailable, redis.RedisError):
             now = self._shard.read_clock()
-            self._remove(self._dead(now))
+            dead = (field for field, each in _notes(self._shard).items() if now - each.at > 1000 * REMOVED_AFTER)
+            self._remove(dead)
             note = self._note.model_copy(update={"at": now})
             call = Call([self._shard.keys.processes], [self._field, note.model_dump_json()])
             self._set_field.run(self._shard.client, call)
@@ -96,17 +101,6 @@ class ProcessAnnouncer:
         with contextlib.suppress(RedisUnavailable, redis.RedisError):
             self._remove([self._field.encode()])
 
-    def _dead(self, now: int) -> list[bytes]:
-        fields = cast(dict[bytes, bytes], self._shard.client.hgetall(self._shard.keys.processes))
-        return [field for field, value in fields.items() if now - _note(value).at > 1000 * REMOVED_AFTER]
-
     def _remove(self, fields: Iterable[bytes]) -> None:
         if found := list(fields):
             self._shard.client.hdel(self._shard.keys.processes, *found)
-
-
-def _note(value: bytes) -> ProcessNote:
-    try:
-        return ProcessNote.model_validate_json(value)
-    except ValueError:
-        return ProcessNote()  # written at 0, so the daemon counts as dead

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-import pydantic
 import redis
 
 from sweeperd.context import USUAL, Timing
+from sweeperd.document import Note
 from sweeperd.outbox.stream import Announcements
 from sweeperd.store.errors import is_server_trouble
 from sweeperd.store.scripts import Call, Script
@@ -45,13 +45,11 @@ class DeliveryRate:
             self.per_second, self.window_seconds = round((delivered - before) / window, 2), round(window, 3)
 
 
-class EndpointState(pydantic.BaseModel):
+class EndpointState(Note):
     """
     Paused, by a 410 or by an operator, or muted by `Retry-After`. Each delivering process reads the state every few
-    seconds. Times are ms on Redis's clock. Unknown fields of later versions are ignored.
+    seconds. Times are ms on Redis's clock.
     """
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
     #: When and why the endpoint was paused. Nothing is sent until an operator resumes the endpoint.
     paused_at: int | None = None
@@ -107,17 +105,14 @@ class EndpointStateStore:
         return bool(self._client.hdel(self._key, endpoint))
 
     def _parse(self, entry: bytes) -> EndpointState:
-        try:
-            return EndpointState.model_validate_json(entry)
-        except ValueError:
-            # Written by hand, and wrongly: to wait is better than to send to a paused receiver.
-            return EndpointState(paused_at=0, reason=f"the entry in {self._key.decode()} cannot be read")
+        # If the entry cannot be read, to wait is better than to send to a paused receiver.
+        return EndpointState.parse(entry) or EndpointState(
+            paused_at=0, reason=f"the entry in {self._key.decode()} cannot be read"
+        )
 
 
-class CircuitNote(pydantic.BaseModel):
+class CircuitNote(Note):
     """The published circuit of one process. Times are ms on Redis's clock."""
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
     #: The name of the process in the groups; "": written by an earlier version.
     process: str = ""
@@ -194,9 +189,7 @@ class CircuitStateStore:
 
     def read(self, endpoint: str) -> CircuitState:
         """The circuits of living processes. Raises redis.RedisError."""
-        prefix = f"{endpoint}@".encode()
-        fields = cast(dict[bytes, bytes], self._client.hgetall(self._key))
-        notes = [_note(value) for field, value in fields.items() if field.startswith(prefix)]
+        notes = list(self._notes(f"{endpoint}@").values())
         # If a process misses a note, the process may be dead: then the success of another process overrules the note.
         now, success = self._clock.now_ms(), max((note.delivered_at for note in notes), default=0)
         living = [
@@ -217,8 +210,7 @@ class CircuitStateStore:
     def remove_stale(self) -> None:
         """Remove the notes of dead processes. Raises redis.RedisError."""
         oldest = self._clock.now_ms() - self._timing.note_kept * 1000
-        fields = cast(dict[bytes, bytes], self._client.hgetall(self._key))
-        stale = [field for field, value in fields.items() if b"@" in field and _note(value).at < oldest]
+        stale = [field for field, note in self._notes().items() if note.at < oldest]
         if stale:
             self._change(lambda: self._client.hdel(self._key, *stale))
 
@@ -230,6 +222,12 @@ class CircuitStateStore:
         """When an operator last closed the circuit; None: never. Raises redis.RedisError."""
         return cast(bytes | None, self._client.hget(self._key, endpoint))
 
+    def _notes(self, prefix: str = "") -> dict[bytes, CircuitNote]:
+        """By field. If a note cannot be read, it is so old that it counts for nothing."""
+        fields = cast(dict[bytes, bytes], self._client.hgetall(self._key))
+        named = {field: value for field, value in fields.items() if b"@" in field and field.startswith(prefix.encode())}
+        return {field: CircuitNote.parse(value) or CircuitNote() for field, value in named.items()}
+
     def _set(self, field: str, value: str) -> None:
         self._set_field.run(self._client, Call([self._key], [field, value]))
 
@@ -240,10 +238,3 @@ class CircuitStateStore:
         except redis.ResponseError as error:
             if is_server_trouble(error):
                 raise
-
-
-def _note(value: bytes) -> CircuitNote:
-    try:
-        return CircuitNote.model_validate_json(value)
-    except ValueError:
-        return CircuitNote()  # so old that the note counts for nothing

@@ -10,10 +10,10 @@ import bisect
 from dataclasses import asdict, dataclass
 from typing import cast
 
-import pydantic
 import redis
 
 from sweeperd.config import EndpointSettings
+from sweeperd.document import Note
 from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointStateStore
 from sweeperd.outbox.event import ONLY_FOR, Fields, category, event_type
 from sweeperd.outbox.stream import WAITING, Outbox
@@ -72,13 +72,8 @@ class ReplaySpan:
         return self.since_ms <= _time_ms(entry, fields) < self.until_ms
 
 
-class ReplayNote(pydantic.BaseModel):
-    """
-    The note of a replay, a field of `sweeperd:groups`. Ids are ids of the stream, times ms on Redis's clock. Unknown
-    fields are ignored.
-    """
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
+class ReplayNote(Note):
+    """The note of a replay, a field of `sweeperd:groups`. Ids are ids of the stream, times ms on Redis's clock."""
 
     #: When the replay began: the age of older events counts from this time.
     made_at: int = 0
@@ -206,12 +201,12 @@ class ReplayStore:
     def read(self, endpoint: str) -> ReplayNote | None:
         """The replay to this endpoint that has begun and not ended."""
         found = self._client.hget(self._keys[1].decode(), replay_group(endpoint))
-        return _parse(found) if isinstance(found, bytes) else None
+        return ReplayNote.parse(found) if isinstance(found, bytes) else None
 
     def all(self) -> dict[str, ReplayNote]:
         """Each replay by endpoint."""
         fields = cast(dict[bytes, bytes], self._client.hgetall(self._keys[1].decode()))
-        notes = [_parse(value) for group, value in fields.items() if group.startswith(GROUP_PREFIX.encode())]
+        notes = [ReplayNote.parse(value) for group, value in fields.items() if group.startswith(GROUP_PREFIX.encode())]
         return {note.endpoint: note for note in notes if note is not None}
 
     def begin(self, note: ReplayNote) -> str:
@@ -265,13 +260,6 @@ class ReplayStore:
         waiting = sum(row["pending"] for row in summary["consumers"] if row["name"] in WAITING)
         left = min(note.events, untaken + summary["pending"])  # `untaken` is an estimate
         return ReplayProgress(False, left, waiting)
-
-
-def _parse(value: bytes) -> ReplayNote | None:
-    try:
-        return ReplayNote.model_validate_json(value)
-    except ValueError:
-        return None  # written by hand, and wrongly
 
 
 def count_events(shard: Shard, endpoint: EndpointSettings, span: ReplaySpan) -> ReplayNote:

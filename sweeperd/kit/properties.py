@@ -61,10 +61,14 @@ COMPILES = "the script compiles"
 def expires(lab: Lab, sample: Sample) -> Failure | None:
     """Each sample comes to the due outcome, and leaves the values in its `after`."""
     lab.load(sample)
+    return _as_due(lab, sample, sample.id)
+
+
+def _as_due(lab: Lab, sample: Sample, about: str) -> Failure | None:
     before = lab.world(sample)
-    failure = outcome_is(lab, sample, sample.id, Outcome(sample.outcome))
+    failure = outcome_is(lab, sample, about, Outcome(sample.outcome))
     found = "" if failure else stated(lab, sample, before)
-    return Failure(sample.id, found) if found else failure
+    return Failure(about, found) if found else failure
 
 
 def never_early(lab: Lab, sample: Sample) -> Failure | None:
@@ -102,10 +106,7 @@ def again(lab: Lab, sample: Sample) -> Failure | None:
 def put_off(lab: Lab, sample: Sample) -> Failure | None:
     """A later deadline in the hash moves the index, and nothing else happens."""
     lab.load(sample.changed(lab.settings.deadline, str(DEADLINE + SHIFTS[1])))
-    before = lab.world(sample)
-    result = lab.run(sample.id.encode(), at=DEADLINE + 1)
-    found = problem(lab, sample, result, before)
-    return Failure(f"{sample.id} with a deadline to come", found) if found else None
+    return outcome_is(lab, sample, f"{sample.id} with a deadline to come", *Outcome, at=DEADLINE + 1)
 
 
 def orphan(lab: Lab, sample: Sample) -> Failure | None:
@@ -309,18 +310,12 @@ def _limited(lab: Lab, sample: Sample, rule: str) -> Failure | None:
 def full(lab: Lab, sample: Sample) -> Failure | None:
     """If Redis is at maxmemory, it takes the expiry too."""
     lab.load(sample)
-    before = lab.world(sample)
     lab.client.config_set("maxmemory-policy", "noeviction")
     lab.client.config_set("maxmemory", 1)
     try:
-        result = lab.run(sample.id.encode())
+        return _as_due(lab, sample, f"{sample.id} at maxmemory")
     finally:
         lab.client.config_set("maxmemory", 0)
-    found = problem(lab, sample, result, before)
-    if not found and isinstance(result, Decision) and result.outcome != sample.outcome:
-        found = f"{result.outcome} in place of {sample.outcome}: {result.why}"
-    found = found or stated(lab, sample, before)
-    return Failure(f"{sample.id} at maxmemory", found) if found else None
 
 
 def full_stream(lab: Lab, sample: Sample) -> Failure | None:

@@ -134,7 +134,7 @@ class HttpSettings(Section):
 
     @field_validator("listen")
     @classmethod
-    def _hashost_and_port(cls, listen: str) -> str:
+    def _has_host_and_port(cls, listen: str) -> str:
         if listen:
             host_and_port(listen)
         return listen

@@ -201,9 +201,10 @@ class Consumer:
                     else:
                         # Nothing is left, except events in hand of another process, alive or dead.
                         dead_until = dead_until or timing.clock() + timing.take_over_after + timing.refresh_every
+                        held_back = self._lane.state.resting or self._lane.circuit.open
                         if (
                             timing.clock() > dead_until
-                            or self._held_back
+                            or held_back
                             or not self._lane.outbox.groups.held_elsewhere(self._lane.group)
                         ):
                             return
@@ -275,10 +276,6 @@ class Consumer:
             self._lane.stop.wait(block_ms / 1000)
             return []
         return self._lane.outbox.read(self._lane.group, count, block_ms)
-
-    @property
-    def _held_back(self) -> bool:
-        return self._lane.state.resting or self._lane.circuit.open
 
     def _refresh(self, *, publish: bool) -> None:
         """Read Redis's clock, and the endpoint's state: operators and other replicas may have changed the state."""

@@ -413,10 +413,8 @@ def read_status(
         with shard.reaching():
             status = _read(settings, shard, sample, memory)
             return replace(status, details=read_details(settings, shard)) if detailed else status
-    except RedisUnavailable as error:
-        return ShardStatus(shard.name, shard.address, str(error).removeprefix(f"{shard.address}: "))
-    except redis.RedisError as error:  # a key of another type, say
-        return ShardStatus(shard.name, shard.address, describe(error))
+    except (RedisUnavailable, redis.RedisError) as error:  # a key of another type, say
+        return ShardStatus(shard.name, shard.address, describe(error).removeprefix(f"{shard.address}: "))
 
 
 def read_all(settings: Settings, shards: Sequence[Shard]) -> list[ShardStatus]:

@@ -222,20 +222,19 @@ class ConsumerGroups:
         now = self._shard.read_clock()
         keep_from = StreamId.at(now - retention_ms)
         wanted, read = set(configured), dict[str, StreamId]()
-        groups = streams.groups(self._client, self._key)
+        groups = {decode(name): info for name, info in streams.groups(self._client, self._key).items()}
         for name, info in groups.items():
-            first = self._first_needed(decode(name), info)
-            if decode(name) in wanted:
-                self.positions[decode(name)] = first
-                self._seen.add(decode(name))
-            if decode(name) in wanted:
+            first = self._first_needed(name, info)
+            if name in wanted:
+                self.positions[name] = first
+                self._seen.add(name)
                 keep_from = min(keep_from, first)
                 continue
-            longest = named_age_ms if decode(name) in named else max_age_ms
+            longest = named_age_ms if name in named else max_age_ms
             keep_from = min(keep_from, max(first, StreamId.at(now - longest)))
-            if decode(name) in named:
-                read[decode(name)] = first
-        for unmade in wanted - {decode(name) for name in groups}:
+            if name in named:
+                read[name] = first
+        for unmade in wanted - groups.keys():
             # The group could not be made yet. When made, the group takes all events after its position.
             keep_from = min(keep_from, self.positions.get(unmade, START))
         # Up to the position of each group that is left behind, then up to the end: if a step removes events beyond the

@@ -322,14 +322,11 @@ class Daemon:
         for runner in self._runners:
             if predecessor := predecessors.get(runner.place):
                 runner.adopt(predecessor)
-        for name in before._endpoints - self._endpoints:
+        names, earlier = ({each.name for each in daemon._settings.consumers} for daemon in (self, before))
+        for name in earlier - names:
             self.metrics.webhooks.forget(name)
         for name in {runner.name for runner in before._runners} - {runner.name for runner in self._runners}:
             self.metrics.forget_shard(name)
-
-    @property
-    def _endpoints(self) -> set[str]:
-        return {endpoint.name for endpoint in self._settings.consumers}
 
     def health(self) -> tuple[bool, str]:
         """Whether the process is well, and the problems."""

@@ -47,7 +47,6 @@ from sweeperd.ops.reconcile.subjects import (
     Reservations,
     Sight,
     Subject,
-    WalkProgress,
 )
 from sweeperd.store.keys import Keys
 from sweeperd.store.lease import Lease, holder
@@ -361,15 +360,12 @@ class BudgetVerdict:
     reason: str = ""
 
 
-def judge_budget(
-    shard: Shard, settings: SweepSettings, budget: bytes, throttle: Throttle, progress: WalkProgress = lambda *_: None
-) -> BudgetVerdict:
+def judge_budget(shard: Shard, settings: SweepSettings, budget: bytes, throttle: Throttle) -> BudgetVerdict:
     """
     Walk twice for a budget, given by key. The verdict has a difference only if both walks agree on an exact number and
     all reservations of the budget could be read. Raises RedisUnavailable, redis.RedisError, Interrupted.
     """
     with shard.reaching(), Reservations(shard, settings, throttle) as subject:
-        subject.progress = progress
         return BudgetCounters(subject).judge(budget)
 
 

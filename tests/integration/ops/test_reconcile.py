@@ -28,7 +28,7 @@ from sweeperd.ops.reconcile import (
     mend,
     reconcile,
 )
-from sweeperd.ops.reconcile.counters import MOMENT_PAUSE, MOMENTS
+from sweeperd.ops.reconcile.counters import MOMENT_PAUSE, MOMENTS, BudgetCounters
 from sweeperd.store import Shard
 from sweeperd.sweep import Decision, Outcome
 from tests.support.books import Property, check, read
@@ -369,7 +369,9 @@ def test_a_writer_that_keeps_ended_reservations_for_a_moment_only(shard: Shard, 
     def progress(*_: object) -> None:
         time.sleep(1.1)  # more than half of 2 s
 
-    verdict = judge_budget(shard, SweepSettings(), b"budget:team:TOKENS", traffic, progress)
+    with Reservations(shard, SweepSettings(), traffic) as subject:
+        subject.progress = progress
+        verdict = BudgetCounters(subject).judge(b"budget:team:TOKENS")
     if short:
         assert verdict.difference is None
         assert "stay readable" in verdict.reason

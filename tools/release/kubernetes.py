@@ -363,8 +363,7 @@ def break_settings(example: Path) -> str:
     kubectl("apply", "-k", str(example))
     eventually(lambda: restarts() > 0, ROLLED)
     (broken,) = (each for each in pods() if each["metadata"]["uid"] not in before)
-    said = kubectl("-n", OURS, "logs", broken["metadata"]["name"], "--previous")
-    assert "nonsense" in said, said
+    eventually(lambda: "nonsense" in logs(broken["metadata"]["name"]), ROLLED)
     kept = [each for each in pods() if each["metadata"]["uid"] in before and ready(each)]
     write(path, good)
     kubectl("apply", "-k", str(example))
@@ -372,6 +371,15 @@ def break_settings(example: Path) -> str:
     eventually(lambda: {each["metadata"]["uid"] for each in pods()} == before, ROLLED)
     assert len(kept) == len(before)
     return f"{len(kept)} pods of before went on, and the new one named the setting"
+
+
+def logs(pod: str) -> str:
+    """What the container says and the one before said. Either may be gone by now."""
+    line = ["kubectl", "-n", OURS, "logs", pod]
+    both = [
+        subprocess.run([*line, *more], capture_output=True, text=True, check=False) for more in ([], ["--previous"])
+    ]
+    return "".join(each.stdout for each in both)
 
 
 def rotate(client: redis.Redis, address: str) -> str:

@@ -13,12 +13,14 @@ import redis
 
 from sweeperd.config import RedisSettings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.ledger import BudgetExists, Ledger, LedgerError
+from sweeperd.ledger import BudgetExists, InvalidReservation, Ledger, LedgerError
 from sweeperd.store import Shard
 from tests.simulation import kernel as kernels
+from tests.simulation.kernel import Failure
 from tests.simulation.plan import Plan, ShardPlan
 
 UNIT = "TOKENS"
+ACTION = {"kind": "llm.completion", "name": "gpt"}
 TENANTS = ("acme", "globex", "initech")
 
 
@@ -66,7 +68,9 @@ class Client:
             amount = self.random.choice([0, 1, 7, 10**6, self.random.randint(1, 10**9)])
             scopes = self._scopes(tenant)[: self.random.randint(1, 2)]
             held: Any = self._try(
-                lambda: ledger.reserve(tenant, scopes, UNIT, amount, ttl=ttl, grace=grace, idempotency_key=key)
+                lambda: ledger.reserve(
+                    tenant, scopes, UNIT, amount, ttl=ttl, grace=grace, idempotency_key=key, action=ACTION
+                )
             )
             if held is not None:
                 self.made += 1
@@ -89,9 +93,10 @@ class Client:
         for _ in range(6):
             try:
                 return call()
-            except BudgetExists:
-                return None
-            except LedgerError:
+            except LedgerError as error:
+                # An operator may have broken a reservation.
+                if isinstance(error, InvalidReservation) and "quarantine" not in self.plan.operations:
+                    raise Failure("the ledger takes what is right", str(error)) from error
                 return None
             except (RedisUnavailable, redis.RedisError):
                 kernels.KERNEL.pause(self.random.uniform(0.1, 2))

@@ -45,7 +45,7 @@ redis.call('ZREM', KEYS[2], ARGV[1])
 for _, scope in ipairs(cjson.decode(row[5] or row[4])) do
   local budget = ARGV[2] .. scope .. ':' .. row[6]
   if redis.call('HGET', budget, 'status') == 'ACTIVE' then
-    redis.call('HINCRBY', budget, 'reserved', '-' .. row[7])
+    redis.call('HINCRBY', budget, 'reserved', row[7] == '0' and '0' or '-' .. row[7])
     redis.call('HINCRBY', budget, 'remaining', row[7])
   end
 end

@@ -11,7 +11,6 @@ from typing import Any
 
 import redis
 
-import sweeperd.delivery.acknowledger
 import sweeperd.delivery.reader
 import sweeperd.delivery.relay
 from sweeperd.delivery.acknowledger import Acknowledger
@@ -302,14 +301,9 @@ def heartbeat_takes_back() -> None:
     )
 
 
-@planted("a group that goes before its events are settled is an error")
-def group_gone_is_an_error() -> None:
-    vars(sweeperd.delivery.acknowledger)["is_missing_group"] = lambda _: False
-
-
 @planted("the sweep waits for the lease of Cycles for ever")
 def no_patience() -> None:
-    put(CyclesLease, "permits", lambda self: self._held)
+    put(CyclesLease, "permits", lambda self: self.held)
 
 
 @planted("a delivery of Cycles gets another id at each try")

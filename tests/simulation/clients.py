@@ -1,4 +1,4 @@
-"""The clients of the ledger: they reserve, extend, commit and release, and call again when the reply is lost."""
+"""The clients of the ledger: they do all that it offers, and call again when the reply is lost."""
 
 import contextlib
 import functools
@@ -35,6 +35,8 @@ class Client:
     stop: bool = False
     held: list[tuple[str, bytes]] = field(default_factory=list)
     made: int = 0
+    #: How many were settled after their time; the first such call expires what no sweep has.
+    late: int = 0
 
     def run(self) -> None:
         """The work of a thread."""
@@ -77,11 +79,17 @@ class Client:
                 self.held = [*self.held[-20:], (tenant, held.reservation_id.encode())]
             return
         tenant, reservation = self.random.choice(self.held)
-        if what < 0.75:
-            self._try(lambda: ledger.commit(tenant, reservation, self.random.randint(0, 5), idempotency_key=key))
+        spent = self.random.randint(0, 5)
+        if what < 0.7:
+            self._try(lambda: ledger.commit(tenant, reservation, spent, idempotency_key=key))
+        elif what < 0.8:
+            settled: Any = self._try(lambda: ledger.settle(tenant, reservation, spent, idempotency_key=key))
+            self.late += settled is not None and settled.late
         elif what < 0.9:
             by = timedelta(seconds=self.random.uniform(1, 20))
             self._try(lambda: ledger.extend(tenant, reservation, by, idempotency_key=key))
+        elif what < 0.95:
+            self._try(lambda: ledger.event(tenant, self._scopes(tenant), UNIT, spent, idempotency_key=key))
         else:
             self._try(lambda: ledger.release(tenant, reservation, idempotency_key=key))
 

@@ -262,7 +262,9 @@ class LedgerAnswer:
 
     def _read(self, field: Field[Any]) -> Any:
         value = self._fields[_IN_ANSWERS.get(field.name, field.name)]
-        return int(value) if field.type is int else tuple(value) if isinstance(value, list) else value
+        if field.type is int:
+            return int(value)
+        return tuple(value) if isinstance(value, list | dict) else value  # an empty list of Lua is an object
 
 
 def _balance(unit: str, scope: str, *rest: Any) -> Balance:

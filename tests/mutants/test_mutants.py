@@ -161,7 +161,6 @@ assert trials.idle
     ("file", "old", "new", "test"),
     [
         ("delivery/webhook.py", "sha256=", "sha512=", "tests/unit/delivery/test_signing.py"),
-        ("scripts/include/int64.lua", "LIMB", "1", "tests/lua/test_int64.py"),
         ("scripts/include/kind_pattern.lua", "to < from - 1", "to > from - 1", "tests/lua/kinds/test_patterns.py"),
         (
             "scripts/include/deadline.lua",

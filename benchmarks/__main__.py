@@ -150,7 +150,7 @@ def gate(
 
 
 def _check_names(names: Sequence[str], rows: Sequence[Row]) -> None:
-    """Raises click.UsageError where there is no row of that name."""
+    """Raises click.UsageError if there is no row of that name."""
     if unknown := [name for name in names if name not in {row.name for row in rows}]:
         raise click.UsageError(f"there is no row {unknown[0]}; there are {', '.join(row.name for row in rows)}")
 

@@ -50,7 +50,7 @@ class Judgement:
 
     @property
     def worsening(self) -> float | None:
-        """By which part it is worse, negative where it is better; None where nothing is known of before."""
+        """By which part it is worse, negative where it is better; None if nothing is known of before."""
         return None if self.before is None else self.goal.worsening(self.before, self.now)
 
     @property

@@ -67,7 +67,7 @@ def apart(function: Callable[Arguments, Result], *args: Arguments.args, **kwargs
 
 
 def peak_mib(pid: int) -> float:
-    """The high-water mark of a running process's memory; 0 where it has just ended."""
+    """The high-water mark of a running process's memory; 0 if it has just ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

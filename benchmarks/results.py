@@ -41,7 +41,7 @@ class Measured:
         return self.name, tuple(int(part) for part in self.redis.split("."))
 
     def values(self, name: str) -> list[float]:
-        """One ratio or figure, of each round. Raises KeyError where there is none of that name."""
+        """One ratio or figure, of each round. Raises KeyError if there is none of that name."""
         return [sample.value(name) for sample in self.samples]
 
     def median(self, name: str) -> float:
@@ -69,7 +69,7 @@ def write(directory: Path, row: Row, found: Sequence[Measured]) -> None:
 
 
 def read(directory: Path, name: str) -> list[Measured]:
-    """All there is of this row, the oldest Redis first, then Valkey; empty where it was not measured."""
+    """All there is of this row, the oldest Redis first, then Valkey; empty if it was not measured."""
     path = _path(directory, name)
     if not path.exists():
         return []

@@ -47,7 +47,7 @@ class Sample:
     series: dict[str, list[float]] = field(default_factory=dict)
 
     def value(self, name: str) -> float:
-        """A ratio, or else a figure. Raises KeyError where it is neither."""
+        """A ratio, or else a figure. Raises KeyError if it is neither."""
         return self.ratios[name] if name in self.ratios else self.figures[name]
 
 

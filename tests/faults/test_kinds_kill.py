@@ -60,7 +60,7 @@ class Replicas:
             self.running.extend(starting.map(start, range(REPLICAS - len(self.running))))
 
     def kill_those_at_work(self) -> int:
-        """Kill the daemons that hold the lease of a sweep; any one where none does. Returns how many."""
+        """Kill the daemons that hold the lease of a sweep; any one if none does. Returns how many."""
         leases = self._client.scan_iter(f"{self._prefix}sweeperd:lease:sweep*")
         holders = b" ".join(self._client.get(lease) or b"" for lease in leases)
         victims = [each for each in self.running if b"-%d-" % each.process.pid in holders] or self.running[:1]

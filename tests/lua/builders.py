@@ -191,7 +191,7 @@ class World:
         return reply
 
     def looked(self, rid: bytes, at: int | None, grace: int) -> bool | None:
-        """Whether the page says that it is in grace; None where it is not in the index, or not scanned."""
+        """Whether the page says that it is in grace; None if it is not in the index, or not scanned."""
         if not self.looks:
             return None
         script = self.looking if at is None else frozen(at, "sweep/grace_scan")

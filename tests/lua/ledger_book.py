@@ -97,7 +97,7 @@ class Book:
         return row
 
     def deadline(self, rid: bytes) -> int | None:
-        """The score in the index; None where it is not there."""
+        """The score in the index; None if it is not there."""
         score = self.client.zscore(self.keys.reservation_index, rid)
         return None if score is None else int(score)
 

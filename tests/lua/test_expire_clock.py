@@ -17,7 +17,7 @@ from tests.lua.builders import DEADLINE, FAR_FUTURE, NOW, RID, Value, World, see
         (5000, 0, DEADLINE + 4999, [b"in_grace", DEADLINE + 5000]),
         (5000, 0, DEADLINE + 5000, [b"in_grace", DEADLINE + 5000]),
         (5000, 0, DEADLINE + 5001, [b"expired", b"acme", 1, b"[]", b"[]"]),
-        # The default, where it has none.
+        # The default, if it has none.
         (None, 5000, DEADLINE, [b"not_due"]),
         (None, 5000, DEADLINE + 5000, [b"in_grace", DEADLINE + 5000]),
         (None, 5000, DEADLINE + 5001, [b"expired", b"acme", 1, b"[]", b"[]"]),

@@ -132,7 +132,7 @@ def _failed_test(output: str) -> str:
 
 
 def _run(mutant: Mutant | None, plan: Plan, output: Path) -> int:
-    """In the child: all tests, up to the first that fails. Returns 0 where none does."""
+    """In the child: all tests, up to the first that fails. Returns 0 if none does."""
     os.setsid()
     if not plan.paths:
         output.touch()

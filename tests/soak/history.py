@@ -47,9 +47,9 @@ class Call:
     #: The reservation's id; empty for a reserve that has no answer.
     reservation: bytes
     invoked: float
-    #: Infinite where there is no answer: the call may have happened at any time since, or never.
+    #: Infinite if there is no answer: the call may have happened at any time since, or never.
     returned: float
-    #: Tenant, operation and idempotency key; empty where there is none.
+    #: Tenant, operation and idempotency key; empty if there is none.
     key: str = ""
     #: The scopes that were asked for. Scopes without a budget are among them.
     scopes: tuple[bytes, ...] = ()

@@ -16,7 +16,7 @@ from typing import TypeVar
 from tests.soak.history import ENDED, SLACK_MS, Amounts, Call, merged, resolved
 
 State = TypeVar("State", bound=Hashable)
-#: The state after a call; None where the call cannot happen in this state with this answer.
+#: The state after a call; None if the call cannot happen in this state with this answer.
 Step = Callable[[State, Call], State | None]
 #: The state, and the calls that have happened in it and are not answered yet: their numbers.
 Configuration = tuple[State, frozenset[int]]

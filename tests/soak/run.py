@@ -68,7 +68,7 @@ class _Scene:
     load: Load
 
     def sample(self) -> Sample:
-        """Raises OSError where the daemon does not answer, redis.RedisError where Redis does not."""
+        """Raises OSError if the daemon does not answer, redis.RedisError if Redis does not."""
         operations, calls = self.load.progress
         metrics = read_metrics(self.running)
         return Sample(
@@ -221,5 +221,5 @@ def _rest(scene: _Scene, last_end: int, sample: Callable[[], None]) -> Sequence[
 
 
 def sleep_until(moment: float) -> None:
-    """`moment` is on the monotonic clock; returns at once where it has passed."""
+    """`moment` is on the monotonic clock; returns at once if it has passed."""
     time.sleep(max(0.0, moment - time.monotonic()))

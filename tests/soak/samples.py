@@ -81,7 +81,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class DaemonMetrics:
-    """What the soak wants of a daemon's /metrics. `resident_bytes` is NaN where the platform does not report it."""
+    """What the soak wants of a daemon's /metrics. `resident_bytes` is NaN if the platform does not report it."""
 
     resident_bytes: float
     expired: int
@@ -90,7 +90,7 @@ class DaemonMetrics:
 
 
 def read_metrics(daemon: Daemon) -> DaemonMetrics:
-    """Read them in one request. Raises OSError where the daemon does not answer."""
+    """Read them in one request. Raises OSError if the daemon does not answer."""
     values = {
         (sample.name, sample.labels.get("outcome")): sample.value
         for family in text_string_to_metric_families(daemon.get("/metrics")[1])

@@ -14,7 +14,7 @@ MEMORY_GROWTH = 1.25
 #: S2: the same for the average latency of the ledger's calls.
 LATENCY_GROWTH = 3.0
 #: S3: keys for each operation, at most. An operation has one reservation, and a record of its reserve, of its commit or
-#: release, and of its extension where there is one; an abandoned one has the first alone.
+#: release, and of its extension if there is one; an abandoned one has the first alone.
 RESERVATION_KEYS, IDEMPOTENCY_KEYS = 1.1, 2.1
 
 MIB = 1024 * 1024

@@ -71,7 +71,7 @@ class Delivery:
         }
 
     def sample(self, name: str, **labels: str) -> float:
-        """The value of a series of this endpoint; 0 where it is not there."""
+        """The value of a series of this endpoint; 0 if it is not there."""
         return self.metrics.registry.get_sample_value(name, {"endpoint": "hook"} | labels) or 0.0
 
 

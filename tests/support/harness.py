@@ -216,7 +216,7 @@ class Daemon:
     """A running `sweeperd` process, its log and its HTTP port."""
 
     def __init__(self, env: Mapping[str, str], log: Path, wrapper: Sequence[str] = (), limit: float = 20.0) -> None:
-        """Raises AssertionError where it has not started within `limit` seconds; it is ended then."""
+        """Raises AssertionError if it has not started within `limit` seconds; it is ended then."""
         self._log = log
         with log.open("ab") as output:
             self.process = started([], env, [0, 1, output.fileno()], wrapper)
@@ -249,7 +249,7 @@ class Daemon:
             return error.code, error.read().decode()
 
     def metric(self, name: str, **labels: str) -> float:
-        """The value of one sample; 0 where it is not there."""
+        """The value of one sample; 0 if it is not there."""
         for family in text_string_to_metric_families(self.get("/metrics")[1]):
             for sample in family.samples:
                 if sample.name == name and labels.items() <= sample.labels.items():

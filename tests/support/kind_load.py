@@ -80,7 +80,7 @@ class Writer:
         return self.made - self.over
 
     def hold(self, number: int, for_ms: int) -> None:
-        """Take the hold of this number, and end or use it at once where it is one of the fifth."""
+        """Take the hold of this number, and end or use it at once if it is one of the fifth."""
         raise NotImplementedError
 
     def check(self) -> None:

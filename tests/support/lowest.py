@@ -14,7 +14,7 @@ REQUIREMENT = re.compile(r"([A-Za-z0-9-]+)(?:\[[a-z,]+\])?>=([0-9.]+)(?:,<[0-9.]
 
 
 def lowest() -> list[str]:
-    """`name==version` for each. Raises ValueError where a dependency has no lower bound."""
+    """`name==version` for each. Raises ValueError if a dependency has no lower bound."""
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     constraints = []
     for requirement in project["dependencies"] + project["optional-dependencies"]["ed25519"]:

@@ -25,7 +25,7 @@ def main() -> int:
 
 
 def read(text: str) -> dict[str, str]:
-    """What pip-audit printed. Raises ValueError where it is no result, or no package could be checked."""
+    """What pip-audit printed. Raises ValueError if it is no result, or no package could be checked."""
     dependencies = json.loads(text)["dependencies"]
     found = [f"{one['name']} {vulnerability['id']}" for one in dependencies for vulnerability in one.get("vulns", ())]
     checked = sum("vulns" in one for one in dependencies)

@@ -25,7 +25,7 @@ NAMED = (
 
 
 def main() -> int:
-    """Raises subprocess.CalledProcessError where it cannot be made."""
+    """Raises subprocess.CalledProcessError if it cannot be made."""
     venv = Path(sys.argv[1])
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
     pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def versions(packages: Path) -> dict[str, str]:
-    """The versions of the packages in NAMED. Raises KeyError where one is not installed there."""
+    """The versions of the packages in NAMED. Raises KeyError if one is not installed there."""
     found = {canonicalize_name(one.name): one.version for one in metadata.distributions(path=[str(packages)])}
     return {name: found[canonicalize_name(name)] for name in NAMED}
 

@@ -9,7 +9,7 @@ from tools.release.figures import keep
 
 
 def main() -> int:
-    """Raises subprocess.CalledProcessError where a command of the installed package fails."""
+    """Raises subprocess.CalledProcessError if a command of the installed package fails."""
     dist, venv = Path(sys.argv[1]), Path(sys.argv[2])
     wheel = next(dist.glob("*.whl"))
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)

@@ -19,7 +19,7 @@ class Output:
     directory: Path
 
 
-#: Reads the figures of a step. Raises ValueError or OSError where they are not there: the step has failed then.
+#: Reads the figures of a step. Raises ValueError or OSError if they are not there: the step has failed then.
 Read = Callable[[Output], Figures]
 
 
@@ -71,7 +71,7 @@ def write(result: Result, directory: Path) -> None:
 
 
 def read(directory: Path, step: str) -> Result | None:
-    """The result of a step; None where there is none."""
+    """The result of a step; None if there is none."""
     path = directory / f"{step}.json"
     if not path.exists():
         return None

@@ -23,7 +23,7 @@ SEEN_ON_7 = {"does not ask for rights"}
 
 
 def caught(fault: Fault) -> str:
-    """The property that fails; empty where none does."""
+    """The property that fails; empty if none does."""
     folder = EXAMPLES / fault.example
     with tempfile.TemporaryDirectory() as copy:
         copied = Path(shutil.copytree(folder, copy, dirs_exist_ok=True))

@@ -30,7 +30,7 @@ class Inflicted:
     fault: Fault
     began: float
     ended: float
-    #: What was seen of it, in words; empty where it had no effect.
+    #: What was seen of it, in words; empty if it had no effect.
     effect: str
     #: Why it could not be carried out, or had no effect.
     trouble: str = ""
@@ -243,7 +243,7 @@ class Inflictor:
 
 
 def _skew(reloads: Sequence[datetime]) -> float:
-    """How many hours a log is off, by the last of its lines that is; 0 where none is."""
+    """How many hours a log is off, by the last of its lines that is; 0 if none is."""
     now = time.time()
     hours = [(at.timestamp() - now) / 3600 for at in reloads]
     return next((off for off in reversed(hours) if abs(off) >= SKEWED), 0.0)

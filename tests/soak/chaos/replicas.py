@@ -57,7 +57,7 @@ class Replica:
         self._closed = False
 
     def start(self) -> None:
-        """Start a process; after `close`, none. Raises AssertionError where it does not come up."""
+        """Start a process; after `close`, none. Raises AssertionError if it does not come up."""
         with self._starting:
             if self._closed:
                 return
@@ -72,7 +72,7 @@ class Replica:
             return running.process.wait()
 
     def stop(self) -> int | None:
-        """End it as an operator does. Returns the exit code; None where it did not run, or does not end."""
+        """End it as an operator does. Returns the exit code; None if it did not run, or does not end."""
         with self._starting:
             if self._running is None:
                 return None
@@ -123,7 +123,7 @@ class Replica:
         return self._running is not None and not self.paused
 
     def metric(self, name: str, **labels: str) -> float:
-        """One sample. Raises OSError or AssertionError where it does not answer."""
+        """One sample. Raises OSError or AssertionError if it does not answer."""
         return self._daemon.metric(name, **labels)
 
     @property
@@ -140,7 +140,7 @@ class Replica:
 
     @property
     def memory(self) -> int | None:
-        """Its resident memory, bytes; None where it is not running or the platform does not report it."""
+        """Its resident memory, bytes; None if it is not running or the platform does not report it."""
         running = self._running
         try:
             if running is None:

@@ -46,7 +46,7 @@ class Standing:
 
     @property
     def unmet(self) -> list[str]:
-        """What has not come to rest, in words; empty where all has."""
+        """What has not come to rest, in words; empty if all has."""
         found = [] if self.overdue else ["a deadline has not passed"]
         found += [f"{self.index} entries are in the index"] * (self.index > 0)
         for endpoint, group in self.groups.items():

@@ -175,7 +175,7 @@ class Stage:
 
 @contextlib.contextmanager
 def stage(binary: Binary, seed: int, directory: Path) -> Iterator[Stage]:
-    """Everything runs while the block lasts. Raises RuntimeError or AssertionError where a process does not start."""
+    """Everything runs while the block lasts. Raises RuntimeError or AssertionError if a process does not start."""
     built = Stage(binary, seed, directory)
     try:
         for shard in built.shards.values():

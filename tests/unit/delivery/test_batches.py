@@ -27,7 +27,7 @@ def numbers(batch: Batch | None) -> list[int]:
 
 
 def take(queue: BatchQueue) -> list[int]:
-    """The events of the next batch, by number; empty where none follows. Fails where it does not come soon."""
+    """The events of the next batch, by number; empty if none follows. Fails where it does not come soon."""
     return numbers(Background(queue.take).result())
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import itertools
 import logging
 import os
 import random
@@ -101,18 +102,20 @@ SPREAD = 0.8
 
 def _long_between(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     """
-    Each worker of pytest-xdist begins with an equal part of the list. Its share of the long tests stands between the
-    first short ones: so cores have work while some tests wait, and no worker is left with long tests at the end.
+    Each worker of pytest-xdist begins with an equal part of the list. Its share of the modules with long tests stands
+    between the first short tests: so cores have work while some tests wait, and no worker is left with long tests at
+    the end. A module's tests stay together, because they may share a fixture.
     """
     long = [item for item in items if any(folder in item.path.parents for folder in LONG)]
     taken = set(long)
     short = [item for item in items if item not in taken]
+    modules = [list(of_module) for _, of_module in itertools.groupby(long, key=lambda item: item.path)]
     for worker in range(WORKERS):
         part = short[len(short) * worker // WORKERS : len(short) * (worker + 1) // WORKERS]
-        share = long[worker::WORKERS]
+        share = modules[worker::WORKERS]
         placed = 0
-        for number, item in enumerate(share, 1):
-            yield item
+        for number, module in enumerate(share, 1):
+            yield from module
             end = int(len(part) * SPREAD * number / len(share))
             yield from part[placed:end]
             placed = end

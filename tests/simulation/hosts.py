@@ -56,9 +56,9 @@ class Replica:
         self.settings = settings
         self._signal(signal.SIGHUP)
 
-    def restart(self, role: Role) -> None:
-        """SIGTERM; at its end a new process in this role begins."""
-        self.role, self._again = role, True
+    def restart(self) -> None:
+        """SIGTERM; at its end a new process in the role of now begins."""
+        self._again = True
         self._signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:

@@ -1,5 +1,6 @@
 """A background task of the daemon: the work, the interval, whether a run is stuck, and what wakes a task early."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -8,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import redis
+from apscheduler.jobstores.base import JobLookupError
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 from hiredis import pack_command
@@ -114,7 +116,7 @@ class PeriodicTask:
             log.warning("the host's clock was set back; running at once", extra={"task": self.name})
             self._changed_at = self._clock()
             self._job.trigger.planned = None
-            self._job.modify(next_run_time=datetime.now(UTC))
+            self._move(self._job, datetime.now(UTC))
 
     @property
     def idle(self) -> bool:
@@ -128,7 +130,11 @@ class PeriodicTask:
         now, planned = datetime.now(UTC), self._job.next_run_time
         if planned > now:
             self._job.trigger.planned = planned
-        self._job.modify(next_run_time=now)
+        self._move(self._job, now)
+
+    def _move(self, job: _Job, to: datetime) -> None:
+        with contextlib.suppress(JobLookupError):  # the scheduler has ended since then
+            job.modify(next_run_time=to)
 
     def join(self, deadline: float) -> bool:
         """Wait until `deadline` (monotonic) for the run that is under way. Returns whether the run has ended."""

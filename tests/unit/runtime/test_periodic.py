@@ -244,3 +244,14 @@ def test_a_run_out_of_turn_comes_although_the_last_one_has_just_ended(schedule: 
             pass
         duty.wake()
     assert work.most_at_once == 1
+
+
+def test_a_run_out_of_turn_is_not_asked_of_a_scheduler_that_has_ended() -> None:
+    scheduler, work = BackgroundScheduler(timezone=UTC), Work()
+    scheduler.start()
+    duty = PeriodicTask("chore", work, 3600, 60)
+    duty.schedule(scheduler)
+    eventually(lambda: work.runs == 1 and duty.idle)
+    scheduler.shutdown()
+    duty.wake()
+    assert work.runs == 1

@@ -25,6 +25,9 @@ _LEDGER = (
     "tests/lua/test_ledger_refusals.py",
     "tests/lua/test_ledger_edges.py",
     "tests/lua/test_ledger_replays.py",
+    "tests/lua/test_ledger_settle.py",
+    "tests/lua/test_ledger_cycles.py",
+    "tests/lua/test_ledger_rights.py",
     "tests/integration/ledger",
 )
 _KINDS = (
@@ -35,6 +38,12 @@ _KINDS = (
     "tests/property/test_kind_quick_list.py",
 )
 _OUTBOX = ("tests/integration/outbox/test_outbox.py",)
+_GROUPS = (
+    *_OUTBOX,
+    "tests/integration/delivery/test_groups.py",
+    "tests/integration/outbox/test_start.py",
+    "tests/lua/test_script_rights.py",
+)
 _ENDPOINT_STATE = (
     "tests/integration/outbox/test_endpoint_state.py",
     "tests/integration/outbox/test_circuit_state.py",
@@ -65,6 +74,12 @@ _SCRIPT_TESTS = {
     "delivery/begin_replay": _REPLAYS,
     "delivery/cancel_replay": _REPLAYS,
     "delivery/end_replay": _REPLAYS,
+    "delivery/dead_letter": (
+        *_OUTBOX,
+        "tests/integration/delivery/test_consumer.py",
+        "tests/lua/test_script_rights.py",
+    ),
+    "delivery/keep_groups": _GROUPS,
     "delivery/make_due": ("tests/integration/cli/test_endpoints.py", *_OUTBOX),
     "delivery/make_group": (*_OUTBOX, "tests/integration/outbox/test_start.py", *_REPLAYS),
     "delivery/relay": ("tests/integration/delivery/test_relay.py",),

@@ -244,12 +244,15 @@ class Faults:
         if self._random.random() < 0.7:  # else until everything is healed: circuits are open by then
             self._after(self._random.uniform(5, 60), end)
 
+    def _reload_one(self, replica: "Replica") -> None:
+        replica.reload(self._simulation.settings)
+
     def reload(self) -> None:
         """Every replica gets the other settings, one after the other."""
         simulation = self._simulation
         plan = simulation.plan
         simulation.settings = plan.reloaded if simulation.settings is plan.settings else plan.settings
         for replica in simulation.replicas:
-            reload = functools.partial(replica.reload, simulation.settings)
-            self._kernel.after(self._random.uniform(0, 5), reload)
+            # What is in the file when the signal comes: there may have been another reload.
+            self._kernel.after(self._random.uniform(0, 5), functools.partial(self._reload_one, replica))
         self._book.disturb("reload", 5 + IN_HAND)

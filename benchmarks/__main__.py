@@ -36,7 +36,7 @@ class _Suite(click.Group):
 
 def _chosen(_context: click.Context, _parameter: click.Parameter, wanted: tuple[str, ...]) -> list[Binary]:
     """
-    The programs of these versions, those in SWEEPERD_TEST_SERVERS among them; where none is named all others, since
+    The programs of these versions, those in SWEEPERD_TEST_SERVERS among them; if none is named, all others, since
     what CI and a developer have is measured by default.
     """
     found = all_binaries() if wanted else binaries()
@@ -111,7 +111,7 @@ def table(directory: Path | None) -> None:
 @main.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--update", is_flag=True, help="Make what is measured the baseline, row by row, on every Redis.")
-@click.option("--report", is_flag=True, help="Print the result, and exit with 0 even where the gate refuses it.")
+@click.option("--report", is_flag=True, help="Print the result, and exit with 0 even if the gate refuses the result.")
 @click.option(
     "--rounds", type=click.IntRange(1), default=gates.ROUNDS, show_default=True, help="The median of so many."
 )
@@ -127,7 +127,7 @@ def gate(
     planted: bool,
     servers: list[Binary],
 ) -> None:
-    """Measure a short set, or these rows of it; exit code 1 where a ratio is too much worse than the baseline."""
+    """Measure a short set, or these rows of it; exit code 1 if a ratio is too much worse than the baseline."""
     _check_names(names, gates.ROWS)
     if planted and update:
         raise click.UsageError("a planted slow-down is no baseline")

@@ -50,7 +50,7 @@ class Judgement:
 
     @property
     def worsening(self) -> float | None:
-        """By which part it is worse, negative where it is better; None if nothing is known of before."""
+        """The part by which the ratio is worse, negative if it is better; None if nothing was measured before."""
         return None if self.before is None else self.goal.worsening(self.before, self.now)
 
     @property
@@ -80,7 +80,7 @@ def judge(rows: Sequence[Row], results: Mapping[str, Sequence[Measured]], baseli
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Empty where there is none."""
+    """Empty if there is none."""
     baseline: Baseline = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return baseline
 

@@ -30,7 +30,8 @@ class Ended:
 
 def run(command: Sequence[str], env: Mapping[str, str]) -> Ended:
     """
-    Run a command to its end, with its standard error to /dev/null. Raises subprocess.CalledProcessError where it fails.
+    Run a command to its end, with its standard error to /dev/null. Raises subprocess.CalledProcessError if the command
+    fails.
 
     The peak is the high-water mark of its own memory, read until it ends. What the kernel tells of an ended child
     (`ru_maxrss`) may be the peak of the process that started it.

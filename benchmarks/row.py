@@ -59,8 +59,8 @@ class NotMeasurable(Exception):
 class Row:
     """
     One row. `goals` by the name of the ratio or figure that each is about. `measure` does one round: yardstick and
-    subject in turn, on servers of its own; it raises NotMeasurable where it cannot. `on_request`: takes long, so it
-    runs only where it is asked for by name.
+    subject in turn, on servers of its own; it raises NotMeasurable if it cannot. `on_request`: takes long, so it
+    runs only if it is asked for by name.
     """
 
     name: str

@@ -38,7 +38,7 @@ hypothesis.settings.register_profile("thorough", max_examples=TRIES, deadline=No
 hypothesis.settings.load_profile("ci")
 
 
-#: The seed of the property tests where none is given. The workers of pytest-xdist inherit the environment.
+#: The seed of the property tests if none is given. The workers of pytest-xdist inherit the environment.
 SEED = os.environ.setdefault("SWEEPERD_TEST_SEED", str(random.randrange(2**32)))
 
 

@@ -170,7 +170,7 @@ class World:
 
     def expire(self, rid: bytes = RID, *, at: int | None = None, **call: Any) -> list[Any]:
         """
-        Run the script once; on a clock frozen at `at` where that is given. What explain.lua says that it will do comes
+        Run the script once; on a clock frozen at `at` if that is given. What explain.lua says that it will do comes
         first, and what grace_scan.lua says, so each test of the script is one of these too: they say what happens,
         and change nothing.
         """
@@ -243,7 +243,7 @@ class World:
         return snapshot | {self.keys.events: [fields for _, fields in self.events()], key: row}
 
     def without_index_entry(self, before: Snapshot, rid: bytes = RID) -> Snapshot:
-        """What `before` is to become where the index entry goes and nothing else happens."""
+        """What `before` is to become if the index entry goes and nothing else happens."""
         after = copy.deepcopy(before)
         del after[self.keys.reservation_index][rid]
         return after

@@ -1,4 +1,4 @@
-"""A ledger on a real server, its clock frozen where a test asks for it, and a snapshot of the whole server."""
+"""A ledger on a real server, its clock frozen if a test asks for that, and a snapshot of the whole server."""
 
 import contextlib
 import functools
@@ -43,7 +43,7 @@ def frozen(name: str, at: int) -> Script:
 
 
 class Book:
-    """Calls the ledger with everyday arguments where a test gives none; every call has a fresh idempotency key."""
+    """Calls the ledger with everyday arguments if a test gives none; every call has a fresh idempotency key."""
 
     def __init__(self, server: Server, prefix: str = "") -> None:
         self.shard = Shard(RedisSettings.model_validate({"url": server.url}), prefix)

@@ -155,5 +155,5 @@ def _includes(path: Path) -> set[str]:
 
 
 def _file_of(name: str) -> Path:
-    """The file of an included name, which is a fragment's where it has no folder."""
+    """The file of an included name, which is a fragment's if the name has no folder."""
     return SCRIPTS / f"{name if '/' in name else 'include/' + name}.lua"

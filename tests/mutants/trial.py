@@ -23,7 +23,7 @@ from tests.mutants.servers import Servers, on_servers
 
 #: How long the tests of one mutant may take. A mutant that makes them hang is noticed by that.
 LIMIT_SECONDS = 400
-#: How long a single test may take, where the plan does not say.
+#: How long a single test may take, if the plan does not say.
 TEST_SECONDS = 60
 
 
@@ -49,7 +49,7 @@ class Plan:
 @dataclass(frozen=True)
 class Trial:
     """
-    A mutant's verdict, the test that caught it (empty where it ran out of time or none did), and the seconds.
+    A mutant's verdict, the test that caught it (empty if the tests ran out of time or none failed), and the seconds.
     `timed_out`: a limit of time caught it, which a busy machine may have passed without a mutant as well.
     """
 
@@ -77,7 +77,7 @@ class Trials:
         self._count = 0
 
     def start(self, mutant: Mutant | None, plan: Plan) -> None:
-        """Begin one trial; of the product as it is where there is no mutant. There must be room."""
+        """Begin one trial; of the product as it is if there is no mutant. There must be room."""
         self._count += 1
         output = self.folder / f"{self._count}.txt"
         sys.stdout.flush()

@@ -116,7 +116,7 @@ class Book:
         book.last = tuple(stream.last_id)
 
     def _check_hands(self, book: ShardBook, stream: Any) -> None:
-        """Nobody takes an event out of the hands of a process that was heard of lately. Raises Failure."""
+        """An event in hand stays with its process while the heartbeat of the process is young. Raises Failure."""
         hands = {
             (name, id_): (entry.consumer_name, entry.time_read)
             for name, group in stream._groups.items()

@@ -33,7 +33,7 @@ class Undecided(Exception):
 
 
 def explained(calls: Sequence[Call], start: State, step: Step[State]) -> Call | None:
-    """None where an order explains all answers; else the first answered call that no order explains."""
+    """None if an order explains all answers; else the first answered call that no order explains."""
     found = _search(calls, start, step, lazy=True)
     if found is not None and any(call.is_lost for call in calls):
         found = _search(calls, start, step, lazy=False)
@@ -42,7 +42,7 @@ def explained(calls: Sequence[Call], start: State, step: Step[State]) -> Call | 
 
 def _search(calls: Sequence[Call], start: State, step: Step[State], *, lazy: bool) -> Call | None:
     """
-    `lazy`: a call without an answer happens only where an answer needs it, which is quick. The search may miss an order
+    `lazy`: a call without an answer happens only if an answer needs it, which is quick. The search may miss an order
     then, so what it does not explain is searched again.
     """
     moments = [(call.invoked, ASKED, number) for number, call in enumerate(calls)] + [

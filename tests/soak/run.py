@@ -92,7 +92,7 @@ def soak(
     after it. An average latency below `noise` seconds is not held against it. Writes soak.png, soak.json and the
     daemon's log into `out`, a directory that exists.
 
-    Raises RuntimeError or AssertionError where a process does not start, OSError or redis.RedisError where one ends
+    Raises RuntimeError or AssertionError if a process does not start, OSError or redis.RedisError if one ends
     before its time.
     """
     duration = 60 * minutes

@@ -24,7 +24,7 @@ class Background:
         self._thread.start()
 
     def must_wait(self) -> None:
-        """Fails where the call ends in place of waiting."""
+        """Fails if the call ends in place of waiting."""
         eventually(lambda: waits(self._thread) or not self._thread.is_alive(), limit=5)
         assert self._thread.is_alive(), "it has not waited"
 

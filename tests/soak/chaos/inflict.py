@@ -30,7 +30,7 @@ class Inflicted:
     fault: Fault
     began: float
     ended: float
-    #: What was seen of it, in words; empty if it had no effect.
+    #: The effect of the fault, in words; empty if there was none.
     effect: str
     #: Why it could not be carried out, or had no effect.
     trouble: str = ""

@@ -22,7 +22,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @functools.cache
 def fake_clock() -> str:
-    """The library that gives a process a clock of its own; empty where faketime is not installed."""
+    """The library that gives a process a clock of its own; empty if faketime is not installed."""
     if shutil.which("faketime") is None:
         return ""
     line = ["faketime", "-m", "-f", "+0", "printenv", "LD_PRELOAD"]

@@ -163,7 +163,7 @@ class Stage:
                 receiver.recover()
 
     def close(self) -> None:
-        """End everything, also where one part cannot be ended."""
+        """End everything, also if one part cannot be ended."""
         with contextlib.ExitStack() as stack:
             for shard in self.shards.values():
                 stack.callback(shard.close)

@@ -27,7 +27,7 @@ def numbers(batch: Batch | None) -> list[int]:
 
 
 def take(queue: BatchQueue) -> list[int]:
-    """The events of the next batch, by number; empty if none follows. Fails where it does not come soon."""
+    """The events of the next batch, by number; empty if none follows. Fails if a batch that should come is late."""
     return numbers(Background(queue.take).result())
 
 

@@ -66,6 +66,9 @@ class ShardBook:
     expired: dict[str, Expiry] = field(default_factory=dict)
     #: Endpoint -> the position at which its group was first seen.
     since: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: Budget -> how much `reserved` may be too high, because a hand has changed it; and how much it is, as last seen.
+    shifted: dict[bytes, int] = field(default_factory=dict)
+    excess: dict[bytes, int] = field(default_factory=dict)
     #: Whether a fail-over may have given an entry a second event.
     rewound: bool = False
     #: Group and event -> the process that has the event in hand, and when the process last said so, ms.
@@ -202,7 +205,8 @@ class Book:
             if amounts[b"allocated"] - amounts[b"reserved"] - amounts[b"spent"] - amounts[b"debt"] != remaining:
                 raise Failure("each budget adds up", f"{key!r}: {row}")
             held_now = 0 if row[b"status"] == b"CLOSED" else reserved[key]
-            if amounts[b"reserved"] != held_now:
+            book.excess[key] = amounts[b"reserved"] - held_now
+            if not 0 <= book.excess[key] <= book.shifted.get(key, 0):
                 raise Failure("what is reserved is held", f"{key!r}: {row}, held by reservations: {reserved[key]}")
         for key in shows:
             if (show := book.server.value(key)) is not None:
@@ -213,6 +217,18 @@ class Book:
         indexed = set() if index is None else {member for member, _ in index.items()}
         if active != indexed:
             raise Failure("index and hashes are one to one", f"{sorted(active ^ indexed)[:5]}")
+
+    def may_drift(self, shard: str, budget: bytes, amount: int) -> None:
+        """A hand moves so much to `reserved` of this budget; whether it has, is seen in the budget."""
+        for book in self.shards:
+            if book.shard.name == shard:
+                book.shifted[budget] = book.shifted.get(budget, 0) + amount
+
+    def drifting(self, shard: str) -> list[bytes]:
+        """The budgets of this shard whose `reserved` is too high now."""
+        for book in self.shards:
+            self._check_budgets(book)
+        return [budget for book in self.shards if book.shard.name == shard for budget, by in book.excess.items() if by]
 
     def overdue(self) -> list[str]:
         """The entries that should have expired by now, for more than a tick."""
@@ -246,6 +262,7 @@ class Book:
             for name in ("reservation:ttl", "seats:ttl", "sweeperd:quarantine", "sweeperd:quarantine:seat-hold"):
                 if index := book.server.value(book.key(name)):
                     found.append(f"{name} has {len(index)} entries")
+            found += [f"{budget!r} drifts by {by}" for budget, by in book.excess.items() if by]
             notes = book.server.value(book.key("sweeperd:groups"))
             for endpoint in settings.webhooks.endpoints:
                 if notes is not None and notes.get(f"_replay.{endpoint.name}".encode()):

@@ -1,5 +1,6 @@
 """Everything that operators do, at random, over connections that fail as those of others do; and a run for cron."""
 
+import functools
 import random
 import threading
 from collections.abc import Callable
@@ -29,6 +30,13 @@ LATE = 20.0
 #: Breaks a reservation that is there.
 BREAK = "if redis.call('HGET', KEYS[1], 'state') == 'ACTIVE' then redis.call('HSET', KEYS[1], 'grace_ms', 'x') end"
 
+#: Moves an amount to `reserved` of a budget, without a reservation.
+SHIFT = """
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  redis.call('HINCRBY', KEYS[1], 'reserved', ARGV[1])
+  redis.call('HINCRBY', KEYS[1], 'remaining', '-' .. ARGV[1])
+end
+"""
 #: Closes a tenant and its budgets.
 CLOSE = """
 redis.call('SET', KEYS[1], '{"status":"CLOSED"}')
@@ -64,6 +72,7 @@ class Operators:
             "once": self._once,
             "test": self._test,
             "tenant": self._tenant,
+            "drift": self._drift,
         }
         self._chosen = [name for name in self.actions if name in simulation.plan.operations]
         self._host = Host("operator")
@@ -103,6 +112,8 @@ class Operators:
             if "quarantine" in self._simulation.plan.operations:
                 while not self._try(lambda: self._put_back(shard)):  # noqa: B023
                     self._kernel.pause(1)
+            for budget in self._book.drifting(shard.name):
+                self._repair_until_sound(shard.name, budget)
 
     def _try(self, call: Callable[[], Any]) -> Any:
         try:
@@ -186,10 +197,32 @@ class Operators:
     def _reconcile(self, shard: Shard, _endpoint: EndpointSettings) -> None:
         for kind in kinds_of(self._simulation.settings, shard):
             report = reconcile(subject_of(shard, self._simulation.settings, kind, Throttle(None)), limit=10)
-            if report.findings and "quarantine" not in self._simulation.plan.operations:
+            if report.findings and not self._simulation.plan.operations & {"quarantine", "drift"}:
                 raise Failure("reconcile finds what is there", f"{[each.document() for each in report.findings]}")
             if self._random.random() < 0.5:
                 mend(subject_of(shard, self._simulation.settings, kind), report)
+
+    def _drift(self, shard: Shard, _endpoint: EndpointSettings) -> None:
+        """A hand breaks a budget. Two operators repair it at the same time, and one of them may stop in the middle."""
+        budget, amount = shard.keys.budget(b"tenant:globex", b"TOKENS"), self._random.randint(1, 99)
+        self._book.may_drift(shard.name, budget, amount)
+        shard.client.eval(SHIFT, 1, budget, amount)
+        hosts = [Host("repair-1"), Host("repair-2")]
+        for host in hosts:
+            self._kernel.spawn("repair", functools.partial(self._repair_until_sound, shard.name, budget), host)
+        if self._random.random() < 0.7:
+            self._kernel.pause(self._random.uniform(0, 0.1))
+            self._kernel.stop(hosts[0])
+            self._kernel.pause(self._random.uniform(1, 30))
+            self._kernel.resume(hosts[0])
+
+    def _repair_until_sound(self, name: str, budget: bytes) -> None:
+        """Repair a budget of this shard again and again, while its `reserved` is too high."""
+        (shard,) = (each for each in open_shards(self._simulation.settings) if each.name == name)
+        while budget in self._book.drifting(name):
+            self._try(lambda: repair_budget(shard, self._simulation.settings.sweep, budget))
+            self._kernel.pause(1)
+        shard.close()
 
     def _destroy(self, shard: Shard, endpoint: EndpointSettings) -> None:
         """A hand removes a consumer group."""

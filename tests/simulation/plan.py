@@ -11,10 +11,10 @@ FAULTS = (
     "kill", "pause", "cut", "restart", "stand", "flush", "skew", "failover", "full", "rights", "receivers", "reload",
     "upgrade", "clock",
 )  # fmt: skip
-#: Everything that operators do.
+#: Everything that operators do. The last action is drawn by itself: the seeds from before it stay what they were.
 OPERATIONS = (
     "pause", "skip", "replay", "cancel", "letters", "quarantine", "repair", "reconcile", "destroy", "circuit", "once",
-    "test", "tenant",
+    "test", "tenant", "drift",
 )  # fmt: skip
 #: What gives no event twice. In a calm run there is nothing else, so a duplicate is a fault of the program.
 CALM = {"flush", "skew", "full", "receivers", "skip", "quarantine", "repair", "reconcile", "circuit", "test"}
@@ -118,10 +118,12 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
     elif rng.random() < 0.2:
         again |= {"kinds": [SEATS], "reservations": {"enabled": False}}
     faults = {fault for fault in FAULTS if rng.random() < 0.4}
-    operations = {operation for operation in OPERATIONS if rng.random() < (0.5 if operation == "replay" else 0.3)}
+    operations = {operation for operation in OPERATIONS[:-1] if rng.random() < (0.5 if operation == "replay" else 0.3)}
     if random.Random(f"{seed} calm").random() < 0.2:
         faults = faults & CALM | {"receivers"}
         operations &= CALM
+    if random.Random(f"{seed} repairs").random() < 0.2:
+        operations.add("drift")
     names = [endpoint["name"] for endpoint in (*endpoints, *changed)]
     return Plan(
         seed,

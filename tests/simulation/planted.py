@@ -13,6 +13,7 @@ import redis
 
 import sweeperd.delivery.reader
 import sweeperd.delivery.relay
+import sweeperd.ops.reconcile.counters
 from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.circuit import CircuitBreaker, EndpointStateCache, Redelivery
 from sweeperd.delivery.dispatcher import Dispatcher
@@ -314,6 +315,20 @@ def relay_twice() -> None:
 @planted("a reservation whose budget was closed is set aside")
 def closed_budget_quarantined() -> None:
     in_script("sweep/expire", "problem == 'RESERVED_UNDERFLOW' and budget[3] == 'CLOSED'", "false")
+
+
+@planted("of two repairs of a budget at the same time both write")
+def two_repairs() -> None:
+    class Shared(Lease):
+        """A lease that everybody gets."""
+
+        def acquire(self, *, briefly: bool = False) -> bool:
+            """True, always."""
+            self._owned = super().acquire(briefly=briefly) or True
+            return True
+
+    vars(sweeperd.ops.reconcile.counters)["Lease"] = Shared
+    in_script("ops/repair_budget", "if redis.call('GET', KEYS[2]) ~= ARGV[3] then", "if false then")
 
 
 def plant(name: str) -> None:

@@ -6,6 +6,7 @@ forks itself for each. Such a process has its own id, environment, streams and e
 
 import atexit
 import contextlib
+import faulthandler
 import functools
 import gc
 import importlib
@@ -25,6 +26,10 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 #: Variables that Python, the C library or a loader reads when a process begins.
 AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "FAKETIME")
+
+
+#: At this signal a forked process writes to its error output what each of its threads does.
+TELL_STACKS = signal.SIGUSR2
 
 
 class Forked:
@@ -137,6 +142,7 @@ def _start(caller: socket.socket, streams: list[int]) -> list[str]:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for as long as the process
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    faulthandler.register(TELL_STACKS, file=2)
     arguments: list[str] = order["arguments"]
     return arguments
 

@@ -23,7 +23,7 @@ from sweeperd.config import RedisSettings
 from sweeperd.ledger import Ledger
 from sweeperd.store import Keys, Shard
 from sweeperd.store.scripts import Call, Script
-from tests.support.forked import Forked, can_fork
+from tests.support.forked import TELL_STACKS, Forked, can_fork
 
 #: A running sweeperd.
 Process: TypeAlias = Forked | subprocess.Popen[Any]
@@ -270,6 +270,16 @@ class Daemon:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
+    def stacks(self) -> str:
+        """What each of its threads does now; empty if it has ended, or cannot tell."""
+        if not isinstance(self.process, Forked) or self.process.poll() is not None:
+            return ""
+        before = len(self._log.read_bytes())
+        self.process.send_signal(TELL_STACKS)
+        with contextlib.suppress(AssertionError):  # it is stopped
+            eventually(lambda: b"\nCurrent thread" in self._log.read_bytes()[before:], 2)
+        return self._log.read_bytes()[before:].decode()
+
     def _fatal(self) -> None:
         assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{self._log.read_text()}"
 
@@ -282,7 +292,7 @@ def daemon(env: Mapping[str, str], directory: Path, wrapper: Sequence[str] = ())
     try:
         yield running
     except BaseException:
-        print(log.read_text()[-8000:])
+        print(log.read_text()[-8000:], running.stacks(), sep="\n")
         raise
     finally:
         if running.process.poll() is None:

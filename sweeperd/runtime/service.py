@@ -20,7 +20,7 @@ from sweeperd.errors import ConfigError
 from sweeperd.metrics import Metrics
 from sweeperd.ops.endpoints import jwks
 from sweeperd.runtime.daemon import Daemon
-from sweeperd.runtime.process import Role
+from sweeperd.runtime.process import OneCore, Role
 from sweeperd.runtime.systemd import SystemdNotifier
 from sweeperd.web.server import WebServer
 
@@ -57,6 +57,7 @@ class Service:
         self._web = self._listen(settings)
         #: The daemon of a reload, until the new daemon has taken over.
         self._successor: Daemon | None = None
+        self._one_core = OneCore()
         #: Finishes the work in flight of the replaced daemon.
         self._last_work: threading.Thread | None = None
         # The handlers of signals interrupt this thread anywhere, so the handlers touch only plain attributes, and a
@@ -146,6 +147,7 @@ class Service:
 
     def _check(self) -> None:
         self._daemon.catch_up()
+        self._one_core.keep(wanted=self._role.delivers and bool(self._settings.webhooks.endpoints))
         self._feed()
         self._notifier.status(self._status())
 

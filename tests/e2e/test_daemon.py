@@ -1,10 +1,15 @@
 """The daemon: its metrics, its health, its end."""
 
+import contextlib
+import os
 import signal
+import time
 from pathlib import Path
 
+import pytest
 import redis
 
+from sweeperd.runtime.process import FIRST_AFTER, busy_times
 from tests.support.harness import Daemon, budget, daemon, environment, eventually, reserve, server_time
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Server
@@ -267,3 +272,33 @@ def test_secrets_are_nowhere(server: Server, client: redis.Redis, tmp_path: Path
                 assert '"estimated_amount"' not in shown
     finally:
         client.acl_deluser("known")
+
+
+def cores(running: Daemon) -> set[int]:
+    """The cores that its threads may use."""
+    allowed: set[int] = set()
+    for task in Path(f"/proc/{running.process.pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # a thread that has just ended
+            allowed |= os.sched_getaffinity(int(task.name))
+    return allowed
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process to a core")
+def test_a_process_that_delivers_keeps_to_one_core(server: Server, tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("this process may use a single core only")
+    with daemon(
+        environment(server.url, endpoints=[{"name": "hook", "url": "http://127.0.0.1:9/"}]), tmp_path
+    ) as running:
+        since, before = time.monotonic(), busy_times()
+        try:
+            eventually(lambda: len(cores(running)) == 1, limit=8)
+        except AssertionError:
+            busy = [(now - before[core]) / (time.monotonic() - since) for core, now in busy_times().items()]
+            if min(busy) < 0.5:
+                raise
+            pytest.skip("other processes keep each core busy")
+    with daemon(environment(server.url, sweep__interval="200ms"), tmp_path) as running:
+        # By then it would have chosen.
+        eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok") > 10 * FIRST_AFTER)
+        assert cores(running) == os.sched_getaffinity(0)

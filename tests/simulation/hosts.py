@@ -103,6 +103,8 @@ _service = vars(sweeperd.runtime.service)
 _service["os"] = SimpleNamespace(_exit=_exit)
 #: A full collection takes long, and frees what a killed process holds.
 _service["gc"] = SimpleNamespace(collect=lambda: None)
+#: All replicas are in one process, and the load of the machine would decide about its core.
+_service["OneCore"] = lambda: SimpleNamespace(keep=lambda **_: None)
 #: Signals are sent by `Replica`, each to one process.
 _service["signal"] = SimpleNamespace(
     signal=lambda *_: None,

@@ -1,6 +1,7 @@
 """Real servers for the tests: one redis-server of each version at hand for the session, emptied before each test."""
 
 import contextlib
+import gc
 import importlib
 import itertools
 import logging
@@ -36,6 +37,15 @@ hypothesis.settings.register_profile("ci", max_examples=100, deadline=None)
 TRIES = int(os.environ.get("SWEEPERD_TEST_TRIES", "1000"))
 hypothesis.settings.register_profile("thorough", max_examples=TRIES, deadline=None)
 hypothesis.settings.load_profile("ci")
+
+
+# What pytest collects stays to the end. It need not be looked at while it grows, nor afterwards.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 #: The seed of the property tests if none is given. The workers of pytest-xdist inherit the environment.

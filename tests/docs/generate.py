@@ -50,6 +50,12 @@ _TABLE = re.compile(r"#?(\[+)([\w.]+)\]+")
 _KEY = re.compile(r"#?(\w+) = .*")
 
 
+def made() -> list[Path]:
+    """Where the pages are that are made."""
+    schemas = [*DOCUMENTS, "webhook", "expired"]
+    return [DOCS / "metrics.md", DOCS / "cli.md", *(SCHEMAS / f"{name}.schema.json" for name in schemas)]
+
+
 @functools.cache
 def pages() -> dict[Path, str]:
     """Each page that is made, and its text."""

@@ -15,9 +15,13 @@ KEY_NAME = re.compile(r'b"([a-z][a-z:_-]+)')
 METRIC = re.compile(r"\bsweeperd_[a-z_]+[a-z]\b")
 
 
-@pytest.mark.parametrize("page", generate.pages(), ids=name)
+@pytest.mark.parametrize("page", generate.made(), ids=name)
 def test_the_page_is_as_the_code_is(page: Path) -> None:
     assert page.read_text(encoding="utf-8") == generate.pages()[page], "run python -m tests.docs.generate"
+
+
+def test_each_page_that_is_made_is_compared() -> None:
+    assert generate.made() == list(generate.pages())
 
 
 def test_every_setting_is_documented() -> None:

@@ -17,7 +17,6 @@ from tests.soak.history import outcome
 from tests.soak.load import Load
 from tests.soak.order import faults
 from tests.soak.plan import BUDGETS, LEAN, TENANTS, UNIT
-from tests.soak.plot import draw
 from tests.soak.receiver import CountingReceiver
 from tests.soak.samples import Sample, Windows, latency_steps, read_metrics
 from tests.soak.verdicts import Verdict
@@ -168,6 +167,8 @@ def soak(
     )
     plot = out / "soak.png"
     title = f"Soak: {minutes:g} min at {rate:g} operations a second, {binary}"
+    from tests.soak.plot import draw  # noqa: PLC0415 - matplotlib is slow to import, for tests too
+
     draw(samples, latencies, step, stopped, title, plot)
     return Soak(found, facts, plot, record)
 

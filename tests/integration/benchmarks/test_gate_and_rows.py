@@ -8,7 +8,7 @@ import pytest
 import redis
 from click.testing import CliRunner, Result
 
-from benchmarks import gate, host, plots, results, table
+from benchmarks import gate, host, results, table
 from benchmarks.__main__ import main
 from benchmarks.fill import SCOPES, check_books, entry_id, fill
 from benchmarks.foreign_load import foreign_load
@@ -285,6 +285,8 @@ def test_the_programs_of_the_queues_name_no_place() -> None:
 
 
 def test_the_plots_are_drawn_from_what_was_written(tmp_path: Path) -> None:
+    from benchmarks import plots  # noqa: PLC0415 - matplotlib is slow to import
+
     drain = {
         "left_at_seconds": [0.0, 1.0],
         "entries_left": [10.0, 0.0],

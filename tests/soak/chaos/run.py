@@ -19,7 +19,6 @@ from tests.soak.chaos import verdicts as judge
 from tests.soak.chaos.faults import BATCHES, FAILS, HANGS, MOVES, Fault, FaultType, calm, schedule
 from tests.soak.chaos.inflict import Inflicted, Inflictor
 from tests.soak.chaos.missing import Place, places
-from tests.soak.chaos.plot import draw
 from tests.soak.chaos.replicas import fake_clock
 from tests.soak.chaos.rest import await_rest, stand
 from tests.soak.chaos.stage import BATCH_SIZE, DUE, ShardStage, Stage, stage
@@ -317,6 +316,8 @@ def _write(
     }
     record.write_text(json.dumps(document, indent=1))
     title = f"Chaos: {duration / 60:g} min, seed {facts['seed']}, {facts['ran on']}"
+    from tests.soak.chaos.plot import draw  # noqa: PLC0415 - matplotlib is slow to import, for tests too
+
     draw(scene.samples, latencies, inflicted, stopped, title, plot)
     return Soak(tuple(found), facts, plot, record)
 

@@ -194,7 +194,7 @@ class Lab:
             _READERS[type_.decode()](pipeline, name)
         read = zip(names, types, pipeline.execute(), strict=True)
         contents = {name: normal(type_.decode(), value) for name, type_, value in read}
-        books: list[object] = [self._sum(group) for group in sample.books]
+        books: list[object] = [self._sum(group, contents) for group in sample.books]
         if self._books is not None:
             books.append(self._books(self.client))
         self._heard()
@@ -214,11 +214,19 @@ class Lab:
             if message["type"] == "pmessage":
                 self._messages.append((message["channel"], message["data"]))
 
-    def _sum(self, group: tuple[str, ...]) -> int | None:
+    def _sum(self, group: tuple[str, ...], contents: Mapping[bytes, tuple[str, Any]]) -> int | None:
         """None if a counter is absent or no number."""
+
+        def held(counter: str) -> Any:
+            key, _, field = counter.partition(" ")
+            type_, value = contents.get(self.named(key), ("", b""))
+            if type_ != ("hash" if field else "string"):
+                return b""
+            return value.get(field.encode(), b"") if field else value
+
         try:
-            return sum(int(self.counter(counter)) for counter in group)
-        except (ValueError, redis.ResponseError):
+            return sum(int(held(counter)) for counter in group)
+        except ValueError:
             return None
 
     def counter(self, name: str) -> str:

@@ -69,7 +69,7 @@ class OneCore:
             return
         try:
             used_by_others = self._used_by_others()
-        except OSError:  # no file can be opened, for example; the core can wait
+        except (OSError, ValueError):  # no file can be opened, or it reads otherwise here; the core can wait
             used_by_others = {}
         self._choose_at = time.monotonic() + (CHOOSE_EVERY if used_by_others else FIRST_AFTER)
         if not used_by_others:

@@ -101,11 +101,12 @@ def test_a_system_that_refuses_is_asked_once(monkeypatch: pytest.MonkeyPatch, ca
     assert caplog.messages == ["the system does not let the process choose its core"]
 
 
-def test_a_process_that_can_open_no_file_chooses_later(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), ValueError("not enough values to unpack")])
+def test_a_process_that_cannot_measure_chooses_later(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """The daemon calls this in its main loop, which must not end by it."""
 
     def refuse() -> None:
-        raise OSError(24, "Too many open files")
+        raise error
 
     machine = Machine(monkeypatch)
     with monkeypatch.context() as full:

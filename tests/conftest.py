@@ -1,6 +1,7 @@
 """Real servers for the tests: one redis-server of each version at hand for the session, emptied before each test."""
 
 import contextlib
+import functools
 import gc
 import importlib
 import itertools
@@ -16,6 +17,7 @@ from typing import Any
 import hypothesis
 import pytest
 import redis
+import redis.utils
 
 from tests.support.servers import Binary, Server, binaries
 
@@ -27,6 +29,9 @@ BINARIES = binaries()
 
 # If the tests run under nohup, the processes that they start would ignore a hang-up too.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# redis-py asks for it at each new connection, and searches the installed packages each time.
+redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
 
 # If it is there (the extra `release` brings it), jsonschema compiles its grammars at import: a second of CPU in each
 # worker, for formats that no schema here has.

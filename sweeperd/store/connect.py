@@ -14,6 +14,7 @@ over yet looks like a missing key, and expire.lua finds the budgets by itself: t
 closed, and never give back the reserved amounts. So such a script waits until the slot has moved.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,14 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from sweeperd.redis_url import Address, Node, Topology
+
+#: What a connection says of the library, once for all: redis-py would search the installed packages at each connection,
+#: which takes a millisecond. Older versions have no such option.
+_DRIVER: dict[str, Any] = {}
+with contextlib.suppress(ImportError):
+    from redis.driver_info import DriverInfo
+
+    _DRIVER["driver_info"] = DriverInfo(lib_version=redis.__version__)
 
 #: How often one command may be redirected before the next tick has to try.
 REDIRECTS = 5
@@ -50,6 +59,7 @@ def client_options(*, connect_timeout: float, socket_timeout: float, connections
         "socket_connect_timeout": connect_timeout,
         "client_name": "sweeperd",
         "max_connections": connections,
+        **_DRIVER,
     }
 
 

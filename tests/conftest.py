@@ -157,10 +157,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def _log_as_at_the_start() -> None:
     """Each test begins with Python's own levels: a command that ran in this process may have set others."""
-    logging.getLogger().setLevel(logging.WARNING)
-    for name in list(logging.root.manager.loggerDict):
-        if name.partition(".")[0] == "sweeperd":
-            logging.getLogger(name).setLevel(logging.NOTSET)
+    levels = {"root": logging.WARNING}
+    ours = (name for name in list(logging.root.manager.loggerDict) if name.partition(".")[0] == "sweeperd")
+    for name, level in (levels | dict.fromkeys(ours, logging.NOTSET)).items():
+        logger = logging.getLogger(name)
+        if logger.level != level:  # to set a level costs as much as all loggers of the process
+            logger.setLevel(level)
 
 
 @pytest.fixture(scope="session", params=[*BINARIES, *([] if BINARIES else [None])], ids=str)

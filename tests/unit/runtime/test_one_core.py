@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sweeperd.runtime.process import CHOOSE_EVERY, FIRST_AFTER, OneCore, choose
+from sweeperd.runtime.service import CHOOSE_EVERY, FIRST_AFTER, OneCore, choose
 
 
 class Machine:
@@ -17,8 +17,8 @@ class Machine:
         self.busy, self._now, self._own = {0: 500.0, 1: 9_000.0}, 1_000.0, 70.0
         self.bound: list[set[int]] = []
         clocks = SimpleNamespace(monotonic=lambda: self._now, process_time=lambda: self._own)
-        monkeypatch.setattr("sweeperd.runtime.process.busy_times", lambda: dict(self.busy))
-        monkeypatch.setattr("sweeperd.runtime.process.time", clocks)
+        monkeypatch.setattr("sweeperd.runtime.service.busy_times", lambda: dict(self.busy))
+        monkeypatch.setattr("sweeperd.runtime.service.time", clocks)
         self._one = OneCore()
         monkeypatch.setattr(self._one, "_allowed", {0, 1})
         if binds:
@@ -110,7 +110,7 @@ def test_a_process_that_cannot_measure_chooses_later(monkeypatch: pytest.MonkeyP
 
     machine = Machine(monkeypatch)
     with monkeypatch.context() as full:
-        full.setattr("sweeperd.runtime.process.busy_times", refuse)
+        full.setattr("sweeperd.runtime.service.busy_times", refuse)
         machine.go_on(FIRST_AFTER, 0.9, 0.0)
     machine.go_on(FIRST_AFTER, 0.9, 0.0)
     assert machine.bound == [{1}]

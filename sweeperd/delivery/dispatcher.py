@@ -219,10 +219,12 @@ class Replays:
         """The deliveries of all replays that have not ended."""
         return [replay.delivery for replay in list(self._running.values())]
 
-    @property
     def groups(self) -> list[str]:
-        """The consumer groups of the replays that this process works on."""
-        return [replay.note.group for replay in list(self._running.values())]
+        """
+        The consumer groups of the replays to these endpoints, those included that this process has not begun yet.
+        Raises redis.RedisError.
+        """
+        return [note.group for note in self._notes().values()]
 
     def refresh(self) -> None:
         """Begin, stop and end replays as their notes say. Raises redis.RedisError."""
@@ -455,7 +457,7 @@ class Dispatcher:
         """
         self.keep_groups()
         with self._shard.reaching():
-            groups = [*(endpoint.name for endpoint in self.endpoints), *self._replays.groups]
+            groups = [*(endpoint.name for endpoint in self.endpoints), *self._replays.groups()]
             self._trim(groups)
             for endpoint in self.endpoints:
                 if backlog := self._backlog(endpoint):

@@ -67,6 +67,8 @@ class Faults:
     def heal(self) -> None:
         """Everything works again: servers, connections, processes, receivers."""
         self._over = True
+        if any(server.skew for server in self._simulation.servers.values()):
+            self._book.disturb("clock set", STEP + TAKE_OVER)
         for server in self._simulation.servers.values():
             server.cut_before = server.cut_after = server.down_until = server.stands_until = 0.0
             server.refusals.commands.clear()

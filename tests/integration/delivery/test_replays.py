@@ -185,7 +185,7 @@ def test_a_paused_endpoint_gets_nothing_until_it_is_resumed(
     EndpointStateStore(shard).pause("hook", "test")
     with Receiver() as receiver, deliver(receiver.url, 2) as delivery, refreshed(delivery):
         note = begin(shard, now - 6 * HOUR, now)
-        eventually(lambda: delivery.dispatcher._replays.groups)
+        eventually(lambda: delivery.dispatcher._replays.deliveries)
         assert replay.obstacle(shard, "hook").startswith("hook is paused")
         assert Outbox(shard, "us").groups.trim(["hook", note.group], HOUR, HOUR).removed == 0
         delivery.dispatcher._retention_ms = delivery.dispatcher._max_age_ms = HOUR
@@ -212,7 +212,7 @@ def test_a_failing_endpoint_gets_one_probe_at_a_time(shard: Shard, client: redis
         expire(client, *(f"new{number}" for number in range(10)))
         eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open)
         begin(shard, now - 2 * HOUR, now)
-        eventually(lambda: delivery.dispatcher._replays.groups)
+        eventually(lambda: delivery.dispatcher._replays.deliveries)
         receiver.clear()
         time.sleep(2.5)
         assert 1 <= len(receiver.requests) <= 4, "two probes or three in 2.5 s"
@@ -308,7 +308,7 @@ def test_a_group_that_is_lost_is_made_again_unless_the_replay_has_ended(
         receiver.wait_for(lambda requests: len(requests) > 5)
         client.delete(GROUPS)
         client.xgroup_destroy(EVENTS, replay_group("hook"))
-        eventually(lambda: not delivery.dispatcher._replays.groups)
+        eventually(lambda: not delivery.dispatcher._replays.deliveries)
         assert ended(client)
 
 
@@ -391,6 +391,23 @@ def test_a_replay_that_others_have_delivered_stops_here(shard: Shard, client: re
     assert running.stop.is_set()
 
 
+def test_a_process_that_has_not_begun_a_replay_keeps_its_events(
+    shard: Shard, client: redis.Redis, resting: Delivery
+) -> None:
+    """After a start or a reload a process trims before it has looked for replays."""
+    now = server_time(client)
+    add(client, now - 3 * HOUR, 300)
+    another = Outbox(shard, "another")
+    assert another.acknowledge("hook", [entry.id for entry in another.read("hook", 300)]) == 300
+    note = begin(shard, now - 4 * HOUR, now)
+    taken = another.read(note.group, 100)
+    resting.dispatcher._retention_ms = resting.dispatcher._max_age_ms = HOUR
+    resting.dispatcher.maintain()
+    assert client.xlen(EVENTS) == 300
+    assert client.xpending(EVENTS, note.group)["pending"] == len(taken) == 100
+    assert len(deliver_elsewhere(shard, note)) == 200
+
+
 def test_a_replay_goes_on_until_a_later_one_has_begun(shard: Shard, client: redis.Redis, resting: Delivery) -> None:
     now = server_time(client)
     add(client, now - HOUR, 3)
@@ -461,7 +478,7 @@ def test_a_stop_waits_for_the_request_in_hand_and_leaves_the_group(shard: Shard,
         timer.start()
         assert replays.join(time.monotonic() + 10)
         timer.join()
-        assert replays.groups == []
+        assert replays.deliveries == []
         owners = {row["name"] for row in client.xinfo_consumers(EVENTS, note.group)}
         assert owners <= WAITING, "the events in hand wait for another process, and this one has left"
         assert len(receiver.requests) < 20

@@ -42,7 +42,6 @@ def test_a_replay_that_ends_during_maintenance_does_not_fail_it(
     running = begin(shard, now - 2 * HOUR, now)
     Outbox(shard, "them").read(running.group, 3)
     expire(client, "waiting")
-    monkeypatch.setattr("sweeperd.delivery.dispatcher.Replays.groups", [running.group])
     looks = [0]
     vanish = Vanishing(client, running.group)
 

@@ -67,11 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
 WORKERS = 6
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """`WORKERS`; a worker for each core if only tests/unit runs."""
-    unit = Path(__file__).parent / "unit"
-    paths = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
-    return (os.cpu_count() or 1) if all(path.is_relative_to(unit) for path in paths) else WORKERS
+def pytest_xdist_auto_num_workers() -> int:
+    return WORKERS
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -44,15 +44,6 @@ hypothesis.settings.register_profile("thorough", max_examples=TRIES, deadline=No
 hypothesis.settings.load_profile("ci")
 
 
-# What pytest collects stays to the end. It need not be looked at while it grows, nor afterwards.
-gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
-
-
 #: The seed of the property tests if none is given. The workers of pytest-xdist inherit the environment.
 SEED = os.environ.setdefault("SWEEPERD_TEST_SEED", str(random.randrange(2**32)))
 
@@ -80,12 +71,19 @@ def pytest_collection(session: pytest.Session) -> None:
     worker: dict[str, Any] | None = getattr(session.config, "workerinput", None)
     if worker is None:
         return
+    # The collected tests stay to the end, so the garbage collector need not look at them.
+    gc.disable()
     root = session.config.rootpath
     paths = [session.config.invocation_params.dir / argument.partition("::")[0] for argument in session.config.args]
     files = sorted({file for path in paths for file in path.rglob("test_*.py")})
     for file in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
         with contextlib.suppress(Exception, pytest.skip.Exception):  # told when pytest itself imports the file
             importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -54,8 +54,8 @@ class OneCore:
 
     def keep(self, *, wanted: bool) -> None:
         """
-        Call this every second or so. A new thread inherits the core of the thread that starts it. If the system cannot
-        bind a process to a core, or does not permit it, nothing happens.
+        Measure and choose again if the time has come; call this every second or so. A new thread inherits the core of
+        the thread that starts it. If the system cannot bind a process to a core, or forbids this, nothing happens.
         """
         if len(self._allowed) < 2 or time.monotonic() < self._choose_at:
             return

@@ -51,7 +51,7 @@ _KEY = re.compile(r"#?(\w+) = .*")
 
 
 def made() -> list[Path]:
-    """Where the pages are that are made."""
+    """The paths of the generated pages."""
     schemas = [*DOCUMENTS, "webhook", "expired"]
     return [DOCS / "metrics.md", DOCS / "cli.md", *(SCHEMAS / f"{name}.schema.json" for name in schemas)]
 

@@ -324,7 +324,8 @@ def two_repairs() -> None:
 
         def acquire(self, *, briefly: bool = False) -> bool:
             """True, always."""
-            self._owned = super().acquire(briefly=briefly) or True
+            super().acquire(briefly=briefly)
+            self._owned = True
             return True
 
     vars(sweeperd.ops.reconcile.counters)["Lease"] = Shared

@@ -275,8 +275,8 @@ class Daemon:
         if not isinstance(self.process, Forked) or self.process.poll() is not None:
             return ""
         before = len(self._log.read_bytes())
-        self.process.send_signal(TELL_STACKS)
-        with contextlib.suppress(AssertionError):  # it is stopped
+        with contextlib.suppress(AssertionError, ProcessLookupError):  # the process is stopped, or has just ended
+            self.process.send_signal(TELL_STACKS)
             eventually(lambda: b"\nCurrent thread" in self._log.read_bytes()[before:], 2)
         return self._log.read_bytes()[before:].decode()
 

@@ -79,8 +79,7 @@ def test_the_group_of_an_endpoint_that_rests_is_made_again(
             delivery.dispatcher.maintain()
             client.xgroup_destroy(EVENTS, "hook")
             expire(client, "three")
-            assert remade(delivery) == 0
-            delivery.dispatcher.maintain()
+            delivery.dispatcher.maintain()  # unless the reader of an open circuit was first
             assert group_names(client) == {b"hook"}
             assert remade(delivery) == 1
             assert caplog.messages.count(WARNING) == 1

@@ -1,5 +1,6 @@
 -- Changes the owner of pending events, or only their idle time, if the owner is still the one known to the caller. An
--- event is left alone if another process has taken, parked or settled the event since then.
+-- event is left alone if another process has taken, parked or settled the event since then, or if the event is in the
+-- stream no more: XCLAIM would make Redis 7 forget the pending event, and a dead letter has to take its place.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 -- ARGV[1] -> the group
@@ -9,14 +10,16 @@
 -- ARGV[7..] -> the ids of the events
 -- Returns the ids of the changed events.
 --
--- XCLAIM is the only write. For 100 events the script takes 0.3 to 0.4 ms, and XCLAIM 0.05 to 0.15 of them.
+-- XCLAIM is the only write.
 
 -- @include effects
 
 local claim = {KEYS[1], ARGV[1], ARGV[3], ARGV[4]}
 local before = #claim
 for i = 7, #ARGV do
-  if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2]) > 0 then
+  if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2]) > 0
+    and #redis.call('XRANGE', KEYS[1], ARGV[i], ARGV[i]) > 0
+  then
     claim[#claim + 1] = ARGV[i]
   end
 end

@@ -1,10 +1,11 @@
--- Makes parked events due, a page at a time: the events look as if they had waited for long.
+-- Makes parked events due, a page at a time: the events look as if they had waited for long. An event that is in the
+-- stream no more is left alone, because XCLAIM would make Redis 7 forget the pending event.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 -- ARGV[1] -> the group;  ARGV[2] -> the owner of parked events
 -- ARGV[3] -> the id to begin at, with `(` before an id that is done;  ARGV[4] -> how many at most
 -- ARGV[5] -> the idle time after, ms
--- Returns {how many, the last id}; {0} if there are none.
+-- Returns {how many were parked, the last id}; {0} if there are none.
 --
 -- One script: if a process has taken an event since the page was listed, the event stays untouched.
 
@@ -15,11 +16,17 @@ if #rows == 0 then
   return {0}
 end
 local claim = {KEYS[1], ARGV[1], ARGV[2], 0}
+local before = #claim
 for i = 1, #rows do
-  claim[#claim + 1] = rows[i][1]
+  local id = rows[i][1]
+  if #redis.call('XRANGE', KEYS[1], id, id) > 0 then
+    claim[#claim + 1] = id
+  end
 end
-claim[#claim + 1] = 'IDLE'
-claim[#claim + 1] = ARGV[5]
-claim[#claim + 1] = 'JUSTID'
-redis.call('XCLAIM', unpack(claim))
+if #claim > before then
+  claim[#claim + 1] = 'IDLE'
+  claim[#claim + 1] = ARGV[5]
+  claim[#claim + 1] = 'JUSTID'
+  redis.call('XCLAIM', unpack(claim))
+end
 return {#rows, rows[#rows][1]}

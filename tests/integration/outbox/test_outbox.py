@@ -526,6 +526,39 @@ def test_claim_and_bury_what_is_no_longer_in_the_stream(stream: Outbox, other: O
     assert list(held(client)) == [second.id]
 
 
+@pytest.mark.parametrize("how", ["heartbeat", "nack", "release", "made due"])
+def test_no_change_of_owner_forgets_what_is_no_longer_in_the_stream(
+    how: str, stream: Outbox, other: Outbox, client: redis.Redis
+) -> None:
+    """Somebody has removed events that were in hand, or waited. Redis 7 would forget them; they become dead letters."""
+    gone, there, last = taken(stream, client, 3)
+    if how == "made due":
+        stream.nack(GROUP, [gone, there, last])
+    client.xdel(KEY, gone.id, last.id)
+    match how:
+        case "heartbeat":
+            stream.heartbeat(GROUP, [gone.id, there.id, last.id])
+        case "nack":
+            stream.nack(GROUP, [gone, there, last])
+        case "release":
+            stream.release(GROUP, [gone])
+            stream.release(GROUP, [last, there])
+        case "made due":
+            assert stream.groups.make_due(GROUP) == 3
+    assert held(client).keys() == {gone.id, there.id, last.id}
+    claimed = other.claim(GROUP, other.pending(GROUP), 0)
+    assert {entry.id for entry in claimed if not entry.pairs} == {gone.id, last.id}
+
+
+def test_all_that_waits_or_is_in_hand_has_left_the_stream(stream: Outbox, client: redis.Redis) -> None:
+    waits, in_hand = taken(stream, client, 2)
+    stream.nack(GROUP, [waits])
+    client.xtrim(KEY, maxlen=0, approximate=False)
+    assert stream.groups.make_due(GROUP) == 1
+    stream.nack(GROUP, [in_hand])
+    assert held(client) == {waits.id: (PARKED, 1), in_hand.id: (b"us", 1)}, "until this process is seen as dead"
+
+
 def test_bury_in_a_full_redis(own_shard: Shard) -> None:
     stream, client = Outbox(own_shard, "us"), own_shard.client
     (entry,) = taken(stream, client)

@@ -95,11 +95,13 @@ def main(
 def _check_unbroken(trials: Trials, mutants: Sequence[Mutant]) -> None:
     """Every test passes while nothing is broken; a verdict would mean nothing otherwise."""
     tests = dict.fromkeys(test for mutant in mutants for test in choice.tests_of(choice.PACKAGE / mutant.file))
-    for test in tests:
-        trials.start(None, Plan([test]))
+    waiting = [*tests]
+    while waiting or not trials.idle:
+        while waiting and not trials.full:
+            trials.start(None, Plan([waiting.pop()]))
         trial = trials.wait()
         if trial.verdict is Verdict.CAUGHT:
-            raise click.ClickException(f"{trial.caught_by or test} fails without any mutant")
+            raise click.ClickException(f"{trial.caught_by or 'a test'} fails without any mutant")
 
 
 def _script_plan(mutant: Mutant) -> Plan:

@@ -10,6 +10,8 @@ from tests.mutants.mutant import Mutant
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sweeperd"
 SCRIPTS = PACKAGE / "scripts"
+#: The folders whose modules are mutated.
+FOLDERS = ("sweep", "outbox", "delivery")
 
 _EXPIRE = (
     "tests/lua/test_expire_outcomes.py",
@@ -117,9 +119,8 @@ def script_files() -> list[Path]:
 
 
 def module_files() -> list[Path]:
-    """The modules of the sweep, of the outbox and of the delivery."""
-    folders = ("sweep", "outbox", "delivery")
-    return sorted(path for folder in folders for path in (PACKAGE / folder).glob("*.py") if path.stem != "__init__")
+    """The modules of FOLDERS."""
+    return sorted(path for folder in FOLDERS for path in (PACKAGE / folder).glob("*.py") if path.stem != "__init__")
 
 
 def all_mutants(language: str, only: Sequence[str] = ()) -> list[Mutant]:

@@ -16,6 +16,7 @@ from typing import Any
 import click
 from coverage import CoverageData
 
+from tests.mutants import choice
 from tests.mutants.choice import PACKAGE, ROOT
 from tests.mutants.mutant import Mutant
 from tests.mutants.recording import FILE
@@ -31,8 +32,7 @@ IMPORT = ""
 _SETTINGS = """\
 [run]
 source =
-    sweeperd/sweep
-    sweeperd/delivery
+    {sources}
 relative_files = true
 data_file = {data}
 """
@@ -80,7 +80,8 @@ def reached(folder: Path, jobs: int) -> Reach:
     if not record.exists():
         folder.mkdir(parents=True, exist_ok=True)
         settings = folder / "coveragerc"
-        settings.write_text(_SETTINGS.format(data=data), encoding="utf-8")
+        sources = "\n    ".join(f"sweeperd/{name}" for name in choice.FOLDERS)
+        settings.write_text(_SETTINGS.format(sources=sources, data=data), encoding="utf-8")
         options = ["-q", f"-n{jobs}", "--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report="]
         command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.recording", *options, *FOLDERS]
         env = {**os.environ, FILE: str(new)}

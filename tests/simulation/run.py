@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import re
+import select
 import signal
 import sys
 import traceback
@@ -278,23 +279,34 @@ def in_child(options: argparse.Namespace, seed: int) -> tuple[int, int]:
 
 
 def reports(options: argparse.Namespace, seeds: Iterator[int]) -> Iterator[Report]:
-    """The reports of these seeds, `options.jobs` at a time, in order."""
-    running: deque[tuple[int, int, int]] = deque()
+    """The reports of these seeds, in order. `options.jobs` of them run at a time, some ahead of a slow one."""
+    started: deque[tuple[int, int, int]] = deque()
+    running = set[int]()
     seeds = iter(seeds)
-    while True:
-        while len(running) < options.jobs and (seed := next(seeds, None)) is not None:
-            running.append((seed, *in_child(options, seed)))
-        if not running:
-            return
-        seed, child, reading = running.popleft()
-        with os.fdopen(reading) as source:
-            text = source.read()
-        _, status = os.waitpid(child, 0)
-        if text:
-            yield Report(**json.loads(text))
-        else:
-            why = f"the process ended with {os.waitstatus_to_exitcode(status)}"
-            yield Report(seed, 0, 0, 0, 0, 0, 0, "", [], f"the simulation itself: {why}")
+    try:
+        while True:
+            while len(running) < options.jobs and (seed := next(seeds, None)) is not None:
+                started.append((seed, *in_child(options, seed)))
+                running.add(started[-1][2])
+            if not started:
+                return
+            if started[0][2] in running:
+                running.difference_update(select.select(running, (), ())[0])
+                continue
+            seed, child, reading = started.popleft()
+            with os.fdopen(reading) as source:
+                text = source.read()
+            _, status = os.waitpid(child, 0)
+            if text:
+                yield Report(**json.loads(text))
+            else:
+                why = f"the process ended with {os.waitstatus_to_exitcode(status)}"
+                yield Report(seed, 0, 0, 0, 0, 0, 0, "", [], f"the simulation itself: {why}")
+    finally:
+        for _, child, reading in started:  # nobody asks for them any more
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(reading)
 
 
 def tell(report: Report, *, verbose: bool = True) -> None:

@@ -315,9 +315,9 @@ class Service:
         self._notifier.ready(self._status())
 
     def _refuse(self, problem: str) -> None:
-        self._metrics.reloads.labels("refused").inc()
         self._refused = problem
         log.error("the new settings are refused, the old ones stay", extra={"error": problem})
+        self._metrics.reloads.labels("refused").inc()
 
     def _prepare(self, settings: Settings) -> tuple[Settings, Daemon, WebServer | None] | None:
         """

@@ -120,10 +120,11 @@ def test_a_group_without_a_note_gets_one_at_the_first_round(shard: Shard, client
     assert remade(delivery) == 0
 
 
-def test_the_position_before_the_first_of_a_millisecond(shard: Shard, client: redis.Redis) -> None:
+@pytest.mark.parametrize("sequence", [9_999_999_999_999_999, 18_446_744_073_709_551_610])
+def test_the_position_before_the_first_of_a_millisecond(shard: Shard, client: redis.Redis, sequence: int) -> None:
     client.xgroup_create(EVENTS, "hook", id="0", mkstream=True)
     client.xadd(EVENTS, {"id": "r"}, id="5-0")
-    client.xadd(EVENTS, {"id": "r"}, id="6-18446744073709551610")
+    client.xadd(EVENTS, {"id": "r"}, id=f"6-{sequence}")
     outbox = Outbox(shard, "them")
     first, second = outbox.read("hook", 2)
     groups = ConsumerGroups(shard, "us")

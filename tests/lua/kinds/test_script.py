@@ -178,11 +178,11 @@ def test_a_reason_has_a_form(client: redis.Redis, reason: str) -> None:
         (EXPIRE + "function plan() return {}, {id = 'x'} end", "no field of an event"),
         (EXPIRE + "function plan() x = 5 return {} end", "user_script:2:"),
         (EXPIRE + "function plan() return get('SET', 'seats:x', '1') end", "get reads"),
-        (EXPIRE + "function plan() return get('GET', 'other') end", "may not read"),
+        (EXPIRE + "function plan() return get('GET', 'other') end", "may not read other"),
         (EXPIRE + "function plan() return get('EXISTS', 'seats:x', 'other') end", "one key"),
         (EXPIRE + "function plan() return get('GET', 'seats:s1') end", "WRONGTYPE"),
         (EXPIRE + "function plan() for i = 1, 65 do get('GET', 'seats:x') end return {} end", "64 reads"),
-        (EXPIRE + "function plan() return get('GET') end", "may not read"),
+        (EXPIRE + "function plan() return get('GET') end", "may not read nil"),
         (EXPIRE + "function plan() return get(5, 'seats:x') end", "get reads"),
     ],
 )

@@ -143,13 +143,13 @@ class Quarantine:
         return list(map(QuarantineChange, page, problems))
 
     def _requeue_page(self, page: Sequence[SetAside]) -> list[QuarantineChange]:
-        problems = self._problems([entry.id for entry in page])
-        ready = [entry.id for entry in page if entry.id not in problems]
-        calls = [
-            Call([self._kind.hash_key(id_), self._kind.index, self._kind.quarantine], [id_, self._kind.deadline])
-            for id_ in ready
-        ]
-        for id_, reply in zip(ready, self._requeue.run_many(self._shard.client, calls), strict=True):
+        again = self._set_aside_again([entry.id for entry in page])
+        problems = {id_: _reason(decision) for id_, decision in again.items()}
+        calls = {entry.id: call for entry in page if (call := self._call(entry, again.get(entry.id)))}
+        replies = self._requeue.run_many(self._shard.client, list(calls.values()))
+        for id_, reply in zip(calls, replies, strict=True):
+            if id_ in again:
+                continue  # if Redis is full, the list keeps the old reason
             if isinstance(reply, Exception):
                 if is_server_trouble(reply):
                     raise reply
@@ -158,10 +158,19 @@ class Quarantine:
                 problems[id_] = reply.decode()
         return [QuarantineChange(entry, problems.get(entry.id, "")) for entry in page]
 
-    def _problems(self, ids: Sequence[bytes]) -> dict[bytes, str]:
-        """Why the sweep would set these entries aside again."""
+    def _call(self, entry: SetAside, again: Decision | None) -> Call | None:
+        """The call of requeue.lua. None if the entry is set aside again, and the list has the right reason."""
+        args: list[bytes | str] = [entry.id, self._kind.deadline]
+        if again:
+            if again.outcome is Outcome.ERROR or again.detail == entry.reason:
+                return None
+            args += [again.detail, again.why]
+        return Call([self._kind.hash_key(entry.id), self._kind.index, self._kind.quarantine], args)
+
+    def _set_aside_again(self, ids: Sequence[bytes]) -> dict[bytes, Decision]:
+        """The decisions about the entries that the sweep would set aside again."""
         return {
-            explanation.decision.id: _reason(explanation.decision)
+            explanation.decision.id: explanation.decision
             for explanation in explain(self._shard, self._kind, ids, self._length)
             if explanation.decision.outcome in (Outcome.QUARANTINED, Outcome.ERROR)
         }

@@ -6,22 +6,38 @@
 --
 -- ARGV[1] -> the bare reservation id
 -- ARGV[2] -> the deadline's field in the hash
+-- ARGV[3] -> the reason, if the sweep would set the entry aside again: then the entry stays, and the hash gets the reason
+-- ARGV[4] -> the exact cause of such a reason, or empty
 --
 -- For a configured kind the keys are the entry, the index and the quarantine of the kind.
 --
--- Returns 'requeued', 'not_quarantined', or the reason why there is no score: 'WRONG_TYPE', 'INVALID_EXPIRY'.
+-- Returns 'requeued', 'not_quarantined', or the reason why the entry stays; without a score: 'WRONG_TYPE',
+-- 'INVALID_EXPIRY'.
 --
 -- The script decides nothing about the reservation: the next sweep does. If the hash is gone, the score is now, and the
 -- sweep removes the entry.
 --
--- All checks come before the first write. ZREM is the first write and needs no memory: if Redis is full, ZREM is still
--- accepted, and so are the writes after ZREM.
+-- All checks come before the first write. ZREM is the first write of a requeue and needs no memory: if Redis is full,
+-- ZREM is still accepted, and so are the writes after ZREM.
 
 -- @include clock
 -- @include rights
 
 if not redis.call('ZSCORE', KEYS[3], ARGV[1]) then
   return 'not_quarantined'
+end
+if ARGV[3] then
+  local refused = no_right('HSET', KEYS[1])
+  if refused then
+    return refused
+  end
+  if redis.call('EXISTS', KEYS[1]) == 1 then
+    redis.call('HSET', KEYS[1], 'quarantine_reason', ARGV[3])
+    if ARGV[4] ~= '' then
+      redis.call('HSET', KEYS[1], 'quarantine_detail', ARGV[4])
+    end
+  end
+  return ARGV[3]
 end
 redis.call('ZCARD', KEYS[2]) -- fail here, if the key is of another type
 local score = clock.now_text

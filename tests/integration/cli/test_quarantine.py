@@ -203,6 +203,23 @@ def test_a_repaired_entry_is_requeued_and_expires(reason: str, world: World, swe
     assert world.amounts("tenant:acme") == (b"900", b"5100")
 
 
+def test_an_entry_that_stays_is_listed_under_its_present_reason(world: World, sweeperd: Sweeperd) -> None:
+    (damage, mend), (next_damage, next_mend) = BROKEN["INVALID_STATE"], BROKEN["INVALID_BUDGET"]
+    damage(world)
+    world.expire(at=NOW)
+    mend(world)
+    world.client.hset("reservation:res_r1", mapping={"quarantined_at": "5", "quarantine_reason": "INVALID_STATE"})
+    world.client.zadd(world.keys.quarantine, {RID: 5})
+    next_damage(world)
+    ran = sweeperd("quarantine", "requeue", "r1", "--yes")
+    assert (ran.code, "INVALID_BUDGET" in ran.out) == (1, True)
+    assert {row["id"]: row["reason"] for row in sweeperd("quarantine", "list").rows}["r1"] == "INVALID_BUDGET"
+    assert world.client.hget("reservation:res_r1", "quarantined_at") == b"5"
+    next_mend(world)
+    ran = sweeperd("quarantine", "requeue", "--reason", "INVALID_BUDGET", "--yes")
+    assert (ran.code, ran.out) == (0, "requeued 1 entry\n")
+
+
 def test_all_of_a_reason(sweeperd: Sweeperd, client: redis.Redis) -> None:
     ids, others = broken(client, 170), broken(client, 120, "INVALID_BUDGET")
     repair(client, ids[:90] + ids[95:] + others)
@@ -252,10 +269,10 @@ def without_record(world: World) -> Any:
     return {k: v for k, v in world.snapshot().items() if k not in (world.keys.actions, world.keys.action_counts)}
 
 
-def requeue(world: World, rid: bytes = RID) -> Any:
+def requeue(world: World, *again: str) -> Any:
     keys = world.keys
-    named = [keys.reservation(rid), keys.reservation_index, keys.quarantine]
-    return run_script("ops/requeue", world.client, named, [rid, "expires_at"])
+    named = [keys.reservation(RID), keys.reservation_index, keys.quarantine]
+    return run_script("ops/requeue", world.client, named, [RID, "expires_at", *again])
 
 
 def test_the_script_alone(world: World) -> None:
@@ -277,6 +294,32 @@ def test_the_script_alone(world: World) -> None:
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         requeue(world)
     assert world.snapshot() == before, "it fails before its first write"
+
+
+def test_the_script_notes_why_an_entry_stays(world: World) -> None:
+    world.client.zrem(world.keys.reservation_index, RID)
+    world.client.delete("reservation:res_r1")
+    before = world.snapshot()
+    assert requeue(world, "NEW", "why") == b"not_quarantined"
+    world.client.zadd(world.keys.quarantine, {RID: 1})
+    assert requeue(world, "NEW", "why") == b"NEW"
+    assert world.snapshot().keys() == before.keys() | {world.keys.quarantine}, "a hash that is gone stays gone"
+    world.reservation(indexed=False)
+    for why in ("why", ""):
+        assert requeue(world, "NEW", why) == b"NEW"
+        assert world.client.hmget("reservation:res_r1", "quarantine_reason", "quarantine_detail") == [b"NEW", b"why"]
+    assert world.client.zscore(world.keys.quarantine, RID) == 1
+    assert world.client.zscore(world.keys.reservation_index, RID) is None
+
+
+def test_in_a_full_redis_an_entry_that_stays_keeps_its_old_reason(own_shard: Shard) -> None:
+    client, quarantine = own_shard.client, Quarantine(own_shard, reservations_kind(own_shard.keys), 50)
+    (rid,) = broken(client, 1)
+    client.hset(f"reservation:res_{rid}", "quarantine_reason", "OLD")
+    with full(own_shard):
+        ((change,),) = quarantine.requeue(QuarantineFilter())
+    assert (change.entry.reason, change.problem) == ("OLD", "INVALID_STATE")
+    assert client.hget(f"reservation:res_{rid}", "quarantine_reason") == b"OLD"
 
 
 def test_the_script_works_at_maxmemory(own_shard: Shard) -> None:

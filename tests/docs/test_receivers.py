@@ -131,15 +131,21 @@ def test_it_takes_the_events_of_sweeperd(receiver: Running, server: Server, clie
 
 def test_it_drops_duplicates_and_refuses_what_is_not_signed(receiver: Running) -> None:
     before = receiver.output().count("expired")
-    body = b'{"data": {"reservation_id": "one"}}'
+    body = b'{"event_type": "reservation.expired", "data": {"reservation_id": "one"}}'
     assert [receiver.post("evt_1", body), receiver.post("evt_1", body)] == [204, 204]
     eventually(lambda: "expired one" in receiver.output())
-    forged = b'{"data": {"reservation_id": "forged"}}'
+    assert receiver.post("evt_0", b'{"event_type": "webhook.test", "data": {"reservation_id": "no"}}') == 204
+    forged = body.replace(b"one", b"forged")
     assert receiver.post("evt_2", forged, key=b"another key") == 401
     assert receiver.post("evt_2", forged, at=int(time.time()) - 3600) == 401
-    assert receiver.post("evt_3", b'{"data": {"reservation_id": "last"}}') == 204
+    assert receiver.post("evt_3", body.replace(b"one", b"last")) == 204
     eventually(lambda: "expired last" in receiver.output())
     assert receiver.output().count("expired") - before == 2
+
+
+def calls(client: redis.Redis, command: str) -> int:
+    """How often the server has run a command."""
+    return int(client.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0))
 
 
 def test_the_consumer_of_the_stream_reads_each_event_and_acknowledges_it(
@@ -147,10 +153,12 @@ def test_the_consumer_of_the_stream_reads_each_event_and_acknowledges_it(
 ) -> None:
     source, log = tmp_path / "consumer.py", tmp_path / "output"
     source.write_text(code(ROOT / "docs" / "streams.md", "Python"), encoding="utf-8")
-    env = os.environ | {"REDIS_URL": server.url}
+    env, before = os.environ | {"REDIS_URL": server.url}, calls(client, "xautoclaim")
     with log.open("wb") as output:
         process = subprocess.Popen([sys.executable, str(source)], env=env, stdout=output, stderr=subprocess.STDOUT)
     try:
+        eventually(lambda: calls(client, "xautoclaim") >= before + 2 or process.poll() is not None, limit=60)
+        assert process.poll() is None, "it reads on after a read that found nothing"
         reserve(client, ["a", "b"])
         assert once(environment(server.url, events__groups='["warehouse"]')).code == 0
         eventually(lambda: log.read_text().count("expired") == 2)

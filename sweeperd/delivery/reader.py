@@ -10,7 +10,7 @@ from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
 from sweeperd.delivery.lane import Lane
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
-from sweeperd.outbox import PAGE, PARKED, PARKED_ALONE, WAITING, Outbox, OutboxEntry, Pending
+from sweeperd.outbox import PAGE, PARKED, PARKED_ALONE, WAITING, Outbox, OutboxEntry, Pending, Subscription
 from sweeperd.store.errors import is_missing_group
 from sweeperd.store.streams import StreamId
 
@@ -24,21 +24,25 @@ class ProbeChooser:
     the next page of parked events. If there is another event, the same event is not chosen twice in a row.
     """
 
-    def __init__(self, group: str, outbox: Outbox) -> None:
-        self._group = group
+    def __init__(self, subscription: Subscription, outbox: Outbox) -> None:
+        self._subscription = subscription
+        self._group = subscription.group
         self._outbox = outbox
         self._after: bytes | None = None
         self._last: bytes | None = None
 
     def take(self) -> list[OutboxEntry]:
-        """Take the next probe: an event, or none if nothing waits. Raises redis.RedisError."""
+        """
+        Take the next probe: an event, or none if nothing waits. There may be another one before the probe that the
+        endpoint does not want, or such an event alone. Raises redis.RedisError.
+        """
         chosen = self._choose()
         entries: list[OutboxEntry] = []
-        if chosen is None or chosen.deliveries or chosen.id == self._last:
+        if (chosen is None or chosen.deliveries or chosen.id == self._last) and not self._subscription.exhausted:
             entries = self._outbox.read(self._group, 1)
-        if chosen is not None and not entries:
-            entries = self._outbox.claim(self._group, [chosen], 0)
-        self._last = entries[0].id if entries else None
+        if chosen is not None and not any(map(self._subscription.wants, entries)):
+            entries += self._outbox.claim(self._group, [chosen], 0)
+        self._last = entries[-1].id if entries else None
         return entries
 
     def _choose(self) -> Pending | None:
@@ -182,7 +186,7 @@ class Consumer:
         self._block_ms = int(min(lane.timing.block, lane.shard.socket_timeout / 2) * 1000)
         self._refresh_every = min(lane.timing.refresh_every, lane.redelivery.initial / 4)
         self._scan = DueScan(lane)
-        self._probe_chooser = ProbeChooser(lane.group, lane.outbox)
+        self._probe_chooser = ProbeChooser(lane.subscription, lane.outbox)
         self._refresh_at = 0.0
         self._heartbeat_at = 0.0
 
@@ -305,7 +309,7 @@ class Consumer:
         if self._lane.state.resting or len(self._lane.in_flight) or not self._lane.circuit.take_probe():
             return False
         entries = self._probe_chooser.take()
-        if not entries:
+        if not any(entry.pairs and self._lane.subscription.wants(entry) for entry in entries):
             self._lane.circuit.return_probe()
         return self._queue(entries, probe=True)
 

@@ -96,6 +96,37 @@ def test_probes_rotate(client: redis.Redis, deliver: Deliver) -> None:
         receiver.wait_for(lambda requests: name(requests[-1]) == "new")
 
 
+def test_an_event_that_the_endpoint_does_not_want_is_no_probe(client: redis.Redis, deliver: Deliver) -> None:
+    """Else the circuit of an endpoint with a filter would stay open, as long as others have traffic."""
+    down = [True]
+    with Receiver(lambda *_: Answer(503 if down[0] else 200)) as receiver:
+        slow = {"redelivery_initial": "1s", "redelivery_max": "1s"}
+        with deliver(receiver.url, endpoint={"tenants": ["acme"]}, **slow) as delivery:
+            expire(client, *map(str, range(circuit_breaker.FAILURES_TO_OPEN)))
+            eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open)
+            expire(client, *map(str, range(100)), tenant="other")
+            down[0] = False
+            eventually(lambda: delivery.attempts("delivered") == circuit_breaker.FAILURES_TO_OPEN)
+            settled(delivery)
+        assert {request.event["tenant_id"] for request in receiver.requests} == {"acme"}
+
+
+def test_an_open_circuit_without_a_wanted_event_passes_the_others(client: redis.Redis, deliver: Deliver) -> None:
+    """And the probe stays due for the first one that is wanted."""
+    with Receiver() as receiver:
+        slow = {"redelivery_initial": "1h", "redelivery_max": "1h"}
+        with deliver(receiver.url, endpoint={"tenants": ["acme"]}, **slow) as delivery:
+            circuit = delivery.dispatcher.endpoints[0].lane.circuit
+            for _ in range(circuit_breaker.FAILURES_TO_OPEN):
+                circuit.failed(b"0-1", "HTTP 500")
+            circuit.return_probe()
+            expire(client, *map(str, range(3)), tenant="other")
+            settled(delivery)
+            expire(client, "mine")
+            receiver.wait_for(lambda requests: [name(request) for request in requests] == ["mine"])
+            eventually(lambda: not circuit.open)
+
+
 def test_a_probe_is_one_request_without_retries(client: redis.Redis, deliver: Deliver) -> None:
     with (
         Receiver(lambda *_: Answer(503)) as receiver,

@@ -1,12 +1,14 @@
 """Which event is the probe of an open circuit."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import redis
 
+from sweeperd.config import EndpointSettings
 from sweeperd.delivery.reader import ProbeChooser
-from sweeperd.outbox import PAGE, PARKED, Outbox, OutboxEntry
+from sweeperd.outbox import PAGE, PARKED, Outbox, OutboxEntry, Subscription
 from sweeperd.store import Shard
 from tests.support.deliveries import EVENTS, expire
 
@@ -30,6 +32,11 @@ def parked(outbox: Outbox, client: redis.Redis, *deliveries: int) -> list[bytes]
     return ids
 
 
+def chooser(outbox: Outbox, **endpoint: Any) -> ProbeChooser:
+    settings = EndpointSettings.model_validate({"name": "hook", "url": "http://127.0.0.1:9/"} | endpoint)
+    return ProbeChooser(Subscription(settings), outbox)
+
+
 def probed(outbox: Outbox, probes: ProbeChooser, count: int) -> list[bytes]:
     """The probes that are taken one after another, each in vain."""
     return [entry.id for entry in (probe(outbox, probes) for _ in range(count))]
@@ -42,7 +49,7 @@ def probe(outbox: Outbox, probes: ProbeChooser) -> OutboxEntry:
 
 
 def test_nothing_waits(outbox: Outbox) -> None:
-    assert ProbeChooser("hook", outbox).take() == []
+    assert chooser(outbox).take() == []
 
 
 def test_a_new_event_goes_before_one_that_was_sent_and_is_no_probe_of_another_process(
@@ -50,22 +57,30 @@ def test_a_new_event_goes_before_one_that_was_sent_and_is_no_probe_of_another_pr
 ) -> None:
     (sent,) = parked(outbox, client, 1)
     new = expire(client, "new", "later")
-    probes = ProbeChooser("hook", outbox)
+    probes = chooser(outbox)
     assert [entry.id for entry in probes.take()] == new[:1]
     assert [entry.id for entry in probes.take()] == new[1:]
     assert [entry.id for entry in probes.take()] == [sent]
 
 
+def test_beside_an_event_that_is_not_wanted_there_is_a_probe(outbox: Outbox, client: redis.Redis) -> None:
+    ids = parked(outbox, client, 1, 2)
+    unwanted = expire(client, "one", "two", tenant="other")
+    probes = chooser(outbox, tenants=["acme"])
+    assert [entry.id for entry in probes.take()] == [unwanted[0], ids[0]]
+    assert [entry.id for entry in probes.take()] == [unwanted[1], ids[1]]
+
+
 def test_an_event_that_was_given_back_unsent_goes_before_a_new_one(outbox: Outbox, client: redis.Redis) -> None:
     given_back = parked(outbox, client, 3, 0)[1]
     expire(client, "new")
-    (entry,) = ProbeChooser("hook", outbox).take()
+    (entry,) = chooser(outbox).take()
     assert (entry.id, entry.deliveries) == (given_back, 1)
 
 
 def test_the_event_with_the_fewest_deliveries_is_the_probe(outbox: Outbox, client: redis.Redis) -> None:
     ids = parked(outbox, client, 4, 2, 3)
-    assert probed(outbox, ProbeChooser("hook", outbox), 1) == ids[1:2]
+    assert probed(outbox, chooser(outbox), 1) == ids[1:2]
 
 
 def test_the_same_event_is_not_the_probe_twice_in_a_row_where_there_is_another(
@@ -73,12 +88,12 @@ def test_the_same_event_is_not_the_probe_twice_in_a_row_where_there_is_another(
 ) -> None:
     """Else one that the receiver cannot take would keep the circuit open."""
     first, second = parked(outbox, client, 1, 9)
-    assert probed(outbox, ProbeChooser("hook", outbox), 4) == [first, second, first, second]
+    assert probed(outbox, chooser(outbox), 4) == [first, second, first, second]
 
 
 def test_the_same_event_is_the_probe_again_where_there_is_no_other(outbox: Outbox, client: redis.Redis) -> None:
     ids = parked(outbox, client, 1)
-    assert probed(outbox, ProbeChooser("hook", outbox), 3) == ids * 3
+    assert probed(outbox, chooser(outbox), 3) == ids * 3
 
 
 def test_an_event_that_is_given_back_unsent_again_and_again_lets_a_new_one_go_first(
@@ -86,7 +101,7 @@ def test_an_event_that_is_given_back_unsent_again_and_again_lets_a_new_one_go_fi
 ) -> None:
     (given_back,) = parked(outbox, client, 0)
     (new,) = expire(client, "new")
-    probes = ProbeChooser("hook", outbox)
+    probes = chooser(outbox)
     taken: list[bytes] = []
     for _ in range(2):
         (entry,) = probes.take()
@@ -100,12 +115,12 @@ def test_each_probe_is_of_the_next_page(rest: int, outbox: Outbox, client: redis
     """And after the last page the first one comes again."""
     ids = parked(outbox, client, *[1] * (2 * PAGE + rest))
     firsts = [ids[0], ids[PAGE], *ids[2 * PAGE : 2 * PAGE + 1], ids[1]]
-    assert probed(outbox, ProbeChooser("hook", outbox), len(firsts)) == firsts
+    assert probed(outbox, chooser(outbox), len(firsts)) == firsts
 
 
 def test_pages_that_are_delivered_meanwhile_leave_the_first(outbox: Outbox, client: redis.Redis) -> None:
     ids = parked(outbox, client, *[1] * (PAGE + 5))
-    probes = ProbeChooser("hook", outbox)
+    probes = chooser(outbox)
     _acknowledged_after(outbox, probes, ids)
     assert probed(outbox, probes, 1) == ids[1:2]
 

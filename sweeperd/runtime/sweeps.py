@@ -213,7 +213,8 @@ class StandBy:
         last = read_last_sweep(self._shard, self._kind)
         if last is None or last.by == process_name():
             return False
-        return self._shard.read_clock() - last.at_ms < milliseconds(limit)
+        # A note from the future is of a time before the clock of Redis was put right, perhaps of a dead process.
+        return 0 <= self._shard.read_clock() - last.at_ms < milliseconds(limit)
 
 
 @dataclass

@@ -106,6 +106,17 @@ def test_a_holder_that_notes_its_sweeps_is_waited_for(
         time.sleep(0.2)
 
 
+def test_a_note_from_the_future_is_no_sweep(client: redis.Redis, shard: Shard) -> None:
+    """Its process died, and then the clock of Redis was put right; so the lease lasts for as long as that was wrong."""
+    client.set(LEASE, "somebody-1-0123456789abcdef", px=3_600_000)
+    note: dict[Any, Any] = {"at": shard.read_clock() + 3_600_000, "by": "somebody-1", "seconds": 1, "complete": 1}
+    client.hset("sweeperd:ticks", mapping={**note, "expired": 0, "earlier_at": 0, "earlier_expired": 0})
+    settings = settings_of(time_budget="1s")
+    lease = sweep_of(shard, settings, Metrics()).lease
+    stand_by = StandBy(shard, reservations_kind(shard.keys, settings.sweep), lease, settings.sweep)
+    eventually(stand_by.is_pointless)
+
+
 def test_a_lease_that_is_renewed_has_its_time_budget_as_well(client: redis.Redis, shard: Shard) -> None:
     settings = settings_of(time_budget="2s")
     lease = sweep_of(shard, settings, Metrics()).lease

@@ -36,6 +36,21 @@ AHEAD_MS = 60_000
 BEHIND_MS = 1_000
 
 
+def first_id(since_ms: int) -> bytes:
+    """A lower bound of the ids of the events from this time on."""
+    return str(max(0, since_ms - BEHIND_MS)).encode()
+
+
+def last_id(shard: Shard, until_ms: int) -> bytes:
+    """
+    An upper bound of the ids of the events before this time: the end of the stream, while Redis's clock is behind it.
+    Raises redis.RedisError.
+    """
+    newest = streams.last_id(shard.client, shard.keys.events)
+    behind = milliseconds(newest) > shard.read_clock() + AHEAD_MS
+    return streams.LAST if behind else str(until_ms + AHEAD_MS).encode()
+
+
 def replay_group(endpoint: str) -> str:
     """The name of the consumer group of a replay to this endpoint; at most one replay runs at a time."""
     return GROUP_PREFIX + endpoint
@@ -50,16 +65,6 @@ class ReplaySpan:
     #: In the form of `decode`.
     tenant: str | None = None
     event_type: str | None = None
-
-    @property
-    def first(self) -> bytes:
-        """A lower bound of the ids of the events."""
-        return str(max(0, self.since_ms - BEHIND_MS)).encode()
-
-    @property
-    def last(self) -> bytes:
-        """An upper bound of the ids of the events."""
-        return str(self.until_ms + AHEAD_MS).encode()
 
     def matches(self, entry: bytes, fields: Fields) -> bool:
         """Whether the event is selected. A copy of an event, from the replay of a dead letter, never is."""
@@ -265,7 +270,8 @@ class ReplayStore:
 def count_events(shard: Shard, endpoint: EndpointSettings, span: ReplaySpan) -> ReplayNote:
     """Count the events of the span that the settings of the endpoint ask for. Raises redis.RedisError."""
     wanted, count = EventFilter(endpoint), ReplayCount()
-    for entry, fields in streams.read(shard, shard.keys.events, span.first, span.last):
+    first, last = first_id(span.since_ms), last_id(shard, span.until_ms)
+    for entry, fields in streams.read(shard, shard.keys.events, first, last):
         if span.matches(entry, fields) and wanted.matches(fields):
             count.add(entry)
     return count.note(endpoint.name, span)

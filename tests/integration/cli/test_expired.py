@@ -79,6 +79,15 @@ def test_a_clock_that_was_set_back(invoke: Run, client: redis.Redis) -> None:
     assert ids(result.stdout) == ["after"]
 
 
+def test_a_clock_that_is_behind_the_stream(invoke: Run, client: redis.Redis) -> None:
+    """It was set back by an hour just now, so each new id is an hour ahead."""
+    now = server_time(client)
+    add(client, now + 3_600_000, "before")
+    for number in range(3):
+        add(client, now - 20_000, f"after {number}", entry=f"{now + 3_600_000}-{number + 2}")
+    assert ids(invoke("expired", "--since", "1m", "--json").stdout) == ["after 0", "after 1", "after 2"]
+
+
 def test_pages(invoke: Run, client: redis.Redis) -> None:
     for count in (streams.PAGE - 1, streams.PAGE, streams.PAGE + 1, 3 * streams.PAGE):
         client.delete(EVENTS)

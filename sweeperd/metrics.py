@@ -182,6 +182,8 @@ class WebhookMetrics:
         self._waiting: dict[str, dict[str, tuple[int, float]]] = {}
         #: Endpoint -> shard -> state of the endpoint there.
         self._states: dict[str, dict[str, str]] = {}
+        #: Shard -> the measured groups of other programs.
+        self._groups: dict[str, set[str]] = {}
         self.attempts = counter("sweeperd_webhook_attempts_total", "Webhook requests by result", ["endpoint", "result"])
         self.events = counter(
             "sweeperd_webhook_events_total",
@@ -213,12 +215,12 @@ class WebhookMetrics:
         self.groups_remade = counter(
             "sweeperd_groups_remade_total", "Consumer groups that were lost and made again at their position", ["shard"]
         )
-        self.group_oldest = gauge(
+        self._group_oldest = gauge(
             "sweeperd_stream_group_oldest_seconds",
             "Age of the oldest event that a group of events.groups has not acknowledged",
             ["shard", "group"],
         )
-        self.group_trimmed = counter(
+        self._group_trimmed = counter(
             "sweeperd_stream_group_trimmed_total",
             "Events that were removed before a group of events.groups had acknowledged them",
             ["shard", "group"],
@@ -279,8 +281,22 @@ class WebhookMetrics:
                 for state in ENDPOINT_STATES:
                     self._endpoint_state.remove(endpoint, state)
 
+    def stream_group(self, shard: str, group: str, oldest_seconds: float, trimmed: int) -> None:
+        """Set the age of the oldest event that a group of `events.groups` has not acknowledged, and count losses."""
+        self._groups.setdefault(shard, set()).add(group)
+        self._group_oldest.labels(shard, group).set(oldest_seconds)
+        self._group_trimmed.labels(shard, group).inc(trimmed)
+
+    def retain_groups(self, shard: str, groups: Collection[str]) -> None:
+        """From now on only `groups` are in `events.groups`: drop the gauges of all others; the counters stay."""
+        known = self._groups.get(shard, set())
+        for group in known - set(groups):
+            _remove(self._group_oldest, shard, group)
+            known.remove(group)
+
     def forget_shard(self, shard: str) -> None:
         """If a shard is configured no more, the waiting events of the shard count no more."""
+        self.retain_groups(shard, ())
         with self._lock:
             for endpoint, on_shards in self._waiting.items():
                 if on_shards.pop(shard, None) is not None:
@@ -459,13 +475,18 @@ class SweepMetrics:
         else:
             self._expired.labels(kind).inc(count)
 
+    def retain(self, shard: str, kinds: Collection[str]) -> None:
+        """From now on only `kinds` are swept on the shard: drop the gauges of all others; the counters stay."""
+        swept = self._swept.get(shard, set())
+        backlog = (self.due_entries, self.oldest_due, self.quarantined_entries)
+        for kind in swept - set(kinds):
+            for gauge in (self.pipeline_depth, *backlog, self.protected_entries, self.oldest_protected):
+                _remove(gauge, shard, kind)
+            swept.remove(kind)
+
     def forget_shard(self, shard: str) -> None:
         """If a shard is configured no more, drop the gauges; the counters stay."""
-        swept = self._swept.pop(shard, set())
-        backlog = (self.due_entries, self.oldest_due, self.quarantined_entries)
-        for gauge in (self.pipeline_depth, *backlog, self.protected_entries, self.oldest_protected):
-            for kind in swept:
-                _remove(gauge, shard, kind)
+        self.retain(shard, ())
         _remove(self.redis_up, shard)
 
 
@@ -511,6 +532,11 @@ class Metrics:
             ProcessCollector(registry=registry)
         build_info = Gauge("sweeperd_build_info", "The running version", ["version"], registry=registry)
         build_info.labels(__version__).set(1)
+
+    def retain(self, shard: str, kinds: Collection[str], groups: Collection[str]) -> None:
+        """From now on the shard has only these kinds and groups of other programs: drop the gauges of all others."""
+        self.sweep.retain(shard, kinds)
+        self.webhooks.retain_groups(shard, groups)
 
     def forget_shard(self, shard: str) -> None:
         """If a shard is configured no more, drop the gauges and the counters of walks; other counters stay."""

@@ -487,9 +487,8 @@ class Dispatcher:
         trimmed = self._groups.trim(groups, self._retention_ms, self._max_age_ms, events.groups, age)  # reads the clock
         for group in events.groups:
             lost, oldest = trimmed.unread.get(group, 0), self._groups.oldest_unread_ms(group)
-            self._metrics.webhooks.group_trimmed.labels(shard.name, group).inc(lost)
             seconds = 0.0 if oldest is None else max(0.0, (shard.clock.now_ms() - oldest) / 1000)
-            self._metrics.webhooks.group_oldest.labels(shard.name, group).set(seconds)
+            self._metrics.webhooks.stream_group(shard.name, group, seconds, lost)
             if lost:
                 fields = {"shard": shard.name, "group": group, "events": lost}
                 log.warning("events were removed that a group has not read, because they were too old", extra=fields)

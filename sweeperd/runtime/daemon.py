@@ -325,6 +325,9 @@ class Daemon:
         names, earlier = ({each.name for each in daemon._settings.consumers} for daemon in (self, before))
         for name in earlier - names:
             self.metrics.webhooks.forget(name)
+        for runner in self._runners:
+            kinds = [sweep.name for sweep in runner._sweeps]
+            self.metrics.retain(runner.name, kinds, self._settings.events.groups)
         for name in {runner.name for runner in before._runners} - {runner.name for runner in self._runners}:
             self.metrics.forget_shard(name)
 

@@ -63,6 +63,23 @@ def test_a_shorter_interval_takes_effect_and_the_counters_stay(
         assert running.logged("stopped")
 
 
+def test_a_kind_and_a_group_that_go_leave_no_gauge_behind(
+    env: dict[str, str], client: redis.Redis, config: Path, tmp_path: Path
+) -> None:
+    """Its value would never change again, and an alert on it would fire until a restart."""
+    active, ended = '{ state = "HELD" }', '{ state = "FREE" }'
+    kind = f'[[kinds]]\nname = "lock"\nindex = "l"\nkey = "l:{{id}}"\ndeadline = "at"\nactive = {active}\nended = {ended}'
+    write(config, rest=f'[events]\ngroups = ["warehouse"]\n{kind}')
+    gauges = 'oldest_due_seconds{kind="lock"', 'stream_group_oldest_seconds{group="warehouse"'
+    with daemon(env, tmp_path) as running:
+        eventually(lambda: all(gauge in running.get("/metrics")[1] for gauge in gauges))
+        write(config)
+        running.reload()
+        eventually(lambda: reloads(running, "ok") == 1)
+        assert not [gauge for gauge in gauges if gauge in running.get("/metrics")[1]]
+        assert 'sweeperd_due_entries{kind="reservations"' in running.get("/metrics")[1]
+
+
 def test_an_endpoint_comes_and_another_goes_while_a_receiver_hangs(
     env: dict[str, str], client: redis.Redis, config: Path, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """The exposed metrics are those of the contract, with their labels and types, and nothing else."""
 
+import re
 from collections import defaultdict
 
 import pytest
@@ -67,8 +68,7 @@ def filled(*, tenant_label: bool = True) -> Metrics:
     metrics.webhooks.announce("billing")
     metrics.webhooks.groups_remade.labels("s1")
     metrics.webhooks.relay_waiting.labels("s1")
-    metrics.webhooks.group_oldest.labels("s1", "warehouse")
-    metrics.webhooks.group_trimmed.labels("s1", "warehouse")
+    metrics.webhooks.stream_group("s1", "warehouse", 0.0, 0)
     metrics.sweep.expired("reservations", "acme")
     for gauge in (
         metrics.sweep.pipeline_depth,
@@ -208,6 +208,28 @@ def test_a_shard_that_is_forgotten_has_nothing_that_waits() -> None:
     assert 'sweeperd_due_entries{kind="lock",shard="eu"} 1.0' in text
     assert 'sweeperd_due_entries{kind="lock",shard="us"}' not in text
     assert 'sweeperd_redis_up{shard="us"}' not in text
+
+
+def test_a_kind_and_a_group_that_are_configured_no_more_have_no_gauges() -> None:
+    metrics = Metrics()
+    for kind in ("lock", "seat"):
+        metrics.sweep.announce("eu", kind, [], [])
+        metrics.sweep.oldest_due.labels("eu", kind).set(600)
+    for group in ("warehouse", "kafka"):
+        metrics.webhooks.stream_group("eu", group, 600.0, 2)
+    for _ in range(2):
+        metrics.retain("eu", ["seat", "reservations"], ["kafka"])
+    metrics.retain("never seen", [], [])
+    text = exposed(metrics)
+    assert re.findall(r"(?m)^sweeperd_oldest_due_seconds{.*", text) == [
+        'sweeperd_oldest_due_seconds{kind="seat",shard="eu"} 600.0'
+    ]
+    assert re.findall(r"(?m)^sweeperd_stream_group_oldest_seconds{.*", text) == [
+        'sweeperd_stream_group_oldest_seconds{group="kafka",shard="eu"} 600.0'
+    ]
+    assert 'sweeperd_stream_group_trimmed_total{group="warehouse",shard="eu"} 2.0' in text, "counters stay"
+    metrics.forget_shard("eu")
+    assert "} 600.0" not in exposed(metrics)
 
 
 def test_an_endpoint_that_is_forgotten_has_nothing_that_waits() -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections.abc import Sequence
 
 import redis
@@ -168,6 +169,8 @@ class DueScan:
         return pending.idle_ms >= min(self._lane.redelivery.wait_ms(pending.deliveries), parked_before_end_ms)
 
 
+#: Redis's clock was set back if the clock lags so far behind the time counted since the last reading, seconds.
+SET_BACK = 1.0
 #: How many events, and how many bytes, a read takes at most: the client holds the whole reply at once.
 READ_COUNT, READ_BYTES = 1000, 2 * 1024 * 1024
 
@@ -189,6 +192,8 @@ class Consumer:
         self._probe_chooser = ProbeChooser(lane.subscription, lane.outbox)
         self._refresh_at = 0.0
         self._heartbeat_at = 0.0
+        #: The last reading of Redis's clock, seconds, and when the answer came (monotonic).
+        self._clock_read = 0.0, 0.0
 
     def run(self, *, until_idle: bool) -> None:
         """Read until a stop. `until_idle`: until nothing is left to deliver now."""
@@ -283,7 +288,7 @@ class Consumer:
 
     def _refresh(self, *, publish: bool) -> None:
         """Read Redis's clock, and the endpoint's state: operators and other replicas may have changed the state."""
-        self._lane.shard.read_clock()
+        self._read_clock()
         before = self._lane.state.state.paused
         self._lane.state.refresh()
         self._refresh_at = self._lane.timing.clock() + self._refresh_every
@@ -298,6 +303,19 @@ class Consumer:
             log.warning("the endpoint is paused; its events wait", extra=fields)
         elif before and not state.paused:
             log.warning("the endpoint is resumed", extra=self._lane.log_fields)
+
+    def _read_clock(self) -> None:
+        """Read Redis's clock. If the clock was set back, by hand or by a fail-over to another host, end all waits."""
+        before, answered_at = self._clock_read
+        counted = before + time.monotonic() - answered_at
+        now = self._lane.shard.read_clock() / 1000
+        answer_at = time.monotonic()
+        if now < counted - SET_BACK:
+            fields = self._lane.log_fields | {"seconds": round(counted - now)}
+            log.warning("the clock of redis was set back: no event waits any longer", extra=fields)
+            self._lane.outbox.end_waits(self._lane.group)
+            self._scan.hurry()
+        self._clock_read = now, answer_at
 
     def _rest(self, block: bool) -> bool:
         if block:

@@ -501,6 +501,18 @@ class Outbox:
         for deliveries, ids in by_deliveries.items():
             self._own(self._owning(group, self._consumer, PARKED, ids, LONG_IDLE_MS, deliveries - 1))
 
+    def end_waits(self, group: str) -> None:
+        """
+        For a clock that was set back: Redis takes idle times for 0 until the clock has caught up, so no wait would end,
+        and no process would look dead. Make parked events due, and count the idle time of all others from now on.
+        """
+        self.groups.make_due(group)
+        for owner in self._processes(group):
+            page = self.pending(group, owner=owner)
+            while page:
+                self._own(self._owning(group, owner, owner, [pending.id for pending in page], 0))
+                page = self.pending(group, page[-1].id, owner)
+
     def acknowledge(self, group: str, ids: Sequence[bytes]) -> int:
         """The group needs these events no more. Returns how many of the events were pending."""
         return int(self._client.xack(self._key, group, *ids)) if ids else 0

@@ -554,6 +554,35 @@ def test_a_refresh_reads_the_clock_of_redis(client: redis.Redis, shard: Shard, m
     assert abs(shard.clock.now_ms() - server_time(client)) < HOUR_MS
 
 
+def test_a_clock_that_was_set_back_makes_no_event_wait(
+    client: redis.Redis,
+    shard: Shard,
+    make_reader: MakeReader,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Redis takes an idle time that is below zero for zero, until the clock has caught up."""
+    reader = make_reader()
+    waits, of_another = expire(client, "a", "b")
+    parked(client, waits, deliveries=20)
+    client.xreadgroup("hook", "them", {EVENTS: ">"})
+    client.xclaim(EVENTS, "hook", "them", 0, [of_another], idle=10_000, justid=True)
+    told = "the clock of redis was set back: no event waits any longer"
+    for _ in range(3):
+        reader.now += USUAL.refresh_every
+        reader.steps()
+    assert (reader.in_flight.ids(), told in caplog.messages) == ([], False)
+    now = shard.read_clock() - 3000
+    monkeypatch.setattr(shard, "read_clock", lambda: now)
+    reader.now += USUAL.refresh_every
+    reader.steps()
+    assert caplog.messages.count(told) == 1
+    assert reader.in_flight.ids() == [waits]
+    (row,) = client.xpending_range(EVENTS, "hook", of_another, of_another, 1)  # type: ignore[misc]
+    assert (row["consumer"], row["times_delivered"]) == (b"them", 1)
+    assert row["time_since_delivered"] < 10_000, "if its process is dead, the time begins anew"
+
+
 def test_an_operator_who_closes_the_circuit_ends_the_waits(
     client: redis.Redis, shard: Shard, make_reader: MakeReader, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -68,8 +68,15 @@ def test_a_kind_and_a_group_that_go_leave_no_gauge_behind(
 ) -> None:
     """Its value would never change again, and an alert on it would fire until a restart."""
     active, ended = '{ state = "HELD" }', '{ state = "FREE" }'
-    kind = f'[[kinds]]\nname = "lock"\nindex = "l"\nkey = "l:{{id}}"\ndeadline = "at"\nactive = {active}\nended = {ended}'
-    write(config, rest=f'[events]\ngroups = ["warehouse"]\n{kind}')
+    kind = [
+        'name = "lock"',
+        'index = "l"',
+        'key = "l:{id}"',
+        'deadline = "at"',
+        f"active = {active}",
+        f"ended = {ended}",
+    ]
+    write(config, rest="\n".join(['[events]\ngroups = ["warehouse"]\n[[kinds]]', *kind]))
     gauges = 'oldest_due_seconds{kind="lock"', 'stream_group_oldest_seconds{group="warehouse"'
     with daemon(env, tmp_path) as running:
         eventually(lambda: all(gauge in running.get("/metrics")[1] for gauge in gauges))

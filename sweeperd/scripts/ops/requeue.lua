@@ -6,7 +6,7 @@
 --
 -- ARGV[1] -> the bare reservation id
 -- ARGV[2] -> the deadline's field in the hash
--- ARGV[3] -> the reason, if the sweep would set the entry aside again: then the entry stays, and the hash gets the reason
+-- ARGV[3] -> if the sweep would set the entry aside again: the reason. The entry stays, and the hash gets the reason
 -- ARGV[4] -> the exact cause of such a reason, or empty
 --
 -- For a configured kind the keys are the entry, the index and the quarantine of the kind.

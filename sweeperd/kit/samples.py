@@ -65,7 +65,11 @@ def read_samples(path: Path, kind: KindSettings) -> list[Sample]:
         samples = [sample_of(row, kind, books) for row in document["samples"]]
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
+        raise ConfigError(
+            f"{path}: {error.args[0]} is missing: there are `samples`, each with `id` and `hash`"
+        ) from None
+    except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: no samples: {error!r}") from None
     if not samples:
         raise ConfigError(f"{path}: there are no samples")

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import redis
@@ -27,6 +28,17 @@ def test_the_kit_proves_it(example: str, own: bool) -> None:
     assert result.exit_code == 0, result.output
     assert "FAILED" not in result.output
     assert "warning" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [("{}", "samples"), ('{"samples": [{"hash": {}}]}', "id"), ('{"samples": [{"id": "a"}]}', "hash")],
+)
+def test_a_file_of_samples_that_lacks_something(tmp_path: Path, text: str, missing: str) -> None:
+    (file := tmp_path / "samples.json").write_text(text)
+    command = ["--config", str(EXAMPLES / "locks" / "config.toml"), "prove", "--kind", KINDS["locks"]]
+    result = CliRunner().invoke(main, [*command, "--samples", str(file)])
+    assert (result.exit_code, f"samples.json: {missing} is missing" in result.output) == (2, True)
 
 
 @pytest.mark.parametrize("example", KINDS)

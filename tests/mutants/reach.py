@@ -62,7 +62,7 @@ class Reach:
             tests = set[str]().union(*reached.values()) - {IMPORT} | {test for test in self.seconds if own in test}
         tests = tests - self.older or tests
         chosen: dict[str, float] = {}
-        for test in sorted(tests, key=lambda test: (own not in test, self.seconds[test])):
+        for test in sorted(tests, key=lambda test: (self.seconds[test], test)):
             budget -= self.seconds[test]
             if budget < 0 and chosen:
                 break

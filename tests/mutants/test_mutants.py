@@ -91,8 +91,8 @@ def test_a_module_s_mutant_is_tried_with_the_tests_that_run_its_line() -> None:
     found = reach.Reach({mutant.file: lines}, {slow: 4.0, quick: 1.0, own: 2.0, other: 1.0, constant: 0.0})
     plan = found.plan(45.0, mutant)
     assert plan.limits == {own: 20.0, quick: 15.0, slow: 30.0}
-    assert list(plan.limits) == [own, quick, slow], "those of the module's name, then the quick ones"
-    assert plan.paths == ("tests/test_webhook.py", "tests/b.py", "tests/a.py")
+    assert list(plan.limits) == [quick, own, slow], "the quick ones first"
+    assert plan.paths == ("tests/b.py", "tests/test_webhook.py", "tests/a.py")
     assert found.plan(45.0, replace(mutant, line=1)).limits.keys() == {own, other, quick, slow, constant}, (
         "it runs at import"
     )

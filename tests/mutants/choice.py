@@ -44,7 +44,6 @@ _GROUPS = (
     *_OUTBOX,
     "tests/integration/delivery/test_groups.py",
     "tests/integration/outbox/test_start.py",
-    "tests/lua/test_script_rights.py",
 )
 _ENDPOINT_STATE = (
     "tests/integration/outbox/test_endpoint_state.py",
@@ -70,17 +69,15 @@ _GRACE = (
     "tests/integration/sweep/test_sweeper.py",
 )
 
+#: The last tests of each script: a right that is missing is noticed before the first write.
+_RIGHTS = "tests/lua/test_script_rights.py"
 #: The beginning of a script's name -> its tests; the longest beginning counts.
 _SCRIPT_TESTS = {
     "delivery/": _OUTBOX,
     "delivery/begin_replay": _REPLAYS,
     "delivery/cancel_replay": _REPLAYS,
     "delivery/end_replay": _REPLAYS,
-    "delivery/dead_letter": (
-        *_OUTBOX,
-        "tests/integration/delivery/test_consumer.py",
-        "tests/lua/test_script_rights.py",
-    ),
+    "delivery/dead_letter": (*_OUTBOX, "tests/integration/delivery/test_consumer.py"),
     "delivery/keep_groups": _GROUPS,
     "delivery/make_due": ("tests/integration/cli/test_endpoints.py", *_OUTBOX),
     "delivery/make_group": (*_OUTBOX, "tests/integration/outbox/test_start.py", *_REPLAYS),
@@ -135,13 +132,13 @@ def all_mutants(language: str, only: Sequence[str] = ()) -> list[Mutant]:
 def tests_of(path: Path) -> list[str]:
     """The tests that are run against a mutant of this script or fragment, in order."""
     if path.parent.name != "include":
-        return list(_tests_of_script(f"{path.parent.name}/{path.stem}"))
+        return [*_tests_of_script(f"{path.parent.name}/{path.stem}"), _RIGHTS]
     names: list[tuple[str, ...]] = [
         tests for beginning, tests in _FRAGMENT_TESTS.items() if path.stem.startswith(beginning)
     ]
     users = [one for one in script_files() if one.parent.name != "include" and path.stem in _includes(one)]
     names += [_tests_of_script(f"{one.parent.name}/{one.stem}") for one in users]
-    return list(dict.fromkeys(test for tests in names for test in tests))
+    return [*dict.fromkeys(test for tests in names for test in tests), _RIGHTS]
 
 
 def _tests_of_script(name: str) -> tuple[str, ...]:

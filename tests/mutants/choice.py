@@ -81,7 +81,7 @@ _SCRIPT_TESTS = {
     "delivery/keep_groups": _GROUPS,
     "delivery/make_due": ("tests/integration/cli/test_endpoints.py", *_OUTBOX),
     "delivery/make_group": (*_OUTBOX, "tests/integration/outbox/test_start.py", *_REPLAYS),
-    "delivery/relay": ("tests/integration/delivery/test_relay.py",),
+    "delivery/relay": ("tests/integration/delivery/test_relay.py", "tests/integration/delivery/test_relay_brake.py"),
     "delivery/subscriptions": ("tests/integration/delivery/test_relay.py",),
     "delivery/set_": _ENDPOINT_STATE,
     "delivery/take_tokens": ("tests/integration/delivery/test_rate_limit.py",),

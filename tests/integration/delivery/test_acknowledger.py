@@ -69,15 +69,20 @@ class Gathering:
         """How many XACKs the server has run."""
         return int(self._shard.client.info("commandstats").get("cmdstat_xack", {"calls": 0})["calls"])
 
+    @property
+    def refusals(self) -> int:
+        """How many XACKs the server has refused."""
+        return int(self._shard.client.info("commandstats").get("cmdstat_xack", {}).get("rejected_calls", 0))
+
 
 @contextlib.contextmanager
 def refused(client: redis.Redis) -> Iterator[None]:
     """While the block lasts, the server acknowledges nothing."""
-    client.acl_setuser("default", commands=["-xack"])
+    client.acl_setuser("default", enabled=True, nopass=True, commands=["-xack"])
     try:
         yield
     finally:
-        client.acl_setuser("default", commands=["+xack"])
+        client.acl_setuser("default", enabled=True, nopass=True, commands=["+xack"])
 
 
 def test_what_has_gathered_is_acknowledged_in_one_round_trip(shard: Shard) -> None:
@@ -163,10 +168,11 @@ def test_the_end_waits_for_what_was_added(shard: Shard) -> None:
 
 
 def test_what_redis_refuses_is_tried_again(own_shard: Shard, caplog: pytest.LogCaptureFixture) -> None:
-    gathering = Gathering(own_shard, 7, together=2)
+    gathering = Gathering(own_shard, 7, together=2, timing=Timing(recovery_pause=0.02))
     gathering.thread.start()
     with refused(own_shard.client):
         gathering.add(gathering.taken[:4])
+        eventually(lambda: gathering.refusals >= 5)
         gathering.add(gathering.taken[6:], Disposition.NACK)
         eventually(lambda: "events in hand wait to be settled" in caplog.text)
         gathering.add(gathering.taken[4:6])

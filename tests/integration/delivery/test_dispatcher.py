@@ -121,10 +121,12 @@ def expire_now(client: redis.Redis, count: int, tenant: str = "acme") -> None:
         client.xadd(EVENTS, {"id": f"{tenant} {number}", "tenant": tenant, "scope": "s", "expired_at": now})
 
 
-def relaying(shard: Shard, *, until_idle: bool) -> tuple[Dispatcher, Metrics, threading.Event]:
+def relaying(
+    shard: Shard, *, until_idle: bool = False, limit: int = LIMIT
+) -> tuple[Dispatcher, Metrics, threading.Event]:
     """A dispatcher with nothing but the relay."""
     metrics, stop = Metrics(), threading.Event()
-    settings = Settings.model_validate({"cycles": {"enabled": True, "dispatch_backlog": LIMIT}})
+    settings = Settings.model_validate({"cycles": {"enabled": True, "dispatch_backlog": limit}})
     context = ShardContext(settings, shard, metrics, stop, 2, timing=Timing(block=0.05), until_idle=until_idle)
     dispatcher = Dispatcher(context)
     dispatcher.prepare()
@@ -193,7 +195,38 @@ def test_a_daemon_goes_on_as_the_dispatcher_of_cycles_does(shard: Shard, client:
     assert len(set(sent)) == client.zcard("events:acme") == 40
 
 
+def test_maintenance_sees_whether_another_process_has_found_room(shard: Shard, client: redis.Redis) -> None:
+    dispatcher, metrics, _ = relaying(shard)
+    (relay,) = dispatcher.endpoints
+    for waiting in ("5", ""):
+        client.hset("sweeperd:relay", "waiting", waiting)
+        relay.lane.brake.hold()
+        dispatcher.maintain()
+        assert (waits(metrics), relay.lane.brake.waiting) == (bool(waiting), bool(waiting))
+
+
+def test_without_a_limit_the_note_of_a_time_with_one_goes(shard: Shard, client: redis.Redis) -> None:
+    client.hset("sweeperd:relay", "waiting", "5")
+    dispatcher, metrics, _ = relaying(shard, limit=0)
+    dispatcher.maintain()
+    assert waits(metrics) == 0
+    assert client.hget("sweeperd:relay", "waiting") == b""
+
+
 # ---- a daemon
+
+
+def test_a_reload_keeps_the_positions_of_the_groups(shard: Shard, client: redis.Redis) -> None:
+    """Also if groups and notes are lost before the new dispatcher has looked at them."""
+    before = Delivery(shard, NOWHERE, 2, {})
+    (event,) = expire(client, "one")
+    settings = Settings.model_validate({"webhooks": {"endpoints": [{"name": "hook", "url": NOWHERE}]}})
+    after = Dispatcher(ShardContext(settings, shard, Metrics(), threading.Event(), 2))
+    after.adopt(before.dispatcher)
+    client.xgroup_destroy(EVENTS, "hook")
+    client.delete("sweeperd:groups")
+    after.prepare()
+    assert [entry.id for entry in Outbox(shard, "test").read("hook", 10)] == [event]
 
 
 def test_a_stop_ends_the_waits_of_endpoints_and_replays(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:

@@ -15,7 +15,7 @@ from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.lane import Batch
 from sweeperd.delivery.relay import CyclesRecords, Relay
 from sweeperd.metrics import Metrics
-from sweeperd.outbox import Message, OutboxEntry, message
+from sweeperd.outbox import CircuitStateStore, Message, OutboxEntry, message
 from sweeperd.store import Shard
 from tests.support.builders import make_lane
 from tests.support.fixtures import full
@@ -254,6 +254,15 @@ def test_the_delivery_id_is_that_of_the_service() -> None:
     assert delivery_id("evt_1", "whsub_1") == "del_29bf40434e8635ee"
 
 
+@pytest.mark.parametrize("at", [b"soon", b"99999999999999999"])
+def test_a_time_that_cannot_be_read(shard: Shard, client: redis.Redis, at: bytes) -> None:
+    subscribe(client, "whsub_1")
+    bad, good = entry(1, expired_at=at), entry(2, id=b"r2")
+    done = CyclesRecords(shard).write([bad, good])
+    assert (done.taken, done.written) == (2, [good])
+    assert done.failed == [(bad, "the time of the expiry is unreadable")]
+
+
 @pytest.mark.parametrize(
     "without", [entry(tenant=b""), entry(type=b"system.webhook_delivery_failed")], ids=["no tenant", "no expiry"]
 )
@@ -311,6 +320,17 @@ def test_unreadable_subscriptions_are_remembered_up_to_a_limit(
         caplog.clear()
 
 
+def test_subscriptions_are_kept_in_memory_up_to_a_limit(
+    shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "PARSED", 2)
+    records = CyclesRecords(shard)
+    for number, each in enumerate(entries(5)):
+        subscribe(client, f"whsub_{number}")
+        assert records.write([each]).deliveries == number + 1
+        assert len(records._parsed) <= 2
+
+
 def test_results_are_observed_with_their_duration_and_counted(shard: Shard, client: redis.Redis) -> None:
     client.set("events:bad", "x")
     relaying, started = Relaying(shard), time.monotonic()
@@ -339,6 +359,12 @@ def test_a_full_redis_changes_nothing_and_the_events_wait(own_shard: Shard) -> N
     assert relaying.lane.circuit.failures == 0
 
 
+def published(shard: Shard) -> int:
+    """How many failures in a row operators see."""
+    (note,) = CircuitStateStore(shard).read("relay").notes
+    return note.failures
+
+
 @pytest.mark.parametrize("key", ["events:_all", "dispatch:pending", "webhooks:__system__"])
 def test_a_key_of_all_tenants_of_another_type_opens_the_circuit(shard: Shard, client: redis.Redis, key: str) -> None:
     subscribe(client, "whsub_1")
@@ -349,11 +375,15 @@ def test_a_key_of_all_tenants_of_another_type_opens_the_circuit(shard: Shard, cl
         (settled,) = relaying.send(each)
         assert (settled.action, "WRONGTYPE" in settled.reason) == (Disposition.NACK, True)
     assert relaying.lane.circuit.open
-    assert relaying.counted(Result.FAILED) == 5
+    assert published(shard) == 5
+    relaying.send(entry(), probe=True)
+    assert published(shard) == 6
+    assert relaying.counted(Result.FAILED) == 6
     assert sorted(client.keys("[dew]*")) == before
     client.delete(key)
     assert [each.action for each in relaying.send(entry(), probe=True)] == [Disposition.ACKNOWLEDGE]
     assert not relaying.lane.circuit.open
+    assert published(shard) == 0
 
 
 @pytest.mark.parametrize("key", ["events:bad", "webhooks:bad", "deliveries:whsub_bad"])
@@ -381,133 +411,23 @@ def test_a_key_of_one_tenant_of_another_type_makes_its_events_wait_alone(
     assert [each.action for each in relaying.send(bad)] == [Disposition.ACKNOWLEDGE]
 
 
-# ---- the brake: room for the deliveries of others
-
-
-LATE = b"9999999999999"  # an expiry that is never an hour old
-LIMIT = 3
-
-
-def limited(shard: Shard, limit: int = LIMIT) -> CyclesRecords:
-    shard.read_clock()
-    return CyclesRecords(shard, CyclesSettings(dispatch_backlog=limit))
-
-
-def young(count: int, **changes: bytes) -> list[OutboxEntry]:
-    return entries(count, expired_at=LATE, **changes)
-
-
-def test_as_many_deliveries_as_fit_below_the_limit(shard: Shard, client: redis.Redis) -> None:
-    """The rest waits, in order; an event without a subscription, and one that is an hour old, never wait."""
-    subscribe(client, "whsub_1")
-    subscribe(client, "whsub_2")
-    client.lpush("dispatch:pending", "of somebody else")
-    taken = young(4)
-    unmatched, old = entry(8, tenant=b"other", expired_at=LATE), entry(9, id=b"old", expired_at=b"1000")
-    done = limited(shard, 5).write([*taken, unmatched, old])
-    assert (done.taken, done.deliveries, done.failed) == (6, 6, [])
-    assert sorted(done.written) == sorted([*taken[:2], unmatched, old])
-    assert done.held == taken[2:]
-    assert client.llen("dispatch:pending") == 7
-    assert client.zcard("events:_all") == 4
-    assert abs(int(client.hget("sweeperd:relay", "waiting") or 0) - shard.read_clock()) < 5000
-    assert client.hget("sweeperd:relay", "last") == b"of somebody else"
-
-
-def test_the_events_that_wait_get_the_room_of_sent_deliveries(shard: Shard, client: redis.Redis) -> None:
-    subscribe(client, "whsub_1")
-    records, taken = limited(shard), young(5)
-    assert records.write(taken).held == taken[3:]
-    assert records.write(taken[3:]).held == taken[3:]
-    assert records.write([entry(9, tenant=b"other", expired_at=LATE)]).held == []
-    assert client.hget("sweeperd:relay", "waiting"), "an event without deliveries says nothing about the room"
-    client.rpop("dispatch:pending")
-    done = records.write(taken[3:])
-    assert (done.written, done.held) == (taken[3:4], taken[4:])
-    client.delete("dispatch:pending")
-    assert records.write(taken[4:]).held == []
-    assert client.hget("sweeperd:relay", "waiting") == b""
-    assert client.zcard("events:acme") == client.zcard("deliveries:whsub_1") == 5
-
-
-def test_an_event_with_records_does_not_wait(shard: Shard, client: redis.Redis) -> None:
-    subscribe(client, "whsub_1")
-    records, taken = limited(shard), young(4)
-    records.write(taken)
-    done = records.write(taken)
-    assert (sorted(done.written), done.held, done.deliveries) == (taken[:3], taken[3:], 0)
-
-
-def test_an_event_with_more_deliveries_than_the_limit_needs_an_empty_list(shard: Shard, client: redis.Redis) -> None:
-    for number in range(LIMIT + 1):
-        subscribe(client, f"whsub_{number}")
-    client.lpush("dispatch:pending", "x")
-    records, taken = limited(shard), young(2)
-    assert records.write(taken).held == taken
-    client.delete("dispatch:pending")
-    done = records.write(taken)
-    assert (done.deliveries, done.held) == (LIMIT + 1, taken[1:])
-
-
-@pytest.mark.parametrize(
-    ("still_ms", "held"), [(55_000, 1), (61_000, 0), (-60_000, 1)], ids=["lives", "dead", "the clock was set back"]
-)
-def test_without_a_living_dispatcher_everything_is_written(
-    shard: Shard, client: redis.Redis, still_ms: int, held: int
-) -> None:
-    """The dispatcher takes from the right: if the right end stays for a minute, for all processes, it does not live."""
-    subscribe(client, "whsub_1")
-    taken = young(4)
-    assert limited(shard).write(taken).held == taken[3:]
-    assert limited(shard).write(taken[3:]).held == taken[3:]
-    since = int(client.hget("sweeperd:relay", "since") or 0)
-    assert abs(since - shard.read_clock()) < 5000
-    client.hset("sweeperd:relay", "since", shard.read_clock() - still_ms)
-    assert len(limited(shard).write(taken[3:]).held) == held
-    assert bool(client.hget("sweeperd:relay", "waiting")) == bool(held)
-
-
-def test_a_dispatcher_that_takes_again_lives(shard: Shard, client: redis.Redis) -> None:
-    subscribe(client, "whsub_1")
-    taken = young(9)
-    limited(shard).write(taken[:4])
-    limited(shard).write(taken[3:4])
-    client.hset("sweeperd:relay", "since", shard.read_clock() - 61_000)
-    assert limited(shard).write(taken[3:7]).held == []
-    client.rpop("dispatch:pending")
-    assert limited(shard).write(taken[7:]).held == taken[7:]
-
-
-def test_an_empty_list_is_the_work_of_a_living_dispatcher(shard: Shard, client: redis.Redis) -> None:
-    """Also after hours without an expiry."""
-    subscribe(client, "whsub_1")
-    client.hset("sweeperd:relay", mapping={"last": "", "since": 1})
-    assert len(limited(shard).write(young(5)).held) == 2
-
-
-def test_without_a_limit_nothing_waits_and_nothing_is_noted(shard: Shard, client: redis.Redis) -> None:
-    subscribe(client, "whsub_1")
-    client.lpush("dispatch:pending", *range(2000))
-    assert limited(shard, 0).write(young(30)).held == []
-    assert not client.exists("sweeperd:relay")
-
-
 def test_to_wait_is_no_failure(shard: Shard, client: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
     subscribe(client, "whsub_1")
-    relaying = Relaying(shard, CyclesSettings(dispatch_backlog=LIMIT))
-    taken = young(LIMIT + 2)
+    limit = 3
+    relaying = Relaying(shard, CyclesSettings(dispatch_backlog=limit))
+    taken = entries(limit + 2, expired_at=b"9999999999999")
     settled = {each.action: each.entries for each in relaying.send(*taken)}
-    assert settled == {Disposition.ACKNOWLEDGE: taken[:LIMIT], Disposition.RELEASE: taken[LIMIT:]}
+    assert settled == {Disposition.ACKNOWLEDGE: taken[:limit], Disposition.RELEASE: taken[limit:]}
     assert relaying.lane.brake.waiting
     assert relaying.lane.circuit.failures == 0
-    assert (relaying.counted(Result.DELIVERED), relaying.counted(Result.FAILED)) == (LIMIT, 0)
+    assert (relaying.counted(Result.DELIVERED), relaying.counted(Result.FAILED)) == (limit, 0)
     waiting = "sweeperd_relay_waiting", {"shard": shard.name}
     assert relaying.metrics.registry.get_sample_value(*waiting) == 1
     unmatched = entry(9, tenant=b"other")
     assert [each.action for each in relaying.send(unmatched)] == [Disposition.ACKNOWLEDGE]
     assert relaying.lane.brake.waiting, "an event without deliveries says nothing about the room"
     client.delete("dispatch:pending")
-    assert [each.action for each in relaying.send(*taken[LIMIT:])] == [Disposition.ACKNOWLEDGE]
+    assert [each.action for each in relaying.send(*taken[limit:])] == [Disposition.ACKNOWLEDGE]
     assert not relaying.lane.brake.waiting
     assert relaying.metrics.registry.get_sample_value(*waiting) == 0
     assert [record.message for record in caplog.records] == [

@@ -102,6 +102,30 @@ def test_no_event_is_due_by_the_end_of_all_waits_that_a_claim_would_refuse(clock
     assert outbox.least_idle == [least * 1000]
 
 
+def test_the_brake_holds_for_its_pause(clock: ManualClock) -> None:
+    brake = Brake(1.0, clock)
+    assert not brake.holds
+    brake.hold()
+    clock.now += 0.999
+    assert brake.holds
+    clock.now += 0.001
+    assert (brake.holds, brake.waiting) == (False, True)
+    brake.hold()
+    brake.release()
+    assert not brake.holds
+
+
+def test_each_try_with_the_brake_on_puts_it_on_anew(clock: ManualClock) -> None:
+    steps = scan(Listed(), clock=clock)
+    lane: Any = steps._lane
+    lane.brake = Brake(1.0, clock)
+    lane.brake.hold()
+    clock.now += 1
+    assert steps.due
+    assert steps.take(10, 0.0) == []
+    assert not steps.due
+
+
 def test_half_of_the_room_is_left_to_new_events(clock: ManualClock) -> None:
     outbox = Listed(*(parked(number, 100) for number in range(100)))
     steps = scan(outbox, clock=clock)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.outbox.attempts import Attempt
+from sweeperd.outbox.attempts import Attempt, attempts_as
 from sweeperd.store import Shard
 from tests.integration.cli.conftest import Run
 from tests.support.harness import reserve
@@ -98,3 +98,12 @@ def test_show_has_those_of_its_event(invoke: Run, client: redis.Redis, add: Add)
     assert ids == [batch.event_id, alone.event_id]
     text = invoke("show", name, endpoints=ENDPOINTS).stdout
     assert "2.2 to billing: HTTP 500 after 12 ms, in a batch of 40" in text
+
+
+def test_a_search_by_webhook_id_reads_no_more_attempts_than_asked_for(shard: Shard, add: Add) -> None:
+    for number in range(5):
+        add(number)
+    for most, ids in ((5, ["evt_2"]), (3, ["evt_2"]), (2, [])):
+        for endpoints in (["billing"], ["other", "billing", "billing"]):
+            found, read = attempts_as(shard, endpoints, "batch_2", most)
+            assert ([each.attempt.event_id for each in found], read) == (ids, most)

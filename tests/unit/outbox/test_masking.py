@@ -79,6 +79,33 @@ def test_what_is_too_short_for_a_secret_is_shown() -> None:
     assert masker().text(f"{short} {long}", {"X-Short": short, "X-Long": long}) == f"{short} {HIDDEN}"
 
 
+def test_a_secret_is_hidden_if_the_response_is_nothing_else() -> None:
+    assert masker().text("hush", {"X-Key": "hush"}) == HIDDEN
+
+
+@pytest.mark.parametrize("where", ["configured", "sent"])
+@pytest.mark.parametrize(
+    ("value", "echo", "shown"),
+    [
+        ("session=hush-hush; theme=dark", "hush-hush or dark", f"{HIDDEN} or {HIDDEN}"),
+        ("hush-one hush-two", "hush-one or hush-two", f"{HIDDEN} or {HIDDEN}"),
+        ("Bearer hush-hush", "Bearer: hush-hush", f"Bearer: {HIDDEN}"),
+        ("Bearer aHVzaC1odXNo", "aHVzaC1odXNo or hush-hush", f"{HIDDEN} or hush-hush"),
+        ("Basic hush", "Basic: hush", f"Basic: {HIDDEN}"),
+        ("Basic", "no Basic", f"no {HIDDEN}"),
+    ],
+)
+def test_the_parts_of_a_header_are_hidden_each_by_itself(where: str, value: str, echo: str, shown: str) -> None:
+    headers = {"X-Key": value}
+    masked, sent = (masker(), headers) if where == "sent" else (masker(headers=headers), {})
+    assert masked.text(echo, sent) == shown
+
+
+@pytest.mark.parametrize(("end", "shown"), [("hush-h", HIDDEN), ("hus", "hus"), ("thanks", "thanks")])
+def test_only_the_beginning_of_a_secret_is_hidden_at_the_end_of_a_text_that_was_cut(end: str, shown: str) -> None:
+    assert masker().text(f"accepted: {end}", {"X-Key": "hush-hush"}, cut=True) == f"accepted: {shown}"
+
+
 def test_a_secret_that_is_a_part_of_another_leaves_nothing_of_it() -> None:
     sent = {"X-One": "hush", "X-Two": "hush-hush-hush"}
     assert masker().text("hush-hush-hush", sent) == HIDDEN
@@ -88,6 +115,7 @@ def test_a_body_is_shown_unless_it_is_compressed() -> None:
     sent = {"X-Key": "hush-hush"}
     assert masker().body(b"", sent, {"Content-Encoding": "gzip"}) == ""
     assert masker().body(b"no: hush-hush \xff", sent, {}) == f"no: {HIDDEN} \\xff"
+    assert masker().body(b"no: h\xfcsh-h\xfcsh", {"X-Key": "h\xfcsh-h\xfcsh"}, {}) == f"no: {HIDDEN}", "as headers are sent"
     assert masker().body(b"\x1f\x8b", sent, {"Content-Encoding": "gzip"}) == "(gzip, not shown)"
 
 

@@ -1,6 +1,8 @@
 """A kind of the settings as the sweep takes it: what its script is called with."""
 
 import tomllib
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +40,31 @@ def test_hashes_that_ended_together_are_not_all_removed_together(spread: float, 
     assert lasting[0] >= 100_000, "never shorter than the retention"
     assert lasting[-1] <= most
     assert lasting[-1] - lasting[0] > (most - 100_000) / 2
+
+
+DECLARED, SCRIPTED = {"active": {"state": "HELD"}}, {"script": "file:kind.lua", "writes": ["seats:*"]}
+ASKS = {"unless": "EXISTS paid:{order}"}
+
+
+@pytest.mark.parametrize(
+    ("more", "reasons"),
+    [
+        (DECLARED, {"INVALID_STATE", "MISSING_FIELD"}),
+        (DECLARED | ASKS, {"INVALID_STATE", "MISSING_FIELD"}),
+        (DECLARED | ASKS | {"unless_max": "1h"}, {"INVALID_STATE", "MISSING_FIELD", "PROTECTED_TOO_LONG"}),
+        (DECLARED | ASKS | {"unless_max": "1h", "protected": "expire"}, {"INVALID_STATE", "MISSING_FIELD"}),
+        (SCRIPTED, {"SCRIPT_ERROR", "TOO_MANY_FIELDS"}),
+        (SCRIPTED | {"fields": ["qty"]}, {"SCRIPT_ERROR"}),
+        (SCRIPTED | {"fields": ["qty"], "unless": {"paid": "yes"}}, {"SCRIPT_ERROR"}),
+        (SCRIPTED | {"fields": ["qty"]} | ASKS, {"SCRIPT_ERROR", "MISSING_FIELD"}),
+    ],
+)
+def test_the_reasons_of_a_quarantine_are_those_that_an_entry_can_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], reasons: set[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kind.lua").write_text("return function() return {} end")
+    kind = {"name": "seat-hold", "index": "seats:ttl", "key": "seats:hold:{id}", "deadline": "expires_at"}
+    settings = Settings.model_validate({"kinds": [kind | {"ended": {"state": "EXPIRED"}} | more]})
+    of_every_kind = {"WRONG_TYPE", "INVALID_EXPIRY", "INVALID_PLAN"}
+    assert configured_kind(settings.kinds[0], settings).reasons.keys() == of_every_kind | reasons

@@ -53,6 +53,12 @@ def test_it_counts_and_asks_first(invoke: Run, client: redis.Redis, now: int) ->
     assert actions(invoke) == []
 
 
+def test_what_was_selected_is_noted(invoke: Run, now: int) -> None:
+    start(invoke, "--detach", "--yes", "--tenant", "acme", "--event-type", "reservation")
+    ((_, target, count),) = actions(invoke)
+    assert (target.endswith(" --tenant acme --event-type reservation"), count) == (True, 3)
+
+
 def test_it_begins_once_and_is_named_by_status(invoke: Run, client: redis.Redis, now: int) -> None:
     since = rfc3339(now - 2 * HOUR)
     began = start(invoke, "--detach", "--yes", "--tenant", "acme", since=since)

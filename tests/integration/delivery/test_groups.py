@@ -217,6 +217,9 @@ def test_it_goes_back_no_further_than_max_age(shard: Shard, client: redis.Redis)
     client.xgroup_destroy(EVENTS, "hook")
     Delivery(shard, NOWHERE, 2, {}, max_age="72h")
     assert ids_left(shard) == [f"{now - 2 * DAY}-{number}".encode() for number in (1, 2)]
+    client.xgroup_destroy(EVENTS, "hook")
+    ConsumerGroups(shard, "us").ensure("hook")
+    assert len(ids_left(shard)) == 2, "the same without settings"
 
 
 def test_its_events_do_not_become_dead_letters_at_once(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:

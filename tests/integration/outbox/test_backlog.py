@@ -67,6 +67,17 @@ def test_what_is_taken_and_what_is_not(stream: Outbox, shard: Shard, client: red
     assert now() == (0, 0.0)
 
 
+def test_nobody_knows_how_many_wait_if_the_group_goes_meanwhile(
+    stream: Outbox, shard: Shard, client: redis.Redis
+) -> None:
+    stream.groups.ensure(GROUP)
+    add(client, 3)
+    stream.read(GROUP, 1)
+    group = streams.groups(client, shard.keys.events)[GROUP.encode()]
+    client.xgroup_destroy(KEY, GROUP)
+    assert read_backlog(shard, group, None, shard.read_clock()) is None
+
+
 def test_a_long_backlog_is_read_again_only_where_the_group_has_moved(
     stream: Outbox, shard: Shard, client: redis.Redis
 ) -> None:
@@ -172,8 +183,11 @@ def test_without_a_filter_only_a_page_is_read(stream: Outbox, shard: Shard, clie
     if not counts_lag(client):
         pytest.skip("Redis 6.2 does not count them")
     stream.groups.ensure(GROUP)
-    add(client, 1500)
     everything = Subscription(EndpointSettings.model_validate({"name": GROUP, "url": "http://x/"}))
+    add(client, 1000)
+    found = backlog(shard, everything)
+    assert (found.events, found.exact) == (1000, True)
+    add(client, 500)
     for subscription, exact in ((everything, False), (None, True)):
         client.config_resetstat()
         found = backlog(shard, subscription)

@@ -798,6 +798,7 @@ def test_remove_silent_consumers(shard: Shard, stream: Outbox, other: Outbox, cl
     (entry,) = other.read(GROUP, 1)
     everybody = {b"us", b"them", PARKED, b"dead-1", b"dead-2"}
     assert consumers(client) == everybody
+    eventually(lambda: all(consumer["idle"] >= 5 for consumer in client.xinfo_consumers(KEY, GROUP)))
     assert stream.groups.remove_silent(GROUP) == 0, "they have spoken lately"
     assert consumers(client) == everybody
     soon = ConsumerGroups(shard, "us", timing=Timing(take_over_after=0.05))

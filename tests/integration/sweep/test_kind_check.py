@@ -16,7 +16,7 @@ from sweeperd.sweep import configured
 from sweeperd.sweep.kind_script import HIDDEN_GLOBALS
 from tests.lua.kinds.world import SEATS, Seats, scripted, settings_of
 from tests.support.fixtures import full
-from tests.support.servers import Server
+from tests.support.servers import Binary, Server
 
 pytestmark = pytest.mark.every_redis
 
@@ -115,6 +115,14 @@ def test_on_redis_6_the_writes_of_a_plan_are_asked_for_too(client: redis.Redis, 
         seats.kind.check(user)
     with limited(client, server, "-hincrby") as user:
         seats.kind.check(user)  # a sum is written with HSET
+
+
+def test_on_redis_6_a_command_that_was_renamed_is_refused(redis_binary: Binary) -> None:
+    with Server(redis_binary, ["--rename-command", "RPUSH", ""]) as server:
+        with BeforeRedis7(port=server.port, protocol=2) as client:
+            seats = Seats(client, SEATS | {"give_back": ["RPUSH seats:log {qty}"]})
+            with pytest.raises(KindRefused, match=r"no right to RPUSH$"):
+                seats.kind.check(client)
 
 
 def test_on_redis_6_a_check_that_fails_leaves_no_transaction_open(client: redis.Redis, server: Server) -> None:

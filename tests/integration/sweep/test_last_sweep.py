@@ -164,8 +164,10 @@ def test_the_seen_score_is_noted_unless_the_tick_was_cut_short(shard: Shard, cli
 
 def test_the_note_of_another_process_is_good_for_longer(shard: Shard, client: redis.Redis) -> None:
     board, now = LastSweepStore(shard, KIND, 60), shard.read_clock()
-    assert not board.heard(b"another", b"%d" % (now - 100_000))
+    assert not board.heard(b"another", b"%d" % (now - 118_000))
     assert not board.note(report())
+    assert not any(board.heard(b"another", at) for at in (None, b"", b"nonsense"))
+    assert not board.note(report()), "what cannot be read says nothing"
     board.heard(b"another", b"%d" % (now - 130_000))
     assert board.note(report())
     assert not board.note(report())

@@ -6,6 +6,7 @@ import re
 import shutil
 import threading
 import time
+import tomllib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,14 +14,15 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import SweepSettings
+from sweeperd.config import Settings, SweepSettings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.store import Shard
-from sweeperd.sweep import Decision, Outcome
+from sweeperd.store import Clock, Shard
+from sweeperd.sweep import Decision, Kind, Outcome
 from tests.lua import builders
-from tests.support.builders import make_sweeper
+from tests.support.builders import configured_kind, make_sweeper
 from tests.support.fates import INDEX, QUARANTINE, World, batches, without_looks
 from tests.support.harness import eventually, reserve, server_time
+from tests.support.kind_settings import SEAT_HOLD, hold_seats
 
 SCANNING = pytest.mark.parametrize("world", [True], ids=["scan"], indirect=True)
 
@@ -344,8 +346,9 @@ def test_the_script_cache_is_flushed_between_batches(world: World) -> None:
 
 
 def test_an_idle_index(world: World) -> None:
-    report = world.sweeper(5, 5).tick()
-    assert (report.complete, report.candidates) == (True, 0)
+    pages: list[None] = []
+    report = world.sweeper(5, 5).tick(paged=lambda: pages.append(None))
+    assert (report.complete, report.candidates, len(pages)) == (True, 0, 1)
     assert report.duration_seconds > 0
     assert world.observed == []
 
@@ -469,25 +472,29 @@ def test_a_tick_expires_in_the_order_of_the_index(shard: Shard, client: redis.Re
 
 def test_a_woken_tick_decides_only_what_woke_it(client: redis.Redis, shard: Shard) -> None:
     reserve(client, ["seen"])
-    reserve(client, ["new", "in grace"], overdue_by=10_000)
-    client.hset("reservation:res_in grace", "grace_ms", 11_000)
+    resting = ["in grace", "committed", "extended"]
+    reserve(client, ["new", *resting], overdue_by=10_000)
+    for name in resting:
+        client.hset(f"reservation:res_{name}", "grace_ms", 11_000)
     decided: list[Decision] = []
     sweeper = make_sweeper(shard, observe=lambda decisions, _: decided.extend(decisions))
     assert sweeper.grace_end_ms == math.inf
     shard.read_clock()
     report = sweeper.tick(seen_ms=server_time(client) - 30_000)
-    assert dict(report.counts) == {Outcome.EXPIRED: 1, Outcome.IN_GRACE: 1}
+    assert dict(report.counts) == {Outcome.EXPIRED: 1, Outcome.IN_GRACE: 3}
     assert server_time(client) - 1000 <= report.seen_ms < server_time(client)
     deadline: Any = client.zscore("reservation:ttl", "in grace")
     end = deadline + 11_000
     assert sweeper.grace_end_ms == end
     assert sweeper.tick(seen_ms=report.seen_ms).counts == {}, "neither what stands before, nor what is in grace"
+    client.zrem("reservation:ttl", "committed")
+    client.zadd("reservation:ttl", {"extended": end + 3_600_000})
     eventually(lambda: shard.read_clock() > end + 1)
     decided.clear()
     report = sweeper.tick(seen_ms=report.seen_ms)
     assert [(decision.id, decision.outcome) for decision in decided] == [(b"in grace", Outcome.EXPIRED)]
     assert sweeper.grace_end_ms == math.inf
-    assert client.zrange("reservation:ttl", 0, -1) == [b"seen"]
+    assert client.zrange("reservation:ttl", 0, -1) == [b"seen", b"extended"]
     assert dict(sweeper.tick().counts) == {Outcome.EXPIRED: 1}
 
 
@@ -513,3 +520,63 @@ def test_a_tick_over_the_index_leaves_the_last_moment_to_woken_ones(client: redi
     report = make_sweeper(shard).tick(leave_ms=30_000)
     assert dict(report.counts) == {Outcome.EXPIRED: 1}
     assert server_time(client) - report.seen_ms >= 30_000
+
+
+class FixedClock(Clock):
+    """Stands still, whatever the server says."""
+
+    def __init__(self, now: int) -> None:
+        super().__init__()
+        self.now = now
+        #: What the server said.
+        self.readings: list[int] = []
+
+    def set(self, now_ms: int) -> None:
+        self.readings.append(now_ms)
+
+    def now_ms(self) -> int:
+        return self.now
+
+
+def test_a_tick_has_seen_no_deadline_that_may_still_be_added(client: redis.Redis, shard: Shard) -> None:
+    """In the present millisecond of the server nothing is due, and a daemon's clock may be wrong."""
+    now = server_time(client)
+    for ahead in (-1000, 60_000):
+        clock = shard.clock = FixedClock(now + ahead)
+        seen = make_sweeper(shard).tick(seen_ms=now - 5000).seen_ms
+        assert seen == min(clock.now, clock.readings[0]) - 1
+        for leave in (0, 30_000):
+            clock.readings.clear()
+            seen = make_sweeper(shard).tick(leave_ms=leave).seen_ms
+            assert seen == clock.readings[0] - max(1, leave)
+
+
+# ---- of a configured kind
+
+
+def seat_hold(more: str) -> Kind:
+    settings = Settings.model_validate(tomllib.loads(SEAT_HOLD + more))
+    return configured_kind(settings.kinds[0], settings)
+
+
+def test_a_tick_over_the_index_learns_when_a_grace_ends(client: redis.Redis, shard: Shard) -> None:
+    now = server_time(client)
+    for name, ago in (("h1", 1000), ("h2", 2000)):
+        hold_seats(client, name, 1, now - ago)
+    sweeper = make_sweeper(shard, seat_hold('grace = "1h"'))
+    assert dict(sweeper.tick().counts) == {Outcome.IN_GRACE: 2}
+    assert sweeper.grace_end_ms == now - 2000 + 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "counts"),
+    [(1000, 2500, [2500, 1500, 1000, 1000]), (0, 1500, [1500, 1000, 1000]), (2400, 2500, [2500, 2500, 2400])],
+)
+def test_protected_entries_that_have_ended_are_dropped_page_by_page(
+    client: redis.Redis, shard: Shard, first: int, last: int, counts: list[int]
+) -> None:
+    entries = {f"{number:04}": number for number in range(2500)}
+    client.zadd("sweeperd:protected:seat-hold", entries)
+    client.zadd("seats:ttl", {name: at for name, at in entries.items() if not first <= at < last})
+    sweeper = make_sweeper(shard, seat_hold('unless = "EXISTS paid:{id}"'))
+    assert [sweeper.backlog().protected for _ in counts] == counts

@@ -100,6 +100,8 @@ def test_newer_types_categories_and_fields_match_nothing_and_spoil_nothing(
         (json.dumps(BASE | {"retry_policy": {"max_retries": "many"}}).encode(), 'retry_policy.max_retries is "many"'),
         (json.dumps(BASE | {"created_at": "yesterday"}).encode(), 'created_at is "yesterday"'),
         (json.dumps(BASE | {"scope_filter": 5, "status": "x" * 500}).encode(), 'status is "' + "x" * 99 + "…"),
+        (json.dumps(BASE | {"status": "x" * 99}).encode(), 'status is "' + "x" * 99 + "…"),
+        (json.dumps(BASE | {"status": "x" * 98}).encode(), 'status is "' + "x" * 98 + '"'),
     ],
 )
 def test_what_cannot_be_read_is_named_with_its_field_and_value(record: bytes, says: str) -> None:

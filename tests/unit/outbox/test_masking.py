@@ -115,7 +115,9 @@ def test_a_body_is_shown_unless_it_is_compressed() -> None:
     sent = {"X-Key": "hush-hush"}
     assert masker().body(b"", sent, {"Content-Encoding": "gzip"}) == ""
     assert masker().body(b"no: hush-hush \xff", sent, {}) == f"no: {HIDDEN} \\xff"
-    assert masker().body(b"no: h\xfcsh-h\xfcsh", {"X-Key": "h\xfcsh-h\xfcsh"}, {}) == f"no: {HIDDEN}", "as headers are sent"
+    assert masker().body(b"no: h\xfcsh-h\xfcsh", {"X-Key": "h\xfcsh-h\xfcsh"}, {}) == f"no: {HIDDEN}", (
+        "as headers are sent"
+    )
     assert masker().body(b"\x1f\x8b", sent, {"Content-Encoding": "gzip"}) == "(gzip, not shown)"
 
 

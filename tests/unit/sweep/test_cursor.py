@@ -3,7 +3,7 @@
 import math
 import random
 
-from sweeperd.sweep.index import START, Cursor, Position
+from sweeperd.sweep.index import ENDS, START, Cursor, GraceEnds, IndexEntry, Position
 
 
 def at(score: int, passed: int = 0) -> Position:
@@ -82,3 +82,37 @@ def test_no_entry_waits_long_however_short_the_ticks_are() -> None:
             cursor.stop(at(begin + step))
     assert left == {}
     assert worst < 4 * math.ceil(entries / step)
+
+
+# ---- the ends of graces that are known
+
+
+def entry(name: int | str, score: int = 1) -> IndexEntry:
+    return IndexEntry(str(name).encode(), b"%d" % score)
+
+
+def test_graces_that_ended_are_given_out_once_in_order() -> None:
+    ends = GraceEnds()
+    for name, end in (("c", 30), ("a", 10), ("b", 20), ("a", 10)):
+        ends.add(entry(name), end)
+    assert (ends.first, ends.take(9, 5)) == (10, [])
+    assert ends.take(30, 2) == [entry("a"), entry("b")]
+    assert (ends.first, ends.take(30, 5), ends.first) == (30, [entry("c")], math.inf)
+
+
+def test_a_grace_that_becomes_longer_or_shorter_ends_then() -> None:
+    ends = GraceEnds()
+    for end, score in ((10, 1), (40, 2), (20, 3)):
+        ends.add(entry("a", score), end)
+    assert (ends.first, ends.take(19, 5)) == (20, [])
+    assert ends.take(100, 5) == [entry("a", 3)]
+
+
+def test_no_more_ends_of_graces_are_kept_than_may_be() -> None:
+    ends = GraceEnds()
+    for number in range(ENDS + 2):
+        ends.add(entry(number), number)
+    ends.add(entry(0, 7), 5)
+    taken = ends.take(2 * ENDS, 2 * ENDS)
+    assert len(taken) == ENDS
+    assert entry(0, 7) in taken, "one that is known may change"

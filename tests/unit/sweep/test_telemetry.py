@@ -221,6 +221,12 @@ def test_a_tick(told: Told) -> None:
     assert told.line == expected | {"level": "INFO"}
 
 
+def test_the_end_of_a_tick_leaves_no_decision_for_later(told: Told) -> None:
+    told.audit.decided([Decision(b"r1", Outcome.NOT_FOUND)], TRACE)
+    told.audit.ticked(report(not_found=1))
+    assert [line["message"] for line in told.lines] == ["not found", "swept"]
+
+
 def test_what_was_passed_by_without_a_look_is_counted_as_well(told: Told) -> None:
     told.audit.ticked(report(passed=7, in_grace=9))
     assert told.changes()[("sweeperd_candidates_total", ("s1", "reservations", "in_grace"))] == 7

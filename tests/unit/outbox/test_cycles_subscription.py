@@ -108,6 +108,7 @@ def test_what_cannot_be_read_is_named_with_its_field_and_value(record: bytes, sa
     with pytest.raises(ValueError, match=r".") as refused:
         parse(record)
     assert says in str(refused.value)
+    assert ("…" in str(refused.value)) is ("…" in says)
     assert "\n" not in str(refused.value)
 
 

@@ -93,5 +93,20 @@ def test_the_script_and_the_samples_of_the_document_work(tmp_path: Path) -> None
     assert sample.books == (("seats:hamlet free", "seats:hamlet held"),)
 
 
+def test_the_books_of_the_document_hold(tmp_path: Path) -> None:
+    """With samples of its own, and with those that are derived."""
+    (fixture,) = (block for block in blocks("python") if "def books" in block)
+    for name, text in (
+        ("conftest.py", fixture),
+        ("config.toml", blocks("toml")[0]),
+        ("samples.json", blocks("json")[0]),
+    ):
+        (tmp_path / name).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--sweeperd-config", "config.toml"]
+    for samples in ([], ["--sweeperd-samples", "seat-hold=samples.json"]):
+        done = subprocess.run([*command, *samples], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
 def test_the_document_lists_every_command() -> None:
     assert not [name for name in FORMS if f"`{name}" not in TEXT]

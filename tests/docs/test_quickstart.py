@@ -125,3 +125,14 @@ def test_shell_completion(shell: str) -> None:
     env = os.environ | {"_SWEEPERD_COMPLETE": f"{shell}_source"}
     done = subprocess.run([BIN / "sweeperd"], env=env, capture_output=True, text=True, timeout=60, check=True)
     assert "_sweeperd_completion" in done.stdout
+
+
+def test_the_least_configuration_of_the_readme_starts(server: Server, tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Configure and start")[2]
+    settings, commands = re.findall(r"^```(?:toml|sh)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1:3]
+    (tmp_path / "config.toml").write_text(settings)
+    keygen, *_ = commands.splitlines()
+    env = {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(tmp_path), "SWEEPERD_REDIS__URL": server.url}
+    for command in (keygen, "sweeperd --once"):
+        done = subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, env=env, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr

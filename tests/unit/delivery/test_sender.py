@@ -179,6 +179,16 @@ def test_connections_are_used_again(answer: bytes) -> None:
         sender.webhook.close()
 
 
+def test_a_connection_that_the_receiver_will_close_is_not_used_again() -> None:
+    kept, last = OK + b"Content-Length: 0\r\n\r\n", OK + b"Connection: close\r\nContent-Length: 0\r\n\r\n"
+    with raw_server(kept, last, kept) as (url, connections):
+        sender = Sender(url)
+        for _ in range(4):
+            assert sender.once().delivered
+        assert len(connections) == 2
+        sender.webhook.close()
+
+
 def test_a_connection_that_the_receiver_closed_meanwhile_is_no_failure() -> None:
     with raw_server(OK + b"Content-Length: 0\r\n\r\n") as (url, connections):
         sender = Sender(url)

@@ -167,6 +167,13 @@ def test_a_stream_whose_last_id_is_the_greatest(
     nothing_moves(name, limited, client, "XADD|stream")
 
 
+def test_actions_are_not_trimmed_if_the_next_one_finds_no_place(limited: redis.Redis, client: redis.Redis) -> None:
+    for number in range(1, 301):
+        client.xadd(ACTIONS, {"who": "me"}, id=f"{number}-1")
+    client.xadd(ACTIONS, {"by": "hand"}, id=GREATEST)
+    nothing_moves("ops/record_action", limited, client, "XADD|stream")
+
+
 def test_a_dead_letter_whose_announcement_finds_no_place(limited: redis.Redis, client: redis.Redis) -> None:
     client.xadd(EVENTS, {"by": "hand"}, id=GREATEST)
     case = CASES["delivery/dead_letter"]

@@ -61,7 +61,7 @@ for i = 2, #ARGV, 3 do
   local group, outcome = groups[name], 'remade'
   if group then
     outcome, position = 'there', group['last-delivered-id']
-    local first = group.pending > 0 and redis.call('XPENDING', KEYS[1], name, '-', '+', 1)[1]
+    local first = redis.call('XPENDING', KEYS[1], name, '-', '+', 1)[1]
     if first then
       position = previous(first[1])
     end

@@ -23,10 +23,12 @@ for i = 1, #rows do
     claim[#claim + 1] = id
   end
 end
-if #claim > before then
-  claim[#claim + 1] = 'IDLE'
-  claim[#claim + 1] = ARGV[5]
-  claim[#claim + 1] = 'JUSTID'
-  redis.call('XCLAIM', unpack(claim))
+local listed = {#rows, rows[#rows][1]}
+if #claim == before then
+  return listed
 end
-return {#rows, rows[#rows][1]}
+claim[#claim + 1] = 'IDLE'
+claim[#claim + 1] = ARGV[5]
+claim[#claim + 1] = 'JUSTID'
+redis.call('XCLAIM', unpack(claim))
+return listed

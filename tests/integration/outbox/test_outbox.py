@@ -514,6 +514,18 @@ def test_bury_what_is_no_longer_in_the_stream(stream: Outbox, client: redis.Redi
     assert held(client) == {}
 
 
+@pytest.mark.parametrize(("fields", "kept"), [(3500, 3500), (3501, 0)])
+def test_bury_an_event_of_another_writer_with_many_fields(
+    fields: int, kept: int, stream: Outbox, client: redis.Redis
+) -> None:
+    stream.groups.ensure(GROUP)
+    client.xadd(KEY, {f"f{number}": "" for number in range(fields)})
+    (entry,) = stream.read(GROUP, 1)
+    assert stream.dead_letter(GROUP, entry, "gone")
+    (letter,) = letters(client)
+    assert len(letter) == 4 + kept
+
+
 def test_claim_and_bury_what_is_no_longer_in_the_stream(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     """Redis 7 forgets such an event when it is claimed, and 6.2 does not; it must be reported in both."""
     first, second = taken(stream, client, 2)

@@ -34,8 +34,8 @@ class ProbeChooser:
 
     def take(self) -> list[OutboxEntry]:
         """
-        Take the next probe: an event, or none if nothing waits. There may be another one before the probe that the
-        endpoint does not want, or such an event alone. Raises redis.RedisError.
+        Take the next probe, or nothing if nothing waits. If the new event that was read is unwanted, the event comes
+        first in the list, with the probe after it, or alone. Raises redis.RedisError.
         """
         chosen = self._choose()
         entries: list[OutboxEntry] = []

@@ -11,7 +11,7 @@ from pydantic import Field, WithJsonSchema
 
 from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Sha256
 from sweeperd.outbox.event import ONLY_FOR, Fields, is_expiry, message
-from sweeperd.outbox.replays import first_id, last_id
+from sweeperd.outbox.replays import first_searched, last_searched
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
@@ -168,11 +168,11 @@ class ExpiryReader:
         self._until_ms = until_ms
         self._tenant = tenant
         self._kind = kind
-        self._first = first_id(since_ms)
+        self._first = first_searched(since_ms)
 
     def read(self) -> Iterator[Expiry]:
         """The events that have not been read yet, page by page. Raises redis.RedisError."""
-        last = streams.LAST if self._until_ms is None else last_id(self.shard, self._until_ms)
+        last = streams.LAST if self._until_ms is None else last_searched(self.shard, self._until_ms)
         for entry, fields in streams.read(self.shard, self.shard.keys.events, self._first, last):
             self._first = streams.after(entry)
             if ONLY_FOR not in fields and is_expiry(fields) and self._asked_for(fields):

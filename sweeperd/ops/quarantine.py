@@ -145,11 +145,11 @@ class Quarantine:
     def _requeue_page(self, page: Sequence[SetAside]) -> list[QuarantineChange]:
         again = self._set_aside_again([entry.id for entry in page])
         problems = {id_: _reason(decision) for id_, decision in again.items()}
-        calls = {entry.id: call for entry in page if (call := self._call(entry, again.get(entry.id)))}
+        calls = {entry.id: call for entry in page if (call := self._requeue_call(entry, again.get(entry.id)))}
         replies = self._requeue.run_many(self._shard.client, list(calls.values()))
         for id_, reply in zip(calls, replies, strict=True):
             if id_ in again:
-                continue  # if Redis is full, the list keeps the old reason
+                continue  # if the note is refused (Redis is full), the list keeps the old reason
             if isinstance(reply, Exception):
                 if is_server_trouble(reply):
                     raise reply
@@ -158,13 +158,14 @@ class Quarantine:
                 problems[id_] = reply.decode()
         return [QuarantineChange(entry, problems.get(entry.id, "")) for entry in page]
 
-    def _call(self, entry: SetAside, again: Decision | None) -> Call | None:
+    def _requeue_call(self, entry: SetAside, again: Decision | None) -> Call | None:
         """The call of requeue.lua. None if the entry is set aside again, and the list has the right reason."""
         args: list[bytes | str] = [entry.id, self._kind.deadline]
         if again:
             if again.outcome is Outcome.ERROR or again.detail == entry.reason:
                 return None
-            args += [again.detail, again.why]
+            args += ["quarantine_reason", again.detail]
+            args += ["quarantine_detail", again.why] if again.why else []
         return Call([self._kind.hash_key(entry.id), self._kind.index, self._kind.quarantine], args)
 
     def _set_aside_again(self, ids: Sequence[bytes]) -> dict[bytes, Decision]:

@@ -36,12 +36,12 @@ AHEAD_MS = 60_000
 BEHIND_MS = 1_000
 
 
-def first_id(since_ms: int) -> bytes:
+def first_searched(since_ms: int) -> bytes:
     """A lower bound of the ids of the events from this time on."""
     return str(max(0, since_ms - BEHIND_MS)).encode()
 
 
-def last_id(shard: Shard, until_ms: int) -> bytes:
+def last_searched(shard: Shard, until_ms: int) -> bytes:
     """
     An upper bound of the ids of the events before this time: the end of the stream, while Redis's clock is behind it.
     Raises redis.RedisError.
@@ -270,7 +270,7 @@ class ReplayStore:
 def count_events(shard: Shard, endpoint: EndpointSettings, span: ReplaySpan) -> ReplayNote:
     """Count the events of the span that the settings of the endpoint ask for. Raises redis.RedisError."""
     wanted, count = EventFilter(endpoint), ReplayCount()
-    first, last = first_id(span.since_ms), last_id(shard, span.until_ms)
+    first, last = first_searched(span.since_ms), last_searched(shard, span.until_ms)
     for entry, fields in streams.read(shard, shard.keys.events, first, last):
         if span.matches(entry, fields) and wanted.matches(fields):
             count.add(entry)

@@ -66,7 +66,7 @@ def test_a_shorter_interval_takes_effect_and_the_counters_stay(
 def test_a_kind_and_a_group_that_go_leave_no_gauge_behind(
     env: dict[str, str], client: redis.Redis, config: Path, tmp_path: Path
 ) -> None:
-    """Its value would never change again, and an alert on it would fire until a restart."""
+    """The value of such a gauge would never change again, and an alert on the gauge would fire until a restart."""
     active, ended = '{ state = "HELD" }', '{ state = "FREE" }'
     kind = [
         'name = "lock"',

@@ -303,7 +303,7 @@ def reports(options: argparse.Namespace, seeds: Iterator[int]) -> Iterator[Repor
                 why = f"the process ended with {os.waitstatus_to_exitcode(status)}"
                 yield Report(seed, 0, 0, 0, 0, 0, 0, "", [], f"the simulation itself: {why}")
     finally:
-        for _, child, reading in started:  # nobody asks for them any more
+        for _, child, reading in started:  # the caller takes no further report, so these seeds end
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             os.close(reading)

@@ -6,8 +6,8 @@
 --
 -- ARGV[1] -> the bare reservation id
 -- ARGV[2] -> the deadline's field in the hash
--- ARGV[3] -> if the sweep would set the entry aside again: the reason. The entry stays, and the hash gets the reason
--- ARGV[4] -> the exact cause of such a reason, or empty
+-- ARGV[3..] -> if the sweep would set the entry aside again: the fields of the hash that say why, name and value in
+--               turn, the reason first. The entry stays
 --
 -- For a configured kind the keys are the entry, the index and the quarantine of the kind.
 --
@@ -32,12 +32,9 @@ if ARGV[3] then
     return refused
   end
   if redis.call('EXISTS', KEYS[1]) == 1 then
-    redis.call('HSET', KEYS[1], 'quarantine_reason', ARGV[3])
-    if ARGV[4] ~= '' then
-      redis.call('HSET', KEYS[1], 'quarantine_detail', ARGV[4])
-    end
+    redis.call('HSET', KEYS[1], unpack(ARGV, 3))
   end
-  return ARGV[3]
+  return ARGV[4]
 end
 redis.call('ZCARD', KEYS[2]) -- fail here, if the key is of another type
 local score = clock.now_text

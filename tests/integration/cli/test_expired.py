@@ -80,7 +80,7 @@ def test_a_clock_that_was_set_back(invoke: Run, client: redis.Redis) -> None:
 
 
 def test_a_clock_that_is_behind_the_stream(invoke: Run, client: redis.Redis) -> None:
-    """It was set back by an hour just now, so each new id is an hour ahead."""
+    """Redis's clock was set back by an hour just now, so each new id is an hour ahead."""
     now = server_time(client)
     add(client, now + 3_600_000, "before")
     for number in range(3):

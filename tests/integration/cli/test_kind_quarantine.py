@@ -58,6 +58,14 @@ def test_what_is_not_repaired_stays_on_the_list(seats: Seats) -> None:
     assert (refused.exit_code, "INVALID_PLAN (no amount: nan)" in refused.output) == (1, True)
     assert seats.client.zcard("sweeperd:quarantine:seat-hold") == 1
     assert seats.client.hget("seats:hold:h1", "quarantine_reason") == b"INVALID_PLAN"
+
+
+def test_what_has_another_fault_by_now_is_listed_with_it(seats: Seats) -> None:
+    seats.client.hdel("seats:hold:h1", "qty")
+    refused = quarantine("requeue", "h1", "--kind", "seat-hold", "--yes")
+    assert (refused.exit_code, "MISSING_FIELD" in refused.output) == (1, True)
+    reason, detail = seats.client.hmget("seats:hold:h1", "quarantine_reason", "quarantine_detail")
+    assert (reason, b"qty" in (detail or b"")) == (b"MISSING_FIELD", True)
     assert seats.seats() == (10, 5)
 
 

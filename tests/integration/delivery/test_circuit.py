@@ -97,7 +97,7 @@ def test_probes_rotate(client: redis.Redis, deliver: Deliver) -> None:
 
 
 def test_an_event_that_the_endpoint_does_not_want_is_no_probe(client: redis.Redis, deliver: Deliver) -> None:
-    """Else the circuit of an endpoint with a filter would stay open, as long as others have traffic."""
+    """Such a probe would say nothing, and as long as other tenants have events, the circuit would stay open."""
     down = [True]
     with Receiver(lambda *_: Answer(503 if down[0] else 200)) as receiver:
         slow = {"redelivery_initial": "1s", "redelivery_max": "1s"}
@@ -112,7 +112,7 @@ def test_an_event_that_the_endpoint_does_not_want_is_no_probe(client: redis.Redi
 
 
 def test_an_open_circuit_without_a_wanted_event_passes_the_others(client: redis.Redis, deliver: Deliver) -> None:
-    """And the probe stays due for the first one that is wanted."""
+    """The probe stays due until an event comes that the endpoint wants."""
     with Receiver() as receiver:
         slow = {"redelivery_initial": "1h", "redelivery_max": "1h"}
         with deliver(receiver.url, endpoint={"tenants": ["acme"]}, **slow) as delivery:

@@ -217,7 +217,7 @@ def test_without_a_limit_the_note_of_a_time_with_one_goes(shard: Shard, client: 
 
 
 def test_a_reload_keeps_the_positions_of_the_groups(shard: Shard, client: redis.Redis) -> None:
-    """Also if groups and notes are lost before the new dispatcher has looked at them."""
+    """The positions count also if groups and notes are lost before the new dispatcher has looked at either."""
     before = Delivery(shard, NOWHERE, 2, {})
     (event,) = expire(client, "one")
     settings = Settings.model_validate({"webhooks": {"endpoints": [{"name": "hook", "url": NOWHERE}]}})

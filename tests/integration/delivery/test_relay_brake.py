@@ -23,7 +23,7 @@ def young(count: int, **changes: bytes) -> list[OutboxEntry]:
 
 
 def test_as_many_deliveries_as_fit_below_the_limit(shard: Shard, client: redis.Redis) -> None:
-    """The rest waits, in order; an event without a subscription, and one that is an hour old, never wait."""
+    """The later events wait, in order. An event without a subscription, or an hour old, never waits."""
     subscribe(client, "whsub_1")
     subscribe(client, "whsub_2")
     client.lpush("dispatch:pending", "of somebody else")

@@ -117,7 +117,7 @@ def test_exactly_the_events_of_the_span_come_again(shard: Shard, client: redis.R
 
 
 def test_a_replay_while_the_clock_is_behind_the_stream(shard: Shard, client: redis.Redis) -> None:
-    """It was set back by an hour just now, so each new id is an hour ahead."""
+    """Redis's clock was set back by an hour just now, so each new id is an hour ahead."""
     now = server_time(client)
     ahead = {"id": "ahead", "tenant": "acme", "expired_at": now - 20_000}
     client.xadd(EVENTS, ahead, id=f"{now + HOUR}-1")  # type: ignore[arg-type]

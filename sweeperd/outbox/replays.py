@@ -176,7 +176,7 @@ class ReplaySubscription(Subscription):
         self.start = note.start
         self._last = StreamId.parse(note.last)
         self._span = note.span
-        self._gets_all = False
+        self.gets_all = False  # the span decides about each event
 
     def takes(self, stream_id: bytes, fields: Fields, /) -> bool:
         """Whether the endpoint gets this event again."""

@@ -159,6 +159,11 @@ class Kind:
         """The name of the entry's hash."""
         return self.stem + entry + self.end
 
+    def names(self, key: bytes) -> bool:
+        """Whether `key` could be the name of an entry's hash."""
+        longer = len(key) > len(self.stem) + len(self.end)
+        return longer and key.startswith(self.stem) and key.endswith(self.end)
+
 
 @dataclass(frozen=True)
 class SweepReport:

@@ -159,3 +159,16 @@ def test_a_restarted_daemon_goes_on_with_its_walk(server: Server, client: redis.
         assert (line["resumed"], line["hashes"]) == (True, total)
         assert running.metric("sweeperd_reconcile_findings", finding="lost") == total
     assert not client.hexists("sweeperd:reconcile", "cursor")
+
+
+def test_a_hash_belongs_to_the_kind_with_the_longer_key(client: redis.Redis, server: Server, tmp_path: Path) -> None:
+    """The keys of seat-hold could be entries of a kind `seats:{id}`, which would give back in its own way."""
+    hold_seats(client, "a", 1, 4_000_000_000_000)
+    client.hset("seats:b", mapping={"state": "HELD", "expires_at": 4_000_000_000_000})
+    config = tmp_path / "config.toml"
+    outer = SEAT_HOLD.replace("seat-hold", "seat").replace("seats:ttl", "seat:ttl").replace("seats:hold:", "seats:")
+    config.write_text(outer + SEAT_HOLD)
+    env = environment(server.url, config=config)
+    assert run(["reconcile", "--kind", "seat", "--repair", "--yes"], env).returncode == 0
+    assert client.zrange("seat:ttl", 0, -1) == [b"b"]
+    assert run(["reconcile", "--kind", "seat-hold"], env).returncode == 0

@@ -55,6 +55,9 @@ class Subject(abc.ABC):
     Interrupted, and KindRefused if the kind's script is broken.
     """
 
+    #: The other kinds whose pattern of keys has at least as much text: their hashes may fit this kind too.
+    closer: Sequence[Kind] = ()
+
     def __init__(self, shard: Shard, kind: Kind, throttle: Throttle | None) -> None:
         self.shard = shard
         self.kind = kind
@@ -79,10 +82,8 @@ class Subject(abc.ABC):
         return self.keyspace.size()
 
     def is_entry(self, key: bytes) -> bool:
-        """Whether `key` is the name of an entry's hash."""
-        longer = len(key) > len(self.kind.stem) + len(self.kind.end)
-        named = longer and key.startswith(self.kind.stem) and key.endswith(self.kind.end)
-        return named and key != self.kind.index
+        """Whether `key` is the name of an entry's hash, and of no kind with a closer pattern."""
+        return self.kind.names(key) and key != self.kind.index and not any(kind.names(key) for kind in self.closer)
 
     def keys(self, stage: WalkStage, stem: bytes, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
         """All keys that begin with `stem`, as `Keyspace.keys` gives them, with progress."""
@@ -220,10 +221,14 @@ class ConfiguredKind(Subject):
 
 
 def subject_of(shard: Shard, settings: Settings, name: str, throttle: Throttle | None = None) -> Subject:
-    kind = kinds_of(settings, shard)[name]
+    kinds = kinds_of(settings, shard)
+    kind = kinds[name]
     if isinstance(kind.counters, Budgets):
         return Reservations(shard, settings.sweep, throttle)
-    return ConfiguredKind(shard, kind, settings.sweep.pipeline_depth, throttle)
+    subject = ConfiguredKind(shard, kind, settings.sweep.pipeline_depth, throttle)
+    least = len(kind.stem + kind.end)
+    subject.closer = [each for each in kinds.values() if each is not kind and len(each.stem + each.end) >= least]
+    return subject
 
 
 class HolderDocument(Document):

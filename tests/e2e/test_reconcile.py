@@ -11,7 +11,7 @@ import redis
 
 from tests.e2e.walk.operator import Terminal
 from tests.support.acl import limited
-from tests.support.harness import SCOPES, budget, command, daemon, environment, eventually, reserve, run
+from tests.support.harness import SCOPES, budget, command, daemon, environment, eventually, once, reserve, run
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 from tests.support.servers import Server
 
@@ -172,3 +172,22 @@ def test_a_hash_belongs_to_the_kind_with_the_longer_key(client: redis.Redis, ser
     assert run(["reconcile", "--kind", "seat", "--repair", "--yes"], env).returncode == 0
     assert client.zrange("seat:ttl", 0, -1) == [b"b"]
     assert run(["reconcile", "--kind", "seat-hold"], env).returncode == 0
+
+
+@pytest.mark.parametrize("state", ["HELD", "EXPIRED"])
+def test_what_was_set_aside_under_another_name_of_its_kind_is_lost(
+    client: redis.Redis, server: Server, tmp_path: Path, state: str
+) -> None:
+    hold_seats(client, "a", 1, 1)  # the deadline is in seconds
+    config = tmp_path / "config.toml"
+    config.write_text(SEAT_HOLD)
+    assert once(environment(server.url, config=config)).report["quarantined"] == 1
+    client.hset("seats:hold:a", "state", state)
+    config.write_text(SEAT_HOLD.replace("seat-hold", "seats"))
+    env = environment(server.url, config=config)
+    assert run(["reconcile", "--repair", "--yes", "--kind", "seats"], env).returncode == 0
+    assert client.zrange("seats:ttl", 0, -1) == ([b"a"] if state == "HELD" else [])
+    once(env)
+    assert client.zrange("sweeperd:quarantine:seats", 0, -1) == ([b"a"] if state == "HELD" else [])
+    assert run(["quarantine", "dismiss", "a", "--yes", "--kind", "seats"], env).returncode == (state == "EXPIRED")
+    assert run(["reconcile", "--kind", "seats"], env).returncode == 0

@@ -35,8 +35,8 @@ CONFIRM = 50
 WalkProgress = Callable[[WalkStage, int, int], None]
 
 _ENTRY, _ORPHANS = Script("ops/reconcile_entry"), Script("ops/reconcile_orphans")
-#: The outcomes of a hash that is active.
-_ACTIVE = (Outcome.EXPIRED, Outcome.IN_GRACE, Outcome.NOT_DUE)
+#: The outcomes of a hash that is not active; what is set aside counts as active.
+_INACTIVE = (Outcome.SKIPPED, Outcome.NOT_FOUND)
 
 
 class Sight(NamedTuple):
@@ -199,7 +199,7 @@ class ConfiguredKind(Subject):
         lost = [each.subject for each in found if each.fault is Fault.LOST]
         with self.throttle.step():
             explained = self.explained(lost)
-        active = {each.decision.id for each in explained if each.decision.outcome in _ACTIVE}
+        active = {each.decision.id for each in explained if each.decision.outcome not in _INACTIVE}
         return [each for each in found if each.fault is not Fault.LOST or each.subject in active]
 
     def explained(self, ids: Sequence[bytes]) -> list[Explanation]:

@@ -10,7 +10,7 @@
 --
 -- Returns {} if all is well, else {fault, the right score, the score found}:
 --   orphan              an entry without a hash; mended by removing the entry
---   lost                a hash without an entry, and not set aside either; mended by adding an entry
+--   lost                a hash without an entry, neither in quarantine nor dismissed; mended by adding an entry
 --   wrong_score         a score that differs from a reservation's deadline, or is later than the deadline of a
 --                       configured kind; mended by setting the score
 --   foreign_quarantine  an ACTIVE reservation set aside by another sweeper; not mended here
@@ -30,7 +30,7 @@ local function kind_fault()
   if redis.call('EXISTS', KEYS[3]) == 0 then
     return score and 'orphan', '', score
   end
-  local row = redis.pcall('HMGET', KEYS[3], ARGV[3], 'quarantined_at')
+  local row = redis.pcall('HMGET', KEYS[3], ARGV[3], 'dismissed_at')
   local deadline = not row.err and clock.whole(row[1])
   if not deadline then
     return nil

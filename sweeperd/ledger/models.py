@@ -318,8 +318,13 @@ def milliseconds(what: str, duration: timedelta, *, least: int) -> int:
 
 
 def json_text(mapping: Mapping[str, Any] | None) -> bytes:
-    """A mapping as JSON with sorted keys, so that equal mappings give equal text; None gives the empty text."""
-    return b"" if mapping is None else json.dumps(dict(mapping), separators=(",", ":"), sort_keys=True).encode()
+    """
+    A mapping as JSON with sorted keys, so that equal mappings give equal text; None gives the empty text. Raises
+    ValueError for a number that JSON does not have.
+    """
+    if mapping is None:
+        return b""
+    return json.dumps(dict(mapping), separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
 
 
 def request_hash(*request: str | bytes) -> bytes:

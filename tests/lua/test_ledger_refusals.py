@@ -403,6 +403,7 @@ def test_a_key_of_the_wrong_type_fails_before_anything_is_written(book: Book, op
         lambda book: book.reserve(max_extensions=2**53 + 1),
         lambda book: book.reserve(idempotency_key=""),
         lambda book: book.reserve(overage_policy="ALLOW"),
+        lambda book: book.reserve(metadata={"a": float("nan")}),
         lambda book: book.event(-1),
         lambda book: book.event(overage_policy=""),
         lambda book: book.commit(b"r", -1),

@@ -55,7 +55,7 @@ def _second(seconds: int) -> str:
 
 def timestamp(milliseconds: float | None) -> str | None:
     """A moment in ms since the epoch as RFC 3339. None without a moment, and for a moment beyond the calendar."""
-    with contextlib.suppress(OverflowError, ValueError):
+    with contextlib.suppress(OverflowError, ValueError, OSError):
         return None if milliseconds is None else rfc3339(int(milliseconds))
     return None
 

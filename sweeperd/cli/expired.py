@@ -8,6 +8,7 @@ import heapq
 import io
 import itertools
 import json
+import operator
 import re
 import sys
 import time
@@ -34,7 +35,7 @@ from sweeperd.ops.health import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names
 from sweeperd.sweep.reservations import RESERVATIONS
-from sweeperd.text import rfc3339
+from sweeperd.text import timestamp
 
 #: Prints events, and can be called again for further ones.
 Writer = Callable[[Iterable[Expiry]], None]
@@ -131,9 +132,13 @@ def command(
         check_name("kind", kind, {RESERVATIONS, *kind_names(run.settings)})
     found = run.each(lambda shard: _reader(shard, since, until, follow, tenant=tenant, kind=kind))
     readers = [reader for _, reader in found]
-    events = heapq.merge(*(run.until_down(shard, reader.read()) for shard, reader in found), key=_by_time)
+    events = heapq.merge(
+        *(run.until_down(shard, reader.read()) for shard, reader in found), key=operator.attrgetter("order")
+    )
     if count:
-        _print_count(run, events)
+        number = sum(1 for _ in events)
+        run.report(ExpiredCountDocument(count=number, down=run.down))
+        run.output.say(str(number))
     elif readers:
         write = writer(run.output, form, chain)
         if follow:
@@ -142,12 +147,6 @@ def command(
             write(_limited(events, limit))
         if chain:
             warn(f"the head of these {chain.lines} lines is {chain.head}")
-
-
-def _print_count(run: Run, events: Iterable[Expiry]) -> None:
-    number = sum(1 for _ in events)
-    run.report(ExpiredCountDocument(count=number, down=run.down))
-    run.output.say(str(number))
 
 
 def _limited(events: Iterator[Expiry], limit: int | None) -> Iterator[Expiry]:
@@ -177,10 +176,7 @@ def _on(shard: Shard) -> str:
 
 
 def _shown(milliseconds: int) -> str:
-    try:
-        return rfc3339(milliseconds)
-    except (OverflowError, ValueError):
-        return f"{milliseconds} ms"
+    return timestamp(milliseconds) or f"{milliseconds} ms"
 
 
 def _follow(readers: list[ExpiryReader], write: Writer) -> None:
@@ -205,12 +201,8 @@ def _follow(readers: list[ExpiryReader], write: Writer) -> None:
 
     with stop_on_signals() as stop:
         while not stop.is_set():
-            write(heapq.merge(*map(events, readers), key=_by_time))
+            write(heapq.merge(*map(events, readers), key=operator.attrgetter("order")))
             stop.wait(READ_EVERY)
-
-
-def _by_time(event: Expiry) -> tuple[int, int]:
-    return event.order
 
 
 def writer(output: Output, form: str, chain: Chain | None) -> Writer:

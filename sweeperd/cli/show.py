@@ -1,6 +1,5 @@
 """`sweeperd show`."""
 
-import contextlib
 from collections.abc import Iterator, Sequence
 
 import click
@@ -14,7 +13,7 @@ from sweeperd.ops.show import Event, EventDelivery, Fate, Inspection, inspect_al
 from sweeperd.outbox.event import event_id
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names, kinds_of
-from sweeperd.text import decode, rfc3339, span
+from sweeperd.text import decode, span
 
 DetailRow = tuple[str, object, object]
 
@@ -170,6 +169,4 @@ def _value(name: bytes, value: bytes) -> str:
 
 
 def _time(milliseconds: float) -> str:
-    with contextlib.suppress(OverflowError, ValueError, OSError):
-        return rfc3339(int(milliseconds))
-    return str(milliseconds)
+    return timestamp(milliseconds) or str(milliseconds)

@@ -11,7 +11,7 @@ import orjson
 
 from sweeperd.config import Format
 from sweeperd.store.streams import milliseconds
-from sweeperd.text import decode, decode_list, rfc3339, whole
+from sweeperd.text import decode, decode_list, timestamp, whole
 
 #: The type of an event without a type: the expiry of a reservation.
 EVENT_TYPE = "reservation.expired"
@@ -304,11 +304,7 @@ def moment(value: bytes) -> str | None:
     The RFC 3339 of a field in ms; None if the field is no time. Cached: an event has the time of its expiry several
     times, and so have the next events.
     """
-    milliseconds = whole(value)
-    try:
-        return None if milliseconds is None else rfc3339(milliseconds)
-    except (OverflowError, ValueError):
-        return None
+    return timestamp(whole(value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ which lists the records.
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import click
@@ -21,7 +21,7 @@ import redis
 
 from sweeperd.cli.options import yes_option
 from sweeperd.cli.shards import Run, on_shards, warn
-from sweeperd.ops.actions import Action, ActionDocument, ActionsDocument, RecordedAction, read_actions, record
+from sweeperd.ops.actions import Action, ActionsDocument, read_actions, record
 from sweeperd.store.errors import describe
 from sweeperd.store.shard import Shard
 
@@ -75,14 +75,9 @@ def command(run: Run, limit: int) -> None:
     drop-backlog, skip, pause, resume, repair, repair-budget. The last 10,000 or so are kept. Times are of Redis's
     clock.
     """
-
-    def read(shard: Shard) -> Iterator[tuple[Shard, RecordedAction]]:
-        for action in read_actions(shard, newest_first=True):
-            yield shard, action
-
-    noted = (run.until_down(shard, read(shard)) for shard in run.shards)
-    newest = heapq.merge(*noted, key=lambda row: row[1].at_ms, reverse=True)
-    rows = [ActionDocument.made_of(action, shard=shard.name) for shard, action in itertools.islice(newest, limit)]
+    noted = (run.until_down(shard, read_actions(shard, newest_first=True)) for shard in run.shards)
+    newest = heapq.merge(*noted, key=lambda row: row[1].at, reverse=True)
+    rows = [action for _, action in itertools.islice(newest, limit)]
     run.table(
         ("at", "shard", "who", "action", "target", "count"),
         (list(row.as_json().values()) for row in rows),

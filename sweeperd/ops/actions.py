@@ -8,7 +8,6 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import redis
@@ -48,20 +47,8 @@ class Action(enum.StrEnum):
     REPAIR_BUDGET = "repair-budget"
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedAction:
-    """`at_ms`: when the action was done, on Redis's clock; `count`: how many entries were changed."""
-
-    id: bytes
-    at_ms: int
-    who: str
-    action: str
-    target: str
-    count: int
-
-
 class ActionDocument(Document):
-    at: Moment = Field(validation_alias="at_ms")
+    at: Moment
     shard: str
     who: str = Field(description="user@host.")
     action: str
@@ -80,12 +67,22 @@ def record(shard: Shard, action: Action, target: str, count: int = 1) -> None:
     Script("ops/record_action").run(shard.client, call)
 
 
-def read_actions(shard: Shard, first: bytes = streams.FIRST, *, newest_first: bool = False) -> Iterator[RecordedAction]:
-    """The kept actions, from the id `first` on. Raises redis.RedisError."""
+def read_actions(
+    shard: Shard, first: bytes = streams.FIRST, *, newest_first: bool = False
+) -> Iterator[tuple[bytes, ActionDocument]]:
+    """The kept actions with their ids, from the id `first` on. Raises redis.RedisError."""
     for entry, fields in streams.read(shard, shard.keys.actions, first, backwards=newest_first):
         who, action, target, count = (fields.get(name, b"") for name in (b"who", b"action", b"target", b"count"))
-        yield RecordedAction(
-            entry, streams.milliseconds(entry), decode(who), decode(action), decode(target), whole(count) or 0
+        yield (
+            entry,
+            ActionDocument(
+                at=streams.milliseconds(entry),
+                shard=shard.name,
+                who=decode(who),
+                action=decode(action),
+                target=decode(target),
+                count=whole(count) or 0,
+            ),
         )
 
 
@@ -114,10 +111,9 @@ class ActionExporter:
         if self._seen is None:
             self._seen = streams.last_id(self._shard.client, self._shard.keys.actions)
             return
-        for each in read_actions(self._shard, streams.after(self._seen)):
-            self._seen = each.id
-            fields = {"who": each.who, "action": each.action, "target": each.target, "count": each.count}
-            log.info("an operator acted", extra={"shard": self._shard.name, **fields})
+        for entry, action in read_actions(self._shard, streams.after(self._seen)):
+            self._seen = entry
+            log.info("an operator acted", extra=action.model_dump(exclude={"at"}))
 
 
 def _who() -> str:

@@ -62,7 +62,7 @@ def test_each_action_leaves_a_record(sweeperd: Sweeperd, shard: Shard, client: r
         ("repair-budget", f"{SCOPES[0]}:TOKENS +7", 1),
     ]
     assert {row["who"] for row in listed} == {f"{getpass.getuser()}@{socket.gethostname()}"}
-    assert all(first <= action.at_ms <= server_time(client) for action in read_actions(shard))
+    assert all(first <= action.at <= server_time(client) for _, action in read_actions(shard))
     assert len(sweeperd("actions", "--limit", "2", "--json").document["actions"]) == 2
 
 

@@ -26,14 +26,12 @@ from sweeperd.ops.reconcile import (
     repair_budget,
     subject_of,
 )
-from sweeperd.ops.reconcile.counters import Difference
+from sweeperd.ops.reconcile.counters import DRIFT, NO_DRIFT, Difference
 from sweeperd.ops.reconcile.report import CounterFindingDocument
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names, kinds_of
 
 _COLUMNS = ("shard", "kind", "fault", "what", "found", "expected", "difference", "done")
-#: The result of a budget that was judged and is to be repaired.
-_DRIFT = "drift"
 
 
 @click.command("reconcile")
@@ -216,23 +214,18 @@ def _repair_budget(change: Change, name: str, rate: int | None) -> None:
     key, sweep = change.shards[0].keys.budget_stem + name.encode("utf-8", "surrogateescape"), change.settings.sweep
 
     def judge(shard: Shard) -> BudgetRepair:
-        if change.yes:
-            return BudgetRepair(_DRIFT)
-        verdict = judge_budget(shard, sweep, key, Throttle(rate))
-        if verdict.difference is None:
-            return BudgetRepair(f"not judged: {verdict.reason}")
-        return BudgetRepair(_DRIFT if verdict.difference.is_drift else "no drift", verdict.difference)
+        return BudgetRepair(DRIFT) if change.yes else judge_budget(shard, sweep, key, Throttle(rate))
 
     def work(shard: Shard, judged: BudgetRepair) -> Iterator[Changed]:
         done = judged
-        if judged.result == _DRIFT:
+        if judged.result == DRIFT:
             done = repair_budget(shard, sweep, key, judged.difference, rate)
         if done.result == "repaired" and done.difference:
             yield f"{name} {done.difference.least:+d}", 1
         _report_budget(change, name, done)
 
     found = change.each(judge)
-    for drift in (judged.difference for _, judged in found if judged.result == _DRIFT):
+    for drift in (judged.difference for _, judged in found if judged.result == DRIFT):
         if drift is not None:
             _say_numbers(change, name, drift)
             question = f"Take {drift.least} out of reserved of {name} and add it to remaining?"
@@ -250,7 +243,7 @@ def _report_budget(change: Change, name: str, done: BudgetRepair) -> None:
     numbers = drift and {"reserved": drift.reserved, "held": drift.held, "difference": drift.least}
     document = {"budget": name, "result": done.result, **(numbers or {})}
     change.report(RepairBudgetDocument.model_validate(document))
-    if done.result not in ("repaired", "no drift"):
+    if done.result not in ("repaired", NO_DRIFT):
         judged = not done.result.startswith("not judged")
         change.fail(f"{name} was {'not changed: ' if judged else ''}{done.result}")
 

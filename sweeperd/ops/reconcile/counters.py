@@ -71,6 +71,8 @@ _TOO_LONG = (
     "the walk took longer than ended reservations are sure to stay readable; try without --rate, or at a quiet hour"
 )
 _INEXACT = "too much happened during the walks: the difference is not exact"
+#: The results of a budget that was judged.
+DRIFT, NO_DRIFT = "drift", "no drift"
 
 #: Key and field.
 Counted = tuple[bytes, bytes]
@@ -301,26 +303,28 @@ class BudgetCounters(Counters):
             else:
                 self.unjudged += 1
 
-    def judge(self, budget: bytes) -> "BudgetVerdict":
+    def judge(self, budget: bytes) -> "BudgetRepair":
         agreed: Difference | None = None
         for _ in range(2):
             drift = BudgetDrift(self._keys, self._subject.size)
             self._read(drift, [budget])
             if drift.closed:
-                return BudgetVerdict(reason="it is CLOSED")
+                return _not_judged("it is CLOSED")
             if not len(drift):
-                return BudgetVerdict(reason="there is no such budget")
+                return _not_judged("there is no such budget")
             self._hold(drift, WalkStage.COUNTERS)
             if drift.unread(budget):
-                return BudgetVerdict(reason="some of its reservations cannot be read; repair them first")
+                return _not_judged("some of its reservations cannot be read; repair them first")
             if self._took_too_long(drift):
-                return BudgetVerdict(reason=_TOO_LONG)
+                return _not_judged(_TOO_LONG)
             found = drift.differences()[budget]
             met = agreed.meets(found) if agreed and found else found
             if met is None:
-                return BudgetVerdict(reason="too much happened during the walks, or it cannot be read")
+                return _not_judged("too much happened during the walks, or it cannot be read")
             agreed = met
-        return BudgetVerdict(agreed) if agreed and agreed.is_exact else BudgetVerdict(reason=_INEXACT)
+        if agreed is None or not agreed.is_exact:
+            return _not_judged(_INEXACT)
+        return BudgetRepair(DRIFT if agreed.is_drift else NO_DRIFT, agreed)
 
     def _read(self, drift: BudgetDrift, budgets: Sequence[bytes]) -> None:
         for part in batches(list(dict.fromkeys(budgets)), SCRIPT_BATCH):
@@ -353,31 +357,27 @@ class BudgetCounters(Counters):
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetVerdict:
-    """A budget after two walks. If `difference` is None, the budget was not judged, and `reason` says why."""
-
-    difference: Difference | None = None
-    reason: str = ""
-
-
-def judge_budget(shard: Shard, settings: SweepSettings, budget: bytes, throttle: Throttle) -> BudgetVerdict:
-    """
-    Walk twice for a budget, given by key. The verdict has a difference only if both walks agree on an exact number and
-    all reservations of the budget could be read. Raises RedisUnavailable, redis.RedisError, Interrupted.
-    """
-    with shard.reaching(), Reservations(shard, settings, throttle) as subject:
-        return BudgetCounters(subject).judge(budget)
-
-
-@dataclass(frozen=True, slots=True)
 class BudgetRepair:
     """
-    The result for a budget, and the difference. `result`: `repaired`, `no drift`, `NO_BUDGET`, `CLOSED`,
-    `INVALID_BUDGET`, `OUT_OF_BOUNDS`, or a text for people: why nothing was changed.
+    The result for a budget, and the difference if the budget was judged. `result`: DRIFT before a repair; `repaired`,
+    NO_DRIFT, `NO_BUDGET`, `CLOSED`, `INVALID_BUDGET`, `OUT_OF_BOUNDS`, or a text for people: why nothing was changed.
     """
 
     result: str
     difference: Difference | None = None
+
+
+def _not_judged(reason: str) -> BudgetRepair:
+    return BudgetRepair(f"not judged: {reason}")
+
+
+def judge_budget(shard: Shard, settings: SweepSettings, budget: bytes, throttle: Throttle) -> BudgetRepair:
+    """
+    Walk twice for a budget, given by key. There is a difference only if both walks agree on an exact number and all
+    reservations of the budget could be read. Raises RedisUnavailable, redis.RedisError, Interrupted.
+    """
+    with shard.reaching(), Reservations(shard, settings, throttle) as subject:
+        return BudgetCounters(subject).judge(budget)
 
 
 def repair_budget(
@@ -398,14 +398,12 @@ def repair_budget(
             return BudgetRepair("redis is full and refuses the lease of the repair")
         with lease.kept() as lost:
             try:
-                verdict = judge_budget(shard, settings, budget, Throttle(rate, lost))
+                judged = judge_budget(shard, settings, budget, Throttle(rate, lost))
             except Interrupted:
                 return BudgetRepair(LEASE_LOST)
-            found = verdict.difference
-            if found is None:
-                return BudgetRepair(f"not judged: {verdict.reason}")
-            if not found.is_drift:
-                return BudgetRepair("no drift", found)
+            found = judged.difference
+            if found is None or judged.result != DRIFT:
+                return judged
             if agreed is not None and found.least != agreed.least:
                 return BudgetRepair(f"the drift is {found.least} by now, it was {agreed.least}: look again", found)
             args = ["-" if found.least < 0 else "+", str(abs(found.least)), lease.token]

@@ -301,9 +301,11 @@ def keygen(symmetric: bool, as_json: bool) -> None:
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
         click.echo(json.dumps({"secret": secret}) if as_json else secret)
         return
+    from sweeperd.delivery.webhook import generate  # noqa: PLC0415 - requests is large
+
     try:
-        private, public = endpoints.generate()
-    except endpoints.NoCryptography:
+        private, public = generate()
+    except ImportError:
         fail("the cryptography package is missing: pip install 'sweeperd[ed25519]'", Exit.FAILED)
     if as_json:
         click.echo(json.dumps({"private_key": private, "public_key": public}))

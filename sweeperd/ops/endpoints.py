@@ -36,20 +36,6 @@ DROPPED = "an operator dropped it"
 BODY_SHOWN = 1024
 
 
-class NoCryptography(Exception):
-    """The cryptography package, which is an extra, is missing."""
-
-
-def generate() -> tuple[str, str]:
-    """A new private key `whsk_…` and its public key `whpk_…`. Raises NoCryptography."""
-    from sweeperd.delivery import webhook  # noqa: PLC0415
-
-    try:
-        return webhook.generate()
-    except ImportError as error:
-        raise NoCryptography from error
-
-
 def jwks(endpoints: Iterable[EndpointSettings]) -> dict[str, Any]:
     """The public keys of all secrets `whsk_…` of these endpoints, as a JSON Web Key Set without any secret."""
     texts = [secret.get_secret_value() for endpoint in endpoints for secret in endpoint.secrets]

@@ -199,23 +199,24 @@ def presence(subject: Subject) -> CheckResult:
     return ok("there are reservations, budgets, index entries or events")
 
 
-def _last_walk(subject: Subject) -> LastWalk | None:
-    """The last walk over all reservations. A key of another type is a finding of `key_types`."""
+def _of_last_walk(subject: Subject, count: Callable[[LastWalk], int], says: str, advice: str) -> CheckResult:
+    """How many reservations the last walk counted. A key of another type is a finding of `key_types`."""
     try:
-        return WalkStore(subject.shard).last()
+        walk = WalkStore(subject.shard).last()
     except redis.ResponseError:
-        return None
+        walk = None
+    if walk is None:
+        return ok("not known before the first walk over all reservations")
+    if found := count(walk):
+        return warning(f"{found} reservations {says}", advice)
+    return ok("none in the last walk over all reservations")
 
 
 def foreign_expiries(subject: Subject) -> CheckResult:
     """Whether the last walk found reservations that another sweeper expired."""
-    walk = _last_walk(subject)
-    if walk is None:
-        return ok("not known before the first walk over all reservations")
-    if walk.foreign_expiries:
-        says = f"{walk.foreign_expiries} reservations are EXPIRED without an event of sweeperd: another sweeper runs"
-        return warning(says, "`sweeperd reconcile` names them; let one service alone expire reservations")
-    return ok("none in the last walk over all reservations")
+    says = "are EXPIRED without an event of sweeperd: another sweeper runs"
+    advice = "`sweeperd reconcile` names them; let one service alone expire reservations"
+    return _of_last_walk(subject, lambda walk: walk.foreign_expiries, says, advice)
 
 
 def _grants(subject: Subject, *duties: Duty) -> list[Grant]:
@@ -475,13 +476,8 @@ def _days(duration_ms: int) -> str:
 
 def foreign_quarantine(subject: Subject) -> CheckResult:
     """How many reservations the services set aside, by the last walk."""
-    walk = _last_walk(subject)
-    if walk is None:
-        return ok("not known before the first walk over all reservations")
-    count = walk.found.get(Fault.FOREIGN_QUARANTINE, 0)
-    if count:
-        return warning(f"{count} reservations were set aside by another sweeper", "`sweeperd quarantine adopt --all`")
-    return ok("none in the last walk over all reservations")
+    says, advice = "were set aside by another sweeper", "`sweeperd quarantine adopt --all`"
+    return _of_last_walk(subject, lambda walk: walk.found.get(Fault.FOREIGN_QUARANTINE, 0), says, advice)
 
 
 #: Every check of `--cycles`, in the order in which they run.

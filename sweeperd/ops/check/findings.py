@@ -1,7 +1,9 @@
 """The findings of checks, a line each, and the shard that is checked."""
 
 import enum
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import redis
@@ -69,22 +71,19 @@ def worst(findings: Sequence[CheckFinding]) -> CheckLevel:
     return next((level for level in (CheckLevel.FAILURE, CheckLevel.WARNING) if level in levels), CheckLevel.OK)
 
 
+@dataclass
 class Subject:
     """One shard, and INFO of its server, read once."""
 
-    def __init__(self, shard: Shard, settings: Settings, daemon_role: Role = "all") -> None:
-        self.shard = shard
-        self.settings = settings
-        self.daemon_role = daemon_role
-        self._info: Mapping[str, Any] | None = None
-        self._asked = False
+    shard: Shard
+    settings: Settings
+    daemon_role: Role = "all"
 
-    @property
+    @functools.cached_property
     def info(self) -> Mapping[str, Any] | None:
         """INFO; None if the user may not run the command."""
-        if not self._asked:
-            self._info, self._asked = self._allowed(self.shard.client.info), True
-        return self._info
+        info: Mapping[str, Any] | None = self._allowed(self.shard.client.info)
+        return info
 
     def config(self, name: str) -> str | None:
         """A setting of the server; None if the user may not read settings, or if the server has no such setting."""
@@ -96,7 +95,5 @@ class Subject:
     def _allowed(ask: Callable[[], Any]) -> Any:
         try:
             return ask()
-        except redis.ResponseError:
+        except (redis.ResponseError, *REFUSED):
             return None  # refused, or renamed: managed services rename CONFIG
-        except REFUSED:
-            return None

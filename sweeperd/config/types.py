@@ -47,19 +47,10 @@ def _positive(value: timedelta) -> timedelta:
     return value
 
 
-def _or_off(value: object) -> object:
-    """The empty text turns the setting off."""
-    return None if value in ("", None) else parse_duration(value)
-
-
-def _positive_or_off(value: timedelta | None) -> timedelta | None:
-    return None if value is None else _positive(value)
-
-
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 #: "" turns the setting off: None.
-OptionalDuration = Annotated[timedelta | None, BeforeValidator(_or_off), AfterValidator(_positive_or_off)]
+OptionalDuration = Annotated[PositiveDuration | None, BeforeValidator(lambda value: None if value == "" else value)]
 #: A name in metrics, in log lines and in the names of consumer groups.
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
@@ -207,9 +198,7 @@ def _proxy(value: object, info: ValidationInfo) -> object:
     return None if unread(value, info) else fetched_secret(value, info)
 
 
-def _proxy_url(value: SecretStr | None) -> SecretStr | None:
-    if value is None:
-        return None
+def _proxy_url(value: SecretStr) -> SecretStr:
     if not _http_url(value).get_secret_value().lower().startswith("http:"):
         raise ValueError("must begin with http://: TLS goes through the proxy to the receiver, not to the proxy itself")
     return value
@@ -220,7 +209,7 @@ HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})$"
 RedisUrl = Annotated[SecretStr, BeforeValidator(fetched), AfterValidator(_redis_url)]
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
 #: The URL may hold a password, so it may stand in a file or in the environment.
-OptionalProxyUrl = Annotated[SecretStr | None, BeforeValidator(_proxy), AfterValidator(_proxy_url)]
+OptionalProxyUrl = Annotated[Annotated[SecretStr, AfterValidator(_proxy_url)] | None, BeforeValidator(_proxy)]
 
 
 def check_prefix(url: RedisUrl, prefix: str) -> None:

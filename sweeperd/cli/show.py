@@ -59,7 +59,7 @@ def _unknown(run: Run, names: Sequence[str], entry: str, sent: Sequence[tuple[Sh
     thing = " or ".join([*words, *(["event"] if sent else [])]) or "kind"
     searched = [(shard, each.looked) for shard, each in sent if not each.looked.complete]
     looked = "; ".join(
-        f"the events of {shard.name} were read back to {_time(each.oldest_ms or 0)}" for shard, each in searched
+        f"the events of {shard.name} were read back to {_time(each.back_to or 0)}" for shard, each in searched
     )
     return f"there is no {thing} {shortened(printable(entry))}" + (f", and {looked}" if looked else "")
 

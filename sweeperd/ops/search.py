@@ -67,28 +67,31 @@ class Batch:
     attempts: tuple[RecordedAttempt, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LookBack:
-    """How far a search went back in the event stream of a shard."""
+class LookBackDocument(Document):
+    """How far a search of a stream went back. `before`: how the next list goes on; empty if there is no more."""
 
-    #: How many entries were read.
-    read: int = 0
-    #: When the oldest of these was added, ms on Redis's clock, and the stream id; None if no entry was read.
-    oldest_ms: int | None = None
-    oldest: bytes | None = None
-    #: Whether the stream has no older entry.
-    complete: bool = True
+    read: Count = Field(description="Entries that were read.")
+    back_to: Moment | None
+    complete: bool
+    before: str
+
+    @classmethod
+    def of(cls, read: int = 0, oldest: bytes | None = None, *, complete: bool = True) -> "LookBackDocument":
+        """`oldest`: the id of the last entry that was read. `complete`: the stream has no older entry."""
+        back_to = None if oldest is None else streams.milliseconds(oldest)
+        before = "" if complete or oldest is None else decode(oldest)
+        return cls(read=read, back_to=back_to, complete=complete, before=before)
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
     """What one shard knows of a webhook id."""
 
-    entries: tuple[Inspection, ...] = ()
+    entries: tuple[Inspection, ...]
     #: Events that are of no entry, or of a kind that is not configured.
-    events: tuple[Event, ...] = ()
-    batches: tuple[Batch, ...] = ()
-    looked: LookBack = LookBack()
+    events: tuple[Event, ...]
+    batches: tuple[Batch, ...]
+    looked: LookBackDocument
 
 
 def is_sent_id(text: str) -> bool:
@@ -101,7 +104,7 @@ def find_sent(settings: Settings, shard: Shard, text: str) -> Sent:
     Find the event or the batch with this webhook id, or the event with this stream id: by the recorded attempts, and an
     event also in the stream. At most SEARCH entries are read. Raises redis.RedisError.
     """
-    looked, batches = LookBack(), tuple[Batch, ...]()
+    looked, batches = LookBackDocument.of(), tuple[Batch, ...]()
     if _WEBHOOK_ID.fullmatch(text):
         rows, batches, read = _recorded(settings, shard, text)
         if not rows and text.startswith("evt_"):
@@ -124,7 +127,7 @@ def find_sent(settings: Settings, shard: Shard, text: str) -> Sent:
 
 def search(
     shard: Shard, key: bytes, wanted: Callable[[Fields], bool], most: int, limit: int = SEARCH, before: str = ""
-) -> tuple[list[StreamRow], LookBack]:
+) -> tuple[list[StreamRow], LookBackDocument]:
     """
     The newest entries of a stream that are `wanted`, at most `most`, the newest first; `before`: only older entries
     than this stream id. At most `limit` entries are read. Raises redis.RedisError.
@@ -137,10 +140,8 @@ def search(
             found.append((oldest, fields))
             if len(found) == most:
                 break
-    if oldest is None:
-        return found, LookBack()
-    older = shard.client.xrevrange(key, streams.after(oldest), count=1)
-    return found, LookBack(read, streams.milliseconds(oldest), oldest, not older)
+    older = oldest is not None and shard.client.xrevrange(key, streams.after(oldest), count=1)
+    return found, LookBackDocument.of(read, oldest, complete=not older)
 
 
 def _recorded(settings: Settings, shard: Shard, text: str) -> tuple[list[StreamRow], tuple[Batch, ...], int]:
@@ -244,20 +245,6 @@ class ShowDocument(CommandDocument, title="sweeperd show ID --json"):
         )
 
 
-class LookBackDocument(Document):
-    """How far a list goes back. `before`: how the next list goes on; empty if there is no more."""
-
-    read: Count = Field(description="Entries that were read.")
-    back_to: Moment | None
-    complete: bool
-    before: str
-
-    @classmethod
-    def of(cls, looked: LookBack) -> "LookBackDocument":
-        before = "" if looked.complete or looked.oldest is None else decode(looked.oldest)
-        return cls(read=looked.read, back_to=looked.oldest_ms, complete=looked.complete, before=before)
-
-
 class EntryPages:
     """
     Answers the questions of the pages about entries; nothing is changed. On each shard one question is answered at a
@@ -306,7 +293,7 @@ class EntryPages:
         document = ShowDocument.of(entries, sent, down).as_json()
         for shown, each in zip(document["shards"], _inspections(entries, sent), strict=True):
             shown["commands"] = self._commands(*each)
-        return document | {"looked": [LookBackDocument.of(each.looked).as_json() for _, each in sent]}
+        return document | {"looked": [each.looked.as_json() for _, each in sent]}
 
     def _commands(self, shard: Shard, entry: Inspection) -> list[str]:
         """What may be done about an entry, for a shell."""
@@ -332,7 +319,7 @@ class EntryPages:
             for entry in meant
             if not asked.get("before") and _is_known(shard, kind, entry)
         ]
-        rows, batches, read, looked = list[StreamRow](), tuple[Batch, ...](), 0, LookBack()
+        rows, batches, read, looked = list[StreamRow](), tuple[Batch, ...](), 0, LookBackDocument.of()
         is_event = text.startswith("evt_") and is_sent_id(text)
         if not asked.get("before") and _WEBHOOK_ID.fullmatch(text):
             rows, batches, read = _recorded(self._settings, shard, text)
@@ -347,7 +334,7 @@ class EntryPages:
             "entries": entries,
             "batches": [BatchDocument.of(shard, batch).as_json() for batch in batches],
             "rows": [MemberDocument.of(shard, row).as_json() for row in rows],
-            "looked": LookBackDocument.of(looked).as_json(),
+            "looked": looked.as_json(),
         }
 
     def _expired(self, shard: Shard, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -396,10 +383,12 @@ class EntryPages:
             )
         return {"kinds": listed}
 
-    def _listed(self, looked: LookBack, rows: Sequence[Document], words: Sequence[Sequence[str]]) -> dict[str, Any]:
+    def _listed(
+        self, looked: LookBackDocument, rows: Sequence[Document], words: Sequence[Sequence[str]]
+    ) -> dict[str, Any]:
         return {
             "rows": [row.as_json() for row in rows],
-            "looked": LookBackDocument.of(looked).as_json(),
+            "looked": looked.as_json(),
             "commands": _lines(words),
         }
 

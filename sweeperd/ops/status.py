@@ -30,7 +30,7 @@ from sweeperd.store.lease import holder
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
-from sweeperd.sweep.kind import Kind, Outcome
+from sweeperd.sweep.kind import Backlog, Kind, Outcome
 from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.sweep.sweeper import measured
 from sweeperd.sweep.telemetry import LastSweep, read_last_sweep
@@ -328,24 +328,17 @@ class Due:
     oldest_overdue_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class KindStatus:
+@dataclass(frozen=True, kw_only=True)
+class KindStatus(Backlog):
     """One of `[[kinds]]` on one shard."""
 
     name: str
-    #: The entries whose deadline, by the index, has passed, and the time since the oldest deadline, seconds.
-    due: int
-    oldest_due_seconds: float
-    quarantined: int
     #: The last tick; None before the first.
     tick: LastSweep | None
     #: Host, process id and a random part of the process that sweeps now; empty if no process sweeps.
     sweeping: str
     #: The last complete walk over all hashes; None before the first.
     last_walk: LastWalk | None
-    #: The overdue entries that `unless` protects, and the time since the grace of the oldest ended, seconds.
-    protected: int = 0
-    oldest_protected_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,8 +449,8 @@ def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory |
 
 def _kind(shard: Shard, kind: Kind, now: int) -> KindStatus:
     return KindStatus(
-        kind.name,
         **asdict(measured(shard, kind, now)),
+        name=kind.name,
         tick=read_last_sweep(shard, kind),
         sweeping=holder(shard, kind.lease_job),
         last_walk=WalkStore(shard, kind.walk_suffix).last(),

@@ -204,7 +204,7 @@ def test_a_reason_of_a_kind_is_explained_and_its_protected_entries_are_counted(b
         ReasonCount("seat-hold", "MISSING_FIELD", 2, ("h1",), meaning),
         ReasonCount("seat-hold", "ODD", 1, ("x",)),
     )
-    kind = KindStatus("seat-hold", 3, 5.0, 3, None, "", None, protected=1200)
+    kind = KindStatus(3, 5.0, 3, 1200, name="seat-hold", tick=None, sweeping="", last_walk=None)
     status = replace(eu.status, kinds=(kind,), details=Details(reasons))
     with served(settings("hook"), lambda: [(replace(eu, status=status), samples)]) as url:
         page = browser.open(url)

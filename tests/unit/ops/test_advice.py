@@ -62,7 +62,7 @@ def test_findings_of_a_walk_name_the_kind() -> None:
     walk = last_walk(1_000, lost=2, orphan=0)
     clean = last_walk(1_000, lost=0)
     kinds = tuple(
-        KindStatus(name, 0, 0.0, 0, None, "", last)
+        KindStatus(0, 0.0, 0, name=name, tick=None, sweeping="", last_walk=last)
         for name, last in (("seat-hold", walk), ("lock", clean), ("new", None))
     )
     both = processes(sweeps=True, delivers=True)

@@ -74,6 +74,11 @@ def span(seconds: float) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
 
 
+def is_meant(given: str, value: bytes) -> bool:
+    """Whether `given` is this value: as shown, with bytes escaped that are not UTF-8, or as raw bytes."""
+    return decode(value) == given or value == given.encode("utf-8", "surrogateescape")
+
+
 def per_second(rate: float) -> str:
     """A rate for people: `0.13`, `12.5`, `1,234`. The status page uses the same form."""
     return f"{rate:,.{0 if rate >= 100 else 1 if rate >= 10 else 2}f}"

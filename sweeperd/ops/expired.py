@@ -16,7 +16,7 @@ from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
 from sweeperd.sweep.reservations import kind_of_event
-from sweeperd.text import decode, rfc3339, whole
+from sweeperd.text import is_meant, rfc3339, whole
 
 #: The key of the hash in each line.
 PREVIOUS = "previous_sha256"
@@ -128,8 +128,6 @@ class ArchiveDocument(Document, title="sweeperd verify-archive FILE --json"):
 class Expiry:
     shard: str
     stream_id: bytes
-    #: ms on Redis's clock.
-    expired_at_ms: int
     #: From the end of the grace to the expiry; None if the event lacks the deadline or the grace.
     lag_ms: int | None
     #: The origin of the shard, a part of event ids; and the fields of the event.
@@ -148,6 +146,7 @@ class Expiry:
         return StreamId.parse(self.stream_id)
 
 
+@dataclass(eq=False)
 class ExpiryReader:
     """
     Reads the events of one shard with `since_ms` <= expired_at < `until_ms` (None: no end), of this tenant and kind
@@ -155,45 +154,34 @@ class ExpiryReader:
     event of the `read` before.
     """
 
-    def __init__(
-        self,
-        shard: Shard,
-        since_ms: int,
-        until_ms: int | None = None,
-        tenant: str | None = None,
-        kind: str | None = None,
-    ) -> None:
-        self.shard = shard
-        self._since_ms = since_ms
-        self._until_ms = until_ms
-        self._tenant = tenant
-        self._kind = kind
-        self._first = first_searched(since_ms)
+    shard: Shard
+    since_ms: int
+    until_ms: int | None
+    tenant: str | None
+    kind: str | None
+
+    def __post_init__(self) -> None:
+        self._first = first_searched(self.since_ms)
 
     def read(self) -> Iterator[Expiry]:
         """The events that have not been read yet, page by page. Raises redis.RedisError."""
-        last = streams.LAST if self._until_ms is None else last_searched(self.shard, self._until_ms)
+        last = streams.LAST if self.until_ms is None else last_searched(self.shard, self.until_ms)
         for entry, fields in streams.read(self.shard, self.shard.keys.events, self._first, last):
             self._first = streams.after(entry)
             if ONLY_FOR not in fields and is_expiry(fields) and self._asked_for(fields):
                 written = whole(fields.get(b"expired_at", b""))
                 expired_at_ms = streams.milliseconds(entry) if written is None else written
-                if expired_at_ms >= self._since_ms and (self._until_ms is None or expired_at_ms < self._until_ms):
+                if expired_at_ms >= self.since_ms and (self.until_ms is None or expired_at_ms < self.until_ms):
                     yield self._expiry(entry, fields, expired_at_ms)
 
     def _asked_for(self, fields: dict[bytes, bytes]) -> bool:
-        if self._kind not in (None, kind_of_event(fields)):
-            return False
-        if self._tenant is None:
-            return True
-        tenant = fields.get(b"tenant", b"")
-        # A tenant that is not UTF-8 is given escaped, as shown, or as raw bytes.
-        return decode(tenant) == self._tenant or tenant == self._tenant.encode("utf-8", "surrogateescape")
+        of_tenant = self.tenant is None or is_meant(self.tenant, fields.get(b"tenant", b""))
+        return of_tenant and self.kind in (None, kind_of_event(fields))
 
     def _expiry(self, entry: bytes, fields: dict[bytes, bytes], expired_at_ms: int) -> Expiry:
         deadline, grace = whole(fields.get(b"expires_at", b"")), whole(fields.get(b"grace_ms", b""))
         lag = None if deadline is None or grace is None else expired_at_ms - deadline - grace
-        return Expiry(self.shard.name, entry, expired_at_ms, lag, self.shard.origin, fields)
+        return Expiry(self.shard.name, entry, lag, self.shard.origin, fields)
 
 
 def retention_gap(shard: Shard, since_ms: int) -> str:

@@ -13,7 +13,7 @@ from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script, accepted, batches, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
-from sweeperd.text import decode, whole
+from sweeperd.text import decode, is_meant, whole
 
 #: How many dead letters are replayed or dropped in one go.
 PAGE = 100
@@ -56,14 +56,8 @@ class DeadLetterFilter:
 
     def fits(self, letter: DeadLetter) -> bool:
         """Whether the letter is selected."""
-        if self.endpoint is not None and letter.endpoint != self.endpoint:
-            return False
-        # If the tenant is not UTF-8, the user may type the shown form or the bytes.
-        return (
-            self.tenant is None
-            or decode(letter.tenant) == self.tenant
-            or letter.tenant == self.tenant.encode("utf-8", "surrogateescape")
-        )
+        of_tenant = self.tenant is None or is_meant(self.tenant, letter.tenant)
+        return of_tenant and self.endpoint in (None, letter.endpoint)
 
 
 class Replayed(StrEnum):

@@ -33,9 +33,9 @@ from sweeperd.ops.endpoints import (
 )
 from sweeperd.ops.health import ENDPOINT_STATES
 from sweeperd.ops.status import EndpointStatus, count_dead_letters, read_endpoints
-from sweeperd.outbox import replays
 from sweeperd.outbox.attempts import RecordedAttempt, read_attempts
 from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
+from sweeperd.outbox.replays import ReplayStore
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, rfc3339
 
@@ -218,7 +218,7 @@ def _find_backlog(shard: Shard, endpoint: EndpointSettings, before: Moment) -> D
     at_ms = before.on(now)
     if at_ms > now:
         fail(f"--before is yet to come: it is {timestamp(now)} by redis's clock", Exit.USAGE)
-    if replays.running(shard, endpoint.name) is not None:
+    if ReplayStore(shard).read(endpoint.name) is not None:
         fail(
             f"shard {shard.name}: a replay to {endpoint.name} is running: end it first with "
             f"`sweeperd replay --endpoint {endpoint.name} --cancel`",

@@ -17,7 +17,7 @@ from sweeperd.document import Moment as At
 from sweeperd.ops.actions import Action
 from sweeperd.ops.expired import retention_gap
 from sweeperd.outbox import replays as replay
-from sweeperd.outbox.replays import ReplayNote, ReplayProgress, ReplaySpan, described
+from sweeperd.outbox.replays import ReplayNote, ReplayProgress, ReplaySpan, ReplayStore, described
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode
 
@@ -132,14 +132,14 @@ def _prepare(
         fail("--since is not before --until", Exit.USAGE)
     if span.until_ms > now:
         fail(f"--until is yet to come: it is {timestamp(now)} by redis's clock", Exit.USAGE)
-    note = replay.running(shard, endpoint.name)
+    note = ReplayStore(shard).read(endpoint.name)
     if note is not None:
         same_end = until is None or note.until_ms == span.until_ms
         if note.cancelled or (note.since_ms, note.tenant, note.event_type) != (span.since_ms, tenant, event_type):
             same_end = False
         if not same_end:
             fail(_other(shard, note), Exit.FAILED)
-        return _Replay(shard, note, running=True, progress=replay.progress(shard, note))
+        return _Replay(shard, note, running=True, progress=ReplayStore(shard).progress(note))
     if missing := retention_gap(shard, span.since_ms):
         warn(f"{shard.name}: {missing}")
     return _Replay(shard, replay.count_events(shard, endpoint, span), running=False)
@@ -199,7 +199,7 @@ def _wait(change: Change, replays: Sequence[_Replay], name: str) -> None:
         while open_ones and readings < WAITING_READINGS:
             for each in open_ones:
                 with change.noted(each.shard):
-                    each.progress = replay.progress(each.shard, each.note)
+                    each.progress = ReplayStore(each.shard).progress(each.note)
             open_ones = [each for each in open_ones if not each.progress.ended and not change.is_down(each.shard)]
             readings = readings + 1 if all(each.progress.only_waits for each in open_ones) else 0
             if bar is not None:
@@ -213,7 +213,7 @@ def _wait(change: Change, replays: Sequence[_Replay], name: str) -> None:
 
 
 def _cancel(change: Change, name: str) -> list[_Replay]:
-    found = change.each(lambda shard: replay.running(shard, name))
+    found = change.each(lambda shard: ReplayStore(shard).read(name))
     replays = [_Replay(shard, note, running=True) for shard, note in found if note is not None]
     if not replays:
         change.output.say(f"no replay to {name} is running")
@@ -221,7 +221,7 @@ def _cancel(change: Change, name: str) -> list[_Replay]:
     change.confirm(f"End the replay to {name}?")
 
     def cancel(shard: Shard, each: _Replay) -> Iterator[Changed]:
-        left = replay.progress(shard, each.note).left
+        left = ReplayStore(shard).progress(each.note).left
         if replay.cancel(shard, each.note):
             yield f"{name} {described(each.note)}", max(1, left)
             text = f"the replay to {name} on {shard.name} is cancelled: about {left} events are not sent"

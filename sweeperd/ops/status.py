@@ -20,9 +20,8 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.processes import Processes, read_processes
 from sweeperd.ops.reconcile import LastWalk, WalkStore
 from sweeperd.ops.show import Details, explain, read_details
-from sweeperd.outbox import replays as replay
 from sweeperd.outbox.endpoint_state import CircuitNote, CircuitStateStore, EndpointStateStore
-from sweeperd.outbox.replays import GROUP_PREFIX
+from sweeperd.outbox.replays import GROUP_PREFIX, ReplayStore
 from sweeperd.outbox.subscription import BacklogMemory, GroupBacklog, Subscription, read_backlog
 from sweeperd.store import streams
 from sweeperd.store.errors import describe, is_refused
@@ -280,10 +279,10 @@ def _judged(endpoint: EndpointSettings, status: EndpointStatus, longest: float) 
 
 
 def _replay(shard: Shard, endpoint: str, now: int) -> ReplayDocument | None:
-    note = replay.running(shard, endpoint)
+    note = ReplayStore(shard).read(endpoint)
     if note is None or note.cancelled:
         return None
-    left, running = replay.progress(shard, note).left, max(0, now - note.made_at) // 1000
+    left, running = ReplayStore(shard).progress(note).left, max(0, now - note.made_at) // 1000
     return ReplayDocument.made_of(note, left=left, running_seconds=running)
 
 

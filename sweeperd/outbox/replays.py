@@ -249,7 +249,7 @@ class ReplayStore:
         return not self._client.xrange(self._keys[0], streams.after(bytes(position)), last, 1)
 
     def progress(self, note: ReplayNote) -> ReplayProgress:
-        """If the group is lost, all events are left: with a new group the replay begins anew."""
+        """How far the replay is. If the group is lost, all events are left: with a new group the replay begins anew."""
         position, found = self.position(note), self.read(note.endpoint)
         if found is None or found.made_at != note.made_at:
             return ReplayProgress()
@@ -286,11 +286,6 @@ def begin(shard: Shard, counted: ReplayNote) -> tuple[str, ReplayNote]:
     return ReplayStore(shard).begin(note), note
 
 
-def running(shard: Shard, endpoint: str) -> ReplayNote | None:
-    """The replay to this endpoint that has begun and not ended. Raises redis.RedisError."""
-    return ReplayStore(shard).read(endpoint)
-
-
 def cancel(shard: Shard, note: ReplayNote) -> bool:
     """
     End a replay early: within seconds no more events are sent. False if the replay has ended already. Raises
@@ -301,11 +296,6 @@ def cancel(shard: Shard, note: ReplayNote) -> bool:
         return False
     end_cancelled(store, Outbox(shard, "operator"), note)
     return True
-
-
-def progress(shard: Shard, note: ReplayNote) -> ReplayProgress:
-    """How far this replay is. Raises redis.RedisError."""
-    return ReplayStore(shard).progress(note)
 
 
 def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:

@@ -156,7 +156,7 @@ class Operators:
 
     def _cancel(self, shard: Shard, endpoint: EndpointSettings) -> None:
         self._book.doubted.add(endpoint.name)
-        if note := replays.running(shard, endpoint.name):
+        if note := replays.ReplayStore(shard).read(endpoint.name):
             replays.cancel(shard, note)
 
     def _letters(self, shard: Shard, endpoint: EndpointSettings) -> None:

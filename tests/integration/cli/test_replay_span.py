@@ -7,7 +7,6 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.outbox import replays
 from sweeperd.outbox.replays import ReplayNote, ReplayStore, replay_group
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.store import Shard
@@ -90,15 +89,15 @@ def test_one_that_ends_while_it_is_read_has_ended(
     invoke: Run, shard: Shard, now: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start(invoke, "--detach", "--yes")
-    note = replays.running(shard, "billing")
+    note = ReplayStore(shard).read("billing")
     assert note is not None
-    assert not replays.progress(shard, note).ended
+    assert not ReplayStore(shard).progress(note).ended
 
     def ends(store: ReplayStore, of: ReplayNote) -> bool:
         return not store.end(of, by_force=True)
 
     monkeypatch.setattr(ReplayStore, "exhausted", ends)
-    assert replays.progress(shard, note).ended
+    assert ReplayStore(shard).progress(note).ended
 
 
 def test_it_is_cancelled(invoke: Run, client: redis.Redis, now: int) -> None:
@@ -178,6 +177,6 @@ def test_an_event_of_a_replay_is_skipped(invoke: Run, shard: Shard, client: redi
     assert skipped.exit_code == 0, skipped.output
     ((_, letter),) = entries(client, "sweeperd:dead-letters")
     assert letter[b"endpoint"] == b"billing"
-    note = replays.running(shard, "billing")
+    note = ReplayStore(shard).read("billing")
     assert note is not None
-    assert replays.progress(shard, note).left == 4
+    assert ReplayStore(shard).progress(note).left == 4

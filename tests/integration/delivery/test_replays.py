@@ -154,7 +154,7 @@ def test_the_age_counts_from_the_replay_and_what_fails_is_a_dead_letter_of_the_e
         note = begin(shard, now - 6 * HOUR, now - 4 * HOUR)
         receiver.wait_for(lambda _: seen(receiver)["r3"] > 2)
         assert delivery.dead_letters() == 0
-        eventually(lambda: replay.progress(shard, note).only_waits)
+        eventually(lambda: ReplayStore(shard).progress(note).only_waits)
         eventually(lambda: ended(client))
         assert delivery.dead_letters() == 1
         ((_, letter),) = entries(client, "sweeperd:dead-letters")
@@ -201,7 +201,7 @@ def test_a_paused_endpoint_gets_nothing_until_it_is_resumed(
         assert client.xlen(EVENTS) == 300
         time.sleep(0.2)
         assert receiver.requests == []
-        assert replay.progress(shard, note).left == 300
+        assert ReplayStore(shard).progress(note).left == 300
         resume(shard, "hook")
         eventually(lambda: ended(client))
         assert len(receiver.requests) == 300
@@ -266,13 +266,13 @@ def test_it_is_shown_and_only_one_runs_at_a_time(shard: Shard, client: redis.Red
     assert (status.replay.since, status.replay.events, status.replay.left) == (now - 2 * HOUR, 250, 250)
     outbox = Outbox(shard, "us")
     taken = outbox.read(replay_group("hook"), 100)
-    assert replay.progress(shard, note) == ReplayProgress(False, 250), "they are not delivered yet"
+    assert ReplayStore(shard).progress(note) == ReplayProgress(False, 250), "they are not delivered yet"
     outbox.acknowledge(replay_group("hook"), [entry.id for entry in taken])
     (status,) = read_endpoints(ASKED, shard, now, Counter())
     assert status.replay is not None
     assert 150 <= status.replay.left <= 150 + note.every
     outbox.read(replay_group("hook"), 150)
-    assert replay.progress(shard, note) == ReplayProgress(False, 150)
+    assert ReplayStore(shard).progress(note) == ReplayProgress(False, 150)
     store = ReplayStore(shard)
     assert store.exhausted(note)
     assert not store.end(note), "events are pending"

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 import redis
-from pydantic import SecretStr
 
 from sweeperd.config import Settings, load
 from sweeperd.demo.screen import give_up, mark
@@ -187,8 +186,5 @@ def _text(value: Any) -> str:
 
 
 def _settings(example: Example, url: str) -> Settings:
-    settings = load(example.directory / "config.toml", {})
-    changes = {"redis": {"url": SecretStr(url)}, "http": {"listen": ""}}
-    sections = {name: getattr(settings, name).model_copy(update=change) for name, change in changes.items()}
-    fast = load(None, {"SWEEPERD_SWEEP__INTERVAL": "300ms", "SWEEPERD_CONFIG": "/dev/null"}).sweep
-    return settings.model_copy(update={**sections, "sweep": fast})
+    ours = {"REDIS__URL": url, "HTTP__LISTEN": "", "SWEEP__INTERVAL": "300ms"}
+    return load(example.directory / "config.toml", {f"SWEEPERD_{name}": value for name, value in ours.items()})

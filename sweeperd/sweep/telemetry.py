@@ -46,11 +46,6 @@ class LastSweep:
     earlier_expired: int
     earlier_at_ms: int
 
-    def rate(self, now_ms: int) -> float:
-        """Expiries per second, from the earlier reading until now."""
-        elapsed = now_ms - self.earlier_at_ms
-        return 1000 * (self.expired - self.earlier_expired) / elapsed if elapsed > 0 else 0.0
-
 
 class LastSweepStore:
     """

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sweeperd.config import Settings
     from sweeperd.store.shard import Shard
 
+#: In the context of click: the shards of the running command.
 _KEY = "sweeperd.cli.options"
 
 
@@ -124,7 +125,7 @@ class Options:
             if only is not None and only not in known:
                 fail(f"there is no shard {only!r} in the configuration, only {', '.join(known)}", Exit.USAGE)
             chosen = [shard for shard in shards if only in (None, shard.name)]
-            remember(chosen)
+            click.get_current_context().meta[_KEY] = chosen
             yield settings, chosen
         finally:
             for shard in shards:
@@ -156,11 +157,6 @@ kind_option: Decorator = click.option(
 )
 #: `--yes`, as `yes`.
 yes_option: Decorator = click.option("--yes", is_flag=True, help="Do not ask.")
-
-
-def remember(shards: Sequence["Shard"]) -> None:
-    """These are the shards of the running command."""
-    click.get_current_context().meta[_KEY] = list(shards)
 
 
 def json_address() -> str | None:

@@ -338,7 +338,7 @@ class _Judged:
 
     def _books(self) -> Iterator[str]:
         then, now = self.before.books, self.after.books
-        if self.lab.has_books and then[-1] != now[-1]:
+        if self.lab.books and then[-1] != now[-1]:
             yield f"the books changed from {then[-1]!r} to {now[-1]!r}"
         for group, was, is_ in zip(self.sample.books, then, now, strict=False):
             if was != is_:

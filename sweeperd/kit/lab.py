@@ -86,7 +86,7 @@ class Lab:
         self.client: Any = client
         self.settings = kind
         self._all_settings = settings
-        self._books = books
+        self.books = books
         self._messages: list[tuple[bytes, bytes]] = []
         self._listener: Any = None
         #: The last run: the moments before and after its reading of the clock, ms; and how long an ended hash has to
@@ -187,8 +187,8 @@ class Lab:
         read = sorted(self.client.eval(_WORLD, 0))
         contents = {name: _as_read(type_.decode(), value) for name, type_, _, value in read}
         books: list[object] = [self._sum(group, contents) for group in sample.books]
-        if self._books is not None:
-            books.append(self._books(self.client))
+        if self.books is not None:
+            books.append(self.books(self.client))
         self._heard()
         return World(contents, {name: ttl for name, _, ttl, _ in read}, tuple(books), tuple(self._messages))
 
@@ -226,11 +226,6 @@ class Lab:
         key, _, field = name.partition(" ")
         value = self.client.hget(self.named(key), field) if field else self.client.get(self.named(key))
         return "" if value is None else value.decode(errors="backslashreplace")
-
-    @property
-    def has_books(self) -> bool:
-        """True if the last books of a world come from a function of the user."""
-        return self._books is not None
 
 
 @functools.cache

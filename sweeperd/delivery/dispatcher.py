@@ -517,7 +517,12 @@ class Dispatcher:
 
     def _delivery(self, context: ShardContext, endpoint: EndpointSettings, lane: Lane) -> EndpointDelivery:
         """The delivery of a lane to the endpoint, live or of a replay."""
-        webhooks, shard, observe = context.settings.webhooks, context.shard, self._observer(endpoint.name)
+        webhooks, shard, count = context.settings.webhooks, context.shard, self._observer(endpoint.name)
+
+        def observe(result: DeliveryResult) -> None:
+            lane.obey(result.retry_after)  # now: a quick retry may wait for so long, and other requests must wait too
+            count(result)
+
         limit = self._limits.get(endpoint.name)
         client = WebhookClient(endpoint, webhooks, shard.clock, context.concurrency, observe, context.stop, limit)
         batches, balances = endpoint.batch_size > 1, endpoint.balances

@@ -429,6 +429,11 @@ class Lane:
         """The consumer group of the endpoint, or of the replay."""
         return self.subscription.group
 
+    def obey(self, retry_after: float | None) -> None:
+        """If the receiver asks for a pause, seconds, send nothing for so long; `EndpointStateCache.save` follows."""
+        if retry_after:
+            self.state.mute(min(retry_after, self.redelivery.max_age_ms / 1000))
+
     def lend(self, connections: int) -> None:
         """Allow so many requests in flight from now on."""
         self.in_flight.capacity = connections * 2 * self.limits.events

@@ -159,8 +159,7 @@ class BatchSender(Sender):
             refused_alone = result.refused and len(entries) == 1
             move = self._lane.circuit.refused if refused_alone else self._lane.circuit.failed
             opened = move(entries[0].id, result.reason, probe=probe)
-            if result.retry_after:
-                self._lane.state.mute(min(result.retry_after, self._lane.redelivery.max_age_ms / 1000))
+            self._lane.obey(result.retry_after)
         if opened:
             log.error("the endpoint fails; its events wait", extra=log_fields)
         if opened or probe or result.gone or result.retry_after:

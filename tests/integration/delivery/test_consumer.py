@@ -163,6 +163,20 @@ def test_retry_after_is_capped_by_max_age(client: redis.Redis, shard: Shard, del
         assert state.read("hook").muted_until <= shard.read_clock() + 5000
 
 
+def test_other_events_wait_too_while_a_quick_retry_waits(client: redis.Redis, shard: Shard, deliver: Deliver) -> None:
+    """Twenty seconds are less than `backoff_max`, so the first event stays in hand for a quick retry."""
+    with (
+        Receiver(lambda *_: Answer(429, {"Retry-After": "20"})) as receiver,
+        deliver(receiver.url, attempts=3) as delivery,
+    ):
+        expire(client, "one")
+        eventually(lambda: delivery.attempts("rejected") == 1)
+        expire(client, "two")
+        eventually(lambda: [deliveries for _, deliveries, _ in delivery.pending().values()] == [1, 0])
+        assert len(receiver.requests) == 1
+        eventually(lambda: EndpointStateStore(shard).read("hook").muted_until)
+
+
 def test_a_shorter_retry_after_does_not_end_a_longer_one(client: redis.Redis, shard: Shard, deliver: Deliver) -> None:
     """Two requests are in flight; the one that is answered later asks for a second only."""
     both, state = threading.Barrier(2), EndpointStateStore(shard)

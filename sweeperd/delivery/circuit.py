@@ -194,11 +194,18 @@ class CircuitBreaker:
 class CircuitPublisher:
     """
     Publishes the circuit and the rate of this process for operators, and closes the circuit when an operator asks.
-    Threads may share a publisher. All methods raise redis.RedisError.
+    Threads may share a publisher. `rate`: of the live deliveries, if this publisher is of a replay. All methods raise
+    redis.RedisError.
     """
 
     def __init__(
-        self, shard: Shard, endpoint: str, process: str, circuit: CircuitBreaker, timing: Timing = USUAL
+        self,
+        shard: Shard,
+        endpoint: str,
+        process: str,
+        circuit: CircuitBreaker,
+        timing: Timing = USUAL,
+        rate: DeliveryRate | None = None,
     ) -> None:
         self._store = CircuitStateStore(shard, timing)
         self._every = timing.note_every
@@ -209,7 +216,7 @@ class CircuitPublisher:
         self._circuit = circuit
         self._publish_at = 0.0
         self._published = False
-        self._rate = DeliveryRate()
+        self.rate = rate or DeliveryRate()
         self._sampled = 0
         #: When an operator last closed the circuit, as read from Redis; "": not read yet.
         self._closed_at: bytes | str | None = ""
@@ -218,7 +225,7 @@ class CircuitPublisher:
         """Write the circuit now."""
         self._published = True
         self._publish_at = self._clock() + self._every
-        self._store.write(self._endpoint, self._circuit.note(self._process, self._now_ms(), self._rate))
+        self._store.write(self._endpoint, self._circuit.note(self._process, self._now_ms(), self.rate))
 
     def publish_when_due(self, delivered: int) -> None:
         """
@@ -226,7 +233,7 @@ class CircuitPublisher:
         events the process has delivered so far. If there are more than at the last call, write at once.
         """
         now = self._clock()
-        self._rate.add(now, delivered)
+        self.rate.add(now, delivered)
         changed, self._sampled = delivered != self._sampled, delivered
         if changed or now >= self._publish_at:
             self.publish()

@@ -382,8 +382,9 @@ class Lane:
         redelivery, limits = Redelivery.of(context.settings.webhooks), BatchLimits.of(endpoint)
         probe_max = context.settings.webhooks.probe_max.total_seconds()
         if live:
-            circuit, state = live.circuit, live.state
+            circuit, state, rate = live.circuit, live.state, live.publisher.rate
         else:
+            rate = None
             circuit = CircuitBreaker(min(redelivery.initial, probe_max), min(redelivery.longest, probe_max))
             state = EndpointStateCache(shard, endpoint.name, outbox.announcements)
         waits = metrics.webhooks.sweep_waits.labels(endpoint.name)
@@ -408,7 +409,7 @@ class Lane:
             stop=stop,
             redelivery=redelivery,
             circuit=circuit,
-            publisher=CircuitPublisher(shard, endpoint.name, outbox.consumer, circuit, timing),
+            publisher=CircuitPublisher(shard, endpoint.name, outbox.consumer, circuit, timing, rate),
             state=state,
             limits=limits,
             in_flight=in_flight,

@@ -295,7 +295,7 @@ class Consumer:
         if self._lane.publisher.operator_closes():
             log.warning("an operator has closed the circuit", extra=self._lane.log_fields)
             self._scan.end_waits()
-        if publish:
+        if publish and self._lane.group == self._lane.endpoint:  # of a replay, the reader of the live events publishes
             self._lane.publisher.publish_when_due(self._acknowledger.counts()["delivered"])
         state = self._lane.state.state
         if state.paused and not before:

@@ -13,7 +13,7 @@ import redis
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.ops.endpoints import resume
 from sweeperd.ops.status import read_endpoints
-from sweeperd.outbox import WAITING, EndpointStateStore, Outbox
+from sweeperd.outbox import WAITING, CircuitStateStore, EndpointStateStore, Outbox
 from sweeperd.outbox import replays as replay
 from sweeperd.outbox.replays import (
     GROUP_PREFIX,
@@ -182,6 +182,17 @@ def test_replicas_share_a_replay_beside_the_events_of_now(shard: Shard, client: 
         bodies: Any = [request.event for request in receiver.requests]
         got = Counter(event["data"]["reservation_id"] for body in bodies for event in body)
     assert got == Counter([*names, *(f"new{number}" for number in range(100))])
+
+
+def test_a_replay_is_not_in_the_rate_of_the_live_events(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:
+    """By the rate an operator learns when the live backlog will be empty."""
+    now, rates = server_time(client), set[float]()
+    add(client, now - HOUR, 20)  # before the first start
+    with Receiver(lambda *_: Answer(delay=0.1)) as receiver, deliver(receiver.url) as delivery, refreshed(delivery):
+        begin(shard, now - HOUR, now - HOUR + 1)
+        eventually(lambda: rates.add(CircuitStateStore(shard).read("hook").rate) or ended(client), pause=0.01)
+        assert len(receiver.requests) == 20
+    assert rates == {0.0}
 
 
 def test_a_paused_endpoint_gets_nothing_until_it_is_resumed(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationInfo
@@ -76,8 +76,9 @@ def fetched(value: object, info: ValidationInfo) -> object:
     """
     if not isinstance(value, str):
         return value
-    environment: Mapping[str, str] = (info.context or {}).get("environment", os.environ)
-    if path := _path(value, environment):
+    context = info.context or {}
+    environment: Mapping[str, str] = context.get("environment", os.environ)
+    if path := _path(value, context):
         try:
             return path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -91,11 +92,12 @@ def fetched(value: object, info: ValidationInfo) -> object:
     return value
 
 
-def _path(value: str, environment: Mapping[str, str]) -> Path | None:
-    """The file that a reference names; None for other values. Raises ValueError."""
+def _path(value: str, context: Mapping[str, Any]) -> Path | None:
+    """The file that a reference names, relative to the settings file; None for other values. Raises ValueError."""
+    environment: Mapping[str, str] = context.get("environment", os.environ)
     kind, _, name = value.partition(":")
     if kind == "file":
-        return Path(name)
+        return Path(context.get("directory", "."), name)
     if kind != "credential":
         return None
     if name in ("", ".", "..") or "/" in name or "\0" in name:
@@ -108,7 +110,7 @@ def _path(value: str, environment: Mapping[str, str]) -> Path | None:
 def fetched_secret(value: object, info: ValidationInfo) -> object:
     """As `fetched`; a file is noted, so that a daemon can watch the file."""
     context = info.context or {}
-    if isinstance(value, str) and (path := _path(value, context.get("environment", os.environ))):
+    if isinstance(value, str) and (path := _path(value, context)):
         context.setdefault("files", set()).add(path)
     return fetched(value, info)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from sweeperd.config import load
 from sweeperd.errors import ConfigError
 from tests.support.fixtures import Load
 from tests.unit.config.shared import ENDPOINT, problems
@@ -29,6 +30,18 @@ def test_forms_of_a_secret(config: Load, tmp_path: Path) -> None:
         assert secret(config, "env:HOOK", {"HOOK": text}) == text
     assert secret(config, f"file:{tmp_path / 'plain'}") == "from a file"
     assert secret(config, f"file:{tmp_path / 'whsec'}") == WHSEC
+
+
+def test_a_file_is_found_from_the_file_of_the_settings(tmp_path: Path) -> None:
+    """A service runs in another directory than a person who tries out the settings."""
+    (tmp_path / "one.secret").write_text("from a file\n")
+    (tmp_path / "url").write_text("redis://elsewhere:6379/0\n")
+    lines = 'redis.url = "file:url"\n' + ENDPOINT + "secrets = ['file:one.secret']\n"
+    (tmp_path / "config.toml").write_text(lines)
+    settings = load(tmp_path / "config.toml", {})
+    assert settings.webhooks.endpoints[0].secrets == [SecretStr("from a file")]
+    assert settings.redis.url == SecretStr("redis://elsewhere:6379/0")
+    assert settings.watched == (tmp_path / "one.secret",)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,9 @@ class BatchSender(Sender):
         log_fields |= {"reason": result.reason, "hand_overs": entries[0].deliveries}
         # In an outage all requests fail, and batches must not turn into single requests.
         accepts_others = self._lane.circuit.successes > successes
-        if len(entries) > 1 and not result.gone and (result.content_refused or accepts_others):
+        # If some events were sent in vain before, one of them may be at fault, and no other request may ever tell.
+        again = not result.retry_after and any(entry.deliveries > 1 for entry in entries)
+        if len(entries) > 1 and not result.gone and (result.content_refused or accepts_others or again):
             log.warning("a batch was not delivered and is halved", extra=log_fields)
             return self._halves(entries, attempts=1)
         log.warning("not delivered", extra=log_fields)

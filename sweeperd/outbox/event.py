@@ -200,8 +200,11 @@ def category(fields: Fields) -> str:
 
 def _data(fields: Fields) -> dict[str, Any]:
     if b"data" in fields:  # an event that is no expiry
-        data: dict[str, Any] = json.loads(fields[b"data"])
-        return data
+        try:
+            data = json.loads(fields[b"data"])
+        except ValueError:
+            data = None
+        return data if isinstance(data, dict) else {}
     return _reservation_data(fields) if b"kind" not in fields else _kind_data(fields)
 
 

@@ -5,6 +5,7 @@ import math
 import time
 from typing import Any
 
+import pytest
 import redis
 
 from sweeperd.delivery import circuit
@@ -125,6 +126,23 @@ def test_a_batch_that_fails_while_the_endpoint_accepts_others_is_halved(client: 
                 time.sleep(0.05)
             eventually(lambda: delivery.events("delivered") == 15 + number)
             eventually(lambda: len(delivery.pending()) == 1)  # an event is counted before it is acknowledged
+
+
+@pytest.mark.parametrize("status", [500, 409])
+def test_a_batch_that_fails_again_is_halved_though_nothing_else_is_sent(
+    status: int, client: redis.Redis, deliver: Deliver
+) -> None:
+    """Else an event at fault would take the others of its batch along, until all of them are dead letters."""
+    waits = {"redelivery_initial": "100ms", "redelivery_max": "200ms", "probe_max": "200ms"}
+    with (
+        Receiver(poisoned(status)) as receiver,
+        deliver(receiver.url, 2, {"batch_size": 64}, max_age="6s", **waits) as delivery,
+    ):
+        expire(client, *many(10), "bad", *many(40)[10:])
+        eventually(lambda: delivery.dead_letters() == 1)
+        settled(delivery)
+        assert delivery.events("delivered") == 40
+        assert delivery.dead_letters() == 1
 
 
 def test_an_outage_does_not_turn_batches_into_single_requests(client: redis.Redis, deliver: Deliver) -> None:

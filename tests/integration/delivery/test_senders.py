@@ -112,7 +112,7 @@ def _clock(shard: Shard) -> None:
 def entries(count: int, added_ms: int = NOW, **fields: bytes) -> list[OutboxEntry]:
     """So many events."""
     own = {name.encode(): value for name, value in fields.items()}
-    return [OutboxEntry.of(b"%d-%d" % (added_ms, number), 3, {b"id": b"r%d" % number} | own) for number in range(count)]
+    return [OutboxEntry.of(b"%d-%d" % (added_ms, number), 1, {b"id": b"r%d" % number} | own) for number in range(count)]
 
 
 def acts(settlements: Sequence[Settlement]) -> list[tuple[Disposition, list[bytes]]]:
@@ -308,7 +308,7 @@ def test_the_log_says_of_a_failure_why_and_of_what(shard: Shard, caplog: pytest.
     sending.send(entries(1))
     sending.send(entries(2, only_for=b"hook"))
     one, two = logged(caplog, "not delivered")
-    assert (one["endpoint"], one["reason"], one["hand_overs"]) == ("hook", "HTTP 500", 3)
+    assert (one["endpoint"], one["reason"], one["hand_overs"]) == ("hook", "HTTP 500", 1)
     assert one["event_id"] == sending.client.requests[0].event_id
     assert not {"events", "replay"} & one.keys()
     assert (two["reason"], two["events"], two["replay"]) == ("HTTP 500", 2, True)

@@ -136,6 +136,15 @@ def test_missing_budgets_that_cannot_be_told_are_left_out(value: bytes) -> None:
     assert keys(body(missing=value)) == keys(body()) - {".missing_budgets"}
 
 
+@pytest.mark.parametrize("value", [b"", b"nonsense", b"\xff", b"[1]", b"null"])
+@pytest.mark.parametrize("form", ["event", "cloudevents"])
+def test_the_data_of_a_foreign_writer_that_are_no_object_are_left_out(form: Format, value: bytes) -> None:
+    """Such an entry is delivered and listed like any other."""
+    entry = OutboxEntry.of(b"1-1", 1, EVENT | {b"data": value})
+    event = json.loads(EventEncoder("one", b"", form)(entry).body)
+    assert event["data"] == ({} if form == "event" else {"tenant_id": "acme"})
+
+
 def test_a_moment_beyond_the_calendar_is_left_out() -> None:
     event = body(expires_at=b"9007199254740992")
     assert keys(event) == keys(body()) - {".expires_at"}

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import redis
 
@@ -27,6 +27,8 @@ TENANTS = ("acme", "globex", "initech")
 @dataclass
 class Client:
     """One client on one shard. `stop`: it makes nothing new."""
+
+    tenants: ClassVar[tuple[str, ...]] = TENANTS
 
     plan: Plan
     shard: ShardPlan
@@ -51,7 +53,7 @@ class Client:
             )
             for cycles in (self.plan.settings.cycles.enabled, False)
         )
-        for tenant in TENANTS:
+        for tenant in self.tenants:
             for scope in self._scopes(tenant):
                 with contextlib.suppress(BudgetExists):
                     self._try(functools.partial(administration.open_budget, scope, UNIT, 10**12))
@@ -109,6 +111,21 @@ class Client:
             except (RedisUnavailable, redis.RedisError):
                 kernels.KERNEL.pause(self.random.uniform(0.1, 2))
         return None
+
+
+class Trickle(Client):
+    """First some reservations that every endpoint wants, then, steadily, those of a tenant that no filter names."""
+
+    tenants: ClassVar[tuple[str, ...]] = ("acme", "hooli")
+    number_wanted: ClassVar[int] = 12
+
+    def _act(self, ledger: Ledger, key: str) -> None:
+        tenant, count = ("hooli", 1) if self.made else ("acme", self.number_wanted)
+        second = timedelta(seconds=1)
+        for scope in [f"tenant:{tenant}"] * count:
+            reserve = functools.partial(ledger.reserve, tenant, [scope], UNIT, 1, ttl=second, action=ACTION)
+            self._try(functools.partial(reserve, idempotency_key=f"{key}-{self.made}"))
+            self.made += 1
 
 
 #: Holds seats in one step, once for each id. Every third hold is being paid for twice as long as it is held.

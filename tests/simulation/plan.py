@@ -74,6 +74,8 @@ class Plan:
     slow: dict[str, float] = field(default_factory=dict)
     #: In an installation of Cycles: how the rival sweeps (see `cycles`); empty: there is none.
     rival: str = ""
+    #: Whether, after all is settled, receivers fail once more, while only events come that their endpoints do not want.
+    trickle: bool = False
 
     @property
     def clean(self) -> bool:
@@ -141,6 +143,7 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
         seats,
         {name: rng.choice([0.05, 0.5, timeout * 0.9]) for name in dict.fromkeys(names)},
         rng.choice(["", "polite", "polite", "blind", "keeps"]) if "cycles" in document else "",
+        not clean and random.Random(f"{seed} trickle").random() < 0.5,
     )
 
 

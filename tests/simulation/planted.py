@@ -17,7 +17,7 @@ import sweeperd.ops.reconcile.counters
 from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.circuit import CircuitBreaker, EndpointStateCache, Redelivery
 from sweeperd.delivery.dispatcher import Dispatcher
-from sweeperd.delivery.reader import Consumer, DueScan
+from sweeperd.delivery.reader import Consumer, DueScan, ProbeChooser
 from sweeperd.delivery.senders import BatchSender
 from sweeperd.errors import RedisUnavailable
 from sweeperd.outbox import ConsumerGroups, Outbox, Subscription
@@ -291,6 +291,20 @@ def settlement_lost() -> None:
 @planted("while a circuit is open, nobody looks at the events of a dead process")
 def open_circuit_forgets() -> None:
     put(DueScan, "take_orphaned", lambda *_: [])
+
+
+@planted("the probe of an open circuit is spent on an event that the endpoint does not want")
+def probe_unwanted() -> None:
+    def take(self: Any) -> Any:
+        chosen = self._choose()
+        entries = [] if self._subscription.exhausted else self._outbox.read(self._group, 1)
+        if chosen is not None and not entries:
+            entries = self._outbox.claim(self._group, [chosen], 0)
+        self._last = entries[0].id if entries else None
+        return entries
+
+    put(ProbeChooser, "take", take)
+    put(CircuitBreaker, "return_probe", lambda _: None)
 
 
 @planted("a heartbeat takes an event back that was parked or taken over meanwhile")

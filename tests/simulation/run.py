@@ -13,8 +13,8 @@ import signal
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ import sweeperd.store.lease
 import sweeperd.store.shard
 from sweeperd.store.scripts import Script, script_names
 from tests.simulation import kernel as kernels
-from tests.simulation.clients import Client, SeatClient
+from tests.simulation.clients import Client, SeatClient, Trickle
 from tests.simulation.cycles import TAKEN, CyclesDispatcher, Rival
 from tests.simulation.faults import Faults
 from tests.simulation.hosts import Replica, process_name
@@ -40,12 +40,14 @@ from tests.simulation.kernel import Failure, Host
 from tests.simulation.operators import Operators
 from tests.simulation.plan import FAULTS, OPERATIONS, Plan, draw
 from tests.simulation.planted import PLANTED, plant
-from tests.simulation.receivers import Receiver, transport
+from tests.simulation.receivers import Behaviour, Receiver, transport
 from tests.simulation.redis_gate import Connection, LuaRuntime, SimulatedServer, Trace, connector
 from tests.simulation.replay import Recorder
 
 #: Between two checks of what must hold at every moment, and after the end for what comes too late; seconds.
 CHECK_EVERY, WATCHED = 2.0, 30.0
+#: So long receivers fail once more, seconds.
+FAILING = 60.0
 #: A planted bug is to be found within so many seeds.
 TRIES = 200
 #: A seed that takes longer is stuck, seconds of the processor.
@@ -166,8 +168,32 @@ class Simulation:
         self.faults.heal()
         self.operators.heal()
         self._settle()
+        if self.plan.trickle:
+            self._trickle()
         self._until(self.kernel.now + WATCHED)
         self._finish()
+
+    def _trickle(self) -> None:
+        """Receivers fail, so circuits open; then what waits is settled in time, though new events do not end."""
+        filtering = [each.name for each in self.settings.webhooks.endpoints if each.tenants or each.scopes]
+        if not filtering:
+            return
+        # More new events than probes of all replicas.
+        rate = 1.5 * len(self.replicas) / self.plan.settings.webhooks.redelivery_initial.total_seconds()
+        plan = replace(self.plan, rate=rate)
+        clients = [Trickle(plan, shard, 0, random.Random(f"{plan.seed} trickle {shard.name}")) for shard in plan.shards]
+        for name, receiver in self.receivers.items():
+            receiver.behaviour = Behaviour(fails=float(name in filtering))
+        for client in clients:
+            self.kernel.spawn("trickle", client.run, Host(f"client-trickle-{client.shard.name}"))
+        self._until(self.kernel.now + FAILING)
+        for name in filtering:
+            self.receivers[name].behaviour = Behaviour()
+        before = set(self.book.undelivered(self.settings))
+        self._settle(lambda: [each for each in self.book.undelivered(self.settings) if each in before])
+        for client in clients:
+            client.stop = True
+        self._settle()
 
     def note(self, line: str) -> None:
         """A line for the log and the trace."""
@@ -180,15 +206,16 @@ class Simulation:
             self.book.check()
             gc.collect(0)
 
-    def _settle(self) -> None:
+    def _left(self) -> list[str]:
+        return [*self.book.overdue(), *self.book.waiting(self.settings), *self.book.undelivered(self.settings)]
+
+    def _settle(self, what: Callable[[], list[str]] | None = None) -> None:
         indexes = [book.server.value(book.key("reservation:ttl")) for book in self.book.shards]
         held = sum(len(index) for index in indexes if index is not None) * len(self.receivers)
         # A slow receiver gets the backlog one by one.
         backlog = (held + len(self.book.undelivered(self.settings))) * max(self.plan.slow.values())
         began, limit = self.kernel.now, self.plan.bound + backlog
-        while left := [
-            *self.book.overdue(), *self.book.waiting(self.settings), *self.book.undelivered(self.settings)
-        ]:  # fmt: skip
+        while left := (what or self._left)():
             if self.kernel.now > began + limit:
                 raise Failure(f"all is settled within {limit:.0f} s", f"{len(left)}: {'; '.join(left[:5])}")
             self._until(self.kernel.now + 5)

@@ -54,16 +54,14 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def in_script(script: str, before: str, after: str) -> None:
-    """Replace a piece of the text of a script."""
+    """Replace a piece of the text of a script. Raises ValueError if the script does not have it."""
     original = scripts.source
+    if before not in original(script):
+        raise ValueError(f"{script} has changed: {before!r} is not in it")
 
     def source(name: str) -> str:
         text = original(name)
-        if name == script:
-            if before not in text:
-                raise ValueError(f"{script} has changed: {before!r} is not in it")
-            text = text.replace(before, after)
-        return text
+        return text.replace(before, after) if name == script else text
 
     vars(scripts)["source"] = source
 
@@ -311,8 +309,8 @@ def probe_unwanted() -> None:
 def heartbeat_takes_back() -> None:
     in_script(
         "delivery/change_owner",
-        "if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2]) > 0 then",
-        "if ARGV[2] == ARGV[3] or #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2]) > 0 then",
+        "if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2]) > 0",
+        "if (ARGV[2] == ARGV[3] or #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2]) > 0)",
     )
 
 

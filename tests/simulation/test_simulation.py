@@ -58,7 +58,7 @@ def test_a_seed_decides_every_command() -> None:
 
 
 def test_fixed_seeds_hold() -> None:
-    done = simulate("--seeds", "1..10", "--minutes", "1")
+    done = simulate("--seeds", "1..4", "--minutes", "1")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -66,6 +66,12 @@ def test_fixed_seeds_hold() -> None:
 def test_seeds_that_have_failed_hold(seed: int) -> None:
     done = simulate("--seed", str(seed), "--minutes", FAILED[seed])
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_bug_can_still_be_planted() -> None:
+    """The scripts may have changed since; what cannot be planted would fail each seed, and count as found."""
+    lines = "from tests.simulation.planted import PLANTED, plant; [plant(name) for name in PLANTED]"
+    subprocess.run([sys.executable, "-c", lines], check=True)
 
 
 def test_a_planted_bug_is_found_and_told() -> None:
@@ -76,9 +82,9 @@ def test_a_planted_bug_is_found_and_told() -> None:
 
 
 def test_without_faults_each_event_comes_once() -> None:
-    done = simulate("--seeds", "1..6", "--minutes", "1", "--clean")
+    done = simulate("--seeds", "1..3", "--minutes", "1", "--clean")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" (0 again)") == 6
+    assert done.stdout.count(" (0 again)") == 3
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for the clock of the servers")

@@ -20,8 +20,8 @@ from sweeperd.sweep.kind import Decision
 #: The books that no expiry may change, read by a function of the user.
 Books = Callable[["redis.Redis"], object]
 TRACE = "0" * 32
-#: The longest time of one run, seconds. Redis stops a script on request only after `lua-time-limit`, 5 s.
-RUN_LIMIT = 6.0
+#: The longest time of one run, seconds. Redis stops a script on request only after `lua-time-limit`, 5 s if not set.
+RUN_LIMIT = 3.0
 #: The longest time for Redis to stop a script, seconds.
 STOP_LIMIT = 5.0
 #: How far a TTL may have run down between two looks, ms.

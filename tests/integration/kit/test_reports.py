@@ -189,7 +189,7 @@ def test_a_script_without_an_end_is_stopped_and_named() -> None:
     settings = settings_of(scripted(ENDLESS), reservations=False)
     (kind,) = settings.kinds
     (only,) = prove(settings, kind, [sample_of(HOLD, kind)])
-    assert only.failure == Failure("h1", "no end after 6 s")
+    assert only.failure == Failure("h1", "no end after 3 s")
 
 
 def test_another_proof_follows_on_the_same_redis(client: redis.Redis) -> None:

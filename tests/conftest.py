@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 #: Most tests wait for processes, so there are more workers than cores.
-WORKERS = 6
+WORKERS = 8
 
 
 def pytest_xdist_auto_num_workers() -> int:

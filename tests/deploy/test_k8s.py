@@ -201,12 +201,14 @@ def test_kustomize_builds_the_example_as_it_stands(tmp_path: Path) -> None:
     check_built(manifests, tmp_path)
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize(
-    "components",
-    [(), *((each,) for each in COMPONENTS), *itertools.combinations(COMPONENTS, 2), tuple(COMPONENTS)],
-    ids="-and-".join,
-)
+#: Each alone, and all, over each base; each two of them over one of the bases.
+SETS = [
+    *itertools.product(BASES, [(), *((each,) for each in COMPONENTS), tuple(COMPONENTS)]),
+    *zip(itertools.cycle(BASES), itertools.combinations(COMPONENTS, 2), strict=False),
+]
+
+
+@pytest.mark.parametrize(("base", "components"), SETS, ids=[f"{base}-{'-and-'.join(more)}" for base, more in SETS])
 def test_any_set_of_components_builds_over_any_base(base: str, components: tuple[str, ...], tmp_path: Path) -> None:
     if base == "cronjob" and "keda" in components:
         pytest.skip("there is no Deployment to scale, and another test has it refused")

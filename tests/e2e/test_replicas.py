@@ -43,15 +43,15 @@ def test_a_lease_that_is_lost_in_the_middle_of_a_sweep(
     taken: str | None, server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:
     total = 6000
-    env = environment(server.url, sweep__interval="100ms", sweep__lease_ttl="1s", sweep__pipeline_depth=1)
+    env = environment(server.url, sweep__interval="100ms", sweep__lease_ttl="3s", sweep__pipeline_depth=1)
     reserve(client, [str(number) for number in range(total)])
     with daemon(env, tmp_path) as running:
         eventually(lambda: client.xlen("sweeperd:events") > 0)
         if taken:
-            client.set(LEASE, taken, px=3000)
+            client.set(LEASE, taken, px=6000)
         else:
             client.delete(LEASE)
-        client.client_pause(700, all=False)  # so that a renewal is due before the sweep has ended
+        client.client_pause(1500, all=False)  # so that a renewal is due before the sweep has ended
         eventually(lambda: running.metric("sweeperd_leases_lost_total", shard="default") == 1)
         assert running.logged("the lease was lost during a sweep; no reservation was")[0]["shard"] == "default"
         if taken:

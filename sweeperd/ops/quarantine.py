@@ -47,13 +47,13 @@ class SetAside:
 class QuarantineFilter:
     """
     Selects entries: these ids; or all entries with this reason and one of these tenants (None: any) that were set aside
-    up to the moment `until_ms` of Redis's clock (None: up to now).
+    up to the moment `until_ms` of Redis's clock (None: up to `Quarantine.last_ms`).
     """
 
     ids: tuple[bytes, ...] | None = None
     reason: str | None = None
     tenants: tuple[bytes, ...] | None = None
-    until_ms: int | None = None
+    until_ms: float | None = None
 
     def takes(self, entry: SetAside) -> bool:
         """Whether reason and tenant of an entry match."""
@@ -82,6 +82,11 @@ class Quarantine:
 
     def size(self) -> int:
         return int(self._shard.client.zcard(self._kind.quarantine))
+
+    def last_ms(self) -> float:
+        """Now on Redis's clock; or when the newest entry was set aside, if the clock was set back since then."""
+        newest: Any = self._shard.client.zrange(self._kind.quarantine, -1, -1, withscores=True)
+        return float(max([self._shard.read_clock(), *(at for _, at in newest)]))
 
     def find(self, wanted: QuarantineFilter) -> Iterator[SetAside]:
         """The selected entries, the oldest first, read page by page. An id that is not in quarantine is left out."""
@@ -184,7 +189,7 @@ class Quarantine:
         if wanted.ids is not None:
             yield from map(self._named, batches(wanted.ids, self._length))
             return
-        until = self._shard.read_clock() if wanted.until_ms is None else wanted.until_ms
+        until = self.last_ms() if wanted.until_ms is None else wanted.until_ms
         position = Position()
         while True:
             page = read_page(self._shard, self._kind.quarantine, until, position, self._length)

@@ -277,9 +277,9 @@ class GraceEnds:
 _PAGE = Script("sweep/page")
 
 
-def read_page(shard: Shard, index: bytes, until: int, position: Position, count: int) -> list[IndexEntry]:
+def read_page(shard: Shard, index: bytes, until: float, position: Position, count: int) -> list[IndexEntry]:
     """The next entries with a score up to `until`, at most `count`: a plain page. Raises redis.RedisError."""
-    flat: list[bytes] = _PAGE.run(shard.client, Call([index], [until, position.score, position.passed, count]))
+    flat: list[bytes] = _PAGE.run(shard.client, Call([index], [str(until), position.score, position.passed, count]))
     return list(map(IndexEntry, flat[::2], flat[1::2]))
 
 

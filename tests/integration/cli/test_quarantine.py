@@ -459,6 +459,16 @@ def test_only_what_was_there_at_the_beginning_is_dismissed(shard: Shard, client:
     assert client.zrange("sweeperd:quarantine", 0, -1) == [b"new"]
 
 
+def test_what_was_set_aside_before_the_clock_was_set_back_is_among_all(
+    sweeperd: Sweeperd, client: redis.Redis, shard: Shard
+) -> None:
+    repair(client, ids := broken(client, 3))
+    client.zadd("sweeperd:quarantine", {ids[1]: shard.read_clock() + 3_600_000})
+    assert {row["id"] for row in sweeperd("quarantine", "list").rows} == set(ids)
+    sweeperd("quarantine", "requeue", "--all", "--yes")
+    assert not client.exists("sweeperd:quarantine")
+
+
 def test_who_was_faster_is_told_of(shard: Shard, client: redis.Redis) -> None:
     quarantine = Quarantine(shard, reservations_kind(shard.keys), 50)
     (rid,) = broken(client, 1)

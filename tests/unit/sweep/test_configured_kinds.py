@@ -1,5 +1,6 @@
 """A kind of the settings as the sweep takes it: what its script is called with."""
 
+import dataclasses
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,13 @@ def test_what_the_script_is_told() -> None:
         b"{p}:sweeperd:quarantine:seat-hold",
     ]
     assert call.args == [b"\xff 1", b"{p}:", 100_000, TRACE]
+
+
+def test_which_keys_its_hashes_could_have() -> None:
+    """Between the two fixed texts there is an id, and they do not overlap."""
+    kind = dataclasses.replace(seat_hold(spread=0), stem=b"cart:", end=b":hold")
+    assert kind.names(b"cart:x:hold")
+    assert not any(map(kind.names, (b"cart:x", b"art:x:hold", b"cart::hold", b"cart:hold", b"cart:")))
 
 
 @pytest.mark.parametrize(("spread", "most"), [(0.01, 101_000), (0.5, 150_000), (1, 200_000)])

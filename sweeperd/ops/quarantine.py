@@ -19,6 +19,8 @@ from sweeperd.sweep.index import IndexEntry, Position, read_page
 from sweeperd.sweep.kind import Decision, Kind, Outcome
 from sweeperd.text import moment_ms
 
+#: A greater score is no moment; see `moment_ms`.
+LAST_MOMENT = 2**53
 #: How a list goes on: a score, and how many entries of this score were listed.
 _PLACE = re.compile(r"-?(inf|\d{1,20}(\.\d{1,20})?(e\+?\d{1,3})?):\d{1,9}", re.ASCII)
 #: The most entries that `newest` reads in one call.
@@ -85,7 +87,9 @@ class Quarantine:
 
     def last_ms(self) -> float:
         """Now on Redis's clock; or when the newest entry was set aside, if the clock was set back since then."""
-        newest: Any = self._shard.client.zrange(self._kind.quarantine, -1, -1, withscores=True)
+        newest: Any = self._shard.client.zrange(
+            self._kind.quarantine, LAST_MOMENT, "-inf", desc=True, byscore=True, offset=0, num=1, withscores=True
+        )
         return float(max([self._shard.read_clock(), *(at for _, at in newest)]))
 
     def find(self, wanted: QuarantineFilter) -> Iterator[SetAside]:

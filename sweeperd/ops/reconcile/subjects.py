@@ -184,10 +184,14 @@ class Reservations(Subject):
 class ConfiguredKind(Subject):
     """One of `[[kinds]]`. The script of the kind, with no write sent, says whether a hash is active."""
 
-    def __init__(self, shard: Shard, kind: Kind, batch: int, throttle: Throttle | None = None) -> None:
-        """`batch`: how many entries the kind's script explains in one round trip."""
+    def __init__(
+        self, shard: Shard, kind: Kind, batch: int, throttle: Throttle | None = None, others: Sequence[Kind] = ()
+    ) -> None:
+        """`batch`: how many entries the kind's script explains in one round trip. `others`: the other kinds."""
         super().__init__(shard, kind, throttle)
         self._batch = batch
+        least = len(kind.stem + kind.end)
+        self.closer = [each for each in others if len(each.stem + each.end) >= least]
 
     def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Sight]:  # noqa: ARG002
         for finding in self.check(ids):
@@ -225,10 +229,8 @@ def subject_of(shard: Shard, settings: Settings, name: str, throttle: Throttle |
     kind = kinds[name]
     if isinstance(kind.counters, Budgets):
         return Reservations(shard, settings.sweep, throttle)
-    subject = ConfiguredKind(shard, kind, settings.sweep.pipeline_depth, throttle)
-    least = len(kind.stem + kind.end)
-    subject.closer = [each for each in kinds.values() if each is not kind and len(each.stem + each.end) >= least]
-    return subject
+    others = [each for each in kinds.values() if each is not kind]
+    return ConfiguredKind(shard, kind, settings.sweep.pipeline_depth, throttle, others)
 
 
 class HolderDocument(Document):

@@ -19,7 +19,9 @@ def call(*args: int | str) -> list[Call]:
 @pytest.fixture(params=[False, True], ids=["known", "unknown"])
 def client(shard: Shard, request: pytest.FixtureRequest) -> redis.Redis:
     """Of a server that knows the script, and of one that does not."""
-    if not request.param:
+    if request.param:
+        shard.client.script_flush()
+    else:
         shard.client.script_load(SCRIPT.source)
     return shard.client
 
@@ -79,6 +81,7 @@ SLOW = Script(
 
 
 def test_the_server_says_how_long_it_was_busy(shard: Shard) -> None:
+    shard.client.script_flush()
     with ScriptPipeline(SLOW, shard.client) as stream:
         stream.send(call(0))
         assert stream.receive().micros is None  # it did not know the script

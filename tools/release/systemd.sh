@@ -18,7 +18,7 @@ await() { # SECONDS COMMAND...: until it succeeds; sets $took
 }
 swept() { reserve "$1"; await "${2:-30}" expired "$1" || fail "$1 is not swept"; }
 block() { (cd /root/sweeperd && sh -eu "/root/proof/$1.sh" > /tmp/block.log 2>&1) || { cat /tmp/block.log; fail "the block $1"; }; }
-pid() { systemctl show -P MainPID "${1:-sweeperd}"; }
+pid() { systemctl show -P MainPID sweeperd; }
 text() { systemctl show -P StatusText sweeperd; }
 other() { [ "$(pid)" != "$1" ] && [ "$(pid)" != 0 ] && systemctl is-active -q sweeperd; }
 says() { text | grep -q "$1"; }

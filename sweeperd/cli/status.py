@@ -163,7 +163,7 @@ def _kind_row(status: ShardStatus, kind: KindStatus) -> Sequence[object]:
     if tick is None:
         return *row, Cell("never", "yellow"), None, None, None, kind.sweeping
     took = f"{tick.seconds:.3f} s{'' if tick.complete else ', cut short'}"
-    age = max(0.0, (status.now_ms - tick.at_ms) / 1000)
+    age = max(0.0, (status.now_ms - tick.at) / 1000)
     return *row, f"{span(age)} ago", tick.by, took, tick.expired, kind.sweeping
 
 

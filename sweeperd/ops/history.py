@@ -25,10 +25,11 @@ from sweeperd.ops.health import (
     summarize_health,
 )
 from sweeperd.ops.show import ReasonCount
-from sweeperd.ops.status import ReplayDocument, ShardStatus
+from sweeperd.ops.status import Due, ReplayDocument, ShardStatus
 from sweeperd.outbox.attempts import Attempt
 from sweeperd.outbox.endpoint_state import CircuitNote
 from sweeperd.store.lease import process_name
+from sweeperd.sweep.telemetry import LastSweep
 
 #: Between two samples, and how long a sample is kept, seconds.
 SAMPLE_EVERY, REMEMBERED = 15.0, 3600.0
@@ -132,16 +133,6 @@ def _sample(at: float, status: ShardStatus) -> StatusSample:
     )
 
 
-class SweepDocument(Document):
-    at: Moment = Field(validation_alias="at_ms")
-    by: str = Field(description="Host, process id and a random part.")
-    seconds: Seconds
-    complete: bool
-    expired: Count = Field(description="All expiries so far.")
-    earlier_expired: Count
-    earlier_at: Moment = Field(validation_alias="earlier_at_ms")
-
-
 class WalkDocument(Document):
     """The last complete walk of reconcile."""
 
@@ -158,7 +149,7 @@ class KindDocument(Document):
     quarantined: Count
     protected: Count = Field(description="Overdue entries that `unless` protects from their expiry.")
     oldest_protected_seconds: Seconds = Field(description="How long ago the grace of the oldest of them ended.")
-    tick: SweepDocument | None = Field(description="null before the first sweep.")
+    tick: LastSweep | None = Field(description="null before the first sweep.")
     sweeping: str = Field(
         description="Host, process id and a random part of the process that sweeps now; empty if none does."
     )
@@ -245,17 +236,6 @@ class ProcessDocument(Document):
     delivers: bool
 
 
-class DueDocument(Document):
-    """Entries whose deadline has passed, by the index."""
-
-    entries: Count
-    in_grace: Count
-    overdue: Count
-    exact: bool = Field(description="Whether in_grace and overdue are counted, not estimated.")
-    oldest_seconds: Seconds
-    oldest_overdue_seconds: Seconds
-
-
 class UnreachableShard(Document):
     """A shard whose Redis could not be read."""
 
@@ -272,9 +252,9 @@ class ShardDocument(Document):
     address: str = Field(description="Where Redis is, without credentials.")
     reachable: Literal[True]
     now: Moment = Field(validation_alias="now_ms", description="When this was read, on Redis's clock.")
-    due: DueDocument
+    due: Due
     quarantined: Count
-    tick: SweepDocument | None = Field(description="null before the first sweep.")
+    tick: LastSweep | None = Field(description="null before the first sweep.")
     tick_age_seconds: Seconds | None
     rate: float | None = Field(
         validation_alias=AliasPath("rate", "known"), description="Expiries a second; null if not known."

@@ -142,13 +142,13 @@ class Fate(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class EventDelivery:
     endpoint: str
-    fate: Fate
+    fate: Annotated[Fate, WithJsonSchema({"type": "string"}), Field(description="What has become of it there.")]
     #: How many times the event was handed over.
-    hand_overs: int = 0
+    hand_overs: Count = 0
     #: The process that has the event in hand; empty if the event waits for the next hand-over.
     owner: str = ""
     #: Time since the last hand-over, seconds.
-    idle_seconds: float = 0.0
+    idle_seconds: Seconds = 0.0
     #: Why the event became a dead letter.
     reason: str = ""
 
@@ -366,20 +366,11 @@ class AttemptDocument(Document):
     )
 
 
-class DeliveryDocument(Document):
-    endpoint: str
-    fate: str = Field(description="What has become of it there.")
-    hand_overs: Count
-    owner: str
-    idle_seconds: Seconds
-    reason: str
-
-
 class EventDocument(Document):
     webhook_id: str
     stream_id: Text = Field(validation_alias="id")
     fields: dict[Text, Text]
-    deliveries: list[DeliveryDocument]
+    deliveries: list[EventDelivery]
     attempts: list[AttemptDocument] = Field(
         description="The recorded attempts to deliver it, the newest first. A batch is among them if the event lies "
         "between its first and its last."

@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import redis
 from pydantic import Field
 
 from sweeperd.config import RELAY, EndpointSettings, Settings
-from sweeperd.document import Count, Document, Moment
+from sweeperd.document import Count, Document, Moment, Seconds
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.processes import Processes, read_processes
 from sweeperd.ops.reconcile import LastWalk, WalkStore
@@ -307,24 +307,20 @@ def _backlog(group: dict[str, Any] | None, backlog: GroupBacklog | None) -> dict
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """
-    The entries whose deadline, by the index, has passed.
+    """Entries whose deadline has passed, by the index."""
 
-    The index does not say whether the grace has passed too, so expire.lua is asked about each entry, or about a sample
-    if there are many.
-    """
-
-    entries: int = 0
+    # The index does not say whether the grace has passed too, so expire.lua is asked about each entry, or about a
+    # sample if there are many.
+    entries: Count = 0
     #: Entries that a sweep would leave in the index, because a late commit is still accepted.
-    in_grace: int = 0
+    in_grace: Count = 0
     #: All other entries: a sweep would act on them now.
-    overdue: int = 0
-    #: False if `in_grace` and `overdue` are estimates from a sample.
-    exact: bool = True
+    overdue: Count = 0
+    exact: Annotated[bool, Field(description="Whether in_grace and overdue are counted, not estimated.")] = True
     #: Since the deadline of the oldest entry, in grace or not, seconds.
-    oldest_seconds: float = 0.0
+    oldest_seconds: Seconds = 0.0
     #: Since the end of the grace of the oldest overdue entry in the sample, seconds.
-    oldest_overdue_seconds: float = 0.0
+    oldest_overdue_seconds: Seconds = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,7 +376,7 @@ class ShardStatus:
     @property
     def tick_age_seconds(self) -> float | None:
         """Since the last tick ended."""
-        return None if self.tick is None else max(0.0, (self.now_ms - self.tick.at_ms) / 1000)
+        return None if self.tick is None else max(0.0, (self.now_ms - self.tick.at) / 1000)
 
     @property
     def empty_in_seconds(self) -> float | None:

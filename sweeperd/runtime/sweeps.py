@@ -214,7 +214,7 @@ class StandBy:
         if last is None or last.by == process_name():
             return False
         # A note from the future is of a time before the clock of Redis was put right, perhaps of a dead process.
-        return 0 <= self._shard.read_clock() - last.at_ms < milliseconds(limit)
+        return 0 <= self._shard.read_clock() - last.at < milliseconds(limit)
 
 
 @dataclass

@@ -6,12 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import redis
+from pydantic import Field
 
 from sweeperd.config import EXPIRY_SPIKE, CyclesSettings
 from sweeperd.config.types import milliseconds
+from sweeperd.document import Count, Moment, Seconds
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.lease import process_name
 from sweeperd.store.scripts import Call, Script, batches
@@ -34,17 +36,16 @@ class LastSweep:
     """The last tick over a shard, by any process."""
 
     #: When the tick ended, ms on Redis's clock.
-    at_ms: int
-    #: Host, process id and a random part.
-    by: str
-    seconds: float
+    at: Moment
+    by: Annotated[str, Field(description="Host, process id and a random part.")]
+    seconds: Seconds
     #: False if the tick stopped before the end of the due entries.
     complete: bool
     #: How many entries have expired in all, without the expiries that a process had not noted when the process died.
-    expired: int
+    expired: Annotated[Count, Field(description="All expiries so far.")]
     #: An earlier reading of that total, one to two minutes before the last tick, and the time of the reading, ms.
-    earlier_expired: int
-    earlier_at_ms: int
+    earlier_expired: Count
+    earlier_at: Moment
 
 
 class LastSweepStore:

@@ -183,6 +183,15 @@ class _Schema(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
+    def dataclass_field_schema(self, schema: Any) -> Any:
+        """Without the default: all fields of a dataclass stand in the document."""
+        found: dict[str, Any] = super().dataclass_field_schema(schema)
+        found.pop("default", None)
+        return found
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return field["type"] == "dataclass-field" or super().field_is_required(field, total)
+
 
 def schema_of(model: type[Document]) -> str:
     schema, definitions = _parts(model)

@@ -13,7 +13,7 @@ from sweeperd.cli.shards import warn
 from sweeperd.config import Settings
 from sweeperd.ops.health import ENDPOINT_STATES, shard_advice
 from sweeperd.ops.history import StatusDocument
-from sweeperd.ops.status import EndpointStatus, KindStatus, ShardStatus, read_all
+from sweeperd.ops.status import EndpointStatus, KindDocument, ShardStatus, read_all
 from sweeperd.store.shard import Shard
 from sweeperd.text import per_second, span
 
@@ -150,11 +150,11 @@ def _sweep_row(status: ShardStatus) -> Sequence[object]:
     return status.name, f"{span(age)} ago", tick.by, took, tick.expired, rate, empty_in, status.sweeping
 
 
-def _kind_row(status: ShardStatus, kind: KindStatus) -> Sequence[object]:
+def _kind_row(status: ShardStatus, kind: KindDocument) -> Sequence[object]:
     tick = kind.tick
     row: tuple[object, ...] = (
         status.name,
-        kind.name,
+        kind.kind,
         Cell(kind.due, "yellow" if kind.due else ""),
         span(kind.oldest_due_seconds) if kind.due else None,
         kind.protected or None,

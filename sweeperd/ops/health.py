@@ -14,9 +14,8 @@ import redis
 
 from sweeperd.config import DEFAULT_SHARD, Settings
 from sweeperd.errors import KindRefused, RedisUnavailable
-from sweeperd.ops.reconcile import LastWalk
 from sweeperd.ops.show import ReasonCount
-from sweeperd.ops.status import WARNING, EndpointStatus, ShardStatus
+from sweeperd.ops.status import WARNING, EndpointStatus, ShardStatus, WalkDocument
 from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.reservations import kind_words
@@ -94,15 +93,12 @@ def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[A
         yield from _walk_advice(status, status.last_walk, "the last walk", options)
     for kind in status.kinds:
         if kind.last_walk:
-            over = f"the last walk over {kind.name}"
-            yield from _walk_advice(status, kind.last_walk, over, ("--kind", kind.name, *options))
+            over = f"the last walk over {kind.kind}"
+            yield from _walk_advice(status, kind.last_walk, over, ("--kind", kind.kind, *options))
 
 
-def _walk_advice(status: ShardStatus, walk: LastWalk, name: str, options: Sequence[str]) -> Iterator[Advice]:
-    found: dict[str, int] = {
-        **{fault.value: count for fault, count in walk.found.items()},
-        "expired by another sweeper": walk.foreign_expiries,
-    }
+def _walk_advice(status: ShardStatus, walk: WalkDocument, name: str, options: Sequence[str]) -> Iterator[Advice]:
+    found = walk.found | {"expired by another sweeper": walk.foreign_expiries}
     counts = ", ".join(f"{count} {fault}" for fault, count in found.items() if count)
     if not counts:
         return
@@ -273,7 +269,7 @@ def _ticks(settings: Settings, view: ShardView, status: ShardStatus) -> Iterator
     sweep = settings.sweep
     late = (3 * sweep.interval + sweep.lease_ttl).total_seconds() + 10
     ticks = [("", status.tick, status.sweeping)] if settings.reservations.enabled else []
-    for name, tick, sweeping in [*ticks, *((f"{kind.name}: ", kind.tick, kind.sweeping) for kind in status.kinds)]:
+    for name, tick, sweeping in [*ticks, *((f"{kind.kind}: ", kind.tick, kind.sweeping) for kind in status.kinds)]:
         limit = late + (sweep.time_budget.total_seconds() if sweeping else 0)
         if tick is None:
             yield HealthLevel.WATCH, f"{name}no sweep has ended yet"
@@ -326,7 +322,7 @@ def _set_aside(view: ShardView) -> Iterator[_Finding]:
         yield HealthLevel.WATCH, f"{view.status.quarantined:,} in quarantine"
     for kind in view.status.kinds:
         if kind.quarantined:
-            yield HealthLevel.WATCH, f"{kind.quarantined:,} of {kind.name} in quarantine"
+            yield HealthLevel.WATCH, f"{kind.quarantined:,} of {kind.kind} in quarantine"
     if view.status.dead_letters:
         letters = "dead letter" if view.status.dead_letters == 1 else "dead letters"
         yield HealthLevel.WATCH, f"{view.status.dead_letters:,} {letters}"

@@ -25,7 +25,7 @@ from sweeperd.ops.health import (
     summarize_health,
 )
 from sweeperd.ops.show import ReasonCount
-from sweeperd.ops.status import Due, ReplayDocument, ShardStatus
+from sweeperd.ops.status import Due, KindDocument, ReplayDocument, ShardStatus, WalkDocument
 from sweeperd.outbox.attempts import Attempt
 from sweeperd.outbox.endpoint_state import CircuitNote
 from sweeperd.store.lease import process_name
@@ -131,29 +131,6 @@ def _sample(at: float, status: ShardStatus) -> StatusSample:
         status.now_ms,
         {endpoint.name: endpoint.pending for endpoint in status.endpoints if endpoint.configured},
     )
-
-
-class WalkDocument(Document):
-    """The last complete walk of reconcile."""
-
-    finished_at: Moment
-    findings: Count = Field(validation_alias="total")
-    found: dict[str, Count]
-    foreign_expiries: Count
-
-
-class KindDocument(Document):
-    kind: str = Field(validation_alias="name")
-    due: Count = Field(description="Entries whose deadline has passed, by the index.")
-    oldest_due_seconds: float
-    quarantined: Count
-    protected: Count = Field(description="Overdue entries that `unless` protects from their expiry.")
-    oldest_protected_seconds: Seconds = Field(description="How long ago the grace of the oldest of them ended.")
-    tick: LastSweep | None = Field(description="null before the first sweep.")
-    sweeping: str = Field(
-        description="Host, process id and a random part of the process that sweeps now; empty if none does."
-    )
-    last_walk: WalkDocument | None = Field(description="The last daily walk over this kind; null before the first.")
 
 
 class ReplicaDocument(Document):

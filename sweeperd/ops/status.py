@@ -8,7 +8,7 @@ a daemon has, and costs no more if the backlog grows.
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, cast
 
 import redis
@@ -18,7 +18,7 @@ from sweeperd.config import RELAY, EndpointSettings, Settings
 from sweeperd.document import Count, Document, Moment, Seconds
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.processes import Processes, read_processes
-from sweeperd.ops.reconcile import LastWalk, WalkStore
+from sweeperd.ops.reconcile import WalkStore
 from sweeperd.ops.show import Details, explain, read_details
 from sweeperd.outbox.endpoint_state import CircuitNote, CircuitStateStore, EndpointStateStore
 from sweeperd.outbox.replays import GROUP_PREFIX, ReplayStore
@@ -29,7 +29,7 @@ from sweeperd.store.lease import holder
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
-from sweeperd.sweep.kind import Backlog, Kind, Outcome
+from sweeperd.sweep.kind import Kind, Outcome
 from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.sweep.sweeper import measured
 from sweeperd.sweep.telemetry import LastSweep, read_last_sweep
@@ -323,17 +323,27 @@ class Due:
     oldest_overdue_seconds: Seconds = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class KindStatus(Backlog):
-    """One of `[[kinds]]` on one shard."""
+class WalkDocument(Document):
+    """The last complete walk of reconcile."""
 
-    name: str
-    #: The last tick; None before the first.
-    tick: LastSweep | None
-    #: Host, process id and a random part of the process that sweeps now; empty if no process sweeps.
-    sweeping: str
-    #: The last complete walk over all hashes; None before the first.
-    last_walk: LastWalk | None
+    finished_at: Moment
+    findings: Count = Field(validation_alias="total")
+    found: dict[str, Count]
+    foreign_expiries: Count
+
+
+class KindDocument(Document):
+    kind: str
+    due: Count = Field(description="Entries whose deadline has passed, by the index.")
+    oldest_due_seconds: float
+    quarantined: Count
+    protected: Count = Field(description="Overdue entries that `unless` protects from their expiry.")
+    oldest_protected_seconds: Seconds = Field(description="How long ago the grace of the oldest of them ended.")
+    tick: LastSweep | None = Field(description="null before the first sweep.")
+    sweeping: str = Field(
+        description="Host, process id and a random part of the process that sweeps now; empty if none does."
+    )
+    last_walk: WalkDocument | None = Field(description="The last daily walk over this kind; null before the first.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +363,7 @@ class ShardStatus:
     #: Host, process id and a random part of the process that sweeps now; empty if no process sweeps.
     sweeping: str = ""
     #: The configured kinds. The fields about sweep and walk above and below are about reservations.
-    kinds: tuple[KindStatus, ...] = ()
+    kinds: tuple[KindDocument, ...] = ()
     endpoints: tuple[EndpointStatus, ...] = ()
     #: All dead letters. The dead letters of each endpoint are counted up to LETTERS, from the oldest on.
     dead_letters: int = 0
@@ -361,7 +371,7 @@ class ShardStatus:
     #: How fast entries expire.
     rate: Rate = field(default_factory=Rate)
     #: The last complete walk over all reservations; None before the first.
-    last_walk: LastWalk | None = None
+    last_walk: WalkDocument | None = None
     #: The daemons that run on the shard.
     processes: Processes = field(default_factory=Processes)
     #: Read only if asked for.
@@ -442,10 +452,10 @@ def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory |
     )
 
 
-def _kind(shard: Shard, kind: Kind, now: int) -> KindStatus:
-    return KindStatus(
-        **asdict(measured(shard, kind, now)),
-        name=kind.name,
+def _kind(shard: Shard, kind: Kind, now: int) -> KindDocument:
+    return KindDocument.made_of(
+        measured(shard, kind, now),
+        kind=kind.name,
         tick=read_last_sweep(shard, kind),
         sweeping=holder(shard, kind.lease_job),
         last_walk=WalkStore(shard, kind.walk_suffix).last(),

@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from sweeperd.ops.show import Details, ReasonCount
-from sweeperd.ops.status import EndpointStatus, KindStatus
+from sweeperd.ops.status import EndpointStatus
 from tests.conftest import BINARIES
-from tests.support.builders import shard_view
+from tests.support.builders import kind_status, shard_view
 from tests.support.eyes.browser import Browser, Page, needs_browser
 from tests.support.eyes.staged import Shards, attempted, busy, served, settings
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
@@ -204,7 +204,7 @@ def test_a_reason_of_a_kind_is_explained_and_its_protected_entries_are_counted(b
         ReasonCount("seat-hold", "MISSING_FIELD", 2, ("h1",), meaning),
         ReasonCount("seat-hold", "ODD", 1, ("x",)),
     )
-    kind = KindStatus(3, 5.0, 3, 1200, name="seat-hold", tick=None, sweeping="", last_walk=None)
+    kind = kind_status("seat-hold", due=3, oldest_due_seconds=5.0, quarantined=3, protected=1200)
     status = replace(eu.status, kinds=(kind,), details=Details(reasons))
     with served(settings("hook"), lambda: [(replace(eu, status=status), samples)]) as url:
         page = browser.open(url)

@@ -16,13 +16,14 @@ from sweeperd.ops.health import ShardView
 from sweeperd.ops.processes import Processes, ProcessNote
 from sweeperd.ops.reconcile import Fault, LastWalk
 from sweeperd.ops.show import ReasonCount
-from sweeperd.ops.status import ShardStatus
+from sweeperd.ops.status import KindDocument, ShardStatus, WalkDocument
 from sweeperd.outbox import Outbox, OutboxEntry, Subscription
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store import Clock, Keys, Shard
 from sweeperd.store.scripts import Call, Script, source
 from sweeperd.sweep import Decision, Kind
 from sweeperd.sweep.configured import configured
+from sweeperd.sweep.kind import Backlog
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper
 from sweeperd.sweep.telemetry import LastSweep
@@ -145,9 +146,16 @@ def processes(**duties: bool) -> Processes:
     return Processes((ProcessNote(process="host-1", **duties),) if duties else None)
 
 
-def last_walk(finished_at: int, **found: int) -> LastWalk:
+def last_walk(finished_at: int, **found: int) -> WalkDocument:
     """A walk of reconcile that found so many of each fault."""
-    return LastWalk(finished_at=finished_at, found={Fault(name): count for name, count in found.items()})
+    walk = LastWalk(finished_at=finished_at, found={Fault(name): count for name, count in found.items()})
+    return WalkDocument.model_validate(walk)
+
+
+def kind_status(name: str, last_walk: WalkDocument | None = None, **backlog: Any) -> KindDocument:
+    """A kind that was never swept; `backlog`: fields of a `Backlog`, else nothing waits."""
+    nothing: dict[str, Any] = {"due": 0, "oldest_due_seconds": 0.0, "quarantined": 0}
+    return KindDocument.made_of(Backlog(**nothing | backlog), kind=name, tick=None, sweeping="", last_walk=last_walk)
 
 
 def reason_count(kind: str, reason: str, count: int, *newest: str) -> ReasonCount:

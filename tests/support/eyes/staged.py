@@ -11,7 +11,6 @@ from sweeperd.metrics import Metrics
 from sweeperd.ops.health import ShardView
 from sweeperd.ops.history import StatusSample, status_report
 from sweeperd.ops.processes import Processes, ProcessNote
-from sweeperd.ops.reconcile import Fault, LastWalk
 from sweeperd.ops.show import Details, ReasonCount
 from sweeperd.ops.status import Due, EndpointStatus, Rate, ReplayDocument, ShardStatus
 from sweeperd.outbox import CircuitNote
@@ -19,6 +18,7 @@ from sweeperd.outbox.attempts import Attempt
 from sweeperd.sweep.reservations import REASONS
 from sweeperd.sweep.telemetry import LastSweep
 from sweeperd.web.server import WebServer
+from tests.support.builders import last_walk
 
 NOW_MS = 1_795_000_000_000
 SAMPLES = 240
@@ -181,7 +181,7 @@ def busy() -> Shards:
         dead_letters=4,
         rate=Rate(8.42, 60.0),
         processes=both("sweeperd-6d9f-1", "sweeperd-6d9f-2"),
-        last_walk=LastWalk(finished_at=NOW_MS - 11_000_000, found={Fault.LOST: 2}),
+        last_walk=last_walk(NOW_MS - 11_000_000, lost=2),
         details=Details(
             (
                 ReasonCount("reservations", "INVALID_ESTIMATE", 2, ("r-7f31", "r-2b90"), REASONS["INVALID_ESTIMATE"]),

@@ -5,8 +5,8 @@ import shlex
 import pytest
 
 from sweeperd.ops.health import Advice, endpoint_advice, reason_advice, shard_advice
-from sweeperd.ops.status import EndpointStatus, KindStatus, ShardStatus
-from tests.support.builders import last_walk, processes, reason_count
+from sweeperd.ops.status import EndpointStatus, ShardStatus
+from tests.support.builders import kind_status, last_walk, processes, reason_count
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,7 @@ def test_a_shard() -> None:
 def test_findings_of_a_walk_name_the_kind() -> None:
     walk = last_walk(1_000, lost=2, orphan=0)
     clean = last_walk(1_000, lost=0)
-    kinds = tuple(
-        KindStatus(0, 0.0, 0, name=name, tick=None, sweeping="", last_walk=last)
-        for name, last in (("seat-hold", walk), ("lock", clean), ("new", None))
-    )
+    kinds = tuple(kind_status(name, last) for name, last in (("seat-hold", walk), ("lock", clean), ("new", None)))
     both = processes(sweeps=True, delivers=True)
     status = ShardStatus("eu", "redis://r:1/0", now_ms=61_000, kinds=kinds, processes=both)
     (found,) = shard_advice(status, ("--shard", "eu"))
